@@ -1,0 +1,1 @@
+"""Diseases of torch.compile."""

@@ -1,0 +1,1 @@
+"""Diseases of the GPU."""

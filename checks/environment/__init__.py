@@ -1,0 +1,1 @@
+"""Diseases of environment variables, launchers and package versions."""

@@ -1,0 +1,40 @@
+"""fp8doctor says why FP8 training is slower than BF16 on your GPU and your model, and what to change.
+
+``from fp8doctor import inspect_model`` in a notebook or before an expensive run; ``fp8doctor model.py`` on the command line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fp8doctor.api import inspect_model
+    from fp8doctor.diagnose import replay as load_report
+    from fp8doctor.report import Report
+
+__all__ = ["Report", "inspect_model", "load_report"]
+
+if not (Path(__file__).parent / "checks").is_dir():
+    # A bare checkout or an editable install: checks/ stands beside the package there, and ships inside it.
+    __path__.append(str(Path(__file__).resolve().parents[1]))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Report":
+        from fp8doctor.report import Report
+
+        return Report
+    if name == "inspect_model":
+        from fp8doctor.api import inspect_model
+
+        return inspect_model
+    if name == "load_report":
+        from fp8doctor.diagnose import replay
+
+        return replay
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

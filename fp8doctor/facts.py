@@ -1,0 +1,309 @@
+"""The facts: what was observed, as plain frozen records without a single torch object.
+
+Every field defaults to `NOT_RECORDED`: nobody looked, the library could not tell, or the recording is older than the
+field. A check that needs it then says "unknown". ``None`` and empty tuples mean the opposite: looked, and none is there.
+Units stand in the names: ``_gib``, ``_ms``, ``_pct``, ``_mhz``, ``_w``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from fp8doctor.record import NOT_RECORDED, Record, from_builtins, restore_unknown_keys, to_builtins, unknown_keys
+
+Use = Literal["training", "storage", "none"]
+"""What a stack does with a layer: FP8 GEMMs in training; FP8 (or other) weights only; nothing, a 16- or 32-bit layer."""
+
+
+class Target(Record):
+    """What was inspected. No folder is recorded, only the name the user would recognise."""
+
+    kind: Literal["file", "module", "live", "environment"] = NOT_RECORDED
+    name: str = NOT_RECORDED
+    """File name, module name, or the class name of a live model."""
+    attribute: str | None = NOT_RECORDED
+    """The name in the file that gave the model (``build_model``, ``model``, ...)."""
+
+
+class Package(Record):
+    """An installed distribution."""
+
+    version: str | None = NOT_RECORDED
+    """None when the package can be found but its metadata cannot."""
+    imported: bool = NOT_RECORDED
+    """Whether the inspected process had imported it."""
+
+
+class Software(Record):
+    """Versions of everything that decides whether FP8 runs. ``None`` means not installed or not built in."""
+
+    python: str = NOT_RECORDED
+    platform: str = NOT_RECORDED
+    """Operating system and architecture, such as ``linux x86_64``; never the host's name."""
+    torch: str | None = NOT_RECORDED
+    cuda: str | None = NOT_RECORDED
+    """CUDA version torch was built with (``torch.version.cuda``)."""
+    hip: str | None = NOT_RECORDED
+    """ROCm version torch was built with (``torch.version.hip``)."""
+    driver: str | None = NOT_RECORDED
+    """NVIDIA driver version, from NVML."""
+    cublaslt: str | None = NOT_RECORDED
+    cudnn: str | None = NOT_RECORDED
+    triton: str | None = NOT_RECORDED
+    packages: dict[str, Package] = NOT_RECORDED
+    """Installed packages of the FP8 world by import name; one that is absent is not installed."""
+
+
+class Environment(Record):
+    """Environment variables on the allow-list of `fp8doctor.examine.environment`, and what they point at."""
+
+    variables: dict[str, str] = NOT_RECORDED
+    deepspeed_fp8_section: bool | None = NOT_RECORDED
+    """Whether the DeepSpeed configuration in use has an ``"fp8"`` section; None when there is no such configuration."""
+
+
+class Gpu(Record):
+    """One GPU as NVML (or torch, on AMD) describes it, in the order the process sees them."""
+
+    name: str = NOT_RECORDED
+    vendor: Literal["nvidia", "amd"] = NOT_RECORDED
+    compute_capability: str | None = NOT_RECORDED
+    """``major.minor``, such as ``9.0``; None on AMD."""
+    architecture: str | None = NOT_RECORDED
+    """AMD's ``gcnArchName`` (``gfx942``); None on NVIDIA."""
+    memory_gib: float | None = NOT_RECORDED
+    memory_used_gib: float | None = NOT_RECORDED
+    visible: bool = NOT_RECORDED
+    """Whether ``CUDA_VISIBLE_DEVICES`` leaves it to this process."""
+    mig: bool | None = NOT_RECORDED
+    """Whether MIG mode is on, so that only a slice of the GPU may be there."""
+    sm_clock_mhz: int | None = NOT_RECORDED
+    sm_clock_max_mhz: int | None = NOT_RECORDED
+    power_limit_w: float | None = NOT_RECORDED
+    power_limit_default_w: float | None = NOT_RECORDED
+    throttle_reasons: tuple[str, ...] = NOT_RECORDED
+    """Why NVML says that clocks are held back at the moment of examining; idle is not a reason."""
+    other_processes: int | None = NOT_RECORDED
+    """Compute processes on this GPU besides the inspected one."""
+
+
+class Linear(Record):
+    """One linear-like layer: a module, a functional projection, or a 3-D expert weight."""
+
+    name: str = NOT_RECORDED
+    """Fully qualified name in the model, wrappers such as ``_orig_mod`` taken out."""
+    kind: str = NOT_RECORDED
+    """Qualified class name, such as ``torchao.float8.float8_linear.Float8Linear``."""
+    stack: str = NOT_RECORDED
+    """The stack that recognised it (`fp8doctor.stacks`); ``torch`` for ordinary layers."""
+    use: Use = NOT_RECORDED
+    recipe: str | None = NOT_RECORDED
+    """Scaling recipe read back from its configuration: tensorwise, rowwise, rowwise_with_gw_hp, mxfp8, delayed, ..."""
+    features: dict[str, bool | int | str | None] = NOT_RECORDED
+    """Settings of the stack that change the cost, such as ``emulate`` and ``pad_inner_dim``."""
+    engaged: bool | None = NOT_RECORDED
+    """Whether its last training forward ran in FP8; None where the stack keeps no such record or none was run."""
+    in_features: int = NOT_RECORDED
+    out_features: int = NOT_RECORDED
+    gemms: int = NOT_RECORDED
+    """GEMMs of this shape in one forward: 2 in a fused MLP with equal shapes, the number of experts in a 3-D weight."""
+    bias: bool = NOT_RECORDED
+    dtype: str = NOT_RECORDED
+    """Logical dtype of the weight, such as ``bfloat16``; of the stored data for FP8 weights."""
+    weight_class: str | None = NOT_RECORDED
+    """Qualified class of a tensor subclass that holds the weight; None for an ordinary Parameter."""
+    requires_grad: bool = NOT_RECORDED
+    role: Literal["body", "head", "router", "experts"] = NOT_RECORDED
+    adapter: Literal["base", "adapter"] | None = NOT_RECORDED
+    """With LoRA: the frozen base layer, or one of the low-rank matrices. None without."""
+    compiled: str | None = NOT_RECORDED
+    """Name of the compile mark that covers it (the empty name is the whole model); None when it runs eagerly."""
+    checkpointed: str | None = NOT_RECORDED
+    """Name of the checkpointed region that covers it; None when its activations are kept."""
+    parameters: int = NOT_RECORDED
+    parameter_share_pct: float | None = NOT_RECORDED
+    flops_per_token: float | None = NOT_RECORDED
+    """GEMM FLOPs of forward and backward for one token: 2·K·N each for output, input gradient and, when the weight is
+    trained, weight gradient; expert weights scaled by the experts a token visits."""
+    flops_share_pct: float | None = NOT_RECORDED
+
+
+class Blocks(Record):
+    """A list of repeated blocks, such as the decoder layers."""
+
+    name: str = NOT_RECORDED
+    kind: str = NOT_RECORDED
+    count: int = NOT_RECORDED
+    compiled: int = NOT_RECORDED
+    """Blocks that are covered by a compile mark, their own or one above."""
+    checkpointed: int = NOT_RECORDED
+    linears: int = NOT_RECORDED
+    """Linear-like layers in all of them together."""
+
+
+class Network(Record):
+    """The module tree."""
+
+    kind: str = NOT_RECORDED
+    """Qualified class of the root, wrappers taken off."""
+    parameters: int = NOT_RECORDED
+    """Elements of all parameters, a shared one counted once."""
+    trainable_parameters: int = NOT_RECORDED
+    adapter_parameters: int = NOT_RECORDED
+    parameter_gib: float | None = NOT_RECORDED
+    dtypes: dict[str, int] = NOT_RECORDED
+    """Elements of the parameters by dtype."""
+    devices: tuple[str, ...] = NOT_RECORDED
+    """Device types of parameters and buffers: ``cuda``, ``cpu``, ``meta``."""
+    modules: int = NOT_RECORDED
+    linears: tuple[Linear, ...] = NOT_RECORDED
+    blocks: tuple[Blocks, ...] = NOT_RECORDED
+    embeddings: int = NOT_RECORDED
+    norms: int = NOT_RECORDED
+    ties: tuple[tuple[str, ...], ...] = NOT_RECORDED
+    """Groups of parameter names that share one Parameter."""
+    hooks: int = NOT_RECORDED
+    """Forward and backward hooks on all modules together."""
+    float8_parameters: int = NOT_RECORDED
+    """Parameters whose own dtype is one of torch's float8 types, in any module."""
+    wrappers: tuple[str, ...] = NOT_RECORDED
+    """Classes that wrap the root, outermost first: OptimizedModule, DistributedDataParallel, ..."""
+    vocabulary: int | None = NOT_RECORDED
+    hidden_size: int | None = NOT_RECORDED
+
+
+class CompileMark(Record):
+    """One place where the user asked for torch.compile."""
+
+    name: str = NOT_RECORDED
+    """Module name; the empty name is the whole model."""
+    form: Literal["wrapped", "in_place", "assigned_forward", "decorated_forward", "training_step"] = NOT_RECORDED
+    """``torch.compile(m)``, ``m.compile()``, ``m.forward = torch.compile(m.forward)``, a decorated class, or the step."""
+    backend: str | None = NOT_RECORDED
+    """``inductor``, ``eager``, ``aot_eager``, ...; None when it cannot be read."""
+
+
+class Dynamo(Record):
+    """torch.compile's state in the inspected process."""
+
+    disabled: bool = NOT_RECORDED
+    """``torch._dynamo.config.disable`` (also what ``TORCH_COMPILE_DISABLE`` sets)."""
+    suppress_errors: bool = NOT_RECORDED
+    stance: str = NOT_RECORDED
+    """``default``, ``force_eager``, ... as set by ``torch.compiler.set_stance``."""
+    frames_total: int = NOT_RECORDED
+    """Frames that Dynamo tried to compile so far in this process."""
+    frames_ok: int = NOT_RECORDED
+    failures: tuple[str, ...] = NOT_RECORDED
+    """Reasons of compilations that failed, scrubbed, at most a few."""
+
+
+class Checkpointing(Record):
+    """One form of activation checkpointing that was found."""
+
+    name: str = NOT_RECORDED
+    """Module name of the region, or of the module that decides; the empty name is the whole model."""
+    form: Literal["wrapper", "huggingface", "unsloth", "called_in_forward", "compiler_budget", "offload"] = NOT_RECORDED
+    active: bool | None = NOT_RECORDED
+    """None when only a run can tell (a call to ``checkpoint`` inside ``forward``)."""
+    reentrant: bool | None = NOT_RECORDED
+
+
+class Accelerate(Record):
+    """What Accelerate's shared state says, read through ``sys.modules`` without creating it."""
+
+    mixed_precision: str | None = NOT_RECORDED
+    distributed: str | None = NOT_RECORDED
+    dynamo_backend: str | None = NOT_RECORDED
+    prepared: bool = NOT_RECORDED
+    """Whether this model went through ``prepare``."""
+
+
+class TrainerArguments(Record):
+    """What a transformers Trainer, or TrainingArguments in the model file, ask for."""
+
+    kind: str = NOT_RECORDED
+    """Qualified class: ``transformers.training_args.TrainingArguments``, ``trl...SFTConfig``, ..."""
+    bf16: bool | None = NOT_RECORDED
+    fp16: bool | None = NOT_RECORDED
+    mixed_precision: str | None = NOT_RECORDED
+    torch_compile: bool | None = NOT_RECORDED
+    checkpointing: bool | None = NOT_RECORDED
+
+
+class Training(Record):
+    """The state of training around the module tree."""
+
+    mode: Literal["train", "eval"] = NOT_RECORDED
+    autocast: str | None = NOT_RECORDED
+    """Dtype of the autocast the step runs under; None without autocast."""
+    gradients_seen: bool = NOT_RECORDED
+    """Whether a parameter holds a gradient, which proves that a training step ran."""
+    compile_marks: tuple[CompileMark, ...] = NOT_RECORDED
+    compiled_elsewhere: tuple[str, ...] = NOT_RECORDED
+    """Names in the model file that hold a compiled wrapper of this very model, which is not the one inspected."""
+    dynamo: Dynamo = NOT_RECORDED
+    checkpointing: tuple[Checkpointing, ...] = NOT_RECORDED
+    forward_chain: tuple[str, ...] = NOT_RECORDED
+    """Qualified names of the wrappers around the root's forward, outermost first."""
+    accelerate: Accelerate | None = NOT_RECORDED
+    trainer: TrainerArguments | None = NOT_RECORDED
+    optimizer: str | None = NOT_RECORDED
+    """Qualified class of the optimizer; None when none was given."""
+    parameters_outside_optimizer: int | None = NOT_RECORDED
+    """Trainable parameter tensors in no optimizer group; None without an optimizer."""
+
+
+class Workload(Record):
+    """What one step is made of, and where each part came from: ``given`` by the user or ``made up`` here."""
+
+    batch_source: Literal["given", "made up"] | None = NOT_RECORDED
+    """None when no batch could be made."""
+    batch_size: int | None = NOT_RECORDED
+    sequence_length: int | None = NOT_RECORDED
+    tokens: int | None = NOT_RECORDED
+    """Rows of the GEMMs in one micro-batch (M): batch × sequence, or the batch where there is no sequence."""
+    note: str | None = NOT_RECORDED
+    """How a made-up batch was made."""
+    loss_source: Literal["given", "output.loss", "mean"] = NOT_RECORDED
+    optimizer_source: Literal["given", "made up"] = NOT_RECORDED
+    autocast_source: Literal["given", "none"] = NOT_RECORDED
+    accumulate: int = NOT_RECORDED
+
+
+class Facts(Record):
+    """Everything that was observed of one job."""
+
+    target: Target = NOT_RECORDED
+    software: Software = NOT_RECORDED
+    environment: Environment = NOT_RECORDED
+    gpus: tuple[Gpu, ...] = NOT_RECORDED
+    """All GPUs NVML sees, the visible ones marked; empty when there is none."""
+    network: Network = NOT_RECORDED
+    training: Training = NOT_RECORDED
+    workload: Workload = NOT_RECORDED
+    assumed_gpu: str | None = NOT_RECORDED
+    """GPU name given by ``--assume-gpu`` for the modelled costs."""
+    gaps: dict[str, str] = NOT_RECORDED
+    """Dotted path of a fact that could not be read -> the reason."""
+    unrecognized: dict[str, Any] = NOT_RECORDED
+    """Keys of a recording that this version does not know, kept for the next save."""
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Facts:
+        """Facts from plain values. Raises `fp8doctor.record.UnreadableDocument` naming the key that does not fit."""
+        facts = from_builtins(cls, data)
+        unknown = unknown_keys(data, to_builtins(facts))
+        return msgspec.structs.replace(facts, unrecognized=unknown) if unknown else facts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, the inverse of `from_dict`."""
+        data = to_builtins(self)
+        return restore_unknown_keys(data, data.pop("unrecognized", None))
+
+
+def recorded(value: Any) -> bool:
+    """Whether a fact was recorded at all (``None`` is recorded)."""
+    return value is not NOT_RECORDED

@@ -1,0 +1,70 @@
+"""What a check may say: a finding with its evidence, its treatment and what that saves."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fp8doctor.record import Record, Value
+
+Severity = Literal["info", "warning", "error"]
+Basis = Literal["measured", "modelled", "rule"]
+
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
+"""Ascending."""
+
+
+class Saving(Record):
+    """What a treatment saves of one step, in ms; negative when it costs. ``basis`` says how that is known."""
+
+    low: float
+    high: float
+    basis: Basis
+    gpu: str | None = None
+    """The GPU that was measured or modelled."""
+
+    @property
+    def middle(self) -> float:
+        """Half-way between low and high, in ms."""
+        return (self.low + self.high) / 2
+
+
+class Treatment(Record):
+    """One change, in words and as the lines a user would write."""
+
+    name: str
+    """Short and stable, such as ``compile-blocks``; two findings with the same name share one treatment."""
+    summary: str
+    code: str
+    """Python, shell or YAML lines; no source code of the user's."""
+
+
+class Finding(Record):
+    """A disease that was found. The engine fills in what the check's registration already says."""
+
+    title: str
+    """One line with numbers, such as ``168 of 168 FP8 Linears run eagerly``."""
+    explanation: str
+    """One to three sentences: what was seen, what it costs, how that is known."""
+    evidence: dict[str, Value | tuple[Value, ...]] = {}
+    """What proves it; a unit stands in the key (``_ms``, ``_gib``, ``_pct``)."""
+    saving_ms: Saving | None = None
+    treatment: Treatment | None = None
+    code: str = ""
+    name: str = ""
+    area: str = ""
+    severity: Severity | None = None
+    """None takes the severity of the check."""
+
+
+class NotApplicable(Record):
+    """A check's answer when its question does not arise, such as compile checks without any FP8 layer."""
+
+    reason: str
+
+
+class Outcome(Record):
+    """What became of one check."""
+
+    code: str
+    outcome: Literal["sick", "refuted", "healthy", "not_applicable", "unknown", "crashed"]
+    reason: str | None = None
