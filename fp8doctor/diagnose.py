@@ -57,7 +57,8 @@ def judge(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         share = sum(linear.flops_share_pct or 0.0 for linear in in_fp8)
         return Verdict(
             status="not_measured",
-            summary=f"FP8 is set up in {len(in_fp8)} of {len(linears)} Linears ({share:.0f} % of the GEMM FLOPs). Whether it is faster than BF16 was not measured.",
+            summary=f"FP8 is set up in {len(in_fp8)} of {len(linears)} Linears ({share:.0f} % of the GEMM FLOPs). "
+            "Whether it is faster than BF16 was not measured.",
         )
     grave = next((finding for finding in findings if finding.severity == "error" and finding.area in ("environment", "engagement")), None)
     if grave and fp8_was_asked_for(facts):

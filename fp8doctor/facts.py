@@ -17,7 +17,7 @@ Use = Literal["training", "storage", "none"]
 """What a stack does with a layer: FP8 GEMMs in training; FP8 (or other) weights only; nothing, a 16- or 32-bit layer."""
 
 
-class Target(Record):
+class Target(Record, frozen=True, kw_only=True):
     """What was inspected. No folder is recorded, only the name the user would recognise."""
 
     kind: Literal["file", "module", "live", "environment"] = NOT_RECORDED
@@ -27,7 +27,7 @@ class Target(Record):
     """The name in the file that gave the model (``build_model``, ``model``, ...)."""
 
 
-class Package(Record):
+class Package(Record, frozen=True, kw_only=True):
     """An installed distribution."""
 
     version: str | None = NOT_RECORDED
@@ -36,7 +36,7 @@ class Package(Record):
     """Whether the inspected process had imported it."""
 
 
-class Software(Record):
+class Software(Record, frozen=True, kw_only=True):
     """Versions of everything that decides whether FP8 runs. ``None`` means not installed or not built in."""
 
     python: str = NOT_RECORDED
@@ -56,7 +56,7 @@ class Software(Record):
     """Installed packages of the FP8 world by import name; one that is absent is not installed."""
 
 
-class Environment(Record):
+class Environment(Record, frozen=True, kw_only=True):
     """Environment variables on the allow-list of `fp8doctor.examine.environment`, and what they point at."""
 
     variables: dict[str, str] = NOT_RECORDED
@@ -64,7 +64,7 @@ class Environment(Record):
     """Whether the DeepSpeed configuration in use has an ``"fp8"`` section; None when there is no such configuration."""
 
 
-class Gpu(Record):
+class Gpu(Record, frozen=True, kw_only=True):
     """One GPU as NVML (or torch, on AMD) describes it, in the order the process sees them."""
 
     name: str = NOT_RECORDED
@@ -89,7 +89,7 @@ class Gpu(Record):
     """Compute processes on this GPU besides the inspected one."""
 
 
-class Linear(Record):
+class Linear(Record, frozen=True, kw_only=True):
     """One linear-like layer: a module, a functional projection, or a 3-D expert weight."""
 
     name: str = NOT_RECORDED
@@ -130,11 +130,13 @@ class Linear(Record):
     flops_share_pct: float | None = NOT_RECORDED
 
 
-class Blocks(Record):
+class Blocks(Record, frozen=True, kw_only=True):
     """A list of repeated blocks, such as the decoder layers."""
 
     name: str = NOT_RECORDED
     kind: str = NOT_RECORDED
+    container: Literal["list", "ModuleDict"] = NOT_RECORDED
+    """``list`` for a ModuleList or Sequential, iterated as it is; the blocks of a ModuleDict are its ``values()``."""
     count: int = NOT_RECORDED
     compiled: int = NOT_RECORDED
     """Blocks that are covered by a compile mark, their own or one above."""
@@ -143,7 +145,7 @@ class Blocks(Record):
     """Linear-like layers in all of them together."""
 
 
-class Network(Record):
+class Network(Record, frozen=True, kw_only=True):
     """The module tree."""
 
     kind: str = NOT_RECORDED
@@ -174,7 +176,7 @@ class Network(Record):
     hidden_size: int | None = NOT_RECORDED
 
 
-class CompileMark(Record):
+class CompileMark(Record, frozen=True, kw_only=True):
     """One place where the user asked for torch.compile."""
 
     name: str = NOT_RECORDED
@@ -185,7 +187,7 @@ class CompileMark(Record):
     """``inductor``, ``eager``, ``aot_eager``, ...; None when it cannot be read."""
 
 
-class Dynamo(Record):
+class Dynamo(Record, frozen=True, kw_only=True):
     """torch.compile's state in the inspected process."""
 
     disabled: bool = NOT_RECORDED
@@ -200,7 +202,7 @@ class Dynamo(Record):
     """Reasons of compilations that failed, scrubbed, at most a few."""
 
 
-class Checkpointing(Record):
+class Checkpointing(Record, frozen=True, kw_only=True):
     """One form of activation checkpointing that was found."""
 
     name: str = NOT_RECORDED
@@ -211,7 +213,7 @@ class Checkpointing(Record):
     reentrant: bool | None = NOT_RECORDED
 
 
-class Accelerate(Record):
+class Accelerate(Record, frozen=True, kw_only=True):
     """What Accelerate's shared state says, read through ``sys.modules`` without creating it."""
 
     mixed_precision: str | None = NOT_RECORDED
@@ -221,7 +223,7 @@ class Accelerate(Record):
     """Whether this model went through ``prepare``."""
 
 
-class TrainerArguments(Record):
+class TrainerArguments(Record, frozen=True, kw_only=True):
     """What a transformers Trainer, or TrainingArguments in the model file, ask for."""
 
     kind: str = NOT_RECORDED
@@ -233,7 +235,7 @@ class TrainerArguments(Record):
     checkpointing: bool | None = NOT_RECORDED
 
 
-class Training(Record):
+class Training(Record, frozen=True, kw_only=True):
     """The state of training around the module tree."""
 
     mode: Literal["train", "eval"] = NOT_RECORDED
@@ -256,7 +258,7 @@ class Training(Record):
     """Trainable parameter tensors in no optimizer group; None without an optimizer."""
 
 
-class Workload(Record):
+class Workload(Record, frozen=True, kw_only=True):
     """What one step is made of, and where each part came from: ``given`` by the user or ``made up`` here."""
 
     batch_source: Literal["given", "made up"] | None = NOT_RECORDED
@@ -273,7 +275,7 @@ class Workload(Record):
     accumulate: int = NOT_RECORDED
 
 
-class Facts(Record):
+class Facts(Record, frozen=True, kw_only=True):
     """Everything that was observed of one job."""
 
     target: Target = NOT_RECORDED
@@ -301,7 +303,8 @@ class Facts(Record):
     def to_dict(self) -> dict[str, Any]:
         """Plain values, the inverse of `from_dict`."""
         data = to_builtins(self)
-        return restore_unknown_keys(data, data.pop("unrecognized", None))
+        restored: dict[str, Any] = restore_unknown_keys(data, data.pop("unrecognized", None))
+        return restored
 
 
 def recorded(value: Any) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec import field
+
 from fp8doctor.record import Record, Value
 
 Severity = Literal["info", "warning", "error"]
@@ -13,7 +15,7 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
 """Ascending."""
 
 
-class Saving(Record):
+class Saving(Record, frozen=True, kw_only=True):
     """What a treatment saves of one step, in ms; negative when it costs. ``basis`` says how that is known."""
 
     low: float
@@ -28,7 +30,7 @@ class Saving(Record):
         return (self.low + self.high) / 2
 
 
-class Treatment(Record):
+class Treatment(Record, frozen=True, kw_only=True):
     """One change, in words and as the lines a user would write."""
 
     name: str
@@ -38,14 +40,14 @@ class Treatment(Record):
     """Python, shell or YAML lines; no source code of the user's."""
 
 
-class Finding(Record):
+class Finding(Record, frozen=True, kw_only=True):
     """A disease that was found. The engine fills in what the check's registration already says."""
 
     title: str
     """One line with numbers, such as ``168 of 168 FP8 Linears run eagerly``."""
     explanation: str
     """One to three sentences: what was seen, what it costs, how that is known."""
-    evidence: dict[str, Value | tuple[Value, ...]] = {}
+    evidence: dict[str, Value | tuple[Value, ...]] = field(default_factory=dict)
     """What proves it; a unit stands in the key (``_ms``, ``_gib``, ``_pct``)."""
     saving_ms: Saving | None = None
     treatment: Treatment | None = None
@@ -56,13 +58,13 @@ class Finding(Record):
     """None takes the severity of the check."""
 
 
-class NotApplicable(Record):
+class NotApplicable(Record, frozen=True, kw_only=True):
     """A check's answer when its question does not arise, such as compile checks without any FP8 layer."""
 
     reason: str
 
 
-class Outcome(Record):
+class Outcome(Record, frozen=True, kw_only=True):
     """What became of one check."""
 
     code: str

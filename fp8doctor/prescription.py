@@ -8,7 +8,7 @@ from fp8doctor.finding import SEVERITIES, Finding, Saving, Treatment
 from fp8doctor.record import Record
 
 
-class Step(Record):
+class Step(Record, frozen=True, kw_only=True):
     """One line of the prescription: a treatment and the findings that it mends."""
 
     code: str
@@ -24,14 +24,16 @@ class Step(Record):
 def prescribe(findings: Iterable[Finding], explained_by: Mapping[str, tuple[str, ...]]) -> tuple[Step, ...]:
     """Rank the treatments of ``findings``: what makes FP8 impossible first, then by ms saved, then by severity.
 
-    ``explained_by`` maps a code to the codes that cause it; a symptom whose cause was found too is dropped.
-    Findings that name the same treatment become one step.
+    ``explained_by`` maps a code to the codes that cause it; a symptom whose cause was found too is dropped, and so is
+    information that saves nothing. Findings that name the same treatment become one step.
     """
     findings = tuple(findings)
     found = {finding.code for finding in findings}
     steps: dict[str, list[Finding]] = {}
     for finding in findings:
         if finding.treatment is None or found.intersection(explained_by.get(finding.code, ())):
+            continue
+        if finding.severity == "info" and finding.saving_ms is None:
             continue
         steps.setdefault(finding.treatment.name, []).append(finding)
     return tuple(_step(sorted(group, key=_rank)) for group in sorted(steps.values(), key=lambda group: min(map(_rank, group))))

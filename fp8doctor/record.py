@@ -76,7 +76,7 @@ _register()
 
 def to_builtins(record: Record) -> dict[str, Any]:
     """A record as dicts, lists and plain values, with the keys in the order of the fields."""
-    return msgspec.json.decode(msgspec.json.encode(record))
+    return msgspec.json.decode(msgspec.json.encode(record), type=dict[str, Any])
 
 
 def from_builtins(kind: type[R], data: Any) -> R:

@@ -58,7 +58,9 @@ class Check:
 _checks: dict[str, Check] = {}
 
 
-def check(code: str, name: str, *, area: str, severity: Severity, needs: Iterable[str], explained_by: Iterable[str] = ()) -> Callable[[CheckFunction], CheckFunction]:
+def check(
+    code: str, name: str, *, area: str, severity: Severity, needs: Iterable[str], explained_by: Iterable[str] = ()
+) -> Callable[[CheckFunction], CheckFunction]:
     """Register a check. Raises ValueError at import when the code or name is malformed or already taken."""
 
     def register(function: CheckFunction) -> CheckFunction:
@@ -99,7 +101,8 @@ def _import_folder(folder: Path) -> None:
         if name in sys.modules:
             continue
         spec = importlib.util.spec_from_file_location(name, path)
-        assert spec and spec.loader
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:
@@ -118,11 +121,7 @@ def select(checks: Iterable[Check], selected: Sequence[str] = (), ignored: Seque
     for prefix in (*selected, *ignored):
         if not any(each.code.startswith(prefix) for each in checks):
             raise UserError(f"no check has a code that begins with {prefix!r}; 'fp8doctor list' shows them all")
-    return tuple(
-        each
-        for each in checks
-        if (not selected or each.code.startswith(tuple(selected))) and not (ignored and each.code.startswith(tuple(ignored)))
-    )
+    return tuple(each for each in checks if (not selected or each.code.startswith(tuple(selected))) and not (ignored and each.code.startswith(tuple(ignored))))
 
 
 def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:

@@ -21,14 +21,14 @@ SCHEMA_VERSION = 1
 Status = Literal["fp8_not_engaged", "no_fp8", "not_measured"]
 
 
-class Tool(Record):
+class Tool(Record, frozen=True, kw_only=True):
     """What wrote the report."""
 
     name: str = "fp8doctor"
     version: str = ""
 
 
-class Verdict(Record):
+class Verdict(Record, frozen=True, kw_only=True):
     """The answer in one record. ``speedup`` is best BF16 / as it is; what was not measured is None."""
 
     status: Status
@@ -52,7 +52,7 @@ class ReportFailed(Exception):
         self.findings = findings
 
 
-class Report(Record):
+class Report(Record, frozen=True, kw_only=True):
     """Everything fp8doctor has to say about one job."""
 
     tool: Tool
@@ -170,9 +170,11 @@ def schema() -> dict[str, Any]:
     definition = document["$defs"]["Report"]
     definition["properties"] = {"schema_version": {"type": "integer", "const": SCHEMA_VERSION}, **definition["properties"]}
     definition["required"] = ["schema_version", *definition["required"]]
+    del document["$defs"]["Facts"]["properties"]["unrecognized"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "fp8doctor report", **document}
 
 
 def shipped_schema() -> dict[str, Any]:
     """The schema file that ships with the package; a test holds it to `schema`."""
-    return json.loads(resources.files("fp8doctor").joinpath("report.schema.json").read_text("utf-8"))
+    shipped: dict[str, Any] = json.loads(resources.files("fp8doctor").joinpath("report.schema.json").read_text("utf-8"))
+    return shipped

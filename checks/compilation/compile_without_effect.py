@@ -1,0 +1,146 @@
+"""A torch.compile that compiles nothing
+
+Looks at: the compile marks on the model (torch.compile, m.compile(), a compiled forward), their backends, and what can
+switch Dynamo off: TORCHDYNAMO_DISABLE, TORCH_COMPILE_DISABLE, torch._dynamo.config.disable, the stance, suppressed
+errors, and a compiled object that is not the one in use.
+
+Why it costs time. torchao's FP8 casts are fast only when the compiler fuses them; behind a mark that compiles nothing each
+layer launches about 83 kernels more a step, and the script looks as if it were compiled. No message tells: a disabled
+Dynamo is silent, backend="eager" and "aot_eager" generate no kernel, a suppressed failure falls back to eager.
+
+What to do. Remove the switch; the report prints the line for each cause. Two values mislead:
+TORCHDYNAMO_SUPPRESS_ERRORS=0 turns suppression on (torch 2.6 to 2.15 ask only whether the text is empty), and
+TORCH_COMPILE_DISABLE=0 disables in torch 2.6 and 2.7, which did the same; from 2.8 only 1 disables.
+
+    block.compile(backend="aot_eager")   # before: left over from debugging
+    block.compile()                      # after
+
+Evidence: each switch was set and the compiled frames counted on torch 2.13; older versions were read in source.
+https://github.com/pytorch/pytorch/blob/main/torch/_dynamo/config.py
+https://docs.pytorch.org/docs/stable/generated/torch.compiler.set_stance.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fp8doctor.cost import eager_cast_saving
+from fp8doctor.facts import CompileMark, Dynamo, Environment, Facts, Linear, Network, Training, Workload
+from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
+from fp8doctor.registry import check
+
+BACKENDS_WITHOUT_KERNELS = ("eager", "eager_noexcept", "eager_debug", "pre_dispatch_eager", "aot_eager", "aot_eager_decomp_partition")
+"""Backends that capture graphs and run them op by op. Source: ``torch/_dynamo/backends/debugging.py``, torch 2.13."""
+
+NOT_FAILURES = ("Unsupported", "SkipFrame")
+"""What Dynamo raises at a graph break and for a frame that it leaves alone; the rest is compiled. Source: ``torch/_dynamo/exc.py``."""
+
+OFF = ("0", "false", "no", "off")
+"""What users write to switch a variable off."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One reason why nothing is compiled, and the lines that remove it."""
+
+    name: str
+    text: str
+    cure: str
+    code: str
+    marks: tuple[CompileMark, ...] = ()
+    """The marks that certainly compile nothing because of it."""
+    severity: Severity | None = None
+
+
+@check(
+    "CMP002",
+    "compile-without-effect",
+    area="compilation",
+    severity="warning",
+    needs=("environment.variables", "network.linears.compiled", "training.compile_marks", "training.dynamo.disabled"),
+)
+def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
+    marks = facts.training.compile_marks
+    causes = sorted(find_causes(facts), key=lambda cause: cause.severity == "info")
+    if not causes:
+        return None if marks else NotApplicable(reason="nothing asks for torch.compile")
+    first = causes[0]
+    idle_marks = {mark.name for cause in causes for mark in cause.marks}
+    idle = [linear for linear in torchao_linears(facts) if linear.compiled in idle_marks]
+    return Finding(
+        severity=first.severity,
+        title=("torch.compile can fail in silence: " if first.severity == "info" else "torch.compile has no effect: ") + first.text,
+        explanation=". ".join(cause.text[0].upper() + cause.text[1:] for cause in causes)
+        + (f". {len(idle)} FP8 Linears look compiled and run eagerly." if idle else "."),
+        evidence={
+            "causes": tuple(cause.text for cause in causes),
+            "compile_marks": len(marks),
+            "idle_marks": len(idle_marks),
+            "idle_fp8_linears": len(idle),
+        },
+        saving_ms=eager_cast_saving(facts, idle) if idle else None,
+        treatment=Treatment(name=first.name, summary="; ".join(cause.cure for cause in causes), code="\n".join(cause.code for cause in causes)),
+    )
+
+
+def find_causes(facts: Facts) -> Iterator[Cause]:
+    """Every reason why the compile marks of this job compile nothing."""
+    training, variables = facts.training, facts.environment.variables
+    marks, dynamo = training.compile_marks, training.dynamo
+    if variables.get("TORCHDYNAMO_DISABLE") == "1" and (marks or torchao_linears(facts)):
+        # Under it torch.compile(model) returns the model itself: there may be no mark left to find.
+        yield Cause("unset-torchdynamo-disable", "TORCHDYNAMO_DISABLE=1 is set", "unset the variable", "unset TORCHDYNAMO_DISABLE", marks)
+    if marks and dynamo.disabled:
+        value = variables.get("TORCH_COMPILE_DISABLE")
+        if value:
+            zero = f" is set, and torch {facts.software.torch} takes any value for a yes" if value != "1" else " is set"
+            yield Cause("unset-torch-compile-disable", f"TORCH_COMPILE_DISABLE={value}{zero}", "unset the variable", "unset TORCH_COMPILE_DISABLE", marks)
+        else:
+            yield Cause("enable-dynamo", "torch._dynamo.config.disable is True", "leave it False", "torch._dynamo.config.disable = False", marks)
+    if marks and dynamo.stance == "force_eager":
+        yield Cause("default-stance", "the stance is force_eager", "go back to the default stance", 'torch.compiler.set_stance("default")', marks)
+    bare = tuple(mark for mark in marks if mark.backend in BACKENDS_WITHOUT_KERNELS)
+    if bare:
+        text = f"{len(bare)} of {len(marks)} compile marks use backend={bare[0].backend!r}, which generates no kernel"
+        where = f"model.{bare[0].name}" if bare[0].name else "model"
+        yield Cause("default-backend", text, "use the default backend, inductor", f"{where}.compile()   # without backend=", bare)
+    if training.compiled_elsewhere and not marks:
+        names = ", ".join(training.compiled_elsewhere)
+        text = f"{names} is a compiled wrapper, and the model beside it, which was examined, stays uncompiled"
+        yield Cause("use-compiled-object", text, f"call {names}, or compile in place", "model.compile()   # in place: whoever calls it")
+    if marks and dynamo.suppress_errors:
+        value = variables.get("TORCHDYNAMO_SUPPRESS_ERRORS")
+        code = "unset TORCHDYNAMO_SUPPRESS_ERRORS" if value else "torch._dynamo.config.suppress_errors = False"
+        failures = [failure for failure in dynamo.failures or () if not failure.startswith(NOT_FAILURES)]
+        if failures:
+            text = f"compilations failed and the errors were suppressed ({failures[0]})"
+            yield Cause("show-compile-errors", text, "let the failure raise, and mend it", code)
+        elif value and value.lower() in OFF:
+            text = f"TORCHDYNAMO_SUPPRESS_ERRORS={value} turns suppression on, as any value does that is not empty"
+            yield Cause("show-compile-errors", text, "unset the variable", code, severity="info")
+
+
+def torchao_linears(facts: Facts) -> list[Linear]:
+    """The FP8 layers whose speed depends on the compiler."""
+    return [linear for linear in facts.network.linears if linear.stack == "torchao" and linear.use == "training"]
+
+
+def _compiled(backend: str) -> Facts:
+    layer = Linear(
+        name="blocks.0.up", kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", recipe="tensorwise",
+        in_features=1024, out_features=4096, gemms=1, requires_grad=True, compiled="blocks.0",
+    )  # fmt: skip
+    mark = CompileMark(name="blocks.0", form="in_place", backend=backend)
+    dynamo = Dynamo(disabled=False, suppress_errors=False, stance="default", frames_total=0, frames_ok=0, failures=())
+    return Facts(
+        environment=Environment(variables={}),
+        network=Network(linears=(layer,)),
+        training=Training(compile_marks=(mark,), compiled_elsewhere=(), dynamo=dynamo),
+        workload=Workload(tokens=16384, accumulate=1),
+        gpus=(),
+    )
+
+
+SICK = _compiled(backend="aot_eager")
+HEALTHY = _compiled(backend="inductor")

@@ -1,0 +1,111 @@
+"""A GPU without FP8 tensor cores
+
+Looks at: the compute capability (NVIDIA) or architecture (AMD) of the GPUs that CUDA_VISIBLE_DEVICES leaves to this job.
+
+Why it costs time. FP8 tensor cores begin with compute capability 8.9 (Ada: L4, L40S, RTX 4090) and 9.0 (Hopper). The
+common belief that Ampere has them is wrong: an A100 (8.0), an A10 or an RTX 3090 (8.6) multiply TF32, BF16, FP16 and INT8.
+There FP8 cannot be faster than BF16. `torch._scaled_mm` and Transformer Engine refuse; Accelerate falls back to fp16,
+which needs loss scaling that BF16 does not.
+
+What to do. BF16 on this GPU, FP8 on one of Ada, Hopper, Blackwell, or AMD's MI300, MI350 and RX 9000.
+
+    accelerator = Accelerator(mixed_precision="fp8")    # before: fp16 on an A100, with a warning
+    accelerator = Accelerator(mixed_precision="bf16")   # after
+
+AMD: gfx942 (MI300X, MI325X) with float8_e4m3fnuz, gfx950 (MI350) and gfx1200, gfx1201 (RX 9000) with float8_e4m3fn; gfx90a
+(MI250) and gfx11 (RX 7000) have none.
+
+Evidence: `_scaled_mm_allowed_device` in torch (`major >= 9`, or 8.9; the AMD architectures by name), accelerate 1.15.0
+`state.py`, Transformer Engine's "Device compute capability 8.9 or higher required for FP8 execution."
+https://docs.nvidia.com/cuda/ada-tuning-guide/ https://docs.nvidia.com/cuda/ampere-tuning-guide/
+https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/ScaledBlas.cpp
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Environment, Facts, Gpu, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.overview import fp8_was_asked_for, plural
+from fp8doctor.registry import check
+
+FIRST_CAPABILITY = (8, 9)
+"""CUDA compute capability of the first NVIDIA GPUs with FP8 tensor cores, Ada. Source: ``_scaled_mm_allowed_device`` in torch."""
+
+BF16_CAPABILITY = (8, 0)
+"""CUDA compute capability of the first NVIDIA GPUs with BF16 tensor cores, Ampere. Source: Ampere tuning guide."""
+
+AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx120")
+"""Beginnings of the AMD architectures with FP8 matrix cores: CDNA 3 (fnuz types), CDNA 4, RDNA 4. Source: as above."""
+
+
+@check("GPU001", "no-fp8-tensor-cores", area="device", severity="error", needs=("gpus.visible", "gpus.compute_capability", "gpus.architecture"))
+def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
+    visible = [gpu for gpu in facts.gpus if gpu.visible]
+    if not visible:
+        return NotApplicable(reason="no GPU is visible")
+    without = [gpu for gpu in visible if not has_fp8(gpu)]
+    if not without:
+        return None
+    named = ", ".join(dict.fromkeys(f"{gpu.name} ({version_of(gpu)})" for gpu in without))
+    wanted = fp8_was_asked_for(facts) or present(facts)
+    precision = "bf16" if all(has_bf16(gpu) for gpu in without) else "fp16"
+    return Finding(
+        severity=None if wanted else "info",
+        title=f"{named} has no FP8 tensor cores" if len(visible) == 1 else f"{len(without)} of {len(visible)} GPUs have no FP8 tensor cores: {named}",
+        explanation=(
+            "FP8 tensor cores begin with compute capability 8.9 (Ada) and 9.0 (Hopper); Ampere has none. "
+            if without[0].vendor == "nvidia"
+            else "Of AMD's GPUs gfx94x, gfx95x and gfx120x have FP8 matrix cores. "
+        )
+        + (f"{wanted}: that fails here, or falls back to fp16." if wanted else "Nothing asks for FP8 here, so nothing is lost."),
+        evidence={
+            "gpus": tuple(gpu.name for gpu in without),
+            "have": tuple(version_of(gpu) for gpu in without),
+            "needed": "8.9" if without[0].vendor == "nvidia" else ", ".join(AMD_ARCHITECTURES),
+            "fp8_wanted_by": wanted,
+        },
+        treatment=Treatment(
+            name=f"{precision}-on-this-gpu",
+            summary=f"train in {precision.upper()} on this GPU",
+            code=f'accelerator = Accelerator(mixed_precision="{precision}")   # or TrainingArguments(..., {precision}=True)',
+        )
+        if wanted
+        else None,
+    )
+
+
+def has_fp8(gpu: Gpu) -> bool:
+    if gpu.vendor == "amd":
+        return (gpu.architecture or "").startswith(AMD_ARCHITECTURES)
+    return capability(gpu) >= FIRST_CAPABILITY
+
+
+def has_bf16(gpu: Gpu) -> bool:
+    return gpu.vendor == "amd" or capability(gpu) >= BF16_CAPABILITY
+
+
+def capability(gpu: Gpu) -> tuple[int, ...]:
+    return tuple(int(part) for part in (gpu.compute_capability or "0.0").split("."))
+
+
+def version_of(gpu: Gpu) -> str:
+    """What decides: compute capability or architecture."""
+    return (gpu.architecture if gpu.vendor == "amd" else gpu.compute_capability) or "unknown"
+
+
+def present(facts: Facts) -> str | None:
+    """The FP8 layers of the model, in words; None without any."""
+    linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
+    count = sum(linear.use == "training" for linear in linears)
+    return plural(count, "FP8 layer") if count else None
+
+
+def _machine(name: str, compute_capability: str) -> Facts:
+    return Facts(
+        environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}),
+        gpus=(Gpu(name=name, vendor="nvidia", compute_capability=compute_capability, architecture=None, visible=True),),
+    )
+
+
+SICK = _machine("NVIDIA A100-SXM4-80GB", "8.0")
+HEALTHY = _machine("NVIDIA H100 80GB HBM3", "9.0")

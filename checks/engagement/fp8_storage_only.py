@@ -1,0 +1,108 @@
+"""Weights stored in FP8 are not FP8 training
+
+Looks at: layers that hold their weight in FP8 without being made for training: Hugging Face's FP8Linear (checkpoints with
+`quant_method: fp8`) and FbgemmFp8Linear, torchao tensors made by `quantize_` (Float8WeightOnlyConfig,
+Float8DynamicActivationFloat8WeightConfig), and plain float8 parameters.
+
+Why it costs time. FP8 training pays in three GEMMs of a layer: output, input gradient, weight gradient. Stored FP8 weights
+give the first one at best. In the backward pass they are converted back to BF16 every step and multiplied there, they
+get no gradient, and with torchao's dynamic inference tensors the backward raises. So a LoRA run on such a base is no
+faster than on a BF16 one, and often slower; what it saves is memory.
+
+What to do. For speed load BF16 weights and convert them for training; for memory keep them and expect no speed.
+
+    quantize_(model, Float8DynamicActivationFloat8WeightConfig())   # before: made for inference
+    convert_to_float8_training(model)                               # after: made for training, from BF16 weights
+    for block in model.layers: block.compile()
+
+Weights of bitsandbytes (4 or 8 bits, not FP8) are another matter.
+
+Evidence: read in transformers 5.23 (`FP8LinearFunction.backward` dequantises and returns no gradient for the weight) and
+torchao 0.18, and run on a CPU. "derivative for aten::_scaled_mm is not implemented": https://github.com/pytorch/ao/issues/4376
+https://github.com/huggingface/transformers/issues/46295 https://github.com/unslothai/unsloth/issues/3902
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Facts, Linear, Network, Use
+from fp8doctor.finding import Finding, Treatment
+from fp8doctor.registry import check
+
+BACKWARD = {
+    "FP8Linear": "its backward converts the weight back to BF16 and multiplies there",
+    "FbgemmFp8Linear": "its kernel has no backward",
+}
+"""What the backward of a class does, by class name. Source: transformers 5.23, ``integrations/finegrained_fp8.py`` and
+``fbgemm_fp8.py``; Unsloth 2026.10 patches both with a backward that dequantises."""
+
+DYNAMIC_TENSOR = 'its backward raises "derivative for aten::_scaled_mm is not implemented"'
+"""torchao weights with dynamically quantized activations, 0.13 to 0.18; ao#4376."""
+
+WEIGHT_ONLY_TENSOR = "its forward and backward dequantise the weight and multiply in 16 bits"
+"""torchao weight-only tensors, 0.13 to 0.18: ``quantization/quantize_/workflows/float8/float8_tensor.py``."""
+
+PLAIN_PARAMETER = "PyTorch has no FP8 matmul for a plain float8 parameter: it is converted back before every use"
+
+
+@check(
+    "MOD003",
+    "fp8-storage-only",
+    area="engagement",
+    severity="warning",
+    needs=("network.linears.dtype", "network.linears.features", "network.float8_parameters", "network.trainable_parameters"),
+)
+def fp8_storage_only(facts: Facts) -> Finding | None:
+    stored = [linear for linear in facts.network.linears if stores_fp8(linear)]
+    if not stored and not facts.network.float8_parameters:
+        return None
+    trained = facts.network.trainable_parameters > 0
+    count = f"{len(stored)} of {len(facts.network.linears)} Linears" if stored else f"{facts.network.float8_parameters} parameters"
+    kinds = sorted({linear.weight_class or linear.kind for linear in stored})
+    return Finding(
+        severity=None if trained else "info",
+        title=f"{count} only store their weights in FP8" + ("" if trained else ", and nothing is trainable"),
+        explanation=f"This is FP8 for inference and for memory: at best the forward GEMM runs in FP8, and {backward_of(stored)}. "
+        + ("Training gets no FP8 speed from it." if trained else "It does no harm unless the model is meant to be trained."),
+        evidence={
+            "stored_linears": len(stored),
+            "linears": len(facts.network.linears),
+            "flops_share_pct": round(sum(linear.flops_share_pct or 0.0 for linear in stored), 1),
+            "float8_parameters": facts.network.float8_parameters,
+            "trainable_parameters": facts.network.trainable_parameters,
+            "classes": tuple(kinds),
+            "first": stored[0].name if stored else None,
+        },
+        treatment=Treatment(
+            name="train-in-fp8",
+            summary="load BF16 weights and convert them for FP8 training; or keep FP8 weights for their memory alone",
+            code="model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)\n"
+            'convert_to_float8_training(model, module_filter_fn=lambda module, name: name != "lm_head")\n'
+            "for layer in model.model.layers:\n    layer.compile()",
+        )
+        if trained
+        else None,
+    )
+
+
+def stores_fp8(linear: Linear) -> bool:
+    """Whether a layer keeps its weight in FP8 and is not made for training."""
+    return linear.use == "storage" and linear.dtype.startswith("float8")
+
+
+def backward_of(stored: list[Linear]) -> str:
+    """What the backward of these layers does, by the class of the first."""
+    if not stored:
+        return PLAIN_PARAMETER
+    first = stored[0]
+    if first.stack == "torchao":
+        return DYNAMIC_TENSOR if first.features.get("activations_quantized") else WEIGHT_ONLY_TENSOR
+    return BACKWARD.get(first.kind.rpartition(".")[2], PLAIN_PARAMETER)
+
+
+def _layer(kind: str, stack: str, use: Use, dtype: str) -> Facts:
+    layer = Linear(name="layers.0.q_proj", kind=kind, stack=stack, use=use, weight_class=None, features={}, dtype=dtype, flops_share_pct=100.0)
+    return Facts(network=Network(linears=(layer,), float8_parameters=int(dtype.startswith("float8")), trainable_parameters=4096))
+
+
+SICK = _layer("transformers.integrations.finegrained_fp8.FP8Linear", "huggingface", "storage", "float8_e4m3fn")
+HEALTHY = _layer("torchao.float8.float8_linear.Float8Linear", "torchao", "training", "bfloat16")

@@ -1,0 +1,142 @@
+"""FP8 was asked for and no layer has it
+
+Looks at: who asked for FP8 (ACCELERATE_MIXED_PRECISION, the launcher, Accelerator, TrainingArguments), every module and
+parameter of the model, and whether the conversion should have happened by now: the model went through
+`Accelerator.prepare`, or its parameters hold gradients.
+
+Why it costs time. Asking for FP8 sets a flag; what computes in FP8 is a layer that was swapped for an FP8 one. When none
+was swapped, every GEMM runs in BF16 and the step is exactly as slow as before, while the flags and logs say fp8. The
+usual reasons: nothing in the job reads the flag; Accelerate converts `nn.Linear` only, and GPT-2's layers are `Conv1D`;
+torchao under Accelerate skips sides that 16 does not divide, and the first and the last Linear.
+
+What to do. Make sure that the model which trains is the one that was converted, and look after the conversion: before
+`Trainer.train()` a healthy model shows no FP8 layer either, so without proof this finding is information only.
+
+    accelerator = Accelerator(mixed_precision="fp8")         # before: the flag alone, the loop trains `model`
+    model, optimizer = accelerator.prepare(model, optimizer) # after: convert, and train what comes back
+    convert_to_float8_training(model)                        # or, without Accelerate
+
+Evidence: read in accelerate 1.15 (`prepare` converts; `utils/ao.py` skips first and last) and transformers 5.23 (the
+Trainer prepares inside `train()`), and run on a CPU with both.
+https://github.com/huggingface/accelerate/blob/main/src/accelerate/utils/ao.py
+https://github.com/huggingface/transformers/issues/25333 https://github.com/axolotl-ai-cloud/axolotl/issues/2904
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Training, Use
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.overview import fp8_was_asked_for
+from fp8doctor.registry import check
+
+MULTIPLE = 16
+"""Both sides of an FP8 GEMM's weight, in elements. Source: ``_check_scaled_mm_sizes`` in torch, CUDA only."""
+
+ENDS_SKIPPED = 2
+"""Linears that Accelerate's torchao path never converts, the first and the last. Source: accelerate 1.15 ``utils/ao.py``."""
+
+LOOK_LATER = Treatment(
+    name="look-after-prepare",
+    summary="look at the model after its conversion, or after one training step",
+    code="model, optimizer = accelerator.prepare(model, optimizer)\nprint(inspect_model(model, optimizer=optimizer))",
+)
+"""What settles the question where nothing proves that the conversion was due."""
+
+
+@check(
+    "MOD001",
+    "no-fp8-modules",
+    area="engagement",
+    severity="error",
+    needs=("network.linears", "network.float8_parameters", "training.accelerate.prepared", "training.gradients_seen"),
+    explained_by=("ENV001", "ENV003", "GPU001"),
+)
+def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
+    asked = fp8_was_asked_for(facts)
+    if asked is None:
+        return NotApplicable(reason="nobody asked for FP8")
+    linears = facts.network.linears
+    if facts.network.float8_parameters or any(is_fp8(linear) for linear in linears):
+        return None
+    proof = conversion_due(facts.training)
+    if proof:
+        title = f"FP8 was asked for and none of {len(linears)} Linears has it"
+        cause, treatment = why_none(facts)
+        explanation = f"{asked} asks for FP8 and {proof}, yet no module and no parameter is in FP8: every GEMM runs in 16 or 32 bits. {cause}"
+    else:
+        title = f"FP8 was asked for; none of {len(linears)} Linears has it yet"
+        treatment = LOOK_LATER
+        explanation = (
+            f"{asked} asks for FP8. Nothing shows that the conversion should have happened by now: before Accelerator.prepare "
+            "or Trainer.train() a healthy model looks the same. Looking again after the first step settles it."
+        )
+    return Finding(
+        severity=None if proof else "info",
+        title=title,
+        explanation=explanation,
+        evidence={"asked_by": asked, "linears": len(linears), "fp8_layers": 0, "conversion_due": proof},
+        treatment=treatment,
+    )
+
+
+def is_fp8(linear: Linear) -> bool:
+    """Whether this layer computes or at least stores in FP8; the 4 and 8 bits of bitsandbytes are not FP8."""
+    return linear.use == "training" or (linear.use == "storage" and linear.dtype.startswith("float8"))
+
+
+def conversion_due(training: Training) -> str | None:
+    """What proves that the conversion should have happened; None without proof."""
+    if training.accelerate and training.accelerate.prepared:
+        return "the model went through Accelerator.prepare"
+    if training.gradients_seen:
+        return "a training step has run"
+    return None
+
+
+def why_none(facts: Facts) -> tuple[str, Treatment]:
+    """The likeliest reason, from what the layers are, and what to do about it."""
+    linears = facts.network.linears
+    conv1d = [linear for linear in linears if linear.kind.endswith(".Conv1D")]
+    aligned = [linear for linear in linears if linear.in_features % MULTIPLE == 0 and linear.out_features % MULTIPLE == 0]
+    if conv1d:
+        return f"{len(conv1d)} of them are Conv1D, which no converter takes for a Linear.", Treatment(
+            name="conv1d-to-linear",
+            summary="replace each Conv1D by an nn.Linear with the transposed weight, before the conversion",
+            code="linear = nn.Linear(*conv1d.weight.shape)\nlinear.weight.data, linear.bias.data = conv1d.weight.data.T.contiguous(), conv1d.bias.data",
+        )
+    if not (facts.training.accelerate and facts.training.accelerate.prepared):
+        return "The model never went through Accelerator.prepare, and nothing else reads the request.", Treatment(
+            name="convert",
+            summary="convert the model before it trains",
+            code="model, optimizer = accelerator.prepare(model, optimizer)   # or convert_to_float8_training(model)",
+        )
+    if not aligned:
+        return f"No Linear has both sides divisible by {MULTIPLE}, so the converter skipped all of them.", Treatment(
+            name="pad-dimensions",
+            summary=f"make the widths multiples of {MULTIPLE}",
+            code=f"hidden_size = {MULTIPLE} * math.ceil(hidden_size / {MULTIPLE})",
+        )
+    if len(linears) <= ENDS_SKIPPED:
+        return "Accelerate's torchao path leaves out the first and the last Linear, and there are no others.", Treatment(
+            name="stay-in-bf16",
+            summary="stay in BF16: a model this small has nothing to gain",
+            code='accelerator = Accelerator(mixed_precision="bf16")',
+        )
+    return "The layers could have been converted: the model was prepared under another precision, or replaced afterwards.", Treatment(
+        name="convert",
+        summary="convert the very model that trains",
+        code='accelerator = Accelerator(mixed_precision="fp8")\nmodel, optimizer = accelerator.prepare(model, optimizer)',
+    )
+
+
+def _prepared(use: Use) -> Facts:
+    layer = Linear(name="h.0.up", kind="torch.nn.modules.linear.Linear", stack="torch", use=use, dtype="bfloat16", in_features=768, out_features=3072)
+    return Facts(
+        environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}),
+        network=Network(linears=(layer,) * 3, float8_parameters=0),
+        training=Training(gradients_seen=False, trainer=None, accelerate=Accelerate(mixed_precision="fp8", prepared=True)),
+    )
+
+
+SICK = _prepared(use="none")
+HEALTHY = _prepared(use="training")

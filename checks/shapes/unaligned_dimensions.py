@@ -1,0 +1,164 @@
+"""Sides that FP8 GEMMs cannot take
+
+Looks at: in and out features of every FP8 layer, the tokens of one step (only when the batch is yours), and, when FP8 was
+asked for or is in the model, the ordinary Linears that a converter has to leave out. The output head in 16 bits is no
+disease, whatever the vocabulary.
+
+Why it costs time. FP8 kernels want every side to be a multiple of 16: MX formats 32, blockwise scaling and NVFP4 128. A
+training step multiplies the weight (out x in), its transpose, and, for the weight gradient, activations whose inner side
+is the tokens; so in, out and tokens all count. A layer that breaks the rule either raises on a GPU ("divisible by 16"),
+or was skipped by the converter and runs in 16 bits.
+
+What to do. Pad to the next multiple: widths in the configuration, tokens in the collator.
+
+    DataCollatorWithPadding(tokenizer)                        # before: 1003 tokens
+    DataCollatorWithPadding(tokenizer, pad_to_multiple_of=16) # after: 1008 tokens
+
+`pad_inner_dim=True` (Accelerate's default for torchao) pads the inner side of each GEMM. That mends the tokens, at the
+price of a copy; it does not mend in or out, because the second operand must fit on both sides.
+
+Evidence: a CPU accepts any side, so the rule is arithmetic here. Read in torch (`_check_scaled_mm_sizes`), torchao 0.18
+(`float8_ops.py`) and Transformer Engine 2.20 (`assert_dim_for_fp8_exec`).
+https://github.com/pytorch/ao/issues/571 https://github.com/pytorch/ao/issues/3111
+https://github.com/NVIDIA/TransformerEngine/issues/1422
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Environment, Facts, Linear, Network, Workload
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.overview import fp8_was_asked_for
+from fp8doctor.registry import check
+
+MULTIPLE = 16
+"""Elements; tensorwise, rowwise and delayed scaling. Source: torch ``_check_scaled_mm_sizes``; TE asks in %16 and
+out %8 of a forward, and 16 of both for the backward."""
+
+MX_MULTIPLE = 32
+"""Elements; one scale for each block of 32. Source: OCP Microscaling Formats specification 1.0."""
+
+BLOCK_MULTIPLE = 128
+"""Elements; blockwise scaling and NVFP4. Source: torchao 0.18 ``blockwise_fp8_training``, ``nvfp4_training``; TE 2.20."""
+
+TE_FORWARD_TOKENS = 8
+"""Elements; tokens of a te.Linear whose weight is frozen, so that no GEMM has them inside. Source: TE ``assert_dim_for_fp8_exec``."""
+
+WORTH_MENTIONING_PCT = 1.0
+"""Share of the GEMM FLOPs, in per cent, below which skipped layers are not worth a change of the model: half the 2 %
+within which a step measured against itself repeats."""
+
+
+@check(
+    "SHP001",
+    "unaligned-dimensions",
+    area="shapes",
+    severity="warning",
+    needs=("network.linears.in_features", "network.linears.features", "network.linears.role", "workload.batch_source"),
+)
+def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
+    linears = facts.network.linears
+    fp8 = [linear for linear in linears if linear.use == "training" and not linear.features.get("emulate")]
+    if not fp8 and fp8_was_asked_for(facts) is None:
+        return NotApplicable(reason="no FP8 layer in the model, and none asked for")
+    raising = [linear for linear in fp8 if unaligned(linear)]
+    skipped = [linear for linear in linears if is_candidate(linear) and unaligned(linear)]
+    if sum(linear.flops_share_pct or 0.0 for linear in skipped) < WORTH_MENTIONING_PCT:
+        skipped = []
+    tokens = facts.workload.tokens if facts.workload.batch_source == "given" else None
+    tokens_multiple = max((tokens_divisor(linear) for linear in fp8), default=1)
+    ragged = tokens is not None and tokens % tokens_multiple != 0
+    if not (raising or skipped or ragged):
+        return None
+    causes, changes = [], []
+    if raising:
+        causes.append(f"{len(raising)} of {len(fp8)} FP8 layers have sides that raise on a GPU")
+    if skipped:
+        share = sum(linear.flops_share_pct or 0.0 for linear in skipped)
+        causes.append(f"{len(skipped)} Linears ({share:.0f} % of the GEMM FLOPs) cannot be converted")
+    for k, n, multiple in sorted({(linear.in_features, linear.out_features, multiple_of(linear)) for linear in raising + skipped}):
+        changes.append(f"nn.Linear({k}, {n})  ->  nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})   # multiples of {multiple}")
+    if ragged:
+        causes.append(f"{tokens} tokens a step are not a multiple of {tokens_multiple}")
+        changes.append(
+            f"collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of={tokens_multiple})"
+            f"   # {tokens} -> {padded_tokens(facts.workload, tokens_multiple)} tokens"
+        )
+    offenders = raising + skipped
+    return Finding(
+        title="; ".join(causes),
+        explanation="Every side of an FP8 GEMM must be a multiple of 16 (MX 32, blockwise and NVFP4 128): "
+        "a converted layer that breaks this raises in the step, a converter with a filter leaves it in 16 bits."
+        + (" pad_inner_dim is on: it pads the tokens, not in and out." if raising and all(linear.features.get("pad_inner_dim") for linear in raising) else ""),
+        evidence={
+            "raising_layers": len(raising),
+            "skipped_layers": len(skipped),
+            "fp8_layers": len(fp8),
+            "tokens": tokens,
+            "first": offenders[0].name if offenders else None,
+            "in_features": offenders[0].in_features if offenders else None,
+            "out_features": offenders[0].out_features if offenders else None,
+        },
+        treatment=Treatment(
+            name="pad-dimensions" if offenders else "pad-tokens",
+            summary="pad to the next multiple: widths in the configuration, tokens in the collator" if offenders else "pad the tokens in the collator",
+            code="\n".join(changes),
+        ),
+    )
+
+
+def multiple_of(linear: Linear) -> int:
+    """What in and out of this layer must be multiples of, by its recipe or its class."""
+    words = f"{linear.recipe or ''} {linear.kind.rpartition('.')[2]} {linear.weight_class or ''}".lower()
+    if "mx" in words:
+        return MX_MULTIPLE
+    return BLOCK_MULTIPLE if "nvfp4" in words or "block" in words else MULTIPLE
+
+
+def unaligned(linear: Linear) -> bool:
+    """Whether an FP8 GEMM refuses this layer's weight."""
+    multiple = multiple_of(linear)
+    return linear.in_features % multiple != 0 or linear.out_features % multiple != 0
+
+
+def is_candidate(linear: Linear) -> bool:
+    """Whether a converter would take this ordinary layer if its sides were right: not heads, routers or adapters."""
+    return linear.use == "none" and linear.stack == "torch" and linear.role == "body" and linear.adapter != "adapter"
+
+
+def tokens_divisor(linear: Linear) -> int:
+    """What the tokens must be a multiple of for this FP8 layer; 1 when none of its FP8 GEMMs has them inside.
+
+    The tokens of one expert change from step to step and are nobody's to pad here.
+    """
+    if linear.role == "experts":
+        return 1
+    if linear.stack == "transformer_engine":
+        return multiple_of(linear) if linear.requires_grad else TE_FORWARD_TOKENS
+    if linear.recipe == "rowwise_with_gw_hp" or linear.features.get("pad_inner_dim"):
+        return 1
+    return multiple_of(linear)
+
+
+def round_up(size: int, multiple: int) -> int:
+    """The next multiple that is not smaller."""
+    return -(-size // multiple) * multiple
+
+
+def padded_tokens(workload: Workload, multiple: int) -> int:
+    """Tokens of the step once its sequence, or the batch where there is no sequence, is padded."""
+    if workload.sequence_length and workload.batch_size:
+        return workload.batch_size * round_up(workload.sequence_length, multiple)
+    return round_up(workload.tokens or 0, multiple)
+
+
+def _mlp(in_features: int, tokens: int) -> Facts:
+    layer = Linear(
+        name="up", kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", recipe="tensorwise", weight_class=None,
+        features={"pad_inner_dim": False}, in_features=in_features, out_features=4096, requires_grad=True, role="body", adapter=None,
+    )  # fmt: skip
+    workload = Workload(batch_source="given", batch_size=tokens, sequence_length=None, tokens=tokens)
+    return Facts(environment=Environment(variables={}), network=Network(linears=(layer,)), workload=workload)
+
+
+SICK = _mlp(in_features=1000, tokens=1003)
+HEALTHY = _mlp(in_features=1024, tokens=1024)

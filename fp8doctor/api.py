@@ -1,0 +1,121 @@
+"""`inspect_model`: the whole examination on a live model, in the caller's process, without touching it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from fp8doctor import cost, diagnose, workload
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Facts, Target, recorded
+from fp8doctor.job import Job, checked_accumulate, checked_autocast, checked_batch, is_optimizer, is_trainer, plan_of
+from fp8doctor.record import NOT_RECORDED
+from fp8doctor.report import Report
+
+
+def inspect_model(
+    model: Any,
+    batch: Any = None,
+    *,
+    loss: Callable[..., Any] | None = None,
+    optimizer: Any = None,
+    training_step: Callable[..., Any] | None = None,
+    autocast: Any = None,
+    accumulate: int = 1,
+    assume_gpu: str | None = None,
+    select: str | Sequence[str] | None = None,
+    ignore: str | Sequence[str] | None = None,
+) -> Report:
+    """Say what keeps FP8 from being faster on this model. The model, its state and the process stay as they are.
+
+    ``model`` is a ``torch.nn.Module`` or a transformers Trainer. ``batch`` is a mapping (keyword arguments), a tuple
+    (positional arguments) or a tensor. ``optimizer`` is an instance, or a callable that would build one; the latter is
+    not called on your model. ``autocast`` is the dtype the step runs under, ``accumulate`` the micro-batches of a step.
+    ``assume_gpu`` names the GPU whose costs are modelled; ``select`` and ``ignore`` hold prefixes of codes.
+
+    Raises TypeError or ValueError in a sentence for what does not fit.
+    """
+    trainer = model if is_trainer(model) else None
+    plan = plan_of(model) if trainer is not None else None
+    root = _checked_model(plan.model if plan else model)
+    for name, value in (("loss", loss), ("training_step", training_step)):
+        if value is not None and not callable(value):
+            raise TypeError(f"{name} has to be callable, not {type(value).__name__}")
+    if optimizer is not None and not is_optimizer(optimizer) and not callable(optimizer):
+        raise TypeError(f"optimizer has to be an optimizer, or a callable that builds one, not {type(optimizer).__name__}")
+    autocast, accumulate = checked_autocast(autocast), checked_accumulate(accumulate)
+    if plan:
+        optimizer = optimizer if optimizer is not None else plan.optimizer
+        autocast = autocast if autocast is not None else plan.autocast
+        accumulate = accumulate if accumulate != 1 else plan.accumulate
+    gpu = _known_gpu(assume_gpu)
+    selected, ignored = _codes("select", select), _codes("ignore", ignore)
+    made = workload.resolve(root, checked_batch(batch, "batch") if batch is not None else None, plan=plan)
+    job = Job(
+        model=root,
+        target=Target(kind="live", name=type(workload.core(root)).__name__, attribute=None),
+        workload=workload.describe(
+            root, made, computes_loss=bool(loss or training_step), optimizer=optimizer is not None, autocast=autocast, accumulate=accumulate
+        ),
+        batch=made.value,
+        loss=loss,
+        optimizer=optimizer if is_optimizer(optimizer) else None,
+        training_step=training_step,
+        autocast=autocast,
+        trainer=trainer,
+    )
+    from fp8doctor.examine import examine
+
+    facts = msgspec.structs.replace(examine(job), assumed_gpu=gpu)
+    if optimizer is not None and job.optimizer is None:
+        facts = _with_uncalled_optimizer(facts, optimizer)
+    try:
+        return diagnose.diagnose(facts, select=selected, ignore=ignored)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
+def _checked_model(model: Any) -> Any:
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        what = f"the class {model.__name__}; build it first" if inspect.isclass(model) else type(model).__name__
+        raise TypeError(f"model has to be a torch.nn.Module or a transformers Trainer, not {what}")
+    if not any(True for _ in model.parameters()):
+        raise ValueError(f"the model ({type(model).__name__}) has no parameters, so there is nothing to train")
+    return model
+
+
+def _known_gpu(name: Any) -> str | None:
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise TypeError(f"assume_gpu has to be the name of a GPU, such as 'H100', not {type(name).__name__}")
+    try:
+        return cost.gpu_spec(name).name
+    except UserError as error:
+        raise ValueError(f"assume_gpu: {error}") from None
+
+
+def _codes(argument: str, value: Any) -> tuple[str, ...]:
+    """Prefixes of codes, from a string with commas or a sequence of strings."""
+    parts = [value] if isinstance(value, str) else value or ()
+    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
+        raise TypeError(f"{argument} has to be codes such as 'CMP,ENV001', or a sequence of them, not {type(value).__name__}")
+    return tuple(code for part in parts for each in part.split(",") if (code := each.strip()))
+
+
+def _with_uncalled_optimizer(facts: Facts, factory: Any) -> Facts:
+    """The facts with an optimizer that is known by its class at most: it was given as a callable, which is not called."""
+    if not recorded(facts.training):
+        return facts
+    name = f"{factory.__module__}.{factory.__qualname__}" if inspect.isclass(factory) else NOT_RECORDED
+    reason = "the optimizer was given as a callable, and fp8doctor does not call it on your model"
+    gaps = {**(facts.gaps if recorded(facts.gaps) else {}), "training.parameters_outside_optimizer": reason}
+    if name is NOT_RECORDED:
+        gaps["training.optimizer"] = reason
+    training = msgspec.structs.replace(facts.training, optimizer=name, parameters_outside_optimizer=NOT_RECORDED)
+    return msgspec.structs.replace(facts, training=training, gaps=gaps)

@@ -1,0 +1,62 @@
+"""torch.compile's state in this process, read only where it is loaded already."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from fp8doctor.facts import Dynamo
+from fp8doctor.scrub import scrub
+
+AT_MOST = 3
+"""Failures that are kept."""
+
+
+def examine_dynamo(gaps: dict[str, str]) -> Dynamo:
+    """Dynamo's switches and counters; a process that never imported it will take what its variables say, and compiled nothing."""
+    config: Any = sys.modules.get("torch._dynamo.config")
+    if config is None:
+        return Dynamo(
+            disabled=disabled_by_variable(),
+            suppress_errors=bool(os.environ.get("TORCHDYNAMO_SUPPRESS_ERRORS")),
+            stance="default",
+            frames_total=0,
+            frames_ok=0,
+            failures=(),
+        )
+    stance = getattr(getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None), "stance", None)
+    utilities = sys.modules.get("torch._dynamo.utils")
+    counters = getattr(utilities, "counters", {})
+    frames = counters.get("frames", {})  # not counters["frames"], which would create it
+    metrics = getattr(utilities, "_compilation_metrics", None)
+    if stance is None or metrics is None:
+        gaps["training.dynamo"] = "this torch keeps Dynamo's stance or metrics where 2.6 to 2.15 do not"
+    return Dynamo(
+        disabled=bool(config.disable),
+        suppress_errors=bool(config.suppress_errors),
+        stance=stance or "default",
+        frames_total=int(frames.get("total", 0)),
+        frames_ok=int(frames.get("ok", 0)),
+        failures=failures(metrics or ()),
+    )
+
+
+def disabled_by_variable() -> bool:
+    """Whether ``TORCH_COMPILE_DISABLE`` will switch Dynamo off; before torch 2.8 any value did, even 0."""
+    value = os.environ.get("TORCH_COMPILE_DISABLE")
+    return value == "1" if torch.__version__ >= "2.8" else bool(value)
+
+
+def failures(metrics: Iterable[Any]) -> tuple[str, ...]:
+    """Type and message of what made compilations fail, scrubbed, each once."""
+    failed = [each for each in tuple(metrics) if getattr(each, "fail_type", None)]
+    return tuple(dict.fromkeys(f"{each.fail_type}: {in_one_line(each.fail_reason or '')}" for each in failed))[:AT_MOST]
+
+
+def in_one_line(reason: str) -> str:
+    """The first two lines of a reason, which name the backend and what it raised, without secrets and home folders."""
+    return scrub(" ".join(line.strip() for line in reason.strip().splitlines()[:2]))

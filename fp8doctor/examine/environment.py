@@ -1,0 +1,212 @@
+"""The environment and the software: which variables are set and which versions are installed, without importing any.
+
+Only variables on a list are read, never one that may hold a secret or say where somebody's files are; of a path in a value
+the last part is kept. Packages are looked up by their metadata: importing Unsloth or Transformer Engine changes a process.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import importlib.util
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fp8doctor.examine.device import driver_version
+from fp8doctor.facts import Environment, Package, Software
+from fp8doctor.record import NOT_RECORDED
+from fp8doctor.scrub import scrub
+
+# fmt: off
+VARIABLES = frozenset({
+    "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG", "ACCELERATE_DOWNCAST_BF16", "ACCELERATE_DEBUG_MODE", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "ACCELERATE_GRADIENT_CLIPPING", "ACCELERATE_CPU_AFFINITY", "ACCELERATE_DEEPSPEED_ZERO_STAGE", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "ACCELERATE_DEEPSPEED_CONFIG_FILE",
+    "FP8_BACKEND", "FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER",
+    "FSDP_VERSION", "FSDP_USE_ORIG_PARAMS", "FSDP_SHARDING_STRATEGY", "FSDP_CPU_RAM_EFFICIENT_LOADING", "FSDP_ACTIVATION_CHECKPOINTING",
+    "FSDP_OFFLOAD_PARAMS",
+    "UNSLOTH_IS_PRESENT", "UNSLOTH_ZOO_IS_PRESENT", "UNSLOTH_COMPILE_DISABLE", "UNSLOTH_COMPILE_MAXIMUM", "UNSLOTH_FULLGRAPH", "UNSLOTH_FORCE_FLOAT32",
+    "UNSLOTH_MIXED_PRECISION", "UNSLOTH_ENABLE_FULL_FINETUNING", "UNSLOTH_RETURN_LOGITS", "UNSLOTH_HAS_FBGEMM", "UNSLOTH_FP8_EXACT_F16_ROUND",
+    "UNSLOTH_FSDP2", "UNSLOTH_FSDP2_BACKEND", "UNSLOTH_TILED_MLP", "UNSLOTH_VLLM_STANDBY", "UNSLOTH_ALLOW_CPU", "UNSLOTH_FUSED_LINEAR",
+    "TORCH_LOGS", "TORCH_TRACE", "TORCH_SHOW_CPP_STACKTRACES", "TORCH_USE_CUDA_DSA", "TORCH_CPP_LOG_LEVEL", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_DISTRIBUTED_DEBUG", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_DESYNC_DEBUG", "TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_HIGH_PRIORITY",
+    "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_JIT",
+    "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING",
+    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION", "AMD_SERIALIZE_KERNEL",
+    "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_LOG_LEVEL", "CUDNN_LOGLEVEL_DBG", "TRITON_INTERPRET", "TRITON_DEBUG",
+    "TRITON_ALWAYS_COMPILE",
+    "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS",
+    "NCCL_DEBUG", "NCCL_ALGO", "NCCL_PROTO", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE",
+})
+# fmt: on
+"""Variables that decide whether FP8 runs and how fast, by name."""
+
+PREFIXES = ("ACCELERATE_FP8_", "ACCELERATE_DYNAMO_", "NVTE_", "TORCH_COMPILE_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCHAO_")
+"""Families whose members are switches and numbers."""
+
+PRIVATE = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY|_DIR$|_PATH$|_ROOT$|_URL$|_REMOTE_")
+"""Names within those families that may hold more than a switch."""
+
+PACKAGES = {
+    "torchao": ("torchao",),
+    "transformer_engine": ("transformer_engine", "transformer_engine_cu12", "transformer_engine_cu13"),
+    "accelerate": ("accelerate",),
+    "transformers": ("transformers",),
+    "peft": ("peft",),
+    "trl": ("trl",),
+    "unsloth": ("unsloth",),
+    "unsloth_zoo": ("unsloth_zoo",),
+    "deepspeed": ("deepspeed",),
+    "bitsandbytes": ("bitsandbytes",),
+    "flash_attn": ("flash_attn",),
+    "flash_attn_interface": ("flash_attn_3",),
+    "fbgemm_gpu": ("fbgemm_gpu", "fbgemm_gpu_genai", "fbgemm_gpu_nightly"),
+    "modelopt": ("nvidia_modelopt",),
+    "msamp": ("ms_amp", "msamp"),
+    "megatron": ("megatron_core",),
+    "nvdlfw_inspect": ("nvdlfw_inspect",),
+    "lightning": ("lightning", "pytorch_lightning"),
+    "liger_kernel": ("liger_kernel",),
+    "xformers": ("xformers",),
+    "compressed_tensors": ("compressed_tensors",),
+    "vllm": ("vllm",),
+    "llamafactory": ("llamafactory",),
+    "axolotl": ("axolotl",),
+}
+"""Import name -> the distributions that may carry it, tried in this order."""
+
+PARTS = ("transformer_engine_cu12", "transformer_engine_cu13", "transformer_engine_torch")
+"""Distributions of Transformer Engine without a package of their own; their versions have to agree with its own."""
+
+TRITON = ("triton", "pytorch_triton", "pytorch_triton_rocm", "triton_windows")
+
+
+def examine_environment(gaps: dict[str, str]) -> tuple[Software, Environment]:
+    """The installed software and the environment of this process. What cannot be read is left out, with the reason in ``gaps``."""
+    return examine_software(gaps), Environment(variables=allowed(os.environ.items()), deepspeed_fp8_section=_deepspeed_fp8_section(gaps))
+
+
+def allowed(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The variables that may be recorded, by name, with what their values say of folders and devices taken out."""
+    return {name: _public(value) for name, value in sorted(variables) if name in VARIABLES or (name.startswith(PREFIXES) and not PRIVATE.search(name))}
+
+
+def _public(value: str) -> str:
+    value = re.sub(r"\b(GPU|MIG)-[\w/-]+", r"\1-…", value)
+    return scrub(re.sub(r"[^\s,;='\"]*[\\/]", "…/", value))
+
+
+def examine_software(gaps: dict[str, str]) -> Software:
+    """Versions, from metadata and from what is loaded already."""
+    import torch
+
+    cuda = torch.version.cuda
+    major = str(cuda).partition(".")[0]
+    return Software(
+        python=platform.python_version(),
+        platform=f"{sys.platform} {platform.machine()}",
+        torch=str(torch.__version__),
+        cuda=cuda,
+        hip=torch.version.hip,
+        driver=driver_version(gaps),
+        cublaslt=library_version(f"libcublasLt.so.{major}", "cublasLtGetVersion", (f"nvidia_cublas_cu{major}", "nvidia_cublas")) if cuda else None,
+        cudnn=library_version("libcudnn.so.9", "cudnnGetVersion", (f"nvidia_cudnn_cu{major}", "nvidia_cudnn")) if cuda else None,
+        triton=version_of(TRITON),
+        packages=installed_packages(),
+    )
+
+
+def library_version(file: str, function: str, distributions: Iterable[str]) -> str | None:
+    """Version of a CUDA library: of the copy that this process has loaded, else of the one that pip installed.
+
+    The library's own function is asked, as neither ``torch.backends.cudnn.version()`` nor anything in torch does without
+    looking at the GPUs (torch 2.13), which creates a CUDA context.
+    """
+    try:
+        ask = getattr(ctypes.CDLL(file, mode=os.RTLD_NOLOAD | os.RTLD_NOW), function)
+    except (OSError, AttributeError):
+        return version_of(distributions)
+    ask.restype = ctypes.c_size_t
+    number = ask()
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def installed_packages() -> dict[str, Package]:
+    """What is installed of `PACKAGES` and `PARTS`, without importing it."""
+    found = {name: version_of(distributions) for name, distributions in PACKAGES.items() if _can_be_found(name, distributions)}
+    found |= {name: version for name in PARTS if (version := version_of((name,))) is not None}
+    return {name: Package(version=version, imported=name in sys.modules) for name, version in found.items()}
+
+
+def _can_be_found(name: str, distributions: tuple[str, ...]) -> bool:
+    """Whether ``import name`` would find a package; a mere folder of that name, such as a checkout, is none."""
+    if name in sys.modules:
+        return True
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and (spec.origin is not None or version_of(distributions) is not None)
+
+
+def version_of(distributions: Iterable[str]) -> str | None:
+    """Version of the first of these distributions that is installed; None without one, or without readable metadata."""
+    for name in distributions:
+        try:
+            version = metadata.version(name)
+        except Exception:  # a half-installed distribution fails in many ways: KeyError, UnicodeDecodeError, OSError, ...
+            continue
+        if version:
+            return version
+    return None
+
+
+def _deepspeed_fp8_section(gaps: dict[str, str]) -> bool | None:
+    """Whether the DeepSpeed configuration in use has an ``"fp8"`` section that is not switched off; None without one."""
+    try:
+        config = _deepspeed_config()
+    except (OSError, ValueError) as error:
+        gaps["environment.deepspeed_fp8_section"] = scrub(f"the DeepSpeed configuration cannot be read: {error}")
+        unread: bool | None = NOT_RECORDED
+        return unread
+    if config is None:
+        return None
+    section = config.get("fp8")
+    return section is not None and not (isinstance(section, dict) and section.get("enabled") is False)
+
+
+def _deepspeed_config() -> dict[str, Any] | None:
+    """The configuration Accelerate or the Trainer uses, else the one that the launcher names."""
+    for loaded in (_config_of_accelerate, _config_of_trainer):
+        config = loaded()
+        if isinstance(config, dict):
+            return config
+    named = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    if named.lower() == "none":
+        return None
+    text = Path(named).read_bytes() if named.endswith(".json") or Path(named).exists() else base64.urlsafe_b64decode(named)
+    config = json.loads(text)
+    if not isinstance(config, dict):
+        raise ValueError("it is JSON, but no mapping")
+    return config
+
+
+def _config_of_accelerate() -> Any:
+    state = sys.modules.get("accelerate.state")
+    plugins = state.AcceleratorState._shared_state.get("deepspeed_plugins") if state else None
+    if isinstance(plugins, dict):
+        plugins = next(iter(plugins.values()), None)
+    return getattr(plugins, "deepspeed_config", None)
+
+
+def _config_of_trainer() -> Any:
+    integration = sys.modules.get("transformers.integrations.deepspeed")
+    return integration.deepspeed_config() if integration else None

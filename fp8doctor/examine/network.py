@@ -1,0 +1,108 @@
+"""The module tree as facts. Works on the meta device; touches nothing."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from torch import nn
+
+from fp8doctor.examine.blocks import find_blocks
+from fp8doctor.examine.linears import class_is, describe, elements, find_layers
+from fp8doctor.examine.walk import Place, Tree, parameters
+from fp8doctor.facts import Network
+from fp8doctor.stacks.lineage import class_name, lineage
+from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, stored_bytes
+
+NORM = re.compile(r"Norm(\dd)?$", re.IGNORECASE)
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+CONFIGS = ("config", "model_args", "args", "params")
+"""Attributes that hold a model's sizes, in the order in which they are looked at."""
+VOCABULARY = ("vocab_size", "padded_vocab_size", "n_vocab")
+HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
+
+
+def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
+    """The facts of a module tree that was walked. What cannot be read is named in ``gaps``."""
+    config = find_config(tree)
+    embeddings = [place for place in tree.places if is_embedding(place)]
+    vocabulary, hidden_size = sizes(config, embeddings)
+    found = find_layers(tree, gaps)
+    packed = {id(layer.weights[0]): elements(layer) for _, layer in found if layer.use == "storage" and len(layer.weights) == 1}
+    names: dict[int, list[str]] = {}
+    unique: dict[int, nn.Parameter] = {}
+    for name, parameter in parameters(tree):
+        if isinstance(parameter, nn.UninitializedParameter):
+            continue
+        names.setdefault(id(parameter), []).append(name)
+        unique[id(parameter)] = parameter
+    counts = {key: packed.get(key) or parameter.numel() for key, parameter in unique.items()}
+    dtypes: Counter[str] = Counter()
+    for key, parameter in unique.items():
+        dtypes[dtype_name(stored(parameter) if key in packed else parameter)] += counts[key]
+    total = sum(counts.values())
+    return Network(
+        kind=class_name(type(tree.root.module)),
+        parameters=total,
+        trainable_parameters=sum(counts[key] for key, each in unique.items() if each.requires_grad),
+        adapter_parameters=sum(counts[key] for key, aliases in names.items() if any(is_adapter(name) for name in aliases)),
+        parameter_gib=sum(map(stored_bytes, unique.values())) / 2**30,
+        dtypes=dict(dtypes),
+        devices=devices(tree, list(unique.values())),
+        modules=len(tree.places),
+        linears=describe(found, tree, config, vocabulary, total, gaps),
+        blocks=find_blocks(tree, [place for place, _ in found]),
+        embeddings=len(embeddings),
+        norms=sum(bool(NORM.search(type(place.module).__name__)) for place in tree.places),
+        ties=tuple(tuple(aliases) for aliases in names.values() if len(aliases) > 1),
+        hooks=sum(len(vars(module).get(hook, ())) for place in tree.places for module in (*place.wrappers, place.module) for hook in HOOKS),
+        float8_parameters=sum(map(is_float8, unique.values())),
+        wrappers=wrappers(tree.root),
+        vocabulary=vocabulary,
+        hidden_size=hidden_size,
+    )
+
+
+def is_embedding(place: Place) -> bool:
+    """Whether this is an embedding table: nn.Embedding, nn.EmbeddingBag or a class derived from them."""
+    return class_is(place, "torch.nn.", "Embedding") or class_is(place, "torch.nn.", "EmbeddingBag")
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter belongs to LoRA's low-rank matrices, by its name (PEFT, torchtune)."""
+    return any(part.startswith("lora_") for part in name.split("."))
+
+
+def find_config(tree: Tree) -> Any:
+    """The first configuration in the tree that has a vocabulary or a hidden size; a multimodal model's is its text's."""
+    for place in tree.places:
+        for attribute in CONFIGS:
+            config = vars(place.module).get(attribute)
+            config = getattr(config, "text_config", None) or config
+            if any(type(getattr(config, name, None)) is int for name in (*VOCABULARY, *HIDDEN)):
+                return config
+    return None
+
+
+def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]:
+    """Vocabulary and hidden size: the configuration's, else those of the longest embedding table."""
+    tables: list[Any] = [place.module for place in embeddings]
+    table = max(tables, key=lambda each: each.num_embeddings, default=None)
+    vocabulary = next((size for name in VOCABULARY if type(size := getattr(config, name, None)) is int), getattr(table, "num_embeddings", None))
+    hidden = next((size for name in HIDDEN if type(size := getattr(config, name, None)) is int), getattr(table, "embedding_dim", None))
+    return vocabulary, hidden
+
+
+def devices(tree: Tree, found: list[nn.Parameter]) -> tuple[str, ...]:
+    """Device types of parameters and buffers, sorted."""
+    buffers = (each for place in tree.places for each in place.module._buffers.values() if each is not None)
+    return tuple(sorted({each.device.type for each in (*found, *buffers)}))
+
+
+def wrappers(root: Place) -> tuple[str, ...]:
+    """Classes that wrap the root, outermost first; FSDP2, which changes the class instead, is the innermost."""
+    names = [lineage(type(module))[0][1] for module in root.wrappers]
+    if any(base.__name__ == "FSDPModule" for base in type(root.module).__mro__):
+        names.append("FSDPModule")
+    return tuple(names)

@@ -1,0 +1,108 @@
+"""The state of training around the module tree: autocast, compile marks, checkpointing, Accelerate, Trainer, optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fp8doctor.examine.accelerate import examine_accelerate
+from fp8doctor.examine.checkpointing import of_the_process
+from fp8doctor.examine.compile_marks import chain
+from fp8doctor.examine.dynamo import examine_dynamo
+from fp8doctor.examine.walk import Tree, parameters
+from fp8doctor.facts import TrainerArguments, Training
+from fp8doctor.job import Job
+from fp8doctor.stacks.lineage import class_name
+
+
+def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
+    """The facts of the training state of a job whose model was walked. What cannot be read is named in ``gaps``."""
+    forward = vars(tree.root.module).get("forward", type(tree.root.module).forward)
+    arguments = getattr(job.trainer, "args", job.trainer)
+    optimizer = job.optimizer if job.optimizer is not None else vars(job.trainer).get("optimizer") if hasattr(job.trainer, "args") else None
+    unique = {id(each): each for _, each in parameters(tree)}
+    asked = True if any(each.active for each in tree.checkpointing) else None
+    return Training(
+        mode="train" if tree.root.module.training else "eval",
+        autocast=autocast_dtype(job, forward, list(unique.values())),
+        gradients_seen=any(each.grad is not None for each in unique.values()),
+        compile_marks=tuple(tree.marks),
+        compiled_elsewhere=tuple(job.compiled_elsewhere),
+        dynamo=examine_dynamo(gaps),
+        checkpointing=(*tree.checkpointing, *of_the_process(asked)),
+        forward_chain=forward_chain(forward),
+        accelerate=examine_accelerate(tree),
+        trainer=trainer_arguments(arguments),
+        optimizer=None if optimizer is None else class_name(type(unwrapped(optimizer))),
+        parameters_outside_optimizer=None if optimizer is None else outside(optimizer, list(unique.values())),
+    )
+
+
+def autocast_dtype(job: Job, forward: Any, found: list[nn.Parameter]) -> str | None:
+    """The autocast that the step runs under: the job's, the one around forward, or the one in force here."""
+    if job.autocast is not None:
+        return _name(job.autocast)
+    around = next((dtype for link in chain(forward) if (dtype := _autocast_around(link)) is not None), None)
+    if around is not None:
+        return _name(around)
+    for device in sorted({each.device.type for each in found} & {"cpu", "cuda"}, reverse=True):
+        if torch.is_autocast_enabled(device):
+            return _name(torch.get_autocast_dtype(device))
+    return None
+
+
+def _autocast_around(link: Any) -> torch.dtype | None:
+    """The dtype of an autocast decorator, from its closure (torch 2.6 to 2.15)."""
+    function = getattr(link, "__func__", link)
+    code = getattr(function, "__code__", None)
+    if code is None or "autocast_instance" not in code.co_freevars:
+        return None
+    instance = function.__closure__[code.co_freevars.index("autocast_instance")].cell_contents
+    return getattr(instance, "fast_dtype", None) if getattr(instance, "_enabled", True) else None
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def forward_chain(forward: Any) -> tuple[str, ...]:
+    """Names of the wrappers around a forward, by their own code, since ``functools.wraps`` takes over the inner name."""
+    links = [_link_name(link) for link in chain(forward)]
+    return tuple(links[:-1])
+
+
+def _link_name(link: Any) -> str:
+    function = getattr(link, "__func__", link)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return class_name(type(function))
+    return f"{function.__globals__.get('__name__', '')}.{code.co_qualname}"
+
+
+def trainer_arguments(arguments: Any) -> TrainerArguments | None:
+    """What a Trainer's arguments ask for, read from their fields so that no property runs."""
+    if arguments is None:
+        return None
+    settings = vars(arguments)
+    checkpointing = settings.get("activation_checkpointing", settings.get("gradient_checkpointing"))
+    return TrainerArguments(
+        kind=class_name(type(arguments)),
+        bf16=settings.get("bf16"),
+        fp16=settings.get("fp16"),
+        mixed_precision=settings.get("mixed_precision"),
+        torch_compile=settings.get("torch_compile"),
+        checkpointing=checkpointing,
+    )
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer inside Accelerate's wrapper."""
+    return vars(optimizer).get("optimizer", optimizer)
+
+
+def outside(optimizer: Any, found: list[nn.Parameter]) -> int:
+    """Trainable parameter tensors that no group of the optimizer holds."""
+    inside = {id(each) for group in unwrapped(optimizer).param_groups for each in group["params"]}
+    return sum(each.requires_grad and id(each) not in inside for each in found)

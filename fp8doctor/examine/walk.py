@@ -1,0 +1,193 @@
+"""One walk over the module tree: clean names, and what covers each module from above."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from fp8doctor.examine.checkpointing import checkpointing_of, is_layer
+from fp8doctor.examine.compile_marks import compile_mark, is_disabled, step_mark
+from fp8doctor.facts import Checkpointing, CompileMark
+from fp8doctor.record import NOT_RECORDED
+from fp8doctor.stacks.lineage import lineage
+
+WRAPPERS = {
+    ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
+    ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "CheckpointWrapper"): "_checkpoint_wrapped_module",
+    ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "OffloadWrapper"): "_checkpoint_wrapped_module",
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): "_fsdp_wrapped_module",
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"): "module",
+    ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
+    ("deepspeed.runtime.engine", "DeepSpeedEngine"): "module",
+}
+"""Class of a wrapper -> the child that it wraps, which takes the wrapper's name."""
+
+INNER_NAMES = frozenset(WRAPPERS.values())
+
+
+@dataclass
+class Place:
+    """A module where it was met first, and what covers it there."""
+
+    name: str
+    module: nn.Module
+    parent: Place | None
+    children: list[Place] = field(default_factory=list)
+    wrappers: tuple[nn.Module, ...] = ()
+    """The wrappers directly around it, outermost first; they are no places of their own."""
+    compiled: str | None = None
+    checkpointed: Any = None
+    """Name of the region, None, or ``NOT_RECORDED`` below a forward that may or may not call ``checkpoint``."""
+    adapter: Any = None
+    experts: int | None = None
+    """Number of experts in the list of expert modules that this module is in."""
+    idle: bool = False
+    """PEFT keeps this original aside and runs its trained copy instead (``modules_to_save``)."""
+    trainable_so_far: bool = False
+    """Whether this module or one before it, in the order of the tree, has a trainable parameter."""
+
+
+@dataclass
+class Tree:
+    """The places in the order of the tree, and all marks on the way."""
+
+    places: list[Place] = field(default_factory=list)
+    marks: list[CompileMark] = field(default_factory=list)
+    checkpointing: list[Checkpointing] = field(default_factory=list)
+    aliases: list[tuple[str, nn.Module]] = field(default_factory=list)
+    """Further names of modules that are in the tree more than once."""
+
+    @property
+    def root(self) -> Place:
+        """The model without its wrappers."""
+        return self.places[0]
+
+
+@dataclass(frozen=True)
+class Cover:
+    """What a module inherits from above."""
+
+    compiled: str | None = None
+    checkpointed: Any = None
+    flag_above: bool = False
+    """A model above has transformers' flag set and its blocks carry none of their own."""
+    adapter: Any = None
+    experts: int | None = None
+    idle: bool = False
+
+
+def walk(model: nn.Module, training_step: Callable[..., Any] | None = None) -> Tree:
+    """Visit every module once, in the order of ``named_modules``."""
+    tree, step = Tree(), step_mark(training_step)
+    if step:
+        tree.marks.append(step)
+    _Walk(tree).visit(model, "", None, Cover(compiled="" if step else None))
+    layers = tuple(place.name for place in tree.places if is_layer(place.module))
+    tree.checkpointing = [each for each in tree.checkpointing if not _decides_nothing(each, layers)]
+    return tree
+
+
+def _decides_nothing(found: Checkpointing, layers: tuple[str, ...]) -> bool:
+    """Whether this is the flag of a model whose layers (transformers >= 4.53) decide for themselves."""
+    below = f"{found.name}." if found.name else ""
+    return found.form == "huggingface" and found.name not in layers and any(name.startswith(below) for name in layers)
+
+
+class _Walk:
+    """The state of one walk."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.seen: set[int] = set()
+        self.open: set[int] = set()
+        self.trainable = False
+
+    def visit(self, module: nn.Module, name: str, parent: Place | None, cover: Cover, wrappers: tuple[nn.Module, ...] = ()) -> None:
+        """Visit a module and all below it; one that was met before leaves an alias only."""
+        if id(module) in self.seen:
+            if id(module) not in self.open:
+                self.tree.aliases.append((name, module))
+            return
+        self.seen.add(id(module))
+        self.open.add(id(module))
+        cover = self.marked(module, name, cover)
+        self.trainable = self.trainable or any(each is not None and each.requires_grad for each in module._parameters.values())
+        inner = wrapped_child(module)
+        if inner is not None:
+            self.visit(inner, name, parent, cover, (*wrappers, module))
+        else:
+            place = Place(name, module, parent, [], wrappers, cover.compiled, cover.checkpointed, cover.adapter, cover.experts, cover.idle, self.trainable)
+            self.tree.places.append(place)
+            if parent:
+                parent.children.append(place)
+            for child_name, child in module._modules.items():
+                if child is not None:
+                    full_name = f"{name}.{child_name}" if name else child_name
+                    self.visit(child, full_name, place, below(place, child_name, child, full_name, cover))
+        self.open.discard(id(module))
+
+    def marked(self, module: nn.Module, name: str, cover: Cover) -> Cover:
+        """The cover as this module's own marks change it."""
+        compiled, checkpointed, flag_above = cover.compiled, cover.checkpointed, cover.flag_above
+        mark = compile_mark(module, name)
+        if mark:
+            self.tree.marks.append(mark)
+            compiled = name
+        elif compiled is not None and is_disabled(module):
+            compiled = None
+        found = checkpointing_of(module, name)
+        if found:
+            self.tree.checkpointing.append(found)
+            if found.form == "wrapper" or (found.form == "huggingface" and is_layer(module)):
+                checkpointed, flag_above = name, False
+            elif found.form == "huggingface":
+                flag_above = True
+            elif found.form == "called_in_forward" and checkpointed is None:
+                checkpointed = NOT_RECORDED
+        return Cover(compiled, checkpointed, flag_above, cover.adapter, cover.experts, cover.idle)
+
+
+def below(place: Place, child_name: str, child: nn.Module, full_name: str, cover: Cover) -> Cover:
+    """The cover of a child: blocks under a flagged model, LoRA's parts, and lists of expert modules change it."""
+    module, adapter, experts = place.module, cover.adapter, cover.experts
+    checkpointed, flag_above = cover.checkpointed, cover.flag_above
+    if flag_above and isinstance(module, nn.ModuleList):
+        checkpointed, flag_above = (checkpointed if is_layer(child) else full_name), False
+    if adapter is None and "base_layer" in module._modules:
+        adapter = "base" if child_name == "base_layer" else "adapter" if child_name.startswith("lora_") else None
+    elif adapter is None and child_name in ("lora_a", "lora_b"):
+        adapter = "adapter"
+    if is_expert_list(place):
+        experts = len(module._modules)
+    idle = cover.idle or (child_name == "original_module" and "modules_to_save" in module._modules)
+    return Cover(cover.compiled, checkpointed, flag_above, adapter, experts, idle)
+
+
+def is_expert_list(place: Place) -> bool:
+    """Whether this is a list of expert modules, one of which a token visits."""
+    return isinstance(place.module, nn.ModuleList) and "expert" in place.name.rpartition(".")[2].lower() and len(place.module._modules) > 1
+
+
+def wrapped_child(module: nn.Module) -> nn.Module | None:
+    """What a wrapper wraps; None for every other module."""
+    if INNER_NAMES.isdisjoint(module._modules):
+        return None
+    for each in lineage(type(module)):
+        if each in WRAPPERS:
+            return module._modules.get(WRAPPERS[each])
+    return None
+
+
+def parameters(tree: Tree) -> Iterator[tuple[str, nn.Parameter]]:
+    """Every parameter under every name it has; a shared one comes more than once."""
+    for place in tree.places:
+        for owner in (*place.wrappers, place.module):
+            for name, parameter in owner._parameters.items():
+                if parameter is not None:
+                    yield (f"{place.name}.{name}" if place.name else name), parameter
+    for alias, module in tree.aliases:
+        for name, parameter in module.named_parameters():
+            yield f"{alias}.{name}", parameter

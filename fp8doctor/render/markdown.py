@@ -1,0 +1,85 @@
+"""The report as Markdown, for issues, pull requests and notebooks."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Iterator
+
+from fp8doctor.render.screen import Line, Mark, Remedy, Screen, first_screen
+from fp8doctor.render.terminal import harmless, harmless_lines
+from fp8doctor.report import Report
+
+GLYPHS: dict[Mark, str] = {"bad": "❌", "warning": "⚠️", "info": "ℹ️", "healthy": "✅", "not_applicable": "➖", "unknown": "❔"}
+
+SPECIAL = re.compile(r"([\\`*_{}\[\]|~#$!^])")
+"""Characters that mean something in a line of GitHub's Markdown; ``<``, ``>`` and ``&`` become HTML entities."""
+
+LIST_OR_HEADING = re.compile(r"^(\d{1,9})?([-+=.)])")
+"""What begins a list or underlines a heading at the start of a line."""
+
+
+def render(report: Report) -> str:
+    """The report as Markdown. Nothing in it that came from a model or a machine is read as Markdown or HTML."""
+    return "\n\n".join(_paragraphs(first_screen(report), report)) + "\n"
+
+
+def escaped(text: str) -> str:
+    """One line that Markdown shows as it is."""
+    plain = SPECIAL.sub(r"\\\1", html.escape(harmless(text), quote=False))
+    return LIST_OR_HEADING.sub(r"\1\\\2", plain)
+
+
+def fenced(code: str) -> str:
+    """A block of code that nothing inside can close."""
+    lines = harmless_lines(code)
+    longest = max((len(run) for line in lines for run in re.findall(r"`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join((fence, *lines, fence))
+
+
+def _paragraphs(screen: Screen, report: Report) -> Iterator[str]:
+    title, *versions = screen.machine
+    yield f"## {escaped(title)}"
+    yield _joined([*versions, screen.model])
+    if screen.counts:
+        yield _joined(screen.counts)
+    yield f"**{escaped(screen.verdict) or 'No verdict.'}**"
+    if screen.troubles:
+        yield _table(screen.troubles)
+    if screen.areas:
+        yield _joined(f"{GLYPHS[line.mark]} {line.area}" for line in screen.areas)
+    if screen.all_clear:
+        yield screen.all_clear
+    for remedy in (*screen.prescription, *screen.others):
+        yield from _remedy(remedy)
+    if screen.not_looked_at:
+        yield f"Not looked at: {escaped(screen.not_looked_at)}"
+    if screen.first_code:
+        yield f"More: {escaped(f'fp8doctor explain {screen.first_code}')}"
+    if report.created_at:
+        yield escaped(f"Recorded {report.created_at} by fp8doctor {report.tool.version}.")
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return " · ".join(escaped(part) for part in parts if part)
+
+
+def _table(lines: Iterable[Line]) -> str:
+    from tabulate import tabulate
+
+    rows = [(GLYPHS[line.mark], escaped(line.area), escaped(line.text)) for line in lines]
+    return tabulate(rows, headers=("", "area", "found"), tablefmt="github", disable_numparse=True)
+
+
+def _remedy(remedy: Remedy) -> Iterator[str]:
+    number = f"{remedy.number}. " if remedy.number else ""
+    yield f"### {number}{escaped(f'{remedy.code} {remedy.name}')}"
+    if remedy.saving:
+        yield f"**{escaped(remedy.saving)}**"
+    if remedy.explanation:
+        yield escaped(remedy.explanation)
+    if remedy.treatment:
+        yield f"Treatment: {escaped(remedy.treatment)}"
+    if remedy.lines:
+        yield fenced(remedy.lines)

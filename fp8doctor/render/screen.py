@@ -1,0 +1,188 @@
+"""What the first screen says, before anyone lays it out: the same content for the terminal and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from fp8doctor import registry
+from fp8doctor.facts import recorded
+from fp8doctor.finding import Finding, Outcome, Saving
+from fp8doctor.overview import counts
+from fp8doctor.prescription import Step
+from fp8doctor.render.header import machine, model, product
+from fp8doctor.report import Report
+
+Mark = Literal["bad", "warning", "info", "healthy", "not_applicable", "unknown"]
+
+MARK_OF_SEVERITY: dict[str, Mark] = {"error": "bad", "warning": "warning", "info": "info"}
+MARK_OF_OUTCOME: dict[str, Mark] = {"healthy": "healthy", "refuted": "healthy", "not_applicable": "not_applicable", "unknown": "unknown", "crashed": "unknown"}
+
+CODES_NAMED = 12
+"""Unknown checks that are named one by one without ``-v``; more are only counted."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line about an area."""
+
+    mark: Mark
+    area: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One finding in full. Those of the prescription are numbered."""
+
+    number: int | None
+    mark: Mark
+    code: str
+    name: str
+    saving: str
+    """In words, with what it rests on; empty when it is not known."""
+    explanation: str
+    treatment: str
+    lines: str
+    """What a user would write; empty where nothing is prescribed."""
+
+
+@dataclass(frozen=True)
+class Screen:
+    """The content of a report, in reading order."""
+
+    machine: tuple[str, ...]
+    """This program, the GPU, the versions."""
+    model: str
+    counts: tuple[str, ...]
+    """Empty when no model was asked about."""
+    verdict: str
+    troubles: tuple[Line, ...]
+    """One for each finding and each crashed check, in the order of the areas."""
+    areas: tuple[Line, ...]
+    """The areas without trouble, one mark each."""
+    all_clear: str
+    """A sentence when nothing was found; else empty."""
+    prescription: tuple[Remedy, ...]
+    others: tuple[Remedy, ...]
+    """Findings that no line of the prescription shows."""
+    not_looked_at: str
+    first_code: str
+    """The finding whose manual page to read first; empty without one."""
+    outcomes: tuple[Line, ...]
+    """What became of the checks that found nothing, those with the same answer together; without areas."""
+
+
+def first_screen(report: Report, *, quiet: bool = False) -> Screen:
+    """What a report says; with ``quiet`` only findings that are at least a warning, and the verdict."""
+    findings = [finding for finding in report.findings if not quiet or finding.severity in ("warning", "error")]
+    prescription = _prescription(report, findings)
+    shown = {remedy.code for remedy in prescription}
+    others = tuple(_remedy(finding, report) for finding in findings if finding.code not in shown)
+    areas = {check.code: check.area for check in registry.discover()}
+    healthy = any(outcome.outcome == "healthy" for outcome in report.outcomes)
+    crashed = [] if quiet else [outcome for outcome in report.outcomes if outcome.outcome == "crashed"]
+    troubles = [Line(_mark(finding, report), finding.area, f"{finding.title} ({finding.code})") for finding in findings]
+    troubles += [Line("unknown", _area(outcome, areas), f"check {outcome.code} crashed: {outcome.reason or 'no reason given'}") for outcome in crashed]
+    troubles.sort(key=lambda line: _position(line.area))
+    return Screen(
+        machine=(f"fp8doctor {report.tool.version}", *machine(report.facts)),
+        model=model(report.facts),
+        counts=() if _only_environment(report) else counts(report.facts.network, report.facts.training),
+        verdict=report.verdict.summary,
+        troubles=tuple(troubles),
+        areas=() if quiet else _calm_areas(report.outcomes, areas, {line.area for line in troubles}),
+        all_clear="Nothing was found that should be changed." if healthy and not report.findings else "",
+        prescription=prescription,
+        others=others,
+        not_looked_at="" if quiet else _not_looked_at(report),
+        first_code=next((remedy.code for remedy in (*prescription, *others)), ""),
+        outcomes=_outcomes(report.outcomes),
+    )
+
+
+def _only_environment(report: Report) -> bool:
+    target = report.facts.target
+    return recorded(target) and target.kind == "environment"
+
+
+def _mark(finding: Finding, report: Report) -> Mark:
+    """The mark of a finding; the one that heads the prescription is bad whatever its severity, unless information."""
+    severity = finding.severity or "info"
+    if severity == "warning" and report.prescription and report.prescription[0].code == finding.code:
+        return "bad"
+    return MARK_OF_SEVERITY[severity]
+
+
+def _prescription(report: Report, findings: Iterable[Finding]) -> tuple[Remedy, ...]:
+    by_code = {finding.code: finding for finding in findings}
+    steps = [step for step in report.prescription if step.code in by_code]
+    return tuple(_remedy(by_code[step.code], report, number, step) for number, step in enumerate(steps, 1))
+
+
+def _remedy(finding: Finding, report: Report, number: int | None = None, step: Step | None = None) -> Remedy:
+    also = f" (also mends {', '.join(step.mends[1:])})" if step and step.mends[1:] else ""
+    return Remedy(
+        number=number,
+        mark=_mark(finding, report),
+        code=finding.code,
+        name=finding.name,
+        saving=saving_in_words(finding.saving_ms),
+        explanation=finding.explanation,
+        treatment=f"{step.treatment.summary}{also}" if step else "",
+        lines=step.treatment.code if step else "",
+    )
+
+
+def saving_in_words(saving: Saving | None) -> str:
+    """What is saved of a step, as the change it makes, and what the number rests on: −208 to −347 ms a step, modelled on H100 SXM."""
+    if saving is None or saving.low is None or saving.high is None:
+        return ""
+    small, large = _change(-saving.low), _change(-saving.high)
+    where = f" on {product(saving.gpu) if saving.basis == 'modelled' else saving.gpu}" if saving.gpu else ""
+    basis = "by rule" if saving.basis == "rule" else saving.basis
+    return f"{small if small == large else f'{small} to {large}'} ms a step, {basis}{where}"
+
+
+def _change(ms: float) -> str:
+    text = f"{abs(ms):,.0f}" if abs(ms) >= 9.95 else f"{abs(ms):.1f}"
+    sign = "" if float(text.replace(",", "")) == 0 else "−" if ms < 0 else "+"
+    return sign + text
+
+
+def _area(outcome: Outcome, areas: dict[str, str]) -> str:
+    return areas.get(outcome.code, "other")
+
+
+def _position(area: str) -> int:
+    return registry.AREAS.index(area) if area in registry.AREAS else len(registry.AREAS)
+
+
+def _calm_areas(outcomes: Iterable[Outcome], areas: dict[str, str], troubled: set[str]) -> tuple[Line, ...]:
+    """One mark for each area without trouble: healthy if a check says so, else unknown if one could not answer."""
+    marks: dict[str, set[Mark]] = {}
+    for outcome in outcomes:
+        if outcome.outcome != "sick" and _area(outcome, areas) not in troubled:
+            marks.setdefault(_area(outcome, areas), set()).add(MARK_OF_OUTCOME[outcome.outcome])
+    order: tuple[Mark, ...] = ("healthy", "unknown", "not_applicable")
+    return tuple(Line(next(mark for mark in order if mark in marks[area]), area) for area in sorted(marks, key=_position))
+
+
+def _outcomes(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:
+    together: dict[tuple[Mark, str], list[str]] = {}
+    for outcome in outcomes:
+        if outcome.outcome != "sick":
+            answer = ", ".join(filter(None, (outcome.outcome.replace("_", " "), outcome.reason)))
+            together.setdefault((MARK_OF_OUTCOME[outcome.outcome], answer), []).append(outcome.code)
+    return tuple(Line(mark, "", f"{' '.join(codes)}: {answer}") for (mark, answer), codes in together.items())
+
+
+def _not_looked_at(report: Report) -> str:
+    """What this report says nothing about."""
+    gaps = ["speed (nothing was timed)"] if report.verdict.step_ms is None else []
+    unknown = [outcome.code for outcome in report.outcomes if outcome.outcome == "unknown"]
+    if unknown:
+        named = " ".join(unknown) if len(unknown) <= CODES_NAMED else f"{len(unknown)} checks"
+        gaps.append(f"{named} (facts missing)")
+    return f"{', '.join(gaps)}." if gaps else ""

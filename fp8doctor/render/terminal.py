@@ -1,0 +1,74 @@
+"""Text as a terminal shows it: without control characters, no wider than it has to be, in ASCII where it must."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator
+
+UNPRINTABLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+"""Unicode categories that a terminal obeys (control, direction, line breaks) or cannot show."""
+
+ASCII = str.maketrans({"·": "|", "−": "-", "–": "-", "—": "-", "‘": "'", "’": "'", "“": '"', "”": '"', "×": "x", "≥": ">", "≤": "<", "²": "2"})
+"""Plain stand-ins, one character for one, so that no line grows."""
+
+
+def harmless(text: str) -> str:
+    """One line without anything a terminal would obey: runs of white space become a space, the rest of it U+FFFD."""
+    return printable(" ".join(text.split()))
+
+
+def harmless_lines(text: str) -> list[str]:
+    """Lines of code with their indentation, without anything a terminal would obey."""
+    return [printable(line.expandtabs(4)).rstrip() for line in text.replace("\r\n", "\n").strip("\n").split("\n")]
+
+
+def printable(text: str) -> str:
+    """The text with every character that is not printable replaced by U+FFFD."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(each) in UNPRINTABLE else each for each in text)
+
+
+def to_ascii(text: str) -> str:
+    """Lines in ASCII, none wider than before; what has no plain stand-in becomes a question mark, and combining marks fall away."""
+    plain = "".join(filter(_columns, text)).translate(ASCII).encode("ascii", "replace").decode("ascii")
+    return "\n".join(line.rstrip() for line in plain.split("\n"))
+
+
+def columns(text: str) -> int:
+    """Columns the text takes on a terminal: two for wide characters, none for combining ones."""
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def _columns(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
+
+
+def wrap(items: Iterable[str], width: int, *, joint: str = " ") -> list[str]:
+    """Lines of at most ``width`` columns out of items that are kept whole where they fit.
+
+    An item too wide for a line is broken between words, a word too wide for a line anywhere.
+    """
+    lines: list[str] = []
+    for item in items:
+        if lines and columns(lines[-1] + joint + item) <= width:
+            lines[-1] += joint + item
+        elif columns(item) <= width:
+            lines.append(item)
+        elif " " in item:
+            lines += wrap(item.split(" "), width)
+        else:
+            lines += _pieces(item, width)
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def _pieces(word: str, width: int) -> Iterator[str]:
+    piece = ""
+    for character in word:
+        if piece and columns(piece + character) > width:
+            yield piece
+            piece = ""
+        piece += character
+    yield piece

@@ -1,0 +1,127 @@
+"""The report as a screen of text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from fp8doctor.render.screen import Line, Mark, Remedy, Screen, first_screen
+from fp8doctor.render.terminal import columns, harmless, harmless_lines, to_ascii, wrap
+from fp8doctor.report import Report
+
+GLYPHS: dict[Mark, str] = {"bad": "✗", "warning": "!", "info": "i", "healthy": "✓", "not_applicable": "–", "unknown": "?"}
+ASCII_GLYPHS: dict[Mark, str] = {"bad": "x", "warning": "!", "info": "i", "healthy": "ok", "not_applicable": "-", "unknown": "?"}
+COLOURS: dict[Mark, str] = {"bad": "1;31", "warning": "1;33", "info": "36", "healthy": "32", "not_applicable": "2", "unknown": "35"}
+BOLD, DIM = "1", "2"
+
+NARROWEST = 40
+"""Columns below which nothing is laid out; a narrower terminal breaks the lines by itself."""
+
+Paint = Callable[[str, str], str]
+
+
+def render(report: Report, *, width: int = 100, colour: bool = False, ascii: bool = False, verbose: bool = False, quiet: bool = False) -> str:
+    """The report as text, at most ``width`` columns wide except for lines of code, which stay whole so that they can be copied.
+
+    ``verbose`` adds what became of every check, ``quiet`` leaves only the verdict and findings that are at least a warning.
+    """
+    page = _Page(max(width, NARROWEST), _coloured if colour else _plain, ASCII_GLYPHS if ascii else GLYPHS)
+    paragraphs = page.paragraphs(first_screen(report, quiet=quiet), report, verbose=verbose, quiet=quiet)
+    text = "\n\n".join("\n".join(lines) for lines in paragraphs if lines) + "\n"
+    return to_ascii(text) if ascii else text
+
+
+def _plain(text: str, colour: str) -> str:
+    return text
+
+
+def _coloured(text: str, colour: str) -> str:
+    return f"\x1b[{colour}m{text}\x1b[0m" if colour else text
+
+
+class _Page:
+    """One rendering: how wide, in which colours, with which glyphs."""
+
+    def __init__(self, width: int, paint: Paint, glyphs: dict[Mark, str]) -> None:
+        self.width, self.paint, self.glyphs = width, paint, glyphs
+        self.margin = max(map(len, glyphs.values())) + 3
+        """Columns of the widest mark and the space behind it."""
+
+    def paragraphs(self, screen: Screen, report: Report, *, verbose: bool, quiet: bool) -> Iterator[list[str]]:
+        yield [*self.heading(screen), *self.joined(screen.counts)]
+        yield [self.paint(line, BOLD) for line in self.prose(screen.verdict)]
+        yield [*self.rows(screen.troubles), *self.areas(screen.areas)]
+        yield self.prose(screen.all_clear)
+        for remedy in (*screen.prescription, *screen.others):
+            yield self.remedy(remedy)
+        if verbose:
+            yield self.rows(screen.outcomes)
+            yield self.gaps(report)
+        yield [*self.not_looked_at(screen), *self.more(screen, hint=not (verbose or quiet))]
+        if verbose and report.created_at:
+            yield self.prose(f"Recorded {report.created_at} by fp8doctor {report.tool.version}.", colour=DIM)
+
+    def heading(self, screen: Screen) -> list[str]:
+        """Machine and model on one line where they fit."""
+        together = self.joined((*screen.machine, screen.model))
+        return together if len(together) == 1 else [*self.joined(screen.machine), *self.joined([screen.model])]
+
+    def joined(self, parts: Iterable[str]) -> list[str]:
+        """Short parts side by side, broken between two of them."""
+        return wrap(filter(None, map(harmless, parts)), self.width, joint=" · ")
+
+    def prose(self, text: str, indent: int = 0, colour: str = "") -> list[str]:
+        lines = wrap(harmless(text).split(" "), self.width - indent)
+        return [" " * indent + self.paint(line, colour) for line in lines]
+
+    def mark(self, mark: Mark) -> str:
+        return self.paint(f"[{self.glyphs[mark]}]", COLOURS[mark])
+
+    def rows(self, lines: tuple[Line, ...]) -> list[str]:
+        """Mark, name and hanging text in three columns; a name stands only on its first row, and before the text where it is too wide."""
+        names = [harmless(line.area) for line in lines]
+        widest = max(map(columns, names), default=0)
+        column = widest + 3 if widest else 0
+        rows: list[str] = []
+        for line, name, above in zip(lines, names, ("", *names), strict=False):
+            mark = self.mark(line.mark) + " " * (self.margin - len(self.glyphs[line.mark]) - 2)
+            shown = name if name != above else ""
+            if column <= self.width // 3:
+                first, *rest = self.prose(line.text, self.margin + column)
+                mark += shown + " " * (column - columns(shown))
+            else:
+                first, *rest = self.prose(f"{shown} {line.text}", self.margin)
+            rows += [mark + first.lstrip(), *rest]
+        return rows
+
+    def areas(self, lines: tuple[Line, ...]) -> list[str]:
+        """The calm areas side by side."""
+        plain = [f"[{self.glyphs[line.mark]}] {harmless(line.area)}" for line in lines]
+        text = "\n".join(wrap(plain, self.width, joint="  "))
+        for mark in {line.mark for line in lines}:
+            text = text.replace(f"[{self.glyphs[mark]}]", self.mark(mark))
+        return text.split("\n") if text else []
+
+    def remedy(self, remedy: Remedy) -> list[str]:
+        number = str(remedy.number) if remedy.number else self.glyphs["not_applicable"]
+        indent = max(3, len(number) + 2)
+        name, *wide = wrap([f"{remedy.code} {harmless(remedy.name)}", harmless(remedy.saving)], self.width - indent, joint="     ")
+        lines = [self.paint(f"{number:<{indent}}{name}", BOLD if remedy.number else ""), *(" " * indent + line for line in wide)]
+        lines += self.prose(remedy.explanation, indent)
+        if remedy.treatment:
+            lines += self.prose(f"Treatment: {remedy.treatment}", indent)
+        if remedy.lines:
+            lines += [(" " * (indent + 4) + line).rstrip() for line in harmless_lines(remedy.lines)]
+        return lines
+
+    def gaps(self, report: Report) -> list[str]:
+        """Facts that could not be read, with the reason."""
+        gaps = report.facts.gaps or {}
+        return [text for name, reason in gaps.items() for text in self.prose(f"Not read: {name}: {reason}")]
+
+    def not_looked_at(self, screen: Screen) -> list[str]:
+        return self.prose(f"Not looked at: {screen.not_looked_at}") if screen.not_looked_at else []
+
+    def more(self, screen: Screen, *, hint: bool) -> list[str]:
+        commands = [f"fp8doctor explain {screen.first_code}"] if screen.first_code else []
+        commands += ["-v for what became of every check"] if hint else []
+        return self.joined([f"More: {commands[0]}", *commands[1:]]) if commands else []

@@ -1,0 +1,76 @@
+"""The stacks: one file for each FP8 implementation, which recognises its layers without importing its library.
+
+A stack is a module with ``ORDER`` and ``recognise``; adding a file adds a stack. The ordinary layers come last.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, cast
+
+from fp8doctor.facts import Use
+from fp8doctor.scrub import scrub
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One linear-like layer as a stack describes it; most modules are one, a fused MLP is two."""
+
+    kind: str
+    """Qualified name of the class that was recognised, which a user's own class may derive from."""
+    stack: str
+    use: Use
+    in_features: int
+    out_features: int
+    weights: tuple[Tensor, ...]
+    dtype: str
+    bias: bool = False
+    part: str = ""
+    """What stands behind the module's name, such as ``fc1``; empty when the module is the layer."""
+    gemms: int = 1
+    recipe: str | None = None
+    features: dict[str, bool | int | str | None] = field(default_factory=dict)
+    engaged: bool | None = None
+    """Also ``NOT_RECORDED``, with a gap, when the library keeps the record where this version does not look."""
+    weight_class: str | None = None
+    role: Literal["body", "router", "experts"] = "body"
+
+
+class Stack(Protocol):
+    """What a file in this folder offers."""
+
+    ORDER: int
+    """Stacks are asked in ascending order; the first that knows a module describes it."""
+
+    def recognise(self, module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
+        """The layers that this very module is, its children left out; empty when it is none of this stack's.
+
+        What cannot be read is named in ``gaps``: dotted path of the fact -> reason.
+        """
+
+
+@functools.cache
+def stacks() -> tuple[Stack, ...]:
+    """All stacks, in the order in which they are asked."""
+    found = [importlib.import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__)]
+    return tuple(sorted((cast(Stack, each) for each in found if hasattr(each, "recognise")), key=lambda each: each.ORDER))
+
+
+def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
+    """The linear-like layers that this very module is; empty for everything else, and for what a stack cannot read."""
+    for stack in stacks():
+        try:
+            layers = stack.recognise(module, gaps)
+        except Exception as error:  # one odd layer must not cost the others
+            gaps["network.linears"] = scrub(f"{type(module).__qualname__} was left out: {type(error).__name__}: {error}")
+            return ()
+        if layers:
+            return layers
+    return ()

@@ -1,0 +1,21 @@
+"""bitsandbytes: 8-bit and 4-bit weights. Not FP8: they are dequantised for 16-bit GEMMs, or multiplied in INT8."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from fp8doctor.stacks import Layer, plain
+from fp8doctor.stacks.lineage import ancestor
+
+ORDER = 40
+STACK = "bitsandbytes"
+
+
+def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
+    """A Linear4bit or Linear8bitLt, by the features it was built with: its weight is packed."""
+    kind = ancestor(type(module), "bitsandbytes.", ("Linear4bit", "Linear8bitLt"))
+    if kind is None or not isinstance(module, nn.Linear):
+        return ()
+    return tuple(replace(each, kind=kind, stack=STACK, use="storage") for each in plain.linear(module, gaps))

@@ -1,0 +1,38 @@
+"""FP8 weights of transformers: FP8Linear (fine-grained), FbgemmFp8Linear and their experts. Storage, not training.
+
+The forward may run in FP8; the backward dequantises the weight and multiplies in BF16 (transformers 4.53 to 5.23).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from fp8doctor.stacks import Layer, plain
+from fp8doctor.stacks.lineage import ancestor
+
+ORDER = 30
+STACK = "huggingface"
+PREFIX = "transformers.integrations."
+
+LINEARS = ("FP8Linear", "FP8GroupedLinear", "FbgemmFp8Linear")
+EXPERTS = ("FP8Experts", "FP8Expert", "FbgemmFp8Llama4TextExperts")
+
+
+def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
+    """A linear or an expert module whose weights are float8 data; one that was dequantised is an ordinary layer."""
+    kind = ancestor(type(module), PREFIX, LINEARS + EXPERTS)
+    if kind is None:
+        return ()
+    layers = plain.linear(module, gaps) if isinstance(module, nn.Linear) else plain.experts(module)
+    return tuple(replace(each, kind=kind, stack=STACK, features=features(module)) for each in layers)
+
+
+def features(module: nn.Module) -> dict[str, bool | int | str | None]:
+    """Block size and how activations are scaled, where the class has them."""
+    block, scheme = getattr(module, "block_size", None), getattr(module, "activation_scheme", None)
+    return {
+        "block_size": "x".join(map(str, block)) if block else None,
+        "activation_scheme": scheme if isinstance(scheme, str) else None,
+    }

@@ -1,0 +1,129 @@
+"""Ordinary layers: nn.Linear, Conv1D with its transposed weight, attention projections, routers and 3-D experts."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from torch import Tensor, nn
+
+from fp8doctor.facts import Use
+from fp8doctor.stacks import Layer
+from fp8doctor.stacks.lineage import ancestor, class_name
+from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, subclass
+
+ORDER = 100
+STACK = "torch"
+
+ROUTER = re.compile(r"(router|gate)$", re.IGNORECASE)
+EXPERTS = re.compile(r"expert|moe", re.IGNORECASE)
+NOT_A_WEIGHT = re.compile(r"pos|embed|scale|bias", re.IGNORECASE)
+"""3-D parameters of an expert module that no GEMM reads."""
+DOWN = re.compile(r"down|w2|wo$|output", re.IGNORECASE)
+"""Expert weights that lead back to the hidden size; all others start from it."""
+
+
+def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
+    """The layers that this very module is, in 16 or 32 bits, or with plain float8 weights that are only stored."""
+    if isinstance(module, nn.Linear):
+        return linear(module, gaps)
+    if isinstance(module, nn.MultiheadAttention):
+        return attention(module)
+    weight = _parameter(module, "weight")
+    if weight is not None and weight.ndim == 2:
+        if ancestor(type(module), "transformers.", ("Conv1D",)):
+            return (layer(module, (weight,), weight.shape[0], weight.shape[1]),)
+        if ROUTER.search(type(module).__name__):
+            return (layer(module, (weight,), weight.shape[1], weight.shape[0], role="router"),)
+        if "lora_a" in module._modules and "lora_b" in module._modules:  # torchtune's LoRALinear, which is no nn.Linear
+            return (layer(module, (weight,), weight.shape[1], weight.shape[0]),)
+    return experts(module)
+
+
+def layer(
+    module: nn.Module,
+    weights: tuple[Tensor, ...],
+    in_features: int,
+    out_features: int,
+    *,
+    part: str = "",
+    bias: bool | None = None,
+    gemms: int = 1,
+    role: Literal["body", "router", "experts"] = "body",
+    features: dict[str, bool | int | str | None] | None = None,
+) -> Layer:
+    """An ordinary layer; its use is ``storage`` when the weight is plain float8 data."""
+    data = stored(weights[0])
+    use: Use = "storage" if is_float8(data) else "none"
+    return Layer(
+        kind=class_name(type(module)),
+        stack=STACK,
+        use=use,
+        in_features=int(in_features),
+        out_features=int(out_features),
+        weights=weights,
+        dtype=dtype_name(data if use == "storage" else weights[0]),
+        bias=module._parameters.get("bias") is not None if bias is None else bias,
+        part=part,
+        gemms=gemms,
+        role=role,
+        features=features or {},
+        weight_class=subclass(weights[0]),
+    )
+
+
+def linear(module: nn.Linear, gaps: dict[str, str]) -> tuple[Layer, ...]:
+    """An nn.Linear or a subclass of it. FSDP1 keeps the weight as a plain attribute, which serves as well."""
+    weight = module.weight
+    if isinstance(weight, nn.UninitializedParameter):
+        gaps["network.linears"] = "a LazyLinear has no shape before its first forward"
+        return ()
+    role: Literal["body", "router"] = "router" if ROUTER.search(type(module).__name__) else "body"
+    return (layer(module, (weight,), module.in_features, module.out_features, bias=module.bias is not None, role=role),)
+
+
+def attention(module: nn.MultiheadAttention) -> tuple[Layer, ...]:
+    """The input projections of nn.MultiheadAttention, which are parameters; its output projection is a child."""
+    found = []
+    for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+        weight = _parameter(module, name)
+        if weight is not None:
+            bias = module.in_proj_bias is not None
+            part = name.removesuffix("_weight")
+            found.append(layer(module, (weight,), weight.shape[1], weight.shape[0], part=part, bias=bias, features={"functional": True}))
+    return tuple(found)
+
+
+def experts(module: nn.Module) -> tuple[Layer, ...]:
+    """3-D weights ``[experts, out, in]`` (or transposed) of a module or parameter that is named after experts."""
+    found: list[Layer] = []
+    own_name = bool(EXPERTS.search(type(module).__name__))
+    for name, weight in module._parameters.items():
+        if weight is None or weight.ndim != 3 or weight.shape[0] < 2 or NOT_A_WEIGHT.search(name):
+            continue
+        if (own_name or EXPERTS.search(name)) and not isinstance(module, nn.modules.conv._ConvNd):
+            in_features, out_features = expert_shape(module, name, weight)
+            bias = module._parameters.get(f"{name}_bias") is not None
+            found.append(layer(module, (weight,), in_features, out_features, part=name, bias=bias, gemms=weight.shape[0], role="experts"))
+    return tuple(found)
+
+
+def expert_shape(module: nn.Module, name: str, weight: Tensor) -> tuple[int, int]:
+    """Input and output features of one expert: as the module says, else by the side that is the hidden size."""
+    last, first = int(weight.shape[2]), int(weight.shape[1])
+    transposed = getattr(module, "is_transposed", None)
+    if not isinstance(transposed, bool):
+        hidden = next((size for each in ("hidden_size", "hidden_dim", "dim") if isinstance(size := getattr(module, each, None), int)), None)
+        expected_last = first if DOWN.search(name) else last
+        expected_first = last if DOWN.search(name) else first
+        transposed = expected_last != hidden and expected_first == hidden
+    return (first, last) if transposed else (last, first)
+
+
+def _parameter(module: nn.Module, name: str) -> Tensor | None:
+    """A parameter of this very module, or the tensor that FSDP1 puts in its place."""
+    weight = module._parameters.get(name)
+    if weight is not None:
+        return weight
+    plain = module.__dict__.get(name)
+    return plain if isinstance(plain, Tensor) else None

@@ -1,0 +1,58 @@
+"""What a weight really holds: the class around it, the data inside it, its dtype and its bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fp8doctor.stacks.lineage import class_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PLAIN = ("torch.nn.parameter.Parameter", "torch.Tensor", "torch.nn.parameter.Buffer")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The tensor of this process behind a DTensor; any other tensor unchanged."""
+    inner = getattr(tensor, "_local_tensor", None) if class_name(type(tensor)).startswith("torch.distributed") else None
+    return tensor if inner is None else inner
+
+
+def subclass(tensor: Tensor) -> str | None:
+    """Qualified class of a tensor subclass, the one inside a DTensor if there is one; None for an ordinary tensor."""
+    inside, outside = class_name(type(local(tensor))), class_name(type(tensor))
+    return next((name for name in (inside, outside) if name not in PLAIN), None)
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """The first plain tensor inside a tensor subclass, such as the float8 data of a quantized weight."""
+    while True:
+        inner = _inside(local(tensor))
+        if not inner:
+            return tensor
+        tensor = inner[0]
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """Bytes that a parameter occupies in this process, the scales of a quantized one included."""
+    tensor = local(tensor)
+    inner = _inside(tensor)
+    return sum(map(stored_bytes, inner)) if inner else tensor.numel() * tensor.element_size()
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """``bfloat16``, ``float8_e4m3fn``, ..."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def is_float8(tensor: Tensor) -> bool:
+    """Whether the tensor's own dtype is one of torch's float8 types."""
+    return str(tensor.dtype).startswith("torch.float8")
+
+
+def _inside(tensor: Tensor) -> list[Tensor]:
+    """The tensors that a tensor subclass is made of; empty for an ordinary one."""
+    if class_name(type(tensor)) in PLAIN or not hasattr(tensor, "__tensor_flatten__"):
+        return []
+    names, _ = tensor.__tensor_flatten__()
+    return [getattr(tensor, name) for name in names]

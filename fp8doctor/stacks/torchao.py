@@ -1,0 +1,151 @@
+"""torchao 0.10 to 0.18: Float8Linear and the MX linears, training weights in a wrapper, and quantized weights.
+
+The weight of a Float8Linear stays an ordinary parameter, so the class and its configuration are what tells.
+Subclasses (torchtitan's) are found by their ancestors. Since 0.17 MX leaves nn.Linear alone and wraps the weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from torch import Tensor, nn
+
+from fp8doctor.facts import Use
+from fp8doctor.stacks import Layer, plain
+from fp8doctor.stacks.lineage import ancestor, lineage
+from fp8doctor.stacks.tensors import dtype_name, local, stored
+
+ORDER = 20
+STACK = "torchao"
+
+Features = dict[str, bool | int | str | None]
+
+FLOAT8 = ("Float8Linear", "Float8LinearNoCompile")
+OTHERS = ("MXLinear", "MXFP8Linear", "NVFP4Linear", "Float8BlockwiseLinear")
+RECIPES = {"MXFP8Linear": "mxfp8", "NVFP4Linear": "nvfp4", "Float8BlockwiseLinear": "blockwise"}
+TRAINING_WEIGHTS = ("MXFP8TrainingWeightWrapperTensor", "Float8TrainingWeightWrapperTensor", "ScaledGroupedMMTensor")
+ALL_GATHER_WEIGHT = "WeightWithDynamicFloat8CastTensor"
+NOT_FP8 = ("Int8MixedPrecisionTrainingLinearWeight", "BitNetTrainingLinearWeight")
+"""Weights kept in 16 or 32 bits for INT8 or ternary GEMMs."""
+
+OP_CONFIG = "_float8_op_config"
+"""torchtitan's expert modules carry their FP8 configuration here and leave the weights alone."""
+
+_OPERANDS = ("input", "input_for_grad_weight", "weight", "weight_for_grad_input", "grad_output", "grad_output_for_grad_weight")
+CASTS = tuple(f"cast_config_{each}" for each in _OPERANDS)
+SIGNATURES: dict[tuple[str, ...], str] = {
+    ("tensorwise e4m3",) * 4 + ("tensorwise e5m2",) * 2: "tensorwise",
+    ("axiswise e4m3",) * 6: "rowwise",
+    ("axiswise e4m3", "disabled", "axiswise e4m3", "tensorwise e4m3", "axiswise e4m3", "disabled"): "rowwise_with_gw_hp",
+}
+"""The six casts, in the order of `CASTS`, that each of torchao's recipes sets (0.10 to 0.18)."""
+
+
+def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
+    """A torchao linear by its class, or an ordinary layer whose weight is one of torchao's tensors."""
+    kind = ancestor(type(module), "torchao.", FLOAT8 + OTHERS)
+    if kind and isinstance(module, nn.Linear):
+        described = plain.linear(module, gaps)
+        name = kind.rpartition(".")[2]
+        recipe, features = float8(module, gaps) if name in FLOAT8 else (recipe_of(module, name), other_features(module))
+        features |= all_gather(module.weight)
+        return tuple(replace(each, kind=kind, stack=STACK, use="training", recipe=recipe, features=features) for each in described)
+    if not any(weight is not None and tensor_class(weight) for weight in module._parameters.values()) and not hasattr(type(module), OP_CONFIG):
+        return ()
+    return tuple(by_weight(each, module) for each in plain.recognise(module, gaps))
+
+
+def tensor_class(weight: Tensor) -> str | None:
+    """The torchao class of a weight, behind a DTensor or not; None for any other weight."""
+    return next((name for module, name in lineage(type(local(weight))) if module.startswith("torchao.")), None)
+
+
+def by_weight(layer: Layer, module: nn.Module) -> Layer:
+    """An ordinary layer, redescribed when its weight (or its expert module's configuration) is torchao's."""
+    weight = layer.weights[0]
+    name = tensor_class(weight)
+    if name is None:
+        config = getattr(module, OP_CONFIG, None)
+        return replace(layer, stack=STACK, use="training", recipe=weight_recipe(config), features=config_features(config)) if config is not None else layer
+    if name in TRAINING_WEIGHTS:
+        config = getattr(local(weight), "config", None) or local(weight)
+        return replace(layer, stack=STACK, use="training", recipe=weight_recipe(config), features=layer.features | config_features(config))
+    if name == ALL_GATHER_WEIGHT:
+        return layer
+    use: Use = "none" if name in NOT_FP8 else "storage"
+    features: Features = {}
+    if hasattr(local(weight), "act_quant_kwargs"):
+        features["activations_quantized"] = getattr(local(weight), "act_quant_kwargs", None) is not None
+    return replace(layer, stack=STACK, use=use, features=layer.features | features, dtype=dtype_name(stored(weight)))
+
+
+def float8(module: nn.Linear, gaps: dict[str, str]) -> tuple[str | None, Features]:
+    """Recipe and settings of a Float8Linear, from its configuration."""
+    config: Any = module.__dict__.get("config")
+    if config is None or not all(hasattr(config, cast) for cast in CASTS):
+        gaps["network.linears.recipe"] = "this Float8Linear carries no Float8LinearConfig (known from torchao 0.10 to 0.18)"
+        return None, {}
+    signature = tuple(cast_in_words(getattr(config, cast)) for cast in CASTS)
+    features: Features = {
+        "emulate": bool(config.emulate),
+        "pad_inner_dim": bool(config.pad_inner_dim),
+        "enable_fsdp_float8_all_gather": bool(config.enable_fsdp_float8_all_gather),
+        "use_fast_accum": bool(config.gemm_config_output.use_fast_accum),
+    }
+    return SIGNATURES.get(signature, "custom"), features
+
+
+def cast_in_words(cast: Any) -> str:
+    """``tensorwise e4m3``, ``axiswise e5m2``, ...; ``disabled`` for a tensor that keeps its precision."""
+    if _word(cast.scaling_type) == "disabled":
+        return "disabled"
+    target = str(cast.target_dtype).removeprefix("torch.float8_")[:4]
+    return f"{_word(cast.scaling_granularity)} {target}"
+
+
+def all_gather(weight: Tensor) -> Features:
+    """What the wrapper for FSDP's float8 all-gather says; nothing without the wrapper."""
+    if tensor_class(weight) != ALL_GATHER_WEIGHT:
+        return {}
+    return {"float8_all_gather_weight": True, "precomputed_scale": getattr(local(weight), "_precomputed_scale", None) is not None}
+
+
+def recipe_of(module: nn.Module, name: str) -> str:
+    """Recipe of a prototype linear; an MXLinear says by its element type whether it is FP8 or FP4."""
+    if name != "MXLinear":
+        return RECIPES[name]
+    element = str(getattr(module.__dict__.get("config"), "elem_dtype", "float8"))
+    return "mxfp8" if "float8" in element else "mxfp4" if "float4" in element else "custom"
+
+
+def other_features(module: nn.Module) -> Features:
+    """Settings of a prototype linear, from the module or from its configuration (0.10 to 0.16)."""
+    return config_features(module.__dict__.get("config")) | config_features(module)
+
+
+def config_features(config: Any) -> Features:
+    """Settings that prototype configurations have had from 0.10 to 0.18; ``emulate`` when no FP8 kernel is used."""
+    features: Features = {}
+    for name in ("kernel_preference", "gemm_kernel_choice"):
+        if isinstance(value := getattr(config, name, None), Enum):
+            features |= {"kernel_preference": _word(value), "emulate": _word(value) == "emulated"}
+    for name in ("wgrad_with_hp", "use_triton", "pad_token_groups_for_grouped_mm"):
+        if isinstance(value := getattr(config, name, None), bool):
+            features[name] = value
+    return features
+
+
+def weight_recipe(config: Any) -> str:
+    """Recipe of a training weight: what its configuration names, else by the class of that configuration."""
+    named = getattr(config, "float8_linear_recipe", None) or getattr(config, "scaling_type", None)
+    if named is not None:
+        return (named if isinstance(named, str) else _word(named)).removeprefix("fp8_")
+    return "mxfp8" if "MXFP8" in type(config).__name__ else "rowwise"
+
+
+def _word(member: Any) -> str:
+    """The word an enum member stands for: its value where that is text, else its name."""
+    value = getattr(member, "value", member)
+    return (value if isinstance(value, str) else str(getattr(member, "name", member))).lower()

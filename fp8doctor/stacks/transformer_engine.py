@@ -1,0 +1,109 @@
+"""Transformer Engine 1.0 to 2.20, recognised by its base class; the library is never imported.
+
+All private attributes are read in `record_of`. te.Linear is no nn.Linear; what runs in FP8 is decided by the autocast
+around each forward, so a module says only afterwards whether it did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from fp8doctor.record import NOT_RECORDED
+from fp8doctor.stacks import Layer
+from fp8doctor.stacks.lineage import ancestor
+from fp8doctor.stacks.tensors import dtype_name, subclass
+
+ORDER = 10
+STACK = "transformer_engine"
+PREFIX = "transformer_engine.pytorch."
+VERIFIED = "1.0 to 2.20"
+
+GEMM_MODULES = ("Linear", "LayerNormLinear", "LayerNormMLP", "GroupedLinear", "BasicLinear")
+RECIPES = {
+    "DelayedScaling": "delayed",
+    "Float8CurrentScaling": "current",
+    "MXFP8BlockScaling": "mxfp8",
+    "Float8BlockScaling": "blockwise",
+    "NVFP4BlockScaling": "nvfp4",
+    "CustomRecipe": "custom",
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a TE module remembers of its forwards."""
+
+    engaged: bool | None
+    recipe: str | None
+    features: dict[str, bool | int | str | None]
+
+
+def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
+    """The GEMMs of a TE module: one, two in a LayerNormMLP, as many as there are experts in a GroupedLinear."""
+    base = ancestor(type(module), PREFIX + "module.base", ("TransformerEngineBaseModule",))
+    kind = ancestor(type(module), PREFIX, GEMM_MODULES)
+    if kind is None or (base is None and not kind.endswith(".BasicLinear")):
+        return ()
+    record = record_of(module, gaps)
+    return tuple(
+        Layer(
+            kind=kind,
+            stack=STACK,
+            use="training",
+            in_features=int(weights[0].shape[-1]),
+            out_features=out_features,
+            weights=weights,
+            dtype=dtype_name(weights[0]),
+            bias=bias,
+            part=part,
+            gemms=len(weights) if kind.endswith(".GroupedLinear") else 1,
+            recipe=record.recipe,
+            features=record.features,
+            engaged=record.engaged,
+            weight_class=subclass(weights[0]),
+            role="experts" if kind.endswith(".GroupedLinear") else "body",
+        )
+        for part, weights, out_features, bias in gemms(module, kind)
+    )
+
+
+def gemms(module: nn.Module, kind: str) -> list[tuple[str, tuple[Tensor, ...], int, bool]]:
+    """Part, weights, output features and bias of every GEMM. ``parameters_split`` makes one GEMM of several weights."""
+    parameters = {name: each for name, each in module._parameters.items() if each is not None and each.numel()}
+    if kind.endswith(".LayerNormMLP"):
+        parts = [(part, parameters.get(f"{part}_weight"), f"{part}_bias" in parameters) for part in ("fc1", "fc2")]
+        return [(part, (weight,), int(weight.shape[0]), bias) for part, weight, bias in parts if weight is not None]
+    weights = tuple(each for name, each in parameters.items() if "weight" in name and "layer_norm" not in name and each.ndim == 2)
+    if not weights:
+        return []
+    rows = int(weights[0].shape[0]) if kind.endswith(".GroupedLinear") else sum(int(each.shape[0]) for each in weights)
+    return [("", weights, rows, any("bias" in name and "layer_norm" not in name for name in parameters))]
+
+
+def record_of(module: Any, gaps: dict[str, str]) -> Record:
+    """What the last forward left behind.
+
+    ``fp8`` is rewritten in every forward, and by a torch checkpoint's recomputation outside the autocast. So False
+    counts as "not engaged" only while there is no trace of an FP8 forward before it.
+    """
+    state = vars(module)
+    if "fp8" not in state or not isinstance(state.get("fp8_meta"), dict):
+        gaps["network.linears.engaged"] = f"this Transformer Engine module keeps no record where {VERIFIED} do"
+        return Record(engaged=NOT_RECORDED, recipe=NOT_RECORDED, features={})
+    recipe = state["fp8_meta"].get("recipe")
+    name = type(recipe).__name__
+    ran = state.get("forwarded_at_least_once", True if state["fp8"] else None)
+    engaged: bool | None = None
+    if ran and state["fp8"]:
+        engaged = True
+    elif ran and recipe is None and module.training:
+        engaged = False
+    features: dict[str, bool | int | str | None] = {
+        "primary_weights_in_fp8": bool(state.get("primary_weights_in_fp8", False)),
+        "fp8_calibration": bool(state.get("fp8_calibration", False)),
+        "fp8_ran_before": recipe is not None and not state["fp8"],
+    }
+    return Record(engaged=engaged, recipe=None if recipe is None else RECIPES.get(name, name), features=features)

@@ -1,0 +1,301 @@
+"""Examine a target in a process of its own, so that whatever user code does there costs one process and no report.
+
+The caller imports neither torch nor user code. The child sends one JSON message a line over a pipe of its own, never
+over stdout; what user code prints goes to the caller's stderr. The child leads a process group that ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+import fp8doctor
+from fp8doctor.discovery import in_words
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Facts, Target, recorded
+from fp8doctor.load import compiled, load, locate
+from fp8doctor.record import UnreadableDocument, settle
+from fp8doctor.scrub import scrub
+
+TICK_S = 0.1
+"""How often the deadline and the end of the child are looked at while nothing is sent."""
+
+GRACE_S = 2.0
+"""How long a child that has said everything may take to run its exit handlers."""
+
+PR_SET_PDEATHSIG = 1
+"""``prctl`` option: the signal a process gets when its parent dies. Source: linux/prctl.h."""
+
+_BOOT = """\
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("fp8doctor", sys.argv[1])
+sys.modules["fp8doctor"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["fp8doctor"])
+from fp8doctor.worker import serve
+serve(sys.argv[2])
+"""
+"""What the child runs, under ``-P``: this very fp8doctor, wherever it lies, with nothing of it or of the current folder
+on ``sys.path``."""
+
+
+class Stage(msgspec.Struct, tag=True):
+    """The child begins something; ``text`` completes "while ..."."""
+
+    text: str
+
+
+class Examined(msgspec.Struct, tag=True):
+    """Everything that is known so far."""
+
+    facts: dict[str, Any]
+
+
+class Mistake(msgspec.Struct, tag=True):
+    """A `UserError`."""
+
+    message: str
+    detail: str
+
+
+class Failure(msgspec.Struct, tag=True):
+    """fp8doctor itself failed, in a sentence."""
+
+    sentence: str
+
+
+class Done(msgspec.Struct, tag=True):
+    """Nothing more will be sent."""
+
+
+Message = Stage | Examined | Mistake | Failure | Done
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What a worker found out."""
+
+    facts: Facts
+    problem: str | None
+    """Why the facts are incomplete, in a sentence; None when everything was examined."""
+
+
+def examine_in_worker(
+    target: str | None,
+    *,
+    layers: int | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    load_timeout: float = 600,
+    progress: Callable[[str], None],
+) -> Examination:
+    """Examine ``target`` (None: environment and GPUs only) in a child process and wait for it.
+
+    Raises `UserError` for what the user can mend. A child that dies, hangs for ``load_timeout`` seconds or talks
+    nonsense costs what it had not yet said: the facts so far come back with the problem.
+    """
+    source = locate(target) if target is not None else None
+    if source is not None and source.path is not None:
+        compiled(source.path)
+    facts = Facts(target=source.target() if source else Target(kind="environment", name="environment", attribute=None))
+    doing, began = "starting", time.monotonic()
+    decoder = msgspec.json.Decoder(Message)
+    with _Child({"target": target, "layers": layers, "batch": batch, "seq": seq}) as child:
+        for line in child.lines():
+            if line is None:
+                if time.monotonic() - began > load_timeout:
+                    return _incomplete(facts, f"{doing} took longer than {load_timeout:g} s and was stopped; --load-timeout allows it more")
+                continue
+            try:
+                message = decoder.decode(line)
+                if isinstance(message, Examined):
+                    facts = Facts.from_dict(message.facts)
+            except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
+                return _incomplete(facts, f"something other than fp8doctor wrote to its channel while {doing}, and the worker was stopped")
+            if isinstance(message, Stage):
+                doing, began = message.text, time.monotonic()
+                progress(doing)
+            elif not isinstance(message, Examined):
+                child.finish()
+                if isinstance(message, Mistake):
+                    raise UserError(message.message, message.detail)
+                return _incomplete(facts, message.sentence) if isinstance(message, Failure) else Examination(facts, None)
+        return _incomplete(facts, f"the worker {_end(child.returncode)} while {doing}")
+
+
+def _incomplete(facts: Facts, sentence: str) -> Examination:
+    gaps = dict(facts.gaps) if recorded(facts.gaps) else {}
+    gaps.update({name: sentence for name in ("software", "network") if not recorded(getattr(facts, name))})
+    return Examination(msgspec.structs.replace(facts, gaps=gaps), sentence)
+
+
+def _end(returncode: int) -> str:
+    """How a process ended, in words."""
+    if returncode >= 0:
+        return f"ended with exit code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    return f"was killed by {name} (out of memory?)" if name == "SIGKILL" else f"was killed by {name}"
+
+
+def _stderr() -> int:
+    """Where the child prints: this process's stderr, or nowhere where that is closed."""
+    try:
+        os.fstat(2)
+    except OSError:
+        return subprocess.DEVNULL
+    return 2
+
+
+class _Child:
+    """The child process as its parent holds it: its messages, and the certainty that it is gone afterwards."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        output = _stderr()
+        self._read_end, write_end = os.pipe()
+        try:
+            os.set_blocking(self._read_end, False)
+            request = {**request, "channel": write_end, "parent": os.getpid(), "read_end": self._read_end}
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BOOT, str(Path(fp8doctor.__file__).resolve()), json.dumps(request)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(write_end,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._read_end)
+            raise
+        finally:
+            os.close(write_end)
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None) -> None:
+        """Kill what is left of the process group, reap the child, close the pipe."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._read_end)
+
+    @property
+    def returncode(self) -> int:
+        return self._process.wait()
+
+    def finish(self) -> None:
+        """Let a child that has said everything run its exit handlers."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_S)
+
+    def lines(self) -> Iterator[bytes | None]:
+        """The lines that arrive, and None at every tick without one, until the child has ended.
+
+        The end of the pipe is not the end of the child: user code may close it, and `_Channel` then opens it again;
+        nor does an open pipe mean a living child: a process forked by user code holds it too.
+        """
+        poller = select.poll()
+        poller.register(self._read_end, select.POLLIN)
+        rest = b""
+        while True:
+            ended = self._process.poll() is not None
+            try:
+                chunk = os.read(self._read_end, 1 << 20)
+            except BlockingIOError:
+                chunk = None
+            if chunk:
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from lines
+                continue
+            if ended:
+                return
+            if chunk is None:
+                poller.poll(TICK_S * 1e3)
+            else:
+                time.sleep(TICK_S)
+            yield None
+
+
+class _Channel:
+    """The child's way to its parent. User code may close it, fork, or reuse its number: it is opened again, or left alone."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._pid = os.getpid()
+        self._fd = os.dup(request["channel"])
+        os.close(request["channel"])
+        self._pipe = os.fstat(self._fd).st_ino
+        self._again = f"/proc/{request['parent']}/fd/{request['read_end']}"
+
+    def send(self, message: Message) -> None:
+        """Send one message. A copy of the child that user code forked ends here instead."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+        line = msgspec.json.encode(message) + b"\n"
+        self._reopen()
+        while line:
+            line = line[os.write(self._fd, line) :]
+
+    def _reopen(self) -> None:
+        try:
+            mine = os.fstat(self._fd).st_ino == self._pipe
+        except OSError:
+            mine = False
+        if not mine:
+            self._fd = os.open(self._again, os.O_WRONLY | os.O_CLOEXEC)
+
+
+def serve(request: str) -> None:
+    """The child: examine what the request names, send everything as it comes."""
+    asked = json.loads(request)
+    _die_with(asked["parent"])
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    channel = _Channel(asked)
+    try:
+        _examine(channel, asked)
+        channel.send(Done())
+    except UserError as error:
+        channel.send(Mistake(settle(str(error)), settle(error.detail)))
+    except BaseException as error:
+        frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
+        channel.send(Failure(settle(scrub(f"fp8doctor failed: {in_words(error)} ({os.path.basename(frame.f_code.co_filename)}:{line})"))))
+
+
+def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
+    channel.send(Stage("reading the environment"))
+    from fp8doctor.examine import examine, examine_surroundings
+
+    if asked["target"] is None:
+        channel.send(Examined(examine_surroundings(Target(kind="environment", name="environment", attribute=None)).to_dict()))
+        return
+    target = locate(asked["target"]).target()
+    channel.send(Examined(examine_surroundings(target).to_dict()))
+    channel.send(Stage(f"loading {target.name}"))
+    job = load(asked["target"], layers=asked["layers"], batch=asked["batch"], seq=asked["seq"])
+    channel.send(Stage(f"examining {target.name}"))
+    # Loading may have changed variables and imports: the surroundings are read again.
+    channel.send(Examined(examine(job).to_dict()))
+
+
+def _die_with(parent: int) -> None:
+    """End with the parent, where the system can arrange it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,95 @@
+"""CMP001 on real torchao models: every way to compile treats it, and what need not be compiled is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import convert_to_float8_training
+
+from fp8doctor.checks.compilation.eager_float8 import eager_float8
+from fp8doctor.facts import Facts
+from fp8doctor.finding import Finding, NotApplicable
+
+Look = Callable[..., Facts]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 512), nn.Linear(512, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.fixture
+def decoder() -> nn.Module:
+    return convert_to_float8_training(Decoder().bfloat16())
+
+
+def test_an_eager_decoder(decoder: nn.Module, look: Look) -> None:
+    finding = eager_float8(look(decoder, tokens=4096))
+    assert isinstance(finding, Finding)
+    assert finding.title == "6 of 6 FP8 Linears run eagerly"
+    assert finding.saving_ms is not None
+    assert finding.saving_ms.low > 0
+    assert finding.saving_ms.basis == "modelled"
+    assert finding.treatment is not None
+    assert finding.treatment.code == "for block in model.blocks:\n    block.compile()"
+
+
+def test_the_printed_treatment_makes_it_silent(decoder: nn.Module, look: Look) -> None:
+    finding = eager_float8(look(decoder, tokens=4096))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    exec(finding.treatment.code, {"model": decoder})
+    assert eager_float8(look(decoder, tokens=4096)) is None
+
+
+def compile_in_place(model: Any) -> Any:
+    model.compile()
+    return model
+
+
+def compile_forwards(model: Any) -> Any:
+    for block in model.blocks:
+        block.forward = torch.compile(block.forward)
+    return model
+
+
+def compile_children(model: Any) -> Any:
+    model.blocks = nn.ModuleList(torch.compile(block) for block in model.blocks)
+    return model
+
+
+@pytest.mark.parametrize("compiled", [torch.compile, compile_in_place, compile_forwards, compile_children])
+def test_every_form_of_compile_is_seen(compiled: Callable[[Any], Any], decoder: nn.Module, look: Look) -> None:
+    assert eager_float8(look(compiled(decoder), tokens=4096)) is None
+
+
+def test_one_block_left_out(decoder: nn.Module, look: Look) -> None:
+    for block in decoder.blocks[:2]:
+        block.compile()
+    finding = eager_float8(look(decoder, tokens=4096))
+    assert isinstance(finding, Finding)
+    assert finding.title == "2 of 6 FP8 Linears run eagerly"
+    assert finding.evidence["first"] == "blocks.2.up"
+
+
+def test_bf16_does_not_need_it(look: Look) -> None:
+    assert isinstance(eager_float8(look(Decoder().bfloat16(), tokens=4096)), NotApplicable)

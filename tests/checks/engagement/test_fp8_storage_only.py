@@ -1,0 +1,99 @@
+"""MOD003 on the real classes of transformers and torchao, on a plain float8 parameter, and on healthy relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor.checks.engagement.fp8_storage_only import SICK, fp8_storage_only
+from fp8doctor.facts import Facts
+from fp8doctor.finding import Finding
+
+Look = Callable[..., Facts]
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(256, 256), nn.RMSNorm(256), nn.Linear(256, 256)).bfloat16()
+
+
+def huggingface() -> nn.Module:
+    from transformers import FineGrainedFP8Config, LlamaConfig, LlamaForCausalLM
+    from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
+
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=2, vocab_size=512))
+        return replace_with_fp8_linear(model, modules_to_not_convert=["lm_head"], quantization_config=FineGrainedFP8Config())
+
+
+def test_hugging_face_fp8_linear(look: Look) -> None:
+    finding = fp8_storage_only(look(huggingface()))
+    assert isinstance(finding, Finding)
+    assert finding.title == "14 of 15 Linears only store their weights in FP8"
+    assert finding.severity is None
+    assert "its backward converts the weight back to BF16" in finding.explanation
+    assert finding.evidence["classes"] == ("transformers.integrations.finegrained_fp8.FP8Linear",)
+
+
+def test_torchao_weight_only_tensor(look: Look) -> None:
+    from torchao.quantization import Float8WeightOnlyConfig, quantize_
+
+    model = mlp()
+    quantize_(model, Float8WeightOnlyConfig())
+    finding = fp8_storage_only(look(model))
+    assert isinstance(finding, Finding)
+    assert finding.evidence["stored_linears"] == 2
+    assert "dequantise the weight" in finding.explanation
+
+
+def test_torchao_dynamic_tensor_raises_in_its_backward() -> None:
+    layer = msgspec.structs.replace(SICK.network.linears[0], stack="torchao", features={"activations_quantized": True})
+    finding = fp8_storage_only(msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,))))
+    assert isinstance(finding, Finding)
+    assert "derivative for aten::_scaled_mm is not implemented" in finding.explanation
+
+
+def test_plain_float8_parameter(look: Look) -> None:
+    model = mlp()
+    model[0].weight = nn.Parameter(model[0].weight.data.to(torch.float8_e4m3fn), requires_grad=False)
+    finding = fp8_storage_only(look(model))
+    assert isinstance(finding, Finding)
+    assert finding.evidence["stored_linears"] == 1
+    assert "no FP8 matmul for a plain float8 parameter" in finding.explanation
+
+
+def test_float8_parameter_outside_any_linear(look: Look) -> None:
+    model = mlp()
+    model.register_parameter("table", nn.Parameter(torch.zeros(16, 16).to(torch.float8_e4m3fn), requires_grad=False))
+    finding = fp8_storage_only(look(model))
+    assert isinstance(finding, Finding)
+    assert finding.evidence["stored_linears"] == 0
+    assert finding.evidence["float8_parameters"] == 1
+
+
+def test_a_model_that_is_not_trained_is_only_told(look: Look) -> None:
+    model = huggingface().requires_grad_(False)
+    finding = fp8_storage_only(look(model))
+    assert isinstance(finding, Finding)
+    assert finding.severity == "info"
+    assert finding.treatment is None
+
+
+def test_treatment_makes_it_silent(look: Look) -> None:
+    from torchao.float8 import convert_to_float8_training
+
+    assert fp8_storage_only(look(convert_to_float8_training(mlp()))) is None
+
+
+def test_bf16_is_no_storage(look: Look) -> None:
+    assert fp8_storage_only(look(mlp())) is None
+
+
+@pytest.mark.parametrize(("stack", "dtype"), [("bitsandbytes", "uint8"), ("bitsandbytes", "int8"), ("torchao", "int8")])
+def test_four_and_eight_bits_are_not_this_disease(stack: str, dtype: str) -> None:
+    layer = msgspec.structs.replace(SICK.network.linears[0], stack=stack, dtype=dtype)
+    network = msgspec.structs.replace(SICK.network, linears=(layer,), float8_parameters=0)
+    assert fp8_storage_only(msgspec.structs.replace(SICK, network=network)) is None

@@ -1,0 +1,128 @@
+"""MOD001 on models that went through the real Accelerate, and on what must not be mistaken for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor import registry
+from fp8doctor.checks.engagement import no_fp8_modules
+from fp8doctor.checks.engagement.no_fp8_modules import SICK
+from fp8doctor.facts import Environment, Facts
+from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.prescription import prescribe
+
+Look = Callable[..., Facts]
+
+
+def answer(facts: Facts) -> Finding | NotApplicable | None:
+    return no_fp8_modules.no_fp8_modules(facts)
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=512, bos_token_id=0, eos_token_id=0))
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, vocab_size=512))
+
+
+@pytest.fixture
+def prepare(forget_accelerate: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """What `accelerate launch --mixed_precision fp8` and a script of three lines do."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+
+    def prepared(model: nn.Module, **settings: Any) -> Any:
+        from accelerate import Accelerator
+
+        return Accelerator(**settings).prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))[0]
+
+    return prepared
+
+
+def test_conv1d_is_converted_by_nobody(prepare: Callable[..., Any], look: Look) -> None:
+    finding = answer(look(prepare(gpt2())))
+    assert isinstance(finding, Finding)
+    assert finding.severity is None, "the check's own severity, an error"
+    assert "8 of them are Conv1D" in finding.explanation
+    assert finding.evidence["asked_by"] == "ACCELERATE_MIXED_PRECISION=fp8"
+    assert finding.treatment is not None
+    assert finding.treatment.name == "conv1d-to-linear"
+
+
+def test_treatment_for_conv1d_makes_it_silent(prepare: Callable[..., Any], look: Look) -> None:
+    model = gpt2()
+    for parent in list(model.modules()):
+        for name, conv1d in list(parent.named_children()):
+            if type(conv1d).__name__ == "Conv1D":
+                linear = nn.Linear(*conv1d.weight.shape)
+                linear.weight.data, linear.bias.data = conv1d.weight.data.T.contiguous(), conv1d.bias.data
+                setattr(parent, name, linear)
+    assert answer(look(prepare(model))) is None
+
+
+def test_a_model_that_accelerate_converted_is_healthy(prepare: Callable[..., Any], look: Look) -> None:
+    assert answer(look(prepare(llama()))) is None
+
+
+def test_before_prepare_it_is_information(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    finding = answer(look(llama()))
+    assert isinstance(finding, Finding)
+    assert finding.severity == "info"
+    assert finding.title == "FP8 was asked for; none of 15 Linears has it yet"
+
+
+def test_a_training_step_is_proof_enough(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+    model(torch.ones(16, 64)).sum().backward()
+    finding = answer(look(model))
+    assert isinstance(finding, Finding)
+    assert finding.severity is None
+    assert finding.evidence["conversion_due"] == "a training step has run"
+    assert "nothing else reads the request" in finding.explanation
+
+
+def test_widths_that_the_converter_skips(prepare: Callable[..., Any], look: Look) -> None:
+    finding = answer(look(prepare(nn.Sequential(*(nn.Linear(100, 100) for _ in range(4))))))
+    assert isinstance(finding, Finding)
+    assert "No Linear has both sides divisible by 16" in finding.explanation
+
+
+def test_only_a_first_and_a_last_linear(prepare: Callable[..., Any], look: Look) -> None:
+    finding = answer(look(prepare(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))))
+    assert isinstance(finding, Finding)
+    assert "the first and the last" in finding.explanation
+
+
+def test_nobody_asked(look: Look) -> None:
+    assert answer(look(llama())) == NotApplicable(reason="nobody asked for FP8")
+
+
+def test_eight_bits_of_bitsandbytes_are_not_fp8() -> None:
+    layer = msgspec.structs.replace(SICK.network.linears[0], stack="bitsandbytes", use="storage", dtype="int8")
+    finding = answer(msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,))))
+    assert isinstance(finding, Finding)
+
+
+def test_an_overridden_request_is_treated_instead() -> None:
+    check = next(check for check in registry.discover() if check.code == "MOD001")
+    findings, _ = registry.run([check], SICK)
+    cause = msgspec.structs.replace(findings[0], code="ENV001", treatment=None)
+    assert prescribe([cause, *findings], {"MOD001": check.explained_by}) == ()
+
+
+def test_an_old_recording_without_variables_is_no_request() -> None:
+    assert isinstance(
+        answer(msgspec.structs.replace(SICK, environment=Environment(), training=msgspec.structs.replace(SICK.training, accelerate=None))), NotApplicable
+    )

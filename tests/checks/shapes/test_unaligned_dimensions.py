@@ -1,0 +1,169 @@
+"""SHP001 on real converted models: what raises on a GPU, what a converter leaves out, and what is none of its business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+from fp8doctor.checks.shapes.unaligned_dimensions import HEALTHY, SICK, padded_tokens, tokens_divisor, unaligned_dimensions
+from fp8doctor.facts import Facts, Linear, Workload
+from fp8doctor.finding import Finding, NotApplicable
+
+Look = Callable[..., Facts]
+
+
+def mlp(width: int = 256, hidden: int = 512) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)).bfloat16()
+
+
+def converted(model: nn.Module, recipe: str = "tensorwise", **settings: Any) -> nn.Module:
+    config = Float8LinearConfig.from_recipe_name(recipe)
+    return convert_to_float8_training(model, config=Float8LinearConfig(**settings) if settings else config)
+
+
+def test_widths_that_raise(look: Look) -> None:
+    finding = unaligned_dimensions(look(converted(mlp(1000)), tokens=1024))
+    assert isinstance(finding, Finding)
+    assert finding.title == "2 of 2 FP8 layers have sides that raise on a GPU"
+    assert finding.treatment is not None
+    assert "nn.Linear(1000, 512)  ->  nn.Linear(1008, 512)   # multiples of 16" in finding.treatment.code
+    assert "collator" not in finding.treatment.code
+
+
+def test_tokens_that_raise(look: Look) -> None:
+    finding = unaligned_dimensions(look(converted(mlp()), tokens=1003))
+    assert isinstance(finding, Finding)
+    assert finding.title == "1003 tokens a step are not a multiple of 16"
+    assert finding.treatment is not None
+    assert finding.treatment.name == "pad-tokens"
+    assert "1003 -> 1008 tokens" in finding.treatment.code
+
+
+def test_treatment_makes_it_silent(look: Look) -> None:
+    assert unaligned_dimensions(look(converted(mlp(1008)), tokens=1008)) is None
+
+
+def test_tokens_of_a_made_up_batch_are_nobodys_fault(look: Look) -> None:
+    facts = look(converted(mlp()), tokens=1003)
+    assert unaligned_dimensions(msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, batch_source="made up"))) is None
+
+
+def test_pad_inner_dim_mends_tokens_and_not_widths(look: Look) -> None:
+    assert unaligned_dimensions(look(converted(mlp(), pad_inner_dim=True), tokens=1003)) is None
+    finding = unaligned_dimensions(look(converted(mlp(1000), pad_inner_dim=True), tokens=1003))
+    assert isinstance(finding, Finding)
+    assert "it pads the tokens, not in and out" in finding.explanation
+    assert "tokens a step" not in finding.title
+
+
+def test_the_weight_gradient_in_bf16_takes_any_tokens(look: Look) -> None:
+    assert unaligned_dimensions(look(converted(mlp(), "rowwise_with_gw_hp"), tokens=1003)) is None
+    assert unaligned_dimensions(look(converted(mlp(), "rowwise"), tokens=1003)) is not None
+
+
+def test_emulation_takes_any_side(look: Look) -> None:
+    facts = look(converted(mlp(1000), emulate=True), tokens=1003)
+    assert not isinstance(unaligned_dimensions(facts), Finding)
+
+
+def test_layers_that_a_filter_skipped(look: Look) -> None:
+    model = nn.Sequential(*(mlp() for _ in range(3)), nn.Linear(256, 1000).bfloat16(), nn.Linear(1000, 256).bfloat16(), mlp())
+    convert_to_float8_training(model, module_filter_fn=lambda module, name: module.in_features % 16 == 0 and module.out_features % 16 == 0)
+    finding = unaligned_dimensions(look(model, tokens=1024))
+    assert isinstance(finding, Finding)
+    assert finding.evidence["skipped_layers"] == 2
+    assert "cannot be converted" in finding.title
+
+
+def test_a_skipped_layer_without_weight_in_the_step_is_not_worth_it(look: Look) -> None:
+    model = nn.Sequential(mlp(), nn.Linear(256, 2).bfloat16(), nn.Linear(2, 256).bfloat16(), mlp(), mlp())
+    convert_to_float8_training(model, module_filter_fn=lambda module, name: module.in_features % 16 == 0 and module.out_features % 16 == 0)
+    assert unaligned_dimensions(look(model, tokens=1024)) is None
+
+
+class TiedDecoder(nn.Module):
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, 256)
+        self.blocks = nn.ModuleList(mlp() for _ in range(2))
+        self.head = nn.Linear(256, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_the_head_of_gpt2s_vocabulary_in_bf16_is_healthy(look: Look) -> None:
+    model = convert_to_float8_training(TiedDecoder(50257), module_filter_fn=lambda module, name: name != "head")
+    assert unaligned_dimensions(look(model, tokens=1024)) is None
+
+
+def test_the_head_of_gpt2s_vocabulary_in_fp8_raises(look: Look) -> None:
+    finding = unaligned_dimensions(look(convert_to_float8_training(TiedDecoder(50257)), tokens=1024))
+    assert isinstance(finding, Finding)
+    assert finding.evidence["first"] == "head"
+    assert finding.treatment is not None
+    assert "nn.Linear(256, 50272)" in finding.treatment.code
+
+
+def test_without_fp8_it_does_not_apply(look: Look) -> None:
+    assert isinstance(unaligned_dimensions(look(mlp(1000), tokens=1003)), NotApplicable)
+
+
+def test_candidates_when_fp8_was_asked_for(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    finding = unaligned_dimensions(look(nn.Sequential(*(mlp(1000) for _ in range(3))), tokens=1003))
+    assert isinstance(finding, Finding)
+    assert finding.evidence["raising_layers"] == 0
+    assert unaligned_dimensions(look(nn.Sequential(*(mlp() for _ in range(3))), tokens=1003)) is None
+
+
+def layer(**changes: Any) -> Linear:
+    return msgspec.structs.replace(HEALTHY.network.linears[0], **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sides", "silent"),
+    [
+        ({"recipe": "tensorwise"}, (1040, 4096), True),
+        ({"recipe": "mxfp8"}, (1040, 4096), False),
+        ({"recipe": "mxfp8"}, (1056, 4096), True),
+        ({"recipe": "blockwise"}, (1056, 4096), False),
+        ({"recipe": "float8_block_scaling", "stack": "transformer_engine"}, (1152, 4096), True),
+        ({"recipe": "nvfp4"}, (1120, 4096), False),
+        ({"recipe": None, "kind": "torchao.prototype.mx_formats.mx_linear.MXLinear"}, (1040, 4096), False),
+        ({"recipe": None, "kind": "torchao.prototype.blockwise_fp8_training.linear.Float8BlockwiseLinear"}, (1056, 4096), False),
+        ({"recipe": "delayed", "stack": "transformer_engine"}, (1040, 4096), True),
+        ({"recipe": "delayed", "stack": "transformer_engine"}, (1032, 4096), False),
+        ({"recipe": "delayed", "stack": "transformer_engine"}, (1024, 4104), False),
+    ],
+)
+def test_multiples_by_recipe(changes: dict[str, Any], sides: tuple[int, int], silent: bool) -> None:
+    linear = layer(in_features=sides[0], out_features=sides[1], **changes)
+    facts = msgspec.structs.replace(HEALTHY, network=msgspec.structs.replace(HEALTHY.network, linears=(linear,)))
+    assert (unaligned_dimensions(facts) is None) == silent
+
+
+def test_frozen_transformer_engine_layers_want_eight_tokens() -> None:
+    assert tokens_divisor(layer(stack="transformer_engine", recipe="delayed", requires_grad=False)) == 8
+    assert tokens_divisor(layer(stack="transformer_engine", recipe="delayed", requires_grad=True)) == 16
+
+
+def test_padding_goes_to_the_sequence_where_there_is_one() -> None:
+    assert padded_tokens(Workload(batch_size=3, sequence_length=1003, tokens=3009), 16) == 3 * 1008
+    assert padded_tokens(Workload(batch_size=1003, sequence_length=None, tokens=1003), 16) == 1008
+
+
+def test_both_at_once() -> None:
+    finding = unaligned_dimensions(SICK)
+    assert isinstance(finding, Finding)
+    assert finding.title == "1 of 1 FP8 layers have sides that raise on a GPU; 1003 tokens a step are not a multiple of 16"

@@ -1,0 +1,64 @@
+"""What all tests share: a clean environment, and a look at a live model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fp8doctor.facts import Facts, Target, Workload
+
+SETTINGS = ("ACCELERATE_", "TORCHDYNAMO_", "TORCH_COMPILE_", "NVTE_", "UNSLOTH_")
+"""Prefixes of variables that change what is diagnosed, whoever runs the tests."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes longer than a few seconds")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _unset_settings() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(SETTINGS):
+                patch.delenv(name)
+        yield
+
+
+@pytest.fixture
+def forget_accelerate() -> Iterator[None]:
+    """Accelerate's shared state is put back to nothing, before and after."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    def forget() -> None:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        PartialState._reset_state()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def look() -> Callable[..., Facts]:
+    """Facts of a live model, made by examine: ``look(model, tokens=16384, **fields of the job)``."""
+    from fp8doctor.examine import examine
+    from fp8doctor.job import Job
+
+    def examined(model: Any, *, tokens: int | None = None, **fields: Any) -> Facts:
+        workload = Workload(
+            batch_source="given" if tokens else None,
+            batch_size=tokens,
+            sequence_length=None,
+            tokens=tokens,
+            loss_source="mean",
+            optimizer_source="made up",
+            autocast_source="none",
+            accumulate=1,
+        )
+        return examine(Job(model=model, target=Target(kind="live", name=type(model).__name__, attribute=None), workload=workload, **fields))
+
+    return examined

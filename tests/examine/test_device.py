@@ -1,0 +1,326 @@
+"""GPUs that this machine does not have, told by a stand-in NVML to the real `examine_gpus`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fp8doctor.examine import examine_surroundings
+from fp8doctor.examine.device import Card, driver_version, examine_gpus, read_visible_devices
+from fp8doctor.facts import Gpu, Target, recorded
+from tests.stand_ins.nvml import GIB, Device, StandIn, a100, gpu, h100, sliced
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def examined(monkeypatch: pytest.MonkeyPatch, *devices: Device, **stand_in: object) -> tuple[tuple[Gpu, ...], dict[str, str]]:
+    """What `examine_gpus` makes of these devices, and its gaps; NVML has to be shut down again."""
+    nvml = StandIn(*devices, **stand_in).install(monkeypatch)  # type: ignore[arg-type]
+    gaps: dict[str, str] = {}
+    gpus = examine_gpus(gaps)
+    assert nvml.opened == 0
+    return gpus, gaps
+
+
+def initialized(monkeypatch: pytest.MonkeyPatch, *devices: SimpleNamespace, reserved: int = 0) -> None:
+    """torch as it is once CUDA was used: these are the properties of the devices it sees."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: devices[i])
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda i: reserved)
+
+
+def process(pid: int) -> SimpleNamespace:
+    return SimpleNamespace(pid=pid, usedGpuMemory=GIB)
+
+
+def test_everything_of_one_gpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,), gaps = examined(monkeypatch, a100())
+    assert found == Gpu(
+        name="NVIDIA A100-SXM4-80GB",
+        vendor="nvidia",
+        compute_capability="8.0",
+        architecture=None,
+        memory_gib=80.0,
+        memory_used_gib=0.5,
+        visible=True,
+        mig=False,
+        sm_clock_mhz=210,
+        sm_clock_max_mhz=1410,
+        power_limit_w=400.0,
+        power_limit_default_w=400.0,
+        throttle_reasons=(),
+        other_processes=0,
+    )
+    assert gaps == {}
+
+
+def test_no_uuid_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus, _ = examined(monkeypatch, a100(), sliced(h100(), "MIG-c0000000-0000-0000-0000-000000000000"))
+    assert "0000-0000" not in str(gpus)
+
+
+def test_clocks_that_are_held_back_have_names_and_idle_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    bits = pynvml.nvmlClocksEventReasonGpuIdle | pynvml.nvmlClocksEventReasonApplicationsClocksSetting
+    bits |= pynvml.nvmlClocksEventReasonSwPowerCap | pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    (found,), _ = examined(monkeypatch, h100(nvmlDeviceGetCurrentClocksEventReasons=bits, nvmlDeviceGetPowerManagementLimit=350_000))
+    assert found.throttle_reasons == ("software power cap", "hardware thermal slowdown")
+    assert (found.power_limit_w, found.power_limit_default_w) == (350.0, 400.0)
+
+
+def test_every_reason_of_nvml_but_idle_and_own_settings_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,), _ = examined(monkeypatch, h100(nvmlDeviceGetCurrentClocksEventReasons=pynvml.nvmlClocksThrottleReasonAll))
+    assert len(found.throttle_reasons) == bin(pynvml.nvmlClocksThrottleReasonAll).count("1") - 2
+
+
+def test_an_old_driver_is_asked_by_the_old_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = h100(nvmlDeviceGetCurrentClocksEventReasons=pynvml.NVMLError_FunctionNotFound(), nvmlDeviceGetCurrentClocksThrottleReasons=0x8)
+    (found,), _ = examined(monkeypatch, old)
+    assert found.throttle_reasons == ("hardware slowdown",)
+
+
+def test_what_a_gpu_cannot_tell_is_none_and_what_failed_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = Device("GPU-d0000000", "NVIDIA GB10", {"nvmlDeviceGetCudaComputeCapability": (12, 1), "nvmlDeviceGetMemoryInfo": pynvml.NVMLError_Unknown()})
+    (found,), gaps = examined(monkeypatch, bare)
+    assert (found.name, found.compute_capability, found.sm_clock_mhz, found.power_limit_w, found.mig, found.other_processes) == (
+        "NVIDIA GB10",
+        "12.1",
+        None,
+        None,
+        None,
+        None,
+    )
+    assert not recorded(found.memory_gib)
+    assert not recorded(found.throttle_reasons)
+    assert gaps == {}
+
+
+def test_without_a_driver_there_is_no_gpu_and_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (pynvml.NVMLError_LibraryNotFound(), pynvml.NVMLError_DriverNotLoaded()):
+        assert examined(monkeypatch, on_init=error) == ((), {})
+
+
+def test_a_broken_driver_leaves_the_gpus_unrecorded_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus, gaps = examined(monkeypatch, on_init=pynvml.NVMLError_LibRmVersionMismatch())
+    assert not recorded(gpus)
+    assert gaps == {"gpus": "the GPUs cannot be asked: RM has detected an NVML/RM version mismatch."}
+
+
+def test_a_gpu_that_fell_off_the_bus_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Device("GPU-e0000000", pynvml.NVMLError_GpuIsLost())
+    gpus, gaps = examined(monkeypatch, h100(), lost)
+    assert [found.name for found in gpus] == ["NVIDIA H100 80GB HBM3"]
+    assert gaps == {"gpus.1": "NVML failed: GPU is lost"}
+
+
+def test_the_driver_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = StandIn(h100(), driver="580.159.03").install(monkeypatch)
+    facts = examine_surroundings(Target(kind="environment", name="environment"))
+    assert facts.software.driver == "580.159.03"
+    assert [found.name for found in facts.gpus] == ["NVIDIA H100 80GB HBM3"]
+    assert nvml.opened == 0
+
+
+def test_a_broken_driver_has_no_version_and_a_missing_one_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    gaps: dict[str, str] = {}
+    StandIn(on_init=pynvml.NVMLError_Unknown()).install(monkeypatch)
+    assert not recorded(driver_version(gaps))
+    assert gaps == {"software.driver": "NVML failed: Unknown Error"}
+    StandIn(on_init=pynvml.NVMLError_LibraryNotFound()).install(monkeypatch)
+    assert driver_version({}) is None
+
+
+# Which of them the process sees
+
+
+PAIR = ("GPU-a1000000-0000-0000-0000-000000000000", "GPU-b1000000-0000-0000-0000-000000000000")
+
+
+@pytest.mark.parametrize(
+    ("variable", "seen"),
+    [
+        ("0", ["first"]),
+        ("1,0", ["second", "first"]),
+        ("", []),
+        ("-1", []),
+        ("0,-1,1", ["first"]),
+        ("7", []),
+        ("0,7,1", ["first"]),
+        ("0,0", []),
+        (" 1", ["second"]),
+        ("1gpu", ["second"]),
+        ("none", []),
+        ("GPU-b1", ["second"]),
+        (f"{PAIR[1]},{PAIR[0]}", ["second", "first"]),
+        ("GPU-", []),
+        ("GPU-b1,0", ["second"]),
+        ("MIG-1", []),
+    ],
+)
+def test_the_variable_chooses_and_orders(monkeypatch: pytest.MonkeyPatch, variable: str, seen: list[str]) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    first, second = (gpu("NVIDIA H100", uuid, (9, 0), memory) for uuid, memory in zip(PAIR, (80, 94), strict=True))
+    gpus, gaps = examined(monkeypatch, first, second)
+    names = {80.0: "first", 94.0: "second"}
+    assert [names[found.memory_gib or 0] for found in gpus if found.visible] == seen
+    assert len(gpus) == 2
+    assert [found.visible for found in gpus] == sorted((found.visible for found in gpus), reverse=True)
+    assert gaps == {}
+
+
+pieces = st.lists(st.sampled_from(["0", "1", "2", "3", "-1", "+1", " 2 ", "1gpu", "x", "", "GPU-a", "GPU-a1", "GPU-b1", "GPU-z", "GPU-"]), max_size=4)
+
+
+@given(pieces=pieces)
+def test_indices_and_uuids_are_read_as_torch_reads_them(pieces: list[str]) -> None:
+    meant = {"0": 0, "1": 1, "+1": 1, "1gpu": 1, "2": 2, " 2 ": 2, "GPU-a1": 0, "GPU-b1": 2}
+    doubles = len({meant.get(piece, piece) for piece in pieces}) < len(pieces)
+    assume(not doubles or set(pieces) <= set(meant))  # behind an entry that ends the list torch still counts doubles, the driver does not
+    uuids = ["GPU-a1", "GPU-a2", "GPU-b1"]
+    cards = [Card(None, uuid, "NVIDIA H100", ()) for uuid in uuids]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", ",".join(pieces))
+        patch.setattr(torch.cuda, "_raw_device_count_nvml", lambda: len(uuids))
+        patch.setattr(torch.cuda, "_raw_device_uuid_nvml", lambda: uuids)
+        assert len(read_visible_devices(",".join(pieces), cards)) == torch.cuda._device_count_nvml()
+
+
+@pytest.mark.parametrize(
+    ("variable", "seen"),
+    [("0,9,0", 1), ("0,-1,0", 1), ("{},GPU-nope,{}", 1), ("0,0", 0), ("1gpu", 0), ("+0", 1), (" 0", 1), ("GPU-", 0), ("{},0", 1)],
+)
+def test_values_are_read_as_the_driver_read_them_with_one_h200(variable: str, seen: int) -> None:
+    """What cuDeviceGetCount of driver 580.159 gave under each value, the GPU's own UUID in place of the braces."""
+    card = Card(None, PAIR[0], "NVIDIA H200", ())
+    assert len(read_visible_devices(variable.replace("{}", card.uuid), [card])) == seen
+
+
+def test_indices_among_different_models_need_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    gpus, gaps = examined(monkeypatch, a100(), h100())
+    assert [found.name for found in gpus] == ["NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"]
+    assert not any(recorded(found.visible) for found in gpus)
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in gaps["gpus.visible"]
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    gpus, gaps = examined(monkeypatch, a100(), h100())
+    assert [(found.compute_capability, found.visible) for found in gpus] == [("8.0", True), ("9.0", False)]
+    assert gaps == {}
+
+
+def test_once_cuda_is_initialized_torch_says_what_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # changed after CUDA was initialized: too late to count
+    initialized(monkeypatch, SimpleNamespace(uuid=PAIR[1].removeprefix("GPU-")))
+    gpus, gaps = examined(monkeypatch, a100(), h100())
+    assert [(found.name, found.visible) for found in gpus] == [("NVIDIA H100 80GB HBM3", True), ("NVIDIA A100-SXM4-80GB", False)]
+    assert gaps == {}
+
+
+def test_an_older_torch_without_uuids_leaves_it_to_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b1")
+    initialized(monkeypatch, SimpleNamespace())
+    gpus, _ = examined(monkeypatch, a100(), h100())
+    assert [found.name for found in gpus if found.visible] == ["NVIDIA H100 80GB HBM3"]
+
+
+def test_a_mig_slice_has_its_own_name_and_memory_and_the_capability_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    uuids = [f"MIG-c{i}000000-0000-0000-0000-000000000000" for i in range(2)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", uuids[1])
+    gpus, gaps = examined(monkeypatch, h100(PAIR[0]), sliced(h100(PAIR[1]), *uuids))
+    slice_, whole = gpus
+    assert (slice_.name, slice_.memory_gib, slice_.compute_capability, slice_.mig, slice_.visible) == (
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        10.0,
+        "9.0",
+        True,
+        True,
+    )
+    assert (whole.mig, whole.visible, whole.memory_gib) == (False, False, 80.0)
+    assert gaps == {}
+
+
+def test_a_mig_slice_is_found_by_the_uuid_torch_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    initialized(monkeypatch, SimpleNamespace(uuid="c0000000-0000-0000-0000-000000000000"))
+    (found,), _ = examined(monkeypatch, sliced(h100(), "MIG-c0000000-0000-0000-0000-000000000000", memory_gib=20.0))
+    assert (found.memory_gib, found.visible) == (20.0, True)
+
+
+def test_an_index_of_a_gpu_in_mig_mode_means_its_first_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,), _ = examined(monkeypatch, sliced(h100(), "MIG-1", "MIG-2"))
+    assert (found.memory_gib, found.mig) == (10.0, True)
+
+
+# Who else is there
+
+
+def test_this_process_is_not_counted_among_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,), _ = examined(monkeypatch, h100(nvmlDeviceGetComputeRunningProcesses=[process(os.getpid()), process(1), process(1), process(2)]))
+    assert found.other_processes == 2
+
+
+def test_in_a_container_one_of_them_is_this_process_if_it_holds_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    strangers = [process(2**22 + 1), process(2**22 + 2)]
+    device = h100(nvmlDeviceGetComputeRunningProcesses=strangers)
+    (found,), _ = examined(monkeypatch, device)
+    assert found.other_processes == 2
+    initialized(monkeypatch, SimpleNamespace(uuid=device.uuid.removeprefix("GPU-")), reserved=GIB)
+    (found,), _ = examined(monkeypatch, device)
+    assert found.other_processes == 1
+
+
+# Without NVML
+
+
+def test_amd_is_read_from_torch_once_it_is_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    initialized(monkeypatch, SimpleNamespace(name="AMD Instinct MI300X", total_memory=192 * GIB, gcnArchName="gfx942:sramecc+:xnack-"))
+    gaps: dict[str, str] = {}
+    (found,) = examine_gpus(gaps)
+    assert (found.name, found.vendor, found.architecture, found.compute_capability, found.memory_gib, found.visible) == (
+        "AMD Instinct MI300X",
+        "amd",
+        "gfx942",
+        None,
+        192.0,
+        True,
+    )
+    assert gaps == {}
+
+
+def test_amd_is_not_initialized_for_the_sake_of_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    gaps: dict[str, str] = {}
+    assert not recorded(examine_gpus(gaps))
+    assert "HIP" in gaps["gpus"]
+
+
+def test_a_jetson_without_nvml_is_read_from_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    initialized(monkeypatch, SimpleNamespace(name="Thor", total_memory=128 * GIB, major=11, minor=0))
+    (found,), _ = examined(monkeypatch, on_init=pynvml.NVMLError_LibraryNotFound())
+    assert (found.vendor, found.compute_capability, found.architecture) == ("nvidia", "11.0", None)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_real_gpu_is_read_without_cuda_being_initialized() -> None:
+    program = """
+import ctypes
+from fp8doctor.examine import examine_surroundings
+from fp8doctor.facts import Target
+facts = examine_surroundings(Target(kind="environment", name="environment"))
+assert facts.gpus[0].name and facts.software.driver and facts.software.cudnn and facts.software.cublaslt, facts
+state, active, not_initialized = ctypes.c_uint(), ctypes.c_int(), 3
+assert ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxGetState(0, ctypes.byref(state), ctypes.byref(active)) == not_initialized
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

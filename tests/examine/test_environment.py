@@ -1,0 +1,326 @@
+"""The real environment and the really installed packages, through the real `examine_environment`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8doctor.examine.environment import PACKAGES, VARIABLES, allowed, examine_environment, library_version
+from fp8doctor.facts import Environment, Package, Software, recorded
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLED = {name for name in PACKAGES if any(True for each in PACKAGES[name] for _ in metadata.distributions(name=each))}
+
+
+def software(gaps: dict[str, str] | None = None) -> Software:
+    return examine_environment({} if gaps is None else gaps)[0]
+
+
+def environment(gaps: dict[str, str] | None = None) -> Environment:
+    return examine_environment({} if gaps is None else gaps)[1]
+
+
+def run(program: str, **variables: str) -> str:
+    """Output of a program in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# Variables
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("ACCELERATE_MIXED_PRECISION", "fp8", "fp8"),
+        ("ACCELERATE_FP8_FORMAT", "HYBRID", "HYBRID"),
+        ("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR", "INDUCTOR"),
+        ("NVTE_DEBUG", "1", "1"),
+        ("UNSLOTH_COMPILE_DISABLE", "1", "1"),
+        ("FP8_BACKEND", "te", "te"),
+        ("FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "true", "true"),
+        ("TORCH_COMPILE_DISABLE", "1", "1"),
+        ("TORCHDYNAMO_SUPPRESS_ERRORS", "0", "0"),
+        ("TORCH_LOGS", "+dynamo,graph_breaks", "+dynamo,graph_breaks"),
+        ("CUDA_LAUNCH_BLOCKING", "1", "1"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "1", "1"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:512", "expandable_segments:True,max_split_size_mb:512"),
+        ("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync", "backend:cudaMallocAsync"),
+        ("NVIDIA_TF32_OVERRIDE", "0", "0"),
+        ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1", "1"),
+        ("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1", "1"),
+        ("WORLD_SIZE", "8", "8"),
+        ("NCCL_NVLS_ENABLE", "0", "0"),
+        ("CUDA_VISIBLE_DEVICES", "0,1", "0,1"),
+        ("CUDA_VISIBLE_DEVICES", "GPU-8a1f0000-1111-2222-3333-444455556666,1", "GPU-…,1"),
+        ("CUDA_VISIBLE_DEVICES", "MIG-GPU-8a1f0000-1111-2222-3333-444455556666/7/0", "MIG-…"),
+        ("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none", "none"),
+        ("TORCH_TRACE", "/data/client/traces", "…/traces"),
+        ("TORCH_LOGS", "hf_abcdefghijklmnopqrstuvwxyz01234567", "<secret>"),
+    ],
+)
+def test_a_variable_that_matters_is_kept_and_scrubbed(monkeypatch: pytest.MonkeyPatch, name: str, value: str, kept: str) -> None:
+    monkeypatch.setenv(name, value)
+    assert environment().variables[name] == kept
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "PATH",
+        "HOME",
+        "HOSTNAME",
+        "MASTER_ADDR",
+        "ACCELERATE_CONFIG_FILE",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE",
+        "NVTE_CUDA_INCLUDE_DIR",
+        "NVTE_API_KEY",
+        "UNSLOTH_MODEL_NAME",
+        "NCCL_SOCKET_IFNAME",
+        "ACCELERATE_FP8_TOKEN",
+    ],
+)
+def test_a_variable_that_may_tell_a_secret_or_a_place_is_not_read(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "/home/somebody/x")
+    assert name not in environment().variables
+
+
+@given(name=st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ_", min_size=1, max_size=30))
+def test_a_name_that_is_not_on_the_list_stays_out(name: str) -> None:
+    kept = allowed([(name, "value")])
+    assert not kept or name in VARIABLES or name.startswith(("ACCELERATE_", "NVTE_", "TORCH"))
+
+
+def test_variables_are_sorted() -> None:
+    assert list(allowed([("RANK", "0"), ("CUDA_LAUNCH_BLOCKING", "1")])) == ["CUDA_LAUNCH_BLOCKING", "RANK"]
+
+
+# Versions
+
+
+def test_python_platform_and_torch() -> None:
+    found = software()
+    assert found.python == platform.python_version()
+    assert found.platform == f"{sys.platform} {platform.machine()}"
+    assert (found.torch, found.cuda, found.hip) == (str(torch.__version__), torch.version.cuda, torch.version.hip)
+
+
+def test_a_build_without_cuda_has_no_cuda_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert (software().cublaslt, software().cudnn) == (None, None)
+
+
+def distribution(folder: Path, name: str, version: str | None, *, module: str | None = None) -> None:
+    """Install the metadata of a distribution into a folder, and perhaps a module that must not be imported."""
+    info = folder / f"{name}-{version or 'x'}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\n" + (f"Version: {version}\n" if version else ""))
+    if module:
+        (folder / module).mkdir()
+        (folder / module / "__init__.py").write_text("raise RuntimeError('imported')")
+
+
+@pytest.mark.parametrize(("cuda", "cublas", "cudnn"), [("13.0", "nvidia_cublas", "nvidia_cudnn_cu13"), ("12.9", "nvidia_cublas_cu12", "nvidia_cudnn_cu12")])
+def test_libraries_that_are_not_loaded_have_the_version_pip_knows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str, cublas: str, cudnn: str) -> None:
+    distribution(tmp_path, cublas, "13.1.0.3")
+    distribution(tmp_path, cudnn, "9.19.0.56")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    loaded = torch.cuda.is_available()
+    assert loaded or (software().cublaslt, software().cudnn) == ("13.1.0.3", "9.19.0.56")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs a library that is surely loaded")
+def test_a_loaded_library_is_asked_itself() -> None:
+    """The C library stands in for cuBLASLt: it is loaded, and one of its functions returns a number, the size of a page."""
+    assert resource.getpagesize() == 4096
+    assert library_version("libc.so.6", "getpagesize", ()) == "0.40.96"
+
+
+def test_a_library_that_is_not_loaded_is_not_loaded_to_be_asked() -> None:
+    assert library_version("libnowhere.so.1", "version", ()) is None
+    assert library_version("libc.so.6", "no_such_function", ("pytest",)) == metadata.version("pytest")
+
+
+def test_triton_is_found_under_each_of_its_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    distribution(tmp_path, "pytorch_triton_rocm", "3.4.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed = [each for each in ("triton", "pytorch_triton") if any(True for _ in metadata.distributions(name=each))]
+    assert software().triton == (metadata.version(installed[0]) if installed else "3.4.0")
+
+
+def test_installed_packages_have_their_versions() -> None:
+    found = software().packages
+    assert set(found) >= INSTALLED
+    for name in INSTALLED & {"torchao", "accelerate", "transformers", "peft"}:
+        assert found[name].version == metadata.version(name)
+
+
+def test_what_is_imported_is_told_and_nothing_is_imported_to_find_out() -> None:
+    program = """
+import json, sys
+import accelerate
+before = set(sys.modules)
+from fp8doctor.examine.environment import examine_environment
+software, _ = examine_environment({})
+new = {name.partition(".")[0] for name in set(sys.modules) - before} & {"torchao", "transformers", "peft", "transformer_engine", "unsloth", "trl"}
+print(json.dumps([software.packages["accelerate"].imported, software.packages["peft"].imported, sorted(new)]))
+"""
+    assert json.loads(run(program)) == [True, False, []]
+
+
+def test_transformer_engine_is_found_with_its_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    distribution(tmp_path, "transformer_engine_cu13", "2.20.2", module="transformer_engine")
+    distribution(tmp_path, "transformer_engine_torch", "2.19.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = software().packages
+    assert found["transformer_engine"] == Package(version="2.20.2", imported=False)
+    assert found["transformer_engine_torch"] == Package(version="2.19.0", imported=False)
+    assert "transformer_engine_cu12" not in found
+
+
+@pytest.mark.parametrize("version", [None, ""])
+def test_a_half_installed_package_has_no_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str | None) -> None:
+    distribution(tmp_path, "deepspeed", version, module="deepspeed")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert software().packages["deepspeed"] == Package(version=None, imported=False)
+
+
+def test_a_package_without_any_metadata_has_no_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "msamp").mkdir()
+    (tmp_path / "msamp" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert software().packages["msamp"] == Package(version=None, imported=False)
+
+
+def test_a_folder_of_the_name_is_no_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "unsloth" / "docs").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "unsloth" not in software().packages or "unsloth" in INSTALLED
+
+
+def test_a_module_that_cannot_say_where_it_came_from_counts_as_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    import types
+
+    module = types.ModuleType("bitsandbytes")
+    module.__spec__ = None
+    monkeypatch.setitem(sys.modules, "bitsandbytes", module)
+    assert software().packages["bitsandbytes"].imported is True
+
+
+def test_examining_takes_no_time() -> None:
+    software()
+    start = time.perf_counter()
+    examine_environment({})
+    assert time.perf_counter() - start < 0.25, "bound 50 ms on an idle machine; this one may be shared"
+
+
+# DeepSpeed
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
+    """Writes a DeepSpeed configuration and names it as the launcher does."""
+
+    def write(text: str | dict[str, object]) -> Path:
+        path = tmp_path / "ds_config.json"
+        path.write_text(text if isinstance(text, str) else json.dumps(text))
+        monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(path))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("content", "section"),
+    [
+        ({"zero_optimization": {"stage": 2}, "fp8": {"enabled": True}}, True),
+        ({"fp8": {}}, True),
+        ({"fp8": {"enabled": False}}, False),
+        ({"bf16": {"enabled": True}}, False),
+    ],
+)
+def test_the_file_the_launcher_names_is_read(config: Callable[..., Path], content: dict[str, object], section: bool) -> None:
+    path = config(content)
+    found = environment()
+    assert found.deepspeed_fp8_section is section
+    assert found.variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == "…/ds_config.json"
+    assert str(path.parent) not in str(found)
+
+
+def test_without_a_configuration_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", raising=False)
+    assert environment().deepspeed_fp8_section is None
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    assert environment().deepspeed_fp8_section is None
+
+
+def test_a_configuration_may_stand_in_the_variable_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", base64.urlsafe_b64encode(b'{"fp8": {"enabled": true}}').decode())
+    assert environment().deepspeed_fp8_section is True
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), ""])
+def test_a_broken_file_is_a_gap_with_its_reason(config: Callable[..., Path], text: str) -> None:
+    config(text)
+    gaps: dict[str, str] = {}
+    assert not recorded(environment(gaps).deepspeed_fp8_section)
+    assert "DeepSpeed configuration cannot be read" in gaps["environment.deepspeed_fp8_section"]
+
+
+def test_a_missing_file_is_a_gap_without_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(Path.home() / "no" / "ds.json"))
+    gaps: dict[str, str] = {}
+    assert not recorded(environment(gaps).deepspeed_fp8_section)
+    assert "No such file" in gaps["environment.deepspeed_fp8_section"]
+    assert str(Path.home()) not in gaps["environment.deepspeed_fp8_section"]
+
+
+def test_the_plugin_of_accelerates_state_goes_before_the_file(config: Callable[..., Path], tmp_path: Path) -> None:
+    """A real DeepSpeedPlugin; the state is filled by hand, as making one needs DeepSpeed itself."""
+    config({"fp8": {"enabled": True}})
+    used = tmp_path / "used.json"
+    used.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    program = f"""
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import DeepSpeedPlugin
+from fp8doctor.examine.environment import examine_environment
+Accelerator(cpu=True)
+print(examine_environment({{}})[1].deepspeed_fp8_section)
+AcceleratorState._shared_state["deepspeed_plugins"] = {{"default": DeepSpeedPlugin(hf_ds_config={str(used)!r})}}
+print(examine_environment({{}})[1].deepspeed_fp8_section)
+"""
+    assert run(program).split() == ["True", "False"]
+
+
+def test_the_configuration_of_a_trainer_is_found() -> None:
+    program = """
+from transformers.integrations import deepspeed
+from fp8doctor.examine.environment import examine_environment
+print(examine_environment({})[1].deepspeed_fp8_section)
+class Held:
+    config = {"fp8": {"enabled": True}}
+held = Held()
+deepspeed.set_hf_deepspeed_config(held)
+print(examine_environment({})[1].deepspeed_fp8_section)
+"""
+    assert run(program).split() == ["None", "True"]

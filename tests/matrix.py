@@ -1,0 +1,89 @@
+"""Which real object makes each check fire, and which leaves it silent: ``python -m tests.matrix`` prints it as Markdown.
+
+The facts come from examine: the patients in their workers, recordings of GPUs, and two machines whose GPUs NVML's
+stand-in answers for. Exits with 1 when a check was never seen sick or never seen healthy.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tabulate import tabulate
+
+from fp8doctor import registry
+from fp8doctor.facts import Facts, Target, Workload
+from fp8doctor.report import read_saved
+from tests.clinic import examined, patients
+from tests.stand_ins import nvml
+
+RECORDED = Path(__file__).parent / "patients" / "recorded"
+
+NAMES_SHOWN = 4
+"""Objects that are named in a cell; the rest is counted."""
+
+
+def objects() -> Iterator[tuple[str, Facts]]:
+    """Name and facts of everything there is to look at."""
+    everyone = patients()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from zip((patient.name for patient in everyone), (examination.facts for examination in pool.map(examined, everyone)), strict=True)
+    for path in sorted(RECORDED.glob("*.json")):
+        yield path.stem, read_saved(path)[0]
+    for name, device in (("an A100", nvml.a100()), ("an H100", nvml.h100())):
+        yield f"{name} (stand-in)", machine(device)
+
+
+def machine(device: nvml.Device) -> Facts:
+    """A converted model on a machine with this GPU and a torch that can use it."""
+    import torch
+    from torch import nn
+    from torchao.float8 import convert_to_float8_training
+
+    from fp8doctor.examine import examine
+    from fp8doctor.job import Job
+
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64)).bfloat16())
+    target = Target(kind="live", name="Sequential", attribute=None)
+    with pytest.MonkeyPatch.context() as patch:
+        nvml.StandIn(device).install(patch)
+        patch.setattr(torch.version, "cuda", "13.0")
+        return examine(Job(model=model, target=target, workload=Workload(batch_source=None, tokens=None, accumulate=1)))
+
+
+def matrix() -> tuple[list[tuple[str, str, str]], bool]:
+    """The rows, and whether every cell is filled."""
+    checks = registry.discover()
+    seen: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, facts in objects():
+        for outcome in registry.run(checks, facts)[1]:
+            seen[outcome.code, outcome.outcome].append(name)
+    rows, complete = [], True
+    for check in checks:
+        healthy = seen[check.code, "healthy"]
+        if not healthy and check.severity == "info":
+            # What is only told may have no healthy answer: with a GPU the question does not arise.
+            healthy = seen[check.code, "not_applicable"]
+        rows.append((f"{check.code} {check.name}", cell(seen[check.code, "sick"]), cell(healthy)))
+        complete = complete and bool(seen[check.code, "sick"]) and bool(healthy)
+    return rows, complete
+
+
+def cell(names: list[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more or "**missing**"
+
+
+def main() -> int:
+    rows, complete = matrix()
+    print(tabulate(rows, headers=("check", "sick", "healthy"), tablefmt="github"))
+    return 0 if complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

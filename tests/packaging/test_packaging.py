@@ -1,0 +1,161 @@
+"""Every way to get fp8doctor brings the whole catalogue: wheel, sdist, pip install, editable install, bare checkout.
+
+No network: the venvs see the packages of the running interpreter through a .pth file, and nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Iterable
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+from fp8doctor import registry
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_SOURCE = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis")
+CODES = sorted(check.code for check in registry.discover())
+GHOST = "build/lib/fp8doctor/checks/shapes/deleted_check.py"
+GHOST_CODE = '''"""A check that was deleted and lives on in a stale build folder"""
+from fp8doctor.registry import check
+
+@check("SHP999", "deleted-check", area="shapes", severity="info", needs=())
+def deleted_check(facts):
+    return None
+'''
+
+
+def run(command: Iterable[str | Path], cwd: Path) -> str:
+    """What a command prints; its stderr is shown when it fails. It sees neither this checkout nor the network."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    environment |= {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{done.args}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the source tree with a stale ``build`` folder in it, as an old ``pip install .`` leaves one."""
+    tree = tmp_path_factory.mktemp("source") / "fp8doctor-checkout"
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*NOT_SOURCE, "tests"))
+    ghost = tree / GHOST
+    ghost.parent.mkdir(parents=True)
+    ghost.write_text(GHOST_CODE, "utf-8")
+    return tree
+
+
+@pytest.fixture(scope="module")
+def clean_checkout(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same tree as git would clone it: without ``build``."""
+    tree = tmp_path_factory.mktemp("clone") / "fp8doctor-clone"
+    shutil.copytree(checkout, tree, ignore=shutil.ignore_patterns("build"))
+    return tree
+
+
+@pytest.fixture(scope="module")
+def distributions(clean_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel and the sdist, the wheel built from the sdist as a release is."""
+    target = tmp_path_factory.mktemp("dist")
+    run([sys.executable, "-m", "build", "--no-isolation", "--outdir", target, clean_checkout], target)
+    return {"wheel": next(target.glob("*.whl")), "sdist": next(target.glob("*.tar.gz"))}
+
+
+class Venv:
+    """A fresh virtual environment without pip that sees the packages of the running interpreter."""
+
+    def __init__(self, folder: Path) -> None:
+        venv.create(folder, with_pip=False)
+        self.python = folder / "bin" / "python"
+        self.command = folder / "bin" / "fp8doctor"
+        site = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+        (site / "packages_of_the_running_interpreter.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", "utf-8")
+
+    def install(self, *what: str | Path) -> None:
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            self.python,
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            "--no-build-isolation",
+            "--ignore-installed",
+        ]
+        run([*pip, *what], self.python.parent)
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Venv:
+    return Venv(tmp_path / "venv")
+
+
+def codes(command: Iterable[str | Path], cwd: Path) -> list[str]:
+    return sorted(check["code"] for check in json.loads(run([*command, "list", "--format", "json"], cwd)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_distribution_brings_every_check(kind: str, distributions: dict[str, Path], fresh: Venv, tmp_path: Path) -> None:
+    fresh.install(distributions[kind])
+    assert codes([fresh.command], tmp_path) == CODES
+    assert codes([fresh.python, "-m", "fp8doctor"], tmp_path) == CODES
+
+
+@pytest.mark.slow
+def test_pip_install_brings_every_check(clean_checkout: Path, fresh: Venv, tmp_path: Path) -> None:
+    fresh.install(clean_checkout)
+    assert codes([fresh.command], tmp_path) == CODES
+    where = run([fresh.python, "-c", "import fp8doctor, torch; print(fp8doctor.__file__)"], tmp_path)
+    assert where.startswith(str(fresh.python.parents[1])), "the installed copy is what runs, and torch is seen"
+
+
+@pytest.mark.slow
+def test_editable_install_brings_every_check_and_no_deleted_one(checkout: Path, fresh: Venv, tmp_path: Path) -> None:
+    fresh.install("-e", checkout)
+    assert codes([fresh.command], tmp_path) == CODES
+
+
+@pytest.mark.slow
+def test_bare_checkout_finds_every_check_and_no_deleted_one(checkout: Path) -> None:
+    assert codes([sys.executable, "-m", "fp8doctor"], checkout) == CODES
+
+
+@pytest.mark.slow
+def test_wheel_holds_the_data_files(distributions: dict[str, Path], tmp_path: Path) -> None:
+    shutil.unpack_archive(distributions["wheel"], tmp_path, "zip")
+    package = tmp_path / "fp8doctor"
+    for name in ("report.schema.json", "py.typed"):
+        assert (package / name).is_file()
+    assert not (package / "tests").exists()
+
+
+def test_git_ignores_build_folders() -> None:
+    assert {"build/", "dist/", "*.egg-info/"} <= set((ROOT / ".gitignore").read_text("utf-8").split())
+
+
+def test_every_folder_of_python_files_is_a_package_in_setup_cfg() -> None:
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    listed = set(config["options"]["packages"].split())
+    library = {".".join(path.relative_to(ROOT).parent.parts) for path in (ROOT / "fp8doctor").rglob("*.py")}
+    checks = {"fp8doctor." + ".".join(path.relative_to(ROOT).parent.parts) for path in (ROOT / "checks").rglob("*.py")}
+    assert library | checks == listed
+
+
+def test_every_area_folder_is_a_package_and_an_area() -> None:
+    folders = sorted(path for path in (ROOT / "checks").iterdir() if path.is_dir() and any(path.glob("*.py")))
+    for folder in folders:
+        assert (folder / "__init__.py").is_file(), f"checks/{folder.name} lacks __init__.py"
+        assert folder.name in registry.AREAS

@@ -1,0 +1,20 @@
+"""The 454 M decoder with every block compiled; its tied head of 50257 outputs stays in BF16, as it should."""
+
+from __future__ import annotations
+
+import decoder_454m
+import torch.nn as nn
+from decoder_454m import example_batch, loss
+
+__all__ = ["build_model", "example_batch", "loss"]
+
+MUST: tuple[str, ...] = ()
+MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001")
+HEALTHY = True
+
+
+def build_model(layers: int = 24) -> nn.Module:
+    model = decoder_454m.build_model(layers)
+    for block in model.blocks:
+        block.compile()
+    return model

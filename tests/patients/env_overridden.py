@@ -1,0 +1,32 @@
+"""The launcher asked for FP8, and the script says `Accelerator(mixed_precision="bf16")`: the argument wins, in silence.
+
+The file sets the variable that `accelerate launch --mixed_precision fp8` would set, before accelerate is used.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"
+
+import torch
+from accelerate import Accelerator
+from transformers import LlamaConfig, LlamaForCausalLM
+
+MUST = ("ENV001",)
+MUST_NOT = ("CMP001", "CMP002", "MOD003", "ENV003")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def build_model(layers: int = 2) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    config = LlamaConfig(hidden_size=256, intermediate_size=1024, num_hidden_layers=layers, num_attention_heads=4, vocab_size=8192, use_cache=False)
+    model = LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model, optimizer = Accelerator(mixed_precision="bf16").prepare(model, optimizer)
+    return model, optimizer
+
+
+def example_batch() -> dict[str, torch.Tensor]:
+    tokens = torch.randint(0, 8192, (2, 128), device=DEVICE)
+    return {"input_ids": tokens, "labels": tokens}

@@ -1,0 +1,33 @@
+"""A Transformer Engine TransformerLayer: LayerNormLinear, LayerNormMLP and Linear, two layers, FP8 with delayed scaling."""
+
+from __future__ import annotations
+
+import torch
+import transformer_engine.pytorch as te
+from transformer_engine.common.recipe import DelayedScaling
+
+MUST: tuple[str, ...] = ()
+MUST_NOT = ("MOD001", "CMP001")
+HEALTHY = True
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(te.TransformerLayer(1024, 4096, 16, layer_number=i + 1, params_dtype=torch.bfloat16) for i in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with te.autocast(enabled=True, recipe=DelayedScaling()):
+            for layer in self.layers:
+                x = layer(x)
+        return x
+
+
+def example_batch() -> torch.Tensor:
+    return torch.randn(512, 8, 1024, device="cuda", dtype=torch.bfloat16)
+
+
+def build_model() -> torch.nn.Module:
+    model = Model().cuda()
+    model(example_batch()).float().mean().backward()
+    return model

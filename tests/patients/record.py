@@ -1,0 +1,59 @@
+"""Record every patient again on this machine's GPU: ``python tests/patients/record.py FOLDER``
+
+Runs the real ``fp8doctor`` command on each model file of tests/patients and tests/patients/gpu and saves its report
+under FOLDER, one JSON file per patient, named after the GPU and the patient. Recordings are never edited by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+NOT_PATIENTS = {"__init__", "record"}
+LIMIT_S = 300
+"""Longest time one patient may take, s."""
+
+
+def patients() -> list[Path]:
+    return [path for path in (*sorted(HERE.glob("*.py")), *sorted((HERE / "gpu").glob("*.py"))) if path.stem not in NOT_PATIENTS]
+
+
+def gpu_slug() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit("record.py needs a CUDA GPU: what it writes are facts of one.")
+    return re.sub(r"[^a-z0-9]+", "_", torch.cuda.get_device_name().lower()).strip("_").removeprefix("nvidia_")
+
+
+def record(path: Path, target: Path) -> bool:
+    """Run the command on one patient; whether its report was saved. What it prints is shown."""
+    command = [sys.executable, "-m", "fp8doctor", str(path), "--save", str(target), "--fail-on", "never"]
+    done = subprocess.run(command, cwd=HERE.parents[1], env=os.environ | {"NO_COLOR": "1"}, timeout=LIMIT_S, check=False)
+    return done.returncode == 0 and target.is_file()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="*", default=[], help="names of patients")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    slug, failed = gpu_slug(), []
+    for path in patients():
+        if arguments.only and path.stem not in arguments.only:
+            continue
+        print(f"=== {path.stem}", flush=True)
+        if not record(path, arguments.folder / f"{slug}-{path.stem}.json"):
+            failed.append(path.stem)
+    print(f"{len(failed)} failed: {' '.join(failed)}" if failed else "all recorded", flush=True)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

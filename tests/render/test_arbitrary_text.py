@@ -1,0 +1,106 @@
+"""Whatever a model calls its layers: no renderer fails, obeys it, or lets it out of its place."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from fp8doctor.facts import Package, Target
+from fp8doctor.render import json, markdown, text
+from fp8doctor.render.terminal import columns
+from fp8doctor.report import Report
+from tests.render.reports import BROKEN, LORA
+
+NASTY = (
+    *("```\n# out\n```", "~~~", "|", "\\|", "\\", "`", "**", "__init__", "<script>alert(1)</script>", "<!--", "-->", "&lt;", "[a](http://b)", "![x](y)"),
+    *("x\n```\n# out\n", "x\n  `````\n<b>\n", "\n\n# heading", "- item", "1. item", "1)", "=====", "---", "$x$", "^1", ":smile:", "\n    code", " ", "\t"),
+    *("\x1b[31mred", "\x07", "\r\nx", "\u202egnp.exe", "\u2028", "日本語" * 40, "e\u0301" * 90, "👩\u200d💻", "\ud800", "x" * 300, "a b " * 90),
+)
+
+names = st.one_of(st.sampled_from(NASTY), st.text(max_size=60), st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=8)), max_size=4).map("".join))
+
+
+def with_name(name: str) -> Report:
+    """The LoRA report with ``name`` wherever a model, a package, a GPU or an exception can put text."""
+    finding = LORA.findings[0]
+    assert finding.treatment is not None
+    named = replace(
+        finding,
+        title=f"168 of 168 {name}",
+        explanation=name,
+        treatment=replace(finding.treatment, summary=f"compile {name}", code=f"model.{name}.compile()"),
+    )
+    facts = LORA.facts
+    return replace(
+        LORA,
+        facts=replace(
+            facts,
+            target=Target(kind="file", name=name, attribute=name),
+            assumed_gpu=name,
+            software=replace(facts.software, torch=name, packages={"torchao": Package(version=name)}),
+            gpus=tuple(replace(gpu, name=name) for gpu in facts.gpus),
+            network=replace(
+                facts.network,
+                kind=name,
+                linears=tuple(replace(linear, kind=f"pkg.{name}") for linear in facts.network.linears),
+                blocks=tuple(replace(blocks, kind=name) for blocks in facts.network.blocks),
+            ),
+            gaps={name: name},
+        ),
+        verdict=replace(LORA.verdict, summary=name),
+        findings=(named, replace(LORA.findings[1], title=name, explanation=name, name=name)),
+        prescription=(replace(LORA.prescription[0], treatment=named.treatment),),
+        outcomes=(*LORA.outcomes, *(replace(outcome, reason=name) for outcome in BROKEN.outcomes)),
+    )
+
+
+@given(names, st.integers(1, 140), st.booleans(), st.booleans())
+@settings(max_examples=150, deadline=None)
+@example("日本語" * 40, 40, True, False)
+def test_text_stays_in_its_columns_and_obeys_nothing(name: str, width: int, verbose: bool, ascii: bool) -> None:
+    report = with_name(name)
+    screen = text.render(report, width=width, verbose=verbose, ascii=ascii)
+    assert not [each for each in screen.replace("\n", "") if unicodedata.category(each) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
+    assert screen.isascii() or not ascii
+    for line in screen.split("\n"):
+        assert line == line.rstrip()
+        assert columns(line) <= max(width, text.NARROWEST) or line.startswith(" " * 7)
+
+
+@given(names)
+@settings(max_examples=200, deadline=None)
+def test_markdown_cannot_be_broken_out_of(name: str) -> None:
+    """Outside of fenced code, a report says as much Markdown with a nasty name as with a plain one."""
+    assert skeleton(markdown.render(with_name(name))) == skeleton(markdown.render(with_name("name")))
+
+
+def skeleton(document: str) -> list[str]:
+    """What Markdown reads as markup in each line, code taken out, lines of the table's rule brought to one length."""
+    lines: list[str] = []
+    fence = ""
+    for line in document.split("\n"):
+        run = re.fullmatch(r" {0,3}(`{3,})\s*", line)
+        if fence:
+            fence = "" if run and run[1].startswith(fence) else fence
+        elif run:
+            fence = run[1]
+            lines.append("code")
+        else:
+            plain = re.sub(r"\\[!-/:-@\[-`{-~]|&(?:lt|gt|amp);", "x", line)
+            markup = re.sub(r"[^\\`*_{}\[\]<>|~#$&]", "", plain)
+            begins = re.match(r"\s{4}|\t|[-+=]+|\d+[.)]", plain)
+            lines.append(f"{begins[0] if begins else ''} {markup}")
+    assert not fence
+    return [line for line in lines if line != " "]
+
+
+@given(names)
+@settings(max_examples=50, deadline=None)
+def test_json_is_one_document(name: str) -> None:
+    import json as standard_json
+
+    assert standard_json.loads(json.render(with_name(name)))["schema_version"] == 1

@@ -1,0 +1,98 @@
+"""Whole screens, as files in ``golden/``. After a change that was meant: UPDATE_GOLDEN=1 pytest tests/render, and read the diff."""
+
+from __future__ import annotations
+
+import json as standard_json
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from fp8doctor.render import json, markdown, text
+from fp8doctor.render.terminal import columns
+from fp8doctor.report import schema
+from tests.render.reports import EAGER_DECODER, LORA, ON_A_GPU, SCREENS
+
+GOLDEN = Path(__file__).with_name("golden")
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "narrow_ascii": {"width": 60, "ascii": True},
+    "verbose": {"verbose": True},
+    "quiet": {"quiet": True},
+    "colour": {"colour": True},
+}
+
+
+def hold(name: str, screen: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(screen, encoding="utf-8")
+    assert screen == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_text(name: str) -> None:
+    hold(f"{name}.txt", text.render(SCREENS[name]))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", ["eager_decoder", "broken"])
+def test_variants_of_the_text(name: str, variant: str) -> None:
+    hold(f"{name}.{variant}.txt", text.render(SCREENS[name], **VARIANTS[variant]))
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_markdown(name: str) -> None:
+    hold(f"{name}.md", markdown.render(SCREENS[name]))
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_json_holds_to_the_schema(name: str) -> None:
+    document = json.render(SCREENS[name])
+    jsonschema.validate(standard_json.loads(document), schema())
+    assert document == SCREENS[name].to_json()
+
+
+@pytest.mark.parametrize("width", [40, 60, 79, 100, 140])
+@pytest.mark.parametrize("name", SCREENS)
+def test_no_line_is_wider_than_asked_or_ends_in_blanks(name: str, width: int) -> None:
+    lines = text.render(SCREENS[name], width=width, verbose=True).splitlines()
+    code = {line for finding in SCREENS[name].findings if finding.treatment for line in finding.treatment.code.splitlines()}
+    assert all(columns(line) <= width for line in lines if line.strip() not in {each.strip() for each in code})
+    assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_ascii_is_ascii_and_says_the_same(name: str) -> None:
+    plain = text.render(SCREENS[name], ascii=True, verbose=True)
+    assert plain.isascii()
+    assert "[ok]" in plain or "[-]" in plain
+
+
+def test_colour_changes_nothing_but_colour() -> None:
+    import re
+
+    for report in SCREENS.values():
+        assert re.sub(r"\x1b\[[0-9;]*m", "", text.render(report, colour=True, verbose=True)) == text.render(report, verbose=True)
+
+
+def test_the_counts_are_always_there() -> None:
+    assert "te.Linear 0 · Float8Linear 168 of 169 (92 % of GEMM FLOPs) · compiled 0 of 24 blocks" in text.render(EAGER_DECODER)
+    assert "LoRA 1 % of parameters, 2.2 % of GEMM FLOPs" in text.render(LORA, width=200)
+
+
+def test_every_saving_names_its_basis_and_its_gpu() -> None:
+    assert "−250 to −330 ms a step, modelled on H100 SXM" in text.render(EAGER_DECODER)
+    assert "−278 ms a step, measured on NVIDIA H200" in text.render(ON_A_GPU)
+
+
+def test_quiet_leaves_out_what_is_only_information() -> None:
+    assert "GPU005" in text.render(SCREENS["no_fp8"])
+    assert "GPU005" not in text.render(SCREENS["no_fp8"], quiet=True)
+
+
+def test_a_crashed_check_is_named() -> None:
+    assert "check ENV001 crashed: KeyError: 'bf16'" in text.render(SCREENS["broken"])
+    assert "check ENV001 crashed: KeyError: 'bf16'" in markdown.render(SCREENS["broken"])

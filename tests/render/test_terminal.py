@@ -1,0 +1,39 @@
+"""Text on a terminal: what it is as wide as, where it breaks, what is left of it in ASCII."""
+
+from __future__ import annotations
+
+import pytest
+
+from fp8doctor.render.terminal import columns, harmless, harmless_lines, to_ascii, wrap
+
+
+@pytest.mark.parametrize(("text", "width"), [("", 0), ("abc", 3), ("日本語", 6), ("ｆ８", 4), ("e\u0301", 1), ("−250 · ✗", 8)])
+def test_columns(text: str, width: int) -> None:
+    assert columns(text) == width
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("a\n b\t c ", "a b c"), ("\x1b[31mred", "\ufffd[31mred"), ("a\x00b", "a\ufffdb"), ("a\u202eb", "a\ufffdb"), ("modèle", "modèle"), (" \n", "")],
+)
+def test_one_harmless_line(text: str, line: str) -> None:
+    assert harmless(text) == line
+
+
+def test_code_keeps_its_indentation() -> None:
+    assert harmless_lines("\nfor x in y:\r\n\tx()  \n\n    z\x07\n") == ["for x in y:", "    x()", "", "    z\ufffd"]
+
+
+def test_ascii_grows_no_line() -> None:
+    assert to_ascii("−250 · 日本 e\u0301\n✗ – \u0301") == "-250 | ?? e\n? -"
+
+
+def test_items_stay_whole_where_they_fit() -> None:
+    assert wrap(["compiled 0 of 24", "LoRA none"], 20, joint=" · ") == ["compiled 0 of 24", "LoRA none"]
+    assert wrap(["compiled 0 of 24", "LoRA none"], 28, joint=" · ") == ["compiled 0 of 24 · LoRA none"]
+
+
+def test_what_does_not_fit_is_broken_between_words_then_anywhere() -> None:
+    assert wrap(["one two three"], 7) == ["one two", "three"]
+    assert wrap(["abcdefgh"], 3) == ["abc", "def", "gh"]
+    assert wrap(["日本語"], 5) == ["日本", "語"]

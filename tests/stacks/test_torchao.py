@@ -1,0 +1,182 @@
+"""What is read from torchao's modules and tensors, on the real library; older releases by their class names."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.float8.config import CastConfig, ScalingGranularity
+from torchao.prototype.moe_training.config import Float8TrainingOpConfig, MXFP8TrainingOpConfig, MXFP8TrainingRecipe
+from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+from torchao.prototype.moe_training.nvfp4_training.nvfp4_training import NVFP4Linear
+from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+
+from fp8doctor.facts import Linear
+from tests.examine.models import network
+
+
+def only(model: nn.Module) -> Linear:
+    (layer,) = network(nn.Sequential(model)).linears
+    return layer
+
+
+def converted(config: Float8LinearConfig, bias: bool = True) -> nn.Module:
+    return convert_to_float8_training(nn.Linear(32, 64, bias=bias, dtype=torch.bfloat16), config=config)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+def test_recipe_is_read_back(recipe: str) -> None:
+    layer = only(converted(Float8LinearConfig.from_recipe_name(recipe)))
+    assert (layer.kind, layer.stack, layer.use) == ("torchao.float8.float8_linear.Float8Linear", "torchao", "training")
+    assert layer.recipe == recipe
+    assert (layer.in_features, layer.out_features, layer.bias, layer.dtype, layer.weight_class) == (32, 64, True, "bfloat16", None)
+    assert layer.engaged is None
+
+
+def test_any_other_casts_are_custom() -> None:
+    casts = [CastConfig(scaling_granularity=ScalingGranularity.AXISWISE) for _ in range(3)]
+    config = Float8LinearConfig(cast_config_input=casts[0], cast_config_weight=casts[1], cast_config_grad_output=casts[2])
+    assert config.cast_config_grad_output.target_dtype == torch.float8_e5m2  # rowwise but for this
+    assert only(converted(config)).recipe == "custom"
+
+
+def test_settings() -> None:
+    assert only(converted(Float8LinearConfig())).features == {
+        "emulate": False,
+        "pad_inner_dim": False,
+        "enable_fsdp_float8_all_gather": False,
+        "use_fast_accum": True,
+    }
+    assert only(converted(Float8LinearConfig(emulate=True, pad_inner_dim=True))).features["emulate"]
+    assert only(converted(Float8LinearConfig(emulate=True, pad_inner_dim=True))).features["pad_inner_dim"]
+
+
+def test_all_gather_wrapper_is_a_setting_not_a_kind() -> None:
+    layer = only(converted(Float8LinearConfig(enable_fsdp_float8_all_gather=True)))
+    assert layer.use == "training"
+    assert layer.weight_class == "torchao.float8.fsdp_utils.WeightWithDynamicFloat8CastTensor"
+    assert layer.features["enable_fsdp_float8_all_gather"]
+    assert layer.features["float8_all_gather_weight"]
+    assert layer.features["precomputed_scale"] is False
+
+
+def test_subclass_of_torchtitan() -> None:
+    layer = converted(Float8LinearConfig())
+    layer.__class__ = type("TitanLinear", (type(layer),), {"__module__": "torchtitan.components.quantization.float8"})
+    assert only(layer).kind == "torchao.float8.float8_linear.Float8Linear"
+
+
+def test_without_configuration_the_recipe_is_a_gap() -> None:
+    layer, gaps = converted(Float8LinearConfig()), {}
+    del layer.config
+    (found,) = network(nn.Sequential(layer), gaps).linears
+    assert (found.use, found.recipe, found.features) == ("training", None, {})
+    assert "Float8LinearConfig" in gaps["network.linears.recipe"]
+
+
+@pytest.mark.parametrize(
+    ("config", "weight_class", "recipe", "emulate"),
+    [
+        (lambda: MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_EMULATED_RCEIL), "MXFP8TrainingWeightWrapperTensor", "mxfp8", True),
+        (lambda: MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_RCEIL), "MXFP8TrainingWeightWrapperTensor", "mxfp8", False),
+        (lambda: Float8TrainingOpConfig(float8_linear_recipe="tensorwise"), "Float8TrainingWeightWrapperTensor", "tensorwise", None),
+    ],
+)
+def test_training_weights(config: Callable[[], Any], weight_class: str, recipe: str, emulate: bool | None) -> None:
+    model = nn.Sequential(nn.Linear(32, 64, dtype=torch.bfloat16))
+    quantize_(model, config(), filter_fn=lambda module, name: isinstance(module, nn.Linear))
+    layer = only(model)
+    assert (layer.kind, layer.stack, layer.use, layer.recipe) == ("torch.nn.modules.linear.Linear", "torchao", "training", recipe)
+    assert layer.weight_class == f"torchao.prototype.moe_training.tensor.{weight_class}"
+    assert (layer.dtype, layer.requires_grad) == ("bfloat16", True)
+    assert layer.features.get("emulate") is emulate
+
+
+def test_high_precision_weight_gradient() -> None:
+    model = nn.Sequential(nn.Linear(32, 64, dtype=torch.bfloat16))
+    quantize_(
+        model,
+        MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_RCEIL_WGRAD_WITH_HP),
+        filter_fn=lambda module, name: isinstance(module, nn.Linear),
+    )
+    assert only(model).features["wgrad_with_hp"] is True
+
+
+def test_prototype_linears() -> None:
+    mx = only(MXFP8Linear(32, 64, wgrad_with_hp=True))
+    assert (mx.kind, mx.use, mx.recipe) == ("torchao.prototype.moe_training.mxfp8_linear.MXFP8Linear", "training", "mxfp8")
+    assert mx.features == {"kernel_preference": "auto", "emulate": False, "wgrad_with_hp": True}
+    assert only(NVFP4Linear(128, 128)).recipe == "nvfp4"
+
+
+@pytest.mark.parametrize(("element", "recipe"), [("torch.float8_e4m3fn", "mxfp8"), ("torch.float4_e2m1fn_x2", "mxfp4")])
+@pytest.mark.parametrize("setting", ["kernel_preference", "gemm_kernel_choice"])
+def test_mxlinear_of_0_10_to_0_16(element: str, recipe: str, setting: str) -> None:
+    """A stand-in: the class was removed in 0.17. Verified by hand on the releases 0.10, 0.14 and 0.16."""
+    choice = enum.Enum("KernelChoice", {"EMULATED": "emulated", "CUBLAS": "cublas"})
+    layer = nn.Linear(32, 64)
+    layer.__class__ = type("MXLinear", (nn.Linear,), {"__module__": "torchao.prototype.mx_formats.mx_linear"})
+    layer.config = SimpleNamespace(elem_dtype=element, **{setting: choice.EMULATED})
+    found = only(layer)
+    assert (found.kind, found.use, found.recipe) == ("torchao.prototype.mx_formats.mx_linear.MXLinear", "training", recipe)
+    assert found.features == {"kernel_preference": "emulated", "emulate": True}
+
+
+@pytest.mark.parametrize(("name", "recipe"), [("FP8_ROWWISE", "rowwise"), ("MXFP8", "mxfp8")])
+def test_grouped_weights_of_0_12_to_0_16(name: str, recipe: str) -> None:
+    """A stand-in: the tensor was renamed in 0.17."""
+    scaling = enum.Enum("MoEScalingType", {"FP8_ROWWISE": "fp8_rowwise", "MXFP8": "mxfp8"})
+    kind = type("ScaledGroupedMMTensor", (torch.Tensor,), {"__module__": "torchao.prototype.moe_training.tensor"})
+    weight = torch.zeros(4, 64, 32).as_subclass(kind)
+    weight.scaling_type = scaling[name]
+    experts = type("GroupedExperts", (nn.Module,), {})()
+    experts.top_k = 2
+    experts.w1 = nn.Parameter(weight)
+    experts._parameters["w1"].scaling_type = scaling[name]
+    layer = only(experts)
+    assert (layer.stack, layer.use, layer.recipe, layer.gemms, layer.role) == ("torchao", "training", recipe, 4, "experts")
+
+
+def test_torchtitans_expert_configuration() -> None:
+    kind = type("Float8GroupedExperts", (nn.Module,), {"_float8_op_config": Float8TrainingOpConfig()})
+    experts = kind()
+    experts.top_k = 2
+    experts.w1 = nn.Parameter(torch.zeros(4, 64, 32))
+    layer = only(experts)
+    assert (layer.stack, layer.use, layer.recipe, layer.weight_class) == ("torchao", "training", "rowwise", None)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "features"),
+    [
+        (Float8WeightOnlyConfig(), "float8_e4m3fn", {"activations_quantized": False}),
+        (Float8DynamicActivationFloat8WeightConfig(), "float8_e4m3fn", {"activations_quantized": True}),
+        (Int8WeightOnlyConfig(version=2), "int8", {"activations_quantized": False}),
+    ],
+)
+def test_quantized_weights_are_storage(monkeypatch: pytest.MonkeyPatch, config: Any, dtype: str, features: dict[str, bool]) -> None:
+    monkeypatch.setattr("torchao.quantization.quant_api._check_hardware_support", lambda granularity: None)
+    model = nn.Sequential(nn.Linear(64, 64, dtype=torch.bfloat16, bias=False))
+    quantize_(model, config)
+    facts = network(nn.Sequential(model))
+    (layer,) = facts.linears
+    assert (layer.stack, layer.use, layer.dtype, layer.features, layer.requires_grad) == ("torchao", "storage", dtype, features, False)
+    assert layer.recipe is None
+    assert layer.weight_class is not None
+    assert layer.weight_class.startswith("torchao.")
+    assert facts.dtypes == {dtype: 4096}
+    assert 4096 < facts.parameter_gib * 2**30 < 4096 * 1.5
+
+
+def test_plain_float8_parameters_are_storage() -> None:
+    layer = nn.Linear(32, 64, bias=False)
+    layer.weight = nn.Parameter(layer.weight.detach().to(torch.float8_e5m2), requires_grad=False)
+    facts = network(nn.Sequential(layer))
+    assert (facts.linears[0].stack, facts.linears[0].use, facts.linears[0].dtype) == ("torch", "storage", "float8_e5m2")
+    assert facts.float8_parameters == 1

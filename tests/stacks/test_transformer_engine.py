@@ -1,0 +1,116 @@
+"""What is read from Transformer Engine modules. On a stand-in: the library cannot be built without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor.facts import Linear
+from fp8doctor.record import NOT_RECORDED
+from tests.examine.models import network
+from tests.stand_ins import transformer_engine as stand_in
+
+
+@pytest.fixture(params=["quantization", "fp8"])
+def te(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
+    return stand_in.install(monkeypatch, request.param)
+
+
+def linears(model: nn.Module, gaps: dict[str, str] | None = None) -> tuple[Linear, ...]:
+    return network(nn.Sequential(model), gaps).linears
+
+
+def test_linear(te: ModuleType) -> None:
+    (layer,) = linears(te.Linear(32, 64))
+    assert (layer.name, layer.kind, layer.stack, layer.use) == ("0", "transformer_engine.pytorch.module.linear.Linear", "transformer_engine", "training")
+    assert (layer.in_features, layer.out_features, layer.gemms, layer.bias, layer.dtype) == (32, 64, 1, True, "float32")
+    assert (layer.recipe, layer.engaged, layer.role) == (None, None, "body")
+    assert layer.features == {"primary_weights_in_fp8": False, "fp8_calibration": False, "fp8_ran_before": False}
+
+
+def test_empty_bias_is_none(te: ModuleType) -> None:
+    (layer,) = linears(te.Linear(32, 64, bias=False))
+    assert layer.bias is False
+    assert layer.parameters == 32 * 64
+
+
+def test_split_parameters_are_one_gemm(te: ModuleType) -> None:
+    (layer,) = linears(te.Linear(32, 96, parameters_split=("query_", "key_", "value_")))
+    assert (layer.in_features, layer.out_features, layer.gemms, layer.bias) == (32, 96, 1, True)
+
+
+def test_layer_norm_is_no_part_of_the_gemm(te: ModuleType) -> None:
+    (layer,) = linears(te.LayerNormLinear(32, 64, bias=False))
+    assert layer.kind == "transformer_engine.pytorch.module.layernorm_linear.LayerNormLinear"
+    assert (layer.in_features, layer.out_features, layer.bias, layer.parameters) == (32, 64, False, 2048)
+
+
+def test_mlp_is_two_gemms(te: ModuleType) -> None:
+    first, second = linears(te.LayerNormMLP(32, 48))
+    assert (first.name, first.in_features, first.out_features, first.bias) == ("0.fc1", 32, 96, True)
+    assert (second.name, second.in_features, second.out_features, second.bias) == ("0.fc2", 48, 32, False)
+
+
+def test_grouped_linear_is_experts(te: ModuleType) -> None:
+    layer = te.GroupedLinear(4, 32, 64)
+    layer.top_k = 2
+    (found,) = linears(layer)
+    assert (found.gemms, found.role, found.in_features, found.out_features) == (4, "experts", 32, 64)
+    assert found.flops_per_token == 2 * 2 * 32 * 64 * 3
+
+
+def test_megatrons_subclass(te: ModuleType) -> None:
+    kind = type("TELinear", (te.Linear,), {"__module__": "megatron.core.extensions.transformer_engine"})
+    (layer,) = linears(kind(32, 64))
+    assert layer.kind == "transformer_engine.pytorch.module.linear.Linear"
+
+
+@pytest.mark.parametrize(
+    ("forwards", "engaged", "recipe"),
+    [((), None, None), ((True,), True, "delayed"), ((False,), False, None), ((True, False), None, "delayed")],
+    ids=["never ran", "fp8", "no autocast", "fp8, then recomputed outside"],
+)
+def test_engaged(te: ModuleType, forwards: tuple[bool, ...], engaged: bool | None, recipe: str | None) -> None:
+    layer = te.Linear(32, 64)
+    for enabled in forwards:
+        with stand_in.autocast(enabled):
+            layer(torch.zeros(4, 32))
+    (found,) = linears(layer)
+    assert (found.engaged, found.recipe) == (engaged, recipe)
+    assert found.features["fp8_ran_before"] is (forwards == (True, False))
+
+
+def test_in_eval_mode_nothing_is_concluded(te: ModuleType) -> None:
+    layer = te.Linear(32, 64).eval()
+    layer(torch.zeros(4, 32))
+    assert linears(layer)[0].engaged is None
+
+
+@pytest.mark.parametrize(("recipe", "name"), [(stand_in.Float8CurrentScaling, "current"), (stand_in.MXFP8BlockScaling, "mxfp8")])
+def test_recipe(te: ModuleType, recipe: Callable[[], Any], name: str) -> None:
+    layer = te.Linear(32, 64)
+    with stand_in.autocast(True, recipe()):
+        layer(torch.zeros(4, 32))
+    assert linears(layer)[0].recipe == name
+
+
+def test_weights_built_in_fp8(te: ModuleType) -> None:
+    layer = te.Linear(32, 64)
+    layer.primary_weights_in_fp8 = layer.fp8_calibration = True
+    features = linears(layer)[0].features
+    assert features["primary_weights_in_fp8"]
+    assert features["fp8_calibration"]
+
+
+def test_without_its_record_engaged_is_unknown(te: ModuleType) -> None:
+    layer, gaps = te.Linear(32, 64), {}
+    del layer.fp8_meta
+    (found,) = linears(layer, gaps)
+    assert found.engaged is NOT_RECORDED
+    assert found.recipe is NOT_RECORDED
+    assert gaps == {"network.linears.engaged": "this Transformer Engine module keeps no record where 1.0 to 2.20 do"}

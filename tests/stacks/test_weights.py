@@ -1,0 +1,75 @@
+"""Stacks whose weights are stored in low precision and multiplied in 16 bits: transformers' FP8 and bitsandbytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from transformers import MixtralConfig
+from transformers.integrations.fbgemm_fp8 import FbgemmFp8Linear
+from transformers.integrations.finegrained_fp8 import FP8Experts, FP8Linear
+
+from fp8doctor.stacks import stacks
+from tests.examine.models import network
+
+
+def test_order_of_the_stacks() -> None:
+    names = [getattr(each, "STACK", "") for each in stacks()]
+    assert names == ["transformer_engine", "torchao", "huggingface", "bitsandbytes", "torch"]
+
+
+def test_finegrained_linear() -> None:
+    facts = network(nn.Sequential(FP8Linear(128, 256, block_size=(128, 128))))
+    (layer,) = facts.linears
+    assert (layer.kind, layer.stack, layer.use) == ("transformers.integrations.finegrained_fp8.FP8Linear", "huggingface", "storage")
+    assert (layer.in_features, layer.out_features, layer.dtype, layer.recipe) == (128, 256, "float8_e4m3fn", None)
+    assert layer.features == {"block_size": "128x128", "activation_scheme": "dynamic"}
+    assert facts.float8_parameters == 1
+    assert layer.flops_per_token == 2 * 128 * 256 * 2  # no weight gradient, whatever requires_grad says
+
+
+def test_finegrained_linear_that_was_dequantised_is_ordinary() -> None:
+    layer = FP8Linear(128, 256)
+    layer.weight = nn.Parameter(torch.zeros(256, 128, dtype=torch.bfloat16))
+    assert network(nn.Sequential(layer)).linears[0].use == "none"
+
+
+def test_fbgemm_linear() -> None:
+    (layer,) = network(nn.Sequential(FbgemmFp8Linear(128, 256, False))).linears
+    assert (layer.kind, layer.use, layer.features["block_size"]) == ("transformers.integrations.fbgemm_fp8.FbgemmFp8Linear", "storage", None)
+
+
+def test_finegrained_experts() -> None:
+    config = MixtralConfig(hidden_size=64, intermediate_size=128, num_local_experts=4, num_experts_per_tok=2)
+    up, down = network(nn.ModuleDict({"experts": FP8Experts(config, block_size=(64, 64))})).linears
+    assert (up.name, up.stack, up.use, up.role, up.gemms) == ("experts.gate_up_proj", "huggingface", "storage", "experts", 4)
+    assert (up.in_features, up.out_features) == (64, 256)
+    assert (down.in_features, down.out_features) == (128, 64)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("Linear4bit", 32 * 64 // 2), ("Linear8bitLt", 64)])
+def test_bitsandbytes_is_not_fp8(name: str, rows: int) -> None:
+    """A stand-in for bitsandbytes' classes: the library needs a GPU to quantise."""
+    layer = nn.Linear(32, 64, bias=False)
+    layer.__class__ = type(name, (nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})
+    layer.weight = nn.Parameter(torch.zeros(rows, 1 if name == "Linear4bit" else 32, dtype=torch.uint8), requires_grad=False)
+    facts = network(nn.Sequential(layer))
+    (found,) = facts.linears
+    assert (found.kind, found.stack, found.use) == (f"bitsandbytes.nn.modules.{name}", "bitsandbytes", "storage")
+    assert (found.in_features, found.out_features, found.parameters) == (32, 64, 2048)
+    assert facts.parameters == 2048
+    assert found.parameter_share_pct == 100.0
+
+
+def test_an_odd_layer_costs_no_other() -> None:
+    odd, gaps = nn.Linear(32, 64), {}
+    del odd.in_features
+    facts = network(nn.Sequential(odd, nn.Linear(64, 32)), gaps)
+    assert [each.name for each in facts.linears] == ["1"]
+    assert gaps["network.linears"].startswith("Linear was left out: AttributeError")
+
+
+def test_a_layer_without_a_shape_is_a_gap() -> None:
+    gaps: dict[str, str] = {}
+    assert network(nn.Sequential(nn.LazyLinear(8)), gaps).linears == ()
+    assert "LazyLinear" in gaps["network.linears"]

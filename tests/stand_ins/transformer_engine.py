@@ -1,0 +1,151 @@
+"""A stand-in for Transformer Engine, which needs a GPU to be built: the classes, names and records of 1.0 to 2.20.
+
+It is not the library: a forward multiplies in the weight's own dtype and writes down what the real one would.
+`install` puts it into ``sys.modules`` for one test; ``flavour`` is the module that holds the FP8 state (``quantization``
+from 2.9 on, ``fp8`` before).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Recipe:
+    """Base of the recipes."""
+
+
+def _recipe(name: str) -> type[Recipe]:
+    return type(name, (Recipe,), {"__module__": "transformer_engine.common.recipe"})
+
+
+DelayedScaling = _recipe("DelayedScaling")
+Float8CurrentScaling = _recipe("Float8CurrentScaling")
+MXFP8BlockScaling = _recipe("MXFP8BlockScaling")
+
+
+class FP8GlobalStateManager:
+    """Whether a forward runs under ``autocast(enabled=True)``, and with which recipe."""
+
+    enabled = False
+    recipe: Any = None
+
+    @classmethod
+    def is_fp8_enabled(cls) -> bool:
+        return cls.enabled
+
+
+@contextmanager
+def autocast(enabled: bool = True, recipe: Any = None) -> Iterator[None]:
+    """The context that the real one is called from; 1.x calls it ``fp8_autocast``."""
+    before = FP8GlobalStateManager.enabled, FP8GlobalStateManager.recipe
+    FP8GlobalStateManager.enabled, FP8GlobalStateManager.recipe = enabled, recipe or DelayedScaling()
+    try:
+        yield
+    finally:
+        FP8GlobalStateManager.enabled, FP8GlobalStateManager.recipe = before
+
+
+class TransformerEngineBaseModule(nn.Module):
+    """What every GEMM module has in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fp8 = False
+        self.fp8_initialized = False
+        self.fp8_calibration = False
+        self.fp8_meta: dict[str, Any] = {"fp8_checkpoint": False, "fp8_group": None}
+        self.primary_weights_in_fp8 = False
+        self.forwarded_at_least_once = False
+
+    def prepare_forward(self) -> None:
+        """Write down how this forward runs, as the real ``init_fp8_metadata`` does."""
+        self.forwarded_at_least_once = True
+        self.fp8 = self.fp8_initialized = FP8GlobalStateManager.is_fp8_enabled()
+        if self.fp8:
+            self.fp8_meta["recipe"] = FP8GlobalStateManager.recipe
+
+
+class Linear(TransformerEngineBaseModule):
+    """``te.Linear``; without a bias the real one keeps an empty tensor, and so does this."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, device: Any = None, parameters_split: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        for name in parameters_split or ("",):
+            rows = out_features // max(len(parameters_split), 1)
+            self.register_parameter(f"{name}weight", nn.Parameter(torch.zeros(rows, in_features, device=device)))
+            self.register_parameter(f"{name}bias", nn.Parameter(torch.zeros(rows if bias else 0, device=device)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.prepare_forward()
+        return functional.linear(x, self.weight)
+
+
+class LayerNormLinear(Linear):
+    """``te.LayerNormLinear``."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.layer_norm_weight = nn.Parameter(torch.ones(in_features))
+        self.layer_norm_bias = nn.Parameter(torch.zeros(in_features))
+
+
+class LayerNormMLP(TransformerEngineBaseModule):
+    """``te.LayerNormMLP`` with a gated activation: fc1 is twice as wide."""
+
+    def __init__(self, hidden_size: int, ffn_hidden_size: int) -> None:
+        super().__init__()
+        self.layer_norm_weight = nn.Parameter(torch.ones(hidden_size))
+        self.fc1_weight = nn.Parameter(torch.zeros(2 * ffn_hidden_size, hidden_size))
+        self.fc1_bias = nn.Parameter(torch.zeros(2 * ffn_hidden_size))
+        self.fc2_weight = nn.Parameter(torch.zeros(hidden_size, ffn_hidden_size))
+        self.fc2_bias = nn.Parameter(torch.zeros(0))
+
+
+class GroupedLinear(TransformerEngineBaseModule):
+    """``te.GroupedLinear``: one weight per expert."""
+
+    def __init__(self, num_gemms: int, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.num_gemms = num_gemms
+        for i in range(num_gemms):
+            self.register_parameter(f"weight{i}", nn.Parameter(torch.zeros(out_features, in_features)))
+
+
+MODULES: dict[str, tuple[type, ...]] = {
+    "transformer_engine.pytorch.module.base": (TransformerEngineBaseModule,),
+    "transformer_engine.pytorch.module.linear": (Linear,),
+    "transformer_engine.pytorch.module.layernorm_linear": (LayerNormLinear,),
+    "transformer_engine.pytorch.module.layernorm_mlp": (LayerNormMLP,),
+    "transformer_engine.pytorch.module.grouped_linear": (GroupedLinear,),
+    "transformer_engine.common.recipe": (DelayedScaling, Float8CurrentScaling, MXFP8BlockScaling),
+}
+for _name, _classes in MODULES.items():
+    for _class in _classes:
+        _class.__module__ = _name
+
+
+def install(monkeypatch: pytest.MonkeyPatch, flavour: str = "quantization") -> ModuleType:
+    """Put the stand-in where the library would be; returns ``transformer_engine.pytorch``."""
+    state = f"transformer_engine.pytorch.{flavour}"
+    for name in ("transformer_engine", "transformer_engine.common", "transformer_engine.pytorch", "transformer_engine.pytorch.module", state, *MODULES):
+        module = ModuleType(name)
+        module.__path__ = []
+        for each in MODULES.get(name, ()):
+            setattr(module, each.__name__, each)
+        monkeypatch.setitem(sys.modules, name, module)
+    library = sys.modules["transformer_engine.pytorch"]
+    for each in (Linear, LayerNormLinear, LayerNormMLP, GroupedLinear):
+        setattr(library, each.__name__, each)
+    setattr(library, "autocast" if flavour == "quantization" else "fp8_autocast", autocast)
+    sys.modules[state].FP8GlobalStateManager = FP8GlobalStateManager  # type: ignore[attr-defined]
+    return library

@@ -1,0 +1,217 @@
+"""`inspect_model` says what it finds, refuses in a sentence, and leaves no trace."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor import inspect_model
+from fp8doctor.facts import recorded
+from fp8doctor.report import Report
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.up = nn.Linear(64, 128)
+        self.down = nn.Linear(128, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(100, 64)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden * self.scale
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model in the middle of training: gradients, optimizer state, hooks, mixed flags."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randint(100, (2, 16))).mean().backward()
+    optimizer.step()
+    model.blocks[0].eval()
+    model.embed.weight.requires_grad_(False)
+    model.blocks[1].register_forward_hook(lambda module, args, output: output)
+    model.register_full_backward_pre_hook(lambda module, gradient: None)
+    return model, optimizer
+
+
+def trace(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> dict[str, Any]:
+    """Everything that has to be the same afterwards."""
+
+    def digest(tensor: torch.Tensor | None) -> Any:
+        return None if tensor is None else (id(tensor), tensor._version, hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest())
+
+    numpy = sys.modules.get("numpy")
+    modules = list(model.named_modules())
+    return {
+        "parameters": {name: (digest(each), digest(each.grad), each.requires_grad) for name, each in model.named_parameters()},
+        "buffers": {name: digest(each) for name, each in model.named_buffers()},
+        "optimizer": {key: digest(value) for state in optimizer.state.values() for key, value in state.items()},
+        "training": {name: each.training for name, each in modules},
+        "attributes": {name: sorted(vars(each)) for name, each in modules},
+        "classes": {name: (type(each), sorted(vars(type(each)))) for name, each in modules},
+        "hooks": {name: {key: list(value) for key, value in vars(each).items() if "hooks" in key and value} for name, each in modules},
+        "global hooks": [list(value) for key, value in vars(torch.nn.modules.module).items() if key.startswith("_global_") and isinstance(value, dict)],
+        "random": (torch.random.get_rng_state().tolist(), random.getstate(), pickle.dumps(numpy.random.get_state()) if numpy else None),
+        "environment": dict(os.environ),
+        "path": list(sys.path),
+        "argv": list(sys.argv),
+        "defaults": (torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads()),
+        "cuda": torch.cuda.is_initialized(),
+        "folder": sorted(path.name for path in folder.iterdir()),
+        "working directory": os.getcwd(),
+    }
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": torch.zeros(2, 16, dtype=torch.int64)}, {"select": "NOSUCH"}, {"autocast": "bf16"}], ids=str)
+def test_no_trace_is_left_when_it_returns_and_when_it_raises(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, optimizer = trained()
+    before = trace(model, optimizer, tmp_path)
+    try:
+        inspect_model(model, optimizer=optimizer, **options)
+    except (TypeError, ValueError):
+        assert options
+    after = trace(model, optimizer, tmp_path)
+    assert after.keys() == before.keys()
+    for key, value in before.items():
+        assert after[key] == value, key
+
+
+def test_the_model_trains_on_as_if_nothing_had_been(capfd: pytest.CaptureFixture[str]) -> None:
+    losses = []
+    for inspected in (False, True):
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(3):
+            if inspected:
+                inspect_model(model, optimizer=optimizer)
+            loss = model(torch.randint(100, (2, 16))).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == losses[1]
+    assert capfd.readouterr().out == ""
+
+
+def test_it_reports_on_what_it_was_given() -> None:
+    model, optimizer = trained()
+    batch = torch.zeros(2, 16, dtype=torch.int64)
+    report = inspect_model(model, batch, loss=lambda output, batch: output.mean(), optimizer=optimizer, autocast=torch.bfloat16, accumulate=4)
+    assert isinstance(report, Report)
+    facts = report.facts
+    assert (facts.target.kind, facts.target.name) == ("live", "Net")
+    workload = facts.workload
+    assert (workload.batch_source, workload.batch_size, workload.sequence_length, workload.tokens) == ("given", 2, 16, 32)
+    assert (workload.loss_source, workload.optimizer_source, workload.autocast_source, workload.accumulate) == ("given", "given", "given", 4)
+    assert facts.training.optimizer == "torch.optim.adamw.AdamW"
+    assert len(facts.network.linears) == 4
+
+
+def test_without_a_batch_one_is_made_up_and_said_to_be() -> None:
+    workload = inspect_model(Net()).facts.workload
+    assert (workload.batch_source, workload.tokens, workload.loss_source) == ("made up", 16384, "mean")
+    assert workload.note == "made up: 8 x 2048 random tokens of a vocabulary of 100"
+
+
+def test_the_name_of_the_model_is_that_inside_its_wrappers() -> None:
+    assert inspect_model(torch.compile(Net())).facts.target.name == "Net"
+
+
+def test_an_optimizer_that_would_have_to_be_built_is_not_built() -> None:
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        raise AssertionError("called")
+
+    facts = inspect_model(Net(), optimizer=build).facts
+    assert facts.workload.optimizer_source == "given"
+    assert not recorded(facts.training.optimizer)
+    assert "not call it" in facts.gaps["training.optimizer"]
+    facts = inspect_model(Net(), optimizer=torch.optim.SGD).facts
+    assert facts.training.optimizer == "torch.optim.sgd.SGD"
+    assert not recorded(facts.training.parameters_outside_optimizer)
+    assert "not call it" in facts.gaps["training.parameters_outside_optimizer"]
+
+
+def test_the_assumed_gpu_is_kept_by_its_name() -> None:
+    assert inspect_model(Net(), assume_gpu="rtx 4090").facts.assumed_gpu == "RTX4090"
+    assert inspect_model(Net()).facts.assumed_gpu is None
+
+
+@pytest.mark.parametrize("codes", ["CMP, SHP", ["CMP", "SHP"], ("CMP,SHP",)])
+def test_codes_are_selected_and_ignored(codes: Any) -> None:
+    assert {outcome.code[:3] for outcome in inspect_model(Net(), select=codes).outcomes} == {"CMP", "SHP"}
+    ignored = {outcome.code[:3] for outcome in inspect_model(Net(), ignore=codes).outcomes}
+    assert ignored
+    assert not ignored & {"CMP", "SHP"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "sentence"),
+    [
+        ({"model": Net}, TypeError, "model has to be a torch.nn.Module or a transformers Trainer, not the class Net; build it first"),
+        ({"model": "model.py"}, TypeError, "model has to be a torch.nn.Module or a transformers Trainer, not str"),
+        ({"model": None}, TypeError, "model has to be a torch.nn.Module or a transformers Trainer, not NoneType"),
+        ({"model": nn.ReLU()}, ValueError, "the model (ReLU) has no parameters, so there is nothing to train"),
+        ({"batch": [1, 2]}, TypeError, "batch has to be a mapping (keyword arguments), a tuple (positional arguments) or a tensor, not list"),
+        ({"loss": 3}, TypeError, "loss has to be callable, not int"),
+        ({"training_step": "step"}, TypeError, "training_step has to be callable, not str"),
+        ({"optimizer": "adamw"}, TypeError, "optimizer has to be an optimizer, or a callable that builds one, not str"),
+        ({"autocast": True}, TypeError, "autocast has to be a dtype such as torch.bfloat16, not bool"),
+        ({"autocast": torch.float8_e4m3fn}, ValueError, "autocast is torch.float8_e4m3fn; torch.autocast takes torch.bfloat16 or torch.float16"),
+        ({"accumulate": 0}, ValueError, "accumulate has to be 1 or more, not 0"),
+        ({"accumulate": 1.5}, TypeError, "accumulate has to be a whole number, not float"),
+        ({"assume_gpu": "TPU"}, ValueError, "assume_gpu: no datasheet for the GPU 'TPU'; known are A100"),
+        ({"assume_gpu": 100}, TypeError, "assume_gpu has to be the name of a GPU, such as 'H100', not int"),
+        ({"select": "XYZ"}, ValueError, "no check has a code that begins with 'XYZ'"),
+        ({"select": 3}, TypeError, "select has to be codes such as 'CMP,ENV001', or a sequence of them, not int"),
+        ({"ignore": [3]}, TypeError, "ignore has to be codes such as 'CMP,ENV001', or a sequence of them, not list"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(arguments: dict[str, Any], kind: type[Exception], sentence: str) -> None:
+    with pytest.raises(kind) as caught:
+        inspect_model(**{"model": Net(), **arguments})
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_trainer_brings_its_model_its_optimizer_and_its_arguments(tmp_path: Path, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters())
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), bf16=True, use_cpu=True, per_device_train_batch_size=2, gradient_accumulation_steps=4, report_to=[]
+    )
+    trainer = transformers.Trainer(model, arguments, optimizers=(optimizer, None))
+    facts = inspect_model(trainer).facts
+    assert facts.target.name == "Net"
+    assert facts.training.optimizer == "torch.optim.sgd.SGD"
+    assert facts.training.trainer is not None
+    assert facts.training.trainer.bf16 is True
+    assert facts.training.autocast == "bfloat16"
+    assert (facts.workload.batch_size, facts.workload.accumulate, facts.workload.autocast_source) == (2, 4, "given")
+    assert facts.training.accelerate is not None
+    assert facts.training.accelerate.mixed_precision == "bf16"

@@ -1,0 +1,188 @@
+"""Every check of the catalogue, whoever wrote it: its page, its registration and its own two cases."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fp8doctor import registry
+from fp8doctor.facts import Facts
+from fp8doctor.finding import Finding
+
+CATALOGUE = registry.discover()
+CHECKS = Path(__file__).resolve().parents[1] / "checks"
+
+IMPORTABLE = {"facts", "finding", "record", "registry", "overview", "cost"}
+"""Modules of fp8doctor that a check may import (``record`` for the type of evidence). No torch, no os, no sys."""
+
+STANDARD = {"__future__", "collections", "collections.abc", "dataclasses", "itertools", "math", "re", "functools", "typing", "packaging.version"}
+"""Modules from outside the project that a pure function of the facts may want."""
+
+TITLE_MAX = 60
+"""Characters; the title stands in a table of 100 columns."""
+
+CODE_MAX = 12
+"""Lines of all before/after examples of one page together."""
+
+each_check = pytest.mark.parametrize("check", CATALOGUE, ids=[check.code for check in CATALOGUE])
+
+
+def test_some_checks_are_discovered() -> None:
+    assert len(CATALOGUE) >= 5
+
+
+def test_every_file_of_the_catalogue_registers_one_check() -> None:
+    files = sorted(path.relative_to(CHECKS) for path in CHECKS.rglob("*.py") if path.name != "__init__.py")
+    registered = sorted(Path(*check.module.__name__.split(".")[2:]).with_suffix(".py") for check in CATALOGUE)
+    assert files == registered
+
+
+@each_check
+def test_sick_facts_make_it_fire(check: registry.Check) -> None:
+    findings, outcomes = registry.run([check], check.module.SICK)
+    assert outcomes[0].outcome == "sick", outcomes[0].reason
+    finding = findings[0]
+    assert finding.title
+    assert finding.explanation.endswith((".", "!", "?"))
+    assert finding.evidence, "a finding proves itself"
+    assert finding.severity is not None
+
+
+@each_check
+def test_healthy_facts_leave_it_silent(check: registry.Check) -> None:
+    findings, outcomes = registry.run([check], check.module.HEALTHY)
+    assert findings == ()
+    assert outcomes[0].outcome in ("healthy", "not_applicable"), outcomes[0].reason
+
+
+@each_check
+def test_facts_that_were_not_recorded_make_it_unknown(check: registry.Check) -> None:
+    assert check.needs, "a check looks at something"
+    _, outcomes = registry.run([check], Facts())
+    assert outcomes[0].outcome == "unknown"
+
+
+@each_check
+def test_own_cases_survive_saving(check: registry.Check) -> None:
+    for case in (check.module.SICK, check.module.HEALTHY):
+        assert Facts.from_dict(case.to_dict()) == case
+
+
+@each_check
+def test_treatment_is_named_and_has_lines(check: registry.Check) -> None:
+    finding = registry.run([check], check.module.SICK)[0][0]
+    if finding.treatment is not None:
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", finding.treatment.name)
+        assert finding.treatment.summary
+        assert finding.treatment.code.strip()
+
+
+@each_check
+def test_area_is_the_folder_and_the_name_is_the_file(check: registry.Check) -> None:
+    *_, folder, file = check.module.__name__.split(".")
+    assert check.area == folder
+    assert check.name.replace("-", "_") == file
+    assert check.function.__name__ == file
+
+
+@each_check
+def test_needed_facts_are_fields(check: registry.Check) -> None:
+    for path in check.needs:
+        assert is_field(Facts, path.split(".")), f"{check.code} needs {path}, which is no fact"
+
+
+@each_check
+def test_causes_are_codes_of_another_disease(check: registry.Check) -> None:
+    for code in check.explained_by:
+        assert re.fullmatch(r"[A-Z]{3,5}\d{3}", code)
+        assert code != check.code
+
+
+def test_no_two_checks_explain_each_other() -> None:
+    causes = {check.code: set(check.explained_by) for check in CATALOGUE}
+    for code, explained_by in causes.items():
+        assert not any(code in causes.get(cause, ()) for cause in explained_by), code
+
+
+@each_check
+def test_page_is_complete(check: registry.Check) -> None:
+    title, blank, *body = check.page.splitlines()
+    assert 0 < len(title) <= TITLE_MAX
+    assert title[0].isupper()
+    assert not title.endswith(".")
+    assert blank == ""
+    text = "\n".join(body)
+    assert re.search(r"^Looks at: \S", text, re.M)
+    assert re.search(r"^(Why it costs time|Why it matters|What it means)\. \S", text, re.M)
+    assert re.search(r"^What to do\b", text, re.M)
+    assert re.search(r"^Evidence: \S", text, re.M)
+    assert re.search(r"https://\S+", text)
+    code = [line for line in body if line.startswith("    ")]
+    assert 2 <= len(code) <= CODE_MAX
+    assert any("before" in line for line in code), "the example has no 'before'"
+    assert any("after" in line for line in code), "the example has no 'after'"
+
+
+@each_check
+def test_imports_nothing_but_facts_and_findings(check: registry.Check) -> None:
+    for module in imports(Path(str(check.module.__file__))):
+        allowed = module in STANDARD or (module.startswith("fp8doctor.") and module.split(".")[1] in IMPORTABLE)
+        assert allowed, f"{check.code} imports {module}"
+
+
+@each_check
+def test_decorates_one_function(check: registry.Check) -> None:
+    tree = ast.parse(Path(str(check.module.__file__)).read_text("utf-8"))
+    decorated = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
+    assert len(decorated) == 1
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Global | ast.Nonlocal)]
+
+
+@each_check
+def test_answer_does_not_depend_on_what_ran_before(check: registry.Check) -> None:
+    first, again = (check.function(check.module.SICK) for _ in range(2))
+    assert isinstance(first, Finding)
+    assert first == again
+
+
+@each_check
+def test_constants_have_a_source(check: registry.Check) -> None:
+    """A named threshold carries a docstring; numbers name where they come from."""
+    body = ast.parse(Path(str(check.module.__file__)).read_text("utf-8")).body
+    for node, follower in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if name.isupper() and name not in ("SICK", "HEALTHY") and isinstance(node.value, ast.Constant) and isinstance(node.value.value, int | float):
+                documented = isinstance(follower, ast.Expr) and isinstance(follower.value, ast.Constant) and isinstance(follower.value.value, str)
+                assert documented, f"{check.code}: {name} has no docstring"
+
+
+def is_field(kind: object, path: list[str]) -> bool:
+    """Whether a dotted path leads from a record to a field, through tuples and optional records."""
+    if not path:
+        return True
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    if path[0] not in fields:
+        return False
+    return len(path) == 1 or any(is_field(record, path[1:]) for record in records_in(fields[path[0]]))
+
+
+def records_in(annotation: object) -> list[object]:
+    """The record classes inside an annotation such as ``tuple[Linear, ...]`` or ``Accelerate | None``."""
+    inside = [record for argument in getattr(annotation, "__args__", ()) for record in records_in(argument)]
+    return [annotation] if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct) else inside
+
+
+def imports(path: Path) -> list[str]:
+    """Names of all modules that a file imports, wherever in the file."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names.extend(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.append("." * node.level + (node.module or ""))
+    return names

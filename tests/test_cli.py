@@ -1,0 +1,493 @@
+"""The command line: words, options, exit codes, what goes to stdout and what to stderr."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import pytest
+from click.testing import CliRunner, Result
+
+from fp8doctor import cli
+from fp8doctor.diagnose import diagnose
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Facts, Target
+from fp8doctor.report import schema, tool
+from tests.facts_of import DECODER_468M
+
+ROOT = Path(__file__).resolve().parents[1]
+
+GRAVE_CHECK = '''
+"""Something grave"""
+from fp8doctor.finding import Finding
+from fp8doctor.registry import check
+
+@check("XYZ001", "grave", area="step", severity="error", needs=())
+def grave(facts):
+    return Finding(title="grave", explanation="It is grave.")
+'''
+
+
+class Worker:
+    """Stands in for `fp8doctor.worker`: remembers what it was asked, answers with ready facts."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.facts: Facts = DECODER_468M
+        self.problem: str | None = None
+        self.error: BaseException | None = None
+
+    def examine_in_worker(self, target: str | None, *, progress: Any, **options: Any) -> SimpleNamespace:
+        self.asked.append({"target": target, **options})
+        progress("loading the model")
+        if self.error:
+            raise self.error
+        return SimpleNamespace(facts=self.facts, problem=self.problem)
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
+    worker = Worker()
+    monkeypatch.setitem(sys.modules, "fp8doctor.worker", worker)
+    return worker
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "LC_ALL", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "saved.json"
+    diagnose(DECODER_468M).save(path)
+    return path
+
+
+@pytest.fixture
+def grave_checks() -> Iterator[str]:
+    """A folder of checks with one that always finds something; it is forgotten afterwards."""
+    from tempfile import TemporaryDirectory
+
+    from fp8doctor import registry
+
+    with TemporaryDirectory() as folder:
+        Path(folder, "grave.py").write_text(GRAVE_CHECK)
+        yield folder
+    registry._checks.pop("XYZ001", None)
+
+
+def fp8doctor(*args: str | Path) -> Result:
+    return CliRunner().invoke(cli.main, [str(arg) for arg in args])
+
+
+def process(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "fp8doctor", *map(str, args)], capture_output=True, text=True, env=environment, timeout=120, check=False, **options
+    )
+
+
+# Words and options
+
+
+def test_without_a_command_word_the_target_is_examined(worker: Worker) -> None:
+    result = fp8doctor("decoder.py:build_model")
+    assert result.exit_code == 0
+    assert worker.asked == [{"target": "decoder.py:build_model", "layers": None, "batch": None, "seq": None, "load_timeout": 600.0}]
+    assert "CMP001 eager-float8" in result.stdout
+    assert result.stderr == "fp8doctor: loading the model\n"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--batch", "4", "--seq=8", "model.py", "--layers", "2", "-q"),
+        ("model.py", "-q", "--batch", "4", "--seq", "8", "--layers", "2"),
+        ("-q", "--fail-on", "never", "--batch", "4", "--seq", "8", "--layers", "2", "--", "model.py"),
+    ],
+)
+def test_options_stand_before_or_after_the_target(worker: Worker, args: tuple[str, ...]) -> None:
+    assert fp8doctor(*args).exit_code == 0
+    assert worker.asked == [{"target": "model.py", "layers": 2, "batch": 4, "seq": 8, "load_timeout": 600.0}]
+
+
+def test_options_stand_before_or_after_a_command_word(worker: Worker) -> None:
+    for args in (("--format", "json", "env"), ("env", "--format", "json")):
+        assert json.loads(fp8doctor(*args).stdout)["schema_version"] == 1
+    assert [asked["target"] for asked in worker.asked] == [None, None]
+
+
+def test_the_value_of_an_option_is_no_command_word(worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert fp8doctor("-qo", "list", "model.py").exit_code == 0
+    assert (tmp_path / "list").exists()
+    assert worker.asked[0]["target"] == "model.py"
+
+
+@pytest.mark.parametrize("args", [("./list",), ("--", "list")])
+def test_a_file_named_like_a_command(worker: Worker, args: tuple[str, ...]) -> None:
+    assert fp8doctor(*args).exit_code == 0
+    assert worker.asked[0]["target"] == args[-1]
+
+
+def test_env_examines_no_model(worker: Worker) -> None:
+    worker.facts = Facts(target=Target(kind="environment", name="environment", attribute=None), software=DECODER_468M.software, gpus=(), gaps={})
+    result = fp8doctor("env")
+    assert worker.asked == [{"target": None, "layers": None, "batch": None, "seq": None}]
+    assert result.exit_code == 0
+    assert "No model was examined" in result.stdout
+    assert "te.Linear" not in result.stdout
+
+
+@pytest.mark.parametrize("word", ["run", "compare"])
+def test_words_of_later_versions_are_no_commands(worker: Worker, word: str) -> None:
+    assert fp8doctor(word, "x").exit_code == 2
+    assert fp8doctor("model.py", "--no-trial").exit_code == 2
+    assert not worker.asked
+
+
+def test_help_names_every_command_and_option() -> None:
+    result = fp8doctor("--help")
+    assert result.exit_code == 0
+    for word in (
+        "env",
+        "report",
+        "list",
+        "explain",
+        "demo",
+        "--format",
+        "--save",
+        "--select",
+        "--ignore",
+        "--fail-on",
+        "--batch",
+        "--seq",
+        "--layers",
+        "--assume-gpu",
+    ):
+        assert word in result.output
+    assert fp8doctor("report", "--help").output.startswith("Usage: fp8doctor report [OPTIONS] SAVED")
+
+
+def test_nothing_at_all_is_wrong_usage() -> None:
+    assert fp8doctor().exit_code == 2
+    assert process().returncode == 2
+
+
+def test_version() -> None:
+    result = fp8doctor("--version")
+    assert (result.exit_code, result.stdout) == (0, f"fp8doctor {tool().version}\n")
+
+
+# Mistakes are found before the worker starts
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--select", "NOPE"),
+        ("--select", ","),
+        ("--ignore", "NOPE"),
+        ("--assume-gpu", "H300"),
+        ("--checks", "nowhere"),
+        ("-o", "nowhere/report.md"),
+        ("--save", "nowhere/report.json"),
+        ("-o", "."),
+        ("--format", "html"),
+        ("--fail-on", "sometimes"),
+        ("-v", "-q"),
+        ("--bogus",),
+        ("second.py",),
+        *((option, value) for option in ("--batch", "--seq", "--layers") for value in ("0", "-1", "many", "1.5", "inf", "")),
+        *(("--load-timeout", value) for value in ("0", "-1", "soon", "inf", "nan")),
+    ],
+)
+def test_wrong_usage(worker: Worker, args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = fp8doctor("model.py", *args)
+    assert result.exit_code == 2
+    assert not worker.asked
+    assert result.stdout == ""
+    assert result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_codes_are_prefixes_in_any_case(worker: Worker) -> None:
+    outcomes = json.loads(fp8doctor("m.py", "--select", "cmp,MOD001", "--select", "shp", "--ignore", "CMP002", "--format", "json").stdout)["outcomes"]
+    codes = {outcome["code"] for outcome in outcomes}
+    assert {"CMP001", "MOD001"} <= codes
+    assert "CMP002" not in codes
+    assert {code[:3] for code in codes} == {"CMP", "MOD", "SHP"}
+
+
+def test_the_assumed_gpu_is_named_on_every_modelled_line(worker: Worker) -> None:
+    result = fp8doctor("m.py", "--assume-gpu", "b200")
+    assert "costs modelled for B200" in result.stdout
+    assert "ms a step, modelled on B200" in result.stdout
+
+
+# Exit codes
+
+
+@pytest.mark.parametrize(("fail_on", "code"), [("never", 0), ("info", 1), ("warning", 1), ("error", 0), (None, 0)])
+def test_findings_decide_the_exit_code(worker: Worker, fail_on: str | None, code: int) -> None:
+    assert fp8doctor("m.py", "--select", "CMP001", *(("--fail-on", fail_on) if fail_on else ())).exit_code == code
+
+
+def test_an_error_fails_by_default(worker: Worker, grave_checks: str) -> None:
+    assert fp8doctor("m.py", "--checks", grave_checks).exit_code == 1
+    assert fp8doctor("m.py", "--checks", grave_checks, "--fail-on", "never").exit_code == 0
+
+
+def test_a_users_mistake_is_a_sentence_and_their_own_frames(worker: Worker) -> None:
+    worker.error = UserError("model.py could not be loaded: KeyError: 'x'", '  File "model.py", line 3\n    x["x"]\n')
+    result = fp8doctor("model.py")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.endswith('fp8doctor: model.py could not be loaded: KeyError: \'x\'\n  File "model.py", line 3\n    x["x"]\n')
+
+
+def test_an_incomplete_report_is_printed_and_written_nowhere(worker: Worker, tmp_path: Path) -> None:
+    worker.facts = Facts(target=Target(kind="file", name="model.py", attribute=None), gaps={"network": "the worker was killed by SIGKILL"})
+    worker.problem = "the worker was killed by SIGKILL (out of memory?) while loading model.py"
+    result = fp8doctor("model.py", "-o", tmp_path / "out.json", "--save", tmp_path / "saved.json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["verdict"]["status"] == "not_measured"
+    assert result.stderr.endswith("fp8doctor: the worker was killed by SIGKILL (out of memory?) while loading model.py\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_of_ours_is_a_sentence_too(worker: Worker) -> None:
+    worker.error = ZeroDivisionError("division by zero")
+    result = fp8doctor("model.py")
+    assert result.exit_code == 2
+    assert "internal error, ZeroDivisionError: division by zero" in result.stderr
+    assert "-v" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "Traceback" in fp8doctor("model.py", "-v").stderr
+
+
+def test_control_characters_reach_no_terminal(worker: Worker) -> None:
+    worker.error = UserError("no file \x1b[31mred\nand more", "frame\x1b[2J")
+    assert "\x1b" not in fp8doctor("model.py").stderr
+
+
+def test_ctrl_c(worker: Worker) -> None:
+    worker.error = KeyboardInterrupt()
+    result = fp8doctor("model.py", "-q")
+    assert result.exit_code == 130
+    assert result.stderr.strip() == "fp8doctor: interrupted"
+
+
+def test_ctrl_c_of_a_real_process(tmp_path: Path) -> None:
+    script = (
+        "import sys, time, types\n"
+        "def examine_in_worker(*args, **options): print('ready', flush=True); time.sleep(60)\n"
+        "sys.modules['fp8doctor.worker'] = types.SimpleNamespace(examine_in_worker=examine_in_worker)\n"
+        "from fp8doctor.cli import main\n"
+        "main(['model.py'])\n"
+    )
+    running = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert running.stdout
+    assert running.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    _, stderr = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert stderr.endswith("fp8doctor: interrupted\n")
+    assert "Traceback" not in stderr
+
+
+# What is written where
+
+
+def test_json_on_stdout_is_one_document(worker: Worker) -> None:
+    result = fp8doctor("m.py", "--format", "json", "-v")
+    jsonschema.validate(json.loads(result.stdout), schema())
+
+
+@pytest.mark.parametrize(("name", "begins"), [("r.json", "{"), ("r.md", "## fp8doctor"), ("r.txt", "fp8doctor "), ("r.log", "fp8doctor "), ("R.JSON", "{")])
+def test_the_suffix_decides_the_format(worker: Worker, tmp_path: Path, name: str, begins: str) -> None:
+    result = fp8doctor("m.py", "-o", tmp_path / name)
+    assert result.stdout == ""
+    assert (tmp_path / name).read_text("utf-8").startswith(begins)
+
+
+def test_a_named_format_goes_before_the_suffix(worker: Worker, tmp_path: Path) -> None:
+    fp8doctor("m.py", "--format", "markdown", "-o", tmp_path / "r.json")
+    assert (tmp_path / "r.json").read_text("utf-8").startswith("## fp8doctor")
+
+
+def test_save_and_replay(worker: Worker, tmp_path: Path) -> None:
+    first = fp8doctor("m.py", "--save", tmp_path / "a.json")
+    replayed = fp8doctor("report", tmp_path / "a.json", "--save", tmp_path / "b.json")
+    assert first.stdout == replayed.stdout != ""
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_report_takes_the_output_options(saved: Path, grave_checks: str) -> None:
+    assert fp8doctor("report", saved, "--fail-on", "warning", "--select", "CMP001").exit_code == 1
+    assert fp8doctor("--format=markdown", "report", saved).stdout.startswith("## fp8doctor")
+    assert "modelled on L40S" in fp8doctor("report", saved, "--assume-gpu", "l40s").stdout
+    assert fp8doctor("report", saved, "--checks", grave_checks).exit_code == 1
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", '{"schema_version": 99, "facts": {}}'])
+def test_what_is_no_report(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "saved.json"
+    if content is not None:
+        path.write_text(content)
+    result = fp8doctor("report", path)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("fp8doctor: cannot ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_demo(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "DEMO", saved)
+    result = fp8doctor("demo")
+    assert result.exit_code == 0
+    assert "168 of 168 FP8 Linears run eagerly" in result.stdout
+
+
+def test_quiet_is_quiet(worker: Worker) -> None:
+    assert fp8doctor("m.py", "-q").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("variables", "colours"),
+    [({}, False), ({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False), ({"FORCE_COLOR": "1", "TERM": "dumb"}, True)],
+)
+def test_colours(worker: Worker, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], colours: bool) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert ("\x1b[" in fp8doctor("m.py").stdout) is colours
+
+
+@pytest.mark.parametrize(
+    ("variables", "ascii"), [({"LC_ALL": "C"}, True), ({"LANG": "POSIX"}, True), ({"LANG": "C.UTF-8"}, False), ({"LANG": "C", "LC_ALL": "en_GB.UTF-8"}, False)]
+)
+def test_ascii_where_the_locale_is(worker: Worker, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], ascii: bool) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert fp8doctor("m.py").stdout.isascii() is ascii
+
+
+def test_ascii_where_stdout_is(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    result = process("report", saved)
+    assert result.returncode == 0
+    assert result.stdout.isascii()
+    assert process("report", saved, "--format", "markdown", encoding="latin-1").returncode == 0
+
+
+@pytest.mark.parametrize(("fail_on", "code"), [("warning", 1), ("never", 0)])
+def test_a_reader_who_leaves_early_changes_no_exit_code(saved: Path, fail_on: str, code: int) -> None:
+    command = [sys.executable, "-m", "fp8doctor", "report", str(saved), "--format", "json", "--fail-on", fail_on, "--select", "CMP001"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as running:
+        assert running.stdout
+        assert running.stderr
+        running.stdout.close()
+        assert running.stderr.read() == b""
+        assert running.wait(30) == code
+
+
+@pytest.mark.parametrize("terminal", ["xterm-256color", "dumb"])
+def test_on_a_real_terminal(saved: Path, terminal: str) -> None:
+    """Colours unless it is dumb, and no line wider than the terminal."""
+    outside, inside = os.openpty()
+    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {"TERM": terminal}
+    with subprocess.Popen([sys.executable, "-m", "fp8doctor", "report", str(saved)], stdout=inside, cwd=ROOT, env=environment) as running:
+        os.close(inside)
+        screen = b""
+        while running.poll() is None or b"More:" not in screen:
+            try:
+                screen += os.read(outside, 1 << 16)
+            except OSError:
+                break
+    os.close(outside)
+    text = screen.decode()
+    assert ("\x1b[" in text) is (terminal != "dumb")
+    assert max(len(line) for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()) <= 60
+
+
+# The catalogue
+
+
+def test_list() -> None:
+    result = fp8doctor("list")
+    assert result.exit_code == 0
+    assert any(line.startswith("CMP001") and "eager-float8" in line for line in result.stdout.splitlines())
+    listed = json.loads(fp8doctor("list", "--format", "json").stdout)
+    assert {"code", "name", "area", "severity", "title", "needs"} == set(listed[0])
+    assert len(listed) == len(result.stdout.splitlines())
+
+
+def test_list_shows_checks_of_a_folder(grave_checks: str) -> None:
+    assert "XYZ001" in fp8doctor("list", "--checks", grave_checks).stdout
+
+
+@pytest.mark.parametrize("code", ["CMP001", "cmp001", "eager-float8"])
+def test_explain(code: str) -> None:
+    result = fp8doctor("explain", code)
+    assert result.stdout.startswith("CMP001 eager-float8 · compilation · warning\n\nFP8 Linears that run eagerly\n")
+    page = json.loads(fp8doctor("explain", code, "--format", "json").stdout)
+    assert page["code"] == "CMP001"
+    assert page["page"] in result.stdout
+
+
+def test_explain_what_is_not_there() -> None:
+    result = fp8doctor("explain", "CMP01")
+    assert result.exit_code == 2
+    assert "there is CMP001" in result.stderr
+
+
+# Real processes
+
+
+@pytest.mark.parametrize("args", [("--help",), ("--version",), ("list",), ("explain", "CMP001"), ("report", "saved.json")])
+def test_torch_is_not_imported(args: tuple[str, ...], saved: Path) -> None:
+    args = tuple(str(saved) if arg == "saved.json" else arg for arg in args)
+    script = f"import sys\nfrom fp8doctor.cli import main\ntry:\n    main({args!r})\nfinally:\n    assert 'torch' not in sys.modules, 'torch was imported'\n"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+
+
+def test_a_model_file_from_end_to_end(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(
+        'import torch\nprint("users own words")\nmodel = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 64))\n'
+    )
+    result = process("small.py", "--format", "json", "--save", "saved.json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["verdict"]["status"] == "no_fp8"
+    assert document["facts"]["target"] == {"kind": "file", "name": "small.py", "attribute": "model"}
+    assert "users own words" in result.stderr
+    assert json.loads((tmp_path / "saved.json").read_text("utf-8")) == document
+
+
+def test_a_model_file_that_fails_from_end_to_end(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def build_model():\n    return {}['missing']\n")
+    result = process("broken.py", "-q", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "KeyError: 'missing'" in result.stderr
+    assert "{}['missing']" in result.stderr
+    assert "fp8doctor/" not in result.stderr

@@ -1,0 +1,375 @@
+"""The model-file contract, and a sentence for everything that is not in it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fp8doctor.errors import UserError
+from fp8doctor.load import load, locate
+
+BAD_INPUT = sorted((Path(__file__).parent / "bad_input").glob("*.txt"))
+
+Write = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def _own_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """`load` is made for a process of its own: what it leaves there is put back."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a model file, with torch imported, and return its name."""
+
+    def write_file(text: str, name: str = "net.py") -> str:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("import torch\n" + textwrap.dedent(text), encoding="utf-8")
+        return name
+
+    return write_file
+
+
+def mistake(target: str, **options: int) -> UserError:
+    with pytest.raises(UserError) as caught:
+        load(target, **options)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert "importlib" not in caught.value.detail
+    assert f"fp8doctor{os.sep}" not in caught.value.detail
+    return caught.value
+
+
+@pytest.mark.parametrize("path", BAD_INPUT, ids=lambda path: path.stem)
+def test_every_bad_file_gets_the_sentence_in_its_first_line(path: Path, tmp_path: Path) -> None:
+    text = path.read_text("utf-8")
+    (tmp_path / "model.py").write_text(text, encoding="utf-8")
+    options = {"layers": 2} if path.stem.startswith("layers") else {}
+    assert str(mistake("model.py", **options)).startswith(text.partition("\n")[0].removeprefix("# "))
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"", "model.py is empty"),
+        (b"\x7fELF\0\0", "model.py is not a Python file: it holds null bytes"),
+        ("name = 'Müller'\n".encode("latin-1"), "model.py cannot be decoded ("),
+        (b"# -*- coding: klingon -*-\n", "model.py cannot be decoded (SyntaxError: unknown encoding: klingon"),
+        (b"x = " + b"(" * 1000 + b")" * 1000, "model.py"),
+    ],
+    ids=["empty", "binary", "latin-1", "unknown encoding", "deep"],
+)
+def test_bytes_that_are_no_python(data: bytes, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_bytes(data)
+    assert str(mistake("model.py")).startswith(sentence)
+
+
+def test_a_declared_encoding_is_honoured(tmp_path: Path) -> None:
+    (tmp_path / "old.py").write_bytes("# -*- coding: latin-1 -*-\nimport torch\nmüller = torch.nn.Linear(8, 8)\n".encode("latin-1"))
+    assert load("old.py").target.attribute == "müller"
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("modle.py", "no such file: modle.py; did you mean model.py?"),
+        ("nowhere/model.py", "no such file: nowhere/model.py"),
+        ("folder", "folder is a folder; name the file in it"),
+        ("folder.py", "folder.py is a folder; name the file in it"),
+        ("model.py:", "nothing stands behind the colon of 'model.py:'; name the model, as in 'model.py:model'"),
+        ("model.py:a b", "'a b' is no name in Python"),
+        ("notes.ipynb", "notes.ipynb is a notebook; call fp8doctor.inspect_model(model)"),
+        ("saved.json", "saved.json is JSON; a saved report is shown by 'fp8doctor report'"),
+        ("/dev/null", "/dev/null is not a regular file"),
+        ("no\x1b[31m\nsuch.py", "no such file: no\\x1b[31m\\nsuch.py"),
+        ("<script>alert(1)</script>.py", "no such file: <script>alert(1)</script>.py"),
+        ("no_such_package.model:net", "no module called 'no_such_package.model' here"),
+        ("x" * 5000 + ".py", "no such file: xxx"),
+        ("", "no model was named"),
+        (":model", "no model was named"),
+    ],
+)
+def test_targets_that_name_no_model_file(target: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("import torch\nmodel = torch.nn.Linear(8, 8)\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "notes.ipynb").write_text("{}")
+    (tmp_path / "saved.json").write_text("{}")
+    assert str(mistake(target)).startswith(sentence)
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.py").write_text("model = 1")
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert str(mistake("model.py")) == "cannot read model.py: Permission denied"
+
+
+def test_names_are_tried_in_the_order_of_the_contract(write: Write) -> None:
+    lines = [
+        "def build_model(): return torch.nn.Linear(1, 8)",
+        "def get_model(): return torch.nn.Linear(2, 8)",
+        "def create_model(): return torch.nn.Linear(3, 8)",
+        "def make_model(): return torch.nn.Linear(4, 8)",
+        "model = torch.nn.Linear(5, 8)",
+        "other = torch.nn.Linear(6, 8)",
+    ]
+    expected = ["build_model", "get_model", "create_model", "make_model", "model", "other"]
+    for first, name in enumerate(expected):
+        job = load(write("\n".join(lines[first:]), f"order{first}.py"))
+        assert (job.target.attribute, job.model.in_features) == (name, first + 1)
+
+
+def test_the_only_class_of_the_file_that_takes_no_argument(write: Write) -> None:
+    file = write("""
+        from torch.nn import Transformer
+
+        class Block(torch.nn.Module):
+            def __init__(self, width):
+                super().__init__()
+                self.linear = torch.nn.Linear(width, width)
+
+        class Net(torch.nn.Module):
+            def __init__(self, width=8):
+                super().__init__()
+                self.block = Block(width)
+    """)
+    job = load(file)
+    assert job.target.attribute == "Net"
+    assert type(job.model).__name__ == "Net"
+
+
+def test_a_loss_without_parameters_and_a_part_of_the_model_are_no_candidates(write: Write) -> None:
+    job = load(
+        write("""
+        criterion = torch.nn.CrossEntropyLoss()
+        body = torch.nn.Linear(8, 8)
+        net = torch.nn.Sequential(body, torch.nn.ReLU())
+        alias = net
+    """)
+    )
+    assert job.target.attribute == "net"
+
+
+def test_a_builder_imported_from_elsewhere_counts_and_a_class_does_not(write: Write) -> None:
+    write("class Net(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 8)\ndef build_model(): return Net()\n", "parts.py")
+    assert load(write("from parts import build_model", "a.py")).target.attribute == "build_model"
+    assert str(mistake(write("from parts import Net", "b.py"))).startswith("found no model in b.py: write")
+
+
+@pytest.mark.parametrize("attribute", ["instance", "Net", "make", "holder.inner"])
+def test_an_attribute_names_an_instance_a_class_a_function_or_a_part(attribute: str, write: Write) -> None:
+    file = write("""
+        class Net(torch.nn.Linear):
+            def __init__(self):
+                super().__init__(8, 8)
+
+        class holder:
+            inner = Net()
+
+        instance = Net()
+
+        def make():
+            return Net()
+
+        model = torch.nn.Linear(1, 1)
+    """)
+    job = load(f"{file}:{attribute}")
+    assert type(job.model).__name__ == "Net"
+    assert job.target.attribute == attribute
+
+
+def test_an_attribute_that_is_not_there_suggests_what_is_near(write: Write) -> None:
+    file = write("model = torch.nn.Linear(8, 8)\nnumber = 3\n")
+    assert str(mistake(f"{file}:modle")) == "net.py has no modle; did you mean model?"
+    assert str(mistake(f"{file}:qqqqqq")) == "net.py has no qqqqqq"
+    assert str(mistake(f"{file}:number")).startswith("number in net.py is a value of type int; it has to be a model, its class")
+
+
+def test_layers_are_passed_on_when_the_builder_takes_them(write: Write) -> None:
+    file = write("def build_model(layers=8): return torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(layers)))")
+    assert len(load(file).model) == 8
+    assert len(load(file, layers=2).model) == 2
+
+
+def test_a_model_and_its_optimizer(write: Write) -> None:
+    job = load(write("def build_model():\n    m = torch.nn.Linear(8, 8)\n    return m, torch.optim.SGD(m.parameters())"))
+    assert type(job.optimizer) is torch.optim.SGD
+    assert job.workload.optimizer_source == "given"
+
+
+def test_everything_optional_is_taken(write: Write) -> None:
+    job = load(
+        write("""
+        model = torch.nn.Linear(64, 8)
+        autocast = torch.bfloat16
+        accumulate = 4
+
+        def example_batch():
+            return {"input": torch.zeros(4, 16, 64)}
+
+        def loss(output, batch):
+            return output.sum()
+
+        def build_optimizer(model):
+            return torch.optim.AdamW(model.parameters())
+
+        def training_step(model, batch):
+            return model(**batch).sum()
+    """)
+    )
+    assert job.autocast is torch.bfloat16
+    assert callable(job.loss)
+    assert callable(job.training_step)
+    assert type(job.optimizer) is torch.optim.AdamW
+    assert job.batch["input"].shape == (4, 16, 64)
+    workload = job.workload
+    assert (workload.batch_source, workload.batch_size, workload.sequence_length, workload.tokens) == ("given", 4, 16, 64)
+    assert (workload.loss_source, workload.optimizer_source, workload.autocast_source, workload.accumulate) == ("given", "given", "given", 4)
+
+
+def test_without_options_everything_is_said_to_be_made_up(write: Write) -> None:
+    workload = load(write("model = torch.nn.Linear(64, 8)"), batch=32).workload
+    assert (workload.batch_source, workload.optimizer_source, workload.autocast_source, workload.accumulate) == ("made up", "made up", "none", 1)
+    assert workload.note == "made up: 32 x 64 random numbers, for a first Linear of 64 inputs"
+
+
+def test_a_size_cannot_be_asked_of_a_given_batch(write: Write) -> None:
+    file = write("model = torch.nn.Linear(8, 8)\ndef example_batch(): return torch.zeros(4, 8)")
+    assert str(mistake(file, batch=16)) == "--batch and --seq size a made-up batch, but net.py has an example_batch(); change it there"
+
+
+def test_imported_functions_named_like_settings_are_none(write: Write) -> None:
+    job = load(write("from itertools import accumulate\nfrom torch.amp import autocast\nimport json as loss\nmodel = torch.nn.Linear(8, 8)"))
+    assert job.loss is None
+    assert job.autocast is None
+    assert job.workload.accumulate == 1
+
+
+def test_a_compiled_wrapper_that_is_not_the_one_inspected_is_named(write: Write) -> None:
+    job = load(write("model = torch.nn.Linear(8, 8)\nfast = torch.compile(model)\nother = torch.compile(torch.nn.Linear(8, 8))"))
+    assert job.compiled_elsewhere == ("fast",)
+    assert load(write("net = torch.nn.Linear(8, 8)\nfast = torch.compile(net)", "compiled.py")).target.attribute == "fast"
+    assert load(write("net = torch.compile(torch.nn.Linear(8, 8))\nmodel = net", "same.py")).compiled_elsewhere == ()
+
+
+def test_the_file_runs_under_its_own_name_with_its_folder_first(write: Write, tmp_path: Path) -> None:
+    write("width = 16", "sub/helper.py")
+    file = write(
+        """
+        import sys
+        import helper
+        if __name__ == "__main__":
+            raise SystemExit("as a script")
+        name, path, argv, registered = __name__, sys.path[0], sys.argv, sys.modules[__name__].__dict__ is globals()
+        model = torch.nn.Linear(helper.width, 8)
+        model.seen = (name, path, argv, registered, __file__)
+    """,
+        "sub/decoder.py",
+    )
+    folder = tmp_path / "sub"
+    assert load(file).model.seen == ("decoder", str(folder), [str(folder / "decoder.py")], True, str(folder / "decoder.py"))
+
+
+@pytest.mark.parametrize("name", ["json.py", "queue.py", "torch.py.py", "my-model.py", "list"])
+def test_no_module_is_replaced(name: str, write: Write) -> None:
+    import json
+
+    before = dict(sys.modules)
+    write("model = torch.nn.Linear(8, 8)\nmodel.name = __name__", name)
+    job = load("./" + name)
+    assert sys.modules["json"] is json
+    assert all(sys.modules[each] is module for each, module in before.items())
+    assert sys.modules[job.model.name].__file__ == os.path.abspath(name)
+
+
+def test_two_files_of_one_name_get_two_module_names(write: Write) -> None:
+    first = load(write("class Net(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 8)", "a/net.py"))
+    second = load(write("class Net(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 8)", "b/net.py"))
+    assert (type(first.model).__module__, type(second.model).__module__) == ("net", "fp8doctor_target_net")
+
+
+def test_a_file_that_fails_is_not_left_among_the_modules(write: Write) -> None:
+    mistake(write("raise ValueError", "broken_net.py"))
+    assert "broken_net" not in sys.modules
+
+
+def test_modules_of_packages(write: Write) -> None:
+    write("", "pkg/__init__.py")
+    write("from .parts import Net\ndef build_model(): return Net()\nother = Net()", "pkg/net.py")
+    write("class Net(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 8)", "pkg/parts.py")
+    job = load("pkg.net")
+    assert (job.target.kind, job.target.name, job.target.attribute) == ("module", "pkg.net", "build_model")
+    assert load("pkg.net:other").target.attribute == "other"
+    assert load("pkg.parts").target.attribute == "Net"
+
+
+def test_a_missing_module_is_told_apart_from_a_missing_import(write: Write) -> None:
+    write("", "pkg2/__init__.py")
+    write("import surely_not_installed", "pkg2/net.py")
+    write("x = (", "pkg2/broken.py")
+    assert str(mistake("pkg2.nte")).startswith("no module called 'pkg2.nte' here")
+    inside = mistake("pkg2.net")
+    assert str(inside).startswith("pkg2.net imports surely_not_installed, which this Python does not have")
+    assert "pkg2/net.py" in inside.detail
+    assert str(mistake("pkg2.broken")).startswith("pkg2.broken cannot be imported: SyntaxError: '(' was never closed")
+
+
+def test_the_detail_holds_the_frames_of_the_user(write: Write) -> None:
+    error = mistake(write("def inner():\n    raise RuntimeError('deep')\ndef build_model():\n    return inner()"))
+    lines = error.detail.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "net.py" in lines[1]
+    assert "in build_model" in lines[1]
+    assert lines[-1] == "RuntimeError: deep"
+    assert error.detail.count("File ") == 2
+
+
+def test_a_cause_is_shown_with_the_frames_of_the_user_only(write: Write) -> None:
+    error = mistake(write("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError('outer') from e"))
+    assert error.detail.count("File ") == 2
+    assert "direct cause" in error.detail
+
+
+def test_training_arguments_and_a_trainer(write: Write, forget_accelerate: None) -> None:
+    pytest.importorskip("transformers")
+    arguments = "from transformers import Trainer, TrainingArguments\nargs = TrainingArguments('out', bf16=True, use_cpu=True, "
+    arguments += "gradient_accumulation_steps=4, report_to=[])\n"
+    job = load(write(arguments + "model = torch.nn.Linear(8, 8)", "with_arguments.py"))
+    assert type(job.trainer).__name__ == "TrainingArguments"
+    assert (job.autocast, job.workload.accumulate, job.workload.batch_size) == (torch.bfloat16, 4, 8)
+
+    job = load(write(arguments + "net = torch.nn.Linear(8, 8)\ntrainer = Trainer(net, args)", "with_trainer.py") + ":trainer")
+    assert type(job.trainer).__name__ == "Trainer"
+    assert job.model is job.trainer.model
+
+    job = load(write(arguments + "model = torch.nn.Linear(8, 8)\ntrainer = Trainer(model, args)\nautocast = torch.float16", "with_both.py"))
+    assert type(job.trainer).__name__ == "Trainer"
+    assert job.autocast is torch.float16
+
+    job = load(write(arguments + "def build_model(): return Trainer(torch.nn.Linear(8, 8), args)", "builds_trainer.py"))
+    assert type(job.model) is torch.nn.Linear
+
+
+def test_locating_runs_nothing(write: Write) -> None:
+    write("raise SystemExit", "never.py")
+    source = locate("never.py:net")
+    assert (source.name, source.module, source.attribute) == ("never.py", None, "net")

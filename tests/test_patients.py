@@ -1,0 +1,111 @@
+"""Every patient through the real worker process and the conductor: its disease is found, and nothing that it has not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+
+import pytest
+
+from fp8doctor import registry
+from fp8doctor.diagnose import diagnose
+from fp8doctor.report import Report
+from tests.clinic import Patient, examined, patients
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENTS = {patient.name: patient for patient in patients()}
+
+each_patient = pytest.mark.parametrize("patient", PATIENTS.values(), ids=PATIENTS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _examined_side_by_side(request: pytest.FixtureRequest) -> None:
+    """The workers of the tests that were selected run as many at a time as there are cores; the tests wait for the answers."""
+    slow = [item for item in request.session.items if item.get_closest_marker("slow") and hasattr(item, "callspec")]
+    wanted = {item.callspec.params["patient"] for item in slow if "patient" in item.callspec.params}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        wait([pool.submit(examined, patient) for patient in wanted])
+
+
+def report_on(patient: Patient) -> Report:
+    examination = examined(patient)
+    assert examination.problem is None
+    return diagnose(examination.facts)
+
+
+@each_patient
+def test_known_codes(patient: Patient) -> None:
+    codes = {check.code for check in registry.discover()}
+    assert set(patient.must) <= codes
+    assert patient.must_not
+    assert patient.healthy == (not patient.must)
+    assert not set(patient.must) & set(patient.must_not)
+
+
+@pytest.mark.slow
+@each_patient
+def test_diagnosis(patient: Patient) -> None:
+    report = report_on(patient)
+    found = {finding.code: finding.severity for finding in report.findings if finding.severity != "info"}
+    assert set(patient.must) <= set(found)
+    assert not set(patient.must_not) & set(found)
+    if patient.healthy:
+        assert found == {}
+        assert report.worst() in (None, "info")
+
+
+@pytest.mark.slow
+@each_patient
+def test_every_check_had_an_answer(patient: Patient) -> None:
+    """On a current stack nothing stays unknown and nothing crashes."""
+    assert [outcome for outcome in report_on(patient).outcomes if outcome.outcome in ("unknown", "crashed")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "parameters", "fp8_linears", "blocks"),
+    [("decoder_468m", 468_239_360, 168, 24), ("decoder_454m", 454_166_528, 120, 24), ("llama_8b", 8_030_261_248, 224, 32)],
+)
+def test_sizes_of_the_documented_models(name: str, parameters: int, fp8_linears: int, blocks: int) -> None:
+    network = examined(PATIENTS[name]).facts.network
+    assert network.parameters == parameters
+    assert sum(linear.use == "training" for linear in network.linears) == fp8_linears
+    assert [each.count for each in network.blocks] == [blocks]
+
+
+@pytest.mark.slow
+def test_the_heads_are_heads_and_stay_in_16_bits() -> None:
+    for name in ("decoder_468m", "decoder_454m", "llama_gqa", "llama_8b"):
+        heads = [linear for linear in examined(PATIENTS[name]).facts.network.linears if linear.role == "head"]
+        assert [(head.use, head.dtype) for head in heads] == [("none", "bfloat16")], name
+
+
+@pytest.mark.slow
+def test_the_cause_is_prescribed_and_its_symptom_is_not() -> None:
+    report = report_on(PATIENTS["env_overridden"])
+    assert {finding.code for finding in report.findings} >= {"ENV001", "MOD001"}
+    prescribed = [step.code for step in report.prescription]
+    assert prescribed[0] == "ENV001"
+    assert "MOD001" not in prescribed
+
+
+def command_line(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "fp8doctor", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.mark.slow
+def test_a_warning_leaves_the_exit_code_alone() -> None:
+    done = command_line("tests/patients/decoder_468m.py", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert [finding["code"] for finding in json.loads(done.stdout)["findings"] if finding["severity"] != "info"] == ["CMP001"]
+
+
+@pytest.mark.slow
+def test_fp8_that_is_not_engaged_fails_the_command() -> None:
+    done = command_line("tests/patients/gpt2_conv1d.py", "--format", "json")
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["verdict"]["status"] == "fp8_not_engaged"

@@ -1,0 +1,54 @@
+"""Causes before symptoms, what blocks FP8 before what slows it, then milliseconds."""
+
+from __future__ import annotations
+
+from fp8doctor.finding import Finding, Saving, Severity, Treatment
+from fp8doctor.prescription import prescribe
+
+
+def found(code: str, severity: Severity = "warning", saved_ms: float | None = None, treatment: str | None = None) -> Finding:
+    saving = None if saved_ms is None else Saving(low=saved_ms, high=saved_ms, basis="modelled", gpu="H100")
+    cure = Treatment(name=treatment or f"cure-{code}", summary="s", code="c") if treatment != "" else None
+    return Finding(title=f"title of {code}", explanation="e", code=code, name=code.lower(), area="step", severity=severity, saving_ms=saving, treatment=cure)
+
+
+def codes(*findings: Finding, explained_by: dict[str, tuple[str, ...]] | None = None) -> list[str]:
+    return [step.code for step in prescribe(findings, explained_by or {})]
+
+
+def test_the_larger_saving_comes_first() -> None:
+    assert codes(found("AAA001", saved_ms=5), found("BBB001", saved_ms=50), found("CCC001")) == ["BBB001", "AAA001", "CCC001"]
+
+
+def test_what_makes_fp8_impossible_comes_before_any_saving() -> None:
+    assert codes(found("AAA001", saved_ms=500), found("BBB001", "error")) == ["BBB001", "AAA001"]
+
+
+def test_a_treatment_that_costs_time_comes_last() -> None:
+    assert codes(found("AAA001", saved_ms=-5), found("BBB001"), found("CCC001", saved_ms=1)) == ["CCC001", "BBB001", "AAA001"]
+
+
+def test_information_is_prescribed_only_when_it_saves_something() -> None:
+    assert codes(found("AAA001", "info"), found("BBB001", "info", saved_ms=2)) == ["BBB001"]
+
+
+def test_a_symptom_is_dropped_when_its_cause_was_found_and_kept_when_not() -> None:
+    why = {"AAA001": ("BBB001",)}
+    assert codes(found("AAA001", "error"), found("BBB001"), explained_by=why) == ["BBB001"]
+    assert codes(found("AAA001", "error"), found("CCC001"), explained_by=why) == ["AAA001", "CCC001"]
+
+
+def test_findings_with_one_treatment_share_a_step() -> None:
+    (step,) = prescribe([found("AAA001", treatment="compile"), found("BBB001", saved_ms=3, treatment="compile")], {})
+    assert (step.code, step.mends) == ("BBB001", ("BBB001", "AAA001"))
+    assert step.saving_ms is not None
+    assert step.saving_ms.middle == 3
+
+
+def test_a_finding_without_treatment_prescribes_nothing() -> None:
+    assert codes(found("AAA001", treatment="")) == []
+    assert codes() == []
+
+
+def test_equal_findings_are_ordered_by_code() -> None:
+    assert codes(found("BBB001"), found("AAA001")) == ["AAA001", "BBB001"]

@@ -1,0 +1,109 @@
+"""What is saved comes back unchanged, whatever it holds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8doctor.facts import Facts, Gpu, Linear, Network, Target, recorded
+from fp8doctor.finding import Finding
+from fp8doctor.record import UnreadableDocument, decode, encode, restore_unknown_keys, to_builtins, unknown_keys
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def round_trip(facts: Facts) -> Facts:
+    return Facts.from_dict(decode(encode(facts.to_dict())))
+
+
+@given(
+    name=st.text(st.characters(exclude_categories=())),
+    memory=st.floats(),
+    features=st.dictionaries(st.text(), st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(st.characters(exclude_categories=()))),
+)
+def test_any_text_and_any_number_survives_a_round_trip(name: str, memory: float, features: dict[str, bool | int | str | None]) -> None:
+    facts = Facts(
+        gpus=(Gpu(name=name, memory_gib=memory),), network=Network(linears=(Linear(name=name, features=features),)), target=Target(kind="file", name=name)
+    )
+    assert round_trip(facts) == facts
+    assert encode(round_trip(facts).to_dict()) == encode(facts.to_dict())
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_is_not_finite_becomes_none_in_a_fact_and_text_in_evidence(number: float) -> None:
+    assert Gpu(memory_gib=number).memory_gib is None
+    assert Finding(title="t", explanation="e", evidence={"loss": number}).evidence == {"loss": str(number)}
+
+
+def test_an_integer_in_a_float_field_is_written_as_it_is_read() -> None:
+    gpu = Gpu(memory_gib=3)
+    assert type(gpu.memory_gib) is float
+    assert encode(to_builtins(gpu)) == encode(to_builtins(Facts.from_dict({"gpus": [{"memory_gib": 3}]}).gpus[0]))
+
+
+def test_a_lone_surrogate_becomes_the_replacement_character() -> None:
+    assert Target(name="a\udc80b").name == "a\N{REPLACEMENT CHARACTER}b"
+    assert Linear(features={"k\udc80": "v\udfff"}).features == {"k\N{REPLACEMENT CHARACTER}": "v\N{REPLACEMENT CHARACTER}"}
+
+
+def test_a_document_that_nests_too_deep_is_refused_with_a_sentence() -> None:
+    with pytest.raises(UnreadableDocument, match="nested too deep"):
+        decode(b"[" * 100_000)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"nonsense"])
+def test_what_is_not_json_is_refused_with_a_sentence(text: bytes) -> None:
+    with pytest.raises(UnreadableDocument, match="not JSON"):
+        decode(text)
+
+
+def test_a_fact_that_was_not_recorded_is_not_written_and_stays_unrecorded() -> None:
+    facts = round_trip(Facts(network=Network(kind="Net")))
+    assert "linears" not in to_builtins(facts)["network"]
+    assert not recorded(facts.network.linears)
+    assert not recorded(facts.training)
+
+
+def test_none_and_not_recorded_are_told_apart() -> None:
+    facts = round_trip(Facts(network=Network(vocabulary=None)))
+    assert facts.network.vocabulary is None
+    assert not recorded(facts.network.hidden_size)
+
+
+def test_unknown_keys_of_a_newer_recording_are_kept_at_every_level() -> None:
+    newer = {
+        "target": {"kind": "file", "name": "a.py", "colour": "blue"},
+        "network": {"kind": "Net", "linears": [{"name": "a"}, {"name": "b", "temperature_k": 3.5}]},
+        "weather": {"rain_pct": 4},
+    }
+    facts = Facts.from_dict(newer)
+    assert facts.network.linears[1].name == "b"
+    assert round_trip(facts).to_dict() == facts.to_dict()
+    assert facts.to_dict()["weather"] == {"rain_pct": 4}
+    assert facts.to_dict()["target"]["colour"] == "blue"
+    assert facts.to_dict()["network"]["linears"][1]["temperature_k"] == 3.5
+
+
+@given(plain)
+def test_unknown_keys_restore_exactly_what_was_taken_away(document: object) -> None:
+    unknown = unknown_keys(document, {})
+    if isinstance(document, dict):
+        kept = {key: value for key, value in document.items() if value is not None}
+        assert restore_unknown_keys({}, unknown) == kept
+
+
+def test_a_value_of_the_wrong_type_is_named() -> None:
+    with pytest.raises(UnreadableDocument, match=r"network\.parameters"):
+        Facts.from_dict({"network": {"parameters": "many"}})
+
+
+def test_the_encoding_is_stable_and_ends_with_a_newline() -> None:
+    assert encode({"b": 1, "a": [1.5]}) == b'{\n  "b": 1,\n  "a": [\n    1.5\n  ]\n}\n'
+    assert json.loads(encode({"ü": "ß"})) == {"ü": "ß"}

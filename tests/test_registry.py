@@ -1,0 +1,134 @@
+"""The engine around the checks: registration, discovery, selection, what is missing, and crash isolation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fp8doctor import registry
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Facts, Linear, Network, Training
+from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.registry import Check, check, discover, missing_fact, run, select
+
+
+def made(function: registry.CheckFunction, code: str = "ZZZ001", needs: tuple[str, ...] = ()) -> Check:
+    return Check(code, f"name-of-{code}", "step", "warning", needs, (), function)
+
+
+def test_every_shipped_check_is_discovered_once_and_in_the_order_of_the_areas() -> None:
+    checks = discover()
+    assert {"ENV001", "ENV002", "ENV003", "GPU001", "GPU005", "MOD001", "MOD003", "CMP001", "CMP002", "SHP001"} <= {each.code for each in checks}
+    assert len({each.code for each in checks}) == len(checks)
+    assert [registry.AREAS.index(each.area) for each in checks] == sorted(registry.AREAS.index(each.area) for each in checks)
+
+
+@pytest.mark.parametrize(
+    ("code", "area", "message"), [("cmp001", "step", "is not a code"), ("ZZZ1", "step", "is not a code"), ("ZZZ001", "kitchen", "is not an area")]
+)
+def test_a_malformed_registration_fails_at_import(code: str, area: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(code, "name", area=area, severity="info", needs=())(lambda facts: None)
+
+
+def test_a_code_that_is_taken_fails_at_import() -> None:
+    discover()
+    with pytest.raises(ValueError, match="already registered"):
+        check("CMP001", "another-name", area="step", severity="info", needs=())(lambda facts: None)
+    with pytest.raises(ValueError, match="already registered"):
+        check("ZZZ001", "eager-float8", area="step", severity="info", needs=())(lambda facts: None)
+
+
+def test_selection_by_prefix() -> None:
+    checks = discover()
+    assert {each.code[:3] for each in select(checks, ["CMP", "GPU"])} == {"CMP", "GPU"}
+    assert "CMP001" not in {each.code for each in select(checks, [], ["CMP001"])}
+    assert {each.code for each in select(checks, ["CMP"], ["CMP001"])} == {each.code for each in select(checks, ["CMP"])} - {"CMP001"}
+    assert select(checks) == checks
+
+
+def test_a_prefix_that_no_check_has_is_the_users_mistake() -> None:
+    with pytest.raises(UserError, match="'XYZ'; 'fp8doctor list'"):
+        select(discover(), ["XYZ"])
+    with pytest.raises(UserError, match="'cmp001'"):
+        select(discover(), [], ["cmp001"])
+
+
+def test_a_missing_fact_makes_the_check_unknown_and_is_named_with_its_reason() -> None:
+    def never(facts: Facts) -> None:
+        raise AssertionError("must not run")
+
+    (outcome,) = run([made(never, needs=("training.dynamo.stance",))], Facts(gaps={"training.dynamo": "torch 9.9 keeps it elsewhere"}))[1]
+    assert (outcome.outcome, outcome.reason) == ("unknown", "training: torch 9.9 keeps it elsewhere")
+    (outcome,) = run([made(never, needs=("network.linears",))], Facts(network=Network()))[1]
+    assert (outcome.outcome, outcome.reason) == ("unknown", "network.linears was not recorded")
+
+
+def test_one_record_of_a_list_without_the_fact_is_enough_to_not_know() -> None:
+    linears = (Linear(name="a", compiled=None), Linear(name="b"))
+    assert missing_fact(Facts(network=Network(linears=linears)), ["network.linears.compiled"]) == "network.linears.compiled was not recorded"
+    assert missing_fact(Facts(network=Network(linears=linears[:1])), ["network.linears.compiled"]) is None
+    assert missing_fact(Facts(network=Network(linears=())), ["network.linears.compiled"]) is None
+
+
+def test_none_is_an_answer() -> None:
+    assert missing_fact(Facts(training=Training(accelerate=None)), ["training.accelerate.mixed_precision"]) is None
+
+
+def test_a_check_that_crashes_costs_no_other() -> None:
+    def broken(facts: Facts) -> None:
+        raise KeyError("oops")
+
+    def sick(facts: Facts) -> Finding:
+        return Finding(title="t", explanation="e")
+
+    findings, outcomes = run(
+        [made(broken), made(sick, "ZZZ002"), made(lambda facts: None, "ZZZ003"), made(lambda facts: NotApplicable(reason="no LoRA"), "ZZZ004")], Facts()
+    )
+    assert [(o.code, o.outcome, o.reason) for o in outcomes] == [
+        ("ZZZ001", "crashed", "KeyError: 'oops'"),
+        ("ZZZ002", "sick", None),
+        ("ZZZ003", "healthy", None),
+        ("ZZZ004", "not_applicable", "no LoRA"),
+    ]
+    assert [(f.code, f.name, f.area, f.severity) for f in findings] == [("ZZZ002", "name-of-ZZZ002", "step", "warning")]
+
+
+def test_a_check_may_lower_its_severity() -> None:
+    findings, _ = run([made(lambda facts: Finding(title="t", explanation="e", severity="info"))], Facts())
+    assert findings[0].severity == "info"
+
+
+OWN_CHECK = '''"""Too many layers
+
+A check of a third party.
+"""
+from fp8doctor.finding import Finding
+from fp8doctor.registry import check
+
+@check("OWN001", "too-many-layers", area="step", severity="info", needs=("network.linears",))
+def too_many(facts):
+    return Finding(title=f"{len(facts.network.linears)} layers", explanation="counted")
+'''
+
+
+def test_a_folder_of_third_party_checks_is_discovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_checks", dict(registry._checks))
+    (tmp_path / "too_many_layers.py").write_text(OWN_CHECK)
+    own = next(each for each in discover([tmp_path]) if each.code == "OWN001")
+    assert own.title == "Too many layers"
+    assert discover([tmp_path])
+    findings, _ = run([own], Facts(network=Network(linears=(Linear(),))))
+    assert findings[0].title == "1 layers"
+
+
+def test_a_folder_that_is_missing_or_broken_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        discover([tmp_path / "nowhere"])
+    (tmp_path / "bad.py").write_text("import nothing_of_that_name")
+    with pytest.raises(UserError, match=r"bad\.py: ModuleNotFoundError"):
+        discover([tmp_path])
+    (tmp_path / "bad.py").write_text("def f(:")
+    with pytest.raises(UserError, match=r"bad\.py: SyntaxError"):
+        discover([tmp_path])

@@ -1,0 +1,161 @@
+"""The report: saved, replayed, refused when it cannot be read, and a gate before an expensive run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+import fp8doctor
+from fp8doctor import load_report
+from fp8doctor.diagnose import diagnose
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Facts
+from fp8doctor.report import Report, ReportFailed, schema, shipped_schema
+from tests.facts_of import DECODER_468M
+
+
+@pytest.fixture
+def report() -> Report:
+    return diagnose(DECODER_468M)
+
+
+def test_the_contract_of_the_json(report: Report) -> None:
+    data = report.to_dict()
+    assert list(data)[:5] == ["schema_version", "tool", "created_at", "facts", "verdict"]
+    assert data["schema_version"] == 1
+    assert set(data["verdict"]) == {
+        "status", "speedup", "speedup_low", "speedup_high", "basis", "achievable_speedup", "step_ms", "bf16_step_ms", "tokens_per_s", "summary",
+    }  # fmt: skip
+    (finding,) = [each for each in data["findings"] if each["code"] == "CMP001"]
+    assert {"code", "name", "area", "severity", "title", "evidence", "saving_ms", "treatment"} <= set(finding)
+    assert {"low", "high", "basis"} <= set(finding["saving_ms"])
+    assert {"name", "summary", "code"} == set(finding["treatment"])
+    assert {"code", "treatment", "saving_ms"} <= set(data["prescription"][0])
+    assert {"code", "outcome", "reason"} == set(data["outcomes"][0])
+
+
+def test_the_shipped_schema_is_the_generated_one_and_holds(report: Report) -> None:
+    assert shipped_schema() == json.loads(json.dumps(schema()))
+    jsonschema.validate(json.loads(report.to_json()), shipped_schema())
+
+
+def test_a_wrong_document_does_not_pass_the_schema(report: Report) -> None:
+    data = json.loads(report.to_json())
+    data["verdict"]["status"] = "wonderful"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(data, shipped_schema())
+
+
+def test_replay_by_the_same_version_is_byte_identical(report: Report, tmp_path: Path) -> None:
+    report.save(tmp_path / "a.json")
+    replayed = load_report(tmp_path / "a.json")
+    replayed.save(tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    assert replayed == report
+
+
+def test_time_and_tool_come_from_the_file(report: Report, tmp_path: Path) -> None:
+    data = report.to_dict() | {"created_at": "2020-01-01T00:00:00+00:00", "tool": {"name": "fp8doctor", "version": "0.0.1"}}
+    (tmp_path / "old.json").write_text(json.dumps(data))
+    replayed = load_report(tmp_path / "old.json")
+    assert (replayed.created_at, replayed.tool.version) == ("2020-01-01T00:00:00+00:00", "0.0.1")
+
+
+def test_a_recording_of_another_version_keeps_what_this_one_does_not_know(report: Report, tmp_path: Path) -> None:
+    data = report.to_dict()
+    data["facts"]["network"]["linears"][0]["temperature_k"] = 300.5
+    (tmp_path / "newer.json").write_text(json.dumps(data))
+    assert load_report(tmp_path / "newer.json").to_dict()["facts"]["network"]["linears"][0]["temperature_k"] == 300.5
+
+
+def test_a_fact_an_older_recording_lacks_makes_its_checks_unknown(report: Report, tmp_path: Path) -> None:
+    data = report.to_dict()
+    for linear in data["facts"]["network"]["linears"]:
+        del linear["compiled"]
+    (tmp_path / "older.json").write_text(json.dumps(data))
+    outcome = next(each for each in load_report(tmp_path / "older.json").outcomes if each.code == "CMP001")
+    assert (outcome.outcome, outcome.reason) == ("unknown", "network.linears.compiled was not recorded")
+
+
+def broken(**changes: Any) -> str:
+    return json.dumps(diagnose(DECODER_468M).to_dict() | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "not JSON"),
+        (broken()[:500], "not JSON"),
+        ("[]", "not a report"),
+        ('{"schema_version": 1}', "not a report"),
+        ("[" * 100_000, "nested too deep"),
+        (broken(schema_version=99), "newer fp8doctor"),
+        (broken(schema_version="1"), "schema_version is '1'"),
+        (broken(facts={"network": {"linears": 3}}), r"network\.linears"),
+        (broken(facts=[]), "not a facts"),
+        (broken(tool="me"), "not a tool"),
+    ],
+    ids=["empty", "truncated", "a list", "no facts", "deep", "newer", "odd version", "wrong type", "facts a list", "tool a string"],
+)
+def test_what_cannot_be_replayed_is_refused_with_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text(text)
+    with pytest.raises(UserError, match=sentence) as error:
+        load_report(tmp_path / "bad.json")
+    assert "bad.json" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_report_that_is_not_there_or_cannot_be_written(report: Report, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No such file"):
+        load_report(tmp_path / "none.json")
+    with pytest.raises(UserError, match="cannot write"):
+        report.save(tmp_path / "no" / "folder.json")
+
+
+def test_raise_for_is_a_gate(report: Report) -> None:
+    report.raise_for("error")
+    with pytest.raises(ReportFailed, match="CMP001 eager-float8: 168 of 168") as failed:
+        report.raise_for("warning")
+    assert [finding.code for finding in failed.value.findings] == ["CMP001"]
+    with pytest.raises(ValueError, match="severity is one of"):
+        report.raise_for("fatal")  # type: ignore[arg-type]
+
+
+def test_fp8_that_does_not_run_is_an_error_even_when_nothing_is_selected(report: Report) -> None:
+    verdict = msgspec.structs.replace(report.verdict, status="fp8_not_engaged")
+    failed = msgspec.structs.replace(report, findings=(), verdict=verdict)
+    assert failed.reaches("error")
+    with pytest.raises(ReportFailed):
+        failed.raise_for()
+
+
+def test_without_findings_nothing_is_reached() -> None:
+    empty = msgspec.structs.replace(diagnose(Facts()), findings=())
+    assert empty.worst() is None
+    assert not empty.reaches("info")
+
+
+def test_the_468m_decoder_is_told_to_compile_first(report: Report) -> None:
+    first = report.prescription[0]
+    assert (first.code, first.treatment.code) == ("CMP001", "for block in model.blocks:\n    block.compile()")
+    assert first.saving_ms is not None
+    assert first.saving_ms.basis == "modelled"
+    assert report.verdict.status == "not_measured"
+
+
+def test_an_empty_diagnosis_says_that_no_model_was_examined() -> None:
+    assert diagnose(Facts()).verdict.summary == "No model was examined."
+    assert diagnose(Facts(gaps={"network": "it hung"})).verdict.summary == "No model was examined: it hung"
+
+
+def test_the_public_names() -> None:
+    assert set(fp8doctor.__all__) == {"Report", "inspect_model", "load_report"}
+    for name in fp8doctor.__all__:
+        assert getattr(fp8doctor, name)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        fp8doctor.nonsense  # noqa: B018

@@ -1,0 +1,254 @@
+"""Whatever user code does in the worker, the parent keeps what it has, names the cause, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fp8doctor
+from fp8doctor.errors import UserError
+from fp8doctor.facts import recorded
+from fp8doctor.worker import Examination, examine_in_worker
+
+MODEL = "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))\n"
+
+Examine = Callable[..., Examination]
+
+
+@pytest.fixture
+def examine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Examine:
+    """Examine a model file with this text in a worker, and see that no file, process or descriptor is left."""
+    monkeypatch.chdir(tmp_path)
+
+    def examine_text(text: str, *, load_timeout: float = 60, says: list[str] | None = None) -> Examination:
+        (tmp_path / "net.py").write_text(textwrap.dedent(text), encoding="utf-8")
+        said = says if says is not None else []
+        files, descriptors = set(tmp_path.iterdir()), os.listdir("/proc/self/fd")
+        try:
+            return examine_in_worker("net.py", load_timeout=load_timeout, progress=said.append)
+        finally:
+            assert {path for path in tmp_path.iterdir() if path.suffix != ".pid"} == files
+            assert os.listdir("/proc/self/fd") == descriptors
+            assert children() == set()
+
+    return examine_text
+
+
+def children() -> set[str]:
+    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+def gone(pid: int, within: float = 5) -> bool:
+    """Whether a process ends within so many seconds; a zombie that nobody reaps has ended."""
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def assert_only_surroundings(examination: Examination, problem: str) -> None:
+    assert examination.problem == problem
+    assert examination.facts.gaps["network"] == problem
+    assert recorded(examination.facts.software)
+    assert not recorded(examination.facts.network)
+    assert (examination.facts.target.kind, examination.facts.target.name) == ("file", "net.py")
+
+
+def assert_complete(examination: Examination, linears: int = 2) -> None:
+    assert examination.problem is None
+    assert len(examination.facts.network.linears) == linears
+
+
+def test_the_facts_of_a_model(examine: Examine) -> None:
+    says: list[str] = []
+    examination = examine(MODEL, says=says)
+    assert_complete(examination)
+    assert examination.facts.target.attribute == "model"
+    assert examination.facts.workload.tokens == 16384
+    assert says == ["reading the environment", "loading net.py", "examining net.py"]
+
+
+def test_the_environment_alone() -> None:
+    examination = examine_in_worker(None, progress=lambda text: None)
+    assert examination.problem is None
+    assert examination.facts.target.kind == "environment"
+    assert recorded(examination.facts.software)
+    assert not recorded(examination.facts.network)
+
+
+def test_variables_that_the_file_sets_and_packages_it_imports_are_seen(examine: Examine) -> None:
+    facts = examine("import os\nos.environ['NVTE_DEBUG'] = '1'\nimport accelerate\n" + MODEL).facts
+    assert facts.environment.variables["NVTE_DEBUG"] == "1"
+    assert facts.software.packages["accelerate"].imported
+
+
+def test_a_mistake_of_the_user_is_raised_with_the_users_frames(examine: Examine) -> None:
+    with pytest.raises(UserError, match=r"build_model\(\) in net.py raised ValueError: \\udc80 no") as caught:
+        examine("def build_model():\n    raise ValueError('\\udc80 no')")
+    assert "in build_model" in caught.value.detail
+    assert f"fp8doctor{os.sep}" not in caught.value.detail
+
+
+def test_a_file_that_cannot_be_read_starts_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    (tmp_path / "net.py").write_text("x = (")
+    with pytest.raises(UserError, match="never closed"):
+        examine_in_worker(str(tmp_path / "net.py"), progress=print)
+    with pytest.raises(UserError, match="no such file"):
+        examine_in_worker(str(tmp_path / "nte.py"), progress=print)
+
+
+def test_exiting_is_a_mistake_and_exiting_at_once_is_a_death(examine: Examine) -> None:
+    with pytest.raises(UserError, match=r"build_model\(\) in net.py called sys.exit\(3\)"):
+        examine("import sys\ndef build_model(): sys.exit(3)")
+    assert_only_surroundings(examine("import os\nos._exit(3)"), "the worker ended with exit code 3 while loading net.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("SIGKILL", "was killed by SIGKILL (out of memory?)"), ("SIGSEGV", "was killed by SIGSEGV"), ("SIGTERM", "was killed by SIGTERM")]
+)
+def test_a_signal_is_named(name: str, words: str, examine: Examine) -> None:
+    examination = examine(f"import os, signal\ndef build_model(): os.kill(os.getpid(), signal.{name})")
+    assert_only_surroundings(examination, f"the worker {words} while loading net.py")
+
+
+def test_a_hang_is_stopped_with_everything_it_started(examine: Examine, tmp_path: Path) -> None:
+    text = """
+        import os, signal, subprocess, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open("own.pid", "w").write(str(os.getpid()))
+        open("started.pid", "w").write(str(subprocess.Popen(["sleep", "1000"]).pid))
+        time.sleep(1000)
+    """
+    assert_only_surroundings(examine(text, load_timeout=8), "loading net.py took longer than 8 s and was stopped; --load-timeout allows it more")
+    assert gone(int((tmp_path / "own.pid").read_text()))
+    assert gone(int((tmp_path / "started.pid").read_text()))
+
+
+def test_what_user_code_prints_goes_to_stderr(examine: Examine, capfd: pytest.CaptureFixture[str]) -> None:
+    text = """
+        import os, sys
+        print("printed")
+        os.write(1, b"written\\n")
+        os.system("echo echoed")
+        sys.stdout = open(os.devnull, "w")
+        sys.stdout.close()
+    """
+    assert_complete(examine(textwrap.dedent(text) + MODEL))
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert {"printed", "written", "echoed"} <= set(captured.err.splitlines())
+
+
+HOSTILE = {
+    "closes every descriptor": "import os\nimport torch\nos.closerange(3, 4096)\n",
+    "takes the number of the channel": "import os\nimport torch\nos.closerange(3, 64)\nfiles = [open(os.devnull, 'w') for _ in range(40)]\n",
+    "forks and goes on": "import os\nos.fork()\n",
+    "forks and leaves a child behind": "import os, time\nif os.fork() == 0:\n    time.sleep(1000)\n",
+    "starts a thread that never ends": "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n",
+    "reads from stdin": "try:\n    input()\nexcept EOFError:\n    pass\n",
+    "replaces the json module's functions": "import json\njson.dumps = json.loads = None\n",
+    "changes the folder": "import os\nos.chdir('/')\n",
+    "ignores signals": "import signal\nfor each in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE): signal.signal(each, signal.SIG_IGN)\n",
+    "fails when the process ends": "import atexit, os\natexit.register(os._exit, 7)\n",
+    "hides its arguments": "import sys\nsys.argv[:] = []\n",
+}
+
+
+@pytest.mark.parametrize("start", HOSTILE.values(), ids=HOSTILE)
+def test_nothing_user_code_does_breaks_the_protocol(start: str, examine: Examine) -> None:
+    assert_complete(examine(start + MODEL))
+
+
+def test_a_stranger_on_the_channel_is_noticed(examine: Examine) -> None:
+    text = """
+        import contextlib, os
+        for each in range(3, 64):
+            with contextlib.suppress(OSError):
+                os.write(each, b"hello\\n")
+    """
+    assert_only_surroundings(examine(text), "something other than fp8doctor wrote to its channel while loading net.py, and the worker was stopped")
+
+
+def test_a_failure_of_fp8doctor_is_told_from_a_mistake_of_the_user(examine: Examine) -> None:
+    text = """
+        import fp8doctor.examine.network
+
+        def fail(*arguments):
+            raise RuntimeError("not there")
+
+        fp8doctor.examine.network.examine_network = fail
+    """
+    assert_only_surroundings(examine(textwrap.dedent(text) + MODEL), "fp8doctor failed: RuntimeError: not there (net.py:5)")
+
+
+def test_modules_come_from_the_current_folder_and_files_do_not_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, elsewhere = tmp_path / "here", tmp_path / "there"
+    folder.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "net.py").write_text(MODEL)
+    assert_complete(examine_in_worker("net:model", progress=lambda text: None))
+    (elsewhere / "deep.py").write_text(MODEL)
+    for name in ("torch", "json", "msgspec", "fp8doctor"):
+        (folder / f"{name}.py").write_text("raise SystemExit('shadowed')")
+    assert_complete(examine_in_worker(str(elsewhere / "deep.py"), progress=lambda text: None))
+
+
+def test_the_parent_imports_no_torch_and_runs_in_a_bare_checkout(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODEL)
+    code = """
+        import sys
+        from fp8doctor.worker import examine_in_worker
+        examination = examine_in_worker("net.py", progress=lambda text: None)
+        assert examination.problem is None, examination.problem
+        print("torch" in sys.modules, len(examination.facts.network.linears))
+    """
+    root = str(Path(fp8doctor.__file__).resolve().parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {root!r})\n" + textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False 2\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_parent_that_is_stopped_takes_the_worker_with_it(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import os, time\nopen('own.pid.part', 'w').write(str(os.getpid()))\nos.rename('own.pid.part', 'own.pid')\ntime.sleep(1000)"
+    )
+    root = str(Path(fp8doctor.__file__).resolve().parents[1])
+    code = f"import sys; sys.path.insert(0, {root!r})\nfrom fp8doctor.worker import examine_in_worker\nexamine_in_worker('net.py', progress=lambda text: None)"
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    pid = tmp_path / "own.pid"
+    until = time.monotonic() + 30
+    while not pid.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    os.kill(parent.pid, number)
+    _, told = parent.communicate(timeout=10)
+    assert gone(int(pid.read_text()))
+    assert parent.returncode == -number
+    assert ("KeyboardInterrupt" in told) == (number is signal.SIGINT)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+def test_a_closed_stderr_does_not_stop_it(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("print('noise')\n" + MODEL)
+    root = str(Path(fp8doctor.__file__).resolve().parents[1])
+    code = f"import sys; sys.path.insert(0, {root!r})\nfrom fp8doctor.worker import examine_in_worker\nprint(examine_in_worker('net.py', progress=len).problem)"
+    done = subprocess.run(["sh", "-c", '"$0" -c "$1" 2>&-', sys.executable, code], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "None\n"

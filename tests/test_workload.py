@@ -1,0 +1,401 @@
+"""A made-up batch runs on real models, is as long as it is said to be, and is described like one that was given."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor.facts import Workload
+from fp8doctor.job import Plan
+from fp8doctor.workload import Batch, describe, resolve
+
+
+def described(model: nn.Module, batch: Batch) -> Workload:
+    return describe(model, batch, computes_loss=False, optimizer=False, autocast=None, accumulate=1)
+
+
+def outputs(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+def llama(**more: Any) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128, "max_position_embeddings": 64}
+    return LlamaForCausalLM(LlamaConfig(**{**small, **more}))
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=48))
+
+
+def moe() -> nn.Module:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=8, vocab_size=64, num_experts=4, num_experts_per_tok=2, max_position_embeddings=32,
+        )
+    )  # fmt: skip
+
+
+def t5() -> nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    return T5ForConditionalGeneration(T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=64, decoder_start_token_id=0))
+
+
+def t5_without_head() -> nn.Module:
+    from transformers import T5Config, T5Model
+
+    return T5Model(T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=64, decoder_start_token_id=0))
+
+
+def classifier() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    return BertForSequenceClassification(
+        BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=64, max_position_embeddings=40, num_labels=3)
+    )
+
+
+def regressor() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    return BertForSequenceClassification(
+        BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=64, max_position_embeddings=40, num_labels=1)
+    )
+
+
+def tagger() -> nn.Module:
+    from transformers import BertConfig, BertForTokenClassification
+
+    return BertForTokenClassification(
+        BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=64, max_position_embeddings=40, num_labels=5)
+    )
+
+
+def lora() -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(llama(), LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+
+
+def vit() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return ViTForImageClassification(
+        ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=32, patch_size=8, num_labels=10)
+    )
+
+
+def swin() -> nn.Module:
+    from transformers import SwinConfig, SwinForImageClassification
+
+    return SwinForImageClassification(SwinConfig(image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4, num_labels=3))
+
+
+def whisper() -> nn.Module:
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    return WhisperForConditionalGeneration(
+        WhisperConfig(
+            d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32,
+            vocab_size=64, num_mel_bins=8, max_source_positions=20, max_target_positions=16, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+            decoder_start_token_id=1, suppress_tokens=[], begin_suppress_tokens=[],
+        )
+    )  # fmt: skip
+
+
+def wav2vec() -> nn.Module:
+    from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
+
+    return Wav2Vec2ForCTC(
+        Wav2Vec2Config(
+            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=32, conv_dim=(16,) * 7,
+            num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2,
+        )
+    )  # fmt: skip
+
+
+class Decoder(nn.Module):
+    """Positions are defined before tokens, and the causal mask bounds the sequence."""
+
+    def __init__(self, vocabulary: int = 100, width: int = 16, longest: int = 24) -> None:
+        super().__init__()
+        self.position = nn.Embedding(longest, width)
+        self.embed = nn.Embedding(vocabulary, width)
+        self.block = nn.TransformerEncoderLayer(width, 2, 32, batch_first=True)
+        self.head = nn.Linear(width, vocabulary)
+        self.register_buffer("mask", torch.triu(torch.full((longest, longest), float("-inf")), 1))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        length = tokens.shape[1]
+        hidden = self.embed(tokens) + self.position.weight[:length]
+        return self.head(self.block(hidden, src_mask=self.mask[:length, :length]))
+
+
+@dataclass
+class Shape:
+    block_size: int = 20
+    vocab_size: int = 50
+
+
+class NanoGpt(nn.Module):
+    """A dataclass for a configuration, and a loss only where targets are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Shape()
+        self.transformer = nn.ModuleDict({"wte": nn.Embedding(50, 16), "wpe": nn.Embedding(20, 16)})
+        self.lm_head = nn.Linear(16, 50)
+
+    def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        hidden = self.transformer["wte"](idx) + self.transformer["wpe"].weight[: idx.shape[1]]
+        logits = self.lm_head(hidden)
+        return logits, None if targets is None else nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class Translator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+        self.transformer = nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
+
+    def forward(self, src: torch.Tensor, tgt: torch.Tensor) -> torch.Tensor:
+        return self.transformer(self.embed(src), self.embed(tgt))
+
+
+class Patches(nn.Module):
+    """A vision transformer without transformers: fixed positions for 16 patches and a class token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.img_size = 32
+        self.patch = nn.Conv2d(3, 16, 8, 8)
+        self.token = nn.Parameter(torch.zeros(1, 1, 16))
+        self.pos_embed = nn.Parameter(torch.zeros(1, 17, 16))
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        patches = self.patch(x).flatten(2).transpose(1, 2)
+        return self.block(torch.cat([self.token.expand(len(x), -1, -1), patches], 1) + self.pos_embed)
+
+
+class Regressor(nn.Module):
+    """Vectors in a sequence: it attends, and begins with a Linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(6, 16)
+        self.pe = nn.Parameter(torch.zeros(1, 12, 16))
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.inputs(x) + self.pe[:, : x.shape[1]]
+        return self.attention(hidden, hidden, hidden)[0]
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 8))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+
+
+HUGGING_FACE = {
+    "llama": (llama, 8, 64, 512),
+    "gpt2": (gpt2, 8, 48, 384),
+    "moe": (moe, 8, 32, 256),
+    "t5": (t5, 8, 2048, 16384),
+    "classifier": (classifier, 8, 40, 320),
+    "regressor": (regressor, 8, 40, 320),
+    "tagger": (tagger, 8, 40, 320),
+    "lora": (lora, 8, 64, 512),
+    "vit": (vit, 8, 17, 136),
+    "swin": (swin, 8, 64, 512),
+    "whisper": (whisper, 8, None, None),
+    "wav2vec": (wav2vec, 8, None, None),
+}
+"""Model, and the batch, sequence and tokens of what is made up for it."""
+
+PLAIN = {
+    "decoder": (Decoder, 8, 24, 192),
+    "nanogpt": (NanoGpt, 8, 20, 160),
+    "translator": (Translator, 8, 2048, 16384),
+    "patches": (Patches, 8, 17, 136),
+    "regressor": (Regressor, 8, 12, 96),
+    "mlp": (mlp, 16384, None, 16384),
+    "cnn": (cnn, 8, None, None),
+}
+
+
+@pytest.mark.parametrize(("build", "size", "sequence", "tokens"), HUGGING_FACE.values(), ids=HUGGING_FACE)
+def test_transformers_models_run_on_it_with_a_loss(build: Callable[[], nn.Module], size: int, sequence: int | None, tokens: int | None) -> None:
+    pytest.importorskip("transformers")
+    model = build()
+    short = 16 if sequence == 2048 else None
+    batch = resolve(model, None, size=1 if build is wav2vec else None, sequence=short)
+    workload = described(model, batch)
+    output = outputs(model, batch.value)
+    output.loss.backward()
+    assert torch.isfinite(output.loss)
+    assert workload.loss_source == "output.loss"
+    assert workload.batch_source == "made up"
+    full = described(model, resolve(model, None))
+    assert (full.batch_size, full.sequence_length, full.tokens) == (size, sequence, tokens)
+
+
+@pytest.mark.parametrize(("build", "size", "sequence", "tokens"), PLAIN.values(), ids=PLAIN)
+def test_plain_models_run_on_it(build: Callable[[], nn.Module], size: int, sequence: int | None, tokens: int | None) -> None:
+    model = build()
+    short = 16 if sequence == 2048 else None
+    output = outputs(model, resolve(model, None, sequence=short).value)
+    (output[1] if build is NanoGpt else output).mean().backward()
+    full = described(model, resolve(model, None))
+    assert (full.batch_size, full.sequence_length, full.tokens) == (size, sequence, tokens)
+    assert full.note is not None
+    assert full.note.startswith("made up: ")
+
+
+def test_an_encoder_decoder_without_a_head_gets_tokens_for_its_decoder() -> None:
+    pytest.importorskip("transformers")
+    model = t5_without_head()
+    batch = resolve(model, None, size=2, sequence=8)
+    assert set(batch.value) == {"input_ids", "decoder_input_ids"}
+    outputs(model, batch.value)
+    assert described(model, batch).loss_source == "mean"
+
+
+def test_sizes_that_are_asked_for() -> None:
+    model = llama()
+    batch = resolve(model, None, size=3, sequence=7)
+    assert batch.value["input_ids"].shape == (3, 7)
+    assert batch.note == "made up: 3 x 7 random tokens of a vocabulary of 128"
+    assert resolve(mlp(), None, size=48).value.shape == (48, 32)
+    assert resolve(mlp(), None, size=4, sequence=5).value.shape == (4, 5, 32)
+    assert resolve(vit(), None, size=2).value["pixel_values"].shape == (2, 3, 32, 32)
+
+
+def test_a_trainer_sizes_the_batch_unless_the_user_does() -> None:
+    plan = Plan(batch_size=2, sequence_length=9)
+    assert resolve(llama(), None, plan=plan).value["input_ids"].shape == (2, 9)
+    assert resolve(llama(), None, size=3, plan=plan).value["input_ids"].shape == (3, 9)
+
+
+def test_a_batch_is_made_on_the_meta_device_for_a_model_there() -> None:
+    with torch.device("meta"):
+        model = llama()
+    batch = resolve(model, None)
+    assert {tensor.device.type for tensor in batch.value.values()} == {"meta"}
+    assert described(model, batch).tokens == 512
+    with torch.device("meta"):
+        assert resolve(mlp(), None).value.device.type == "meta"
+        assert resolve(llama().to_empty(device="cpu"), None).value["input_ids"].device.type == "cpu"
+
+
+def test_it_takes_the_dtype_of_the_parameters_and_looks_through_wrappers() -> None:
+    model = mlp().to(torch.bfloat16)
+    assert resolve(model, None).value.dtype is torch.bfloat16
+    assert resolve(torch.compile(model), None).value.dtype is torch.bfloat16
+    assert resolve(nn.DataParallel(llama()), None).value["labels"].shape == (8, 64)
+
+
+def test_it_is_the_same_every_time_and_leaves_global_random_states_alone() -> None:
+    model = llama()
+    state, python_state = torch.random.get_rng_state(), random.getstate()
+    first, second = resolve(model, None).value, resolve(model, None).value
+    assert torch.equal(first["input_ids"], second["input_ids"])
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert random.getstate() == python_state
+
+
+class NeedsMore(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8, 8)
+
+    def forward(self, ids: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        return self.embed(ids)
+
+
+class Opaque(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8, 8))
+
+
+class Broken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8, 8))
+
+    @property
+    def config(self) -> Any:
+        raise KeyError("width")
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (NeedsMore(), "forward also needs 'timestep'"),
+        (Opaque(), "the model has no embedding, convolution or Linear that would tell its inputs"),
+        (nn.Sequential(nn.LazyLinear(8)), "the first layer is lazy and learns its inputs from the first batch"),
+        (Broken(), "KeyError: 'width'"),
+    ],
+    ids=["more", "opaque", "lazy", "broken"],
+)
+def test_where_no_batch_can_be_made_up_it_says_why(model: nn.Module, reason: str) -> None:
+    batch = resolve(model, None)
+    workload = described(model, batch)
+    assert batch.value is None
+    assert (workload.batch_source, workload.batch_size, workload.sequence_length, workload.tokens) == (None, None, None, None)
+    assert workload.note == f"no batch could be made up: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (torch.zeros(4, 16, dtype=torch.int64), (4, 16, 64)),
+        (torch.zeros(64, dtype=torch.int64), (None, None, 64)),
+        (torch.zeros(4, 16, 32), (4, 16, 64)),
+        (torch.zeros(4, 32), (4, None, 4)),
+        (torch.zeros(32), (1, None, 1)),
+        (torch.zeros(2, 3, 4, 32), (2, None, 24)),
+        ((torch.zeros(4, 32), torch.zeros(4, dtype=torch.int64)), (4, None, 4)),
+        ({"attention_mask": torch.ones(4, 16), "inputs_embeds": torch.zeros(4, 16, 32), "labels": torch.zeros(4, 16)}, (4, 16, 64)),
+        ({"pixel_values": torch.zeros(2, 3, 8, 8), "input_ids": torch.zeros(2, 9, dtype=torch.int64)}, (2, 9, 18)),
+        ({"inputs": {"x": [torch.zeros(4, 16, 32)]}}, (4, 16, 64)),
+        ({"labels": torch.zeros(4, 16, dtype=torch.int64)}, (4, 16, 64)),
+        ({"name": "no tensor"}, (None, None, None)),
+        ((), (None, None, None)),
+    ],
+)
+def test_the_size_of_a_given_batch_is_read_from_its_shapes(batch: Any, expected: tuple[int | None, ...]) -> None:
+    workload = described(mlp(), resolve(mlp(), batch))
+    assert (workload.batch_size, workload.sequence_length, workload.tokens) == expected
+    assert (workload.batch_source, workload.note) == ("given", None)
+
+
+def test_a_batch_without_a_shape_has_no_size() -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(3, 8), torch.zeros(5, 8)])
+    assert described(mlp(), resolve(mlp(), nested)).tokens is None
+
+
+def test_images_that_are_given_count_by_patches() -> None:
+    model = Patches()
+    assert described(model, resolve(model, torch.zeros(4, 3, 32, 32))).tokens == 4 * 17
+    assert described(model, resolve(model, torch.zeros(4, 3, 64, 64))).tokens == 4 * 64
+    assert described(cnn(), resolve(cnn(), torch.zeros(4, 1, 28, 28))).tokens is None
