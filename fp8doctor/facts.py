@@ -275,6 +275,62 @@ class Workload(Record, frozen=True, kw_only=True):
     accumulate: int = NOT_RECORDED
 
 
+class ArmCut(Record, frozen=True, kw_only=True):
+    """One arm at one cut of the model."""
+
+    blocks: dict[str, int] = NOT_RECORDED
+    """List of blocks -> how many were kept; empty when the model was measured whole."""
+    step_ms: float | None = NOT_RECORDED
+    low_ms: float | None = NOT_RECORDED
+    high_ms: float | None = NOT_RECORDED
+    peak_gib: float | None = NOT_RECORDED
+    """Weights, optimizer state, gradients and activations of this arm alone; None on a CPU."""
+    warm_up_s: float | None = NOT_RECORDED
+    """From the first step until nothing was compiled any more."""
+    graphs_compiled: int = NOT_RECORDED
+    graph_breaks: int = NOT_RECORDED
+
+
+class Arm(Record, frozen=True, kw_only=True):
+    """One variant of the training step: its time, and the proof that it ran what its name says."""
+
+    name: str = NOT_RECORDED
+    """``as_is``, ``bf16``, ``bf16_compiled``, ``prescribed``, or the name of a treatment."""
+    treatments: tuple[str, ...] = NOT_RECORDED
+    tried: bool = NOT_RECORDED
+    reason: str | None = NOT_RECORDED
+    """Why it was not tried, or why what was timed is not a number; None when it is one."""
+    step_ms: float | None = NOT_RECORDED
+    """Median at full depth; measured when the model was timed whole, else predicted from the cuts."""
+    low_ms: float | None = NOT_RECORDED
+    high_ms: float | None = NOT_RECORDED
+    """Interval that holds the true median with 90 % confidence."""
+    rounds_ms: tuple[float, ...] = NOT_RECORDED
+    """One figure per interleaved round; the same round of two arms shares clocks and heat."""
+    peak_gib: float | None = NOT_RECORDED
+    cuts: tuple[ArmCut, ...] = NOT_RECORDED
+    fp8_gemms: int | None = NOT_RECORDED
+    """FP8 GEMMs in one step of the deepest cut: kernels on CUDA, operators on a CPU."""
+    graphs_run: int | None = NOT_RECORDED
+    """Compiled regions entered in that step."""
+
+
+class Trial(Record, frozen=True, kw_only=True):
+    """The timed probe."""
+
+    device: str = NOT_RECORDED
+    gpu: str | None = NOT_RECORDED
+    blocks: dict[str, int] = NOT_RECORDED
+    """Lists of blocks that were cut -> blocks at full depth; empty when the model was measured whole."""
+    arms: tuple[Arm, ...] = NOT_RECORDED
+    self_check_ratio: float | None = NOT_RECORDED
+    """BF16 / its own replica; 1.00 when nothing disturbed the timing."""
+    reliable: bool = NOT_RECORDED
+    reason: str | None = NOT_RECORDED
+    budget_s: float | None = NOT_RECORDED
+    elapsed_s: float | None = NOT_RECORDED
+
+
 class Facts(Record, frozen=True, kw_only=True):
     """Everything that was observed of one job."""
 
@@ -286,6 +342,8 @@ class Facts(Record, frozen=True, kw_only=True):
     network: Network = NOT_RECORDED
     training: Training = NOT_RECORDED
     workload: Workload = NOT_RECORDED
+    trial: Trial = NOT_RECORDED
+    """The timed probe; not recorded when none was asked for or there was no device for it."""
     assumed_gpu: str | None = NOT_RECORDED
     """GPU name given by ``--assume-gpu`` for the modelled costs."""
     gaps: dict[str, str] = NOT_RECORDED

@@ -52,7 +52,8 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
         recipe, features = float8(module, gaps) if name in FLOAT8 else (recipe_of(module, name), other_features(module))
         features |= all_gather(module.weight)
         return tuple(replace(each, kind=kind, stack=STACK, use="training", recipe=recipe, features=features) for each in described)
-    if not any(weight is not None and tensor_class(weight) for weight in module._parameters.values()) and not hasattr(type(module), OP_CONFIG):
+    configured = OP_CONFIG in vars(module) or hasattr(type(module), OP_CONFIG)
+    if not configured and not any(weight is not None and tensor_class(weight) for weight in module._parameters.values()):
         return ()
     return tuple(by_weight(each, module) for each in plain.recognise(module, gaps))
 

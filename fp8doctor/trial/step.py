@@ -1,0 +1,85 @@
+"""The training step of an arm: forward, loss, backward, optimizer, the way the user's own step does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from fp8doctor.job import Job
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on ``device``; containers keep their kind."""
+    if isinstance(batch, torch.Tensor):
+        return batch.detach().to(device)
+    if isinstance(batch, Mapping):
+        return {key: move(value, device) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(move(value, device) for value in batch)
+    return batch
+
+
+def call(model: nn.Module, batch: Any) -> Any:
+    """The model's output: mappings are keyword arguments, tuples positional, anything else is the one argument."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, tuple):
+        return model(*batch)
+    return model(batch)
+
+
+def loss_of(job: Job, output: Any, batch: Any) -> torch.Tensor:
+    """The user's loss, else the output's own ``loss``, else the mean of what the model returned."""
+    if job.loss is not None:
+        return job.loss(output, batch)
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if loss is not None:
+        return loss
+    first = output
+    while not isinstance(first, torch.Tensor):
+        first = next(iter(first.values())) if isinstance(first, Mapping) else first[0]
+    return first.float().mean()
+
+
+def training_step(job: Job, model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, device: torch.device, autocast: torch.dtype | None = None) -> Callable[[], torch.Tensor]:
+    """One step of the job on ``model``: every micro-batch forward and backward, then the optimizer. Returns the loss.
+
+    The output stays alive during the backward, as it does in ``output = model(batch)`` of a user's loop: logits count
+    in the peak of memory.
+    """
+
+    def step() -> torch.Tensor:
+        for _ in range(job.workload.accumulate):
+            with torch.autocast(device.type, dtype=autocast) if autocast else nullcontext():
+                output = None if job.training_step else call(model, batch)
+                loss = job.training_step(model, batch) if job.training_step else loss_of(job, output, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            del output
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def optimizer_for(job: Job, parameters: Iterable[nn.Parameter], memo: Mapping[int, Any]) -> torch.optim.Optimizer:
+    """An optimizer of the user's class and settings over a replica's parameters, with learning rate 0.
+
+    Without one: fused AdamW over the trainable parameters.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if job.optimizer is None:
+        return torch.optim.AdamW(trained, lr=0.0, fused=True)
+    kept = {id(parameter) for parameter in trained}
+    groups = []
+    for group in job.optimizer.param_groups:
+        twins = [memo[id(parameter)] for parameter in group["params"] if id(memo.get(id(parameter))) in kept]
+        if twins:
+            groups.append({**{key: value for key, value in group.items() if key != "params"}, "params": twins, "lr": 0.0})
+    kind = type(getattr(job.optimizer, "optimizer", job.optimizer))
+    accepted = {key: value for key, value in job.optimizer.defaults.items() if key != "lr"}
+    return kind(groups, lr=0.0, **accepted)
