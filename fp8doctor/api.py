@@ -25,6 +25,9 @@ def inspect_model(
     training_step: Callable[..., Any] | None = None,
     autocast: Any = None,
     accumulate: int = 1,
+    trial: bool = True,
+    budget_s: float = 60,
+    device: str | None = None,
     assume_gpu: str | None = None,
     select: str | Sequence[str] | None = None,
     ignore: str | Sequence[str] | None = None,
@@ -34,6 +37,8 @@ def inspect_model(
     ``model`` is a ``torch.nn.Module`` or a transformers Trainer. ``batch`` is a mapping (keyword arguments), a tuple
     (positional arguments) or a tensor. ``optimizer`` is an instance, or a callable that would build one; the latter is
     not called on your model. ``autocast`` is the dtype the step runs under, ``accumulate`` the micro-batches of a step.
+    ``trial`` times copies of the model for about ``budget_s`` seconds on ``device`` (None: the current CUDA device, and
+    without one nothing is timed; ``cpu`` works and says nothing about a GPU).
     ``assume_gpu`` names the GPU whose costs are modelled; ``select`` and ``ignore`` hold prefixes of codes.
 
     Raises TypeError or ValueError in a sentence for what does not fit.
@@ -51,6 +56,8 @@ def inspect_model(
         optimizer = optimizer if optimizer is not None else plan.optimizer
         autocast = autocast if autocast is not None else plan.autocast
         accumulate = accumulate if accumulate != 1 else plan.accumulate
+    if not isinstance(budget_s, (int, float)) or not 0 < budget_s < float("inf"):
+        raise ValueError(f"budget_s has to be a positive number of seconds, not {budget_s!r}")
     gpu = _known_gpu(assume_gpu)
     selected, ignored = _codes("select", select), _codes("ignore", ignore)
     made = workload.resolve(root, checked_batch(batch, "batch") if batch is not None else None, plan=plan)
@@ -73,9 +80,22 @@ def inspect_model(
     if optimizer is not None and job.optimizer is None:
         facts = _with_uncalled_optimizer(facts, optimizer)
     try:
+        if trial:
+            facts = _timed(job, facts, device, budget_s, selected, ignored)
         return diagnose.diagnose(facts, select=selected, ignore=ignored)
     except UserError as error:
         raise ValueError(str(error)) from None
+
+
+def _timed(job: Job, facts: Facts, device: str | None, budget_s: float, selected: Sequence[str], ignored: Sequence[str]) -> Facts:
+    """The facts with the trial, where there is something to time the model on."""
+    from fp8doctor.trial import choose_device, run_trial
+
+    where = choose_device(device)
+    if where is None:
+        return facts
+    hypotheses = diagnose.diagnose(facts, select=selected, ignore=ignored).prescription
+    return msgspec.structs.replace(facts, trial=run_trial(job, facts, hypotheses, where, budget_s=budget_s, progress=lambda text, arm: None))
 
 
 def _checked_model(model: Any) -> Any:

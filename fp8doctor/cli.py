@@ -127,6 +127,12 @@ def seconds(ctx: click.Context, parameter: click.Parameter, value: float) -> flo
     return value
 
 
+def positive(ctx: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise click.BadParameter(f"{value} is not a positive number", ctx, parameter)
+    return value
+
+
 def gpu(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """The name of the GPU as the table of datasheets spells it."""
     return gpu_spec(value).name if value is not None else None
@@ -182,15 +188,38 @@ list_options = with_options(click.option("--format", type=click.Choice(("text", 
     click.option("--seq", type=click.IntRange(min=1), metavar="N", help="Sequence length of a made-up batch."),
     click.option("--layers", type=click.IntRange(min=1), metavar="N", help="Ask build_model(layers=N) for a model of so many layers."),
     click.option("--load-timeout", type=float, default=600.0, show_default=True, metavar="SECONDS", callback=seconds, help="Longest time to load the model."),
+    click.option("--no-trial", is_flag=True, help="Time nothing; savings are modelled."),
+    click.option("--budget", type=float, default=60.0, show_default=True, metavar="SECONDS", callback=seconds, help="About how long the trial may take."),
+    click.option("--device", metavar="NAME", help="Where to time: cuda (default), cuda:1, or cpu, which says nothing about a GPU."),
+    click.option("--min-speedup", type=float, metavar="X", callback=positive, help="Exit with 1 when FP8 is measured below X times the best BF16."),
+    click.option("--strict", is_flag=True, help="Exit with 1 when nothing could be measured."),
 )
 @output_options
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=version, help="Show the version and exit.")
-def examine(target: str, *, batch: int | None, seq: int | None, layers: int | None, load_timeout: float, **options: Any) -> int:
+def examine(
+    target: str,
+    *,
+    batch: int | None,
+    seq: int | None,
+    layers: int | None,
+    load_timeout: float,
+    no_trial: bool,
+    budget: float,
+    device: str | None,
+    min_speedup: float | None,
+    strict: bool,
+    **options: Any,
+) -> int:
     """Says why FP8 training is slower than BF16 on your GPU and your model, and what to change.
 
     TARGET is a model file or module: model.py, model.py:build_model, pkg.module:attr; ./list for a file named like a command.
     """
-    return examine_and_deliver(target, options, layers=layers, batch=batch, seq=seq, load_timeout=load_timeout)
+    from fp8doctor.worker import TrialOrder
+
+    folders = tuple(str(folder) for folder in options["checks"])
+    trial = None if no_trial else TrialOrder(budget, device, tuple(options["select"]), tuple(options["ignore"]), folders)
+    gate = Gate(min_speedup, strict)
+    return examine_and_deliver(target, options, gate, layers=layers, batch=batch, seq=seq, load_timeout=load_timeout, trial=trial)
 
 
 @main.command()
@@ -305,7 +334,22 @@ def order(options: dict[str, Any]) -> Order:
     )
 
 
-def examine_and_deliver(target: str | None, options: dict[str, Any], **workload: Any) -> int:
+@dataclass(frozen=True)
+class Gate:
+    """What a measurement has to reach, besides ``--fail-on``."""
+
+    min_speedup: float | None = None
+    strict: bool = False
+
+    def is_missed_by(self, report: Report) -> bool:
+        """Whether a measured speedup is too small, or, with ``--strict``, nothing was measured."""
+        speedup = report.verdict.speedup
+        if self.strict and report.verdict.step_ms is None:
+            return True
+        return self.min_speedup is not None and speedup is not None and speedup < self.min_speedup
+
+
+def examine_and_deliver(target: str | None, options: dict[str, Any], gate: Gate | None = None, **workload: Any) -> int:
     """Examine in a worker, diagnose, deliver. An incomplete report is printed, and written nowhere."""
     wanted = order(options)
 
@@ -318,7 +362,8 @@ def examine_and_deliver(target: str | None, options: dict[str, Any], **workload:
         examination = examine_in_worker(target, **workload, progress=say)
     report = diagnose(msgspec.structs.replace(examination.facts, assumed_gpu=wanted.assume_gpu), **wanted.checks)
     if examination.problem is None:
-        return deliver(report, wanted)
+        code = deliver(report, wanted)
+        return FOUND if gate and gate.is_missed_by(report) else code
     show_report(report, wanted)
     complain(examination.problem)
     return FAILED

@@ -10,6 +10,7 @@ import msgspec
 from fp8doctor import registry
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Finding
+from fp8doctor.measured import measured, timed
 from fp8doctor.overview import fp8_was_asked_for
 from fp8doctor.prescription import prescribe
 from fp8doctor.report import Report, Tool, Verdict, now, read_saved, tool
@@ -27,11 +28,12 @@ def diagnose(
     """Run the checks over ``facts`` and write the report. Raises `fp8doctor.errors.UserError` for an unknown code."""
     catalogue = registry.discover(checks)
     findings, outcomes = registry.run(registry.select(catalogue, select, ignore), facts)
+    findings, outcomes = measured(facts, findings, outcomes)
     return Report(
         tool=written_by or tool(),
         created_at=created_at or now(),
         facts=facts,
-        verdict=judge(facts, findings),
+        verdict=timed(facts) or judge(facts, findings),
         findings=findings,
         prescription=prescribe(findings, {each.code: each.explained_by for each in catalogue}),
         outcomes=outcomes,

@@ -33,7 +33,7 @@ def prescribe(findings: Iterable[Finding], explained_by: Mapping[str, tuple[str,
     for finding in findings:
         if finding.treatment is None or found.intersection(explained_by.get(finding.code, ())):
             continue
-        if finding.severity == "info" and finding.saving_ms is None:
+        if finding.severity == "info" and (finding.saving_ms is None or finding.saving_ms.high <= 0):
             continue
         steps.setdefault(finding.treatment.name, []).append(finding)
     return tuple(_step(sorted(group, key=_rank)) for group in sorted(steps.values(), key=lambda group: min(map(_rank, group))))

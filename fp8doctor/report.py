@@ -18,7 +18,7 @@ from fp8doctor.record import Record, UnreadableDocument, decode, encode, from_bu
 SCHEMA_VERSION = 1
 """Raised only when a key is renamed or changes its meaning; new keys keep it."""
 
-Status = Literal["fp8_not_engaged", "no_fp8", "not_measured"]
+Status = Literal["fp8_not_engaged", "no_fp8", "not_measured", "fp8_slower", "fp8_even", "fp8_faster"]
 
 
 class Tool(Record, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class Report(Record, frozen=True, kw_only=True):
     def worst(self) -> Severity | None:
         """The gravest severity among the findings and the verdict; None when nothing was found."""
         grades = [SEVERITIES.index(finding.severity or "info") for finding in self.findings]
-        if self.verdict.status == "fp8_not_engaged":
+        if self.verdict.status in ("fp8_not_engaged", "fp8_slower"):
             grades.append(SEVERITIES.index("error"))
         return SEVERITIES[max(grades)] if grades else None
 

@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,7 +27,8 @@ import msgspec
 import fp8doctor
 from fp8doctor.discovery import in_words
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Target, recorded
+from fp8doctor.facts import Facts, Target, Trial, recorded
+from fp8doctor.job import Job
 from fp8doctor.load import compiled, load, locate
 from fp8doctor.record import UnreadableDocument, settle
 from fp8doctor.scrub import scrub
@@ -37,6 +38,12 @@ TICK_S = 0.1
 
 GRACE_S = 2.0
 """How long a child that has said everything may take to run its exit handlers."""
+
+MOST_WORKERS = 4
+"""Workers that may die of one arm each before the trial is given up."""
+
+TRIAL_LIMIT, TRIAL_GRACE_S = 3.0, 60.0
+"""One stage of the trial is a hang after so many budgets and seconds."""
 
 PR_SET_PDEATHSIG = 1
 """``prctl`` option: the signal a process gets when its parent dies. Source: linux/prctl.h."""
@@ -57,6 +64,10 @@ class Stage(msgspec.Struct, tag=True):
     """The child begins something; ``text`` completes "while ..."."""
 
     text: str
+    limit_s: float | None = None
+    """Longest time it may take; None takes the limit for loading."""
+    arm: str | None = None
+    """The arm of the trial that is being built, which is left out if the child dies of it."""
 
 
 class Examined(msgspec.Struct, tag=True):
@@ -72,6 +83,13 @@ class Mistake(msgspec.Struct, tag=True):
     detail: str
 
 
+class Lost(msgspec.Struct, tag=True):
+    """An arm left the GPU unusable for this process."""
+
+    arm: str
+    reason: str
+
+
 class Failure(msgspec.Struct, tag=True):
     """fp8doctor itself failed, in a sentence."""
 
@@ -82,7 +100,7 @@ class Done(msgspec.Struct, tag=True):
     """Nothing more will be sent."""
 
 
-Message = Stage | Examined | Mistake | Failure | Done
+Message = Stage | Examined | Mistake | Lost | Failure | Done
 
 
 @dataclass(frozen=True)
@@ -94,6 +112,18 @@ class Examination:
     """Why the facts are incomplete, in a sentence; None when everything was examined."""
 
 
+@dataclass(frozen=True)
+class TrialOrder:
+    """What the trial is to be: its time, its device, and the checks whose treatments it tries."""
+
+    budget_s: float
+    device: str | None = None
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    """Folders of third-party checks."""
+
+
 def examine_in_worker(
     target: str | None,
     *,
@@ -101,24 +131,48 @@ def examine_in_worker(
     batch: int | None = None,
     seq: int | None = None,
     load_timeout: float = 600,
+    trial: TrialOrder | None = None,
     progress: Callable[[str], None],
 ) -> Examination:
-    """Examine ``target`` (None: environment and GPUs only) in a child process and wait for it.
+    """Examine ``target`` (None: environment and GPUs only) in a child process, time it if a trial is ordered, and wait.
 
-    Raises `UserError` for what the user can mend. A child that dies, hangs for ``load_timeout`` seconds or talks
-    nonsense costs what it had not yet said: the facts so far come back with the problem.
+    Raises `UserError` for what the user can mend. A child that dies, hangs or talks nonsense costs what it had not yet
+    said: the facts so far come back with the problem. One that dies of an arm of the trial is followed by another
+    without that arm, `MOST_WORKERS` in all.
     """
     source = locate(target) if target is not None else None
     if source is not None and source.path is not None:
         compiled(source.path)
     facts = Facts(target=source.target() if source else Target(kind="environment", name="environment", attribute=None))
-    doing, began = "starting", time.monotonic()
+    request: dict[str, Any] = {"target": target, "layers": layers, "batch": batch, "seq": seq, "trial": asdict(trial) if trial else None, "skip": {}}
+    for _ in range(MOST_WORKERS):
+        try:
+            return _examined(request, facts, load_timeout, progress)
+        except _ArmFailed as failed:
+            request["skip"][failed.arm] = failed.reason
+            progress(f"{failed.arm}: {failed.reason}; starting again without it")
+    return _incomplete(facts, f"{MOST_WORKERS} workers in a row died of the trial: " + "; ".join(f"{arm}: {why}" for arm, why in request["skip"].items()))
+
+
+class _ArmFailed(Exception):
+    """The child died, or lost its GPU, while it built or timed an arm."""
+
+    def __init__(self, arm: str, reason: str) -> None:
+        super().__init__(reason)
+        self.arm, self.reason = arm, reason
+
+
+def _examined(request: dict[str, Any], facts: Facts, load_timeout: float, progress: Callable[[str], None]) -> Examination:
+    """One child from its start to its end."""
+    doing, began, limit, arm = "starting", time.monotonic(), load_timeout, None
     decoder = msgspec.json.Decoder(Message)
-    with _Child({"target": target, "layers": layers, "batch": batch, "seq": seq}) as child:
+    with _Child(request) as child:
         for line in child.lines():
             if line is None:
-                if time.monotonic() - began > load_timeout:
-                    return _incomplete(facts, f"{doing} took longer than {load_timeout:g} s and was stopped; --load-timeout allows it more")
+                if time.monotonic() - began > limit:
+                    if arm is not None:
+                        raise _ArmFailed(arm, f"it took longer than {limit:g} s")
+                    return _incomplete(facts, f"{doing} took longer than {limit:g} s and was stopped; --load-timeout allows it more")
                 continue
             try:
                 message = decoder.decode(line)
@@ -127,14 +181,19 @@ def examine_in_worker(
             except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
                 return _incomplete(facts, f"something other than fp8doctor wrote to its channel while {doing}, and the worker was stopped")
             if isinstance(message, Stage):
-                doing, began = message.text, time.monotonic()
+                doing, began, limit, arm = message.text, time.monotonic(), message.limit_s or load_timeout, message.arm
                 progress(doing)
+            elif isinstance(message, Lost):
+                raise _ArmFailed(message.arm, message.reason)
             elif not isinstance(message, Examined):
                 child.finish()
                 if isinstance(message, Mistake):
                     raise UserError(message.message, message.detail)
                 return _incomplete(facts, message.sentence) if isinstance(message, Failure) else Examination(facts, None)
-        return _incomplete(facts, f"the worker {_end(child.returncode)} while {doing}")
+        end = _end(child.returncode)
+        if arm is not None:
+            raise _ArmFailed(arm, f"the process {end}")
+        return _incomplete(facts, f"the worker {end} while {doing}")
 
 
 def _incomplete(facts: Facts, sentence: str) -> Examination:
@@ -290,7 +349,33 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
     job = load(asked["target"], layers=asked["layers"], batch=asked["batch"], seq=asked["seq"])
     channel.send(Stage(f"examining {target.name}"))
     # Loading may have changed variables and imports: the surroundings are read again.
-    channel.send(Examined(examine(job).to_dict()))
+    facts = examine(job)
+    channel.send(Examined(facts.to_dict()))
+    if asked["trial"] is not None:
+        order = TrialOrder(**asked["trial"])
+        tried = _trial(channel, job, facts, order, asked["skip"])
+        if tried is not None:
+            channel.send(Examined(msgspec.structs.replace(facts, trial=tried).to_dict()))
+
+
+def _trial(channel: _Channel, job: Job, facts: Facts, order: TrialOrder, skip: dict[str, str]) -> Trial | None:
+    """Time the job and what the checks would change about it; None where there is nothing to time it on."""
+    from fp8doctor.diagnose import diagnose
+    from fp8doctor.trial import DeviceLost, choose_device, run_trial
+
+    device = choose_device(order.device)
+    if device is None:
+        return None
+    hypotheses = diagnose(facts, select=order.select, ignore=order.ignore, checks=tuple(map(Path, order.checks))).prescription
+
+    def progress(text: str, arm: str | None) -> None:
+        channel.send(Stage(text, limit_s=TRIAL_LIMIT * order.budget_s + TRIAL_GRACE_S, arm=arm))
+
+    try:
+        return run_trial(job, facts, hypotheses, device, budget_s=order.budget_s, progress=progress, skip=skip)
+    except DeviceLost as lost:
+        channel.send(Lost(lost.arm, str(lost)))
+        os._exit(1)
 
 
 def _die_with(parent: int) -> None:

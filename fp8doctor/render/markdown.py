@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from fp8doctor.render.screen import Line, Mark, Remedy, Screen, first_screen
 from fp8doctor.render.terminal import harmless, harmless_lines
+from fp8doctor.render.timing import Timing
 from fp8doctor.report import Report
 
 GLYPHS: dict[Mark, str] = {"bad": "❌", "warning": "⚠️", "info": "ℹ️", "healthy": "✅", "not_applicable": "➖", "unknown": "❔"}
@@ -45,6 +46,9 @@ def _paragraphs(screen: Screen, report: Report) -> Iterator[str]:
     if screen.counts:
         yield _joined(screen.counts)
     yield f"**{escaped(screen.verdict) or 'No verdict.'}**"
+    if screen.timing:
+        yield _timing(screen.timing)
+        yield escaped(screen.timing.basis)
     if screen.troubles:
         yield _table(screen.troubles)
     if screen.areas:
@@ -70,6 +74,13 @@ def _table(lines: Iterable[Line]) -> str:
 
     rows = [(GLYPHS[line.mark], escaped(line.area), escaped(line.text)) for line in lines]
     return tabulate(rows, headers=("", "area", "found"), tablefmt="github", disable_numparse=True)
+
+
+def _timing(timing: Timing) -> str:
+    from tabulate import tabulate
+
+    rows = [(escaped(row.label), escaped(row.step or row.note), escaped(row.memory)) for row in timing.rows]
+    return tabulate(rows, headers=("", "ms a step", "GiB"), tablefmt="github", disable_numparse=True, colalign=("left", "right", "right"))
 
 
 def _remedy(remedy: Remedy) -> Iterator[str]:

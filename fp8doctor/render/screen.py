@@ -12,6 +12,7 @@ from fp8doctor.finding import Finding, Outcome, Saving
 from fp8doctor.overview import counts
 from fp8doctor.prescription import Step
 from fp8doctor.render.header import machine, model, product
+from fp8doctor.render.timing import Timing, timing
 from fp8doctor.report import Report
 
 Mark = Literal["bad", "warning", "info", "healthy", "not_applicable", "unknown"]
@@ -58,6 +59,7 @@ class Screen:
     counts: tuple[str, ...]
     """Empty when no model was asked about."""
     verdict: str
+    timing: Timing | None
     troubles: tuple[Line, ...]
     """One for each finding and each crashed check, in the order of the areas."""
     areas: tuple[Line, ...]
@@ -91,6 +93,7 @@ def first_screen(report: Report, *, quiet: bool = False) -> Screen:
         model=model(report.facts),
         counts=() if _only_environment(report) else counts(report.facts.network, report.facts.training),
         verdict=report.verdict.summary,
+        timing=timing(report.facts),
         troubles=tuple(troubles),
         areas=() if quiet else _calm_areas(report.outcomes, areas, {line.area for line in troubles}),
         all_clear="Nothing was found that should be changed." if healthy and not report.findings else "",

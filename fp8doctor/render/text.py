@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from fp8doctor.render.screen import Line, Mark, Remedy, Screen, first_screen
 from fp8doctor.render.terminal import columns, harmless, harmless_lines, to_ascii, wrap
+from fp8doctor.render.timing import Timing
 from fp8doctor.report import Report
 
 GLYPHS: dict[Mark, str] = {"bad": "✗", "warning": "!", "info": "i", "healthy": "✓", "not_applicable": "–", "unknown": "?"}
@@ -49,6 +50,7 @@ class _Page:
     def paragraphs(self, screen: Screen, report: Report, *, verbose: bool, quiet: bool) -> Iterator[list[str]]:
         yield [*self.heading(screen), *self.joined(screen.counts)]
         yield [self.paint(line, BOLD) for line in self.prose(screen.verdict)]
+        yield self.timing(screen.timing)
         yield [*self.rows(screen.troubles), *self.areas(screen.areas)]
         yield self.prose(screen.all_clear)
         for remedy in (*screen.prescription, *screen.others):
@@ -72,6 +74,25 @@ class _Page:
     def prose(self, text: str, indent: int = 0, colour: str = "") -> list[str]:
         lines = wrap(harmless(text).split(" "), self.width - indent)
         return [" " * indent + self.paint(line, colour) for line in lines]
+
+    def timing(self, timing: Timing | None) -> list[str]:
+        """The measured steps, numbers flush right, and below them how they were taken."""
+        if timing is None:
+            return []
+        labels = ["ms a step", *(harmless(row.label) for row in timing.rows)]
+        steps, memories = ["", *(row.step for row in timing.rows)], ["GiB", *(row.memory for row in timing.rows)]
+        widest, step, memory = (max(map(columns, cells)) for cells in (labels, steps, memories))
+        with_memory = any(memories[1:])
+        lines = []
+        for at, name in enumerate(labels):
+            head = f"  {name}{' ' * (widest - columns(name) + 2)}"
+            note = timing.rows[at - 1].note if at else ""
+            if note:
+                first, *rest = self.prose(note, widest + 4)
+                lines += [head + first.lstrip(), *rest]
+            else:
+                lines.append((head + steps[at].rjust(step) + (f"  {memories[at].rjust(memory)}" if with_memory else "")).rstrip())
+        return [self.paint(lines[0], DIM), *lines[1:], *(self.paint(line, DIM) for line in self.prose(timing.basis, 2))]
 
     def mark(self, mark: Mark) -> str:
         return self.paint(f"[{self.glyphs[mark]}]", COLOURS[mark])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -51,10 +51,8 @@ def _with_own_code(kind: type[nn.Module]) -> type[nn.Module]:
     if not isinstance(forward, types.FunctionType) or kind.__module__.startswith(("torch.nn.", "torch._dynamo.")):
         return kind
     clone = clone_function(forward)
-    try:
-        return type(kind)(kind.__name__, (kind,), {"forward": clone, "__module__": kind.__module__, "__qualname__": kind.__qualname__})
-    except TypeError:
-        return kind
+    metaclass: Any = type(kind)
+    return cast(type[nn.Module], metaclass(kind.__name__, (kind,), {"forward": clone, "__module__": kind.__module__, "__qualname__": kind.__qualname__}))
 
 
 def clone_function(function: types.FunctionType, closure: tuple[types.CellType, ...] | None = None) -> types.FunctionType:

@@ -20,10 +20,11 @@ from torch import nn
 
 from fp8doctor.facts import Arm, ArmCut, Trial
 from fp8doctor.interval import interval
-from fp8doctor.examine.walk import cleaned
 from fp8doctor.job import Job
+from fp8doctor.measured import NO_FP8_GEMM
 from fp8doctor.trial import depth
 from fp8doctor.trial.compiling import give_own_code
+from fp8doctor.trial.depth import cleaned
 from fp8doctor.trial.evidence import StepProof, compiled_so_far, executed, prove
 from fp8doctor.trial.replica import NotReplicable, OriginalTouched, Tripwire, replicate, unwrapped
 from fp8doctor.trial.step import move, optimizer_for, training_step
@@ -75,6 +76,12 @@ class Attempt:
     proof: StepProof | None = None
 
 
+def in_words(arm: str) -> str:
+    """What an arm is called where a person reads it."""
+    named = {"as_is": "the step as it is", "bf16": "BF16", "bf16_compiled": "BF16, compiled", SELF_CHECK: "a copy to check the timing against"}
+    return named.get(arm, arm.replace("_", " "))
+
+
 class DeviceLost(Exception):
     """An arm left the GPU unusable for this process (a sticky CUDA error). ``arm`` names it."""
 
@@ -90,7 +97,7 @@ def conduct(
     device: torch.device,
     *,
     budget_s: float,
-    progress: Callable[[str], None],
+    progress: Callable[[str, str | None], None],
     skip: Mapping[str, str] | None = None,
 ) -> Trial:
     """Time ``arms`` of the job on ``device`` within ``budget_s`` seconds, in the order of their importance.
@@ -117,10 +124,10 @@ def conduct(
             if time.monotonic() - began > budget_s * (1 - WINDOW_SHARE) and attempt.plan.name != "as_is":
                 attempt.reason = f"the budget of {budget_s:g} s was used up before it"
                 continue
-            progress(f"building {attempt.plan.name}")
+            progress(f"building {in_words(attempt.plan.name)}", attempt.plan.name)
             bench.build(attempt)
         timed = [attempt for attempt in attempts if attempt.reason is None]
-        progress(f"timing {len(timed)} variants of the step")
+        progress(f"timing {len(timed)} variants of the step", None)
         samples = bench.time(timed, until=began + budget_s)
         for attempt in timed:
             bench.prove(attempt)
@@ -184,7 +191,7 @@ class Bench:
         self.static_gib.append(_bytes_of(self.bases[-1], self.optimizers[-1]) / 2**30)
 
     def _step(self, model: nn.Module, number: int) -> Callable[[], torch.Tensor]:
-        return training_step(self.job, model, self.batch, self.optimizers[number], self.device, self.job.autocast)
+        return training_step(self.job, model, self.batch, self.optimizers[number], self.device)
 
     def build(self, attempt: Attempt) -> None:
         """Make the arm at every cut and warm it up; on failure note the reason and free what it took.
@@ -248,7 +255,7 @@ class Bench:
         """Profile one step of the deepest cut and judge whether the arm ran what it says."""
         attempt.proof = prove(attempt.ready[-1].step, self.device)
         if attempt.plan.fp8 is True and attempt.proof.fp8_gemms == 0:
-            attempt.reason = "no FP8 GEMM was seen in its step"
+            attempt.reason = NO_FP8_GEMM
         elif attempt.plan.fp8 is False and attempt.proof.fp8_gemms:
             attempt.reason = f"{attempt.proof.fp8_gemms} FP8 GEMMs were seen in a BF16 step"
         elif any(ready.frames_in_window for ready in attempt.ready):
@@ -290,8 +297,17 @@ class Bench:
         for number, (cut, ready) in enumerate(zip(self.plan.cuts, attempt.ready, strict=True)):
             at = interval(samples[attempt.plan.name, number])
             cuts.append(
-                ArmCut(blocks={cleaned(name): count for name, count in cut.kept.items()}, step_ms=at.median, low_ms=at.low, high_ms=at.high, peak_gib=ready.peak_gib, warm_up_s=ready.warm_up_s, graphs_compiled=ready.graphs, graph_breaks=ready.breaks)
-            )  # fmt: skip
+                ArmCut(
+                    blocks={cleaned(name): count for name, count in cut.kept.items()},
+                    step_ms=at.median,
+                    low_ms=at.low,
+                    high_ms=at.high,
+                    peak_gib=ready.peak_gib,
+                    warm_up_s=ready.warm_up_s,
+                    graphs_compiled=ready.graphs,
+                    graph_breaks=ready.breaks,
+                )
+            )
         at = interval(full)
         peaks = [ready.peak_gib for ready in attempt.ready if ready.peak_gib is not None]
         return Arm(
@@ -331,14 +347,15 @@ def _watched(ready: Ready) -> Callable[[], object]:
 
 def _bytes_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Bytes of parameters, buffers and optimizer state, each tensor once."""
-    tensors = [*model.parameters(), *model.buffers(), *(value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor))]
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    tensors = [*model.parameters(), *model.buffers(), *states]
     return sum({id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
 
 
 def _free(device: torch.device) -> None:
     """Give memory back, cuBLAS's workspaces (66 MiB on an H200) included where torch has the private call for it."""
     gc.collect()
-    if device.type == "cuda" and torch.cuda.is_initialized():
+    if device.type == "cuda":
         with suppress(AttributeError, RuntimeError):
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
@@ -355,7 +372,7 @@ def undisturbed() -> Iterator[None]:
 
     python, cpu = random.getstate(), torch.get_rng_state()
     numpy = _numpy_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     counted = {key: dict(value) for key, value in counters.items()}
     try:
         yield

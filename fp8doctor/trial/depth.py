@@ -24,6 +24,9 @@ DEEP_BLOCKS = 12
 LEAST_WORTH_CUTTING = 2 * DEEP_BLOCKS + 1
 """Shorter lists are measured whole: the cuts together would cost about as much, and the whole needs no prediction."""
 
+WRAPPED = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+"""Names under which ``torch.compile``, checkpoint and FSDP wrappers hold what they wrap."""
+
 LIBRARIES = ("torch.", "torchao.", "transformer_engine.", "peft.")
 """Modules of these say what they are by class and shape; their own attributes number them."""
 
@@ -81,12 +84,20 @@ class Plan:
         if self.whole:
             return (1.0,)
         base = self.cuts[0]
-        slopes = [(stack.count - base.kept[stack.name]) / (cut.kept[stack.name] - base.kept[stack.name]) for stack, cut in zip(self.stacks, self.cuts[1:], strict=True)]
+        slopes = [
+            (stack.count - base.kept[stack.name]) / (cut.kept[stack.name] - base.kept[stack.name])
+            for stack, cut in zip(self.stacks, self.cuts[1:], strict=True)
+        ]
         return (1.0 - sum(slopes), *slopes)
 
     def full(self, values: Sequence[float]) -> float:
         """The value at full depth from the values of the cuts, in their order."""
         return sum(weight * value for weight, value in zip(self.weights(), values, strict=True))
+
+
+def cleaned(name: str) -> str:
+    """A module's name as the facts have it, the children of wrappers taken out."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPED)
 
 
 def plan(model: nn.Module, lists: Sequence[str], *, least: int = LEAST_WORTH_CUTTING) -> Plan:

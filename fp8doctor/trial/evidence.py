@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch._C._autograd import DeviceType
 
 FP8_OPERATORS = frozenset({"aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2"})
 
@@ -56,10 +57,10 @@ def prove(step: Callable[[], object], device: torch.device) -> StepProof:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     operators = kernels = regions = 0
-    for event in profile.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in profile.profiler.kineto_results.events():
         name = event.name()
         operators += name in FP8_OPERATORS
-        kernels += event.device_type() == torch.autograd.DeviceType.CUDA and bool(FP8_GEMM_KERNEL.search(name))
+        kernels += event.device_type() == DeviceType.CUDA and bool(FP8_GEMM_KERNEL.search(name))
         regions += name.startswith(COMPILED_REGION)
     return StepProof(kernels if device.type == "cuda" else operators, regions)
 

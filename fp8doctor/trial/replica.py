@@ -183,7 +183,7 @@ class Tripwire:
 
     def __init__(self, original: nn.Module) -> None:
         self._modules = dict(original.named_modules())
-        self._tensors = {name: tensor for name, tensor in (*original.named_parameters(), *original.named_buffers())}
+        self._tensors = dict((*original.named_parameters(), *original.named_buffers()))
 
     @contextmanager
     def armed(self) -> Iterator[None]:

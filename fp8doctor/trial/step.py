@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -35,17 +35,17 @@ def call(model: nn.Module, batch: Any) -> Any:
 def loss_of(job: Job, output: Any, batch: Any) -> torch.Tensor:
     """The user's loss, else the output's own ``loss``, else the mean of what the model returned."""
     if job.loss is not None:
-        return job.loss(output, batch)
+        return cast(torch.Tensor, job.loss(output, batch))
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss is not None:
-        return loss
+        return cast(torch.Tensor, loss)
     first = output
     while not isinstance(first, torch.Tensor):
         first = next(iter(first.values())) if isinstance(first, Mapping) else first[0]
     return first.float().mean()
 
 
-def training_step(job: Job, model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, device: torch.device, autocast: torch.dtype | None = None) -> Callable[[], torch.Tensor]:
+def training_step(job: Job, model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, device: torch.device) -> Callable[[], torch.Tensor]:
     """One step of the job on ``model``: every micro-batch forward and backward, then the optimizer. Returns the loss.
 
     The output stays alive during the backward, as it does in ``output = model(batch)`` of a user's loop: logits count
@@ -54,10 +54,10 @@ def training_step(job: Job, model: nn.Module, batch: Any, optimizer: torch.optim
 
     def step() -> torch.Tensor:
         for _ in range(job.workload.accumulate):
-            with torch.autocast(device.type, dtype=autocast) if autocast else nullcontext():
+            with torch.autocast(device.type, dtype=job.autocast) if job.autocast else nullcontext():
                 output = None if job.training_step else call(model, batch)
                 loss = job.training_step(model, batch) if job.training_step else loss_of(job, output, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             del output
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -82,4 +82,4 @@ def optimizer_for(job: Job, parameters: Iterable[nn.Parameter], memo: Mapping[in
             groups.append({**{key: value for key, value in group.items() if key != "params"}, "params": twins, "lr": 0.0})
     kind = type(getattr(job.optimizer, "optimizer", job.optimizer))
     accepted = {key: value for key, value in job.optimizer.defaults.items() if key != "lr"}
-    return kind(groups, lr=0.0, **accepted)
+    return cast(torch.optim.Optimizer, kind(groups, lr=0.0, **accepted))

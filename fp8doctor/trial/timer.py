@@ -6,6 +6,7 @@ figure of a visit is the median of the rest. CUDA events time the GPU, the clock
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -22,13 +23,13 @@ LEAST_ROUNDS, MOST_ROUNDS = 6, 15
 def visit_ms(step: Callable[[], object], device: torch.device, steps: int = STEPS_PER_VISIT) -> float:
     """Median time of one step in ms over ``steps`` in a row, the first dropped."""
     if device.type == "cuda":
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]  # type: ignore[no-untyped-call]
         for mark in marks[:-1]:
-            mark.record()  # type: ignore[no-untyped-call]
+            mark.record()
             step()
-        marks[-1].record()  # type: ignore[no-untyped-call]
+        marks[-1].record()
         torch.cuda.synchronize(device)
-        times = [a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False)]
+        times = [float(a.elapsed_time(b)) for a, b in itertools.pairwise(marks)]
     else:
         times = []
         for _ in range(steps):

@@ -6,9 +6,9 @@ reason. The names are those of `fp8doctor.finding.Treatment`, so that a finding'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any, cast
 
-import torch
 from torch import nn
 
 from fp8doctor.stacks import recognise
@@ -71,36 +71,34 @@ def _twin(module: nn.Module) -> nn.Module | None:
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or traits.weight_class is not None:
         raise NotTried(f"there is no BF16 form of {type(module).__name__} yet")
-    has_bias = isinstance(bias, nn.Parameter) and bias.numel() > 0
-    twin = nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias, device="meta", dtype=weight.dtype)
+    own_bias = bias if isinstance(bias, nn.Parameter) and bias.numel() > 0 else None
+    twin = nn.Linear(weight.shape[1], weight.shape[0], bias=own_bias is not None, device="meta", dtype=weight.dtype)
     twin.weight = weight
-    if has_bias:
-        twin.bias = bias
+    if own_bias is not None:
+        twin.bias = own_bias
     return twin.train(module.training)
 
 
 def to_float8(model: nn.Module, recipe: str, skip: Sequence[str] = ()) -> nn.Module:
     """Every aligned nn.Linear converted by torchao with ``recipe``, but the layers named in ``skip``."""
     try:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # type: ignore[import-untyped]
     except ImportError as error:
         raise NotTried(f"torchao cannot be imported ({error})") from None
 
     def wanted(module: nn.Module, name: str) -> bool:
         return name not in skip and all(size % ALIGNMENT == 0 for size in module.weight.shape)  # type: ignore[union-attr]
 
-    return convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(recipe), module_filter_fn=wanted)
+    return cast(nn.Module, convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(recipe), module_filter_fn=wanted))
 
 
 def stop_checkpointing(model: nn.Module) -> nn.Module:
     """Activation checkpointing switched off: Hugging Face's flags, and torch's CheckpointWrapper taken off."""
     for module in model.modules():
+        flagged: Any = module
         if getattr(module, "gradient_checkpointing", None) is True:
-            module.gradient_checkpointing = False
+            flagged.gradient_checkpointing = False
         for name, child in list(module.named_children()):
             if any(cls.__name__ == "CheckpointWrapper" for cls in type(child).__mro__):
                 setattr(module, name, child._checkpoint_wrapped_module)
     return model
-
-
-Treat = Callable[[nn.Module], nn.Module]

@@ -1,0 +1,302 @@
+"""Untouched transformers models on the meta device: nothing is found on them, and what examine counts is what is there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fp8doctor import inspect_model
+from fp8doctor.facts import Linear, recorded
+from fp8doctor.report import Report
+
+transformers = pytest.importorskip("transformers")
+
+TWO = {"num_hidden_layers": 2}
+TOWERS = {"text_config": TWO, "vision_config": TWO}
+QWEN_VL = {"text_config": TWO, "vision_config": {"depth": 2}}
+BOTH = {"encoder_layers": 2, "decoder_layers": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Untouched:
+    """A class of transformers, its configuration, and what a reader of its source counts."""
+
+    model: str
+    config: str
+    settings: dict[str, Any]
+    blocks: tuple[int, ...]
+    """Lengths of the lists of blocks, in the order of the tree."""
+    head: bool = True
+    """Whether one Linear makes the logits."""
+
+    def build(self) -> nn.Module:
+        with torch.device("meta"):
+            model: nn.Module = getattr(transformers, self.model)(getattr(transformers, self.config)(**self.settings))
+        return model
+
+
+DECODERS = (
+    Untouched("LlamaForCausalLM", "LlamaConfig", TWO, (2,)),
+    Untouched("MistralForCausalLM", "MistralConfig", TWO, (2,)),
+    Untouched("Qwen2ForCausalLM", "Qwen2Config", TWO, (2,)),
+    Untouched("Qwen3ForCausalLM", "Qwen3Config", TWO, (2,)),
+    Untouched("Gemma2ForCausalLM", "Gemma2Config", TWO, (2,)),
+    Untouched("Gemma3ForCausalLM", "Gemma3TextConfig", TWO, (2,)),
+    Untouched("PhiForCausalLM", "PhiConfig", TWO, (2,)),
+    Untouched("Phi3ForCausalLM", "Phi3Config", TWO, (2,)),
+    Untouched("GPT2LMHeadModel", "GPT2Config", {"n_layer": 2}, (2,)),
+    Untouched("GPTNeoXForCausalLM", "GPTNeoXConfig", TWO, (2,)),
+    Untouched("GPTJForCausalLM", "GPTJConfig", {"n_layer": 2}, (2,)),
+    Untouched("OPTForCausalLM", "OPTConfig", TWO, (2,)),
+    Untouched("BloomForCausalLM", "BloomConfig", {"n_layer": 2, "hidden_size": 1024, "n_head": 16}, (2,)),
+    Untouched("FalconForCausalLM", "FalconConfig", TWO, (2,)),
+    Untouched("MptForCausalLM", "MptConfig", {"n_layers": 2}, (2,)),
+    Untouched("Olmo2ForCausalLM", "Olmo2Config", TWO, (2,)),
+    Untouched("CohereForCausalLM", "CohereConfig", TWO, (2,)),
+    Untouched("SmolLM3ForCausalLM", "SmolLM3Config", TWO, (2,)),
+    Untouched("Starcoder2ForCausalLM", "Starcoder2Config", TWO, (2,)),
+    Untouched("MambaForCausalLM", "MambaConfig", TWO, (2,)),
+    Untouched("RwkvForCausalLM", "RwkvConfig", TWO, (2,)),
+)
+ENCODERS = (
+    Untouched("BertForMaskedLM", "BertConfig", TWO, (2,)),
+    Untouched("RobertaForMaskedLM", "RobertaConfig", TWO, (2,)),
+    Untouched("DistilBertForMaskedLM", "DistilBertConfig", {"n_layers": 2}, (2,)),
+    Untouched("EsmForMaskedLM", "EsmConfig", {"vocab_size": 33, "pad_token_id": 1, **TWO}, (2,)),
+    Untouched("ModernBertForMaskedLM", "ModernBertConfig", TWO, (2,)),
+)
+OTHER_ENCODERS = (
+    Untouched("BertForSequenceClassification", "BertConfig", TWO, (2,)),
+    Untouched("ElectraForPreTraining", "ElectraConfig", TWO, (2,), head=False),
+    Untouched("DebertaV2ForMaskedLM", "DebertaV2Config", TWO, (2,)),
+    Untouched("XLNetLMHeadModel", "XLNetConfig", {"n_layer": 2}, (2,)),
+    Untouched("LongformerForMaskedLM", "LongformerConfig", {"attention_window": [512, 512], **TWO}, (2,)),
+    Untouched("FNetForMaskedLM", "FNetConfig", TWO, (2,)),
+    Untouched("AlbertForMaskedLM", "AlbertConfig", {}, ()),
+    Untouched("BigBirdForMaskedLM", "BigBirdConfig", TWO, (2,)),
+)
+ENCODER_DECODERS = (
+    Untouched("T5ForConditionalGeneration", "T5Config", {"num_layers": 2}, (2, 2)),
+    Untouched("MT5ForConditionalGeneration", "MT5Config", {"num_layers": 2}, (2, 2)),
+    Untouched("BartForConditionalGeneration", "BartConfig", BOTH, (2, 2)),
+    Untouched("PegasusForConditionalGeneration", "PegasusConfig", BOTH, (2, 2)),
+    Untouched("MarianMTModel", "MarianConfig", BOTH, (2, 2)),
+    Untouched("M2M100ForConditionalGeneration", "M2M100Config", BOTH, (2, 2)),
+)
+EXPERTS = (
+    Untouched("MixtralForCausalLM", "MixtralConfig", TWO, (2,)),
+    Untouched("Qwen2MoeForCausalLM", "Qwen2MoeConfig", TWO, (2,)),
+    Untouched("Qwen3MoeForCausalLM", "Qwen3MoeConfig", TWO, (2,)),
+    Untouched("OlmoeForCausalLM", "OlmoeConfig", TWO, (2,)),
+    Untouched("DeepseekV3ForCausalLM", "DeepseekV3Config", {"num_hidden_layers": 4}, (4,)),
+    Untouched("GptOssForCausalLM", "GptOssConfig", TWO, (2,)),
+    Untouched("GraniteMoeForCausalLM", "GraniteMoeConfig", TWO, (2,)),
+    Untouched("Llama4ForCausalLM", "Llama4TextConfig", TWO, (2,)),
+)
+VISION = (
+    Untouched("ViTForImageClassification", "ViTConfig", TWO, (2,)),
+    Untouched("DeiTForImageClassification", "DeiTConfig", TWO, (2,)),
+    Untouched("BeitForImageClassification", "BeitConfig", TWO, (2,)),
+    Untouched("Dinov2Model", "Dinov2Config", TWO, (2,), head=False),
+    Untouched("SwinForImageClassification", "SwinConfig", {"depths": [2, 2], "num_heads": [3, 6]}, (2,)),
+    Untouched("ConvNextForImageClassification", "ConvNextConfig", {}, (4,)),
+    Untouched("DetrForObjectDetection", "DetrConfig", {"use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False, **BOTH}, (2, 2), False),
+    Untouched("VideoMAEForVideoClassification", "VideoMAEConfig", TWO, (2,)),
+)
+AUDIO = (
+    Untouched("Wav2Vec2ForCTC", "Wav2Vec2Config", TWO, (2,)),
+    Untouched("HubertForCTC", "HubertConfig", TWO, (2,)),
+    Untouched("WhisperForConditionalGeneration", "WhisperConfig", BOTH, (2, 2)),
+    Untouched("ASTForAudioClassification", "ASTConfig", TWO, (2,), head=False),
+    Untouched("Speech2TextForConditionalGeneration", "Speech2TextConfig", BOTH, (2, 2)),
+)
+MULTIMODAL = (
+    Untouched("CLIPModel", "CLIPConfig", TOWERS, (2, 2), head=False),
+    Untouched("BlipForConditionalGeneration", "BlipConfig", TOWERS, (2, 2)),
+    Untouched("LlavaForConditionalGeneration", "LlavaConfig", {}, (24, 32)),
+    Untouched("Qwen2VLForConditionalGeneration", "Qwen2VLConfig", QWEN_VL, (2, 2)),
+    Untouched("Gemma3ForConditionalGeneration", "Gemma3Config", TOWERS, (2, 2)),
+    Untouched("LayoutLMv3ForTokenClassification", "LayoutLMv3Config", TWO, (2,)),
+)
+MODELS = (*DECODERS, *ENCODERS, *OTHER_ENCODERS, *ENCODER_DECODERS, *EXPERTS, *VISION, *AUDIO, *MULTIMODAL)
+
+each_model = pytest.mark.parametrize("untouched", MODELS, ids=[each.model for each in MODELS])
+
+
+@pytest.fixture(scope="module")
+def report() -> Callable[[Untouched], tuple[nn.Module, Report]]:
+    """Model and report, made once for all tests."""
+    made: dict[str, tuple[nn.Module, Report]] = {}
+
+    def of(untouched: Untouched) -> tuple[nn.Module, Report]:
+        if untouched.model not in made:
+            model = untouched.build()
+            made[untouched.model] = model, inspect_model(model)
+        return made[untouched.model]
+
+    return of
+
+
+Of = Callable[[Untouched], tuple[nn.Module, Report]]
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len({each.model for each in MODELS}) == len(MODELS) >= 60
+
+
+@each_model
+def test_nothing_is_found(untouched: Untouched, report: Of) -> None:
+    _, found = report(untouched)
+    assert [(each.code, each.title) for each in found.findings if each.severity != "info"] == []
+    assert found.verdict.status == "no_fp8"
+    assert found.worst() in (None, "info")
+    assert [each for each in found.outcomes if each.outcome == "crashed" or (each.outcome == "unknown" and not each.reason)] == []
+
+
+@each_model
+def test_every_fact_of_the_model_was_read(untouched: Untouched, report: Of) -> None:
+    _, found = report(untouched)
+    assert {path: reason for path, reason in found.facts.gaps.items() if path.startswith(("network", "training"))} == {}
+    assert [each for each in found.outcomes if each.outcome == "unknown"] == []
+
+
+@each_model
+def test_linears_are_those_of_the_module_tree(untouched: Untouched, report: Of) -> None:
+    model, found = report(untouched)
+    linears = found.facts.network.linears
+    expected = {name: (each.in_features, each.out_features, each.bias is not None) for name, each in model.named_modules() if isinstance(each, nn.Linear)}
+    expected |= {
+        name: (each.weight.shape[0], each.weight.shape[1], True)  # type: ignore[index, union-attr]
+        for name, each in model.named_modules()
+        if type(each).__name__ == "Conv1D"
+    }
+    plain = {each.name: (each.in_features, each.out_features, each.bias) for each in linears if each.role != "experts" and "functional" not in each.features}
+    assert {name: plain.get(name) for name in expected} == expected
+    for each in (each for each in linears if each.name not in expected):
+        assert each.role in ("experts", "router") or "functional" in each.features, each.name
+    assert len({each.name for each in linears}) == len(linears)
+
+
+@each_model
+def test_shares_of_the_flops_add_up(untouched: Untouched, report: Of) -> None:
+    _, found = report(untouched)
+    shares = [each.flops_share_pct for each in found.facts.network.linears]
+    assert all(share is not None and recorded(share) and 0.0 < share <= 100.0 for share in shares)
+    assert sum(share or 0.0 for share in shares) == pytest.approx(100.0)
+
+
+@each_model
+def test_blocks_are_those_of_the_architecture(untouched: Untouched, report: Of) -> None:
+    model, found = report(untouched)
+    blocks = found.facts.network.blocks
+    assert tuple(each.count for each in blocks) == untouched.blocks
+    for each in blocks:
+        held = model.get_submodule(each.name)
+        assert isinstance(held, nn.ModuleList | nn.Sequential)
+        assert len(held) == each.count
+        assert each.linears == sum(linear.name.startswith(f"{each.name}.") for linear in found.facts.network.linears)
+        assert (each.compiled, each.checkpointed) == (0, 0)
+
+
+@each_model
+def test_the_head_is_what_transformers_calls_it(untouched: Untouched, report: Of) -> None:
+    model, found = report(untouched)
+    heads = [each.name for each in found.facts.network.linears if each.role == "head"]
+    assert len(heads) == untouched.head
+    output = model.get_output_embeddings()  # type: ignore[operator]
+    if isinstance(output, nn.Linear):
+        assert [model.get_submodule(name) for name in heads] == [output]
+
+
+@each_model
+def test_parameters_and_ties_are_counted(untouched: Untouched, report: Of) -> None:
+    model, found = report(untouched)
+    network = found.facts.network
+    names = defaultdict(set)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[id(parameter)].add(name)
+    assert network.parameters == sum(each.numel() for each in model.parameters())
+    assert network.trainable_parameters == sum(each.numel() for each in model.parameters() if each.requires_grad)
+    assert network.dtypes.keys() == {str(each.dtype).removeprefix("torch.") for each in model.parameters()}
+    assert {frozenset(group) for group in network.ties} == {frozenset(group) for group in names.values() if len(group) > 1}
+    assert (network.devices, network.float8_parameters, network.adapter_parameters, network.wrappers) == (("meta",), 0, 0, ())
+
+
+COUNTED = (*DECODERS, *ENCODERS)
+
+
+@pytest.mark.parametrize("untouched", COUNTED, ids=[each.model for each in COUNTED])
+def test_flops_are_those_that_torch_counts(untouched: Untouched) -> None:
+    """One forward and backward on the meta device; attention's own products are batched and counted apart."""
+    model = untouched.build()
+    ids = torch.empty((2, 64), dtype=torch.int64, device="meta")
+    linears = inspect_model(model, {"input_ids": ids, "labels": ids}).facts.network.linears
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, labels=ids).loss.backward()
+    counted = {str(operator): flops for operator, flops in counter.get_flop_counts()["Global"].items()}
+    of_linears = counted.get("aten.mm", 0) + counted.get("aten.addmm", 0)
+    assert sum(each.flops_per_token for each in linears) * ids.numel() == pytest.approx(of_linears, rel=1e-3)
+
+
+def model_of(untouched: str) -> nn.Module:
+    return next(each for each in MODELS if each.model == untouched).build()
+
+
+def body(linears: tuple[Linear, ...]) -> list[Linear]:
+    return [each for each in linears if each.role == "body"]
+
+
+CONVERTED = tuple(each for each in (*DECODERS, *ENCODERS, *ENCODER_DECODERS) if each.model not in ("GPT2LMHeadModel", "RwkvForCausalLM"))
+
+
+@pytest.mark.parametrize("untouched", CONVERTED, ids=[each.model for each in CONVERTED])
+def test_a_converted_model_is_seen_as_converted(untouched: Untouched) -> None:
+    """torchao's own classes are the truth; compiled block by block, nothing is left to find but the shapes."""
+    float8 = pytest.importorskip("torchao.float8")
+    model = untouched.build().bfloat16()
+    heads = {id(model.get_output_embeddings())}  # type: ignore[operator]
+    float8.convert_to_float8_training(
+        model, module_filter_fn=lambda module, name: id(module) not in heads and module.in_features % 16 == 0 and module.out_features % 16 == 0
+    )
+    before = inspect_model(model).facts.network
+    converted = {name for name, each in model.named_modules() if isinstance(each, float8.float8_linear.Float8Linear)}
+    assert converted
+    assert {each.name for each in before.linears if each.use == "training"} == converted
+    assert {each.recipe for each in before.linears if each.use == "training"} == {"tensorwise"}
+    for blocks in before.blocks:
+        for block in model.get_submodule(blocks.name).children():
+            block.compile()
+    after = inspect_model(model)
+    assert [each.compiled for each in after.facts.network.blocks] == [each.count for each in before.blocks]
+    inside = tuple(f"{blocks.name}." for blocks in before.blocks)
+    assert all((each.compiled is not None) == each.name.startswith(inside) for each in after.facts.network.linears)
+    assert after.verdict.status == "not_measured"
+
+
+LORA = tuple(each for each in (*DECODERS, *EXPERTS) if each.model not in ("MambaForCausalLM", "RwkvForCausalLM"))
+
+
+@pytest.mark.parametrize("untouched", LORA, ids=[each.model for each in LORA])
+def test_adapters_are_those_of_peft(untouched: Untouched) -> None:
+    peft = pytest.importorskip("peft")
+    model = untouched.build().bfloat16()
+    plain = inspect_model(model).facts.network
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules="all-linear"))
+    report = inspect_model(wrapped)
+    network = report.facts.network
+    trainable, total = wrapped.get_nb_trainable_parameters()
+    assert (network.trainable_parameters, network.adapter_parameters, network.parameters) == (trainable, trainable, total)
+    wrapped_layers = [each for each in wrapped.modules() if isinstance(each, peft.tuners.lora.LoraLayer)]
+    assert sum(each.adapter == "base" for each in network.linears) == len(wrapped_layers)
+    assert sum(each.adapter == "adapter" for each in network.linears) == 2 * len(wrapped_layers)
+    assert [each.count for each in network.blocks] == [each.count for each in plain.blocks]
+    assert [each.role for each in network.linears if each.adapter != "adapter"] == [each.role for each in plain.linears]
+    assert sum(each.flops_share_pct or 0.0 for each in network.linears) == pytest.approx(100.0)
+    assert [(each.code, each.title) for each in report.findings if each.severity != "info"] == []
