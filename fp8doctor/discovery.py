@@ -185,6 +185,8 @@ def _nothing(module: ModuleType, file: str) -> Found:
     needy = [f"{name}({', '.join(_required(value))})" for name, value in _own_classes(module).items()]
     if empty:
         raise UserError(f"{file}: {', '.join(empty)} has no parameters, so there is nothing to train")
+    if (model := vars(module).get("model")) is not None and not isinstance(model, ModuleType):
+        raise UserError(f"model in {file} is {_kind(model)}, not a model: write 'def build_model()' that returns the one to look at")
     hint = f" ({', '.join(needy)} cannot be built without arguments)" if needy else ""
     raise UserError(f"found no model in {file}{hint}: write 'def build_model()' that returns it, keep it in a global 'model', or name it, as in {file}:name")
 

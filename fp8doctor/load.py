@@ -145,7 +145,7 @@ def load(target: str, *, layers: int | None = None, batch: int | None = None, se
         optimizer = plan.optimizer
     autocast = _setting(names, "autocast", checked_autocast, file)
     accumulate = _setting(names, "accumulate", checked_accumulate, file)
-    loss, training_step = _function(names, "loss", file), _function(names, "training_step", file)
+    loss, training_step = _loss(names, file), _function(names, "training_step", file)
     given = _example_batch(names, file)
     if given is not None and (batch is not None or seq is not None):
         raise UserError(f"--batch and --seq size a made-up batch, but {file} has an example_batch(); change it there")
@@ -242,6 +242,13 @@ def _function(names: dict[str, Any], name: str, file: str) -> Callable[..., Any]
     if callable(value):
         return value  # type: ignore[no-any-return]
     raise UserError(f"{name} in {file} is a value of type {type(value).__name__}; fp8doctor takes this name for a function, so rename yours")
+
+
+def _loss(names: dict[str, Any], file: str) -> Callable[..., Any] | None:
+    """``loss(output, batch)`` of the model file. A loss that a script computed, or a module such as CrossEntropyLoss, is none."""
+    import torch
+
+    return None if isinstance(names.get("loss"), (torch.Tensor, torch.nn.Module, int, float)) else _function(names, "loss", file)
 
 
 def _setting(names: dict[str, Any], name: str, check: Callable[[Any], Any], file: str) -> Any:

@@ -15,7 +15,7 @@ EVEN = 0.03
 """A speedup within this of 1 is called even. Source: DESIGN."""
 
 NO_FP8_GEMM = "no FP8 GEMM was seen in its step"
-"""The reason of an arm whose FP8 layers ran none; `fp8doctor.trial.conduct` writes it."""
+"""The reason of an arm whose FP8 layers ran none; `fp8doctor.trial.conductor` writes it."""
 
 
 def arm(trial: Trial, name: str) -> Arm | None:

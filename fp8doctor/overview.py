@@ -12,6 +12,9 @@ LAUNCHER_FINGERPRINT = ("ACCELERATE_FP8_FORMAT", "ACCELERATE_FP8_MARGIN", "ACCEL
 something rewrites ``ACCELERATE_MIXED_PRECISION``. A user who tunes one backend by hand sets them one at a time.
 Source: ``setup_fp8_env`` in accelerate ``utils/launch.py``, read in 1.4.0, 1.8.1, 1.9.0 and 1.15.0."""
 
+KEEP_IT_IN_MODULE = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
+"""Wrappers behind whose ``module`` the attributes of the model are; the others hand them on."""
+
 
 @dataclass(frozen=True)
 class Layers:
@@ -50,6 +53,13 @@ def asked_by_environment(variables: Mapping[str, str]) -> str | None:
 def launched_with_fp8(variables: Mapping[str, str]) -> bool:
     """Whether ``accelerate launch`` started this process with ``--mixed_precision fp8``, by what it leaves in the environment."""
     return all(name in variables for name in LAUNCHER_FINGERPRINT)
+
+
+def in_python(name: str, network: Network) -> str:
+    """How a script that calls its model ``model`` writes one of its modules: ``model.layers``, ``model[1].layers``."""
+    wrapped = recorded(network.wrappers) and any(each in KEEP_IT_IN_MODULE for each in network.wrappers)
+    parts = ("." + part if part.isidentifier() else f"[{part}]" if part.isdigit() else f"[{part!r}]" for part in name.split(".") if part)
+    return "".join(("model.module" if wrapped else "model", *parts))
 
 
 def layer_label(linear: Linear) -> str:

@@ -32,8 +32,8 @@ TRANSCRIPT = 32
 MORE_ROWS = 8
 """Rows a vision transformer may add to its patches at most: class, distillation and register tokens."""
 
-POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_seq_length", "block_size", "context_length", "n_ctx")
-"""Names under which configurations keep the longest sequence."""
+POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_seq_length", "context_length", "n_ctx", "block_size")
+"""Names under which configurations keep the longest sequence; the first that is there counts, as BigBird's ``block_size`` is another."""
 
 POSITION_PARTS = ("pos", "wpe", "freqs_cis")
 """What names of position embeddings and rotary tables hold."""
@@ -43,6 +43,9 @@ TARGETS = ("labels", "targets", "target")
 
 TOKENS = ("decoder_input_ids", "src", "tgt", "source", "y")
 """Arguments of a forward, besides the first, that are taken for tokens when they are required."""
+
+BESIDES_TEXT = {"pixel_values": "images", "input_features": "sound", "input_values": "sound"}
+"""Arguments of a forward that take something else beside tokens. A model that predicts tokens does without it."""
 
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
 """Classes that keep the model they wrap in ``module``."""
@@ -179,6 +182,8 @@ def _make_up(model: Any, size: int | None, sequence: int | None) -> tuple[Any, s
         return _waveforms(model, draw, size)
     if kind == "input_features":
         return _spectrograms(model, draw, size, sequence)
+    if kind not in (None, "input_ids"):
+        raise NoBatchError(f"the inputs of {type(model).__name__} are not known")
     first = _first_layer(model)
     if kind == "input_ids" or hasattr(first, "num_embeddings"):
         return _tokens(model, draw, size, sequence)
@@ -192,8 +197,11 @@ def _make_up(model: Any, size: int | None, sequence: int | None) -> tuple[Any, s
 def _tokens(model: Any, draw: _Draw, size: int | None, sequence: int | None) -> tuple[Any, str]:
     """Token ids, and the tokens to predict where the forward takes them."""
     parameters = _parameters(model)
-    if "pixel_values" in parameters and "labels" not in parameters:
-        raise NoBatchError("forward takes text and images")
+    besides = [what for name, what in BESIDES_TEXT.items() if name in parameters]
+    if besides and "labels" not in parameters:
+        raise NoBatchError(f"forward takes text and {besides[0]}")
+    if "decoder_input_values" in parameters:
+        raise NoBatchError("forward takes text and makes sound")
     vocabulary = _vocabulary(model)
     longest = _longest(model)
     ids = draw.integers(vocabulary, (size or BATCH, sequence or min(SEQUENCE, longest or SEQUENCE)))
@@ -214,7 +222,8 @@ def _tokens(model: Any, draw: _Draw, size: int | None, sequence: int | None) -> 
     if "decoder_input_ids" in parameters and not set(TARGETS) & set(batch):
         batch["decoder_input_ids"] = ids
     bare = len(batch) == 1 and not hasattr(model, "main_input_name")
-    return ids if bare else batch, f"{ids.shape[0]} x {ids.shape[1]} random tokens of a vocabulary of {vocabulary}"
+    without = "".join(f", no {what}" for what in besides)
+    return ids if bare else batch, f"{ids.shape[0]} x {ids.shape[1]} random tokens of a vocabulary of {vocabulary}{without}"
 
 
 def _labels(model: Any, draw: _Draw, ids: Any) -> Any:
@@ -234,11 +243,14 @@ def _classes(model: Any, draw: _Draw, shape: tuple[int, ...]) -> Any:
 
 def _images(model: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
     """Pixels as a transformers configuration describes them."""
+    if "input_ids" in _parameters(model):
+        raise NoBatchError("forward takes text and images")
     config = getattr(model.config, "vision_config", model.config)
     extents = _pair(getattr(config, "image_size", None)) or GRIDS[2]
-    shape = (size or BATCH, getattr(config, "num_channels", 3), *extents)
+    frames = (config.num_frames,) if isinstance(getattr(config, "num_frames", None), int) else ()
+    shape = (size or BATCH, *frames, getattr(config, "num_channels", 3), *extents)
     batch = {"pixel_values": draw.floats(shape)}
-    if "ForImageClassification" in type(model).__name__:
+    if type(model).__name__.endswith(("ForImageClassification", "ForVideoClassification")):
         batch["labels"] = _classes(model, draw, shape[:1])
     return batch, f"{_times(shape)} random pixels"
 
@@ -324,8 +336,12 @@ def _vocabulary(model: Any) -> int:
 def _longest(model: Any) -> int | None:
     """The longest sequence the model takes, as its configuration, position embeddings or masks tell; None when nothing does."""
     config = _text_config(model)
-    found = [getattr(config, key, None) for key in POSITION_KEYS]
-    if not hasattr(model, "main_input_name"):
+    found = [next((size for key in POSITION_KEYS if isinstance(size := getattr(config, key, None), int)), None)]
+    if hasattr(model, "main_input_name"):
+        # RoBERTa and its kin begin to count behind the padding: the first positions are no token's.
+        tables = [each for name, each in model.named_modules() if _is_of_positions(name) and hasattr(each, "num_embeddings")]
+        found += [each.num_embeddings - each.padding_idx - 1 for each in tables if each.padding_idx is not None]
+    else:
         found += [each.num_embeddings for name, each in model.named_modules() if _is_of_positions(name) and hasattr(each, "num_embeddings")]
         held = [*model.named_parameters(), *model.named_buffers()]
         found += [each.shape[-2] for name, each in held if each.dim() in (2, 3) and (_is_of_positions(name) or name.rpartition(".")[2] == "pe")]
@@ -358,13 +374,23 @@ def _image_size(model: Any) -> tuple[int, ...] | None:
 
 
 def _patch_rows(model: Any, height: int, width: int) -> int | None:
-    """Rows of the GEMMs for one image in a vision transformer: its patches, and the tokens it adds; None for others."""
+    """Rows of the GEMMs for one image in a vision transformer: its patches, and the tokens it adds; None for others.
+
+    Models of several stages (Swin, ConvNeXt) merge patches on the way: their rows are not one number.
+    """
     first = _first_layer(model)
     if first.kernel_size != first.stride or first.stride[0] < 2:
         return None
     patches: int = (height // first.stride[0]) * (width // first.stride[1])
     held = [each.shape[-2] for name, each in model.named_parameters() if _is_of_positions(name) and each.dim() in (2, 3)]
-    return next((rows for rows in held if patches <= rows <= patches + MORE_ROWS), patches)
+    known = next((rows for rows in held if patches <= rows <= patches + MORE_ROWS), None)
+    return known if known is not None or not _keeps_its_width(model, first.out_channels) else patches
+
+
+def _keeps_its_width(model: Any, width: int) -> bool:
+    """Whether every linear layer starts from this width, or leads back to it."""
+    sides = [(each.in_features, each.out_features) for each in model.modules() if isinstance(getattr(each, "in_features", None), int)]
+    return all(width in side for side in sides)
 
 
 def _pair(value: Any) -> tuple[int, int] | None:

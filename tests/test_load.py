@@ -169,6 +169,18 @@ def test_a_loss_without_parameters_and_a_part_of_the_model_are_no_candidates(wri
     assert job.target.attribute == "net"
 
 
+@pytest.mark.parametrize("loss", ["model(torch.zeros(8)).sum()", "torch.nn.CrossEntropyLoss()", "0.0"], ids=["tensor", "module", "number"])
+def test_a_loss_of_the_scripts_own_is_not_taken_for_the_function(loss: str, write: Write) -> None:
+    job = load(write(f"model = torch.nn.Linear(8, 8)\nloss = {loss}\n"))
+    assert job.loss is None
+    assert job.workload.loss_source == "mean"
+
+
+def test_a_global_model_that_is_something_else(write: Write) -> None:
+    error = mistake(write("model = {'generator': torch.nn.Linear(8, 8)}", "gan.py"))
+    assert str(error) == "model in gan.py is a value of type dict, not a model: write 'def build_model()' that returns the one to look at"
+
+
 def test_a_builder_imported_from_elsewhere_counts_and_a_class_does_not(write: Write) -> None:
     write("class Net(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 8)\ndef build_model(): return Net()\n", "parts.py")
     assert load(write("from parts import build_model", "a.py")).target.attribute == "build_model"

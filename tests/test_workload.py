@@ -106,6 +106,34 @@ def swin() -> nn.Module:
     return SwinForImageClassification(SwinConfig(image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4, num_labels=3))
 
 
+def timesformer() -> nn.Module:
+    from transformers import TimesformerConfig, TimesformerForVideoClassification
+
+    return TimesformerForVideoClassification(
+        TimesformerConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, image_size=32, patch_size=8, num_frames=2)
+    )
+
+
+def roberta() -> nn.Module:
+    """Positions are counted from behind the padding, so that two of the table are no token's."""
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    return RobertaForMaskedLM(
+        RobertaConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=64, max_position_embeddings=40)
+    )
+
+
+def big_bird() -> nn.Module:
+    """``block_size`` is that of its sparse attention."""
+    from transformers import BigBirdConfig, BigBirdForMaskedLM
+
+    return BigBirdForMaskedLM(
+        BigBirdConfig(
+            hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=80, max_position_embeddings=40, block_size=8,
+        )
+    )  # fmt: skip
+
+
 def whisper() -> nn.Module:
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
@@ -225,7 +253,10 @@ HUGGING_FACE = {
     "tagger": (tagger, 8, 40, 320),
     "lora": (lora, 8, 64, 512),
     "vit": (vit, 8, 17, 136),
-    "swin": (swin, 8, 64, 512),
+    "swin": (swin, 8, None, None),
+    "timesformer": (timesformer, 8, None, None),
+    "roberta": (roberta, 8, 38, 304),
+    "big bird": (big_bird, 8, 40, 320),
     "whisper": (whisper, 8, None, None),
     "wav2vec": (wav2vec, 8, None, None),
 }
@@ -387,6 +418,32 @@ def test_the_size_of_a_given_batch_is_read_from_its_shapes(batch: Any, expected:
     workload = described(mlp(), resolve(mlp(), batch))
     assert (workload.batch_size, workload.sequence_length, workload.tokens) == expected
     assert (workload.batch_source, workload.note) == ("given", None)
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "reason"),
+    [
+        ("PatchTSTForPrediction", "PatchTSTConfig", "the inputs of PatchTSTForPrediction are not known"),
+        ("DecisionTransformerModel", "DecisionTransformerConfig", "the inputs of DecisionTransformerModel are not known"),
+        ("CLIPModel", "CLIPConfig", "forward takes text and images"),
+        ("BlipForConditionalGeneration", "BlipConfig", "forward takes text and images"),
+        ("ClapModel", "ClapConfig", "forward takes text and sound"),
+        ("SpeechT5ForTextToSpeech", "SpeechT5Config", "forward takes text and makes sound"),
+    ],
+)
+def test_inputs_of_other_kinds_are_not_made_up(model: str, config: str, reason: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        built = getattr(transformers, model)(getattr(transformers, config)())
+    assert resolve(built, None).note == f"no batch could be made up: {reason}"
+
+
+def test_it_says_that_a_batch_of_text_holds_no_images() -> None:
+    transformers = pytest.importorskip("transformers")
+    two = {"num_hidden_layers": 2}
+    with torch.device("meta"):
+        model = transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(text_config=two, vision_config=two))
+    assert resolve(model, None).note == "made up: 8 x 2048 random tokens of a vocabulary of 262208, no images"
 
 
 def test_a_batch_without_a_shape_has_no_size() -> None:

@@ -1,22 +1,25 @@
 """A torch.compile that compiles nothing
 
-Looks at: the compile marks on the model (torch.compile, m.compile(), a compiled forward), their backends, and what can
-switch Dynamo off: TORCHDYNAMO_DISABLE, TORCH_COMPILE_DISABLE, torch._dynamo.config.disable, the stance, suppressed
-errors, and a compiled object that is not the one in use.
+Looks at: the compile marks on the model (torch.compile, m.compile(), a compiled forward), their
+backends, and what can switch Dynamo off: TORCHDYNAMO_DISABLE, TORCH_COMPILE_DISABLE,
+torch._dynamo.config.disable, the stance, suppressed errors, and a compiled object that is not the
+one in use.
 
-Why it costs time. torchao's FP8 casts are fast only when the compiler fuses them; behind a mark that compiles nothing each
-layer launches about 83 kernels more a step, and the script looks as if it were compiled. No message tells: a disabled
-Dynamo is silent, backend="eager" and "aot_eager" generate no kernel, a suppressed failure falls back to eager.
+Why it costs time. torchao's FP8 casts are fast only when the compiler fuses them; behind a mark
+that compiles nothing each layer launches about 83 kernels more a step, and the script looks as if
+it were compiled. No message tells: a disabled Dynamo is silent, backend="eager" and "aot_eager"
+generate no kernel, a suppressed failure falls back to eager.
 
 What to do. Remove the switch; the report prints the line for each cause. Two values mislead:
-TORCHDYNAMO_SUPPRESS_ERRORS=0 turns suppression on (torch 2.6 to 2.15 ask only whether the text is empty), and
-TORCH_COMPILE_DISABLE=0 disables in torch 2.6 and 2.7, which did the same; from 2.8 only 1 disables.
+TORCHDYNAMO_SUPPRESS_ERRORS=0 turns suppression on (torch 2.6 to 2.15 ask only whether the text is
+empty), and TORCH_COMPILE_DISABLE=0 disables in torch 2.6 and 2.7, which did the same; from 2.8 only
+1 disables.
 
     block.compile(backend="aot_eager")   # before: left over from debugging
     block.compile()                      # after
 
-Evidence: each switch was set and the compiled frames counted on torch 2.13; older versions were read in source.
-https://github.com/pytorch/pytorch/blob/main/torch/_dynamo/config.py
+Evidence: each switch was set and the compiled frames counted on torch 2.13; older versions were
+read in source. https://github.com/pytorch/pytorch/blob/main/torch/_dynamo/config.py
 https://docs.pytorch.org/docs/stable/generated/torch.compiler.set_stance.html
 """
 
@@ -28,6 +31,7 @@ from dataclasses import dataclass
 from fp8doctor.cost import eager_cast_saving
 from fp8doctor.facts import CompileMark, Dynamo, Environment, Facts, Linear, Network, Training, Workload
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
+from fp8doctor.overview import in_python
 from fp8doctor.registry import check
 
 BACKENDS_WITHOUT_KERNELS = ("eager", "eager_noexcept", "eager_debug", "pre_dispatch_eager", "aot_eager", "aot_eager_decomp_partition")
@@ -103,8 +107,7 @@ def find_causes(facts: Facts) -> Iterator[Cause]:
     bare = tuple(mark for mark in marks if mark.backend in BACKENDS_WITHOUT_KERNELS)
     if bare:
         text = f"{len(bare)} of {len(marks)} compile marks use backend={bare[0].backend!r}, which generates no kernel"
-        where = f"model.{bare[0].name}" if bare[0].name else "model"
-        yield Cause("default-backend", text, "use the default backend, inductor", f"{where}.compile()   # without backend=", bare)
+        yield Cause("default-backend", text, "use the default backend, inductor", without_backend(bare, facts.network), bare)
     if training.compiled_elsewhere and not marks:
         names = ", ".join(training.compiled_elsewhere)
         text = f"{names} is a compiled wrapper, and the model beside it, which was examined, stays uncompiled"
@@ -119,6 +122,19 @@ def find_causes(facts: Facts) -> Iterator[Cause]:
         elif value and value.lower() in OFF:
             text = f"TORCHDYNAMO_SUPPRESS_ERRORS={value} turns suppression on, as any value does that is not empty"
             yield Cause("show-compile-errors", text, "unset the variable", code, severity="info")
+
+
+def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
+    """The line that compiles the first of these, as it was written but for its backend; the others go alike."""
+    module = in_python(bare[0].name, network)
+    line = {
+        "wrapped": f"{module} = torch.compile({module})",
+        "assigned_forward": f"{module}.forward = torch.compile({module}.forward)",
+        "decorated_forward": "@torch.compile",
+        "training_step": "training_step = torch.compile(training_step)",
+    }.get(bare[0].form, f"{module}.compile()")
+    others = f", and so for {len(bare) - 1} more" if len(bare) > 1 else ""
+    return f"{line}   # without backend={bare[0].backend!r}{others}"
 
 
 def torchao_linears(facts: Facts) -> list[Linear]:

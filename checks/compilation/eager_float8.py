@@ -2,13 +2,15 @@
 
 Looks at: torchao's Float8Linear and MX linears, and at which of them a compile mark covers.
 
-Why it costs time. Every FP8 GEMM needs its operands scaled and cast first: find the largest magnitude (amax), scale,
-clamp, convert, for input, weight and output gradient, each in two layouts. torch.compile fuses that into the kernels
-around it. Eagerly each little operation is a kernel of its own that reads and writes the whole tensor in BF16 or FP32:
-about 83 kernels more per layer and step, against 9 compiled. On a 468 M decoder the casts then cost 274 of 366 ms,
-while the FP8 GEMMs save 27 ms.
+Why it costs time. Every FP8 GEMM needs its operands scaled and cast first: find the largest
+magnitude (amax), scale, clamp, convert, for input, weight and output gradient, each in two layouts.
+torch.compile fuses that into the kernels around it. Eagerly each little operation is a kernel of
+its own that reads and writes the whole tensor in BF16 or FP32: about 83 kernels more per layer and
+step, against 9 compiled. On a 468 M decoder the casts then cost 274 of 366 ms, while the FP8 GEMMs
+save 27 ms.
 
-What to do. Compile, best block by block: as fast as compiling the whole model, and many times quicker to compile.
+What to do. Compile, best block by block: as fast as compiling the whole model, and many times
+quicker to compile.
 
     model = convert_to_float8_training(model)        # before: eager
     for block in model.layers:                       # after: two more lines
@@ -16,9 +18,9 @@ What to do. Compile, best block by block: as fast as compiling the whole model, 
 
 Not for Transformer Engine, whose casts are hand-written kernels, nor for Float8LinearNoCompile.
 
-Evidence: measured on one H200 (torch 2.11, torchao 0.18): 0.25x of compiled BF16 at width 1024, 0.54x at 4096, where
-compiled FP8 gives 1.05x and 1.35x. https://github.com/pytorch/ao/issues/685 https://github.com/pytorch/ao/issues/1199
-https://github.com/pytorch/ao/tree/main/torchao/float8
+Evidence: measured on one H200 (torch 2.11, torchao 0.18): 0.25x of compiled BF16 at width 1024,
+0.54x at 4096, where compiled FP8 gives 1.05x and 1.35x. https://github.com/pytorch/ao/issues/685
+https://github.com/pytorch/ao/issues/1199 https://github.com/pytorch/ao/tree/main/torchao/float8
 """
 
 from __future__ import annotations
@@ -26,10 +28,15 @@ from __future__ import annotations
 from fp8doctor.cost import eager_cast_saving
 from fp8doctor.facts import Blocks, Facts, Linear, Network, Training, Workload
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.overview import in_python
 from fp8doctor.registry import check
 
 NEEDS_COMPILE = ("Float8Linear", "MXLinear", "MXFP8Linear")
 """Classes whose casts only the compiler fuses, by class name; torchao 0.10 to 0.18."""
+
+BESIDE_AT_MOST = 4
+"""Layers outside the blocks, such as a head, that are compiled one by one; with more of them the whole model is. A choice
+of length: every one is a line of the treatment."""
 
 
 @check(
@@ -52,7 +59,7 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
         explanation="Uncompiled, each of them casts its input, weight and gradient in about 83 separate kernels a step; compiled, in about 9.",
         evidence={"eager_linears": len(eager), "fp8_linears": len(fp8), "first": eager[0].name, "extra_kernels_per_step": 83 * len(eager)},
         saving_ms=saving,
-        treatment=compile_treatment(facts.network.blocks, eager),
+        treatment=compile_treatment(facts.network, eager),
     )
 
 
@@ -63,13 +70,25 @@ def needs_compile(linear: Linear) -> bool:
     return linear.kind.rpartition(".")[2] in NEEDS_COMPILE or linear.weight_class is not None
 
 
-def compile_treatment(blocks: tuple[Blocks, ...], eager: list[Linear]) -> Treatment:
-    """Compile the lists of blocks that hold eager layers; the whole model where there are none."""
-    lists = [each.name for each in blocks if any(linear.name.startswith(f"{each.name}.") for linear in eager)]
-    if not lists:
+def compile_treatment(network: Network, eager: list[Linear]) -> Treatment:
+    """Compile the lists of blocks that hold eager layers, and the few eager layers beside them; else the whole model."""
+    lists = [each for each in network.blocks if any(is_inside(linear, each) for linear in eager)]
+    beside = [linear for linear in eager if not any(is_inside(linear, each) for each in lists)]
+    if not lists or len(beside) > BESIDE_AT_MOST:
         return Treatment(name="compile-model", summary="compile the model", code="model.compile()")
-    lines = [f"for block in model.{name}:\n    block.compile()" for name in lists]
+    lines = [f"for block in {blocks_in_python(each, network)}:\n    block.compile()" for each in lists]
+    lines += [f"{in_python(linear.name, network)}.compile()" for linear in beside]
     return Treatment(name="compile-blocks", summary="compile block by block, after the conversion to FP8", code="\n".join(lines))
+
+
+def is_inside(linear: Linear, blocks: Blocks) -> bool:
+    """Whether a layer is in one of these blocks; the list without a name is the model itself."""
+    return not blocks.name or linear.name.startswith(f"{blocks.name}.")
+
+
+def blocks_in_python(blocks: Blocks, network: Network) -> str:
+    """What a loop over the blocks goes through."""
+    return in_python(blocks.name, network) + (".values()" if blocks.container == "ModuleDict" else "")
 
 
 def _decoder(compiled: str | None) -> Facts:

@@ -1,23 +1,27 @@
 """A GPU without FP8 tensor cores
 
-Looks at: the compute capability (NVIDIA) or architecture (AMD) of the GPUs that CUDA_VISIBLE_DEVICES leaves to this job.
+Looks at: the compute capability (NVIDIA) or architecture (AMD) of the GPUs that
+CUDA_VISIBLE_DEVICES leaves to this job.
 
-Why it costs time. FP8 tensor cores begin with compute capability 8.9 (Ada: L4, L40S, RTX 4090) and 9.0 (Hopper). The
-common belief that Ampere has them is wrong: an A100 (8.0), an A10 or an RTX 3090 (8.6) multiply TF32, BF16, FP16 and INT8.
-There FP8 cannot be faster than BF16. `torch._scaled_mm` and Transformer Engine refuse; Accelerate falls back to fp16,
-which needs loss scaling that BF16 does not.
+Why it costs time. FP8 tensor cores begin with compute capability 8.9 (Ada: L4, L40S, RTX 4090) and
+9.0 (Hopper). The common belief that Ampere has them is wrong: an A100 (8.0), an A10 or an RTX 3090
+(8.6) multiply TF32, BF16, FP16 and INT8. There FP8 cannot be faster than BF16. `torch._scaled_mm`
+and Transformer Engine refuse; Accelerate falls back to fp16, which needs loss scaling that BF16
+does not.
 
-What to do. BF16 on this GPU, FP8 on one of Ada, Hopper, Blackwell, or AMD's MI300, MI350 and RX 9000.
+What to do. BF16 on this GPU, FP8 on one of Ada, Hopper, Blackwell, or AMD's MI300, MI350 and RX
+9000.
 
     accelerator = Accelerator(mixed_precision="fp8")    # before: fp16 on an A100, with a warning
     accelerator = Accelerator(mixed_precision="bf16")   # after
 
-AMD: gfx942 (MI300X, MI325X) with float8_e4m3fnuz, gfx950 (MI350) and gfx1200, gfx1201 (RX 9000) with float8_e4m3fn; gfx90a
-(MI250) and gfx11 (RX 7000) have none.
+AMD: gfx942 (MI300X, MI325X) with float8_e4m3fnuz, gfx950 (MI350) and gfx1200, gfx1201 (RX 9000)
+with float8_e4m3fn; gfx90a (MI250) and gfx11 (RX 7000) have none.
 
-Evidence: `_scaled_mm_allowed_device` in torch (`major >= 9`, or 8.9; the AMD architectures by name), accelerate 1.15.0
-`state.py`, Transformer Engine's "Device compute capability 8.9 or higher required for FP8 execution."
-https://docs.nvidia.com/cuda/ada-tuning-guide/ https://docs.nvidia.com/cuda/ampere-tuning-guide/
+Evidence: `_scaled_mm_allowed_device` in torch (`major >= 9`, or 8.9; the AMD architectures by
+name), accelerate 1.15.0 `state.py`, Transformer Engine's "Device compute capability 8.9 or higher
+required for FP8 execution." https://docs.nvidia.com/cuda/ada-tuning-guide/
+https://docs.nvidia.com/cuda/ampere-tuning-guide/
 https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/ScaledBlas.cpp
 """
 

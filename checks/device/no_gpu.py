@@ -1,18 +1,21 @@
 """No GPU to look at
 
-Looks at: the GPUs that NVML lists, which of them CUDA_VISIBLE_DEVICES leaves to this job, and what torch is built with.
+Looks at: the GPUs that NVML lists, which of them CUDA_VISIBLE_DEVICES leaves to this job, and what
+torch is built with.
 
-What it means. What is read off the model stands: which layers are FP8, what is compiled, shapes, shares of FLOPs. What a
-GPU decides does not: whether this recipe runs there, its clocks and memory, and every time. Costs in ms are modelled from
-the datasheet of an H100 SXM, or of the GPU that `--assume-gpu` names, and every line that rests on them says so.
+What it means. What is read off the model stands: which layers are FP8, what is compiled, shapes,
+shares of FLOPs. What a GPU decides does not: whether this recipe runs there, its clocks and memory,
+and every time. Costs in ms are modelled from the datasheet of an H100 SXM, or of the GPU that
+`--assume-gpu` names, and every line that rests on them says so.
 
 What to do. Name the GPU the job will run on, or look again on that machine.
 
     fp8doctor model.py                      # before: modelled for an H100 SXM
     fp8doctor model.py --assume-gpu L40S    # after
 
-Evidence: NVML, the driver's own list (`nvidia-smi -L` shows the same). The model: torchao's roofline,
-https://github.com/pytorch/ao/blob/main/torchao/testing/training/roofline_utils.py, within about 25 % of measured steps.
+Evidence: NVML, the driver's own list (`nvidia-smi -L` shows the same). The model: torchao's
+roofline, https://github.com/pytorch/ao/blob/main/torchao/testing/training/roofline_utils.py, within
+about 25 % of measured steps.
 """
 
 from __future__ import annotations

@@ -1,31 +1,36 @@
 """Weights stored in FP8 are not FP8 training
 
-Looks at: layers that hold their weight in FP8 without being made for training: Hugging Face's FP8Linear (checkpoints with
-`quant_method: fp8`) and FbgemmFp8Linear, torchao tensors made by `quantize_` (Float8WeightOnlyConfig,
-Float8DynamicActivationFloat8WeightConfig), and plain float8 parameters.
+Looks at: layers that hold their weight in FP8 without being made for training: Hugging Face's
+FP8Linear (checkpoints with `quant_method: fp8`) and FbgemmFp8Linear, torchao tensors made by
+`quantize_` (Float8WeightOnlyConfig, Float8DynamicActivationFloat8WeightConfig), and plain float8
+parameters.
 
-Why it costs time. FP8 training pays in three GEMMs of a layer: output, input gradient, weight gradient. Stored FP8 weights
-give the first one at best. In the backward pass they are converted back to BF16 every step and multiplied there, they
-get no gradient, and with torchao's dynamic inference tensors the backward raises. So a LoRA run on such a base is no
-faster than on a BF16 one, and often slower; what it saves is memory.
+Why it costs time. FP8 training pays in three GEMMs of a layer: output, input gradient, weight
+gradient. Stored FP8 weights give the first one at best. In the backward pass they are converted
+back to BF16 every step and multiplied there, they get no gradient, and with torchao's dynamic
+inference tensors the backward raises. So a LoRA run on such a base is no faster than on a BF16 one,
+and often slower; what it saves is memory.
 
-What to do. For speed load BF16 weights and convert them for training; for memory keep them and expect no speed.
+What to do. For speed load BF16 weights and convert them for training; for memory keep them and
+expect no speed.
 
     quantize_(model, Float8DynamicActivationFloat8WeightConfig())   # before: made for inference
-    convert_to_float8_training(model)                               # after: made for training, from BF16 weights
+    convert_to_float8_training(model)                               # after: for training, on BF16
     for block in model.layers: block.compile()
 
 Weights of bitsandbytes (4 or 8 bits, not FP8) are another matter.
 
-Evidence: read in transformers 5.23 (`FP8LinearFunction.backward` dequantises and returns no gradient for the weight) and
-torchao 0.18, and run on a CPU. "derivative for aten::_scaled_mm is not implemented": https://github.com/pytorch/ao/issues/4376
-https://github.com/huggingface/transformers/issues/46295 https://github.com/unslothai/unsloth/issues/3902
+Evidence: read in transformers 5.23 (`FP8LinearFunction.backward` dequantises and returns no
+gradient for the weight) and torchao 0.18, and run on a CPU. "derivative for aten::_scaled_mm is not
+implemented": https://github.com/pytorch/ao/issues/4376
+https://github.com/huggingface/transformers/issues/46295
+https://github.com/unslothai/unsloth/issues/3902
 """
 
 from __future__ import annotations
 
 from fp8doctor.facts import Facts, Linear, Network, Use
-from fp8doctor.finding import Finding, Treatment
+from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 BACKWARD = {
@@ -51,10 +56,10 @@ PLAIN_PARAMETER = "PyTorch has no FP8 matmul for a plain float8 parameter: it is
     severity="warning",
     needs=("network.linears.dtype", "network.linears.features", "network.float8_parameters", "network.trainable_parameters"),
 )
-def fp8_storage_only(facts: Facts) -> Finding | None:
+def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
     stored = [linear for linear in facts.network.linears if stores_fp8(linear)]
     if not stored and not facts.network.float8_parameters:
-        return None
+        return None if any(linear.use == "training" for linear in facts.network.linears) else NotApplicable(reason="no FP8 in the model")
     trained = facts.network.trainable_parameters > 0
     count = f"{len(stored)} of {len(facts.network.linears)} Linears" if stored else f"{facts.network.float8_parameters} parameters"
     kinds = sorted({linear.weight_class or linear.kind for linear in stored})

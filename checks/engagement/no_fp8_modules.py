@@ -1,25 +1,28 @@
 """FP8 was asked for and no layer has it
 
-Looks at: who asked for FP8 (ACCELERATE_MIXED_PRECISION, the launcher, Accelerator, TrainingArguments), every module and
-parameter of the model, and whether the conversion should have happened by now: the model went through
-`Accelerator.prepare`, or its parameters hold gradients.
+Looks at: who asked for FP8 (ACCELERATE_MIXED_PRECISION, the launcher, Accelerator,
+TrainingArguments), every module and parameter of the model, and whether the conversion should have
+happened by now: the model went through `Accelerator.prepare`, or its parameters hold gradients.
 
-Why it costs time. Asking for FP8 sets a flag; what computes in FP8 is a layer that was swapped for an FP8 one. When none
-was swapped, every GEMM runs in BF16 and the step is exactly as slow as before, while the flags and logs say fp8. The
-usual reasons: nothing in the job reads the flag; Accelerate converts `nn.Linear` only, and GPT-2's layers are `Conv1D`;
-torchao under Accelerate skips sides that 16 does not divide, and the first and the last Linear.
+Why it costs time. Asking for FP8 sets a flag; what computes in FP8 is a layer that was swapped for
+an FP8 one. When none was swapped, every GEMM runs in BF16 and the step is exactly as slow as
+before, while the flags and logs say fp8. The usual reasons: nothing in the job reads the flag;
+Accelerate converts `nn.Linear` only, and GPT-2's layers are `Conv1D`; torchao under Accelerate
+skips sides that 16 does not divide, and the first and the last Linear.
 
-What to do. Make sure that the model which trains is the one that was converted, and look after the conversion: before
-`Trainer.train()` a healthy model shows no FP8 layer either, so without proof this finding is information only.
+What to do. Make sure that the model which trains is the one that was converted, and look after the
+conversion: before `Trainer.train()` a healthy model shows no FP8 layer either, so without proof
+this finding is information only.
 
-    accelerator = Accelerator(mixed_precision="fp8")         # before: the flag alone, the loop trains `model`
-    model, optimizer = accelerator.prepare(model, optimizer) # after: convert, and train what comes back
-    convert_to_float8_training(model)                        # or, without Accelerate
+    accelerator = Accelerator(mixed_precision="fp8")          # before: the flag alone
+    model, optimizer = accelerator.prepare(model, optimizer)  # after: train what comes back
+    convert_to_float8_training(model)                         # or, without Accelerate
 
-Evidence: read in accelerate 1.15 (`prepare` converts; `utils/ao.py` skips first and last) and transformers 5.23 (the
-Trainer prepares inside `train()`), and run on a CPU with both.
+Evidence: read in accelerate 1.15 (`prepare` converts; `utils/ao.py` skips first and last) and
+transformers 5.23 (the Trainer prepares inside `train()`), and run on a CPU with both.
 https://github.com/huggingface/accelerate/blob/main/src/accelerate/utils/ao.py
-https://github.com/huggingface/transformers/issues/25333 https://github.com/axolotl-ai-cloud/axolotl/issues/2904
+https://github.com/huggingface/transformers/issues/25333
+https://github.com/axolotl-ai-cloud/axolotl/issues/2904
 """
 
 from __future__ import annotations

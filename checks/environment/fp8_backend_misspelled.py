@@ -2,18 +2,20 @@
 
 Looks at: ACCELERATE_FP8_BACKEND, which Accelerate reads from version 1.9 on.
 
-Why it matters. The value is compared letter by letter with TE, AO, MSAMP and NO. Anything else, `te` and the empty text
-included, stops every `Accelerator()` with "ValueError: 'te' is not a valid FP8BackendType", also in a run that never asked
-for FP8. The launcher walks into this itself: `accelerate launch --fp8_backend te` accepts only the lower-case spellings
-and hands them on as they are.
+Why it matters. The value is compared letter by letter with TE, AO, MSAMP and NO. Anything else,
+`te` and the empty text included, stops every `Accelerator()` with "ValueError: 'te' is not a valid
+FP8BackendType", also in a run that never asked for FP8. The launcher walks into this itself:
+`accelerate launch --fp8_backend te` accepts only the lower-case spellings and hands them on as they
+are.
 
 What to do. Set the variable, or write the name into the configuration file, in capitals.
 
-    accelerate launch --mixed_precision fp8 --fp8_backend te train.py          # before: ValueError
-    ACCELERATE_FP8_BACKEND=TE accelerate launch --mixed_precision fp8 train.py # after; or in YAML, fp8_config: {backend: TE}
+    accelerate launch --mixed_precision fp8 --fp8_backend te train.py           # before: ValueError
+    ACCELERATE_FP8_BACKEND=TE accelerate launch --mixed_precision fp8 train.py  # after
+    fp8_config: {backend: TE}                                                   # or so, in YAML
 
-Evidence: run with accelerate 1.15.0 (`te`, `torchao` and the empty value raise; the launcher's own environment holds `te`);
-read in 1.8.1, which does not look at the variable, and 1.9.0, which does.
+Evidence: run with accelerate 1.15.0 (`te`, `torchao` and the empty value raise; the launcher's own
+environment holds `te`); read in 1.8.1, which does not look at the variable, and 1.9.0, which does.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/commands/launch.py
 """

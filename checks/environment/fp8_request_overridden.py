@@ -1,12 +1,14 @@
 """FP8 was asked for and something made it BF16 again
 
-Looks at: ACCELERATE_MIXED_PRECISION and the variables that only `accelerate launch --mixed_precision fp8` leaves behind;
-against them the precision of Accelerate's state and of TrainingArguments.
+Looks at: ACCELERATE_MIXED_PRECISION and the variables that only `accelerate launch
+--mixed_precision fp8` leaves behind; against them the precision of Accelerate's state and of
+TrainingArguments.
 
-Why it costs time. Precision has several masters and the last one wins, without a warning. `TrainingArguments(bf16=True)`
-beats the environment: transformers up to 4.57 rewrites the variable, from 5.0 on the variable stays fp8 and the run is
-BF16. TRL's configs set bf16=True themselves unless told otherwise; Unsloth's trainers overwrite the variable; from
-transformers 5.0 on a variable that is set after TrainingArguments comes too late. Every GEMM then runs in BF16 and the
+Why it costs time. Precision has several masters and the last one wins, without a warning.
+`TrainingArguments(bf16=True)` beats the environment: transformers up to 4.57 rewrites the variable,
+from 5.0 on the variable stays fp8 and the run is BF16. TRL's configs set bf16=True themselves
+unless told otherwise; Unsloth's trainers overwrite the variable; from transformers 5.0 on a
+variable that is set after TrainingArguments comes too late. Every GEMM then runs in BF16 and the
 step is as slow as before, while the launch command says fp8.
 
 What to do. Say in one place what the precision is, and leave the flags of the others off.
@@ -14,10 +16,10 @@ What to do. Say in one place what the precision is, and leave the flags of the o
     args = SFTConfig(output_dir="out")                          # before: TRL turns bf16 on
     args = SFTConfig(output_dir="out", bf16=False, fp16=False)  # after: the launcher's fp8 stands
 
-Evidence: read in transformers 4.57.3 (`__post_init__` writes the variable), 5.0.0 and 5.23.0 (`args.mixed_precision`), trl
-0.19.0 and 1.16.0, unsloth 2026.10.9 (`models/rl.py`); run with transformers 5.23 and accelerate 1.15.
-https://github.com/huggingface/transformers/issues/25333 https://github.com/huggingface/trl/issues/3860
-https://github.com/hiyouga/LlamaFactory/issues/9500
+Evidence: read in transformers 4.57.3 (`__post_init__` writes the variable), 5.0.0 and 5.23.0
+(`args.mixed_precision`), trl 0.19.0 and 1.16.0, unsloth 2026.10.9 (`models/rl.py`); run with
+transformers 5.23 and accelerate 1.15. https://github.com/huggingface/transformers/issues/25333
+https://github.com/huggingface/trl/issues/3860 https://github.com/hiyouga/LlamaFactory/issues/9500
 """
 
 from __future__ import annotations

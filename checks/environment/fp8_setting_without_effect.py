@@ -1,23 +1,27 @@
 """FP8 settings that nothing reads
 
-Looks at: FP8 variables in the environment, the "fp8" section of the DeepSpeed configuration, the backend that is in use.
+Looks at: FP8 variables in the environment, the "fp8" section of the DeepSpeed configuration, the
+backend that is in use.
 
-Why it costs time. A setting with no reader fails silently: the run keeps another backend or recipe than the one that was
-tuned. Accelerate reads ACCELERATE_FP8_* and nothing without that prefix. Of those it reads only the ones of the backend in
-use. Under DeepSpeed it hands Transformer Engine no recipe at all, which then runs its own default. It leaves out whatever
-equals its own defaults, so `most_recent` never arrives and Transformer Engine computes `max`. DeepSpeed itself trains in
-FP8 with no key of its configuration.
+Why it costs time. A setting with no reader fails silently: the run keeps another backend or recipe
+than the one that was tuned. Accelerate reads ACCELERATE_FP8_* and nothing without that prefix. Of
+those it reads only the ones of the backend in use. Under DeepSpeed it hands Transformer Engine no
+recipe at all, which then runs its own default. It leaves out whatever equals its own defaults, so
+`most_recent` never arrives and Transformer Engine computes `max`. DeepSpeed itself trains in FP8
+with no key of its configuration.
 
 What to do. Use the name that is read, or drop the setting.
 
     export FP8_BACKEND=te              # before: read by nothing
     export ACCELERATE_FP8_BACKEND=TE   # after
 
-The values that `accelerate launch` writes by itself are not reported: it sets every variable of every backend.
+The values that `accelerate launch` writes by itself are not reported: it sets every variable of
+every backend.
 
-Evidence: read in accelerate 1.15.0 (`utils/dataclasses.py`, `accelerator.py: _prepare_deepspeed` passes `fp8_recipe_handler`,
-which is None for TERecipeKwargs; the launcher's defaults also in 1.4.0 to 1.9.0), searched for in torchao 0.18 and
-transformers 5.23; LLaMA-Factory sets the first two. https://github.com/hiyouga/LlamaFactory/issues/9500
+Evidence: read in accelerate 1.15.0 (`utils/dataclasses.py`, `accelerator.py: _prepare_deepspeed`
+passes `fp8_recipe_handler`, which is None for TERecipeKwargs; the launcher's defaults also in 1.4.0
+to 1.9.0), searched for in torchao 0.18 and transformers 5.23; LLaMA-Factory sets the first two.
+https://github.com/hiyouga/LlamaFactory/issues/9500
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py
 """
 

@@ -1,26 +1,28 @@
 """Sides that FP8 GEMMs cannot take
 
-Looks at: in and out features of every FP8 layer, the tokens of one step (only when the batch is yours), and, when FP8 was
-asked for or is in the model, the ordinary Linears that a converter has to leave out. The output head in 16 bits is no
-disease, whatever the vocabulary.
+Looks at: in and out features of every FP8 layer, the tokens of one step (only when the batch is
+yours), and, when FP8 was asked for or is in the model, the ordinary Linears that a converter has to
+leave out. The output head in 16 bits is no disease, whatever the vocabulary.
 
-Why it costs time. FP8 kernels want every side to be a multiple of 16: MX formats 32, blockwise scaling and NVFP4 128. A
-training step multiplies the weight (out x in), its transpose, and, for the weight gradient, activations whose inner side
-is the tokens; so in, out and tokens all count. A layer that breaks the rule either raises on a GPU ("divisible by 16"),
-or was skipped by the converter and runs in 16 bits.
+Why it costs time. FP8 kernels want every side to be a multiple of 16: MX formats 32, blockwise
+scaling and NVFP4 128. A training step multiplies the weight (out x in), its transpose, and, for the
+weight gradient, activations whose inner side is the tokens; so in, out and tokens all count. A
+layer that breaks the rule either raises on a GPU ("divisible by 16"), or was skipped by the
+converter and runs in 16 bits.
 
 What to do. Pad to the next multiple: widths in the configuration, tokens in the collator.
 
     DataCollatorWithPadding(tokenizer)                        # before: 1003 tokens
     DataCollatorWithPadding(tokenizer, pad_to_multiple_of=16) # after: 1008 tokens
 
-`pad_inner_dim=True` (Accelerate's default for torchao) pads the inner side of each GEMM. That mends the tokens, at the
-price of a copy; it does not mend in or out, because the second operand must fit on both sides.
+`pad_inner_dim=True` (Accelerate's default for torchao) pads the inner side of each GEMM. That mends
+the tokens, at the price of a copy; it does not mend in or out, because the second operand must fit
+on both sides.
 
-Evidence: a CPU accepts any side, so the rule is arithmetic here. Read in torch (`_check_scaled_mm_sizes`), torchao 0.18
-(`float8_ops.py`) and Transformer Engine 2.20 (`assert_dim_for_fp8_exec`).
-https://github.com/pytorch/ao/issues/571 https://github.com/pytorch/ao/issues/3111
-https://github.com/NVIDIA/TransformerEngine/issues/1422
+Evidence: a CPU accepts any side, so the rule is arithmetic here. Read in torch
+(`_check_scaled_mm_sizes`), torchao 0.18 (`float8_ops.py`) and Transformer Engine 2.20
+(`assert_dim_for_fp8_exec`). https://github.com/pytorch/ao/issues/571
+https://github.com/pytorch/ao/issues/3111 https://github.com/NVIDIA/TransformerEngine/issues/1422
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ the last part is kept. Packages are looked up by their metadata: importing Unslo
 from __future__ import annotations
 
 import base64
-import ctypes
 import importlib.util
 import json
 import os
@@ -117,26 +116,11 @@ def examine_software(gaps: dict[str, str]) -> Software:
         cuda=cuda,
         hip=torch.version.hip,
         driver=driver_version(gaps),
-        cublaslt=library_version(f"libcublasLt.so.{major}", "cublasLtGetVersion", (f"nvidia_cublas_cu{major}", "nvidia_cublas")) if cuda else None,
-        cudnn=library_version("libcudnn.so.9", "cudnnGetVersion", (f"nvidia_cudnn_cu{major}", "nvidia_cudnn")) if cuda else None,
+        cublaslt=version_of((f"nvidia_cublas_cu{major}", "nvidia_cublas")) if cuda else None,
+        cudnn=version_of((f"nvidia_cudnn_cu{major}", "nvidia_cudnn")) if cuda else None,
         triton=version_of(TRITON),
         packages=installed_packages(),
     )
-
-
-def library_version(file: str, function: str, distributions: Iterable[str]) -> str | None:
-    """Version of a CUDA library: of the copy that this process has loaded, else of the one that pip installed.
-
-    The library's own function is asked, as neither ``torch.backends.cudnn.version()`` nor anything in torch does without
-    looking at the GPUs (torch 2.13), which creates a CUDA context.
-    """
-    try:
-        ask = getattr(ctypes.CDLL(file, mode=os.RTLD_NOLOAD | os.RTLD_NOW), function)
-    except (OSError, AttributeError):
-        return version_of(distributions)
-    ask.restype = ctypes.c_size_t
-    number = ask()
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def installed_packages() -> dict[str, Package]:

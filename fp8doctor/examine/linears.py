@@ -94,6 +94,8 @@ def role(place: Place, layer: Layer, is_head: bool) -> Literal["body", "head", "
         return "experts"
     if is_head:
         return "head"
+    while place.parent is not None and "base_layer" in place.parent.module._modules:
+        place = place.parent
     beside_experts = place.parent is not None and any("expert" in each.lower() for each in place.parent.module._modules)
     if place.name.endswith(ROUTER_NAMES) and (beside_experts or (place.parent and type(place.parent.module).__name__.endswith("Router"))):
         return "router"

@@ -156,8 +156,9 @@ def below(place: Place, child_name: str, child: nn.Module, full_name: str, cover
     checkpointed, flag_above = cover.checkpointed, cover.flag_above
     if flag_above and isinstance(module, nn.ModuleList):
         checkpointed, flag_above = (checkpointed if is_layer(child) else full_name), False
-    if adapter is None and "base_layer" in module._modules:
-        adapter = "base" if child_name == "base_layer" else "adapter" if child_name.startswith("lora_") else None
+    if adapter != "adapter" and "base_layer" in module._modules:
+        # Around expert weights PEFT nests its wrappers: the base of one holds the adapter of the next.
+        adapter = "base" if child_name == "base_layer" else "adapter" if child_name.startswith("lora_") else adapter
     elif adapter is None and child_name in ("lora_a", "lora_b"):
         adapter = "adapter"
     if is_expert_list(place):

@@ -9,7 +9,7 @@ from torch import nn
 
 from fp8doctor.facts import Facts
 from fp8doctor.prescription import Step
-from fp8doctor.trial.conduct import SELF_CHECK, ArmPlan
+from fp8doctor.trial.conductor import SELF_CHECK, ArmPlan
 from fp8doctor.trial.treatments import compile_blocks, stop_checkpointing, strip_compile_marks, to_bf16, to_float8
 
 RECIPES = ("tensorwise", "rowwise")

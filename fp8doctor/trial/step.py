@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, cast
@@ -81,5 +82,6 @@ def optimizer_for(job: Job, parameters: Iterable[nn.Parameter], memo: Mapping[in
         if twins:
             groups.append({**{key: value for key, value in group.items() if key != "params"}, "params": twins, "lr": 0.0})
     kind = type(getattr(job.optimizer, "optimizer", job.optimizer))
-    accepted = {key: value for key, value in job.optimizer.defaults.items() if key != "lr"}
+    takes = inspect.signature(kind.__init__).parameters
+    accepted = {key: value for key, value in job.optimizer.defaults.items() if key in takes and key != "lr"}
     return cast(torch.optim.Optimizer, kind(groups, lr=0.0, **accepted))

@@ -1,4 +1,4 @@
-"""Timing of several arms in turn, A B C A B C ..., so that clocks, heat and neighbours are shared by all.
+"""Timing of several arms in turn, B C A C A B ..., so that clocks, heat and neighbours are shared by all.
 
 One visit runs a few steps of one arm and drops the first, which pays for what the arm before left in the caches. The
 figure of a visit is the median of the rest. CUDA events time the GPU, the clock of the host a CPU.
@@ -7,17 +7,23 @@ figure of a visit is the median of the rest. CUDA events time the GPU, the clock
 from __future__ import annotations
 
 import itertools
+import random
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
 
 import torch
 
+from fp8doctor.interval import interval
+
 STEPS_PER_VISIT = 3
 """Of which the first is dropped."""
 
 LEAST_ROUNDS, MOST_ROUNDS = 6, 15
 """The range of six rounds covers the true median with 97 % (1 - 2 / 2^6, `fp8doctor.interval`); more sharpen it."""
+
+SHARP = 0.005
+"""No further round is taken when half the interval of every arm is within this share of its median."""
 
 
 def visit_ms(step: Callable[[], object], device: torch.device, steps: int = STEPS_PER_VISIT) -> float:
@@ -43,17 +49,24 @@ def interleave(
     steps: Mapping[Hashable, Callable[[], object]],
     device: torch.device,
     until: float,
-    after_round: Callable[[int], None] = lambda number: None,
 ) -> dict[Hashable, list[float]]:
-    """Visit every step in turn until the clock (``time.monotonic``) passes ``until``; at least and at most the rounds above.
+    """Visit every step once a round until the clock (``time.monotonic``) passes ``until`` or all are known sharply.
 
-    Returns the samples of each, in ms, one per round and all of one length.
+    Each round has an order of its own: a step that follows one that heats the GPU finds lower clocks, and that must
+    not always be the same one. Returns the samples of each, in ms, one per round and all of one length.
     """
     samples: dict[Hashable, list[float]] = {key: [] for key in steps}
+    shuffle = random.Random(0).shuffle
     for number in range(MOST_ROUNDS):
-        if number >= LEAST_ROUNDS and time.monotonic() > until:
+        if number >= LEAST_ROUNDS and (time.monotonic() > until or all(map(_sharp, samples.values()))):
             break
-        for key, step in steps.items():
-            samples[key].append(visit_ms(step, device))
-        after_round(number)
+        order = list(steps)
+        shuffle(order)
+        for key in order:
+            samples[key].append(visit_ms(steps[key], device))
     return samples
+
+
+def _sharp(samples: list[float]) -> bool:
+    known = interval(samples)
+    return known.high - known.low <= 2 * SHARP * known.median

@@ -1,4 +1,7 @@
-"""How long the commands take that examine nothing: ``python tests/benchmarks/start_time.py``, bound 0.15 s each (warm file cache)."""
+"""How long the commands take that examine nothing: ``python tests/benchmarks/start_time.py``, bound 0.15 s each (warm file cache).
+
+Exits with 1 when a median is over the bound, or when a command imports torch.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,12 @@ import sys
 import time
 from pathlib import Path
 from statistics import median
+
+from tabulate import tabulate
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.benchmarks.machine import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 0.15
@@ -21,15 +30,25 @@ def seconds(args: tuple[str, ...]) -> float:
     return time.perf_counter() - began
 
 
+def imports_torch(args: tuple[str, ...]) -> bool:
+    """Whether the command has torch among its modules when it ends."""
+    code = "import atexit, sys; atexit.register(lambda: 'torch' in sys.modules and print('torch', file=sys.stderr)); from fp8doctor.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, *args], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return "torch" in done.stderr
+
+
 def main() -> int:
-    """Print the median and the spread of every command; 1 when one is over the bound."""
-    late = False
+    """Print the median and the spread of every command; 1 when a bound is missed."""
+    rows, missed = [], False
     for args in COMMANDS:
         seconds(args)
         times = sorted(seconds(args) for _ in range(RUNS))
-        late = late or median(times) > BOUND_S
-        print(f"fp8doctor {' '.join(args):<16} {median(times):.3f} s   ({times[0]:.3f} to {times[-1]:.3f}, {RUNS} runs, bound {BOUND_S} s)")
-    return int(late)
+        heavy = imports_torch(args)
+        missed = missed or heavy or median(times) > BOUND_S
+        rows.append((f"fp8doctor {' '.join(args)}", *(1e3 * each for each in (median(times), times[0], times[-1], BOUND_S)), "yes" if heavy else "no"))
+    print(machine(("click", "msgspec")))
+    print(tabulate(rows, ("command", "median ms", "least", "most", "bound ms", "imports torch"), floatfmt=".0f", tablefmt="github"))
+    return int(missed)
 
 
 if __name__ == "__main__":

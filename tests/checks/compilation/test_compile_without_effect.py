@@ -67,6 +67,38 @@ def test_a_backend_without_kernels(backend: str, model: nn.Module, look: Look) -
     assert compile_without_effect(look(model, tokens=1024)) is None
 
 
+def compile_forward(module: Any) -> Any:
+    module.forward = torch.compile(module.forward, backend="eager")
+    return module
+
+
+def compile_in_place(module: Any) -> Any:
+    module.compile(backend="eager")
+    return module
+
+
+@pytest.mark.parametrize(
+    ("mark", "line"),
+    [
+        (compile_in_place, "model[0].compile()"),
+        (lambda module: torch.compile(module, backend="eager"), "model[0] = torch.compile(model[0])"),
+        (compile_forward, "model[0].forward = torch.compile(model[0].forward)"),
+    ],
+    ids=["in place", "wrapped", "forward"],
+)
+def test_the_printed_line_is_the_one_of_the_user_without_its_backend(mark: Callable[[Any], Any], line: str, look: Look) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(*(convert_to_float8_training(Model().bfloat16()) for _ in range(2)))
+
+    finding = found(look(nn.Sequential(*(mark(block) for block in build())), tokens=1024))
+    assert finding.treatment is not None
+    assert finding.treatment.code == f"{line}   # without backend='eager', and so for 1 more"
+    model = build()
+    for other in (finding.treatment.code, finding.treatment.code.replace("[0]", "[1]")):
+        exec(other, {"model": model, "torch": torch})
+    assert compile_without_effect(look(model, tokens=1024)) is None
+
+
 def test_one_block_of_two_with_a_backend_without_kernels(look: Look) -> None:
     model = nn.Sequential(*(convert_to_float8_training(Model().bfloat16()) for _ in range(2)))
     model[0].compile(backend="aot_eager")

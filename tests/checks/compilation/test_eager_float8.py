@@ -61,6 +61,41 @@ def test_the_printed_treatment_makes_it_silent(decoder: nn.Module, look: Look) -
     assert eager_float8(look(decoder, tokens=4096)) is None
 
 
+class InDict(nn.Module):
+    """Blocks in a ModuleDict, which iterates over its keys, and a head beside them that was converted too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleDict({f"layer-{i}": Block() for i in range(2)})
+        self.head = nn.Linear(256, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks.values():
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    ("build", "code"),
+    [
+        (InDict, "for block in model.blocks.values():\n    block.compile()\nmodel.head.compile()"),
+        (lambda: nn.Sequential(*(Block() for _ in range(2))), "for block in model:\n    block.compile()"),
+        (lambda: nn.Sequential(nn.Linear(256, 256), Decoder()), "for block in model[1].blocks:\n    block.compile()\nmodel[0].compile()"),
+        (lambda: nn.Sequential(*(nn.Linear(256, 256) for _ in range(6))), "model.compile()"),
+        (lambda: nn.DataParallel(Decoder()), "for block in model.module.blocks:\n    block.compile()"),
+    ],
+    ids=["dict", "root", "inside a Sequential", "no blocks", "data parallel"],
+)
+def test_the_printed_treatment_runs_wherever_the_blocks_are(build: Callable[[], nn.Module], code: str, look: Look) -> None:
+    model = convert_to_float8_training(build().bfloat16())
+    finding = eager_float8(look(model, tokens=4096))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert finding.treatment.code == code
+    exec(finding.treatment.code, {"model": model})
+    assert eager_float8(look(model, tokens=4096)) is None
+
+
 def compile_in_place(model: Any) -> Any:
     model.compile()
     return model

@@ -11,7 +11,7 @@ from torch import nn
 
 from fp8doctor.checks.engagement.fp8_storage_only import SICK, fp8_storage_only
 from fp8doctor.facts import Facts
-from fp8doctor.finding import Finding
+from fp8doctor.finding import Finding, NotApplicable
 
 Look = Callable[..., Facts]
 
@@ -89,11 +89,11 @@ def test_treatment_makes_it_silent(look: Look) -> None:
 
 
 def test_bf16_is_no_storage(look: Look) -> None:
-    assert fp8_storage_only(look(mlp())) is None
+    assert isinstance(fp8_storage_only(look(mlp())), NotApplicable)
 
 
 @pytest.mark.parametrize(("stack", "dtype"), [("bitsandbytes", "uint8"), ("bitsandbytes", "int8"), ("torchao", "int8")])
 def test_four_and_eight_bits_are_not_this_disease(stack: str, dtype: str) -> None:
     layer = msgspec.structs.replace(SICK.network.linears[0], stack=stack, dtype=dtype)
     network = msgspec.structs.replace(SICK.network, linears=(layer,), float8_parameters=0)
-    assert fp8_storage_only(msgspec.structs.replace(SICK, network=network)) is None
+    assert not isinstance(fp8_storage_only(msgspec.structs.replace(SICK, network=network)), Finding)

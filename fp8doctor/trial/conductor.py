@@ -34,8 +34,9 @@ from fp8doctor.trial.treatments import NotTried, strip_compile_marks
 LEAST_WARM_UP, MOST_WARM_UP = 3, 10
 """Steps of an arm before it is timed: until one compiles nothing, within these bounds."""
 
-WINDOW_SHARE = 0.3
-"""Share of the budget kept for the timed window; building and compiling may use the rest."""
+WINDOW_SHARE, PROOF_SHARE = 0.4, 0.1
+"""Shares of the budget kept for the timed window with what follows it, and for the proof of each arm alone; building and
+compiling may use the rest."""
 
 SELF_CHECK_TOLERANCE = 0.02
 """BF16 against its own replica must come out at 1.00 within this, or the trial is called unreliable."""
@@ -128,7 +129,7 @@ def conduct(
             bench.build(attempt)
         timed = [attempt for attempt in attempts if attempt.reason is None]
         progress(f"timing {len(timed)} variants of the step", None)
-        samples = bench.time(timed, until=began + budget_s)
+        samples = bench.time(timed, until=began + budget_s * (1 - PROOF_SHARE))
         for attempt in timed:
             bench.prove(attempt)
         trial = bench.report(attempts, samples, budget_s, time.monotonic() - began)

@@ -1,0 +1,248 @@
+"""The whole trial on a CPU: every arm proven, failures cost one arm, and the user's job is left as it was."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torchao.float8 import convert_to_float8_training
+
+from fp8doctor.facts import Arm, Target, Trial, Workload
+from fp8doctor.job import Job
+from fp8doctor.trial import conductor
+from fp8doctor.trial.conductor import SELF_CHECK, ArmPlan, conduct
+from fp8doctor.trial.treatments import NotTried, compile_blocks, strip_compile_marks, to_bf16
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer, "MOST_ROUNDS", timer.LEAST_ROUNDS)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.silu(self.up(self.norm(x))))
+
+
+class Decoder(nn.Module):
+    def __init__(self, blocks: int = 12, width: int = 32) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(96, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.dropout = nn.Dropout(0.1)
+        self.head = nn.Linear(width, 96, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.dropout(x))
+
+
+def job(blocks: int = 26, **settings: Any) -> Job:
+    model = convert_to_float8_training(Decoder(blocks).bfloat16(), module_filter_fn=lambda layer, name: name != "head")
+    batch = torch.randint(0, 96, (1, 16))
+    loss = lambda output, batch: nn.functional.cross_entropy(output.flatten(0, 1).float(), batch.flatten())  # noqa: E731
+    return Job(**{"model": model, "target": Target(), "workload": Workload(accumulate=1), "batch": batch, "loss": loss, **settings})
+
+
+AS_IS = ArmPlan("as_is", lambda model: model, fp8=True)
+BF16 = ArmPlan("bf16", lambda model: to_bf16(strip_compile_marks(model)), fp8=False)
+AGAIN = ArmPlan(SELF_CHECK, BF16.make, fp8=False)
+PRESCRIBED = ArmPlan("prescribed", lambda model: compile_blocks(model, ["blocks"]), ("compile-blocks",), fp8=True)
+
+
+def run(of: Job, *arms: ArmPlan, lists: tuple[str, ...] = ("blocks",), budget_s: float = 5.0) -> dict[str, Arm]:
+    return {arm.name: arm for arm in trial(of, *arms, lists=lists, budget_s=budget_s).arms}
+
+
+def trial(of: Job, *arms: ArmPlan, lists: tuple[str, ...] = ("blocks",), budget_s: float = 5.0) -> Trial:
+    return conduct(of, lists, arms, CPU, budget_s=budget_s, progress=lambda text, arm: None)
+
+
+def test_every_arm_carries_its_proof() -> None:
+    arms = run(job(), AS_IS, BF16, PRESCRIBED, budget_s=60)
+    assert {name: (arm.tried, arm.fp8_gemms, arm.graphs_run) for name, arm in arms.items()} == {
+        "as_is": (True, 12 * 2 * 3, 0),
+        "bf16": (True, 0, 0),
+        "prescribed": (True, 12 * 2 * 3, 12),
+    }
+    assert [dict(cut.blocks) for cut in arms["as_is"].cuts] == [{"blocks": 4}, {"blocks": 12}]
+    assert [cut.graphs_compiled for cut in arms["prescribed"].cuts] == [1, 1]
+    assert arms["as_is"].step_ms is not None
+    assert len(arms["as_is"].rounds_ms) >= 6
+
+
+def test_the_full_step_is_predicted_from_the_cuts() -> None:
+    arm = run(job(), AS_IS)["as_is"]
+    shallow, deep = arm.cuts
+    assert shallow.step_ms is not None
+    assert deep.step_ms is not None
+    by_medians = deep.step_ms + (26 - 12) * (deep.step_ms - shallow.step_ms) / 8
+    assert arm.low_ms <= by_medians <= arm.high_ms  # type: ignore[operator]
+    assert arm.low_ms <= arm.step_ms <= arm.high_ms  # type: ignore[operator]
+
+
+def test_a_short_model_is_measured_whole() -> None:
+    result = trial(job(blocks=3), AS_IS)
+    assert result.blocks == {}
+    assert result.arms[0].fp8_gemms == 3 * 2 * 3
+
+
+def test_a_planted_slowdown_is_found() -> None:
+    arms = run(job(blocks=3), BF16, ArmPlan("slow", slowed(0.05), fp8=False))
+    assert 45 < arms["slow"].step_ms - arms["bf16"].step_ms < 120  # type: ignore[operator]
+
+
+def slowed(seconds: float) -> Callable[[nn.Module], nn.Module]:
+    def make(model: nn.Module) -> nn.Module:
+        model = BF16.make(model)
+        forward = model.forward
+        model.forward = lambda *arguments: (time.sleep(seconds), forward(*arguments))[1]  # type: ignore[method-assign]
+        return model
+
+    return make
+
+
+def test_a_copy_that_differs_makes_the_trial_unreliable() -> None:
+    result = trial(job(blocks=3), BF16, ArmPlan(SELF_CHECK, slowed(0.05), fp8=False))
+    assert result.self_check_ratio is not None
+    assert result.self_check_ratio < 0.9
+    assert not result.reliable
+    assert "against its own copy" in (result.reason or "")
+
+
+def failing(error: Exception) -> ArmPlan:
+    def make(model: nn.Module) -> nn.Module:
+        raise error
+
+    return ArmPlan("failing", make)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("shapes differ\nand more"), "it raises RuntimeError: shapes differ"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "memory is too small"),
+        (NotTried("torchao cannot be imported"), "torchao cannot be imported"),
+    ],
+)
+def test_an_arm_that_fails_costs_itself_only(error: Exception, reason: str) -> None:
+    arms = run(job(blocks=3), AS_IS, failing(error), BF16)
+    assert (arms["failing"].tried, arms["as_is"].tried, arms["bf16"].tried) == (False, True, True)
+    assert reason in (arms["failing"].reason or "")
+
+
+def test_an_arm_without_its_proof_has_no_number() -> None:
+    arms = run(job(blocks=3), ArmPlan("as_is", BF16.make, fp8=True), ArmPlan("bf16", lambda model: model, fp8=False))
+    assert arms["as_is"].reason == "no FP8 GEMM was seen in its step"
+    assert arms["bf16"].reason == "18 FP8 GEMMs were seen in a BF16 step"
+    assert not arms["as_is"].tried
+
+
+def test_an_arm_that_keeps_compiling_has_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conductor, "MOST_WARM_UP", 3)
+
+    def make(model: nn.Module) -> nn.Module:
+        model = strip_compile_marks(model)
+        inner, count = torch.compile(lambda x: x + 1, dynamic=False, backend="eager"), [8]
+        forward = model.forward
+
+        def growing(tokens: torch.Tensor) -> torch.Tensor:
+            count[0] += 1
+            inner(torch.zeros(count[0]))
+            return forward(tokens)
+
+        model.forward = growing  # type: ignore[method-assign]
+        return model
+
+    assert run(job(blocks=3), ArmPlan("as_is", make))["as_is"].reason == "it was still compiling while it was timed"
+
+
+def test_what_the_budget_does_not_reach_is_said() -> None:
+    arms = run(job(blocks=3), AS_IS, BF16, budget_s=0.0)
+    assert arms["as_is"].tried
+    assert arms["bf16"].reason == "the budget of 0 s was used up before it"
+
+
+def test_a_step_that_raises_is_the_trials_reason() -> None:
+    result = trial(job(loss=lambda output, batch: output.nonsense), AS_IS)
+    assert result.arms == ()
+    assert "the training step raises AttributeError" in (result.reason or "")
+
+
+class Skipping(Decoder):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks[0](self.embedding(tokens)))
+
+
+def test_a_cut_whose_blocks_do_not_all_run_is_refused() -> None:
+    assert "does not run all of them (3 are skipped)" in (trial(job(model=Skipping(26).bfloat16()), AS_IS).reason or "")
+
+
+def test_an_arm_to_skip_is_not_built() -> None:
+    result = conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], CPU, budget_s=5, progress=lambda text, arm: None, skip={"bf16": "the process was killed"})
+    assert [(arm.name, arm.tried, arm.reason) for arm in result.arms] == [("as_is", True, None), ("bf16", False, "the process was killed")]
+
+
+def digest(of: Job) -> list[object]:
+    model = of.model
+    return [
+        [(name, tensor.clone(), tensor._version, tensor.requires_grad, tensor.grad) for name, tensor in model.state_dict(keep_vars=True).items()],
+        [
+            (name, type(each), each.training, each._compiled_call_impl, list(each._forward_pre_hooks), "forward" in each.__dict__)
+            for name, each in model.named_modules()
+        ],
+        random.getstate(),
+        numpy.random.get_state()[1].tolist(),
+        torch.get_rng_state(),
+        [len(_debug_get_cache_entry_list(each.forward.__code__)) for each in (Block, Decoder)],
+        dict(torch._dynamo.utils.counters),
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+    ]
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+def test_the_users_job_is_exactly_as_before() -> None:
+    of = job()
+    for block in of.model.blocks:
+        block.compile(backend="aot_eager")
+    before = digest(of)
+    trial(of, AS_IS, BF16, PRESCRIBED, failing(RuntimeError("x")), budget_s=30)
+    assert same(before, digest(of))
+
+
+def test_a_users_optimizer_keeps_its_class_settings_and_state() -> None:
+    of = job(blocks=3)
+    of.optimizer = torch.optim.SGD([{"params": of.model.blocks.parameters(), "momentum": 0.5}, {"params": of.model.head.parameters()}], lr=0.1)
+    before = of.optimizer.state_dict()
+    assert run(of, AS_IS)["as_is"].tried
+    assert of.optimizer.state_dict() == before
+
+
+def test_accumulation_multiplies_the_work() -> None:
+    of = job(blocks=3, workload=Workload(accumulate=3))
+    assert run(of, AS_IS)["as_is"].fp8_gemms == 3 * 3 * 2 * 3

@@ -1,0 +1,96 @@
+"""Which cuts are made, and how they add up to the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+
+from fp8doctor.trial.depth import Cut, Plan, Stack, cleaned, plan
+
+
+def llama(layers: int) -> nn.Module:
+    with torch.device("meta"):
+        return LlamaForCausalLM(LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=layers, num_attention_heads=4, vocab_size=128))
+
+
+def kept(model: nn.Module, *lists: str) -> list[dict[str, int]]:
+    return [dict(cut.kept) for cut in plan(model, lists).cuts]
+
+
+def test_a_decoder_is_cut_at_two_depths() -> None:
+    assert kept(llama(32), "model.layers") == [{"model.layers": 4}, {"model.layers": 12}]
+
+
+def test_a_cut_is_forced_when_the_whole_does_not_fit() -> None:
+    assert [dict(cut.kept) for cut in plan(llama(16), ["model.layers"], least=13).cuts] == [{"model.layers": 4}, {"model.layers": 12}]
+
+
+def test_names_of_wrapped_modules_are_those_of_the_facts() -> None:
+    assert cleaned("model._orig_mod.layers.0._checkpoint_wrapped_module.mlp") == "model.layers.0.mlp"
+
+
+def test_a_short_list_is_measured_whole() -> None:
+    made = plan(llama(24), ["model.layers"])
+    assert made.whole
+    assert made.full([12.5]) == 12.5
+
+
+def test_no_list_is_measured_whole() -> None:
+    assert plan(nn.Linear(4, 4), []).whole
+
+
+def test_alternating_attention_is_cut_in_whole_patterns() -> None:
+    config = Gemma3TextConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=36, num_attention_heads=4, num_key_value_heads=2, vocab_size=128, head_dim=16
+    )
+    with torch.device("meta"):
+        model = Gemma3ForCausalLM(config)
+    assert config.layer_types[:7].count("full_attention") == 1
+    assert kept(model, "model.layers") == [{"model.layers": 6}, {"model.layers": 12}]
+
+
+def test_an_encoder_and_a_decoder_take_one_cut_more() -> None:
+    with torch.device("meta"):
+        model = T5ForConditionalGeneration(T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=26, num_decoder_layers=30, num_heads=4, vocab_size=64))
+    lists = ["encoder.block", "decoder.block"]
+    assert [{name.split(".")[0]: count for name, count in cut.items()} for cut in kept(model, *lists)] == [
+        {"encoder": 5, "decoder": 5},
+        {"encoder": 13, "decoder": 5},
+        {"encoder": 5, "decoder": 13},
+    ]
+
+
+class Dense(nn.Linear):
+    pass
+
+
+def test_special_blocks_at_the_front_are_kept() -> None:
+    model = nn.ModuleDict({"layers": nn.ModuleList([Dense(8, 8), *(nn.Linear(8, 8) for _ in range(29))])})
+    made = plan(model, ["layers"])
+    assert made.stacks == (Stack("layers", 30, 1, 1),)
+    assert [dict(cut.kept) for cut in made.cuts] == [{"layers": 5}, {"layers": 13}]
+
+
+def test_blocks_without_a_pattern_are_measured_whole() -> None:
+    model = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(8, 8 + 8 * i) for i in range(26))})
+    assert plan(model, ["layers"]).whole
+
+
+@given(counts=st.lists(st.integers(9, 200), min_size=1, max_size=3), fixed=st.floats(0, 100), slopes=st.lists(st.floats(0, 10), min_size=3, max_size=3))
+def test_a_linear_cost_is_predicted_exactly(counts: list[int], fixed: float, slopes: list[float]) -> None:
+    stacks = tuple(Stack(str(i), count, 0, 1) for i, count in enumerate(counts))
+    base: dict[str, int] = {stack.name: 2 for stack in stacks}
+    made = Plan(stacks, (Cut(base), *(Cut({**base, stack.name: 6}) for stack in stacks)))
+
+    def cost(blocks: Any) -> float:
+        return fixed + sum(slope * blocks[str(i)] for i, slope in enumerate(slopes[: len(counts)]))
+
+    whole = cost({str(i): count for i, count in enumerate(counts)})
+    assert made.full([cost(cut.kept) for cut in made.cuts]) == pytest.approx(whole, rel=1e-9, abs=1e-6)
+    assert sum(made.weights()) == pytest.approx(1.0)

@@ -1,0 +1,244 @@
+"""Replicas of real models: they run themselves, keep every mark, and the tripwire catches those that do not."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import nullcontext
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torchao.float8 import convert_to_float8_training
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fp8doctor.trial.compiling import context_of, give_own_code
+from fp8doctor.trial.replica import NotReplicable, OriginalTouched, Tripwire, replicate
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.linear(x))
+
+
+class Stack(nn.Module):
+    def __init__(self, blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+X = torch.ones(4, 32)
+
+
+def runs_itself(original: nn.Module, replica: nn.Module, x: Any = X) -> None:
+    """The replica takes a step without the original noticing, gives the same output, and follows its own weights."""
+    with Tripwire(original).armed():
+        output = replica(x)
+        output.sum().backward()
+    assert torch.equal(output, original(x))
+    assert all(parameter.grad is None for parameter in original.parameters())
+    with torch.no_grad():
+        for parameter in replica.parameters():
+            parameter.zero_()
+    assert not torch.equal(replica(x), original(x))
+
+
+def test_a_plain_model() -> None:
+    model = Stack()
+    runs_itself(model, replicate(model)[0])
+
+
+def test_a_closure_around_forward_is_rebuilt_around_the_copy() -> None:
+    model = Stack()
+
+    def wrapped(forward: Any) -> Any:
+        @functools.wraps(forward)
+        def inner(*arguments: Any) -> Any:
+            return forward(*arguments)
+
+        return inner
+
+    model.forward = wrapped(wrapped(model.forward))  # type: ignore[method-assign]
+    runs_itself(model, replicate(model)[0])
+
+
+def test_accelerates_fp8_wrapper_is_rebuilt_around_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.stand_ins import transformer_engine
+
+    library = transformer_engine.install(monkeypatch, "fp8")
+    monkeypatch.setattr(library, "fp8_autocast", lambda enabled, fp8_recipe: nullcontext())
+    import accelerate.utils.transformer_engine as wrapping
+
+    monkeypatch.setattr(wrapping, "is_transformer_engine_available", lambda: True)
+    model = Stack(8)
+    forward = wrapping.contextual_fp8_autocast(model.forward, None)
+    model.forward = MethodType(forward, model) if hasattr(model.forward, "__func__") else forward  # type: ignore[method-assign]
+    replica, _ = replicate(model, cuts={"blocks": [0, 1]})
+    with Tripwire(model).armed():
+        replica(X).sum().backward()
+    assert sum(parameter.grad is not None for parameter in replica.parameters()) == 4
+
+
+def test_accelerates_bf16_wrapper() -> None:
+    from accelerate import Accelerator
+
+    model = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(Stack())
+    runs_itself(model, replicate(model)[0])
+
+
+@pytest.mark.parametrize("form", ["wrapped", "in_place", "per_block", "assigned"])
+def test_every_form_of_compile_is_applied_to_the_copy_with_its_settings(form: str) -> None:
+    torch._dynamo.reset()
+    model: Any = Stack()
+    if form == "wrapped":
+        model = torch.compile(model, backend="aot_eager", dynamic=False)
+    elif form == "in_place":
+        model.compile(backend="aot_eager", dynamic=False)
+    elif form == "per_block":
+        for block in model.blocks:
+            block.compile(backend="aot_eager", dynamic=False)
+    else:
+        model.forward = torch.compile(model.forward, backend="aot_eager", dynamic=False)
+    replica: Any = replicate(model)[0]
+    inner = replica._orig_mod if form == "wrapped" else replica
+    compiled = {
+        "wrapped": replica,
+        "in_place": inner._compiled_call_impl,
+        "per_block": inner.blocks[0]._compiled_call_impl,
+        "assigned": inner.__dict__.get("forward"),
+    }[form]
+    context = context_of(compiled)
+    assert context is not None
+    assert context._dynamic is False  # type: ignore[attr-defined]
+    give_own_code(replica)
+    before = len(_debug_get_cache_entry_list(Block.forward.__code__)) + len(_debug_get_cache_entry_list(Stack.forward.__code__))
+    runs_itself(model._orig_mod if form == "wrapped" else model, replica)
+    assert before == 0
+
+
+def test_ties_stay_and_nothing_is_shared_unless_asked() -> None:
+    config = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64, tie_word_embeddings=True)
+    model = LlamaForCausalLM(config)
+    replica: Any = replicate(model)[0]
+    assert replica.lm_head.weight is replica.model.embed_tokens.weight
+    assert {id(p) for p in replica.parameters()}.isdisjoint({id(p) for p in model.parameters()})
+    shared: Any = replicate(model, share=True)[0]
+    assert [id(p) for p in shared.parameters()] == [id(p) for p in model.parameters()]
+    assert shared.model.layers[0] is not model.model.layers[0]
+
+
+def test_conversion_of_a_replica_leaves_the_original_alone() -> None:
+    model = Stack()
+    replica = convert_to_float8_training(replicate(model, share=True)[0])
+    assert [type(block.linear).__name__ for block in replica.blocks] == ["Float8Linear"] * 4
+    assert [type(block.linear).__name__ for block in model.blocks] == ["Linear"] * 4
+    assert replica.blocks[0].linear.weight is model.blocks[0].linear.weight
+
+
+def test_a_cut_keeps_the_first_blocks_and_never_copies_the_others() -> None:
+    model = Stack(6)
+    replica, memo = replicate(model, cuts={"blocks": [0, 1]})
+    assert len(replica.blocks) == 2
+    assert id(model.blocks[5].linear.weight) not in memo
+    assert torch.equal(replica.blocks[1].linear.weight, model.blocks[1].linear.weight)
+    assert len(model.blocks) == 6
+
+
+def test_the_users_hooks_are_left_out_and_torchs_own_stay() -> None:
+    model, seen = Stack(), []
+    model.blocks[0].register_forward_hook(lambda *arguments: seen.append(1))
+    torch.nn.utils.parametrizations.weight_norm(model.blocks[1].linear)
+    replica = replicate(model)[0]
+    replica(X)
+    assert seen == []
+    assert torch.equal(replica(X), model(X))
+    assert seen == [1]
+
+
+def test_a_tensor_of_the_graph_kept_as_an_attribute_is_copied() -> None:
+    model = Stack()
+    model.last = model(X)  # type: ignore[assignment]
+    runs_itself(model, replicate(model)[0])
+
+
+def test_modes_and_frozen_parameters_are_kept() -> None:
+    model = Stack().eval()
+    model.blocks[0].requires_grad_(False)
+    replica = replicate(model)[0]
+    assert not replica.training
+    assert [p.requires_grad for p in replica.parameters()] == [p.requires_grad for p in model.parameters()]
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    model = Stack()
+    model.lock = __import__("threading").Lock()  # type: ignore[assignment]
+    with pytest.raises(NotReplicable, match="cannot pickle"):
+        replicate(model)
+    with torch.device("meta"):
+        nowhere = Stack()
+    with pytest.raises(NotReplicable, match=r"blocks\.0\.linear\.weight has no data"):
+        replicate(nowhere, device=torch.device("cpu"))
+
+
+class Bound(nn.Module):
+    """Holds on to a module in a list that no copy can see through."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.call = _Opaque(other)
+        self.own = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.own(self.call(x))
+
+
+class _Opaque:
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Opaque:
+        return self
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._module(x)
+
+
+def test_the_tripwire_catches_a_copy_that_runs_the_original() -> None:
+    original = Stack()
+    holder = nn.Sequential(original, Bound(original))
+    replica = replicate(holder)[0]
+    with pytest.raises(OriginalTouched, match="runs 9 modules of the original"), Tripwire(holder).armed():
+        replica(X)
+    assert all(not module._forward_pre_hooks for module in holder.modules())
+
+
+@pytest.mark.parametrize("violation", ["write", "gradient", "accumulate"])
+def test_the_tripwire_catches_a_write(violation: str) -> None:
+    model = Stack()
+    weight = model.blocks[0].linear.weight
+    if violation == "accumulate":
+        weight.grad = torch.zeros_like(weight)
+
+    @torch.no_grad()
+    def violate() -> None:
+        if violation == "write":
+            weight.add_(1)
+        elif violation == "gradient":
+            weight.grad = torch.ones_like(weight)
+        else:
+            assert weight.grad is not None
+            weight.grad.add_(1)
+
+    with pytest.raises(OriginalTouched, match=r"writes to 'blocks\.0\.linear\.weight'"), Tripwire(model).armed():
+        violate()

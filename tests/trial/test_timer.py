@@ -1,0 +1,41 @@
+"""Interleaving: every arm in turn, in an order that changes, until all are known well enough."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+
+from fp8doctor.trial import timer
+from fp8doctor.trial.timer import LEAST_ROUNDS, MOST_ROUNDS, STEPS_PER_VISIT, interleave, visit_ms
+
+CPU = torch.device("cpu")
+
+
+def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample() -> None:
+    order: list[str] = []
+    samples = interleave({name: (lambda name=name: order.append(name)) for name in "ABC"}, CPU, until=0.0)
+    assert {name: len(times) for name, times in samples.items()} == dict.fromkeys("ABC", LEAST_ROUNDS)
+    rounds = ["".join(order[at : at + 3 * STEPS_PER_VISIT : STEPS_PER_VISIT]) for at in range(0, len(order), 3 * STEPS_PER_VISIT)]
+    assert [sorted(each) for each in rounds] == [["A", "B", "C"]] * LEAST_ROUNDS
+    assert len({each.index("B") for each in rounds}) == 3
+
+
+def test_rounds_end_at_the_most_even_with_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = random.Random(1)
+    monkeypatch.setattr(timer, "visit_ms", lambda step, device: noise.uniform(1, 2))
+    samples = interleave({"A": lambda: None}, CPU, until=time.monotonic() + 3600)
+    assert len(samples["A"]) == MOST_ROUNDS
+
+
+def test_rounds_end_when_every_arm_is_known_sharply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer, "visit_ms", lambda step, device: 10.0)
+    samples = interleave({"A": lambda: None, "B": lambda: None}, CPU, until=time.monotonic() + 3600)
+    assert len(samples["A"]) == LEAST_ROUNDS
+
+
+def test_the_first_step_of_a_visit_is_not_counted() -> None:
+    waits = iter([0.2, 0.001, 0.001])
+    assert visit_ms(lambda: time.sleep(next(waits)), CPU) < 100
