@@ -55,6 +55,8 @@ def judge(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         return Verdict(status="not_measured", summary=f"No model was examined: {reason}" if reason else "No model was examined.")
     linears = facts.network.linears
     in_fp8 = [linear for linear in linears if linear.use == "training"]
+    if in_fp8 and all(linear.engaged is False for linear in in_fp8):
+        return Verdict(status="fp8_not_engaged", summary=f"FP8 is set up and does not run: all {len(in_fp8)} FP8 layers ran their last training forward in BF16.")
     if in_fp8:
         share = sum(linear.flops_share_pct or 0.0 for linear in in_fp8)
         return Verdict(

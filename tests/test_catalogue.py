@@ -18,7 +18,7 @@ from fp8doctor.render.terminal import columns
 CATALOGUE = registry.discover()
 CHECKS = Path(__file__).resolve().parents[1] / "checks"
 
-IMPORTABLE = {"facts", "finding", "record", "registry", "overview", "cost"}
+IMPORTABLE = {"facts", "finding", "measured", "record", "registry", "overview", "cost"}
 """Modules of fp8doctor that a check may import (``record`` for the type of evidence). No torch, no os, no sys."""
 
 STANDARD = {"__future__", "collections", "collections.abc", "dataclasses", "itertools", "math", "re", "functools", "typing", "packaging.version"}

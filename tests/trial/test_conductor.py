@@ -16,7 +16,7 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.facts import Arm, Target, Trial, Workload
 from fp8doctor.job import Job
-from fp8doctor.trial import conductor
+from fp8doctor.trial import conductor, timer
 from fp8doctor.trial.conductor import SELF_CHECK, ArmPlan, conduct
 from fp8doctor.trial.treatments import NotTried, compile_blocks, strip_compile_marks, to_bf16
 

@@ -1,0 +1,84 @@
+"""FP8 layers that compute in BF16
+
+Looks at: whether each Transformer Engine layer ran its last training forward in FP8, as the layer
+itself notes it, and at the FP8 GEMMs that the trial saw in one training step.
+
+Why it costs time. A te.Linear outside te.autocast is an ordinary BF16 layer with two to three times
+the host cost of nn.Linear; a converted layer that the model never calls (fused LoRA kernels and
+fused cross-entropy read .weight, MultiheadAttention reads out_proj.weight) does nothing at all. The
+module count looks right and not one FP8 GEMM runs.
+
+What to do. Open the autocast around the forward that trains, and leave no enabled=False inside it.
+
+    output = model(batch)                                  # before: te.Linear in BF16
+    with te.autocast(enabled=True, recipe=recipe):         # after
+        output = model(batch)
+
+Through Accelerate the forward of the prepared model opens it, in train() mode only: call the object
+that prepare() returned, not the model that went in.
+
+Evidence: on one H200 (TE 2.20.2) the flag is False outside the autocast and True inside, and the
+kernels agree (nvjet_*_qqtst and qrtst against tst).
+https://github.com/NVIDIA/TransformerEngine/issues/1556
+https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.html
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.measured import NO_FP8_GEMM
+from fp8doctor.registry import check
+
+OPEN_AUTOCAST = Treatment(
+    name="open-autocast",
+    summary="run the training forward inside the FP8 autocast",
+    code="with te.autocast(enabled=True, recipe=recipe):\n    output = model(batch)",
+)
+
+CALL_LAYERS = Treatment(
+    name="call-converted-layers",
+    summary="call the converted layers instead of reading their weights",
+    code="y = layer(x)   # not: torch.nn.functional.linear(x, layer.weight)",
+)
+
+
+@check("MOD002", "fp8-never-engaged", area="engagement", severity="error", needs=("network.linears.engaged",))
+def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
+    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    if not fp8:
+        return NotApplicable(reason="no layer is set up for FP8 training")
+    idle = [linear for linear in fp8 if linear.engaged is False]
+    none_ran = saw_no_fp8_gemm(facts)
+    if idle:
+        return Finding(
+            title=f"{len(idle)} of {len(fp8)} FP8 layers ran their last training forward in BF16",
+            explanation=f"{idle[0].name} and the others note that their last training forward was outside the FP8 autocast.",
+            evidence={"idle_layers": len(idle), "fp8_layers": len(fp8), "first": idle[0].name},
+            treatment=OPEN_AUTOCAST,
+        )
+    if none_ran:
+        return Finding(
+            title=f"no FP8 GEMM ran in a training step with {len(fp8)} FP8 layers",
+            explanation="One profiled step of the job as it is holds no FP8 GEMM: the layers are switched off, or the model never calls them.",
+            evidence={"fp8_layers": len(fp8), "fp8_gemms": 0},
+            treatment=OPEN_AUTOCAST if fp8[0].stack == "transformer_engine" else CALL_LAYERS,
+        )
+    if not recorded(facts.trial) and all(linear.engaged is None for linear in fp8):
+        return NotApplicable(reason="these layers keep no note of it; only a trial shows whether they run in FP8")
+    return None
+
+
+def saw_no_fp8_gemm(facts: Facts) -> bool:
+    """Whether the trial ran the job as it is and saw no FP8 GEMM in it."""
+    arms = facts.trial.arms if recorded(facts.trial) else ()
+    return any(arm.name == "as_is" and arm.reason == NO_FP8_GEMM for arm in arms)
+
+
+def _te(engaged: bool) -> Facts:
+    kind = "transformer_engine.pytorch.module.linear.Linear"
+    return Facts(network=Network(linears=(Linear(name="up", kind=kind, stack="transformer_engine", use="training", engaged=engaged),)))
+
+
+SICK = _te(engaged=False)
+HEALTHY = Facts(network=_te(engaged=True).network, trial=Trial(arms=(Arm(name="as_is", tried=True, reason=None),)))

@@ -1,0 +1,53 @@
+"""FP8 is on and it pays
+
+Looks at: the measured step as it is against the best BF16 of the same model, eager or compiled.
+
+Why it matters. Nothing is wrong here, and a report should say so: FP8 GEMMs were seen in the step,
+and the step is faster than BF16 by more than the timing's own uncertainty. What FP8 can gain at
+most is bounded by the share of the GEMMs in the step (Amdahl): 60 % at 1.5x gives 1.25x, not 1.5x.
+
+What to do. Keep it, and hold later changes to it:
+
+    fp8doctor model.py                        # before: looked at once
+    fp8doctor model.py --min-speedup 1.1      # after: a gate that fails when the gain is lost
+
+Evidence: on one H200 (torch 2.11, torchao 0.18) compiled tensorwise FP8 gives 1.05x at width 1024
+and 1.25x for Llama 8B; torchao reports +25 % on eight H100.
+https://github.com/pytorch/ao/tree/main/torchao/float8
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
+from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.measured import timed, uses_fp8
+from fp8doctor.registry import check
+
+
+@check("STP005", "healthy", area="step", severity="info", needs=("network.linears", "trial.arms"))
+def healthy(facts: Facts) -> Finding | NotApplicable | None:
+    if not uses_fp8(facts):
+        return NotApplicable(reason="no layer is set up for FP8 training")
+    verdict = timed(facts)
+    if verdict is None or verdict.status != "fp8_faster" or verdict.bf16_step_ms is None or verdict.step_ms is None:
+        return None
+    return Finding(
+        title=f"FP8 pays: {verdict.speedup:.2f}x of the best BF16",
+        explanation=f"A step takes {verdict.step_ms:.1f} ms and {verdict.bf16_step_ms:.1f} ms in BF16, timed in turn in one process.",
+        evidence={
+            "step_ms": verdict.step_ms,
+            "bf16_step_ms": verdict.bf16_step_ms,
+            "speedup": verdict.speedup,
+            "speedup_low": verdict.speedup_low,
+            "speedup_high": verdict.speedup_high,
+        },
+    )
+
+
+def _timed(as_is: float, bf16: float) -> Facts:
+    arms = tuple(Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6) for name, ms in (("as_is", as_is), ("bf16_compiled", bf16)))
+    return Facts(network=Network(linears=(Linear(use="training"),)), trial=Trial(device="cuda", arms=arms, reliable=True))
+
+
+SICK = _timed(as_is=80.0, bf16=92.7)
+HEALTHY = _timed(as_is=366.1, bf16=92.7)

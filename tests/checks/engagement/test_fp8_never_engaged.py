@@ -1,0 +1,55 @@
+"""MOD002 on layers that note what they did, and on a step that was profiled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import convert_to_float8_training
+
+from fp8doctor import inspect_model
+from fp8doctor.report import Report
+from tests.stand_ins import transformer_engine as te
+
+
+def outcome(report: Report) -> str:
+    return next(each.outcome for each in report.outcomes if each.code == "MOD002")
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside the autocast", "outside"])
+def test_transformer_engine_layers_note_whether_they_ran_in_fp8(monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
+    te.install(monkeypatch)
+    model = nn.Sequential(te.Linear(32, 32), te.Linear(32, 32))
+    with te.autocast(enabled=inside, recipe=te.Float8CurrentScaling()):
+        model(torch.ones(16, 32)).sum().backward()
+    report = inspect_model(model, torch.ones(16, 32), trial=False)
+    assert outcome(report) == ("healthy" if inside else "sick")
+    if not inside:
+        finding = next(each for each in report.findings if each.code == "MOD002")
+        assert finding.title == "2 of 2 FP8 layers ran their last training forward in BF16"
+        assert report.verdict.status == "fp8_not_engaged"
+
+
+class Bypassed(nn.Module):
+    """Reads the weight of a converted layer, as fused kernels do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.linear.weight)
+
+
+def test_converted_layers_that_are_never_called_are_seen_by_the_trial() -> None:
+    model = convert_to_float8_training(Bypassed().bfloat16())
+    report = inspect_model(model, torch.ones(16, 32, dtype=torch.bfloat16), device="cpu", budget_s=5)
+    assert outcome(report) == "sick"
+    assert report.verdict.status == "fp8_not_engaged"
+    called = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32, bias=False)).bfloat16())
+    assert outcome(inspect_model(called, torch.ones(16, 32, dtype=torch.bfloat16), device="cpu", budget_s=5)) == "healthy"
+
+
+def test_without_a_trial_layers_that_note_nothing_are_not_judged() -> None:
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))
+    assert outcome(inspect_model(model, torch.ones(16, 32), trial=False)) == "not_applicable"

@@ -1,0 +1,28 @@
+"""STP005 on arms that were timed: a CPU makes FP8 slower, so the gain itself comes from a recording of a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from torchao.float8 import convert_to_float8_training
+
+from fp8doctor import inspect_model, load_report
+
+RECORDED = Path(__file__).parents[2] / "patients" / "recorded"
+
+
+def test_compiled_fp8_on_an_h200_pays() -> None:
+    report = load_report(RECORDED / "h200-decoder_468m_compiled.json")
+    finding = next(each for each in report.findings if each.code == "STP005")
+    assert finding.evidence["speedup"] == report.verdict.speedup
+    assert report.verdict.status == "fp8_faster"
+    assert finding.title == f"FP8 pays: {report.verdict.speedup:.2f}x of the best BF16"
+
+
+def test_slow_fp8_is_not_called_healthy() -> None:
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16())
+    report = inspect_model(model, torch.ones(16, 64, dtype=torch.bfloat16), device="cpu", budget_s=5)
+    assert next(each.outcome for each in report.outcomes if each.code == "STP005") == "healthy"
+    assert report.verdict.status == "fp8_slower"

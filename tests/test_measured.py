@@ -1,0 +1,169 @@
+"""The verdict and the savings that a trial proves, from arms written down by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from fp8doctor.diagnose import diagnose
+from fp8doctor.facts import Arm, ArmCut, Facts, Trial
+from fp8doctor.measured import NO_FP8_GEMM, best_bf16
+from fp8doctor.render.text import render
+from tests.facts_of import DECODER_468M
+
+
+@dataclass
+class Of:
+    """Arms as (name, ms per round, treatments)."""
+
+    arms: dict[str, tuple[float, ...] | str]
+    device: str = "cuda"
+    treatments: tuple[str, ...] = ("compile-blocks",)
+    reliable: bool = True
+
+    def facts(self, base: Facts = DECODER_468M) -> Facts:
+        trial = Trial(
+            device=self.device,
+            gpu="NVIDIA H200" if self.device == "cuda" else None,
+            blocks={},
+            arms=tuple(self._arm(name, rounds) for name, rounds in self.arms.items()),
+            self_check_ratio=1.0,
+            reliable=self.reliable,
+            reason=None if self.reliable else "the step timed against its own copy gives 1.100 instead of 1.00",
+            budget_s=60.0,
+            elapsed_s=31.0,
+        )
+        return msgspec.structs.replace(base, trial=trial)
+
+    def _arm(self, name: str, rounds: tuple[float, ...] | str) -> Arm:
+        treatments = self.treatments if name == "prescribed" else ()
+        if isinstance(rounds, str):
+            return Arm(name=name, treatments=treatments, tried=False, reason=rounds)
+        middle = sorted(rounds)[len(rounds) // 2]
+        cut = ArmCut(blocks={}, step_ms=middle, low_ms=min(rounds), high_ms=max(rounds), peak_gib=20.0)
+        return Arm(
+            name=name, treatments=treatments, tried=True, reason=None, step_ms=middle, low_ms=min(rounds), high_ms=max(rounds), rounds_ms=rounds,
+            peak_gib=20.0, cuts=(cut,), fp8_gemms=504, graphs_run=0,
+        )  # fmt: skip
+
+
+def around(ms: float, spread: float = 0.2) -> tuple[float, ...]:
+    return tuple(ms + spread * offset for offset in (-1, -0.5, 0, 0, 0.5, 1))
+
+
+SLOW = {"as_is": around(366.1), "bf16": around(103.6), "bf16_compiled": around(92.7), "prescribed": around(88.3)}
+
+
+def test_the_founding_case() -> None:
+    report = diagnose(Of(SLOW).facts())
+    verdict = report.verdict
+    assert (verdict.status, verdict.basis) == ("fp8_slower", "measured")
+    assert verdict.speedup == pytest.approx(0.253, abs=0.001)
+    assert verdict.speedup_low is not None
+    assert verdict.speedup_high is not None
+    assert verdict.speedup_low < verdict.speedup < verdict.speedup_high  # type: ignore[operator]
+    assert verdict.achievable_speedup == pytest.approx(1.05, abs=0.001)
+    assert verdict.tokens_per_s == pytest.approx(16384 / 0.3661, rel=1e-6)
+    assert verdict.summary == (
+        "FP8 runs at 0.25x of BF16: 366.1 ms a step (44,753 tokens/s), best BF16 92.7 ms. With the changes below: 88.3 ms, 1.05x of BF16."
+    )
+    assert report.reaches("error")
+
+
+def test_a_treatment_that_was_timed_alone_has_a_measured_saving() -> None:
+    step = diagnose(Of(SLOW).facts()).prescription[0]
+    assert step.code == "CMP001"
+    assert step.saving_ms is not None
+    assert (step.saving_ms.basis, step.saving_ms.gpu) == ("measured", "NVIDIA H200")
+    assert step.saving_ms.low <= 277.8 <= step.saving_ms.high
+
+
+def test_a_treatment_that_saves_nothing_is_refuted_and_keeps_its_cost() -> None:
+    report = diagnose(Of({**SLOW, "prescribed": around(400.0)}).facts())
+    outcome = next(each for each in report.outcomes if each.code == "CMP001")
+    finding = next(each for each in report.findings if each.code == "CMP001")
+    assert (outcome.outcome, outcome.reason) == ("refuted", "measured: compile-blocks costs 33.9 ms a step instead of saving")
+    assert finding.saving_ms is not None
+    assert finding.saving_ms.high < 0
+    assert finding.severity == "info"
+    assert report.prescription == ()
+
+
+def test_several_treatments_together_prove_none_of_them_alone() -> None:
+    step = diagnose(Of(SLOW, treatments=("stop-checkpointing", "compile-blocks")).facts()).prescription[0]
+    assert step.saving_ms is not None
+    assert step.saving_ms.basis == "modelled"
+
+
+@pytest.mark.parametrize(
+    ("as_is", "status"),
+    [
+        (around(92.7), "fp8_even"),
+        (around(90.5), "fp8_even"),
+        (around(80.0, spread=20.0), "fp8_even"),
+        (around(85.0), "fp8_faster"),
+        (around(99.0), "fp8_slower"),
+    ],
+    ids=["equal", "within 3 %", "interval holds 1", "faster", "slower"],
+)
+def test_the_status(as_is: tuple[float, ...], status: str) -> None:
+    assert diagnose(Of({**SLOW, "as_is": as_is}).facts()).verdict.status == status
+
+
+def test_fp8_that_never_ran_is_an_error() -> None:
+    report = diagnose(Of({**SLOW, "as_is": NO_FP8_GEMM}).facts())
+    assert report.verdict.status == "fp8_not_engaged"
+    assert report.reaches("error")
+
+
+@pytest.mark.parametrize(
+    ("arms", "sentence"),
+    [
+        ({"as_is": "the GPU's memory is too small for it"}, "The step could not be timed: the GPU's memory is too small for it."),
+        ({"as_is": around(90.0), "bf16": "there is no BF16 form of X yet"}, "No BF16 baseline could be timed: there is no BF16 form of X yet."),
+    ],
+)
+def test_what_could_not_be_timed_is_not_measured(arms: dict[str, tuple[float, ...] | str], sentence: str) -> None:
+    verdict = diagnose(Of(arms).facts()).verdict
+    assert verdict.status == "not_measured"
+    assert sentence in verdict.summary
+
+
+def without_fp8() -> Facts:
+    linears = tuple(msgspec.structs.replace(each, stack="torch", use="none", kind="torch.nn.modules.linear.Linear") for each in DECODER_468M.network.linears)
+    return msgspec.structs.replace(DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=linears))
+
+
+def test_a_model_without_fp8_is_told_what_fp8_would_give() -> None:
+    arms: dict[str, tuple[float, ...] | str] = {
+        "as_is": around(103.6),
+        "bf16_compiled": around(92.7),
+        "float8_tensorwise": around(88.3),
+        "float8_rowwise": around(122.6),
+    }
+    facts = Of(arms).facts(without_fp8())
+    verdict = diagnose(facts).verdict
+    assert verdict.status == "no_fp8"
+    assert verdict.speedup is None
+    assert verdict.achievable_speedup == pytest.approx(1.05, abs=0.001)
+    assert "With FP8 (tensorwise, compiled) the step would take 88.3 ms, 1.05x of its best BF16 (92.7 ms)." in verdict.summary
+    best = best_bf16(facts)
+    assert best is not None
+    assert best.name == "bf16_compiled"
+
+
+def test_a_cpu_says_nothing_about_a_gpu_and_an_unreliable_timing_says_so() -> None:
+    assert "says nothing about a GPU" in diagnose(Of(SLOW, device="cpu").facts()).verdict.summary
+    assert "The timing is unreliable: the step timed against its own copy gives 1.100" in diagnose(Of(SLOW, reliable=False).facts()).verdict.summary
+
+
+def test_the_screen_shows_every_arm_with_its_time_and_why_one_has_none() -> None:
+    screen = render(diagnose(Of({**SLOW, "bf16_compiled": "it raises BackendCompilerFailed: no compiler"}).facts()))
+    assert "  FP8, as it is    366.1 ± 0.2  20.0\n" in screen
+    assert "  BF16             103.6 ± 0.2  20.0\n" in screen
+    assert "  BF16, compiled   not timed: it raises BackendCompilerFailed: no compiler\n" in screen
+    assert "  Timed: 3 variants in turn on NVIDIA H200, the whole model, 31 s, a copy of BF16 came out at 1.000\n" in screen
+    assert "−278 ms a step, measured on NVIDIA H200" in screen
+    assert "nothing was timed" not in screen

@@ -1,0 +1,97 @@
+"""Facts recorded on real GPUs replay to what their patients must and must not have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8doctor import load_report
+from fp8doctor.report import tool
+from tests.patients.record import patients
+
+RECORDED = Path(__file__).parent / "patients" / "recorded"
+RECORDINGS = sorted(RECORDED.glob("*.json"))
+PATIENTS = {path.stem: path for path in patients()}
+
+
+def expected(recording: Path) -> dict[str, Any]:
+    """The module constants of the patient, read without running it: Transformer Engine's patients need a GPU."""
+    import ast
+
+    source = PATIENTS[recording.stem.partition("-")[2]].read_text("utf-8")
+    constants: dict[str, Any] = {"MUST": (), "MUST_NOT": (), "HEALTHY": False}
+    for node in ast.parse(source).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
+        if isinstance(target, ast.Name) and target.id in constants and node.value is not None:  # type: ignore[union-attr]
+            constants[target.id] = ast.literal_eval(node.value)  # type: ignore[union-attr]
+    return constants
+
+
+def test_every_patient_was_recorded() -> None:
+    assert {path.stem.partition("-")[2] for path in RECORDINGS} == set(PATIENTS)
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
+def test_a_recording_replays_to_the_codes_of_its_patient(recording: Path) -> None:
+    report, must = load_report(recording), expected(recording)
+    found = {finding.code for finding in report.findings}
+    assert set(must["MUST"]) <= found
+    assert not set(must["MUST_NOT"]) & found
+    assert not [outcome for outcome in report.outcomes if outcome.outcome == "crashed"]
+    if must["HEALTHY"]:
+        assert not [finding.title for finding in report.findings if finding.severity in ("warning", "error")]
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
+def test_a_recording_names_its_gpu_and_versions(recording: Path) -> None:
+    data = json.loads(recording.read_text("utf-8"))
+    assert data["facts"]["gpus"][0]["name"].startswith("NVIDIA")
+    assert data["facts"]["software"]["torch"]
+    assert data["created_at"].startswith("20")
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
+def test_facts_come_back_as_they_were_recorded(recording: Path) -> None:
+    data = json.loads(recording.read_text("utf-8"))
+    assert load_report(recording).to_dict()["facts"] == data["facts"]
+    assert data["tool"]["name"] == tool().name
+
+
+def verdict(patient: str) -> Any:
+    return load_report(RECORDED / f"h200-{patient}.json").verdict
+
+
+@pytest.mark.parametrize(
+    ("patient", "status"),
+    [
+        ("decoder_468m", "fp8_slower"),
+        ("decoder_454m", "fp8_slower"),
+        ("llama_8b_float8", "fp8_slower"),
+        ("llama_8b", "fp8_faster"),
+        ("decoder_468m_compiled", "fp8_faster"),
+        ("te_without_autocast", "fp8_not_engaged"),
+    ],
+)
+def test_the_measured_verdicts(patient: str, status: str) -> None:
+    assert verdict(patient).status == status
+
+
+@pytest.mark.parametrize("patient", ["decoder_468m", "decoder_454m", "llama_8b_float8"])
+def test_compiling_comes_first_and_is_measured(patient: str) -> None:
+    first = load_report(RECORDED / f"h200-{patient}.json").prescription[0]
+    assert first.code == "CMP001"
+    assert first.saving_ms is not None
+    assert first.saving_ms.basis == "measured"
+    assert first.saving_ms.low > 200
+
+
+@pytest.mark.parametrize("patient", ["te_autocast", "te_fused", "accelerate_te"])
+def test_transformer_engine_layers_are_recognised_and_engaged(patient: str) -> None:
+    linears = load_report(RECORDED / f"h200-{patient}.json").facts.network.linears
+    te = [linear for linear in linears if linear.stack == "transformer_engine"]
+    assert te
+    assert all(linear.engaged for linear in te)
+    assert {linear.recipe for linear in te} <= {"current", "delayed"}
