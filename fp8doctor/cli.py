@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("text", "json", "markdown")
 FORMAT_OF_SUFFIX = {".txt": "text", ".json": "json", ".md": "markdown"}
+PLAIN_SUFFIXES = ("", ".log", ".out")
 
 OK, FOUND, FAILED, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: nothing grave, findings at or above ``--fail-on``, no complete report, Ctrl-C."""
@@ -214,7 +215,7 @@ def examine(
 
     TARGET is a model file or module: model.py, model.py:build_model, pkg.module:attr; ./list for a file named like a command.
     """
-    from fp8doctor.worker import TrialOrder
+    from fp8doctor.order import TrialOrder
 
     folders = tuple(str(folder) for folder in options["checks"])
     trial = None if no_trial else TrialOrder(budget, device, tuple(options["select"]), tuple(options["ignore"]), folders)
@@ -320,10 +321,13 @@ def order(options: dict[str, Any]) -> Order:
     for path in (output, save):
         if path is not None and not os.access(path.parent, os.W_OK):
             raise UserError(f"cannot write {path}: {'no permission in its folder' if path.parent.is_dir() else 'no such folder'}")
+    suffix = output.suffix.lower() if output else ""
+    if options["format"] is None and suffix not in (*FORMAT_OF_SUFFIX, *PLAIN_SUFFIXES):
+        raise click.UsageError(f"The format of {output} is not clear from {suffix!r}; give --format {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
     chosen = {name: options[name] for name in ("select", "ignore", "checks")}
     registry.select(registry.discover(chosen["checks"]), chosen["select"], chosen["ignore"])
     return Order(
-        format=options["format"] or (FORMAT_OF_SUFFIX.get(output.suffix.lower(), "text") if output else "text"),
+        format=options["format"] or FORMAT_OF_SUFFIX.get(suffix, "text"),
         output=output,
         save=save,
         fail_on=next((severity for severity in SEVERITIES if severity == options["fail_on"]), None),

@@ -139,14 +139,45 @@ def amdahl(share: float, speedup: float) -> float:
     return 1.0 / (1.0 - share + share / speedup)
 
 
+@dataclass(frozen=True)
+class Balance:
+    """What FP8 costs and gives in one step of these layers, uncompiled, modelled."""
+
+    casts_ms: float
+    gemms_saved_ms: float
+    gpu: str
+
+
+def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
+    """The eager casts of these layers against what their FP8 GEMMs save; None when it cannot be modelled."""
+    gpu, tokens = modelled_gpu(facts), step_tokens(facts)
+    if tokens is None or gpu.fp8_tflops is None:
+        return None
+    casts = saved = 0.0
+    for linear in eager:
+        count = linear.gemms if recorded(linear.gemms) else 1
+        trained = linear.requires_grad is not False
+        shape = (tokens, linear.in_features, linear.out_features)
+        bf16, fp8 = (step_gemms_ms(*shape, gpu, fp8=in_fp8, weight_gradient=trained) or 0.0 for in_fp8 in (False, True))
+        casts += count * casts_ms(*shape, gpu, compiled=False)
+        saved += count * (bf16 - fp8)
+    return Balance(casts, saved, gpu.name)
+
+
+def step_tokens(facts: Facts) -> int | None:
+    """Rows of the GEMMs in one micro-batch; None when that is not known."""
+    tokens = facts.workload.tokens if recorded(facts.workload) else None
+    return tokens if recorded(tokens) else None
+
+
 def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
     """What compiling the casts of these layers saves of one step; None when the tokens are unknown or FP8 cannot run.
 
     The uncompiled casts keep the GPU busy, or, with few tokens, the host: the longer of the two counts.
     """
     gpu = modelled_gpu(facts)
-    tokens = facts.workload.tokens if recorded(facts.workload) else None
-    if not recorded(tokens) or tokens is None or gpu.fp8_tflops is None:
+    tokens = step_tokens(facts)
+    if tokens is None or gpu.fp8_tflops is None:
         return None
     shapes = [(tokens, linear.in_features, linear.out_features) for linear in eager for _ in range(linear.gemms if recorded(linear.gemms) else 1)]
     busy = sum(casts_ms(*shape, gpu, compiled=False) for shape in shapes)

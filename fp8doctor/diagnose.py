@@ -52,11 +52,11 @@ def judge(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """The verdict that facts alone allow; nothing in it is measured."""
     if not recorded(facts.network):
         reason = facts.gaps.get("network") if recorded(facts.gaps) else None
-        return Verdict(status="not_measured", summary=f"No model was examined: {reason}" if reason else "No model was examined.")
+        return Verdict(status="not_measured", summary=f"No model was examined: {reason.rstrip('.')}." if reason else "No model was examined.")
     linears = facts.network.linears
     in_fp8 = [linear for linear in linears if linear.use == "training"]
     if in_fp8 and all(linear.engaged is False for linear in in_fp8):
-        return Verdict(status="fp8_not_engaged", summary=f"FP8 is set up and does not run: all {len(in_fp8)} FP8 layers ran their last training forward in BF16.")
+        return Verdict(status="fp8_not_engaged", summary=f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training forward in BF16.")
     if in_fp8:
         share = sum(linear.flops_share_pct or 0.0 for linear in in_fp8)
         return Verdict(
@@ -66,7 +66,7 @@ def judge(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         )
     grave = next((finding for finding in findings if finding.severity == "error" and finding.area in ("environment", "engagement")), None)
     if grave and fp8_was_asked_for(facts):
-        return Verdict(status="fp8_not_engaged", summary=f"FP8 was asked for and does not run: {grave.title}.")
+        return Verdict(status="fp8_not_engaged", summary=f"FP8 does not run: {grave.title.rstrip('.')}.")
     stored = sum(linear.use == "storage" for linear in linears)
     if stored:
         return Verdict(status="no_fp8", summary=f"No FP8 training: {stored} of {len(linears)} Linears only store their weights in low precision.")

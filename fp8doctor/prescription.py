@@ -24,11 +24,11 @@ class Step(Record, frozen=True, kw_only=True):
 def prescribe(findings: Iterable[Finding], explained_by: Mapping[str, tuple[str, ...]]) -> tuple[Step, ...]:
     """Rank the treatments of ``findings``: what makes FP8 impossible first, then by ms saved, then by severity.
 
-    ``explained_by`` maps a code to the codes that cause it; a symptom whose cause was found too is dropped, and so is
-    information that saves nothing. Findings that name the same treatment become one step.
+    ``explained_by`` maps a code to the codes that cause it; a symptom whose cause was found too, as more than
+    information, is dropped, and so is information that saves nothing. Findings that name the same treatment become one step.
     """
     findings = tuple(findings)
-    found = {finding.code for finding in findings}
+    found = {finding.code for finding in findings if finding.severity != "info"}
     steps: dict[str, list[Finding]] = {}
     for finding in findings:
         if finding.treatment is None or found.intersection(explained_by.get(finding.code, ())):

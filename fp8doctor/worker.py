@@ -30,6 +30,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target, Trial, recorded
 from fp8doctor.job import Job
 from fp8doctor.load import compiled, load, locate
+from fp8doctor.order import TrialOrder
 from fp8doctor.record import UnreadableDocument, settle
 from fp8doctor.scrub import scrub
 
@@ -110,18 +111,6 @@ class Examination:
     facts: Facts
     problem: str | None
     """Why the facts are incomplete, in a sentence; None when everything was examined."""
-
-
-@dataclass(frozen=True)
-class TrialOrder:
-    """What the trial is to be: its time, its device, and the checks whose treatments it tries."""
-
-    budget_s: float
-    device: str | None = None
-    select: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    checks: tuple[str, ...] = ()
-    """Folders of third-party checks."""
 
 
 def examine_in_worker(

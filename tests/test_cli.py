@@ -18,13 +18,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from fp8doctor import cli
 from fp8doctor.diagnose import diagnose
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Target
+from fp8doctor.facts import Arm, Facts, Target, Trial
+from fp8doctor.order import TrialOrder
 from fp8doctor.report import schema, tool
 from tests.facts_of import DECODER_468M
 
@@ -108,7 +110,8 @@ def process(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[st
 def test_without_a_command_word_the_target_is_examined(worker: Worker) -> None:
     result = fp8doctor("decoder.py:build_model")
     assert result.exit_code == 0
-    assert worker.asked == [{"target": "decoder.py:build_model", "layers": None, "batch": None, "seq": None, "load_timeout": 600.0}]
+    asked = {"target": "decoder.py:build_model", "layers": None, "batch": None, "seq": None, "load_timeout": 600.0}
+    assert worker.asked == [{**asked, "trial": TrialOrder(budget_s=60.0)}]
     assert "CMP001 eager-float8" in result.stdout
     assert result.stderr == "fp8doctor: loading the model\n"
 
@@ -123,7 +126,39 @@ def test_without_a_command_word_the_target_is_examined(worker: Worker) -> None:
 )
 def test_options_stand_before_or_after_the_target(worker: Worker, args: tuple[str, ...]) -> None:
     assert fp8doctor(*args).exit_code == 0
-    assert worker.asked == [{"target": "model.py", "layers": 2, "batch": 4, "seq": 8, "load_timeout": 600.0}]
+    asked = {"target": "model.py", "layers": 2, "batch": 4, "seq": 8, "load_timeout": 600.0}
+    assert worker.asked == [{**asked, "trial": TrialOrder(budget_s=60.0)}]
+
+
+def test_the_trial_is_ordered_as_the_options_say(worker: Worker, grave_checks: str) -> None:
+    fp8doctor("model.py", "--budget", "20", "--device", "cpu", "--select", "CMP,XYZ", "--ignore", "CMP002", "--checks", grave_checks)
+    fp8doctor("model.py", "--no-trial")
+    order = TrialOrder(budget_s=20.0, device="cpu", select=("CMP", "XYZ"), ignore=("CMP002",), checks=(grave_checks,))
+    assert [asked["trial"] for asked in worker.asked] == [order, None]
+
+
+def timed(as_is_ms: float) -> Facts:
+    arms = tuple(Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6) for name, ms in (("as_is", as_is_ms), ("bf16", 100.0)))
+    return msgspec.structs.replace(DECODER_468M, trial=Trial(device="cuda", gpu="NVIDIA H200", blocks={}, arms=arms, reliable=True))
+
+
+@pytest.mark.parametrize(
+    ("as_is_ms", "args", "code"),
+    [
+        (400.0, (), 1),
+        (400.0, ("--fail-on", "never"), 0),
+        (80.0, (), 0),
+        (80.0, ("--min-speedup", "1.2"), 0),
+        (80.0, ("--min-speedup", "1.3"), 1),
+        (80.0, ("--strict",), 0),
+        (None, ("--strict",), 1),
+        (None, ("--min-speedup", "1.3"), 0),
+        (None, (), 0),
+    ],
+)
+def test_what_is_measured_decides_the_exit_code(worker: Worker, as_is_ms: float | None, args: tuple[str, ...], code: int) -> None:
+    worker.facts = DECODER_468M if as_is_ms is None else timed(as_is_ms)
+    assert fp8doctor("model.py", *args).exit_code == code
 
 
 def test_options_stand_before_or_after_a_command_word(worker: Worker) -> None:
@@ -157,7 +192,6 @@ def test_env_examines_no_model(worker: Worker) -> None:
 @pytest.mark.parametrize("word", ["run", "compare"])
 def test_words_of_later_versions_are_no_commands(worker: Worker, word: str) -> None:
     assert fp8doctor(word, "x").exit_code == 2
-    assert fp8doctor("model.py", "--no-trial").exit_code == 2
     assert not worker.asked
 
 
@@ -214,7 +248,8 @@ def test_version() -> None:
         ("--bogus",),
         ("second.py",),
         *((option, value) for option in ("--batch", "--seq", "--layers") for value in ("0", "-1", "many", "1.5", "inf", "")),
-        *(("--load-timeout", value) for value in ("0", "-1", "soon", "inf", "nan")),
+        *((option, value) for option in ("--load-timeout", "--budget", "--min-speedup") for value in ("0", "-1", "soon", "inf", "nan")),
+        ("-o", "report.html"),
     ],
 )
 def test_wrong_usage(worker: Worker, args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

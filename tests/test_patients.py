@@ -61,8 +61,9 @@ def test_diagnosis(patient: Patient) -> None:
 @pytest.mark.slow
 @each_patient
 def test_every_check_had_an_answer(patient: Patient) -> None:
-    """On a current stack nothing stays unknown and nothing crashes."""
-    assert [outcome for outcome in report_on(patient).outcomes if outcome.outcome in ("unknown", "crashed")] == []
+    """On a current stack nothing stays unknown but what a trial would tell, and nothing crashes."""
+    unanswered = [outcome for outcome in report_on(patient).outcomes if outcome.outcome in ("unknown", "crashed")]
+    assert [outcome for outcome in unanswered if outcome.reason != "trial was not recorded"] == []
 
 
 @pytest.mark.slow

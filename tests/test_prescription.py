@@ -38,6 +38,10 @@ def test_a_symptom_is_dropped_when_its_cause_was_found_and_kept_when_not() -> No
     assert codes(found("AAA001", "error"), found("CCC001"), explained_by=why) == ["AAA001", "CCC001"]
 
 
+def test_information_explains_no_symptom_away() -> None:
+    assert codes(found("AAA001", "error"), found("BBB001", "info"), explained_by={"AAA001": ("BBB001",)}) == ["AAA001"]
+
+
 def test_findings_with_one_treatment_share_a_step() -> None:
     (step,) = prescribe([found("AAA001", treatment="compile"), found("BBB001", saved_ms=3, treatment="compile")], {})
     assert (step.code, step.mends) == ("BBB001", ("BBB001", "AAA001"))

@@ -54,6 +54,15 @@ def test_first_screen_is_what_the_command_prints() -> None:
     assert readme.without_versions(readme.written("screen")) == readme.without_versions(made)
 
 
+def test_recorded_screen_is_what_demo_prints() -> None:
+    assert readme.written("recorded") == readme.recorded(), "python -m tests.readme writes it again"
+
+
+def test_recorded_screen_names_hardware_and_versions() -> None:
+    heading = readme.written("recorded").splitlines()[1]
+    assert re.search(r"NVIDIA \w+, \d+\.\d+ · torch [\d.]+ · torchao [\d.]+", heading)
+
+
 def test_first_screen_says_what_it_rests_on() -> None:
     around = " ".join(TEXT.split("<!-- generated: screen -->")[0].split("## The first screen")[1].split())
     assert "without a GPU" in around

@@ -150,7 +150,7 @@ def test_the_468m_decoder_is_told_to_compile_first(report: Report) -> None:
 
 def test_an_empty_diagnosis_says_that_no_model_was_examined() -> None:
     assert diagnose(Facts()).verdict.summary == "No model was examined."
-    assert diagnose(Facts(gaps={"network": "it hung"})).verdict.summary == "No model was examined: it hung"
+    assert diagnose(Facts(gaps={"network": "it hung"})).verdict.summary == "No model was examined: it hung."
 
 
 def test_the_public_names() -> None:

@@ -39,7 +39,7 @@ def no_gpu(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"{missing(facts, hidden)}; costs are modelled for {modelled.name}",
         explanation=(
-            f"Times come from the {modelled.source}{'' if assumed else ', as no --assume-gpu named another'}. Unknown without a GPU: whether this "
+            f"Modelled times come from the {modelled.source}{'' if assumed else ', as no --assume-gpu named another'}. Unknown without a GPU: whether this "
             "recipe runs there, clocks, free memory, and what a step really takes."
         ),
         evidence={"gpus": len(facts.gpus), "hidden": len(hidden), "modelled": modelled.name, "modelled_from": modelled.source},

@@ -184,7 +184,7 @@ def _outcomes(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:
 def _not_looked_at(report: Report) -> str:
     """What this report says nothing about."""
     gaps = ["speed (nothing was timed)"] if report.verdict.step_ms is None else []
-    unknown = [outcome.code for outcome in report.outcomes if outcome.outcome == "unknown"]
+    unknown = [outcome.code for outcome in report.outcomes if outcome.outcome == "unknown" and outcome.reason != "trial was not recorded"]
     if unknown:
         named = " ".join(unknown) if len(unknown) <= CODES_NAMED else f"{len(unknown)} checks"
         gaps.append(f"{named} (facts missing)")

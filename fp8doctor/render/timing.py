@@ -48,11 +48,10 @@ def label(name: str, fp8: bool) -> str:
 
 
 def _row(arm: Arm, fp8: bool) -> Row:
-    if not arm.tried or arm.step_ms is None:
+    if not arm.tried or not arm.step_ms:
         return Row(label(arm.name, fp8), "", "", f"not timed: {arm.reason or 'no reason given'}")
-    spread = (arm.high_ms - arm.low_ms) / 2 if arm.high_ms is not None and arm.low_ms is not None else 0.0
-    memory = f"{arm.peak_gib:.1f}" if arm.peak_gib is not None else ""
-    return Row(label(arm.name, fp8), f"{arm.step_ms:,.1f} ± {spread:.1f}", memory, "")
+    spread = f" ± {(arm.high_ms - arm.low_ms) / 2:.1f}" if arm.high_ms and arm.low_ms else ""
+    return Row(label(arm.name, fp8), f"{arm.step_ms:,.1f}{spread}", f"{arm.peak_gib:.1f}" if arm.peak_gib else "", "")
 
 
 def _basis(trial: Trial) -> str:
@@ -67,8 +66,8 @@ def _basis(trial: Trial) -> str:
         parts.append(f"full depth predicted from {cuts} of {whole} blocks")
     else:
         parts.append("the whole model")
-    if trial.elapsed_s is not None:
+    if trial.elapsed_s:
         parts.append(f"{trial.elapsed_s:.0f} s")
-    if trial.self_check_ratio is not None:
+    if trial.self_check_ratio:
         parts.append(f"a copy of BF16 came out at {trial.self_check_ratio:.3f} of it")
     return f"Timed: {', '.join(parts)}."
