@@ -7,7 +7,7 @@ from te_autocast import Model, example_batch, loss, trained_once
 
 __all__ = ["build_model", "example_batch", "loss"]
 
-MUST: tuple[str, ...] = ()
+MUST = ("MOD002",)
 MUST_NOT = ("MOD001", "CMP001")
 
 
