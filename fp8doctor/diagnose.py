@@ -10,7 +10,7 @@ import msgspec
 from fp8doctor import registry
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Finding
-from fp8doctor.measured import measured, timed
+from fp8doctor.measured import NO_FP8, measured, timed
 from fp8doctor.overview import fp8_was_asked_for
 from fp8doctor.prescription import prescribe
 from fp8doctor.report import Report, Tool, Verdict, now, read_saved, tool
@@ -33,7 +33,7 @@ def diagnose(
         tool=written_by or tool(),
         created_at=created_at or now(),
         facts=facts,
-        verdict=timed(facts) or judge(facts, findings),
+        verdict=verdict(facts, findings),
         findings=findings,
         prescription=prescribe(findings, {each.code: each.explained_by for each in catalogue}),
         outcomes=outcomes,
@@ -46,6 +46,16 @@ def replay(path: str | Path, *, assume_gpu: str | None = None, select: Sequence[
     if assume_gpu:
         facts = msgspec.structs.replace(facts, assumed_gpu=assume_gpu)
     return diagnose(facts, select=select, ignore=ignore, checks=checks, written_by=written_by, created_at=created_at)
+
+
+def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
+    """The measured verdict where there is one. FP8 that was asked for and is not there stays so, whatever was timed."""
+    measured_one, plain = timed(facts), judge(facts, findings)
+    if measured_one is None:
+        return plain
+    if measured_one.status == "no_fp8" and plain.status == "fp8_not_engaged":
+        return msgspec.structs.replace(measured_one, status=plain.status, summary=f"{plain.summary} {measured_one.summary.removeprefix(NO_FP8)}")
+    return measured_one
 
 
 def judge(facts: Facts, findings: Sequence[Finding]) -> Verdict:

@@ -14,6 +14,9 @@ from fp8doctor.report import Status, Verdict
 EVEN = 0.03
 """A speedup within this of 1 is called even. Source: DESIGN."""
 
+NO_FP8 = "This model uses no FP8. "
+"""How the summary of a timed model without FP8 begins."""
+
 NO_FP8_GEMM = "no FP8 GEMM was seen in its step"
 """The reason of an arm whose FP8 layers ran none; `fp8doctor.trial.conductor` writes it."""
 
@@ -61,7 +64,7 @@ def timed(facts: Facts) -> Verdict | None:
     achievable = ratio(bf16, fp8).median if bf16 and fp8 else None
     where = _caveat(facts.trial)
     if not uses_fp8(facts):
-        summary = f"This model uses no FP8. {_offer(facts.trial, bf16, fp8)}{where}"
+        summary = f"{NO_FP8}{_offer(facts.trial, bf16, fp8)}{where}"
         return Verdict(
             status="no_fp8", summary=summary, basis="measured", achievable_speedup=achievable, step_ms=as_is.step_ms,
             bf16_step_ms=bf16.step_ms if bf16 else None, tokens_per_s=speed,

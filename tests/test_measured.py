@@ -8,10 +8,12 @@ import msgspec
 import pytest
 
 from fp8doctor.diagnose import diagnose
-from fp8doctor.facts import Arm, ArmCut, Facts, Trial
+from fp8doctor.facts import Arm, ArmCut, Facts, Gpu, Trial
 from fp8doctor.measured import NO_FP8_GEMM, best_bf16
 from fp8doctor.render.text import render
 from tests.facts_of import DECODER_468M
+
+GPU = Gpu(name="NVIDIA H200", vendor="nvidia", compute_capability="9.0", architecture=None, visible=True)
 
 
 @dataclass
@@ -167,3 +169,22 @@ def test_the_screen_shows_every_arm_with_its_time_and_why_one_has_none() -> None
     assert "  Timed: 3 variants in turn on NVIDIA H200, the whole model, 31 s, a copy of BF16 came out at 1.000\n" in screen
     assert "−278 ms a step, measured on NVIDIA H200" in screen
     assert "nothing was timed" not in screen
+
+
+def test_fp8_that_was_asked_for_and_is_not_there_stays_so_when_the_model_was_timed() -> None:
+    asked = msgspec.structs.replace(DECODER_468M.environment, variables={"ACCELERATE_MIXED_PRECISION": "fp8"})
+    seen = msgspec.structs.replace(DECODER_468M.training, gradients_seen=True)
+    base = msgspec.structs.replace(without_fp8(), environment=asked, training=seen)
+    verdict = diagnose(Of({"as_is": around(103.6), "bf16_compiled": around(92.7)}).facts(base)).verdict
+    assert verdict.status == "fp8_not_engaged"
+    assert verdict.step_ms == 103.6
+    assert "This model uses no FP8" not in verdict.summary
+
+
+def test_slower_fp8_that_no_check_explains_is_not_called_fine() -> None:
+    arms = {"as_is": around(38.0), "bf16": around(29.9)}
+    compiled = tuple(msgspec.structs.replace(each, compiled="") for each in DECODER_468M.network.linears)
+    base = msgspec.structs.replace(DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=compiled), gpus=(GPU,))
+    screen = render(diagnose(Of(arms).facts(base)))
+    assert "FP8 is slower than BF16 here, and no check of this version explains why." in screen
+    assert "Nothing was found" not in screen

@@ -33,7 +33,7 @@ def arms(facts: Facts, prescription: Sequence[Step]) -> list[ArmPlan]:
         for recipe in RECIPES:
             make = chain(strip_compile_marks, functools.partial(to_float8, recipe=recipe, skip=heads), functools.partial(compile_blocks, lists=lists))
             plans.append(ArmPlan(f"float8_{recipe}", make, (f"convert-{recipe}", "compile-blocks" if lists else "compile-model"), fp8=True))
-    return [*plans, ArmPlan(SELF_CHECK, plans[1].make if in_fp8 or compiled else as_it_is, fp8=False)]
+    return [*plans, ArmPlan(SELF_CHECK, eager_bf16, fp8=False)]
 
 
 def _prescribed(prescription: Sequence[Step], lists: Sequence[str]) -> list[ArmPlan]:

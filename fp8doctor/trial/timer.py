@@ -10,7 +10,7 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -46,24 +46,32 @@ def visit_ms(step: Callable[[], object], device: torch.device, steps: int = STEP
 
 
 def interleave(
-    steps: Mapping[Hashable, Callable[[], object]],
+    steps: Mapping[tuple[str, int], Callable[[], object]],
     device: torch.device,
     until: float,
-) -> dict[Hashable, list[float]]:
+) -> dict[tuple[str, int], list[float]]:
     """Visit every step once a round until the clock (``time.monotonic``) passes ``until`` or all are known sharply.
 
-    Each round has an order of its own: a step that follows one that heats the GPU finds lower clocks, and that must
-    not always be the same one. Returns the samples of each, in ms, one per round and all of one length.
+    A key is an arm and the number of a cut, the deepest last. Each round has an order of its own: an arm that follows
+    one that heats the GPU finds lower clocks, and that must not always be the same one. The cuts of an arm are visited
+    together, after one uncounted step of the deepest, because their difference is what the full depth is predicted
+    from. Returns the samples of each, in ms, one per round and all of one length.
     """
-    samples: dict[Hashable, list[float]] = {key: [] for key in steps}
+    samples: dict[tuple[str, int], list[float]] = {key: [] for key in steps}
+    cuts: dict[str, list[tuple[str, int]]] = {}
+    for key in steps:
+        cuts.setdefault(key[0], []).append(key)
     shuffle = random.Random(0).shuffle
     for number in range(MOST_ROUNDS):
         if number >= LEAST_ROUNDS and (time.monotonic() > until or all(map(_sharp, samples.values()))):
             break
-        order = list(steps)
-        shuffle(order)
-        for key in order:
-            samples[key].append(visit_ms(steps[key], device))
+        arms = list(cuts)
+        shuffle(arms)
+        for arm in arms:
+            if len(cuts[arm]) > 1:
+                steps[cuts[arm][-1]]()
+            for key in cuts[arm]:
+                samples[key].append(visit_ms(steps[key], device))
     return samples
 
 

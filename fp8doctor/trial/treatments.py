@@ -89,7 +89,10 @@ def to_float8(model: nn.Module, recipe: str, skip: Sequence[str] = ()) -> nn.Mod
     def wanted(module: nn.Module, name: str) -> bool:
         return name not in skip and all(size % ALIGNMENT == 0 for size in module.weight.shape)  # type: ignore[union-attr]
 
-    return cast(nn.Module, convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(recipe), module_filter_fn=wanted))
+    converted = cast(nn.Module, convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(recipe), module_filter_fn=wanted))
+    if not any(layer.use == "training" for module in converted.modules() for layer in recognise(module, {})):
+        raise NotTried("it has no nn.Linear that torchao could convert")
+    return converted
 
 
 def stop_checkpointing(model: nn.Module) -> nn.Module:

@@ -16,8 +16,8 @@ CPU = torch.device("cpu")
 
 def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample() -> None:
     order: list[str] = []
-    samples = interleave({name: (lambda name=name: order.append(name)) for name in "ABC"}, CPU, until=0.0)
-    assert {name: len(times) for name, times in samples.items()} == dict.fromkeys("ABC", LEAST_ROUNDS)
+    samples = interleave({(name, 0): (lambda name=name: order.append(name)) for name in "ABC"}, CPU, until=0.0)
+    assert {key: len(times) for key, times in samples.items()} == dict.fromkeys([("A", 0), ("B", 0), ("C", 0)], LEAST_ROUNDS)
     rounds = ["".join(order[at : at + 3 * STEPS_PER_VISIT : STEPS_PER_VISIT]) for at in range(0, len(order), 3 * STEPS_PER_VISIT)]
     assert [sorted(each) for each in rounds] == [["A", "B", "C"]] * LEAST_ROUNDS
     assert len({each.index("B") for each in rounds}) == 3
@@ -26,14 +26,22 @@ def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample() -> None:
 def test_rounds_end_at_the_most_even_with_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = random.Random(1)
     monkeypatch.setattr(timer, "visit_ms", lambda step, device: noise.uniform(1, 2))
-    samples = interleave({"A": lambda: None}, CPU, until=time.monotonic() + 3600)
-    assert len(samples["A"]) == MOST_ROUNDS
+    samples = interleave({("A", 0): lambda: None}, CPU, until=time.monotonic() + 3600)
+    assert len(samples["A", 0]) == MOST_ROUNDS
 
 
 def test_rounds_end_when_every_arm_is_known_sharply(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer, "visit_ms", lambda step, device: 10.0)
-    samples = interleave({"A": lambda: None, "B": lambda: None}, CPU, until=time.monotonic() + 3600)
-    assert len(samples["A"]) == LEAST_ROUNDS
+    samples = interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, until=time.monotonic() + 3600)
+    assert len(samples["A", 0]) == LEAST_ROUNDS
+
+
+def test_the_cuts_of_an_arm_are_visited_together_after_a_step_of_the_deepest() -> None:
+    order: list[str] = []
+    interleave({(arm, cut): (lambda arm=arm, cut=cut: order.append(f"{arm}{cut}")) for arm in "AB" for cut in (0, 1)}, CPU, until=0.0)
+    one = {arm: [f"{arm}1", *[f"{arm}0"] * STEPS_PER_VISIT, *[f"{arm}1"] * STEPS_PER_VISIT] for arm in "AB"}
+    first = order[: 2 * len(one["A"])]
+    assert first in ([*one["A"], *one["B"]], [*one["B"], *one["A"]])
 
 
 def test_the_first_step_of_a_visit_is_not_counted() -> None:
