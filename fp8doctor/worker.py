@@ -65,8 +65,8 @@ class Stage(msgspec.Struct, tag=True):
     """The child begins something; ``text`` completes "while ..."."""
 
     text: str
-    limit_s: float | None = None
-    """Longest time it may take; None takes the limit for loading."""
+    timing: bool = False
+    """Whether it belongs to the trial, which has a limit of its own."""
     arm: str | None = None
     """The arm of the trial that is being built, which is left out if the child dies of it."""
 
@@ -154,6 +154,7 @@ class _ArmFailed(Exception):
 def _examined(request: dict[str, Any], facts: Facts, load_timeout: float, progress: Callable[[str], None]) -> Examination:
     """One child from its start to its end."""
     doing, began, limit, arm = "starting", time.monotonic(), load_timeout, None
+    trial_limit = TRIAL_LIMIT * request["trial"]["budget_s"] + TRIAL_GRACE_S if request["trial"] else load_timeout
     decoder = msgspec.json.Decoder(Message)
     with _Child(request) as child:
         for line in child.lines():
@@ -170,7 +171,7 @@ def _examined(request: dict[str, Any], facts: Facts, load_timeout: float, progre
             except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
                 return _incomplete(facts, f"something other than fp8doctor wrote to its channel while {doing}, and the worker was stopped")
             if isinstance(message, Stage):
-                doing, began, limit, arm = message.text, time.monotonic(), message.limit_s or load_timeout, message.arm
+                doing, began, limit, arm = message.text, time.monotonic(), trial_limit if message.timing else load_timeout, message.arm
                 progress(doing)
             elif isinstance(message, Lost):
                 raise _ArmFailed(message.arm, message.reason)
@@ -358,7 +359,7 @@ def _trial(channel: _Channel, job: Job, facts: Facts, order: TrialOrder, skip: d
     hypotheses = diagnose(facts, select=order.select, ignore=order.ignore, checks=tuple(map(Path, order.checks))).prescription
 
     def progress(text: str, arm: str | None) -> None:
-        channel.send(Stage(text, limit_s=TRIAL_LIMIT * order.budget_s + TRIAL_GRACE_S, arm=arm))
+        channel.send(Stage(text, timing=True, arm=arm))
 
     try:
         return run_trial(job, facts, hypotheses, device, budget_s=order.budget_s, progress=progress, skip=skip)

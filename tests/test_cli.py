@@ -329,6 +329,11 @@ def test_ctrl_c(worker: Worker) -> None:
     assert result.stderr.strip() == "fp8doctor: interrupted"
 
 
+def heed_interrupts() -> None:
+    """A job that a shell put into the background ignores SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_of_a_real_process(tmp_path: Path) -> None:
     script = (
         "import sys, time, types\n"
@@ -337,7 +342,7 @@ def test_ctrl_c_of_a_real_process(tmp_path: Path) -> None:
         "from fp8doctor.cli import main\n"
         "main(['model.py'])\n"
     )
-    running = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    running = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=heed_interrupts)
     assert running.stdout
     assert running.stdout.readline() == "ready\n"
     time.sleep(0.1)

@@ -232,7 +232,8 @@ def test_a_parent_that_is_stopped_takes_the_worker_with_it(number: signal.Signal
     )
     root = str(Path(fp8doctor.__file__).resolve().parents[1])
     code = f"import sys; sys.path.insert(0, {root!r})\nfrom fp8doctor.worker import examine_in_worker\nexamine_in_worker('net.py', progress=lambda text: None)"
-    parent = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # a job in the background of a shell ignores it
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True, **heeding)
     pid = tmp_path / "own.pid"
     until = time.monotonic() + 30
     while not pid.exists() and time.monotonic() < until:

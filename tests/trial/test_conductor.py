@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -17,7 +18,7 @@ from torchao.float8 import convert_to_float8_training
 from fp8doctor.facts import Arm, Target, Trial, Workload
 from fp8doctor.job import Job
 from fp8doctor.trial import conductor, timer
-from fp8doctor.trial.conductor import SELF_CHECK, ArmPlan, conduct
+from fp8doctor.trial.conductor import ArmPlan, conduct
 from fp8doctor.trial.treatments import NotTried, compile_blocks, strip_compile_marks, to_bf16
 
 CPU = torch.device("cpu")
@@ -63,7 +64,6 @@ def job(blocks: int = 26, **settings: Any) -> Job:
 
 AS_IS = ArmPlan("as_is", lambda model: model, fp8=True)
 BF16 = ArmPlan("bf16", lambda model: to_bf16(strip_compile_marks(model)), fp8=False)
-AGAIN = ArmPlan(SELF_CHECK, BF16.make, fp8=False)
 PRESCRIBED = ArmPlan("prescribed", lambda model: compile_blocks(model, ["blocks"]), ("compile-blocks",), fp8=True)
 
 
@@ -104,27 +104,63 @@ def test_a_short_model_is_measured_whole() -> None:
     assert result.arms[0].fp8_gemms == 3 * 2 * 3
 
 
-def test_a_planted_slowdown_is_found() -> None:
-    arms = run(job(blocks=3), BF16, ArmPlan("slow", slowed(0.05), fp8=False))
-    assert 45 < arms["slow"].step_ms - arms["bf16"].step_ms < 120  # type: ignore[operator]
+class Clock:
+    """A clock that only a step moves, so that no load of the machine is in a test."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
-def slowed(seconds: float) -> Callable[[nn.Module], nn.Module]:
+CLOCK = Clock()
+STEP_MS = 10.0
+
+
+class Ticking(Decoder):
+    """A model whose forward takes `STEP_MS` by that clock."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        CLOCK.now_s += STEP_MS / 1e3
+        return super().forward(tokens)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=CLOCK, monotonic=time.monotonic))
+
+
+def slowed(share: float) -> Callable[[nn.Module], nn.Module]:
+    """BF16 with a forward that takes so much longer."""
+
     def make(model: nn.Module) -> nn.Module:
         model = BF16.make(model)
         forward = model.forward
-        model.forward = lambda *arguments: (time.sleep(seconds), forward(*arguments))[1]  # type: ignore[method-assign]
+
+        def slow(tokens: torch.Tensor) -> torch.Tensor:
+            CLOCK.now_s += share * STEP_MS / 1e3
+            return forward(tokens)
+
+        model.forward = slow  # type: ignore[method-assign]
         return model
 
     return make
 
 
-def test_a_copy_that_differs_makes_the_trial_unreliable() -> None:
-    result = trial(job(blocks=3), BF16, ArmPlan(SELF_CHECK, slowed(0.05), fp8=False))
-    assert result.self_check_ratio is not None
-    assert result.self_check_ratio < 0.9
-    assert not result.reliable
-    assert "against its own copy" in (result.reason or "")
+@pytest.mark.usefixtures("clock")
+def test_a_planted_slowdown_of_ten_percent_is_found() -> None:
+    arms = run(job(model=Ticking(3).bfloat16()), BF16, ArmPlan("slow", slowed(0.10), fp8=False))
+    assert arms["bf16"].step_ms == pytest.approx(STEP_MS)
+    assert arms["slow"].step_ms == pytest.approx(1.10 * STEP_MS)
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(("share", "reliable"), [(0.0, True), (0.01, True), (0.03, False)])
+def test_a_copy_that_differs_makes_the_trial_unreliable(share: float, reliable: bool) -> None:
+    result = trial(job(model=Ticking(3).bfloat16()), BF16, ArmPlan("bf16_again", slowed(share), fp8=False))
+    assert result.self_check_ratio == pytest.approx(1 / (1 + share))
+    assert result.reliable is reliable
+    assert ("against its own copy" in (result.reason or "")) is not reliable
 
 
 def failing(error: Exception) -> ArmPlan:
@@ -212,7 +248,7 @@ def digest(of: Job) -> list[object]:
         numpy.random.get_state()[1].tolist(),
         torch.get_rng_state(),
         [len(_debug_get_cache_entry_list(each.forward.__code__)) for each in (Block, Decoder)],
-        dict(torch._dynamo.utils.counters),
+        {kind: dict(counted) for kind, counted in torch._dynamo.utils.counters.items()},
         torch.is_grad_enabled(),
         torch.get_default_dtype(),
     ]

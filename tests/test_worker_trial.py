@@ -1,0 +1,107 @@
+"""The trial in a worker: an arm that takes the process down costs that arm, and a device that is not there is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fp8doctor import worker
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Arm
+from fp8doctor.order import TrialOrder
+from fp8doctor.record import NOT_RECORDED
+from fp8doctor.worker import Examination, examine_in_worker
+
+MODEL = """
+import os
+import time
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+    def compile(self, *arguments, **options):
+        {compile}
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+def build_model():
+    return Model()
+
+def example_batch():
+    return torch.ones(16, 32)
+"""
+
+
+def tried(folder: Path, compile: str, budget_s: float = 5.0) -> tuple[Examination, dict[str, Arm], list[str]]:
+    (folder / "model.py").write_text(MODEL.replace("{compile}", compile))
+    said: list[str] = []
+    examination = examine_in_worker(str(folder / "model.py"), trial=TrialOrder(budget_s, "cpu"), progress=said.append)
+    return examination, {arm.name: arm for arm in examination.facts.trial.arms}, said
+
+
+def test_every_arm_of_a_model_without_fp8(tmp_path: Path) -> None:
+    examination, arms, said = tried(tmp_path, "super().compile(*arguments, backend='eager')")
+    assert examination.problem is None
+    assert {name: arm.tried for name, arm in arms.items()} == {"as_is": True, "bf16_compiled": True, "float8_tensorwise": True, "float8_rowwise": True}
+    assert arms["float8_tensorwise"].fp8_gemms == 2 * 3
+    assert "building the step as it is" in said
+
+
+def test_an_arm_that_ends_the_process_is_left_out_of_the_next(tmp_path: Path) -> None:
+    examination, arms, said = tried(tmp_path, "os._exit(7)")
+    assert examination.problem is None
+    assert arms["as_is"].tried
+    assert arms["bf16_compiled"].reason == "the process ended with exit code 7"
+    assert any("starting again without it" in line for line in said)
+    assert {name for name, arm in arms.items() if not arm.tried} == {"bf16_compiled", "float8_tensorwise", "float8_rowwise"}
+
+
+def test_an_arm_that_raises_costs_itself(tmp_path: Path) -> None:
+    _, arms, said = tried(tmp_path, "raise RuntimeError('no compiler here')")
+    assert arms["bf16_compiled"].reason == "it raises RuntimeError: no compiler here"
+    assert not any("starting again" in line for line in said)
+
+
+def test_an_arm_that_hangs_is_left_out_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "TRIAL_LIMIT", 0.0)
+    monkeypatch.setattr(worker, "TRIAL_GRACE_S", 20.0)
+    once = tmp_path / "hung"
+    examination, arms, said = tried(tmp_path, f"os.path.exists({str(once)!r}) or (open({str(once)!r}, 'w').close(), time.sleep(3600))")
+    assert examination.problem is None
+    assert arms["as_is"].tried
+    assert arms["float8_tensorwise"].tried
+    assert arms["bf16_compiled"].reason == "it took longer than 20 s"
+    assert any("starting again without it" in line for line in said)
+
+
+def test_without_an_order_nothing_is_timed(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL.replace("{compile}", "os._exit(7)"))
+    examination = examine_in_worker(str(tmp_path / "model.py"), progress=lambda text: None)
+    assert examination.facts.trial is NOT_RECORDED
+
+
+@pytest.mark.parametrize(
+    ("device", "sentence"),
+    [("cuda", "torch sees no CUDA device"), ("tpu", "is not a device"), ("meta", "cannot be timed on"), ("cuda:x", "is not a device")],
+)
+def test_a_device_that_is_not_there_is_the_users_mistake(tmp_path: Path, device: str, sentence: str) -> None:
+    import torch
+
+    if torch.cuda.is_available() and device == "cuda":
+        device, sentence = "cuda:99", "CUDA devices here"
+    (tmp_path / "model.py").write_text(MODEL.replace("{compile}", "pass"))
+    with pytest.raises(UserError, match=sentence):
+        examine_in_worker(str(tmp_path / "model.py"), trial=TrialOrder(5.0, device), progress=lambda text: None)
