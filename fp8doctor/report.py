@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
 from datetime import UTC, datetime
-from importlib import metadata, resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,6 +112,8 @@ class Report(Record, frozen=True, kw_only=True):
 @functools.cache
 def tool() -> Tool:
     """This version of fp8doctor; a bare checkout that was never installed reads its own setup.cfg."""
+    from importlib import metadata
+
     try:
         return Tool(version=metadata.version("fp8doctor"))
     except metadata.PackageNotFoundError:
@@ -176,5 +176,8 @@ def schema() -> dict[str, Any]:
 
 def shipped_schema() -> dict[str, Any]:
     """The schema file that ships with the package; a test holds it to `schema`."""
+    import json
+    from importlib import resources
+
     shipped: dict[str, Any] = json.loads(resources.files("fp8doctor").joinpath("report.schema.json").read_text("utf-8"))
     return shipped

@@ -52,26 +52,19 @@ def interleave(
 ) -> dict[tuple[str, int], list[float]]:
     """Visit every step once a round until the clock (``time.monotonic``) passes ``until`` or all are known sharply.
 
-    A key is an arm and the number of a cut, the deepest last. Each round has an order of its own: an arm that follows
-    one that heats the GPU finds lower clocks, and that must not always be the same one. The cuts of an arm are visited
-    together, after one uncounted step of the deepest, because their difference is what the full depth is predicted
-    from. Returns the samples of each, in ms, one per round and all of one length.
+    A key is an arm and the number of a cut. Each round has an order of its own: a step that follows one that heats the
+    GPU finds lower clocks, and that must not always be the same one. (Visiting the cuts of an arm together, after one
+    uncounted step of the deepest, predicted an 8B Llama on an H200 worse, by +3.4 % in the median against +1.6 %.) Returns the samples of each, in ms, one per round and all of one length.
     """
     samples: dict[tuple[str, int], list[float]] = {key: [] for key in steps}
-    cuts: dict[str, list[tuple[str, int]]] = {}
-    for key in steps:
-        cuts.setdefault(key[0], []).append(key)
     shuffle = random.Random(0).shuffle
     for number in range(MOST_ROUNDS):
         if number >= LEAST_ROUNDS and (time.monotonic() > until or all(map(_sharp, samples.values()))):
             break
-        arms = list(cuts)
-        shuffle(arms)
-        for arm in arms:
-            if len(cuts[arm]) > 1:
-                steps[cuts[arm][-1]]()
-            for key in cuts[arm]:
-                samples[key].append(visit_ms(steps[key], device))
+        order = list(steps)
+        shuffle(order)
+        for key in order:
+            samples[key].append(visit_ms(steps[key], device))
     return samples
 
 

@@ -36,14 +36,6 @@ def test_rounds_end_when_every_arm_is_known_sharply(monkeypatch: pytest.MonkeyPa
     assert len(samples["A", 0]) == LEAST_ROUNDS
 
 
-def test_the_cuts_of_an_arm_are_visited_together_after_a_step_of_the_deepest() -> None:
-    order: list[str] = []
-    interleave({(arm, cut): (lambda arm=arm, cut=cut: order.append(f"{arm}{cut}")) for arm in "AB" for cut in (0, 1)}, CPU, until=0.0)
-    one = {arm: [f"{arm}1", *[f"{arm}0"] * STEPS_PER_VISIT, *[f"{arm}1"] * STEPS_PER_VISIT] for arm in "AB"}
-    first = order[: 2 * len(one["A"])]
-    assert first in ([*one["A"], *one["B"]], [*one["B"], *one["A"]])
-
-
 def test_the_first_step_of_a_visit_is_not_counted() -> None:
     waits = iter([0.2, 0.001, 0.001])
     assert visit_ms(lambda: time.sleep(next(waits)), CPU) < 100
