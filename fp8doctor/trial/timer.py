@@ -54,7 +54,9 @@ def interleave(
 
     A key is an arm and the number of a cut. Each round has an order of its own: a step that follows one that heats the
     GPU finds lower clocks, and that must not always be the same one. (Visiting the cuts of an arm together, after one
-    uncounted step of the deepest, predicted an 8B Llama on an H200 worse, by +3.4 % in the median against +1.6 %.) Returns the samples of each, in ms, one per round and all of one length.
+    uncounted step of the deepest, predicted an 8B Llama on an H200 worse, by +3.4 % in the median against +1.6 %.)
+
+    Returns the samples of each, in ms, one per round and all of one length.
     """
     samples: dict[tuple[str, int], list[float]] = {key: [] for key in steps}
     shuffle = random.Random(0).shuffle
