@@ -353,6 +353,15 @@ class Gate:
         return self.min_speedup is not None and speedup is not None and speedup < self.min_speedup
 
 
+def own_step_failed(report: Report) -> str | None:
+    """Why the job's own training step raised in the trial; None when it did not."""
+    from fp8doctor.facts import recorded
+    from fp8doctor.measured import STEP_RAISES
+
+    reason = report.facts.trial.reason if recorded(report.facts.trial) else None
+    return reason if reason and reason.startswith(STEP_RAISES) else None
+
+
 def examine_and_deliver(target: str | None, options: dict[str, Any], gate: Gate | None = None, **workload: Any) -> int:
     """Examine in a worker, diagnose, deliver. An incomplete report is printed, and written nowhere."""
     wanted = order(options)
@@ -367,6 +376,9 @@ def examine_and_deliver(target: str | None, options: dict[str, Any], gate: Gate 
     report = diagnose(msgspec.structs.replace(examination.facts, assumed_gpu=wanted.assume_gpu), **wanted.checks)
     if examination.problem is None:
         code = deliver(report, wanted)
+        if failed := own_step_failed(report):
+            complain(failed)
+            return FAILED
         return FOUND if gate and gate.is_missed_by(report) else code
     show_report(report, wanted)
     complain(examination.problem)

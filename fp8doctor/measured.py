@@ -17,6 +17,9 @@ EVEN = 0.03
 NO_FP8 = "This model uses no FP8. "
 """How the summary of a timed model without FP8 begins."""
 
+STEP_RAISES = "the training step raises "
+"""How the reason of a trial begins whose model could be copied and whose own step failed."""
+
 NO_FP8_GEMM = "no FP8 GEMM was seen in its step"
 """The reason of an arm whose FP8 layers ran none; `fp8doctor.trial.conductor` writes it."""
 

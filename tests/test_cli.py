@@ -329,6 +329,15 @@ def test_ctrl_c(worker: Worker) -> None:
     assert result.stderr.strip() == "fp8doctor: interrupted"
 
 
+def test_a_step_that_raises_gives_the_static_report_and_code_2(worker: Worker) -> None:
+    trial = Trial(device="cuda", gpu="NVIDIA H200", blocks={}, arms=(), reliable=False, reason="the training step raises ValueError: shapes differ")
+    worker.facts = msgspec.structs.replace(DECODER_468M, trial=trial)
+    result = fp8doctor("model.py", "-q")
+    assert result.exit_code == 2
+    assert "CMP001 eager-float8" in result.stdout
+    assert result.stderr == "fp8doctor: the training step raises ValueError: shapes differ\n"
+
+
 def heed_interrupts() -> None:
     """A job that a shell put into the background ignores SIGINT, and so would its children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -21,7 +21,7 @@ from torch import nn
 from fp8doctor.facts import Arm, ArmCut, Trial
 from fp8doctor.interval import interval
 from fp8doctor.job import Job
-from fp8doctor.measured import NO_FP8_GEMM
+from fp8doctor.measured import NO_FP8_GEMM, STEP_RAISES
 from fp8doctor.trial import depth
 from fp8doctor.trial.compiling import give_own_code
 from fp8doctor.trial.depth import cleaned
@@ -117,7 +117,7 @@ def conduct(
         except torch.OutOfMemoryError:
             return _without_times(device, "the memory of the GPU is too small for even a cut of the model", budget_s, began)
         except Exception as error:
-            return _without_times(device, f"the training step raises {_sentence(error)}", budget_s, began)
+            return _without_times(device, f"{STEP_RAISES}{_sentence(error)}", budget_s, began)
         attempts = [Attempt(plan, reason=(skip or {}).get(plan.name)) for plan in arms]
         for attempt in attempts:
             if attempt.reason is not None:

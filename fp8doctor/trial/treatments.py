@@ -18,6 +18,10 @@ ALIGNMENT = 16
 """Elements to which both dimensions of an FP8 GEMM operand must be aligned. Source: ``torch._scaled_mm``."""
 
 
+TE_LINEAR = "transformer_engine.pytorch.module.linear.Linear"
+"""The one Transformer Engine layer that is a Linear and nothing else; the fused ones hold a norm or an activation too."""
+
+
 class NotTried(Exception):
     """The treatment does not apply to this model or cannot be carried out here; the message says why."""
 
@@ -69,7 +73,8 @@ def _twin(module: nn.Module) -> nn.Module | None:
     if traits.use == "storage":
         raise NotTried(f"its weights are stored in low precision ({type(module).__name__})")
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or traits.weight_class is not None:
+    is_linear = isinstance(module, nn.Linear) or traits.kind == TE_LINEAR
+    if not is_linear or not isinstance(weight, nn.Parameter) or traits.weight_class is not None:
         raise NotTried(f"there is no BF16 form of {type(module).__name__} yet")
     own_bias = bias if isinstance(bias, nn.Parameter) and bias.numel() > 0 else None
     twin = nn.Linear(weight.shape[1], weight.shape[0], bias=own_bias is not None, device="meta", dtype=weight.dtype)
