@@ -10,7 +10,7 @@ from torch import nn
 from fp8doctor.facts import Facts
 from fp8doctor.prescription import Step
 from fp8doctor.trial.conductor import SELF_CHECK, ArmPlan
-from fp8doctor.trial.treatments import compile_blocks, stop_checkpointing, strip_compile_marks, to_bf16, to_float8
+from fp8doctor.trial.treatments import compile_blocks, strip_compile_marks, to_bf16, to_float8
 
 RECIPES = ("tensorwise", "rowwise")
 """torchao recipes that are tried on a model without FP8."""
@@ -39,7 +39,6 @@ def arms(facts: Facts, prescription: Sequence[Step]) -> list[ArmPlan]:
 def _prescribed(prescription: Sequence[Step], lists: Sequence[str]) -> list[ArmPlan]:
     """One arm for everything that can be carried out on a replica, and one for each part of it where there are several."""
     cures: dict[str, Callable[[nn.Module], nn.Module]] = {
-        "stop-checkpointing": stop_checkpointing,
         "compile-blocks": functools.partial(compile_blocks, lists=lists),
         "compile-model": functools.partial(compile_blocks, lists=()),
     }

@@ -1,4 +1,4 @@
-"""What can be done to a replica: take FP8 out, put it in, compile, stop checkpointing.
+"""What can be done to a replica: take FP8 out, put it in, compile.
 
 Each treatment changes the replica it is given and returns nothing; one that cannot be done raises `NotTried` with the
 reason. The names are those of `fp8doctor.finding.Treatment`, so that a finding's hypothesis finds its arm.
@@ -7,7 +7,7 @@ reason. The names are those of `fp8doctor.finding.Treatment`, so that a finding'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 from torch import nn
 
@@ -98,15 +98,3 @@ def to_float8(model: nn.Module, recipe: str, skip: Sequence[str] = ()) -> nn.Mod
     if not any(layer.use == "training" for module in converted.modules() for layer in recognise(module, {})):
         raise NotTried("it has no nn.Linear that torchao could convert")
     return converted
-
-
-def stop_checkpointing(model: nn.Module) -> nn.Module:
-    """Activation checkpointing switched off: Hugging Face's flags, and torch's CheckpointWrapper taken off."""
-    for module in model.modules():
-        flagged: Any = module
-        if getattr(module, "gradient_checkpointing", None) is True:
-            flagged.gradient_checkpointing = False
-        for name, child in list(module.named_children()):
-            if any(cls.__name__ == "CheckpointWrapper" for cls in type(child).__mro__):
-                setattr(module, name, child._checkpoint_wrapped_module)
-    return model
