@@ -109,6 +109,8 @@ def conduct(
     Raises `DeviceLost` when an arm took the GPU's context down, so that a new process can go on without it.
     """
     began = time.monotonic()
+    if job.batch is None:
+        return _without_times(device, "there is no batch to run it on; give one, as example_batch() in a model file", budget_s, began)
     with undisturbed():
         try:
             bench = _bench(job, lists, device)
@@ -131,10 +133,13 @@ def conduct(
             bench.build(attempt)
         timed = [attempt for attempt in attempts if attempt.reason is None]
         progress(f"timing {len(timed)} variants of the step", None)
-        samples = bench.time(timed, until=began + budget_s * (1 - PROOF_SHARE))
-        for attempt in timed:
-            bench.prove(attempt)
-        trial = bench.report(attempts, samples, budget_s, time.monotonic() - began)
+        try:
+            samples = bench.time(timed, until=began + budget_s * (1 - PROOF_SHARE))
+            for attempt in timed:
+                bench.prove(attempt)
+            trial = bench.report(attempts, samples, budget_s, time.monotonic() - began)
+        except Exception as error:
+            trial = _without_times(device, f"a variant that had run before stopped the timing with {_sentence(error)}", budget_s, began)
         attempts.clear()
         timed.clear()
         bench.close()

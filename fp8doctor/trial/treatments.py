@@ -1,7 +1,7 @@
 """What can be done to a replica: take FP8 out, put it in, compile.
 
-Each treatment changes the replica it is given and returns nothing; one that cannot be done raises `NotTried` with the
-reason. The names are those of `fp8doctor.finding.Treatment`, so that a finding's hypothesis finds its arm.
+Each takes a replica, changes it and returns it; one that cannot be done raises `NotTried` with the
+reason. `fp8doctor.trial.arms` maps the names of findings' treatments to them.
 """
 
 from __future__ import annotations

@@ -222,6 +222,30 @@ def test_a_step_that_raises_is_the_trials_reason() -> None:
     assert "the training step raises AttributeError" in (result.reason or "")
 
 
+def test_without_a_batch_nothing_is_timed_and_no_step_is_blamed() -> None:
+    result = trial(job(batch=None), AS_IS)
+    assert result.arms == ()
+    assert result.reason == "there is no batch to run it on; give one, as example_batch() in a model file"
+
+
+def test_a_variant_that_fails_while_it_is_timed_leaves_a_reason() -> None:
+    def make(model: nn.Module) -> nn.Module:
+        forward, left = model.forward, [5]
+
+        def ending(tokens: torch.Tensor) -> torch.Tensor:
+            left[0] -= 1
+            if not left[0]:
+                raise RuntimeError("worn out")
+            return forward(tokens)
+
+        model.forward = ending  # type: ignore[method-assign]
+        return model
+
+    result = trial(job(blocks=3), AS_IS, ArmPlan("worn", make))
+    assert result.arms == ()
+    assert result.reason == "a variant that had run before stopped the timing with RuntimeError: worn out"
+
+
 class Skipping(Decoder):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.head(self.blocks[0](self.embedding(tokens)))
