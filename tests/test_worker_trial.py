@@ -45,7 +45,7 @@ def example_batch():
 """
 
 
-def tried(folder: Path, compile: str, budget_s: float = 5.0) -> tuple[Examination, dict[str, Arm], list[str]]:
+def tried(folder: Path, compile: str, budget_s: float = 60.0) -> tuple[Examination, dict[str, Arm], list[str]]:
     (folder / "model.py").write_text(MODEL.replace("{compile}", compile))
     said: list[str] = []
     examination = examine_in_worker(str(folder / "model.py"), trial=TrialOrder(budget_s, "cpu"), progress=said.append)
