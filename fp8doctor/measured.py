@@ -12,7 +12,7 @@ from fp8doctor.interval import Interval, interval
 from fp8doctor.report import Status, Verdict
 
 EVEN = 0.03
-"""A speedup within this of 1 is called even. Source: DESIGN."""
+"""A speedup within this of 1 is called even. A convention of this tool."""
 
 NO_FP8 = "This model uses no FP8. "
 """How the summary of a timed model without FP8 begins."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from fp8doctor.facts import Facts
+from fp8doctor.measured import uses_fp8
 from fp8doctor.prescription import Step
 from fp8doctor.trial.conductor import SELF_CHECK, ArmPlan
 from fp8doctor.trial.treatments import compile_blocks, strip_compile_marks, to_bf16, to_float8
@@ -20,7 +21,7 @@ def arms(facts: Facts, prescription: Sequence[Step]) -> list[ArmPlan]:
     """The arms for these facts, the most important first."""
     lists = [blocks.name for blocks in facts.network.blocks]
     compiled = any(linear.compiled is not None for linear in facts.network.linears)
-    in_fp8 = any(linear.use == "training" for linear in facts.network.linears)
+    in_fp8 = uses_fp8(facts)
     plans = [ArmPlan("as_is", as_it_is, fp8=in_fp8)]
     if in_fp8 or compiled:
         plans.append(ArmPlan("bf16", eager_bf16, fp8=False))
