@@ -254,6 +254,10 @@ class Training(Record, frozen=True, kw_only=True):
     trainer: TrainerArguments | None = NOT_RECORDED
     optimizer: str | None = NOT_RECORDED
     """Qualified class of the optimizer; None when none was given."""
+    use_cache: bool | None = NOT_RECORDED
+    """Whether a transformers model builds a KV cache in every training forward; None for models that have no such switch."""
+    alloc_retries: int | None = NOT_RECORDED
+    """Times CUDA's allocator had to free its cache and try again in this process so far; None without CUDA in use."""
     parameters_outside_optimizer: int | None = NOT_RECORDED
     """Trainable parameter tensors in no optimizer group; None without an optimizer."""
 
@@ -289,6 +293,15 @@ class ArmCut(Record, frozen=True, kw_only=True):
     """From the first step until nothing was compiled any more."""
     graphs_compiled: int = NOT_RECORDED
     graph_breaks: int = NOT_RECORDED
+    break_reasons: tuple[str, ...] = NOT_RECORDED
+    """Why Dynamo broke the graph, in its own words, each once, at most a few."""
+    recompilations: int = NOT_RECORDED
+    """Frames compiled again because a guard failed, from the first step on."""
+    recompile_reasons: tuple[str, ...] = NOT_RECORDED
+    left_eager: tuple[str, ...] = NOT_RECORDED
+    """Functions that reached the recompile limit, so that further calls run eagerly."""
+    alloc_retries: int | None = NOT_RECORDED
+    """Times the allocator had to free its cache and ask the GPU again (``num_alloc_retries``) while it warmed up."""
 
 
 class Arm(Record, frozen=True, kw_only=True):
@@ -297,6 +310,8 @@ class Arm(Record, frozen=True, kw_only=True):
     name: str = NOT_RECORDED
     """``as_is``, ``bf16``, ``bf16_compiled``, ``prescribed``, or the name of a treatment."""
     treatments: tuple[str, ...] = NOT_RECORDED
+    base: str | None = NOT_RECORDED
+    """The arm that this one changes, whose time minus its own is what the change saves; None where it changes none."""
     tried: bool = NOT_RECORDED
     reason: str | None = NOT_RECORDED
     """Why it was not tried, or why what was timed is not a number; None when it is one."""
@@ -308,11 +323,33 @@ class Arm(Record, frozen=True, kw_only=True):
     rounds_ms: tuple[float, ...] = NOT_RECORDED
     """One figure per interleaved round; the same round of two arms shares clocks and heat."""
     peak_gib: float | None = NOT_RECORDED
+    static_gib: float | None = NOT_RECORDED
+    """Of the peak: weights, buffers and optimizer state, at full depth."""
+    tokens_ratio: float = NOT_RECORDED
+    """Tokens of its step / tokens of the step as it is. Times are given for as many tokens as the step as it is has."""
     cuts: tuple[ArmCut, ...] = NOT_RECORDED
     fp8_gemms: int | None = NOT_RECORDED
     """FP8 GEMMs in one step of the deepest cut: kernels on CUDA, operators on a CPU."""
     graphs_run: int | None = NOT_RECORDED
     """Compiled regions entered in that step."""
+
+
+class Health(Record, frozen=True, kw_only=True):
+    """The GPU while the arms were timed, as NVML saw it, sampled."""
+
+    samples: int = NOT_RECORDED
+    sm_clock_low_mhz: int | None = NOT_RECORDED
+    sm_clock_median_mhz: int | None = NOT_RECORDED
+    sm_clock_high_mhz: int | None = NOT_RECORDED
+    power_median_w: float | None = NOT_RECORDED
+    power_limit_w: float | None = NOT_RECORDED
+    temperature_high_c: int | None = NOT_RECORDED
+    throttled_pct: dict[str, float] = NOT_RECORDED
+    """Reason why clocks were held back, in the words of `Gpu.throttle_reasons` -> share of the samples."""
+    other_processes: int | None = NOT_RECORDED
+    """Most compute processes seen besides this one."""
+    other_use_pct: float | None = NOT_RECORDED
+    """Most of the GPU that they used at one time; None where NVML does not tell."""
 
 
 class Trial(Record, frozen=True, kw_only=True):
@@ -327,6 +364,8 @@ class Trial(Record, frozen=True, kw_only=True):
     """BF16 / its own replica; 1.00 when nothing disturbed the timing."""
     reliable: bool = NOT_RECORDED
     reason: str | None = NOT_RECORDED
+    health: Health | None = NOT_RECORDED
+    """None on a CPU."""
     budget_s: float | None = NOT_RECORDED
     elapsed_s: float | None = NOT_RECORDED
 

@@ -38,6 +38,8 @@ class Treatment(Record, frozen=True, kw_only=True):
     summary: str
     code: str
     """Python, shell or YAML lines; no source code of the user's."""
+    layers: tuple[str, ...] = ()
+    """Names of the modules that it changes, as in the facts; empty when its name says it all."""
 
 
 class Finding(Record, frozen=True, kw_only=True):

@@ -10,7 +10,8 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Trial
 from fp8doctor.job import Job
 from fp8doctor.prescription import Step
-from fp8doctor.trial.conductor import DeviceLost, conduct
+from fp8doctor.trial.bench import DeviceLost
+from fp8doctor.trial.conductor import conduct
 
 __all__ = ["DeviceLost", "choose_device", "run_trial"]
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fp8doctor.job import Job
+from fp8doctor.trial.variant import Variant
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -46,16 +47,18 @@ def loss_of(job: Job, output: Any, batch: Any) -> torch.Tensor:
     return first.float().mean()
 
 
-def training_step(job: Job, model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, device: torch.device) -> Callable[[], torch.Tensor]:
-    """One step of the job on ``model``: every micro-batch forward and backward, then the optimizer. Returns the loss.
+def training_step(job: Job, variant: Variant, optimizer: torch.optim.Optimizer, device: torch.device) -> Callable[[], torch.Tensor]:
+    """One step of the job in this variant: every micro-batch forward and backward, then the optimizer. Returns the loss.
 
     The output stays alive during the backward, as it does in ``output = model(batch)`` of a user's loop: logits count
     in the peak of memory.
     """
 
+    model, batch = variant.model, variant.batch
+
     def step() -> torch.Tensor:
         for _ in range(job.workload.accumulate):
-            with torch.autocast(device.type, dtype=job.autocast) if job.autocast else nullcontext():
+            with torch.autocast(device.type, dtype=variant.autocast) if variant.autocast else nullcontext(), variant.around():
                 output = None if job.training_step else call(model, batch)
                 loss = job.training_step(model, batch) if job.training_step else loss_of(job, output, batch)
             loss.backward()
@@ -85,3 +88,18 @@ def optimizer_for(job: Job, parameters: Iterable[nn.Parameter], memo: Mapping[in
     takes = inspect.signature(kind.__init__).parameters
     accepted = {key: value for key, value in job.optimizer.defaults.items() if key in takes and key != "lr"}
     return cast(torch.optim.Optimizer, kind(groups, lr=0.0, **accepted))
+
+
+def like(optimizer: torch.optim.Optimizer, twins: Mapping[int, nn.Parameter], settings: Mapping[str, Any]) -> torch.optim.Optimizer:
+    """A new optimizer of the same class, groups and settings, over the twins of its parameters, with ``settings`` changed.
+
+    ``twins`` maps ``id`` of a parameter to what stands in its place; those that are not trained are left out.
+    """
+    kind, taken = type(optimizer), inspect.signature(type(optimizer).__init__).parameters
+    groups = []
+    for group in optimizer.param_groups:
+        trained = [twin for parameter in group["params"] if (twin := twins.get(id(parameter))) is not None and twin.requires_grad]
+        if trained:
+            groups.append({**{key: value for key, value in group.items() if key != "params"}, **settings, "params": trained})
+    defaults = {key: value for key, value in optimizer.defaults.items() if key in taken}
+    return kind(groups, **{**defaults, **settings})

@@ -17,9 +17,11 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.facts import Arm, Target, Trial, Workload
 from fp8doctor.job import Job
-from fp8doctor.trial import conductor, timer
-from fp8doctor.trial.conductor import ArmPlan, conduct
-from fp8doctor.trial.treatments import NotTried, compile_blocks, strip_compile_marks, to_bf16
+from fp8doctor.trial import bench, timer
+from fp8doctor.trial.arms import as_it_is, eager_bf16, on_model
+from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.treatments import NotTried, compile_blocks
+from fp8doctor.trial.variant import ArmPlan, Variant
 
 CPU = torch.device("cpu")
 
@@ -62,9 +64,9 @@ def job(blocks: int = 26, **settings: Any) -> Job:
     return Job(**{"model": model, "target": Target(), "workload": Workload(accumulate=1), "batch": batch, "loss": loss, **settings})
 
 
-AS_IS = ArmPlan("as_is", lambda model: model, fp8=True)
-BF16 = ArmPlan("bf16", lambda model: to_bf16(strip_compile_marks(model)), fp8=False)
-PRESCRIBED = ArmPlan("prescribed", lambda model: compile_blocks(model, ["blocks"]), ("compile-blocks",), fp8=True)
+AS_IS = ArmPlan("as_is", as_it_is, fp8=True)
+BF16 = ArmPlan("bf16", eager_bf16, fp8=False)
+PRESCRIBED = ArmPlan("prescribed", on_model(compile_blocks, lists=["blocks"]), ("compile-blocks",), fp8=True)
 
 
 def run(of: Job, *arms: ArmPlan, lists: tuple[str, ...] = ("blocks",), budget_s: float = 5.0) -> dict[str, Arm]:
@@ -130,19 +132,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=CLOCK, monotonic=time.monotonic))
 
 
-def slowed(share: float) -> Callable[[nn.Module], nn.Module]:
+def slowed(share: float) -> Callable[[Variant], Variant]:
     """BF16 with a forward that takes so much longer."""
 
-    def make(model: nn.Module) -> nn.Module:
-        model = BF16.make(model)
-        forward = model.forward
+    def make(variant: Variant) -> Variant:
+        variant = BF16.make(variant)
+        forward = variant.model.forward
 
         def slow(tokens: torch.Tensor) -> torch.Tensor:
             CLOCK.now_s += share * STEP_MS / 1e3
             return forward(tokens)
 
-        model.forward = slow  # type: ignore[method-assign]
-        return model
+        variant.model.forward = slow  # type: ignore[method-assign]
+        return variant
 
     return make
 
@@ -164,7 +166,7 @@ def test_a_copy_that_differs_makes_the_trial_unreliable(share: float, reliable: 
 
 
 def failing(error: Exception) -> ArmPlan:
-    def make(model: nn.Module) -> nn.Module:
+    def make(variant: Variant) -> Variant:
         raise error
 
     return ArmPlan("failing", make)
@@ -185,27 +187,26 @@ def test_an_arm_that_fails_costs_itself_only(error: Exception, reason: str) -> N
 
 
 def test_an_arm_without_its_proof_has_no_number() -> None:
-    arms = run(job(blocks=3), ArmPlan("as_is", BF16.make, fp8=True), ArmPlan("bf16", lambda model: model, fp8=False))
+    arms = run(job(blocks=3), ArmPlan("as_is", BF16.make, fp8=True), ArmPlan("bf16", as_it_is, fp8=False))
     assert arms["as_is"].reason == "no FP8 GEMM was seen in its step"
     assert arms["bf16"].reason == "18 FP8 GEMMs were seen in a BF16 step"
     assert not arms["as_is"].tried
 
 
 def test_an_arm_that_keeps_compiling_has_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conductor, "MOST_WARM_UP", 3)
+    monkeypatch.setattr(bench, "MOST_WARM_UP", 3)
 
-    def make(model: nn.Module) -> nn.Module:
-        model = strip_compile_marks(model)
+    def make(variant: Variant) -> Variant:
         inner, count = torch.compile(lambda x: x + 1, dynamic=False, backend="eager"), [8]
-        forward = model.forward
+        forward = variant.model.forward
 
         def growing(tokens: torch.Tensor) -> torch.Tensor:
             count[0] += 1
             inner(torch.zeros(count[0]))
             return forward(tokens)
 
-        model.forward = growing  # type: ignore[method-assign]
-        return model
+        variant.model.forward = growing  # type: ignore[method-assign]
+        return variant
 
     assert run(job(blocks=3), ArmPlan("as_is", make))["as_is"].reason == "it was still compiling while it was timed"
 
@@ -229,8 +230,8 @@ def test_without_a_batch_nothing_is_timed_and_no_step_is_blamed() -> None:
 
 
 def test_a_variant_that_fails_while_it_is_timed_leaves_a_reason() -> None:
-    def make(model: nn.Module) -> nn.Module:
-        forward, left = model.forward, [5]
+    def make(variant: Variant) -> Variant:
+        forward, left = variant.model.forward, [5]
 
         def ending(tokens: torch.Tensor) -> torch.Tensor:
             left[0] -= 1
@@ -238,8 +239,8 @@ def test_a_variant_that_fails_while_it_is_timed_leaves_a_reason() -> None:
                 raise RuntimeError("worn out")
             return forward(tokens)
 
-        model.forward = ending  # type: ignore[method-assign]
-        return model
+        variant.model.forward = ending  # type: ignore[method-assign]
+        return variant
 
     result = trial(job(blocks=3), AS_IS, ArmPlan("worn", make))
     assert result.arms == ()

@@ -1,0 +1,36 @@
+"""A variant of the training step, and the plan of an arm: what makes the variant out of the step as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One variant of the training step: the model and everything around it that a treatment may change."""
+
+    model: nn.Module
+    """A replica. Its parameters are those of the other arms unless a treatment has to replace them."""
+    batch: Any
+    """On the device of the trial."""
+    autocast: torch.dtype | None = None
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+    """A context of its own around every forward and loss, inside the autocast, such as ``te.autocast``."""
+    optimizer: Mapping[str, Any] | None = None
+    """Settings of the optimizer that differ from the job's, such as ``fused``; None shares the optimizer of the other arms."""
+
+
+@dataclass(frozen=True)
+class ArmPlan:
+    """One arm: its name, what makes it from the step as it is, and whether FP8 GEMMs must be seen in it."""
+
+    name: str
+    make: Callable[[Variant], Variant]
+    treatments: tuple[str, ...] = ()
+    fp8: bool | None = None
