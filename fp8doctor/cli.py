@@ -1,4 +1,4 @@
-"""The command line: the only place that prints, reads arguments or exits. Imports neither torch nor the user's code."""
+"""The command line: reads arguments, examines in a worker, delivers the report, exits. Imports neither torch nor the user's code."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fp8doctor.console import complain, complain_of_ourselves, progress, show, show_json, show_page, wants_ascii, wants_colour
 from fp8doctor.cost import GPUS, gpu_spec
 from fp8doctor.errors import UserError
 from fp8doctor.finding import SEVERITIES, Severity
@@ -422,98 +422,7 @@ def rendered(report: Report, wanted: Order, **terminal: Any) -> str:
     return text.render(report, verbose=wanted.verbose, quiet=wanted.quiet, **terminal)
 
 
-# Printing
-
-
 def show_report(report: Report, wanted: Order) -> None:
     width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns) if sys.stdout.isatty() else WIDEST
     text = rendered(report, wanted, width=width, colour=wants_colour(), ascii=wants_ascii())
     show(text.encode() if wanted.format == "json" else text)
-
-
-def wants_colour() -> bool:
-    """Whether stdout takes colours: NO_COLOR and FORCE_COLOR first, then whether it is a terminal that is not dumb."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
-
-
-def wants_ascii() -> bool:
-    """Whether the locale cannot show the glyphs. Python opens stdout in UTF-8 even in the C locale, so that is asked for by name."""
-    if (os.environ.get("LC_ALL") or os.environ.get("LANG")) in ("C", "POSIX"):
-        return True
-    try:
-        "✗✓–−·".encode(sys.stdout.encoding)
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
-def show(text: str | bytes) -> None:
-    """Print on stdout. A reader who has left early, such as ``head``, is no mistake."""
-    try:
-        if isinstance(text, str):
-            text = text.encode(sys.stdout.encoding, "replace").decode(sys.stdout.encoding)
-        click.echo(text, nl=False, color=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def show_page(text: str) -> None:
-    """Print lines of our own."""
-    from fp8doctor.render.terminal import to_ascii
-
-    show((to_ascii(text) if wants_ascii() else text) + "\n")
-
-
-def show_json(data: Any) -> None:
-    from fp8doctor.record import encode
-
-    show(encode(data))
-
-
-@contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A function that says on stderr what is being done: one line that changes on a terminal, a line each elsewhere."""
-    if quiet:
-        yield lambda text: None
-    elif not sys.stderr.isatty():
-        yield complain
-    else:
-        from threading import Event, Thread
-
-        from tqdm import tqdm
-
-        with tqdm(bar_format="{desc} {elapsed}", leave=False, file=sys.stderr) as bar:
-            ended = Event()
-
-            def tick() -> None:
-                while not ended.wait(0.5):
-                    bar.refresh()
-
-            thread = Thread(target=tick, daemon=True)
-            thread.start()
-            try:
-                yield bar.set_description_str
-            finally:
-                ended.set()
-                thread.join()
-
-
-def complain(sentence: str, detail: str = "") -> None:
-    """Say something on stderr, and below it the user's own frames where there are some."""
-    from fp8doctor.render.terminal import harmless, harmless_lines
-
-    click.echo(f"fp8doctor: {harmless(sentence)}", err=True)
-    if detail:
-        click.echo("\n".join(harmless_lines(detail)), err=True)
-
-
-def complain_of_ourselves(error: Exception, *, verbose: bool) -> None:
-    complain(
-        f"internal error, {type(error).__name__}: {error}. This is a mistake of fp8doctor, not yours: please report it with what the same command says with -v."
-    )
-    if verbose:
-        import traceback
-
-        click.echo("".join(traceback.format_exception(error)), err=True)
