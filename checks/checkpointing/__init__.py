@@ -1,0 +1,1 @@
+"""Activation checkpointing: what it costs, and whether it is needed."""

@@ -1,0 +1,1 @@
+"""Several GPUs: what is sent between them, and when."""

@@ -1,0 +1,1 @@
+"""LoRA: what the adapters cost, and what a frozen base leaves to gain."""

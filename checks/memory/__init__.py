@@ -1,0 +1,1 @@
+"""Memory: where it goes, and what takes more than BF16."""

@@ -1,0 +1,1 @@
+"""Numerics: recipes and layers that lose precision."""
