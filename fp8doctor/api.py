@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from fp8doctor import cost, diagnose, workload
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Target, recorded
+from fp8doctor.facts import Facts, Network, Target, recorded
 from fp8doctor.job import Job, checked_accumulate, checked_autocast, checked_batch, is_optimizer, is_trainer, plan_of
 from fp8doctor.record import NOT_RECORDED
 from fp8doctor.report import Report
@@ -27,6 +28,7 @@ def inspect_model(
     accumulate: int = 1,
     trial: bool = True,
     budget_s: float = 60,
+    layers: int | None = None,
     device: str | None = None,
     assume_gpu: str | None = None,
     select: str | Sequence[str] | None = None,
@@ -39,6 +41,9 @@ def inspect_model(
     not called on your model. ``autocast`` is the dtype the step runs under, ``accumulate`` the micro-batches of a step.
     ``trial`` times copies of the model for about ``budget_s`` seconds on ``device`` (None: the current CUDA device, and
     without one nothing is timed; ``cpu`` works and says nothing about a GPU).
+    ``layers`` looks at a copy with so many blocks of every list of repeated blocks instead, for a model that is too large or
+    too slow to time: the report is about that smaller model, and its name says so. Without it the trial cuts by itself where
+    that pays, and predicts the step of the whole.
     ``assume_gpu`` names the GPU whose costs are modelled; ``select`` and ``ignore`` hold prefixes of codes.
 
     Raises TypeError or ValueError in a sentence for what does not fit.
@@ -58,6 +63,8 @@ def inspect_model(
         accumulate = accumulate if accumulate != 1 else plan.accumulate
     if not isinstance(budget_s, (int, float)) or not 0 < budget_s < float("inf"):
         raise ValueError(f"budget_s has to be a positive number of seconds, not {budget_s!r}")
+    if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or layers < 1):
+        raise ValueError(f"layers has to be a whole number of blocks, 1 or more, not {layers!r}")
     gpu = _known_gpu(assume_gpu)
     selected, ignored = _codes("select", select), _codes("ignore", ignore)
     made = workload.resolve(root, checked_batch(batch, "batch") if batch is not None else None, plan=plan)
@@ -76,6 +83,8 @@ def inspect_model(
     )
     from fp8doctor.examine import examine
 
+    if layers is not None:
+        job = _cut(job, examine(job).network, layers)
     facts = msgspec.structs.replace(examine(job), assumed_gpu=gpu)
     if optimizer is not None and job.optimizer is None:
         facts = _with_uncalled_optimizer(facts, optimizer)
@@ -96,6 +105,26 @@ def _timed(job: Job, facts: Facts, device: str | None, budget_s: float, selected
         return facts
     hypotheses = diagnose.diagnose(facts, select=selected, ignore=ignored).prescription
     return msgspec.structs.replace(facts, trial=run_trial(job, facts, hypotheses, where, budget_s=budget_s, progress=lambda text, arm: None))
+
+
+def _cut(job: Job, network: Network, layers: int) -> Job:
+    """The job on a copy, over the very parameters, that keeps the first ``layers`` blocks of every list; its name says so."""
+    from fp8doctor.trial.depth import cleaned
+    from fp8doctor.trial.replica import NotReplicable, replicate, unwrapped
+
+    if not network.blocks:
+        raise ValueError(f"layers={layers}, and the model has no list of repeated blocks to cut")
+    longer = {blocks.name: blocks.count for blocks in network.blocks if blocks.count > layers}
+    if not longer:
+        return job
+    try:
+        cuts = {name: range(layers) for name, _ in unwrapped(job.model).named_modules() if cleaned(name) in longer}
+        model = replicate(job.model, cuts=cuts, share=True)[0]
+    except NotReplicable as error:
+        raise ValueError(f"layers={layers}: {error}") from None
+    of = " + ".join(map(str, longer.values()))
+    target = msgspec.structs.replace(job.target, name=f"{job.target.name} cut to {layers} of {of} blocks")
+    return replace(job, model=model, target=target)
 
 
 def _checked_model(model: Any) -> Any:

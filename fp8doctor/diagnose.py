@@ -14,6 +14,7 @@ from fp8doctor.measured import NO_FP8, measured, timed
 from fp8doctor.overview import fp8_was_asked_for
 from fp8doctor.prescription import prescribe
 from fp8doctor.report import Report, Tool, Verdict, now, read_saved, tool
+from fp8doctor.timed_plan import as_timed
 
 
 def diagnose(
@@ -35,7 +36,7 @@ def diagnose(
         facts=facts,
         verdict=verdict(facts, findings),
         findings=findings,
-        prescription=prescribe(findings, {each.code: each.explained_by for each in catalogue}),
+        prescription=as_timed(prescribe(findings, {each.code: each.explained_by for each in catalogue}, facts), facts),
         outcomes=outcomes,
     )
 

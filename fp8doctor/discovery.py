@@ -54,7 +54,7 @@ def build(found: Found, file: str, layers: int | None = None) -> tuple[Any, Any]
             )
         return _checked(value, f"{found.attribute} in {file}"), None
     arguments = {} if layers is None else {"layers": layers}
-    if layers is not None and not _accepts(value, "layers"):
+    if layers is not None and not accepts(value, "layers"):
         raise UserError(f"--layers was given, but {call} does not accept 'layers': write 'def build_model(layers=...)'")
     if missing := [name for name in _required(value) if name not in arguments]:
         raise UserError(f"{call} needs arguments ({', '.join(missing)}): give them defaults, or write 'def build_model()' that calls it")
@@ -170,7 +170,8 @@ def _required(value: Callable[..., Any]) -> list[str]:
     return [each.name for each in parameters if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
 
 
-def _accepts(value: Callable[..., Any], name: str) -> bool:
+def accepts(value: Callable[..., Any], name: str) -> bool:
+    """Whether this can be called with an argument of that name."""
     try:
         inspect.signature(value).bind_partial(**{name: None})
     except (ValueError, TypeError):

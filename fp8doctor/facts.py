@@ -25,6 +25,8 @@ class Target(Record, frozen=True, kw_only=True):
     """File name, module name, or the class name of a live model."""
     attribute: str | None = NOT_RECORDED
     """The name in the file that gave the model (``build_model``, ``model``, ...)."""
+    layers: int | None = NOT_RECORDED
+    """Layers that ``--layers`` asked for, which makes it a cut of the user's model; None when it is whole."""
 
 
 class Package(Record, frozen=True, kw_only=True):
@@ -54,6 +56,8 @@ class Software(Record, frozen=True, kw_only=True):
     triton: str | None = NOT_RECORDED
     packages: dict[str, Package] = NOT_RECORDED
     """Installed packages of the FP8 world by import name; one that is absent is not installed."""
+    torchao_libraries: int | None = NOT_RECORDED
+    """Compiled libraries of torchao that are loaded; None when torchao is not imported, or brings none."""
 
 
 class Environment(Record, frozen=True, kw_only=True):
@@ -62,6 +66,12 @@ class Environment(Record, frozen=True, kw_only=True):
     variables: dict[str, str] = NOT_RECORDED
     deepspeed_fp8_section: bool | None = NOT_RECORDED
     """Whether the DeepSpeed configuration in use has an ``"fp8"`` section; None when there is no such configuration."""
+    backend_imports: dict[str, str | None] = NOT_RECORDED
+    """FP8 backend that Accelerate will import (TE, AO, MSAMP) -> why a fresh process cannot import it, None when it can or
+    this process has. Empty when nothing asks for FP8 through Accelerate, or there is no backend to take."""
+    debug_switches: dict[str, bool] = NOT_RECORDED
+    """Switches of this process that are set by a call: ``anomaly_detection``, ``deterministic_algorithms``,
+    ``fill_uninitialized_memory``, ``nvdlfw_inspect`` (Transformer Engine's debug tool, initialized)."""
 
 
 class Gpu(Record, frozen=True, kw_only=True):
@@ -145,6 +155,21 @@ class Blocks(Record, frozen=True, kw_only=True):
     """Linear-like layers in all of them together."""
 
 
+class Scaling(Record, frozen=True, kw_only=True):
+    """One way in which FP8 layers of the model are scaled, read back from their configuration."""
+
+    stack: str = NOT_RECORDED
+    layers: int = NOT_RECORDED
+    first: str = NOT_RECORDED
+    """Name of the first of these layers."""
+    forward_dtypes: tuple[str, ...] = NOT_RECORDED
+    """Float8 dtypes of input and weight in the forward GEMM, each once, such as ``float8_e4m3fn``."""
+    amax_history_len: int | None = NOT_RECORDED
+    """Steps that delayed scaling looks back over; None for every other scaling."""
+    amax_compute_algo: str | None = NOT_RECORDED
+    """``max`` or ``most_recent`` over that history; ``custom`` for a function; None for every other scaling."""
+
+
 class Network(Record, frozen=True, kw_only=True):
     """The module tree."""
 
@@ -166,6 +191,10 @@ class Network(Record, frozen=True, kw_only=True):
     norms: int = NOT_RECORDED
     ties: tuple[tuple[str, ...], ...] = NOT_RECORDED
     """Groups of parameter names that share one Parameter."""
+    broken_ties: tuple[tuple[str, str], ...] = NOT_RECORDED
+    """Pairs of parameter names that the model declares as tied (transformers) and that are two Parameters."""
+    quantization: str | None = NOT_RECORDED
+    """``quant_method`` of the model's configuration: ``bitsandbytes``, ``gptq``, ``fp8``, ...; None without one."""
     hooks: int = NOT_RECORDED
     """Forward and backward hooks on all modules together."""
     float8_parameters: int = NOT_RECORDED
@@ -174,6 +203,10 @@ class Network(Record, frozen=True, kw_only=True):
     """Classes that wrap the root, outermost first: OptimizedModule, DistributedDataParallel, ..."""
     vocabulary: int | None = NOT_RECORDED
     hidden_size: int | None = NOT_RECORDED
+    configured_name: str | None = NOT_RECORDED
+    """Last part of the name or path in the model's configuration, such as ``Llama-3.1-8B``; None without one."""
+    scalings: tuple[Scaling, ...] = NOT_RECORDED
+    """How the FP8 layers scale; those whose library keeps no such record, and TE's before a forward, are left out."""
 
 
 class CompileMark(Record, frozen=True, kw_only=True):
@@ -200,6 +233,8 @@ class Dynamo(Record, frozen=True, kw_only=True):
     frames_ok: int = NOT_RECORDED
     failures: tuple[str, ...] = NOT_RECORDED
     """Reasons of compilations that failed, scrubbed, at most a few."""
+    recompile_limit: int | None = NOT_RECORDED
+    """Versions of one function that Dynamo keeps before it leaves the function eager; not recorded before it is imported."""
 
 
 class Checkpointing(Record, frozen=True, kw_only=True):
@@ -211,6 +246,10 @@ class Checkpointing(Record, frozen=True, kw_only=True):
     active: bool | None = NOT_RECORDED
     """None when only a run can tell (a call to ``checkpoint`` inside ``forward``)."""
     reentrant: bool | None = NOT_RECORDED
+    library: str | None = NOT_RECORDED
+    """Package whose function recomputes: ``torch``, ``transformer_engine``, ``deepspeed``, ...; None where there is no one function."""
+    opens_fp8_autocast: bool | None = NOT_RECORDED
+    """Whether a forward inside the region opens Transformer Engine's autocast, so that the recompute does too; None without it."""
 
 
 class Accelerate(Record, frozen=True, kw_only=True):
@@ -221,6 +260,18 @@ class Accelerate(Record, frozen=True, kw_only=True):
     dynamo_backend: str | None = NOT_RECORDED
     prepared: bool = NOT_RECORDED
     """Whether this model went through ``prepare``."""
+    te_autocast: bool = NOT_RECORDED
+    """Whether ``prepare`` wrapped a forward of this model in Transformer Engine's FP8 autocast."""
+
+
+class Distributed(Record, frozen=True, kw_only=True):
+    """torch.distributed in this process, and what FSDP2 shards of the model."""
+
+    world_size: int = NOT_RECORDED
+    fsdp2_linears: tuple[str, ...] = NOT_RECORDED
+    """Names of the linear-like modules whose weight FSDP2 shards."""
+    shards: int | None = NOT_RECORDED
+    """Processes over which their weights are cut, the most of any; None when FSDP2 shards none."""
 
 
 class TrainerArguments(Record, frozen=True, kw_only=True):
@@ -235,14 +286,39 @@ class TrainerArguments(Record, frozen=True, kw_only=True):
     checkpointing: bool | None = NOT_RECORDED
 
 
+class Conversion(Record, frozen=True, kw_only=True):
+    """What was lost where the model file put an FP8 layer in the place of a Linear, as it stands when all is loaded."""
+
+    linears: int = NOT_RECORDED
+    """FP8 layers in the model that took the place of a Linear."""
+    without_hooks: tuple[str, ...] = NOT_RECORDED
+    """Layers whose predecessor had forward or backward hooks; they have none."""
+    without_forward: tuple[str, ...] = NOT_RECORDED
+    """Layers whose predecessor had a forward of its own; they do not run it."""
+    lost_forwards: tuple[str, ...] = NOT_RECORDED
+    """Qualified classes of those predecessors, each once."""
+    without_compile: tuple[str, ...] = NOT_RECORDED
+    """Layers whose predecessor was compiled; neither they nor a module above them is."""
+    bypassed: tuple[str, ...] = NOT_RECORDED
+    """Layers inside a ``torch.compile`` wrapper that was made around the predecessor, and calls it still."""
+    unfrozen: tuple[str, ...] = NOT_RECORDED
+    """Layers that are trainable and whose predecessor was frozen."""
+    untied: tuple[tuple[str, str], ...] = NOT_RECORDED
+    """Weight of a layer -> the parameter that its predecessor's weight still is."""
+
+
 class Training(Record, frozen=True, kw_only=True):
     """The state of training around the module tree."""
 
     mode: Literal["train", "eval"] = NOT_RECORDED
     autocast: str | None = NOT_RECORDED
     """Dtype of the autocast the step runs under; None without autocast."""
+    autocast_within: bool = NOT_RECORDED
+    """Whether the training step or a forward of the user's own opens an autocast, which only a run could look into."""
     gradients_seen: bool = NOT_RECORDED
     """Whether a parameter holds a gradient, which proves that a training step ran."""
+    optimizer_stepped: bool | None = NOT_RECORDED
+    """Whether the optimizer holds state, which proves that it took a step; None without an optimizer."""
     compile_marks: tuple[CompileMark, ...] = NOT_RECORDED
     compiled_elsewhere: tuple[str, ...] = NOT_RECORDED
     """Names in the model file that hold a compiled wrapper of this very model, which is not the one inspected."""
@@ -251,15 +327,21 @@ class Training(Record, frozen=True, kw_only=True):
     forward_chain: tuple[str, ...] = NOT_RECORDED
     """Qualified names of the wrappers around the root's forward, outermost first."""
     accelerate: Accelerate | None = NOT_RECORDED
+    distributed: Distributed | None = NOT_RECORDED
+    """None when torch.distributed is not initialized in this process."""
     trainer: TrainerArguments | None = NOT_RECORDED
     optimizer: str | None = NOT_RECORDED
     """Qualified class of the optimizer; None when none was given."""
     use_cache: bool | None = NOT_RECORDED
-    """Whether a transformers model builds a KV cache in every training forward; None for models that have no such switch."""
+    """Whether a transformers model builds a KV cache in every training forward with labels; None for models that never do."""
     alloc_retries: int | None = NOT_RECORDED
     """Times CUDA's allocator had to free its cache and try again in this process so far; None without CUDA in use."""
     parameters_outside_optimizer: int | None = NOT_RECORDED
     """Trainable parameter tensors in no optimizer group; None without an optimizer."""
+    first_outside_optimizer: tuple[str, ...] = NOT_RECORDED
+    """Names of the first few of them."""
+    conversion: Conversion | None = NOT_RECORDED
+    """None when nobody watched: only a model file that the worker loads converts under the doctor's eyes."""
 
 
 class Workload(Record, frozen=True, kw_only=True):
@@ -308,7 +390,9 @@ class Arm(Record, frozen=True, kw_only=True):
     """One variant of the training step: its time, and the proof that it ran what its name says."""
 
     name: str = NOT_RECORDED
-    """``as_is``, ``bf16``, ``bf16_compiled``, ``prescribed``, or the name of a treatment."""
+    """``as_is``, ``bf16``, ``bf16_compiled``, ``prescribed``, or the name of a treatment; ``without_adapters`` and
+    ``bf16_without_checkpointing`` are measurements; ``..._first`` is an arm as the first window saw it, where a final one
+    timed it again; ``combination`` is everything that gained, where less of it is faster."""
     treatments: tuple[str, ...] = NOT_RECORDED
     base: str | None = NOT_RECORDED
     """The arm that this one changes, whose time minus its own is what the change saves; None where it changes none."""
@@ -325,6 +409,8 @@ class Arm(Record, frozen=True, kw_only=True):
     peak_gib: float | None = NOT_RECORDED
     static_gib: float | None = NOT_RECORDED
     """Of the peak: weights, buffers and optimizer state, at full depth."""
+    beside: str | None = NOT_RECORDED
+    """The arm beside which it was timed alone, because the memory did not hold all at once; None when all took turns."""
     tokens_ratio: float = NOT_RECORDED
     """Tokens of its step / tokens of the step as it is. Times are given for as many tokens as the step as it is has."""
     cuts: tuple[ArmCut, ...] = NOT_RECORDED
@@ -364,6 +450,8 @@ class Trial(Record, frozen=True, kw_only=True):
     """BF16 / its own replica; 1.00 when nothing disturbed the timing."""
     reliable: bool = NOT_RECORDED
     reason: str | None = NOT_RECORDED
+    harm: tuple[str, ...] = NOT_RECORDED
+    """What the trial changed outside its copies of the model, put back where it could be; empty when nothing."""
     health: Health | None = NOT_RECORDED
     """None on a CPU."""
     budget_s: float | None = NOT_RECORDED
@@ -378,6 +466,9 @@ class Facts(Record, frozen=True, kw_only=True):
     environment: Environment = NOT_RECORDED
     gpus: tuple[Gpu, ...] = NOT_RECORDED
     """All GPUs NVML sees, the visible ones marked; empty when there is none."""
+    recipe_tries: dict[str, str | None] = NOT_RECORDED
+    """Recipe of the model -> why a tiny GEMM of its kind failed on this GPU, None when it ran. Empty when none was tried:
+    no CUDA in use in this process, or no recipe in the model that has such a GEMM."""
     network: Network = NOT_RECORDED
     training: Training = NOT_RECORDED
     workload: Workload = NOT_RECORDED

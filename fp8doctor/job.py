@@ -29,8 +29,13 @@ class Job:
     """``torch.dtype`` of the autocast the step runs under, or None."""
     trainer: Any = None
     """A transformers Trainer, or the TrainingArguments of a model file."""
+    rebuild: Callable[[int], tuple[Any, Any]] | None = None
+    """Builds the model with so many layers, and its optimizer or None, as the model file does. None where its function
+    takes no ``layers``. Raises `fp8doctor.errors.UserError`."""
     compiled_elsewhere: tuple[str, ...] = ()
     """Names in the model file that hold a compiled wrapper of this model."""
+    watched: Any = None
+    """The `fp8doctor.examine.conversion.Watch` that was on while the model file was loaded, or None."""
 
 
 @dataclass(frozen=True)

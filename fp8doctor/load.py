@@ -6,6 +6,7 @@ Importing this module imports no torch; `locate` and `compiled` run nothing of t
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import importlib
 import importlib.util
@@ -21,19 +22,26 @@ from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fp8doctor import workload
-from fp8doctor.discovery import blamed, build, find, harmless, in_words, user_frames
+from fp8doctor.discovery import Found, accepts, blamed, build, find, harmless, in_words, user_frames
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Target
 from fp8doctor.job import Job, checked_accumulate, checked_autocast, checked_batch, is_optimizer, is_trainer, is_training_arguments, plan_of
+
+if TYPE_CHECKING:
+    from fp8doctor.examine.conversion import Watch
 
 OTHER_FILES = {
     ".ipynb": "is a notebook; call fp8doctor.inspect_model(model) in one of its cells",
     ".json": "is JSON; a saved report is shown by 'fp8doctor report'",
 }
 """What to do with files that are not Python, by suffix."""
+
+
+WEIGHTS_SHARE = 0.5
+"""Share of the GPU's memory that the weights of the whole model may take beside its trial. A convention of this tool."""
 
 
 @dataclass(frozen=True)
@@ -128,19 +136,16 @@ def load(target: str, *, layers: int | None = None, batch: int | None = None, se
     file needs them.
     """
     source = locate(target)
-    module = _run(source)
-    names, file = vars(module), source.name
-    with blamed(f"looking for the model in {file}"):
-        found = find(module, source.attribute, file)
-        built, optimizer = build(found, file, layers)
+    with _watch() or contextlib.nullcontext() as watch:
+        module = _run(source)
+        names, file = vars(module), source.name
+        with blamed(f"looking for the model in {file}"):
+            found = find(module, source.attribute, file)
+            make = _maker(found, names, file)
+            built, optimizer = (_without_weights(make, layers) if _sizable(found) else None) or make(layers)
     trainer = built if is_trainer(built) else _trainer(names, built)
     plan = plan_of(trainer) if trainer is not None else None
     model = plan.model if plan and is_trainer(built) else built
-    if optimizer is None and (make := _function(names, "build_optimizer", file)):
-        with blamed(f"build_optimizer(model) in {file}"):
-            optimizer = make(model)
-        if not is_optimizer(optimizer):
-            raise UserError(f"build_optimizer(model) in {file} returned {type(optimizer).__name__}; it has to return an optimizer")
     if optimizer is None and plan:
         optimizer = plan.optimizer
     autocast = _setting(names, "autocast", checked_autocast, file)
@@ -167,8 +172,68 @@ def load(target: str, *, layers: int | None = None, batch: int | None = None, se
         training_step=training_step,
         autocast=autocast,
         trainer=trainer,
+        rebuild=make if _sizable(found) and trainer is None else None,
         compiled_elsewhere=_compiled_elsewhere(names, model),
+        watched=watch,
     )
+
+
+def _maker(found: Found, names: dict[str, Any], file: str) -> Callable[[int | None], tuple[Any, Any]]:
+    """What builds the model (or the Trainer) and its optimizer, if there is one, with so many layers; None leaves them to the file."""
+
+    def make(layers: int | None) -> tuple[Any, Any]:
+        built, optimizer = build(found, file, layers)
+        if optimizer is None and (make_optimizer := _function(names, "build_optimizer", file)):
+            with blamed(f"build_optimizer(model) in {file}"):
+                optimizer = make_optimizer(plan_of(built).model if is_trainer(built) else built)
+            if not is_optimizer(optimizer):
+                raise UserError(f"build_optimizer(model) in {file} returned {type(optimizer).__name__}; it has to return an optimizer")
+        return built, optimizer
+
+    return make
+
+
+def _sizable(found: Found) -> bool:
+    """Whether the model comes from a function that takes ``layers``."""
+    import torch
+
+    return not isinstance(found.value, torch.nn.Module) and not is_trainer(found.value) and accepts(found.value, "layers")
+
+
+def _without_weights(make: Callable[[int | None], tuple[Any, Any]], layers: int | None) -> tuple[Any, Any] | None:
+    """The model on the meta device, when it is too large to be built here; None when it is not, or cannot be built so.
+
+    Its modules, shapes and settings are those of the whole model, and the trial asks for smaller ones with weights.
+    """
+    import torch
+
+    try:
+        with torch.device("meta"):
+            model, optimizer = make(layers)
+    except UserError:
+        return None
+    if is_trainer(model) or not all(parameter.is_meta for parameter in model.parameters()):
+        return None
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return (model, optimizer) if weights > _room() else None
+
+
+def _room() -> float:
+    """Bytes of weights from which on a model is not built: half the GPU's memory, which has to hold the trial too, else the host's."""
+    import torch
+
+    if torch.cuda.is_available():
+        return WEIGHTS_SHARE * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _watch() -> Watch | None:
+    """Eyes on the conversion that the file may run; None before torch is loaded, which is for the file to do."""
+    if "torch" not in sys.modules:
+        return None
+    from fp8doctor.examine.conversion import Watch
+
+    return Watch()
 
 
 def _run(source: Source) -> ModuleType:

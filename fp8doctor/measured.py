@@ -23,6 +23,15 @@ STEP_RAISES = "the training step raises "
 NO_FP8_GEMM = "no FP8 GEMM was seen in its step"
 """The reason of an arm whose FP8 layers ran none; `fp8doctor.trial.conductor` writes it."""
 
+PRESCRIBED = "prescribed"
+"""The arm of everything together that is prescribed: what findings proposed, and what the trial found beside it."""
+
+FIRST = "_first"
+"""Behind the name of an arm that was timed again in the final window: what other arms of the first window are compared with."""
+
+COMBINATION = "combination"
+"""Everything that gained, together, where the best of it alone is faster."""
+
 
 def arm(trial: Trial, name: str) -> Arm | None:
     """The arm of that name, if it was timed."""
@@ -37,8 +46,8 @@ def best_bf16(facts: Facts) -> Arm | None:
 
 
 def best_fp8(facts: Facts) -> Arm | None:
-    """The fastest FP8 arm, the job as it is included when it runs in FP8."""
-    names = [each.name for each in facts.trial.arms if each.name not in ("bf16", "bf16_compiled") and (each.name != "as_is" or uses_fp8(facts))]
+    """The fastest total in FP8: the job as it is, as it is prescribed, or converted where it has no FP8."""
+    names = ("as_is", PRESCRIBED) if uses_fp8(facts) else [each.name for each in facts.trial.arms if each.name.startswith("float8_")]
     timed = [found for name in names if (found := arm(facts.trial, name))]
     return min(timed, key=lambda each: each.step_ms or 0.0, default=None)
 
@@ -49,8 +58,37 @@ def uses_fp8(facts: Facts) -> bool:
 
 
 def ratio(a: Arm, b: Arm) -> Interval:
-    """Time of ``a`` / time of ``b``, round by round, because a round shares clocks and heat."""
-    return interval([x / y for x, y in zip(a.rounds_ms, b.rounds_ms, strict=True)])
+    """Time of ``a`` / time of ``b``, round by round, because a round shares clocks and heat.
+
+    Arms of different windows share none: then the interval is as wide as both of theirs allow.
+    """
+    if len(a.rounds_ms) == len(b.rounds_ms):
+        return interval([x / y for x, y in zip(a.rounds_ms, b.rounds_ms, strict=True)])
+    over, under = interval(a.rounds_ms), interval(b.rounds_ms)
+    return Interval(median=over.median / under.median, low=over.low / under.high, high=over.high / under.low)
+
+
+def base_of(trial: Trial, of: Arm) -> Arm | None:
+    """The arm that ``of`` changes, if both were timed; recordings from before there was a base change the job as it is."""
+    if of.name in ("as_is", "bf16", "bf16_compiled"):
+        return None
+    name = of.base if recorded(of.base) else "as_is"
+    return arm(trial, name) if name else None
+
+
+def saved_ms(base: Arm, changed: Arm) -> Interval:
+    """What a change saves of a step, in ms, round by round."""
+    return interval([a - b for a, b in zip(base.rounds_ms, changed.rounds_ms, strict=True)])
+
+
+def stays_in_bf16(facts: Facts) -> Interval | None:
+    """What BF16 saves of the best total in FP8, in ms, when FP8 stays slower beyond doubt; None when it does not or is not known."""
+    if not recorded(facts.trial) or not recorded(facts.network) or not uses_fp8(facts):
+        return None
+    fp8, bf16 = best_fp8(facts), best_bf16(facts)
+    if fp8 is None or bf16 is None or ratio(bf16, fp8).high >= 1:
+        return None
+    return saved_ms(fp8, bf16)
 
 
 def timed(facts: Facts) -> Verdict | None:
@@ -59,7 +97,7 @@ def timed(facts: Facts) -> Verdict | None:
         return None
     as_is, bf16 = arm(facts.trial, "as_is"), best_bf16(facts)
     if as_is is None:
-        return _without_as_is(facts.trial)
+        return _without_as_is(facts.trial, bf16)
     tokens = facts.workload.tokens if recorded(facts.workload) else None
     accumulate = facts.workload.accumulate if recorded(facts.workload) and recorded(facts.workload.accumulate) else 1
     speed = tokens * accumulate / as_is.step_ms * 1e3 if tokens and as_is.step_ms else None
@@ -83,26 +121,31 @@ def timed(facts: Facts) -> Verdict | None:
     status: Status = "fp8_even" if even else "fp8_slower" if speedup.median < 1 else "fp8_faster"
     rate = f" ({speed:,.0f} tokens/s)" if speed else ""
     now = f"FP8 runs at {speedup.median:.2f}x of BF16: {as_is.step_ms:.1f} ms a step{rate}, best BF16 {bf16.step_ms:.1f} ms."
-    summary = f"{now}{_promise(facts.trial, bf16)}{where}"
+    summary = f"{now}{_promise(facts, bf16)}{where}"
     return Verdict(
         status=status, summary=summary, speedup=speedup.median, speedup_low=speedup.low, speedup_high=speedup.high, basis="measured",
         achievable_speedup=achievable, step_ms=as_is.step_ms, bf16_step_ms=bf16.step_ms, tokens_per_s=speed,
     )  # fmt: skip
 
 
-def _without_as_is(trial: Trial) -> Verdict:
+def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
     attempted = next((each for each in trial.arms if each.name == "as_is"), None)
     reason = (attempted.reason if attempted else None) or trial.reason or "no time was left"
     if reason == NO_FP8_GEMM:
-        return Verdict(status="fp8_not_engaged", summary="FP8 is set up and does not run: not one FP8 GEMM was seen in a training step.", basis="measured")
+        running = arm(trial, PRESCRIBED) or arm(trial, "te-autocast")
+        gives = f" Once it runs: {running.step_ms:.1f} ms, {ratio(bf16, running).median:.2f}x of BF16." if running and bf16 else ""
+        summary = f"FP8 is set up and does not run: not one FP8 GEMM was seen in a training step.{gives}"
+        return Verdict(status="fp8_not_engaged", summary=summary, basis="measured")
     return Verdict(status="not_measured", summary=f"The step could not be timed: {reason}.")
 
 
-def _promise(trial: Trial, bf16: Arm) -> str:
-    prescribed = arm(trial, "prescribed")
-    if prescribed is None:
-        return ""
-    return f" With the changes below: {prescribed.step_ms:.1f} ms, {ratio(bf16, prescribed).median:.2f}x of BF16."
+def _promise(facts: Facts, bf16: Arm) -> str:
+    """What the plan gives, or that nothing that was tried makes FP8 as fast as BF16."""
+    prescribed, as_is = arm(facts.trial, PRESCRIBED), arm(facts.trial, "as_is")
+    stays = " Nothing that was tried makes FP8 as fast: stay in BF16." if stays_in_bf16(facts) else ""
+    if prescribed is None or as_is is None or saved_ms(as_is, prescribed).high <= 0:
+        return stays
+    return f" With the changes below: {prescribed.step_ms:.1f} ms, {ratio(bf16, prescribed).median:.2f}x of BF16.{stays}"
 
 
 def _offer(trial: Trial, bf16: Arm | None, fp8: Arm | None) -> str:
@@ -124,14 +167,12 @@ def measured(facts: Facts, findings: Sequence[Finding], outcomes: Sequence[Outco
 
     A refuted finding keeps its saving, zero or negative, and becomes information.
     """
-    as_is = arm(facts.trial, "as_is") if recorded(facts.trial) else None
-    if as_is is None:
+    if not recorded(facts.trial):
         return tuple(findings), tuple(outcomes)
     weighed, refuted = [], {}
     for finding in findings:
-        alone = next((each for each in facts.trial.arms if finding.treatment and each.tried and each.treatments == (finding.treatment.name,)), None)
-        if alone is not None:
-            saved = interval([a - b for a, b in zip(as_is.rounds_ms, alone.rounds_ms, strict=True)])
+        saved = _saved_alone(facts, finding)
+        if saved is not None:
             saving = Saving(low=saved.low, high=saved.high, basis="measured", gpu=facts.trial.gpu or facts.trial.device.upper())
             finding = msgspec.structs.replace(finding, saving_ms=saving)
             if saved.high <= 0:
@@ -142,3 +183,20 @@ def measured(facts: Facts, findings: Sequence[Finding], outcomes: Sequence[Outco
         msgspec.structs.replace(outcome, outcome="refuted", reason=refuted[outcome.code]) if outcome.code in refuted else outcome for outcome in outcomes
     )
     return tuple(weighed), judged
+
+
+def _saved_alone(facts: Facts, finding: Finding) -> Interval | None:
+    """What the treatment of a finding saved where an arm carried it out alone on top of its base; None where none did.
+
+    A finding of a measured check brings its own.
+    """
+    if finding.treatment is None or (finding.saving_ms is not None and finding.saving_ms.basis == "measured"):
+        return None
+    if finding.treatment.name == "stay-in-bf16":
+        as_is, bf16 = arm(facts.trial, "as_is"), best_bf16(facts)
+        return saved_ms(as_is, bf16) if as_is and bf16 else None
+    for alone in facts.trial.arms:
+        base = base_of(facts.trial, alone) if alone.tried and alone.treatments == (finding.treatment.name,) else None
+        if base is not None:
+            return saved_ms(base, alone)
+    return None

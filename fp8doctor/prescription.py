@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from fp8doctor.cures import keep_in_bf16
+from fp8doctor.facts import Facts
 from fp8doctor.finding import SEVERITIES, Finding, Saving, Treatment
 from fp8doctor.record import Record
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 class Step(Record, frozen=True, kw_only=True):
     """One line of the prescription: a treatment and the findings that it mends."""
 
     code: str
-    """The finding that ranks it, the worst it mends."""
+    """The finding that ranks it, the worst it mends; empty when the trial found it and no check names it."""
     mends: tuple[str, ...]
     """Codes of all findings that share this treatment, ``code`` first."""
     title: str
@@ -21,7 +29,28 @@ class Step(Record, frozen=True, kw_only=True):
     """Of one step. Savings of several lines do not add up."""
 
 
-def prescribe(findings: Iterable[Finding], explained_by: Mapping[str, tuple[str, ...]]) -> tuple[Step, ...]:
+class Prescription(tuple[Step, ...]):
+    """The plan: its steps in order, and a way to carry them out."""
+
+    facts: Facts
+
+    def __new__(cls, steps: Iterable[Step] = (), facts: Facts | None = None) -> Prescription:
+        plan = super().__new__(cls, steps)
+        plan.facts = facts if facts is not None else Facts()
+        return plan
+
+    def apply(self, model: Module) -> Any:
+        """Carry out on ``model`` what is a change of a model, by the functions that were timed; return it, or what stands for it.
+
+        It is changed in place where that is possible. What is no change of a model (environment, optimizer, batch, autocast)
+        or does not apply is named in one warning.
+        """
+        from fp8doctor.trial.treatments import carry_out
+
+        return carry_out((step.treatment for step in self), model, self.facts)
+
+
+def prescribe(findings: Iterable[Finding], explained_by: Mapping[str, tuple[str, ...]], facts: Facts | None = None) -> Prescription:
     """Rank the treatments of ``findings``: what makes FP8 impossible first, then by ms saved, then by severity.
 
     ``explained_by`` maps a code to the codes that cause it; a symptom whose cause was found too, as more than
@@ -36,7 +65,8 @@ def prescribe(findings: Iterable[Finding], explained_by: Mapping[str, tuple[str,
         if finding.severity == "info" and (finding.saving_ms is None or finding.saving_ms.high <= 0):
             continue
         steps.setdefault(finding.treatment.name, []).append(finding)
-    return tuple(_step(sorted(group, key=_rank)) for group in sorted(steps.values(), key=lambda group: min(map(_rank, group))))
+    ranked = sorted(steps.values(), key=lambda group: min(map(_rank, group)))
+    return Prescription((_step(sorted(group, key=_rank)) for group in ranked), facts)
 
 
 def _rank(finding: Finding) -> tuple[bool, float, int, str]:
@@ -52,6 +82,14 @@ def _step(group: list[Finding]) -> Step:
         code=worst.code,
         mends=tuple(finding.code for finding in group),
         title=worst.title,
-        treatment=worst.treatment,
+        treatment=_for_all(worst.treatment, group),
         saving_ms=worst.saving_ms,
     )
+
+
+def _for_all(treatment: Treatment, group: list[Finding]) -> Treatment:
+    """The treatment with the layers of every finding that names it."""
+    layers = tuple(dict.fromkeys(layer for finding in group if finding.treatment for layer in finding.treatment.layers))
+    if set(layers) == set(treatment.layers):
+        return treatment
+    return keep_in_bf16(layers) if treatment.name == "keep-in-bf16" else msgspec.structs.replace(treatment, layers=layers)

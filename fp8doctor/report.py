@@ -5,13 +5,18 @@ from __future__ import annotations
 import functools
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.finding import SEVERITIES, Basis, Finding, Outcome, Severity
-from fp8doctor.prescription import Step
+from fp8doctor.prescription import Prescription, Step
 from fp8doctor.record import Record, UnreadableDocument, decode, encode, from_builtins, to_builtins
+
+if TYPE_CHECKING:
+    Plan = Prescription
+else:
+    Plan = tuple[Step, ...]  # what msgspec writes a Prescription as
 
 SCHEMA_VERSION = 1
 """Raised only when a key is renamed or changes its meaning; new keys keep it."""
@@ -60,7 +65,8 @@ class Report(Record, frozen=True, kw_only=True):
     verdict: Verdict
     findings: tuple[Finding, ...]
     """In the order of the areas."""
-    prescription: tuple[Step, ...]
+    prescription: Plan
+    """Its steps in order; `fp8doctor.prescription.Prescription.apply` carries them out on a live model."""
     outcomes: tuple[Outcome, ...]
     """One for every check that was selected."""
 

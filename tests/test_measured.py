@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -9,7 +10,8 @@ import pytest
 
 from fp8doctor.diagnose import diagnose
 from fp8doctor.facts import Arm, ArmCut, Facts, Gpu, Trial
-from fp8doctor.measured import NO_FP8_GEMM, best_bf16
+from fp8doctor.finding import Finding, Saving, Treatment
+from fp8doctor.measured import NO_FP8_GEMM, best_bf16, measured, ratio
 from fp8doctor.render.text import render
 from tests.facts_of import DECODER_468M
 
@@ -39,8 +41,11 @@ class Of:
         )
         return msgspec.structs.replace(base, trial=trial)
 
+    bases: dict[str, str] | None = None
+    """Name of an arm that carries out the treatment of its name -> its base; None writes no bases, as older trials did."""
+
     def _arm(self, name: str, rounds: tuple[float, ...] | str) -> Arm:
-        treatments = self.treatments if name == "prescribed" else ()
+        treatments = self.treatments if name == "prescribed" else (name,) if name in (self.bases or {}) else ()
         if isinstance(rounds, str):
             return Arm(name=name, treatments=treatments, tried=False, reason=rounds)
         middle = sorted(rounds)[len(rounds) // 2]
@@ -48,6 +53,7 @@ class Of:
         return Arm(
             name=name, treatments=treatments, tried=True, reason=None, step_ms=middle, low_ms=min(rounds), high_ms=max(rounds), rounds_ms=rounds,
             peak_gib=20.0, cuts=(cut,), fp8_gemms=504, graphs_run=0,
+            **({"base": self.bases.get(name, "as_is" if name == "prescribed" else None)} if self.bases is not None else {}),
         )  # fmt: skip
 
 
@@ -90,7 +96,7 @@ def test_a_treatment_that_saves_nothing_is_refuted_and_keeps_its_cost() -> None:
     assert finding.saving_ms is not None
     assert finding.saving_ms.high < 0
     assert finding.severity == "info"
-    assert report.prescription == ()
+    assert [step.treatment.name for step in report.prescription] == ["stay-in-bf16"]
 
 
 def test_several_treatments_together_prove_none_of_them_alone() -> None:
@@ -188,3 +194,78 @@ def test_slower_fp8_that_no_check_explains_is_not_called_fine() -> None:
     screen = render(diagnose(Of(arms).facts(base)))
     assert "FP8 is slower than BF16 here, and no check of this version explains why." in screen
     assert "Nothing was found" not in screen
+
+
+EXPLORED = {**SLOW, "prescribed": around(80.0), "prescribed_first": around(88.3), "recipe-rowwise": around(80.0)}
+"""The trial found a recipe on top of what a finding proposed."""
+BASES = {"prescribed_first": "as_is", "recipe-rowwise": "prescribed_first", "compile-blocks": "as_is"}
+
+
+def explored(treatments: tuple[str, ...] = ("compile-blocks", "recipe-rowwise"), **arms: tuple[float, ...] | str) -> Facts:
+    return Of({**EXPLORED, **arms}, treatments=treatments, bases=BASES).facts()
+
+
+def test_what_the_trial_found_joins_the_plan_with_what_it_saved_on_top_of_its_base() -> None:
+    plan = diagnose(explored(), select=["CMP001"]).prescription
+    assert [step.treatment.name for step in plan] == ["compile-blocks", "recipe-rowwise"]
+    found = plan[1]
+    assert found.saving_ms is not None
+    assert (found.code, found.saving_ms.basis, round(found.saving_ms.middle, 1)) == ("", "measured", 8.3)
+    assert 'from_recipe_name("rowwise")' in found.treatment.code
+
+
+def test_a_treatment_is_weighed_on_top_of_its_base() -> None:
+    findings = (Finding(title="t", explanation="e", code="SHP005", treatment=Treatment(name="recipe-rowwise", summary="s", code="c")),)
+    ((weighed,), _) = measured(explored(), findings, ())
+    assert weighed.saving_ms is not None
+    assert round(weighed.saving_ms.middle, 1) == 8.3
+    own = msgspec.structs.replace(findings[0], saving_ms=Saving(low=1.0, high=2.0, basis="measured"))
+    assert measured(explored(), (own,), ())[0] == (own,)
+
+
+def test_what_was_timed_and_left_out_of_the_total_is_not_prescribed() -> None:
+    plan = diagnose(explored(treatments=("recipe-rowwise",), **{"compile-blocks": around(300.0)})).prescription
+    assert [step.treatment.name for step in plan] == ["recipe-rowwise"]
+
+
+def test_fp8_that_stays_slower_ends_the_plan_with_bf16() -> None:
+    report = diagnose(Of({**SLOW, "prescribed": around(100.0)}, bases={}).facts())
+    assert [step.treatment.name for step in report.prescription] == ["compile-blocks", "stay-in-bf16"]
+    assert report.verdict.summary.endswith("With the changes below: 100.0 ms, 0.93x of BF16. Nothing that was tried makes FP8 as fast: stay in BF16.")
+    last = report.prescription[-1].saving_ms
+    assert last is not None
+    assert round(last.middle, 1) == 7.3
+
+
+def test_arms_of_different_windows_are_compared_as_widely_as_both_allow() -> None:
+    one = Arm(name="a", rounds_ms=(9.0, 10.0, 10.0, 10.0, 10.0, 11.0))
+    other = Arm(name="b", rounds_ms=(19.0, 19.5, 20.0, 20.0, 20.0, 20.5, 21.0))
+    compared = ratio(one, other)
+    assert compared.median == 0.5
+    assert compared.low <= 9 / 20.5
+    assert compared.high >= 11 / 20
+
+
+def test_arms_of_the_first_window_are_not_shown_twice() -> None:
+    screen = render(diagnose(explored()))
+    assert "FP8, prescribed   80.0 ± 0.2  20.0\n" in screen
+    assert "first" not in screen
+
+
+def test_fp8_that_never_ran_is_told_what_it_would_give() -> None:
+    arms = {"as_is": NO_FP8_GEMM, "bf16_compiled": around(92.7), "te-autocast": around(88.3)}
+    assert "Once it runs: 88.3 ms, 1.05x of BF16." in diagnose(Of(arms, bases={"te-autocast": "as_is"}).facts()).verdict.summary
+
+
+def test_staying_in_bf16_is_weighed_by_the_best_bf16() -> None:
+    finding = Finding(title="t", explanation="e", code="STP003", treatment=Treatment(name="stay-in-bf16", summary="s", code="c"))
+    saving = measured(Of(SLOW).facts(), (finding,), ())[0][0].saving_ms
+    assert saving is not None
+    assert round(saving.middle, 1) == round(366.1 - 92.7, 1)
+
+
+def test_variants_without_a_time_for_one_reason_stand_in_one_line() -> None:
+    late = "the budget of 60 s was used up before it"
+    screen = render(diagnose(explored(**dict.fromkeys(("cache-off", "recipe-tensorwise", "fused-optimizer"), late))))
+    assert re.search(f"  3 more variants +not timed: {late}\n", screen)
+    assert screen.count(late) == 1

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
+import msgspec
+
+from fp8doctor.cures import describe, keep_in_bf16
 from fp8doctor.finding import Finding, Saving, Severity, Treatment
-from fp8doctor.prescription import prescribe
+from fp8doctor.prescription import Step, prescribe
+from fp8doctor.trial.explorations import SENSIBLE
+from tests.facts_of import DECODER_468M
 
 
 def found(code: str, severity: Severity = "warning", saved_ms: float | None = None, treatment: str | None = None) -> Finding:
@@ -52,6 +59,32 @@ def test_findings_with_one_treatment_share_a_step() -> None:
 def test_a_finding_without_treatment_prescribes_nothing() -> None:
     assert codes(found("AAA001", treatment="")) == []
     assert codes() == []
+
+
+def test_findings_with_one_treatment_share_its_layers() -> None:
+    def keeping(code: str, *layers: str) -> Finding:
+        return Finding(title="t", explanation="e", code=code, severity="warning", treatment=keep_in_bf16(layers))
+
+    (step,) = prescribe([keeping("AAA001", "a", "b"), keeping("BBB001", "b", "c")], {})
+    assert step.treatment.layers == ("a", "b", "c")
+    assert step.treatment == keep_in_bf16(("a", "b", "c"))
+    compile("\n".join(line for line in step.treatment.code.splitlines()), "lines", "exec")
+
+
+def test_a_prescription_is_the_sequence_of_its_steps() -> None:
+    plan = prescribe([found("AAA001", saved_ms=5), found("BBB001")], {})
+    assert (len(plan), plan[0].code, [step.code for step in plan]) == (2, "AAA001", ["AAA001", "BBB001"])
+    assert plan == tuple(plan)
+    assert copy.deepcopy(plan) == plan
+    assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(plan)), type=tuple[Step, ...]) == plan
+
+
+def test_the_trial_can_put_into_words_whatever_it_tries_unasked() -> None:
+    for name in SENSIBLE:
+        treatment = describe(name, DECODER_468M)
+        assert treatment is not None
+        assert treatment.name == name
+        assert treatment.code.strip()
 
 
 def test_equal_findings_are_ordered_by_code() -> None:

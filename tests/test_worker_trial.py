@@ -38,10 +38,10 @@ class Model(nn.Module):
         return x
 
 def build_model():
-    return Model()
+    return Model().bfloat16()
 
 def example_batch():
-    return torch.ones(16, 32)
+    return torch.ones(16, 32, dtype=torch.bfloat16)
 """
 
 

@@ -21,13 +21,28 @@ def examine_surroundings(target: Target) -> Facts:
 
 def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     """Everything about a job; ``surroundings`` is what `examine_surroundings` gave, if that was already asked."""
+    from fp8doctor.examine.autocast_within import opens_autocast
+    from fp8doctor.examine.configured_name import configured_name
+    from fp8doctor.examine.device import try_recipes
+    from fp8doctor.examine.distributed import examine_distributed
     from fp8doctor.examine.network import examine_network
+    from fp8doctor.examine.scaling import examine_scaling
     from fp8doctor.examine.training import examine_training
     from fp8doctor.examine.walk import walk
 
     facts = surroundings or examine_surroundings(job.target)
     gaps = dict(facts.gaps) if recorded(facts.gaps) else {}
     tree = walk(job.model, job.training_step)
-    network = examine_network(tree, gaps)
-    training = examine_training(tree, job, gaps)
-    return msgspec.structs.replace(facts, target=job.target, network=network, training=training, workload=job.workload, gaps=gaps)
+    network = msgspec.structs.replace(examine_network(tree, gaps), configured_name=configured_name(tree), scalings=examine_scaling(tree))
+    training = msgspec.structs.replace(
+        examine_training(tree, job, gaps), autocast_within=opens_autocast(tree, job.training_step), distributed=examine_distributed(tree)
+    )
+    return msgspec.structs.replace(
+        facts,
+        target=job.target,
+        recipe_tries=try_recipes(network.linears),
+        network=network,
+        training=training,
+        workload=job.workload,
+        gaps=gaps,
+    )

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.walk import Tree
 from fp8doctor.facts import Accelerate
 
@@ -24,13 +25,24 @@ def examine_accelerate(tree: Tree) -> Accelerate | None:
         distributed=_word(shared.get("distributed_type", process.get("distributed_type"))),
         dynamo_backend=_word(getattr(plugin, "backend", None)),
         prepared=is_prepared(tree),
+        te_autocast=runs_te_autocast(tree),
     )
 
 
 def is_prepared(tree: Tree) -> bool:
     """Whether this model, or a wrapper of it, went through ``Accelerator.prepare``."""
-    modules: tuple[nn.Module, ...] = (*tree.root.wrappers, tree.root.module)
-    return any(vars(module).get("_is_accelerate_prepared", False) for module in modules)
+    return any(vars(module).get("_is_accelerate_prepared", False) for module in _wrapped_and_root(tree))
+
+
+def runs_te_autocast(tree: Tree) -> bool:
+    """Whether a forward goes through ``contextual_fp8_autocast`` (1.0 to 1.15): the model's own, or under DDP and FSDP the wrapper's."""
+    forwards = (vars(module).get("forward") for module in _wrapped_and_root(tree))
+    codes = (getattr(getattr(link, "__func__", link), "__code__", None) for forward in forwards for link in chain(forward))
+    return any(code is not None and code.co_qualname == "contextual_fp8_autocast.<locals>.forward" for code in codes)
+
+
+def _wrapped_and_root(tree: Tree) -> tuple[nn.Module, ...]:
+    return (*tree.root.wrappers, tree.root.module)
 
 
 def _word(value: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from types import CodeType, ModuleType
@@ -20,6 +21,10 @@ CHECKPOINT_MODULES = (
     "deepspeed.runtime.activation_checkpointing.checkpointing",
     "unsloth_zoo.gradient_checkpointing",
 )
+TRANSFORMER_ENGINE = "transformer_engine"
+AUTOCASTS = frozenset(("autocast", "fp8_autocast"))
+"""What it is called from 2.9 on, and what before (deprecated since)."""
+
 LIBRARIES = ("torch.", "transformers.", "accelerate.", "peft.", "transformer_engine.", "torchao.")
 """Whose forwards decide by a flag or a wrapper of their own; only a user's forward is searched for calls."""
 
@@ -28,17 +33,26 @@ def checkpointing_of(module: Any, name: str) -> Checkpointing | None:
     """The checkpointing that this very module stands for, if any."""
     if (WRAPPERS, "CheckpointWrapper") in lineage(type(module)):
         implementation = getattr(vars(module).get("checkpoint_impl"), "name", None)
-        return Checkpointing(name=name, form="wrapper", active=module.training, reentrant=None if implementation is None else implementation == "REENTRANT")
+        reentrant = None if implementation is None else implementation == "REENTRANT"
+        return Checkpointing(name=name, form="wrapper", active=module.training, reentrant=reentrant, **in_fp8(module, vars(module).get("checkpoint_fn")))
     if (WRAPPERS, "OffloadWrapper") in lineage(type(module)):
         return Checkpointing(name=name, form="offload", active=module.training, reentrant=None)
     flag = huggingface_flag(module)
     if flag:
         function = vars(module).get("_gradient_checkpointing_func")
         reentrant = (getattr(function, "keywords", None) or {}).get("use_reentrant")
-        return Checkpointing(name=name, form="huggingface", active=module.training, reentrant=reentrant if isinstance(reentrant, bool) else None)
-    if flag is None and calls_checkpoint(module):
-        return Checkpointing(name=name, form="called_in_forward", active=None, reentrant=None)
+        reentrant = reentrant if isinstance(reentrant, bool) else None
+        return Checkpointing(name=name, form="huggingface", active=module.training, reentrant=reentrant, **in_fp8(module, function))
+    if flag is None and (called := called_checkpoint(module)):
+        return Checkpointing(name=name, form="called_in_forward", active=None, reentrant=None, **in_fp8(module, called))
     return None
+
+
+def in_fp8(region: Any, function: Any) -> dict[str, Any]:
+    """What decides whether Transformer Engine recomputes in FP8; nobody looks before its package is loaded."""
+    if TRANSFORMER_ENGINE not in sys.modules:
+        return {}
+    return {"library": package(function), "opens_fp8_autocast": opens_fp8_autocast(region)}
 
 
 def huggingface_flag(module: Any) -> bool | None:
@@ -52,18 +66,40 @@ def is_layer(module: Any) -> bool:
     return LAYER in lineage(type(module))
 
 
-def calls_checkpoint(module: Any) -> bool:
-    """Whether a user's own forward names torch's ``checkpoint``, whatever it is called there."""
+def called_checkpoint(module: Any) -> Any:
+    """The checkpoint function, or its module, that a user's own forward names, whatever it is called there; None when it names none."""
     if type(module).__module__.startswith(LIBRARIES):
-        return False
-    forward = vars(module).get("forward", type(module).forward)
-    for link in chain(forward):
+        return None
+    return next((found for code, scope in forwards(module) if (found := _checkpoint_named(set(_names(code)), scope))), None)
+
+
+def forwards(module: Any) -> Iterator[tuple[CodeType, dict[str, Any]]]:
+    """The code of a module's forward and of the wrappers around it, each with the names bound around it."""
+    for link in chain(vars(module).get("forward", type(module).forward)):
         function = getattr(link, "_torchdynamo_orig_callable", link)
         function = getattr(function, "__func__", function)
         code = getattr(function, "__code__", None)
-        if isinstance(code, CodeType) and _names_checkpoint(set(_names(code)), function.__globals__):
-            return True
-    return False
+        if isinstance(code, CodeType):
+            yield code, function.__globals__
+
+
+def package(value: Any) -> str | None:
+    """The package of a module, or of a function behind any ``functools.partial``."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    name = _module(value)
+    return name.partition(".")[0] if name else None
+
+
+def opens_fp8_autocast(region: Any) -> bool:
+    """Whether a forward in this region names Transformer Engine's autocast."""
+    modules = (each for each in region.modules() if not type(each).__module__.startswith(LIBRARIES))
+    return any(_opens(set(_names(code)), scope) for each in modules for code, scope in forwards(each))
+
+
+def _opens(used: set[str], bound: dict[str, Any]) -> bool:
+    """Whether these names hold an autocast and something of Transformer Engine's, bound before or imported in the forward."""
+    return not used.isdisjoint(AUTOCASTS) and any(name.startswith(TRANSFORMER_ENGINE) or package(bound.get(name)) == TRANSFORMER_ENGINE for name in used)
 
 
 def of_the_process(active: bool | None) -> tuple[Checkpointing, ...]:
@@ -89,12 +125,15 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _names_checkpoint(used: set[str], bound: dict[str, Any]) -> bool:
-    """Whether the names in a forward reach torch's checkpoint function: bound to it, or by way of its module."""
+def _checkpoint_named(used: set[str], bound: dict[str, Any]) -> Any:
+    """What leads the names in a forward to a checkpoint function: what is bound to it, or its module."""
     if "checkpoint" in used and "checkpoint" not in bound and not used.isdisjoint(("utils", "checkpointing", *CHECKPOINT_MODULES)):
-        return True
-    for value in (bound[name] for name in used if name in bound):
-        module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-        if module in CHECKPOINT_MODULES:
-            return True
-    return False
+        imported = next((name for name in CHECKPOINT_MODULES if name in used), "torch.utils.checkpoint" if "utils" in used else CHECKPOINT_MODULES[2])
+        return sys.modules.get(imported) or imported
+    return next((bound[name] for name in used if name in bound and _module(bound[name]) in CHECKPOINT_MODULES), None)
+
+
+def _module(value: Any) -> str | None:
+    """The name of a module, or of the module that a function is from."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return name if isinstance(name, str) else None

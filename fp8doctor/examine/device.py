@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fp8doctor.facts import Gpu, recorded
+from fp8doctor.facts import Gpu, Linear, recorded
 from fp8doctor.record import NOT_RECORDED
 from fp8doctor.scrub import scrub
 
@@ -33,6 +33,12 @@ THROTTLE_REASONS = {
 }
 """Bits of NVML's clock event reasons (nvml.h, nvmlClocksEventReason*). Idle (0x001) and the clocks that the owner set
 himself (0x002) hold nothing back."""
+
+TRIED = {"tensorwise": False, "rowwise": True, "rowwise_with_gw_hp": True}
+"""Recipes of a Float8Linear -> whether each row has a scale of its own in their GEMM."""
+
+SIDE = 64
+"""Rows and columns of a GEMM that is tried; ``_scaled_mm`` asks for multiples of 16."""
 
 
 class NoDriverError(Exception):
@@ -293,3 +299,37 @@ def _describe_by_torch(properties: Any, vendor: Literal["nvidia", "amd"]) -> Gpu
         memory_gib=properties.total_memory / GIB,
         visible=True,
     )
+
+
+def try_recipes(linears: Iterable[Linear]) -> dict[str, str | None]:
+    """Why a tiny GEMM of each torchao recipe in the model failed on this GPU, None where it ran.
+
+    Empty before CUDA is initialized in this process, which to try would do, and on AMD.
+    """
+    if not cuda_in_use():
+        return {}
+    used = {each.recipe for each in linears if each.stack == "torchao" and each.use == "training" and not each.features.get("emulate")}
+    return {recipe: try_scaled_mm(by_row, "cuda") for recipe, by_row in TRIED.items() if recipe in used}
+
+
+def cuda_in_use() -> bool:
+    """Whether this process has initialized CUDA, and not HIP, so that a try creates no context."""
+    import torch
+
+    cuda: Any = torch.cuda
+    return cuda.is_initialized() and not torch.version.hip
+
+
+def try_scaled_mm(by_row: bool, device: str) -> str | None:
+    """The first line of what ``torch._scaled_mm`` raises, or None. A valid call: it is refused before a kernel starts, or runs."""
+    import torch
+
+    try:
+        with torch.no_grad():
+            left = torch.zeros(SIDE, SIDE, dtype=torch.bfloat16, device=device).to(torch.float8_e4m3fn)
+            shapes = ((SIDE, 1), (1, SIDE)) if by_row else ((), ())
+            scales = [torch.ones(shape, dtype=torch.float32, device=device) for shape in shapes]
+            torch._scaled_mm(left, left.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16).float().sum().item()
+    except Exception as error:
+        return scrub(f"{type(error).__name__}: {error}".splitlines()[0])
+    return None

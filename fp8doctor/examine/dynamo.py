@@ -42,6 +42,7 @@ def examine_dynamo(gaps: dict[str, str]) -> Dynamo:
         frames_total=int(frames.get("total", 0)),
         frames_ok=int(frames.get("ok", 0)),
         failures=failures(metrics or ()),
+        recompile_limit=getattr(config, "recompile_limit", getattr(config, "cache_size_limit", None)),  # the former from torch 2.7 on
     )
 
 

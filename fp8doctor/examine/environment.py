@@ -1,7 +1,8 @@
 """The environment and the software: which variables are set and which versions are installed, without importing any.
 
 Only variables on a list are read, never one that may hold a secret or say where somebody's files are; of a path in a value
-the last part is kept. Packages are looked up by their metadata: importing Unsloth or Transformer Engine changes a process.
+the last part is kept. Packages are looked up by their metadata: importing Unsloth or Transformer Engine changes a process
+(`fp8doctor.examine.backend_imports` tries what Accelerate will import elsewhere).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fp8doctor.examine.backend_imports import try_backends
+from fp8doctor.examine.debug_switches import debug_switches
 from fp8doctor.examine.device import driver_version
 from fp8doctor.facts import Environment, Package, Software
 from fp8doctor.record import NOT_RECORDED
@@ -39,7 +42,7 @@ VARIABLES = frozenset({
     "TORCH_DISTRIBUTED_DEBUG", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_DESYNC_DEBUG", "TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_HIGH_PRIORITY",
     "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_JIT",
     "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING",
-    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION", "AMD_SERIALIZE_KERNEL",
+    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION", "AMD_SERIALIZE_KERNEL", "HIP_LAUNCH_BLOCKING",
     "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_LOG_LEVEL", "CUDNN_LOGLEVEL_DBG", "TRITON_INTERPRET", "TRITON_DEBUG",
     "TRITON_ALWAYS_COMPILE",
     "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS",
@@ -90,7 +93,14 @@ TRITON = ("triton", "pytorch_triton", "pytorch_triton_rocm", "triton_windows")
 
 def examine_environment(gaps: dict[str, str]) -> tuple[Software, Environment]:
     """The installed software and the environment of this process. What cannot be read is left out, with the reason in ``gaps``."""
-    return examine_software(gaps), Environment(variables=allowed(os.environ.items()), deepspeed_fp8_section=_deepspeed_fp8_section(gaps))
+    variables = allowed(os.environ.items())
+    environment = Environment(
+        variables=variables,
+        deepspeed_fp8_section=_deepspeed_fp8_section(gaps),
+        backend_imports=try_backends(variables, gaps),
+        debug_switches=debug_switches(),
+    )
+    return examine_software(gaps), environment
 
 
 def allowed(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -120,7 +130,19 @@ def examine_software(gaps: dict[str, str]) -> Software:
         cudnn=version_of((f"nvidia_cudnn_cu{major}", "nvidia_cudnn")) if cuda else None,
         triton=version_of(TRITON),
         packages=installed_packages(),
+        torchao_libraries=_torchao_libraries(),
     )
+
+
+def _torchao_libraries() -> int | None:
+    """How many of torchao's compiled libraries torch has loaded; torchao 0.10 to 0.18 load them with ``torch.ops.load_library``."""
+    import torch
+
+    module = sys.modules.get("torchao")
+    folder = Path(getattr(module, "__file__", None) or "").parent
+    if module is None or not any(folder.glob("_C*.so")):
+        return None
+    return sum(folder in Path(library).parents for library in torch.ops.loaded_libraries)
 
 
 def installed_packages() -> dict[str, Package]:

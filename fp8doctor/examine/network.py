@@ -9,9 +9,10 @@ from typing import Any
 from torch import nn
 
 from fp8doctor.examine.blocks import find_blocks
-from fp8doctor.examine.linears import class_is, describe, elements, find_layers
-from fp8doctor.examine.walk import Place, Tree, parameters
+from fp8doctor.examine.linears import PRETRAINED, class_is, describe, elements, find_layers
+from fp8doctor.examine.walk import Place, Tree, parameters, wrapped_child
 from fp8doctor.facts import Network
+from fp8doctor.record import NOT_RECORDED
 from fp8doctor.stacks.lineage import class_name, lineage
 from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, stored_bytes
 
@@ -56,6 +57,8 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         embeddings=len(embeddings),
         norms=sum(bool(NORM.search(type(place.module).__name__)) for place in tree.places),
         ties=tuple(tuple(aliases) for aliases in names.values() if len(aliases) > 1),
+        broken_ties=broken_ties(tree, gaps),
+        quantization=quantization(tree),
         hooks=sum(len(vars(module).get(hook, ())) for place in tree.places for module in (*place.wrappers, place.module) for hook in HOOKS),
         float8_parameters=sum(map(is_float8, unique.values())),
         wrappers=wrappers(tree.root),
@@ -92,6 +95,53 @@ def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]
     vocabulary = next((size for name in VOCABULARY if type(size := getattr(config, name, None)) is int), getattr(table, "num_embeddings", None))
     hidden = next((size for name in HIDDEN if type(size := getattr(config, name, None)) is int), getattr(table, "embedding_dim", None))
     return vocabulary, hidden
+
+
+def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:
+    """The ties that the outermost transformers model of the tree declares and that are two parameters.
+
+    ``all_tied_weights_keys`` (transformers 5.0 to 5.23) holds what was really tied: not what the configuration switches
+    off, nor what a checkpoint left apart. Names are found again behind the wrappers of PEFT and torch.
+    """
+    place = next((place for place in tree.places if PRETRAINED in lineage(type(place.module))), None)
+    if place is None:
+        return ()
+    declared = vars(place.module).get("all_tied_weights_keys")
+    if not isinstance(declared, dict):
+        gaps["network.broken_ties"] = "this transformers model keeps no list of its tied weights where 5.0 to 5.23 do"
+        return NOT_RECORDED
+    below = f"{place.name}." if place.name else ""
+    pairs = ((below + one, below + other, find(place.module, one), find(place.module, other)) for one, other in declared.items())
+    return tuple((one, other) for one, other, first, second in pairs if first is not None and second is not None and first is not second)
+
+
+def find(module: nn.Module, name: str) -> nn.Parameter | None:
+    """A parameter by the name it had before the modules on its way were wrapped; None when it is not there."""
+    *path, last = name.split(".")
+    at: nn.Module | None = module
+    for part in path:
+        at = original(at._modules.get(part)) if at is not None else None
+    return None if at is None else at._parameters.get(last)
+
+
+def original(module: nn.Module | None) -> nn.Module | None:
+    """What PEFT's or torch's wrappers are wrapped around."""
+    while module is not None:
+        inner = module._modules.get("base_layer") or module._modules.get("original_module") or wrapped_child(module)
+        if inner is None:
+            break
+        module = inner
+    return module
+
+
+def quantization(tree: Tree) -> str | None:
+    """How the weights are quantized, as the first configuration of the tree that says so says it (transformers)."""
+    for place in tree.places:
+        settings = getattr(vars(place.module).get("config"), "quantization_config", None)
+        method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
+        if method is not None:
+            return str(getattr(method, "value", method))
+    return None
 
 
 def devices(tree: Tree, found: list[nn.Parameter]) -> tuple[str, ...]:

@@ -8,13 +8,20 @@ import torch
 from torch import nn
 
 from fp8doctor.examine.accelerate import examine_accelerate
+from fp8doctor.examine.allocator import examine_allocator
 from fp8doctor.examine.checkpointing import of_the_process
 from fp8doctor.examine.compile_marks import chain
+from fp8doctor.examine.conversion import examine_conversion
 from fp8doctor.examine.dynamo import examine_dynamo
+from fp8doctor.examine.kv_cache import use_cache
 from fp8doctor.examine.walk import Tree, parameters
 from fp8doctor.facts import TrainerArguments, Training
 from fp8doctor.job import Job
+from fp8doctor.record import NOT_RECORDED
 from fp8doctor.stacks.lineage import class_name
+
+FIRST = 5
+"""Names that stand for a longer list."""
 
 
 def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
@@ -22,7 +29,12 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
     forward = vars(tree.root.module).get("forward", type(tree.root.module).forward)
     arguments = getattr(job.trainer, "args", job.trainer)
     optimizer = job.optimizer if job.optimizer is not None else vars(job.trainer).get("optimizer") if hasattr(job.trainer, "args") else None
-    unique = {id(each): each for _, each in parameters(tree)}
+    names: dict[int, str] = {}
+    unique: dict[int, nn.Parameter] = {}
+    for name, parameter in parameters(tree):
+        names.setdefault(id(parameter), name)
+        unique[id(parameter)] = parameter
+    left_out = None if optimizer is None else outside(optimizer, list(unique.values()), gaps)
     asked = True if any(each.active for each in tree.checkpointing) else None
     return Training(
         mode="train" if tree.root.module.training else "eval",
@@ -36,7 +48,12 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         accelerate=examine_accelerate(tree),
         trainer=trainer_arguments(arguments),
         optimizer=None if optimizer is None else class_name(type(unwrapped(optimizer))),
-        parameters_outside_optimizer=None if optimizer is None else outside(optimizer, list(unique.values())),
+        use_cache=use_cache(tree, arguments),
+        alloc_retries=examine_allocator(gaps),
+        optimizer_stepped=None if optimizer is None else bool(getattr(unwrapped(optimizer), "state", None)),
+        parameters_outside_optimizer=None if optimizer is None else NOT_RECORDED if left_out is None else len(left_out),
+        first_outside_optimizer=tuple(names[id(each)] for each in (left_out or ())[:FIRST]),
+        conversion=examine_conversion(tree, job.watched, gaps),
     )
 
 
@@ -102,7 +119,20 @@ def unwrapped(optimizer: Any) -> Any:
     return vars(optimizer).get("optimizer", optimizer)
 
 
-def outside(optimizer: Any, found: list[nn.Parameter]) -> int:
-    """Trainable parameter tensors that no group of the optimizer holds."""
-    inside = {id(each) for group in unwrapped(optimizer).param_groups for each in group["params"]}
-    return sum(each.requires_grad and id(each) not in inside for each in found)
+def outside(optimizer: Any, found: list[nn.Parameter], gaps: dict[str, str]) -> list[nn.Parameter] | None:
+    """Trainable parameters with elements that no group of the optimizer holds; None when its groups cannot tell.
+
+    DeepSpeed's optimizers and torchao's CPU offload hold copies, and Muon takes matrices only, so that others beside it do the rest.
+    """
+    inner = unwrapped(optimizer)
+    inside = {id(each) for group in inner.param_groups for each in group["params"]}
+    trainable = [each for each in found if each.requires_grad and not isinstance(each, nn.UninitializedParameter) and each.numel()]
+    left_out = [each for each in trainable if id(each) not in inside]
+    kind = class_name(type(inner))
+    if left_out and kind.endswith(".Muon"):
+        gaps["training.parameters_outside_optimizer"] = "Muon takes matrices only; the optimizer of the other parameters was not given"
+        return None
+    if left_out and len(left_out) == len(trainable) and not kind.startswith("torch.optim."):
+        gaps["training.parameters_outside_optimizer"] = f"{kind.rpartition('.')[2]} holds none of the model's parameters; it may hold copies of them"
+        return None
+    return left_out

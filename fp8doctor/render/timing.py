@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from fp8doctor.facts import Arm, Facts, Trial, recorded
-from fp8doctor.measured import uses_fp8
+from fp8doctor.measured import FIRST, uses_fp8
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,39 @@ def timing(facts: Facts) -> Timing | None:
     if not recorded(facts.trial) or not facts.trial.arms:
         return None
     fp8 = recorded(facts.network) and uses_fp8(facts)
-    order = {"bf16": 0, "bf16_compiled": 1, "as_is": 2 if fp8 else -1}
-    arms = sorted(facts.trial.arms, key=lambda arm: order.get(arm.name, 3))
-    return Timing(tuple(_row(arm, fp8) for arm in arms), _basis(facts.trial))
+    order = {"bf16": 0, "bf16_compiled": 1, "as_is": 1.5 if fp8 else -1, "prescribed": 2}
+    shown = [arm for arm in facts.trial.arms if not arm.name.endswith(FIRST)]
+    arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
+    return Timing(_together([_row(arm, fp8) for arm in arms]), _basis(facts.trial))
+
+
+MANY = 3
+"""Rows without a time that say the same and stand in one line from this number on."""
+
+
+def _together(rows: list[Row]) -> tuple[Row, ...]:
+    """The rows, those without a time that share a long list's reason counted in one at its first place."""
+    shared = Counter(row.note for row in rows if row.note)
+    shown: list[Row] = []
+    for row in rows:
+        if shared[row.note] < MANY:
+            shown.append(row)
+        elif all(each.note != row.note for each in shown):
+            shown.append(Row(f"{shared[row.note]} more variants", "", "", row.note))
+    return tuple(shown)
 
 
 def label(name: str, fp8: bool) -> str:
     """What an arm is called: ``FP8, as it is``, ``BF16, compiled``, ``FP8, prescribed``."""
-    named = {"as_is": f"{'FP8, a' if fp8 else 'A'}s it is", "bf16": "BF16", "bf16_compiled": "BF16, compiled", "prescribed": "FP8, prescribed"}
+    named = {
+        "as_is": f"{'FP8, a' if fp8 else 'A'}s it is",
+        "bf16": "BF16",
+        "bf16_compiled": "BF16, compiled",
+        "bf16_without_checkpointing": "BF16, checkpointing off",
+        "prescribed": "FP8, prescribed",
+        "combination": "FP8, all that gained",
+        "without_adapters": "without adapters",
+    }
     if name in named:
         return named[name]
     return f"FP8, {name.removeprefix('float8_')}, compiled" if name.startswith("float8_") else name.replace("-", " ")
@@ -56,7 +82,7 @@ def _row(arm: Arm, fp8: bool) -> Row:
 
 def _basis(trial: Trial) -> str:
     """How the times were taken: ``Timed: 4 variants, whole, 31 s.`` or ``... predicted from 4 and 12 of 32 blocks ...``."""
-    timed = [arm for arm in trial.arms if arm.tried]
+    timed = [arm for arm in trial.arms if arm.tried and not arm.name.endswith(FIRST)]
     if not timed:
         return ""
     parts = [f"{len(timed)} variants in turn on {trial.gpu or 'the CPU'}"]

@@ -43,6 +43,10 @@ class Layer:
     role: Literal["body", "router", "experts"] = "body"
 
 
+class NoTwin(Exception):
+    """A layer has no form in BF16 over its own weights; the message says why."""
+
+
 class Stack(Protocol):
     """What a file in this folder offers."""
 
@@ -53,6 +57,13 @@ class Stack(Protocol):
         """The layers that this very module is, its children left out; empty when it is none of this stack's.
 
         What cannot be read is named in ``gaps``: dotted path of the fact -> reason.
+        """
+
+    def bf16_twin(self, module: Module, compiled: bool) -> Module:
+        """The work of one of this stack's training layers in 16 bits, over the same weights, as fast as its user can have it.
+
+        A new module, or the module itself, changed. ``compiled`` says whether torch.compile will cover it. A stack without
+        training layers needs none. Raises `NoTwin`.
         """
 
 
@@ -74,3 +85,14 @@ def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
         if layers:
             return layers
     return ()
+
+
+def bf16_twin(module: Module, compiled: bool) -> Module | None:
+    """This very module without FP8; None for a module that does not train in FP8. Raises `NoTwin` where there is no such form."""
+    for stack in stacks():
+        uses = {layer.use for layer in stack.recognise(module, {})}
+        if "storage" in uses:
+            raise NoTwin(f"its weights are stored in low precision ({type(module).__name__})")
+        if uses:
+            return stack.bf16_twin(module, compiled) if "training" in uses else None
+    return None

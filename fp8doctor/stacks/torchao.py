@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fp8doctor.facts import Use
-from fp8doctor.stacks import Layer, plain
+from fp8doctor.stacks import Layer, NoTwin, plain
 from fp8doctor.stacks.lineage import ancestor, lineage
 from fp8doctor.stacks.tensors import dtype_name, local, stored
 
@@ -150,3 +150,30 @@ def _word(member: Any) -> str:
     """The word an enum member stands for: its value where that is text, else its name."""
     value = getattr(member, "value", member)
     return (value if isinstance(value, str) else str(getattr(member, "name", member))).lower()
+
+
+def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
+    """An nn.Linear for torchao's own linears; for an ordinary layer the module itself with its weights unwrapped.
+
+    A wrapped weight becomes a Parameter over the very data inside it; every other Parameter stays.
+    """
+    if ancestor(type(module), "torchao.", FLOAT8 + OTHERS) and isinstance(module, nn.Linear):
+        twin = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None, device="meta", dtype=module.weight.dtype)
+        twin.weight, twin.bias = unwrapped(module.weight), module.bias
+        return twin.train(module.training)
+    if hasattr(module, OP_CONFIG):
+        raise NoTwin(f"{type(module).__name__} decides by its own configuration what runs in FP8")
+    for name, weight in module._parameters.items():
+        if weight is not None and tensor_class(weight) in TRAINING_WEIGHTS:
+            module._parameters[name] = unwrapped(weight)
+    return module
+
+
+def unwrapped(weight: Tensor) -> nn.Parameter:
+    """A Parameter over the data inside torchao's wrapper; the Parameter itself when it has none."""
+    if tensor_class(weight) is None and isinstance(weight, nn.Parameter):
+        return weight
+    inner = next((getattr(weight, name) for name in ("_tensor", "_data") if isinstance(getattr(weight, name, None), Tensor)), None)
+    if inner is None:
+        raise NoTwin(f"its weights are {type(weight).__name__}, whose data are not where torchao 0.10 to 0.18 keep them")
+    return nn.Parameter(inner.detach(), requires_grad=weight.requires_grad)

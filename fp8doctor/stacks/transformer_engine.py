@@ -6,14 +6,18 @@ around each forward, so a module says only afterwards whether it did.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from fp8doctor.record import NOT_RECORDED
-from fp8doctor.stacks import Layer
+from fp8doctor.stacks import Layer, NoTwin
 from fp8doctor.stacks.lineage import ancestor
+from fp8doctor.stacks.te_in_plain_torch import in_plain_torch
 from fp8doctor.stacks.tensors import dtype_name, subclass
 
 ORDER = 10
@@ -107,3 +111,37 @@ def record_of(module: Any, gaps: dict[str, str]) -> Record:
         "fp8_ran_before": recipe is not None and not state["fp8"],
     }
     return Record(engaged=engaged, recipe=None if recipe is None else RECIPES.get(name, name), features=features)
+
+
+def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
+    """A Linear in plain torch; a fused layer so too for the compiler, else itself with FP8 off: TE's own BF16 kernels.
+
+    A layer with a setting that plain torch has no match for (tensor parallelism, ...) keeps TE's kernels in both cases.
+    """
+    if any(subclass(weight) for weight in module._parameters.values() if weight is not None):
+        raise NoTwin(f"the weights of {type(module).__name__} are kept in FP8 alone")
+    kind = (ancestor(type(module), PREFIX, GEMM_MODULES) or "").rpartition(".")[2]
+    twin = in_plain_torch(module, kind) if compiled or kind == "Linear" else None
+    return twin if twin is not None else without_fp8(module)
+
+
+def without_fp8(module: nn.Module) -> nn.Module:
+    """The module itself, in place, with a forward that closes whatever FP8 autocast is open around it."""
+    inner, closed = module.forward, autocast()
+
+    def forward(*arguments: Any, **settings: Any) -> Any:
+        with closed(enabled=False):
+            return inner(*arguments, **settings)
+
+    module.__dict__["forward"] = forward
+    return module
+
+
+def autocast() -> Callable[..., AbstractContextManager[Any]]:
+    """TE's autocast, ``fp8_autocast`` before 2.9, of the library as the process has loaded it. Raises `NoTwin` when it has not."""
+    library = sys.modules.get("transformer_engine.pytorch")
+    found = getattr(library, "autocast", None) or getattr(library, "fp8_autocast", None)
+    if found is None:
+        raise NoTwin("transformer_engine.pytorch is not loaded, or has no autocast")
+    context: Callable[..., AbstractContextManager[Any]] = found
+    return context

@@ -63,4 +63,4 @@ def run_trial(
     from fp8doctor.trial.arms import arms
 
     lists = [blocks.name for blocks in facts.network.blocks]
-    return conduct(job, lists, arms(facts, prescription), device, budget_s=budget_s, progress=progress, skip=skip or {})
+    return conduct(job, lists, arms(facts, prescription, job), device, budget_s=budget_s, progress=progress, skip=skip or {})

@@ -1,69 +1,147 @@
-"""Which arms a trial has: the job as it is, the best BF16 of the same model, and what the checks would change."""
+"""Which arms a trial has: the job as it is, the best BF16 of the same model, what the checks would change, and what may help.
+
+An arm's ``base`` is the arm that it changes: its time minus the arm's own is what the change saves. Proposals change
+``as_is``; an exploration changes ``prescribed`` where there is one, else ``as_is``.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from fp8doctor.facts import Facts
-from fp8doctor.measured import uses_fp8
+from fp8doctor.finding import Treatment
+from fp8doctor.job import Job
+from fp8doctor.measured import PRESCRIBED, uses_fp8
 from fp8doctor.prescription import Step
 from fp8doctor.trial.bench import SELF_CHECK
-from fp8doctor.trial.treatments import compile_blocks, strip_compile_marks, to_bf16, to_float8
-from fp8doctor.trial.variant import ArmPlan, Variant
-
-Change = Callable[[Variant], Variant]
+from fp8doctor.trial.explorations import Seen, explorations
+from fp8doctor.trial.treatments import Case, compile_blocks, family, known, strip_compile_marks, to_bf16, treatments
+from fp8doctor.trial.treatments.adapters import without_adapters
+from fp8doctor.trial.treatments.checkpointing import keep_activations
+from fp8doctor.trial.treatments.compilation import lists_of
+from fp8doctor.trial.treatments.precision import mostly_fp32
+from fp8doctor.trial.variant import ArmPlan, Change, Variant, as_it_is
 
 RECIPES = ("tensorwise", "rowwise")
 """torchao recipes that are tried on a model without FP8."""
 
+IS_AN_ARM_ALREADY = ("stay-in-bf16", "convert-tensorwise", "convert-rowwise")
+"""Treatments that a baseline carries out, or the arms of a model without FP8."""
 
-def arms(facts: Facts, prescription: Sequence[Step]) -> list[ArmPlan]:
+
+def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
     """The arms for these facts, the most important first."""
-    lists = [blocks.name for blocks in facts.network.blocks]
-    compiled = any(linear.compiled is not None for linear in facts.network.linears)
+    of = Of(facts, job)
+    proposals = [each for each in known(step.treatment for step in prescription) if each.name not in IS_AN_ARM_ALREADY]
     in_fp8 = uses_fp8(facts)
-    plans = [ArmPlan("as_is", as_it_is, fp8=in_fp8)]
-    if in_fp8 or compiled:
-        plans.append(ArmPlan("bf16", eager_bf16, fp8=False))
-    if in_fp8 or not compiled:
-        plans.append(ArmPlan("bf16_compiled", chain(eager_bf16, on_model(compile_blocks, lists=lists)), fp8=False))
-    if in_fp8:
-        plans += _prescribed(prescription, lists)
-    else:
-        heads = tuple(linear.name for linear in facts.network.linears if linear.role != "body" or linear.adapter == "adapter")
+    as_is = ArmPlan("as_is", as_it_is, fp8=in_fp8)
+    prescribed = of.prescribed(as_is, proposals) if in_fp8 and proposals else None
+    base = prescribed or as_is
+    return [
+        as_is,
+        *of.baselines(in_fp8),
+        *([prescribed] if prescribed else [] if in_fp8 else of.conversions()),
+        ArmPlan(SELF_CHECK, eager_bf16, fp8=False),
+        *(of.arm(as_is, each) for each in proposals if len(proposals) > 1 or not prescribed),
+        *(replace(of.arm(base, each), explored=True) for each in of.explored(proposals)),
+        *of.measurements(base),
+    ]
+
+
+@dataclass(frozen=True)
+class Of:
+    """What the arms of one job are made from."""
+
+    facts: Facts
+    job: Job
+
+    def baselines(self, in_fp8: bool) -> list[ArmPlan]:
+        """Eager and compiled BF16, but for the one of them that the step as it is already is."""
+        lists, compiled = lists_of(self.facts), any(linear.compiled is not None for linear in self.facts.network.linears)
+        own, plans = self.own_autocast(), []
+        if in_fp8 or compiled or own:
+            plans.append(ArmPlan("bf16", eager_bf16, own, fp8=False))
+        if in_fp8 or not compiled or own:
+            plans.append(ArmPlan("bf16_compiled", functools.partial(compiled_bf16, lists=lists), own, fp8=False))
+        return plans
+
+    def own_autocast(self) -> tuple[str, ...]:
+        """What brings an fp32 step to BF16 before it is compared: an autocast, where it has none."""
+        return () if self.facts.training.autocast is not None or not mostly_fp32(self.job.model) else ("autocast-bf16",)
+
+    def conversions(self) -> list[ArmPlan]:
+        """A model without FP8 in FP8, and compiled."""
+        compilation = "compile-blocks" if self.facts.network.blocks else "compile-model"
+        plans = []
         for recipe in RECIPES:
-            make = chain(on_model(strip_compile_marks), on_model(to_float8, recipe=recipe, skip=heads), on_model(compile_blocks, lists=lists))
-            plans.append(ArmPlan(f"float8_{recipe}", make, (f"convert-{recipe}", "compile-blocks" if lists else "compile-model"), fp8=True))
-    return [*plans, ArmPlan(SELF_CHECK, eager_bf16, fp8=False)]
+            names = (*self.own_autocast(), f"convert-{recipe}", compilation)
+            make = chain(on_model(strip_compile_marks), *(self.change(Treatment(name=name, summary="", code="")) for name in names))
+            plans.append(ArmPlan(f"float8_{recipe}", make, names, fp8=True, base="as_is"))
+        return plans
+
+    def prescribed(self, as_is: ArmPlan, proposals: Sequence[Treatment]) -> ArmPlan:
+        """One arm for everything that can be carried out."""
+        change = chain(*(self.change(each) for each in proposals))
+        ratio = functools.reduce(lambda product, each: product * treatments()[each.name].tokens_ratio, proposals, 1.0)
+        return ArmPlan(PRESCRIBED, change, tuple(each.name for each in proposals), fp8=True, base=as_is.name, change=change, tokens_ratio=ratio)
+
+    def arm(self, base: ArmPlan, treatment: Treatment) -> ArmPlan:
+        """One treatment alone on top of ``base``."""
+        change, ratio = self.change(treatment), base.tokens_ratio * treatments()[treatment.name].tokens_ratio
+        fp8 = True if treatment.name == "te-autocast" else base.fp8
+        return ArmPlan(treatment.name, chain(base.make, change), (treatment.name,), fp8, base.name, change, tokens_ratio=ratio)
+
+    def explored(self, proposals: Iterable[Treatment]) -> list[Treatment]:
+        """What no finding proposes and may help."""
+        seen = Seen(self.facts, self.job, {each.name for each in proposals})
+        return [Treatment(name=name, summary="", code="") for name in explorations(seen)]
+
+    def measurements(self, base: ArmPlan) -> list[ArmPlan]:
+        """What is timed to know the share of something, not to prescribe it."""
+        plans = []
+        if "checkpointing-off" in explorations(Seen(self.facts, self.job, ())) and uses_fp8(self.facts):
+            compiled = Seen(self.facts, self.job, base.treatments).compiled
+            make = chain(functools.partial(compiled_bf16, lists=lists_of(self.facts)) if compiled else eager_bf16, on_model(keep_activations))
+            plans.append(ArmPlan("bf16_without_checkpointing", make, fp8=False, base="bf16_compiled" if compiled else "bf16", explored=True))
+        if self.facts.network.adapter_parameters:
+            plans.append(ArmPlan("without_adapters", chain(base.make, without_adapters), fp8=base.fp8, base=base.name, explored=True))
+        return plans
+
+    def change(self, treatment: Treatment) -> Change:
+        """A treatment as a change of the variant."""
+        case = Case(self.facts, treatment.name, treatment.layers, self.job)
+        return lambda variant: treatments()[treatment.name].function(variant, case)
 
 
-def _prescribed(prescription: Sequence[Step], lists: Sequence[str]) -> list[ArmPlan]:
-    """One arm for everything that can be carried out on a replica, and one for each part of it where there are several."""
-    cures: dict[str, Change] = {
-        "compile-blocks": on_model(compile_blocks, lists=lists),
-        "compile-model": on_model(compile_blocks, lists=()),
-    }
-    names = [step.treatment.name for step in prescription]
-    chosen = [name for name in cures if name in names]
-    if not chosen:
-        return []
-    whole = ArmPlan("prescribed", chain(*(cures[name] for name in chosen)), tuple(chosen), fp8=True)
-    return [whole, *(ArmPlan(name, cures[name], (name,), fp8=True) for name in chosen if len(chosen) > 1)]
-
-
-def as_it_is(variant: Variant) -> Variant:
-    """The step untouched."""
-    return variant
+def together(base: ArmPlan, winners: Sequence[ArmPlan], name: str) -> ArmPlan:
+    """Everything of ``base`` and of the arms that gained on top of it; of one family the last stands."""
+    replaced = {family(treatment) for winner in winners for treatment in winner.treatments}
+    kept = [treatment for treatment in base.treatments if family(treatment) not in replaced]
+    change = chain(base.change, *(winner.change for winner in winners))
+    added = [treatment for winner in winners for treatment in winner.treatments]
+    ratio = functools.reduce(lambda product, winner: product * winner.tokens_ratio / base.tokens_ratio, winners, base.tokens_ratio)
+    return ArmPlan(name, change, (*kept, *added), base.fp8 or winners[0].fp8, "as_is", change, tokens_ratio=ratio)
 
 
 def eager_bf16(variant: Variant) -> Variant:
     """FP8 and every compile mark taken out."""
-    return replace(variant, model=to_bf16(strip_compile_marks(variant.model)))
+    return in_bf16(replace(variant, model=to_bf16(strip_compile_marks(variant.model))))
+
+
+def compiled_bf16(variant: Variant, lists: Sequence[str]) -> Variant:
+    """FP8 taken out, and compiled block by block."""
+    return in_bf16(replace(variant, model=compile_blocks(to_bf16(strip_compile_marks(variant.model), compiled=True), lists)))
+
+
+def in_bf16(variant: Variant) -> Variant:
+    """Under BF16 autocast where the parameters are fp32 and nothing else makes the GEMMs BF16."""
+    return replace(variant, autocast=torch.bfloat16) if variant.autocast is None and mostly_fp32(variant.model) else variant
 
 
 def on_model(change: Callable[..., nn.Module], **settings: Any) -> Change:

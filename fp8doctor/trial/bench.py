@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
 
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Health
 from fp8doctor.job import Job
 from fp8doctor.measured import NO_FP8_GEMM
 from fp8doctor.trial import depth
 from fp8doctor.trial.compiling import give_own_code
 from fp8doctor.trial.depth import cleaned
-from fp8doctor.trial.evidence import StepProof, compiled_so_far, executed, prove
+from fp8doctor.trial.evidence import Compilations, StepProof, compilations, compiled_so_far, executed, prove
+from fp8doctor.trial.health import Observer
 from fp8doctor.trial.replica import NotReplicable, Tripwire, replicate, unwrapped
-from fp8doctor.trial.step import like, move, optimizer_for, training_step
+from fp8doctor.trial.step import like, move, optimizer_for, tensors, training_step
 from fp8doctor.trial.timer import interleave
 from fp8doctor.trial.treatments import NotTried, strip_compile_marks
 from fp8doctor.trial.undisturbed import free
@@ -35,9 +40,11 @@ class Ready:
     """An arm at one cut, warm and ready to be timed."""
 
     step: Callable[[], torch.Tensor]
-    graphs: int
-    breaks: int
+    compiled: Compilations
+    static_gib: float
+    """Weights, buffers and optimizer state."""
     peak_gib: float | None
+    alloc_retries: int | None
     warm_up_s: float
     frames_in_window: int = 0
 
@@ -49,6 +56,10 @@ class Attempt:
     plan: ArmPlan
     ready: list[Ready] = field(default_factory=list)
     reason: str | None = None
+    short: bool = False
+    """Whether the memory was too small for it beside the arms that were built before."""
+    beside: str | None = None
+    """The arm beside which it was timed alone, because not all fit at once."""
     proof: StepProof | None = None
 
 
@@ -63,20 +74,69 @@ class DeviceLost(Exception):
 class Bench:
     """The replicas of all cuts, with one set of weights and one optimizer state per cut."""
 
-    def __init__(self, job: Job, lists: Sequence[str], device: torch.device, *, least: int = depth.LEAST_WORTH_CUTTING) -> None:
+    def __init__(self, job: Job, lists: Sequence[str], device: torch.device) -> None:
+        """The usual cuts, or the next smaller ones that fit. Raises `torch.OutOfMemoryError` when none do."""
         self.job, self.device = job, device
-        root = unwrapped(job.model)
-        names = {cleaned(name): name for name, _ in root.named_modules()}
-        self.plan = depth.plan(root, [names[name] for name in lists if name in names], least=least)
+        if job.rebuild is None and any(parameter.is_meta for parameter in job.model.parameters()):
+            raise NotReplicable("the model has no weights (meta device)")
+        if any(tensor.is_meta for tensor in tensors(job.batch)):
+            raise NotReplicable("the batch has no data (meta device); give one, as example_batch() in a model file")
         self.batch = move(job.batch, device)
         self.bases: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
-        tripwire = Tripwire(unwrapped(job.model))
-        for cut in self.plan.cuts:
-            base, memo = replicate(job.model, device=device, cuts=cut.indices)
+        self.observer = Observer(device)
+        self._handed_out: list[Ready] = []
+        root = unwrapped(job.model)
+        names = {cleaned(name): name for name, _ in root.named_modules()}
+        *larger, smallest = depth.plans(root, [names[name] for name in lists if name in names])
+        if not any(map(self._fits, larger)):
+            self._lay_out(smallest)
+
+    def _fits(self, plan: depth.Plan) -> bool:
+        """Lay the plan out; on a memory that is too small give back what was taken."""
+        try:
+            self._lay_out(plan)
+        except torch.OutOfMemoryError:
+            self.bases.clear()
+            self.optimizers.clear()
+        else:
+            return True
+        free(self.device)
+        return False
+
+    def _lay_out(self, plan: depth.Plan) -> None:
+        """Make the base of every cut, with an optimizer that took one step."""
+        self.plan = plan
+        tripwire = Tripwire(unwrapped(self.job.model))
+        for cut in plan.cuts:
+            job, base, memo = self._cut(cut)
             self.bases.append(base.train())
             self.optimizers.append(optimizer_for(job, base.parameters(), memo))
             self._first_step(cut, tripwire)
+
+    def _cut(self, cut: depth.Cut) -> tuple[Job, nn.Module, Mapping[int, Any]]:
+        """A cut on the device: from the model file's own function where that makes it, else from a copy of the model.
+
+        With it come the job that it belongs to and the memo from that job's parameters to the cut's.
+        """
+        job, cuts = self.job, dict(cut.indices)
+        if job.rebuild is not None and len(cut.kept) == 1:
+            ((name, blocks),) = cut.kept.items()
+            try:
+                with self.device:
+                    model, optimizer = job.rebuild(blocks)
+                depth.compare(unwrapped(job.model), unwrapped(model), name, blocks)
+            except (UserError, depth.NotTheCut) as error:
+                if isinstance(error.__cause__, torch.OutOfMemoryError):
+                    raise torch.OutOfMemoryError(str(error)) from error
+                if any(parameter.is_meta for parameter in job.model.parameters()):
+                    raise NotReplicable(f"the model file's own cut to {blocks} blocks cannot be used: {error}") from error
+            else:
+                job, cuts = replace(job, model=model, optimizer=optimizer), {}
+        here = job is not self.job and all(tensor.device == self.device for tensor in (*job.model.parameters(), *job.model.buffers()))
+        if here:
+            return job, job.model, {id(parameter): parameter for parameter in job.model.parameters()}
+        return job, *replicate(job.model, device=self.device, cuts=cuts)
 
     def _first_step(self, cut: depth.Cut, tripwire: Tripwire) -> None:
         """One eager step under the tripwire, which also counts the executed blocks and makes the optimizer's state."""
@@ -119,7 +179,7 @@ class Bench:
         except (NotTried, NotReplicable) as error:
             attempt.reason = str(error)
         except torch.OutOfMemoryError:
-            attempt.reason = "the GPU's memory is too small for it"
+            attempt.reason, attempt.short = "the GPU's memory is too small for it", True
         except Exception as error:
             attempt.reason = f"it raises {sentence(error)}"
         if attempt.reason is not None:
@@ -138,23 +198,28 @@ class Bench:
                 raise DeviceLost(attempt.plan.name, f"it took the GPU's context down: {sentence(error)}") from error
 
     def _warm(self, step: Callable[[], torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> Ready:
-        began, first = time.monotonic(), compiled_so_far()
-        for count in range(MOST_WARM_UP):
-            before = compiled_so_far()
-            if count == LEAST_WARM_UP - 1 and self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-                torch.cuda.reset_peak_memory_stats(self.device)
-                allocated = torch.cuda.memory_allocated(self.device)
-            step()
-            if count >= LEAST_WARM_UP - 1 and compiled_so_far() == before:
-                break
-        peak = None
+        began, retries = time.monotonic(), self._alloc_retries()
+        with compilations(model) as compiled:
+            for count in range(MOST_WARM_UP):
+                before = compiled_so_far()
+                if count == LEAST_WARM_UP - 1 and self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+                    torch.cuda.reset_peak_memory_stats(self.device)
+                    allocated = torch.cuda.memory_allocated(self.device)
+                step()
+                if count >= LEAST_WARM_UP - 1 and compiled_so_far() == before:
+                    break
+        static_gib, peak = _bytes_of(model, optimizer) / 2**30, None
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-            static_gib = _bytes_of(model, optimizer) / 2**30
             peak = static_gib + (torch.cuda.max_memory_allocated(self.device) - allocated) / 2**30
-        last = compiled_so_far()
-        return Ready(step, last.frames - first.frames, last.breaks - first.breaks, peak, time.monotonic() - began)
+        tried_again = None if retries is None else (self._alloc_retries() or 0) - retries
+        ready = Ready(step, compiled, static_gib, peak, tried_again, time.monotonic() - began)
+        self._handed_out.append(ready)
+        return ready
+
+    def _alloc_retries(self) -> int | None:
+        return torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0) if self.device.type == "cuda" else None
 
     def time(self, attempts: Sequence[Attempt], until: float) -> dict[tuple[str, int], list[float]]:
         """The interleaved window: samples in ms by arm and cut."""
@@ -162,7 +227,37 @@ class Bench:
         for attempt in attempts:
             for number, ready in enumerate(attempt.ready):
                 watched[attempt.plan.name, number] = _watched(ready)
-        return interleave(watched, self.device, until)
+        return interleave(watched, self.device, until, self.observer.look)
+
+    def time_in_pairs(self, attempts: Sequence[Attempt], samples: dict[tuple[str, int], list[float]], until: float) -> None:
+        """Time what did not fit beside the others, each alone beside a reference, and add it to ``samples``.
+
+        The reference (eager BF16, else the step as it is) is built and timed anew each time: what is added are its
+        samples of the common window, times the ratio of the pair. Everything else is let go of first.
+        """
+        done = [attempt for attempt in attempts if attempt.reason is None]
+        reference = next((each for name in ("bf16", "as_is") for each in done if each.plan.name == name), None)
+        if reference is None:
+            return
+        for attempt in attempts:
+            if not attempt.short or time.monotonic() > until:
+                continue
+            self._let_go()
+            beside = Attempt(reference.plan)
+            again = Attempt(attempt.plan)
+            for each in (beside, again):
+                self.build(each)
+            if beside.reason is None and again.reason is None:
+                pair = self.time((beside, again), until)
+                self.prove(again)
+                attempt.reason, attempt.proof, attempt.ready, attempt.beside = again.reason, again.proof, again.ready, reference.plan.name
+                for number in range(len(again.ready)):
+                    ratio = statistics.median(a / b for a, b in zip(pair[attempt.plan.name, number], pair[reference.plan.name, number], strict=True))
+                    samples[attempt.plan.name, number] = [ratio * each for each in samples[reference.plan.name, number]]
+                done.append(attempt)
+            else:
+                attempt.reason = f"{attempt.reason}, even beside {reference.plan.name} alone" if again.short else again.reason or beside.reason
+            beside.ready.clear()
 
     def prove(self, attempt: Attempt) -> None:
         """Profile one step of the deepest cut and judge whether the arm ran what it says."""
@@ -174,12 +269,28 @@ class Bench:
         elif any(ready.frames_in_window for ready in attempt.ready):
             attempt.reason = "it was still compiling while it was timed"
 
+    def health(self) -> Health | None:
+        """How the GPU was while it was timed; None on a CPU."""
+        return self.observer.health()
+
     def close(self) -> None:
-        """Let go of every replica and give the memory back."""
+        """Let go of every replica, whoever still holds an attempt, and give the memory back."""
+        self.observer.close()
         self.bases.clear()
         self.optimizers.clear()
         self.batch = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Let go of the step of every arm, and with it of what its replica does not share."""
+        for ready in self._handed_out:
+            ready.step = _gone
+        self._handed_out.clear()
         free(self.device)
+
+
+def _gone() -> torch.Tensor:
+    raise RuntimeError("this arm was let go of")
 
 
 def _watched(ready: Ready) -> Callable[[], object]:

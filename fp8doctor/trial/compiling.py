@@ -7,6 +7,7 @@ Private names read here, verified on torch 2.11 and 2.13: the closure variable `
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any, cast
@@ -32,10 +33,11 @@ def is_wrapper(module: nn.Module) -> bool:
 
 
 def give_own_code(model: nn.Module) -> None:
-    """Give every module of ``model`` a subclass of its class with a code object of its own for ``forward``.
+    """Give every module of ``model`` a subclass of its class with code objects of its own for ``forward`` and other methods.
 
     Dynamo keeps its compiled graphs per code object, at most eight: without this, arms of one class push each other,
-    and the user, into eager. The classes keep name and module, and isinstance holds.
+    and the user, into eager. A graph that breaks in a method makes that method a frame of its own. The classes keep name
+    and module, and isinstance holds.
     """
     own: dict[type[nn.Module], type[nn.Module]] = {}
     for module in model.modules():
@@ -50,9 +52,38 @@ def _with_own_code(kind: type[nn.Module]) -> type[nn.Module]:
     forward = kind.forward
     if not isinstance(forward, types.FunctionType) or kind.__module__.startswith(("torch.nn.", "torch._dynamo.")):
         return kind
-    clone = clone_function(forward)
     metaclass: Any = type(kind)
-    return cast(type[nn.Module], metaclass(kind.__name__, (kind,), {"forward": clone, "__module__": kind.__module__, "__qualname__": kind.__qualname__}))
+    own = cast(type[nn.Module], metaclass(kind.__name__, (kind,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}))
+    # Set afterwards: transformers' layers wrap the forward of every new subclass in one and the same code object.
+    for name, method in _methods(kind).items():
+        setattr(own, name, _separate(method))
+    return own
+
+
+def _separate(function: types.FunctionType) -> types.FunctionType:
+    """A clone that shares no code object with the original; what it wraps is cloned too, and it asks for itself as the clone."""
+    cells = tuple(types.CellType() if _wraps(cell) else cell for cell in function.__closure__ or ())
+    clone = clone_function(function, cells)
+    for cell, held in zip(cells, function.__closure__ or (), strict=True):
+        if cell is not held:
+            cell.cell_contents = clone if held.cell_contents is function else _separate(held.cell_contents)
+    return clone
+
+
+def _wraps(cell: types.CellType) -> bool:
+    """Whether a closure's cell holds a function that is not torch's own."""
+    try:
+        held = cell.cell_contents
+    except ValueError:
+        return False
+    return isinstance(held, types.FunctionType) and not held.__module__.startswith("torch.")
+
+
+def _methods(kind: type[nn.Module]) -> dict[str, types.FunctionType]:
+    """``forward``, and plain methods that are not torch's own, each as the class resolves it."""
+    names = {"forward"} | {name for base in kind.__mro__ if not base.__module__.startswith("torch.") for name in vars(base) if not name.startswith("__")}
+    found = {name: inspect.getattr_static(kind, name) for name in names}
+    return {name: each for name, each in found.items() if isinstance(each, types.FunctionType)}
 
 
 def clone_function(function: types.FunctionType, closure: tuple[types.CellType, ...] | None = None) -> types.FunctionType:

@@ -1,8 +1,8 @@
 """The conductor of a trial: which arms are built in which order, within the budget, and what becomes of one that fails.
 
-What is dropped last comes first: as it is, both BF16 baselines, the prescription, then single treatments. An arm that
-fails (out of memory, a compile error) costs itself and nothing else; an arm without proof that it ran what its label
-says has no number but a reason.
+What is dropped last comes first: as it is, both BF16 baselines, the prescription, then single treatments, then what nobody
+proposed. An arm that fails (out of memory, a compile error) costs itself and nothing else; an arm without proof that it
+ran what its label says has no number but a reason. `fp8doctor.trial.combining` makes one prescription of what gained.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import msgspec
 import torch
 
 from fp8doctor.facts import Trial
 from fp8doctor.job import Job
-from fp8doctor.measured import STEP_RAISES
-from fp8doctor.trial import depth
-from fp8doctor.trial.bench import SELF_CHECK, Attempt, Bench, sentence
+from fp8doctor.measured import COMBINATION, STEP_RAISES
+from fp8doctor.trial.bench import SELF_CHECK, Attempt, Bench, DeviceLost, sentence
+from fp8doctor.trial.combining import Window, best_total
+from fp8doctor.trial.digest import NO_DOUBT, digest, harm, what_harm
 from fp8doctor.trial.replica import NotReplicable, OriginalTouched
 from fp8doctor.trial.results import gpu_name, report
 from fp8doctor.trial.undisturbed import free, undisturbed
@@ -26,6 +28,10 @@ from fp8doctor.trial.variant import ArmPlan
 WINDOW_SHARE, PROOF_SHARE = 0.4, 0.1
 """Shares of the budget kept for the timed window with what follows it, and for the proof of each arm alone; building and
 compiling may use the rest."""
+
+EXPLORING_SHARE, FINAL_SHARE = 0.5, 0.25
+"""With explorations: the share of the budget after which no further one is built, and the share kept for what they give
+together, which may begin while half of that is left."""
 
 
 def conduct(
@@ -38,7 +44,7 @@ def conduct(
     progress: Callable[[str, str | None], None],
     skip: Mapping[str, str] | None = None,
 ) -> Trial:
-    """Time ``arms`` of the job on ``device`` within ``budget_s`` seconds, in the order of their importance.
+    """Time ``arms`` of the job on ``device`` within ``budget_s`` seconds, in the order of their importance, and do no harm.
 
     ``lists`` names the lists of repeated blocks, ``skip`` maps arms that are not to be built to the reason. A model that
     cannot be copied, or whose own step raises, gives a Trial with a reason and no times.
@@ -48,48 +54,75 @@ def conduct(
     began = time.monotonic()
     if job.batch is None:
         return _without_times(device, "there is no batch to run it on; give one, as example_batch() in a model file", budget_s, began)
-    with undisturbed():
-        try:
-            bench = _bench(job, lists, device)
-        except (NotReplicable, OriginalTouched) as error:
-            return _without_times(device, str(error), budget_s, began)
-        except torch.OutOfMemoryError:
-            return _without_times(device, "the memory of the GPU is too small for even a cut of the model", budget_s, began)
-        except Exception as error:
-            return _without_times(device, f"{STEP_RAISES}{sentence(error)}", budget_s, began)
-        attempts = [Attempt(plan, reason=(skip or {}).get(plan.name)) for plan in arms]
-        for attempt in attempts:
-            if attempt.reason is not None:
-                continue
-            if time.monotonic() - began > budget_s * (1 - WINDOW_SHARE) and attempt.plan.name != "as_is":
-                attempt.reason = f"the budget of {budget_s:g} s was used up before it"
-                continue
-            if attempt.plan.name == SELF_CHECK and not any(each.plan.name == "bf16" and each.reason is None for each in attempts):
-                attempt.plan = replace(attempts[0].plan, name=SELF_CHECK)
-            progress(f"building {in_words(attempt.plan.name)}", attempt.plan.name)
-            bench.build(attempt)
-        timed = [attempt for attempt in attempts if attempt.reason is None]
-        progress(f"timing {len(timed)} variants of the step", None)
-        try:
-            samples = bench.time(timed, until=began + budget_s * (1 - PROOF_SHARE))
-            for attempt in timed:
-                bench.prove(attempt)
-            trial = report(bench.plan, device, attempts, samples, budget_s=budget_s, elapsed_s=time.monotonic() - began)
-        except Exception as error:
-            trial = _without_times(device, f"a variant that had run before stopped the timing with {sentence(error)}", budget_s, began)
-        attempts.clear()
-        timed.clear()
-        bench.close()
+    before = digest(job)
+    with undisturbed(job) as put_back:
+        trial = _timed(job, lists, arms, device, budget_s, began, progress, skip or {})
+    return _with_harm(trial, (*put_back, *harm(before, digest(job))))
+
+
+def _timed(
+    job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], device: torch.device, budget_s: float, began: float,
+    progress: Callable[[str, str | None], None], skip: Mapping[str, str],
+) -> Trial:  # fmt: skip
+    """The trial itself; what it leaves behind is its caller's concern."""
+    try:
+        bench = Bench(job, lists, device)
+    except (NotReplicable, OriginalTouched) as error:
+        return _without_times(device, str(error), budget_s, began)
+    except torch.OutOfMemoryError:
+        return _without_times(device, "the memory of the GPU is too small for even a cut of the model", budget_s, began)
+    except Exception as error:
+        return _without_times(device, f"{STEP_RAISES}{sentence(error)}", budget_s, began)
+    attempts = [Attempt(plan, reason=skip.get(plan.name)) for plan in arms]
+    _build(bench, attempts, budget_s, began, progress)
+    timed = [attempt for attempt in attempts if attempt.reason is None]
+    progress(f"timing {len(timed)} variants of the step", None)
+    try:
+        kept = FINAL_SHARE if any(attempt.plan.explored for attempt in timed) else PROOF_SHARE
+        samples = bench.time(timed, until=began + budget_s * (1 - kept))
+        for attempt in timed:
+            bench.prove(attempt)
+        late = time.monotonic() - began > budget_s * (1 - FINAL_SHARE / 2)
+        against = skip.get(COMBINATION) or (_used_up(budget_s) if late else None)
+        final = best_total(Window(bench, attempts, samples), until=began + budget_s, reason_against=against, progress=progress)
+        bench.time_in_pairs(attempts, samples, until=began + budget_s)
+        trial = report(bench.plan, device, attempts, samples, final, health=bench.health(), budget_s=budget_s, elapsed_s=time.monotonic() - began)
+    except DeviceLost:
+        raise
+    except Exception as error:
+        trial = _without_times(device, f"a variant that had run before stopped the timing with {sentence(error)}", budget_s, began)
+    final = None
+    attempts.clear()
+    timed.clear()
+    bench.close()
     return trial
 
 
-def _bench(job: Job, lists: Sequence[str], device: torch.device) -> Bench:
-    """The bench for the whole model or its usual cuts; with smaller cuts when the whole does not fit."""
-    try:
-        return Bench(job, lists, device)
-    except torch.OutOfMemoryError:
-        free(device)
-    return Bench(job, lists, device, least=depth.DEEP_BLOCKS + 1)
+def _build(bench: Bench, attempts: Sequence[Attempt], budget_s: float, began: float, progress: Callable[[str, str | None], None]) -> None:
+    """Make every arm that is not to be skipped and for which there is time."""
+    for attempt in attempts:
+        if attempt.reason is not None:
+            continue
+        share = EXPLORING_SHARE if attempt.plan.explored else 1 - WINDOW_SHARE
+        if time.monotonic() - began > budget_s * share and attempt.plan.name != "as_is":
+            attempt.reason = _used_up(budget_s)
+            continue
+        if attempt.plan.name == SELF_CHECK and not any(each.plan.name == "bf16" and each.reason is None for each in attempts):
+            attempt.plan = replace(attempts[0].plan, name=SELF_CHECK)
+        progress(f"building {in_words(attempt.plan.name)}", attempt.plan.name)
+        bench.build(attempt)
+
+
+def _used_up(budget_s: float) -> str:
+    return f"the budget of {budget_s:g} s was used up before it"
+
+
+def _with_harm(trial: Trial, changed: Sequence[str]) -> Trial:
+    """The trial with what it changed outside its replicas, which makes its times doubtful too."""
+    if not changed:
+        return msgspec.structs.replace(trial, harm=())
+    reason = "; ".join(filter(None, (trial.reason, what_harm(changed))))
+    return msgspec.structs.replace(trial, harm=tuple(changed), reason=reason, reliable=trial.reliable and NO_DOUBT.issuperset(changed))
 
 
 def _without_times(device: torch.device, reason: str, budget_s: float, began: float) -> Trial:

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-SHALLOW_BLOCKS = 4
-DEEP_BLOCKS = 12
-"""Blocks kept at the two depths. Source: measured, see above."""
+DEPTHS = ((4, 12), (2, 6), (1, 3))
+"""Blocks kept at the two depths (source: measured, see above), then what is tried when the memory is too small for them."""
 
-LEAST_WORTH_CUTTING = 2 * DEEP_BLOCKS + 1
+LEAST_WORTH_CUTTING = 25
 """Shorter lists are measured whole: the cuts together would cost about as much, and the whole needs no prediction."""
 
 WRAPPED = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
@@ -32,6 +31,10 @@ LIBRARIES = ("torch.", "torchao.", "transformer_engine.", "peft.")
 
 NUMBERING = re.compile(r"(^|_)(idx|index|id|number|name)$")
 """Attributes that tell where a block stands, not what it is, such as ``layer_idx``."""
+
+
+class NotTheCut(Exception):
+    """What the model file's own function made for a number of blocks is not that cut of the model; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -100,19 +103,51 @@ def cleaned(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPED)
 
 
-def plan(model: nn.Module, lists: Sequence[str], *, least: int = LEAST_WORTH_CUTTING) -> Plan:
-    """The cuts for a model whose lists of repeated blocks are named ``lists``; the whole model if none is worth cutting.
+def plans(model: nn.Module, lists: Sequence[str]) -> list[Plan]:
+    """The cuts for a model whose lists of repeated blocks are named ``lists``, then smaller ones for a memory that is short.
 
-    ``least`` is the number of blocks from which on a list is cut, lowered when the whole does not fit.
+    The first is the whole model when no list is worth cutting, and its weights are there.
     """
-    stacks = tuple(stack for name in lists if (stack := _stack(name, model.get_submodule(name))) and stack.count >= least)
-    shallow = {stack.name: len(stack.keep(SHALLOW_BLOCKS)) for stack in stacks}
-    deep = {stack.name: len(stack.keep(max(DEEP_BLOCKS, SHALLOW_BLOCKS + stack.period))) for stack in stacks}
-    usable = tuple(stack for stack in stacks if shallow[stack.name] < deep[stack.name] < stack.count)
+    stacks = [stack for name in lists if (stack := _stack(name, model.get_submodule(name)))]
+    worth = [stack for stack in stacks if stack.count >= LEAST_WORTH_CUTTING]
+    whole = [] if worth or any(parameter.is_meta for parameter in model.parameters()) else [Plan((), (Cut({}),))]
+    found = [*whole, *(made for depths in DEPTHS if (made := _plan(worth or stacks, *depths)))]
+    return [made for i, made in enumerate(found) if made not in found[:i]] or [Plan((), (Cut({}),))]
+
+
+def _plan(stacks: Sequence[Stack], shallow: int, deep: int) -> Plan | None:
+    """The plan that keeps so many blocks of every list where that makes two depths; None where it does of none."""
+    first = {stack.name: len(stack.keep(shallow)) for stack in stacks}
+    second = {stack.name: len(stack.keep(max(deep, shallow + stack.period))) for stack in stacks}
+    usable = tuple(stack for stack in stacks if first[stack.name] < second[stack.name] < stack.count)
     if not usable:
-        return Plan((), (Cut({}),))
-    base = {stack.name: shallow[stack.name] for stack in usable}
-    return Plan(usable, (Cut(base), *(Cut({**base, stack.name: deep[stack.name]}) for stack in usable)))
+        return None
+    base = {stack.name: first[stack.name] for stack in usable}
+    return Plan(usable, (Cut(base), *(Cut({**base, stack.name: second[stack.name]}) for stack in usable)))
+
+
+def compare(whole: nn.Module, cut: nn.Module, name: str, blocks: int) -> None:
+    """Raises `NotTheCut` when ``cut`` is not ``whole`` with the first ``blocks`` blocks of the list ``name``."""
+    names = {cleaned(each): module for each, module in cut.named_modules()}
+    kept = names.get(cleaned(name))
+    found = len(list(kept.children())) if kept is not None else 0
+    if found != blocks:
+        raise NotTheCut(f"it has {found} blocks in {cleaned(name)}")
+    pairs = zip(whole.get_submodule(name).children(), kept.children(), strict=False)  # type: ignore[union-attr]
+    if not all(_signature(one) == _signature(other) for one, other in pairs):
+        raise NotTheCut(f"the blocks in {cleaned(name)} are not those of the whole model")
+    if _outside(whole, name) != _outside(cut, name):
+        raise NotTheCut(f"what is around {cleaned(name)} is not what the whole model has there")
+
+
+def _outside(model: nn.Module, name: str) -> dict[str, tuple[object, ...]]:
+    """Shape and kind of every parameter that is in no block of the list."""
+    within = f"{cleaned(name)}."
+    return {
+        cleaned(each): (tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
+        for each, parameter in model.named_parameters()
+        if not cleaned(each).startswith(within)
+    }
 
 
 def _stack(name: str, blocks: nn.Module) -> Stack | None:

@@ -123,7 +123,8 @@ def _copy_of(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
     if not isinstance(tensor, nn.Parameter):
         return data
     parameter = nn.Parameter(data, requires_grad=tensor.requires_grad)
-    parameter.__dict__.update(tensor.__dict__)
+    attached = tensor.__dict__.items()  # such as Megatron's ``main_grad``, which fused GEMMs add to
+    parameter.__dict__.update({key: value.detach().to(data.device, copy=True) if isinstance(value, torch.Tensor) else value for key, value in attached})
     return parameter
 
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
-from fp8doctor.facts import Arm, ArmCut, Trial
+from fp8doctor.facts import Arm, ArmCut, Health, Trial
 from fp8doctor.interval import interval
+from fp8doctor.measured import FIRST
 from fp8doctor.trial.bench import SELF_CHECK, Attempt
 from fp8doctor.trial.depth import Plan, cleaned
+from fp8doctor.trial.variant import ArmPlan
+
+if TYPE_CHECKING:
+    from fp8doctor.trial.combining import Final
 
 SELF_CHECK_TOLERANCE = 0.02
 """BF16 against its own replica must come out at 1.00 within this, or the trial is called unreliable."""
@@ -18,7 +25,10 @@ Samples = dict[tuple[str, int], list[float]]
 """Step times in ms by arm and number of the cut, one per round."""
 
 
-def report(plan: Plan, device: torch.device, attempts: Sequence[Attempt], samples: Samples, *, budget_s: float, elapsed_s: float) -> Trial:
+def report(
+    plan: Plan, device: torch.device, attempts: Sequence[Attempt], samples: Samples, final: Final | None = None,
+    *, health: Health | None, budget_s: float, elapsed_s: float,
+) -> Trial:  # fmt: skip
     """Medians with intervals, at every cut and at full depth, as plain facts."""
     ratio = _self_check(attempts, samples)
     unreliable = ratio is not None and abs(ratio - 1) > SELF_CHECK_TOLERANCE
@@ -26,9 +36,13 @@ def report(plan: Plan, device: torch.device, attempts: Sequence[Attempt], sample
         device=device.type,
         gpu=gpu_name(device),
         blocks={cleaned(stack.name): stack.count for stack in plan.stacks},
-        arms=tuple(_arm(plan, attempt, samples) for attempt in attempts if attempt.plan.name != SELF_CHECK),
+        arms=_both_windows(
+            [_arm(plan, attempt, samples) for attempt in attempts if attempt.plan.name != SELF_CHECK],
+            [_arm(plan, attempt, final.samples) for attempt in final.attempts] if final else [],
+        ),
         self_check_ratio=ratio,
         reliable=not unreliable,
+        health=health,
         reason=f"the step timed against its own copy gives {ratio:.3f} instead of 1.00" if unreliable else None,
         budget_s=budget_s,
         elapsed_s=elapsed_s,
@@ -44,18 +58,35 @@ def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
     return interval([a / b for a, b in zip(samples[of, 0], samples[SELF_CHECK, 0], strict=True)]).median
 
 
-def _full(plan: Plan, samples: Samples, name: str) -> list[float]:
-    """The step at full depth, one figure per round, because rounds share clocks and heat."""
-    return [plan.full(values) for values in zip(*(samples[name, number] for number in range(len(plan.cuts))), strict=True)]
+def _both_windows(first: Sequence[Arm], final: Sequence[Arm]) -> tuple[Arm, ...]:
+    """The arms of the final window, then those of the first.
+
+    An arm of the first window that has a namesake in the final one is kept under another name where it is the base of an
+    arm of its own window, and left out otherwise.
+    """
+    again = {arm.name for arm in final}
+    aside = [msgspec.structs.replace(arm, name=_aside(arm.name, again), base=arm.base and _aside(arm.base, again)) for arm in first]
+    bases = {arm.base for arm in aside}
+    return (*final, *(arm for arm in aside if not arm.name.endswith(FIRST) or arm.name in bases))
+
+
+def _aside(name: str, again: set[str]) -> str:
+    return name + FIRST if name in again else name
+
+
+def full_ms(plan: Plan, samples: Samples, arm: ArmPlan) -> list[float]:
+    """The step at full depth, for as many tokens as the step as it is has: one figure per round, because rounds share clocks and heat."""
+    return [plan.full(values) / arm.tokens_ratio for values in zip(*(samples[arm.name, number] for number in range(len(plan.cuts))), strict=True)]
 
 
 def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
+    of, ratio = attempt.plan, attempt.plan.tokens_ratio
     if attempt.reason is not None or attempt.proof is None:
-        return Arm(name=attempt.plan.name, treatments=attempt.plan.treatments, tried=False, reason=attempt.reason)
-    full = _full(plan, samples, attempt.plan.name)
+        return Arm(name=of.name, treatments=of.treatments, base=of.base, tokens_ratio=ratio, tried=False, reason=attempt.reason)
+    full = full_ms(plan, samples, of)
     cuts = []
     for number, (cut, ready) in enumerate(zip(plan.cuts, attempt.ready, strict=True)):
-        at = interval(samples[attempt.plan.name, number])
+        at = interval([sample / ratio for sample in samples[of.name, number]])
         cuts.append(
             ArmCut(
                 blocks={cleaned(name): count for name, count in cut.kept.items()},
@@ -64,15 +95,22 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
                 high_ms=at.high,
                 peak_gib=ready.peak_gib,
                 warm_up_s=ready.warm_up_s,
-                graphs_compiled=ready.graphs,
-                graph_breaks=ready.breaks,
+                graphs_compiled=ready.compiled.graphs,
+                graph_breaks=ready.compiled.breaks,
+                break_reasons=ready.compiled.break_reasons,
+                recompilations=ready.compiled.recompilations,
+                recompile_reasons=ready.compiled.recompile_reasons,
+                left_eager=ready.compiled.left_eager,
+                alloc_retries=ready.alloc_retries,
             )
         )
     at = interval(full)
     peaks = [ready.peak_gib for ready in attempt.ready if ready.peak_gib is not None]
     return Arm(
-        name=attempt.plan.name,
-        treatments=attempt.plan.treatments,
+        name=of.name,
+        treatments=of.treatments,
+        base=of.base,
+        tokens_ratio=ratio,
         tried=True,
         reason=None,
         step_ms=at.median,
@@ -80,6 +118,8 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
         high_ms=at.high,
         rounds_ms=tuple(full),
         peak_gib=plan.full(peaks) if len(peaks) == len(plan.cuts) else None,
+        static_gib=plan.full([ready.static_gib for ready in attempt.ready]),
+        beside=attempt.beside,
         cuts=tuple(cuts),
         fp8_gemms=attempt.proof.fp8_gemms,
         graphs_run=attempt.proof.graphs_run,

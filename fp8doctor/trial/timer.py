@@ -16,8 +16,12 @@ import torch
 
 from fp8doctor.interval import interval
 
-STEPS_PER_VISIT = 3
-"""Of which the first is dropped."""
+STEPS_PER_VISIT, FEWEST_STEPS = 3, 2
+"""Of which the first is dropped. The fewer are for long steps."""
+
+LONG_STEP_MS = 250.0
+"""A step from which on one is enough: it outlasts what the arm before left behind (clocks settle within 0.2 s, seen on an
+H200 at its power limit)."""
 
 LEAST_ROUNDS, MOST_ROUNDS = 6, 15
 """The range of six rounds covers the true median with 97 % (1 - 2 / 2^6, `fp8doctor.interval`); more sharpen it."""
@@ -26,17 +30,19 @@ SHARP = 0.005
 """No further round is taken when half the interval of every arm is within this share of its median."""
 
 
-def visit_ms(step: Callable[[], object], device: torch.device, steps: int = STEPS_PER_VISIT) -> float:
-    """Median time of one step in ms over ``steps`` in a row, the first dropped."""
+def visit_ms(step: Callable[[], object], device: torch.device, steps: int = STEPS_PER_VISIT, look: Callable[[], None] = lambda: None) -> float:
+    """Median time of one step in ms over ``steps`` in a row, the first dropped; ``look`` is called while the GPU runs the last."""
     if device.type == "cuda":
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]  # type: ignore[no-untyped-call]
         for mark in marks[:-1]:
             mark.record()
             step()
         marks[-1].record()
+        look()
         torch.cuda.synchronize(device)
         times = [float(a.elapsed_time(b)) for a, b in itertools.pairwise(marks)]
     else:
+        look()
         times = []
         for _ in range(steps):
             began = time.perf_counter()
@@ -49,6 +55,7 @@ def interleave(
     steps: Mapping[tuple[str, int], Callable[[], object]],
     device: torch.device,
     until: float,
+    look: Callable[[], None] = lambda: None,
 ) -> dict[tuple[str, int], list[float]]:
     """Visit every step once a round until the clock (``time.monotonic``) passes ``until`` or all are known sharply.
 
@@ -66,7 +73,8 @@ def interleave(
         order = list(steps)
         shuffle(order)
         for key in order:
-            samples[key].append(visit_ms(steps[key], device))
+            long = bool(samples[key]) and samples[key][-1] > LONG_STEP_MS
+            samples[key].append(visit_ms(steps[key], device, FEWEST_STEPS if long else STEPS_PER_VISIT, look))
     return samples
 
 

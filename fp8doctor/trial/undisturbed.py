@@ -1,41 +1,54 @@
-"""What a trial leaves in the process as it was: random numbers, Dynamo's counters, and the memory of the GPU."""
+"""What a trial leaves as it was, whether it returns or raises: the process's settings, the user's model, the memory of the GPU.
+
+`fp8doctor.trial.digest` then says what could not be left so.
+"""
 
 from __future__ import annotations
 
 import gc
-import random
-import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import torch
+from torch import nn
+
+from fp8doctor.job import Job
+from fp8doctor.trial import dynamo_state, settings
+from fp8doctor.trial.belongings import Belongings
+from fp8doctor.trial.transformer_engine_state import buffers_apart
+
+PUT_BACK = "{} (put back)"
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Put back every random number generator and Dynamo's counters, whatever the replicas did."""
-    from torch._dynamo.utils import counters
+def undisturbed(job: Job) -> Iterator[list[str]]:
+    """Put everything back that replicas may change, whatever they did.
 
-    python, cpu = random.getstate(), torch.get_rng_state()
-    numpy = _numpy_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-    counted = {key: dict(value) for key, value in counters.items()}
+    Settings of the process (random numbers, flags, variables) are put back silently: a user's own forward may change
+    them. What belongs to the user's model is put back and, afterwards, named in the yielded list. Inside, gradients are
+    on and warnings are not shown: replicas say nothing that the model itself would not say.
+    """
+    import torch._dynamo.eval_frame
+    import torch._dynamo.utils
+
+    named: list[str] = []
+    before, workers = settings.read(), dynamo_state.workers()
+    roots = [each for each in (job.model, job.loss, job.training_step) if isinstance(each, nn.Module)]
+    belongings, entries = Belongings(roots), dynamo_state.Entries(job.model, job.loss, job.training_step)
     try:
-        yield
+        with buffers_apart(), warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            belongings.take_gradients()
+            yield named
     finally:
-        random.setstate(python)
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
-        if numpy is not None:
-            sys.modules["numpy"].random.set_state(numpy)
-        counters.clear()
-        for key, value in counted.items():
-            counters[key].update(value)
-
-
-def _numpy_state() -> object:
-    return sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
+        named += map(PUT_BACK.format, belongings.put_back())
+        settings.put_back(before)
+        dynamo_state.stop_new_workers(workers)
+        if not entries.put_back():
+            named.append("compiled code of the model")
+        if settings.alike(before.get("autocast: cpu"), True) or settings.alike(before.get("autocast: cuda"), True):
+            torch.clear_autocast_cache()
 
 
 def free(device: torch.device) -> None:

@@ -26,11 +26,28 @@ class Variant:
     """Settings of the optimizer that differ from the job's, such as ``fused``; None shares the optimizer of the other arms."""
 
 
+Change = Callable[[Variant], Variant]
+
+
+def as_it_is(variant: Variant) -> Variant:
+    """The step untouched."""
+    return variant
+
+
 @dataclass(frozen=True)
 class ArmPlan:
     """One arm: its name, what makes it from the step as it is, and whether FP8 GEMMs must be seen in it."""
 
     name: str
-    make: Callable[[Variant], Variant]
+    make: Change
     treatments: tuple[str, ...] = ()
+    """What it carries out on top of its base; empty for a baseline and for a mere measurement."""
     fp8: bool | None = None
+    base: str | None = None
+    """The arm that it changes; None where it changes none."""
+    change: Change = as_it_is
+    """What it does on top of its base; ``make`` is that of the base and then this."""
+    explored: bool = False
+    """Whether the trial tries it unasked: it goes when the time is short."""
+    tokens_ratio: float = 1.0
+    """Tokens of its step / tokens of the step as it is."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,18 +18,22 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.facts import Arm, Target, Trial, Workload
 from fp8doctor.job import Job
-from fp8doctor.trial import bench, timer
-from fp8doctor.trial.arms import as_it_is, eager_bf16, on_model
+from fp8doctor.trial import bench, conductor, timer
+from fp8doctor.trial.arms import chain, eager_bf16, on_model
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.treatments import NotTried, compile_blocks
-from fp8doctor.trial.variant import ArmPlan, Variant
+from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(timer, "MOST_ROUNDS", timer.LEAST_ROUNDS)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tiny tensors on a shared machine: more threads wait for each other
+    yield
+    torch.set_num_threads(threads)
 
 
 class Block(nn.Module):
@@ -69,11 +74,11 @@ BF16 = ArmPlan("bf16", eager_bf16, fp8=False)
 PRESCRIBED = ArmPlan("prescribed", on_model(compile_blocks, lists=["blocks"]), ("compile-blocks",), fp8=True)
 
 
-def run(of: Job, *arms: ArmPlan, lists: tuple[str, ...] = ("blocks",), budget_s: float = 5.0) -> dict[str, Arm]:
+def run(of: Job, *arms: ArmPlan, lists: tuple[str, ...] = ("blocks",), budget_s: float = 600.0) -> dict[str, Arm]:
     return {arm.name: arm for arm in trial(of, *arms, lists=lists, budget_s=budget_s).arms}
 
 
-def trial(of: Job, *arms: ArmPlan, lists: tuple[str, ...] = ("blocks",), budget_s: float = 5.0) -> Trial:
+def trial(of: Job, *arms: ArmPlan, lists: tuple[str, ...] = ("blocks",), budget_s: float = 600.0) -> Trial:
     return conduct(of, lists, arms, CPU, budget_s=budget_s, progress=lambda text, arm: None)
 
 
@@ -120,10 +125,12 @@ STEP_MS = 10.0
 
 
 class Ticking(Decoder):
-    """A model whose forward takes `STEP_MS` by that clock."""
+    """A model whose forward takes `STEP_MS` by that clock, times ``share``."""
+
+    share = 1.0
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        CLOCK.now_s += STEP_MS / 1e3
+        CLOCK.now_s += self.share * STEP_MS / 1e3
         return super().forward(tokens)
 
 
@@ -163,6 +170,137 @@ def test_a_copy_that_differs_makes_the_trial_unreliable(share: float, reliable: 
     assert result.self_check_ratio == pytest.approx(1 / (1 + share))
     assert result.reliable is reliable
     assert ("against its own copy" in (result.reason or "")) is not reliable
+
+
+# Two phases: what gained alone is put together, and timed.
+
+
+def faster(share: float, only_alone: float = 1.0) -> Callable[[Variant], Variant]:
+    """A change that makes the step take ``share`` of its time, and ``only_alone`` times that on top of another change."""
+
+    def make(variant: Variant) -> Variant:
+        model: Any = variant.model
+        model.share = model.share * share * (only_alone if model.share not in (1.0, PROPOSED) else 1.0)
+        return variant
+
+    return make
+
+
+PROPOSED = 0.9
+"""Share of the step that the planted proposal leaves."""
+
+
+def explored(name: str, change: Callable[[Variant], Variant], base: ArmPlan, treatments: tuple[str, ...] | None = None) -> ArmPlan:
+    return ArmPlan(name, chain(base.make, change), (name,) if treatments is None else treatments, True, base.name, change, explored=True)
+
+
+def ticking() -> Job:
+    return job(model=convert_to_float8_training(Ticking(1).bfloat16(), module_filter_fn=lambda layer, name: name != "head"))
+
+
+TICKING_BF16 = ArmPlan("bf16", chain(BF16.make, faster(0.5)), fp8=False)
+PLANTED = ArmPlan("prescribed", faster(PROPOSED), ("proposal",), True, "as_is", faster(PROPOSED))
+
+
+def times(result: Trial) -> dict[str, tuple[float, str | None]]:
+    """Step in tenths of a millisecond and base of every arm with a number."""
+    return {arm.name: (round(10 * (arm.step_ms or 0)), arm.base) for arm in result.arms if arm.tried}
+
+
+@pytest.mark.usefixtures("clock")
+def test_without_a_winner_nothing_changes_and_nothing_is_done_twice() -> None:
+    plans = (AS_IS, TICKING_BF16, PLANTED, explored("even", faster(1.0), PLANTED), explored("slower", faster(1.2), PLANTED))
+    result = trial(ticking(), *plans)
+    assert times(result) == {"as_is": (100, None), "bf16": (50, None), "prescribed": (90, "as_is"), "even": (90, "prescribed"), "slower": (108, "prescribed")}
+
+
+@pytest.mark.usefixtures("clock")
+def test_one_winner_is_the_prescription_and_is_not_timed_again() -> None:
+    result = trial(ticking(), AS_IS, TICKING_BF16, PLANTED, explored("winner", faster(0.8), PLANTED), explored("slower", faster(1.2), PLANTED))
+    arms = {arm.name: arm for arm in result.arms}
+    assert times(result) == {
+        "prescribed": (72, "as_is"), "as_is": (100, None), "bf16": (50, None),
+        "prescribed_first": (90, "as_is"), "winner": (72, "prescribed_first"), "slower": (108, "prescribed_first"),
+    }  # fmt: skip
+    assert arms["prescribed"].treatments == ("proposal", "winner")
+    assert arms["prescribed"].rounds_ms == arms["winner"].rounds_ms
+
+
+@pytest.mark.usefixtures("clock")
+def test_several_winners_are_put_together_and_timed_beside_what_they_are_compared_with() -> None:
+    plans = [explored("a", faster(0.8), PLANTED), explored("b", faster(0.7), PLANTED), explored("measurement", faster(0.1), PLANTED, ())]
+    result = trial(ticking(), AS_IS, TICKING_BF16, PLANTED, *plans)
+    arms = {arm.name: arm for arm in result.arms}
+    assert times(result) == {
+        "as_is": (100, None), "bf16": (50, None), "prescribed": (50, "as_is"),
+        "as_is_first": (100, None), "prescribed_first": (90, "as_is_first"),
+        "a": (72, "prescribed_first"), "b": (63, "prescribed_first"), "measurement": (9, "prescribed_first"),
+    }  # fmt: skip
+    assert arms["prescribed"].treatments == ("proposal", "a", "b")
+    assert len({len(arms[name].rounds_ms) for name in ("as_is", "bf16", "prescribed")}) == 1
+    assert arms["prescribed"].fp8_gemms == 2 * 3
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("base", [AS_IS, PLANTED], ids=["as_is", "prescribed"])
+def test_a_combination_that_is_slower_than_the_best_alone_is_dropped(base: ArmPlan) -> None:
+    plans = [explored("a", faster(0.8), base), explored("b", faster(0.7, only_alone=2.0), base)]
+    result = trial(ticking(), AS_IS, TICKING_BF16, *([base] if base is PLANTED else []), *plans)
+    start = PROPOSED if base is PLANTED else 1.0
+    arms = {arm.name: arm for arm in result.arms}
+    assert times(result)["prescribed"] == (round(100 * start * 0.7), "as_is")
+    assert arms["prescribed"].treatments == (*base.treatments, "b")
+    assert times(result)["combination"] == (round(100 * start * 0.8 * 0.7 * 2), "as_is")
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_combination_that_fails_leaves_the_best_alone() -> None:
+    def clashing(variant: Variant) -> Variant:
+        if variant.model.share == 0.8:  # type: ignore[comparison-overlap]
+            raise NotTried("they clash")
+        return faster(0.7)(variant)
+
+    result = trial(ticking(), AS_IS, TICKING_BF16, explored("a", faster(0.8), AS_IS), explored("b", clashing, AS_IS))
+    arms = {arm.name: arm for arm in result.arms}
+    assert (arms["combination"].tried, arms["combination"].reason) == (False, "they clash")
+    assert times(result) == {"prescribed": (70, "as_is"), "as_is": (100, None), "bf16": (50, None), "a": (80, "as_is"), "b": (70, "as_is")}
+
+
+@pytest.mark.usefixtures("clock")
+def test_of_one_family_the_best_is_taken() -> None:
+    recipes = [explored("recipe-rowwise", faster(0.8), AS_IS), explored("recipe-tensorwise", faster(0.7), AS_IS)]
+    result = trial(ticking(), AS_IS, TICKING_BF16, *recipes)
+    assert next(arm.treatments for arm in result.arms if arm.name == "prescribed") == ("recipe-tensorwise",)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_proposal_that_is_faster_alone_than_all_together_is_the_prescription() -> None:
+    alone = ArmPlan("good", faster(0.7), ("good",), True, "as_is", faster(0.7))
+    both = ArmPlan("prescribed", faster(0.8), ("good", "bad"), True, "as_is", faster(0.8))
+    result = trial(ticking(), AS_IS, TICKING_BF16, both, alone)
+    assert times(result)["prescribed"] == (70, "as_is")
+    assert next(arm.treatments for arm in result.arms if arm.name == "prescribed") == ("good",)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_model_without_fp8_gets_no_prescription_of_what_gained() -> None:
+    plain = ArmPlan("as_is", as_it_is, fp8=False)
+    winner = ArmPlan("winner", faster(0.5), ("winner",), False, "as_is", faster(0.5), explored=True)
+    assert times(trial(job(model=Ticking(3).bfloat16()), plain, winner)) == {"as_is": (100, None), "winner": (50, "as_is")}
+
+
+@pytest.mark.usefixtures("clock")
+def test_times_are_given_for_the_tokens_of_the_step_as_it_is() -> None:
+    twice = ArmPlan("larger-batch", lambda variant: replace(variant, batch=torch.cat([variant.batch] * 2)), ("larger-batch",), True, "as_is", tokens_ratio=2.0)
+    arms = run(ticking(), AS_IS, twice)
+    assert (arms["larger-batch"].step_ms, arms["larger-batch"].tokens_ratio) == (pytest.approx(STEP_MS / 2), 2.0)
+    assert arms["larger-batch"].cuts[0].step_ms == pytest.approx(STEP_MS / 2)
+
+
+def test_explorations_go_first_when_the_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conductor, "EXPLORING_SHARE", 0.0)
+    arms = run(job(blocks=3), AS_IS, BF16, explored("unasked", as_it_is, AS_IS))
+    assert (arms["bf16"].tried, arms["unasked"].reason) == (True, "the budget of 600 s was used up before it")
 
 
 def failing(error: Exception) -> ArmPlan:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
-from fp8doctor.trial.depth import Cut, Plan, Stack, cleaned, plan
+from fp8doctor.trial.depth import Cut, NotTheCut, Plan, Stack, cleaned, compare, plans
 
 
 def llama(layers: int) -> nn.Module:
@@ -20,15 +20,26 @@ def llama(layers: int) -> nn.Module:
 
 
 def kept(model: nn.Module, *lists: str) -> list[dict[str, int]]:
-    return [dict(cut.kept) for cut in plan(model, lists).cuts]
+    return cuts(plans(model, lists)[0])
+
+
+def cuts(made: Plan) -> list[dict[str, int]]:
+    return [dict(cut.kept) for cut in made.cuts]
 
 
 def test_a_decoder_is_cut_at_two_depths() -> None:
     assert kept(llama(32), "model.layers") == [{"model.layers": 4}, {"model.layers": 12}]
 
 
-def test_a_cut_is_forced_when_the_whole_does_not_fit() -> None:
-    assert [dict(cut.kept) for cut in plan(llama(16), ["model.layers"], least=13).cuts] == [{"model.layers": 4}, {"model.layers": 12}]
+def test_smaller_cuts_follow_for_a_memory_that_is_too_small() -> None:
+    smaller = [[{"model.layers": shallow}, {"model.layers": deep}] for shallow, deep in ((4, 12), (2, 6), (1, 3))]
+    assert list(map(cuts, plans(llama(32), ["model.layers"]))) == smaller
+    with_weights = LlamaForCausalLM(LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=8, num_attention_heads=1, vocab_size=8))
+    assert list(map(cuts, plans(with_weights, ["model.layers"]))) == [[{}], *smaller[1:]]
+
+
+def test_a_short_model_without_weights_is_cut() -> None:
+    assert kept(llama(16), "model.layers") == [{"model.layers": 4}, {"model.layers": 12}]
 
 
 def test_names_of_wrapped_modules_are_those_of_the_facts() -> None:
@@ -36,13 +47,13 @@ def test_names_of_wrapped_modules_are_those_of_the_facts() -> None:
 
 
 def test_a_short_list_is_measured_whole() -> None:
-    made = plan(llama(24), ["model.layers"])
+    made = plans(nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(8, 8) for _ in range(24))}), ["layers"])[0]
     assert made.whole
     assert made.full([12.5]) == 12.5
 
 
 def test_no_list_is_measured_whole() -> None:
-    assert plan(nn.Linear(4, 4), []).whole
+    assert [made.whole for made in plans(nn.Linear(4, 4), [])] == [True]
 
 
 def test_alternating_attention_is_cut_in_whole_patterns() -> None:
@@ -72,14 +83,29 @@ class Dense(nn.Linear):
 
 def test_special_blocks_at_the_front_are_kept() -> None:
     model = nn.ModuleDict({"layers": nn.ModuleList([Dense(8, 8), *(nn.Linear(8, 8) for _ in range(29))])})
-    made = plan(model, ["layers"])
+    made = plans(model, ["layers"])[0]
     assert made.stacks == (Stack("layers", 30, 1, 1),)
     assert [dict(cut.kept) for cut in made.cuts] == [{"layers": 5}, {"layers": 13}]
 
 
 def test_blocks_without_a_pattern_are_measured_whole() -> None:
     model = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(8, 8 + 8 * i) for i in range(26))})
-    assert plan(model, ["layers"]).whole
+    assert [made.whole for made in plans(model, ["layers"])] == [True]
+
+
+def test_a_cut_from_the_users_function_has_to_be_that_cut() -> None:
+    whole = llama(32)
+    compare(whole, llama(4), "model.layers", 4)
+    with pytest.raises(NotTheCut, match=r"it has 3 blocks in model\.layers"):
+        compare(whole, llama(3), "model.layers", 4)
+    other: Any = llama(4)
+    other.lm_head = nn.Linear(64, 64, device="meta")
+    with pytest.raises(NotTheCut, match=r"what is around model\.layers is not what the whole model has there"):
+        compare(whole, other, "model.layers", 4)
+    frozen: Any = llama(4)
+    frozen.model.layers[2].requires_grad_(False)
+    with pytest.raises(NotTheCut, match=r"the blocks in model\.layers are not those of the whole model"):
+        compare(whole, frozen, "model.layers", 4)
 
 
 @given(counts=st.lists(st.integers(9, 200), min_size=1, max_size=3), fixed=st.floats(0, 100), slopes=st.lists(st.floats(0, 10), min_size=3, max_size=3))

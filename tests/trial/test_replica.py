@@ -127,6 +127,31 @@ def test_every_form_of_compile_is_applied_to_the_copy_with_its_settings(form: st
     assert before == 0
 
 
+def llama() -> LlamaForCausalLM:
+    return LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64))
+
+
+def test_layers_that_wrap_the_forward_of_every_subclass_share_no_code() -> None:
+    """transformers wraps it for checkpointing; the wrapper checkpoints only where it is the class's own forward."""
+    model = llama()
+    replicas = [replicate(model, share=True)[0] for _ in range(2)]
+    for replica in replicas:
+        give_own_code(replica)
+    forwards = [type(each.model.layers[0]).forward for each in (model, *replicas)]  # type: ignore[union-attr]
+    assert len({id(forward.__code__) for forward in forwards}) == 3
+
+
+def test_a_layer_with_code_of_its_own_still_checkpoints() -> None:
+    replica = replicate(llama())[0]
+    give_own_code(replica)
+    replica.train().gradient_checkpointing_enable()  # type: ignore[operator]
+    recomputed: list[object] = []
+    for layer in replica.model.layers:  # type: ignore[union-attr]
+        layer.mlp.register_forward_pre_hook(lambda module, arguments: recomputed.append(module))
+    replica(input_ids=torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()
+    assert len(recomputed) == 4
+
+
 def test_ties_stay_and_nothing_is_shared_unless_asked() -> None:
     config = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64, tie_word_embeddings=True)
     model = LlamaForCausalLM(config)

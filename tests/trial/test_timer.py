@@ -25,15 +25,33 @@ def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample() -> None:
 
 def test_rounds_end_at_the_most_even_with_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = random.Random(1)
-    monkeypatch.setattr(timer, "visit_ms", lambda step, device: noise.uniform(1, 2))
+    monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: noise.uniform(1, 2))
     samples = interleave({("A", 0): lambda: None}, CPU, until=time.monotonic() + 3600)
     assert len(samples["A", 0]) == MOST_ROUNDS
 
 
 def test_rounds_end_when_every_arm_is_known_sharply(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer, "visit_ms", lambda step, device: 10.0)
+    monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: 10.0)
     samples = interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, until=time.monotonic() + 3600)
     assert len(samples["A", 0]) == LEAST_ROUNDS
+
+
+def test_a_long_step_is_visited_for_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, list[int]] = {"short": [], "long": []}
+
+    def visit(step: str, device: torch.device, steps: int, look: object) -> float:
+        asked[step].append(steps)
+        return {"short": 250.0, "long": 251.0}[step]
+
+    monkeypatch.setattr(timer, "visit_ms", visit)
+    interleave({(name, 0): name for name in asked}, CPU, until=0.0)  # type: ignore[misc]
+    assert asked == {"short": [3] * LEAST_ROUNDS, "long": [3, *[2] * (LEAST_ROUNDS - 1)]}
+
+
+def test_the_gpu_is_looked_at_once_a_visit() -> None:
+    looks: list[int] = []
+    interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, 0.0, lambda: looks.append(1))
+    assert len(looks) == 2 * LEAST_ROUNDS
 
 
 def test_the_first_step_of_a_visit_is_not_counted() -> None:

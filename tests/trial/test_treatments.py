@@ -1,15 +1,60 @@
-"""What is done to a replica, on real layers and on Transformer Engine's stand-in."""
+"""What is done to a replica, on real layers of torchao, transformers and PEFT, and on Transformer Engine's stand-in.
+
+Each treatment is held to what it says by the facts of the variant that it makes, and to leaving the model it was copied
+from, and the Parameters that all arms share, as they were.
+"""
 
 from __future__ import annotations
+
+import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torchao.float8 import convert_to_float8_training
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.prototype.moe_training.config import Float8TrainingOpConfig
 from torchao.quantization import Float8WeightOnlyConfig, quantize_
 
-from fp8doctor.trial.treatments import NotTried, strip_compile_marks, to_bf16, to_float8
+from fp8doctor.facts import Facts, Target, Workload
+from fp8doctor.finding import Treatment
+from fp8doctor.job import Job
+from fp8doctor.stacks.tensors import subclass
+from fp8doctor.trial.replica import replicate
+from fp8doctor.trial.treatments import Case, NotTried, carry_out, registry, strip_compile_marks, to_bf16, to_float8, treatment, treatments
+from fp8doctor.trial.treatments.adapters import without_adapters
+from fp8doctor.trial.treatments.registry import swap
+from fp8doctor.trial.variant import Variant
+from tests.examine.models import Stacked, llama, lora, network, training
 from tests.stand_ins import transformer_engine as te
+
+TOKENS = {"input_ids": torch.arange(32).reshape(2, 16), "labels": torch.arange(32).reshape(2, 16)}
+
+
+def facts(model: nn.Module) -> Facts:
+    return Facts(network=network(model), training=training(model))
+
+
+def applied(name: str, model: nn.Module, *layers: str, batch: Any = None, job: Job | None = None) -> Variant:
+    """A treatment carried out on a replica that shares the model's Parameters."""
+    replica = replicate(model, share=True)[0]
+    return treatments()[name].function(Variant(replica, batch), Case(facts(model), name, layers, job))
+
+
+def float8(model: nn.Module, **settings: Any) -> nn.Module:
+    return convert_to_float8_training(model, config=Float8LinearConfig(**settings), module_filter_fn=lambda layer, name: "head" not in name)
+
+
+def in_fp8(model: nn.Module) -> dict[str, str | None]:
+    """Recipe by name of every layer that trains in FP8."""
+    return {linear.name: linear.recipe for linear in network(model).linears if linear.use == "training"}
+
+
+def same_parameters(one: nn.Module, other: nn.Module) -> bool:
+    return all(a is b for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -23,14 +68,25 @@ def test_a_float8_linear_becomes_a_linear_over_the_same_parameters(bias: bool) -
     assert torch.equal(twin(x), expected)
 
 
-def test_a_te_linear_becomes_a_linear_and_a_fused_layer_is_refused() -> None:
-    linear = te.Linear(32, 48)
-    twin = to_bf16(nn.Sequential(linear))
-    assert type(twin[0]) is nn.Linear  # type: ignore[index]
-    assert twin[0].weight is linear.weight  # type: ignore[index]
-    for fused in (te.LayerNormLinear(32, 48), te.LayerNormMLP(32, 64)):
-        with pytest.raises(NotTried, match="there is no BF16 form of LayerNorm"):
-            to_bf16(nn.Sequential(fused))
+def test_a_weight_wrapped_for_the_all_gather_is_unwrapped_over_the_same_data() -> None:
+    model = float8(nn.Sequential(nn.Linear(32, 32)).bfloat16(), enable_fsdp_float8_all_gather=True)
+    twin = to_bf16(replicate(model, share=True)[0])
+    assert subclass(model[0].weight) is not None  # type: ignore[index]
+    assert subclass(twin[0].weight) is None  # type: ignore[index]
+    assert twin[0].weight.data_ptr() == model[0].weight._tensor.data_ptr()  # type: ignore[index]
+    twin(torch.randn(16, 32, dtype=torch.bfloat16)).sum().backward()
+    assert twin[0].weight.grad is not None  # type: ignore[index]
+
+
+def test_a_training_weight_is_unwrapped_and_its_layer_stays() -> None:
+    model = nn.Sequential(nn.Linear(32, 32, bias=False)).bfloat16()
+    data = model[0].weight.data_ptr()
+    quantize_(model, Float8TrainingOpConfig(), filter_fn=lambda layer, name: isinstance(layer, nn.Linear))
+    assert in_fp8(model)
+    twin = to_bf16(replicate(model, share=True)[0])
+    assert in_fp8(twin) == {}
+    assert twin[0].weight.data_ptr() == data  # type: ignore[index]
+    assert in_fp8(model), "the model it was copied from keeps its wrapper"
 
 
 def test_stored_weights_have_no_bf16_form() -> None:
@@ -40,12 +96,208 @@ def test_stored_weights_have_no_bf16_form() -> None:
         to_bf16(model)
 
 
+def test_some_layers_go_back_to_bf16_and_keep_their_compile_marks() -> None:
+    model = float8(Stacked())
+    model.blocks[0].up.compile(backend="eager")
+    kept = applied("keep-in-bf16", model, "blocks.0.up", "blocks.2.down").model
+    assert set(in_fp8(model)) - set(in_fp8(kept)) == {"blocks.0.up", "blocks.2.down"}
+    assert kept.blocks[0].up._compiled_call_impl is not None  # type: ignore[union-attr, index]
+    assert same_parameters(model, kept)
+    with pytest.raises(NotTried, match="none of its layers"):
+        applied("keep-in-bf16", model, "blocks.7.up")
+    with pytest.raises(NotTried, match="names no layers"):
+        applied("keep-in-bf16", model)
+
+
+def test_staying_in_bf16_leaves_no_fp8_and_compiles() -> None:
+    bf16 = applied("stay-in-bf16", float8(Stacked())).model
+    assert in_fp8(bf16) == {}
+    assert [blocks.compiled for blocks in network(bf16).blocks] == [3]
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+@pytest.mark.parametrize("settings", [{}, {"enable_fsdp_float8_all_gather": True, "pad_inner_dim": True}], ids=["plain", "as Accelerate sets it"])
+def test_another_recipe_is_read_back_from_every_layer(recipe: str, settings: dict[str, bool]) -> None:
+    model = float8(Stacked(), **settings)
+    model.blocks[1].compile(backend="eager")
+    changed = applied(f"recipe-{recipe.replace('_', '-')}", model).model
+    assert list(in_fp8(changed).values()) == [recipe] * 6
+    assert set(in_fp8(model).values()) == {"tensorwise"}
+    assert {linear.features["pad_inner_dim"] for linear in network(changed).linears if linear.features} == {"pad_inner_dim" in settings}
+    assert changed.blocks[1]._compiled_call_impl is not None  # type: ignore[union-attr, index]
+    changed(torch.arange(32).reshape(2, 16)).sum().backward()
+
+
+def test_no_other_recipe_without_a_float8_linear() -> None:
+    with pytest.raises(NotTried, match="no Float8Linear"):
+        applied("recipe-rowwise", Stacked())
+
+
 def test_conversion_leaves_out_what_is_named_and_what_is_not_aligned() -> None:
     model = nn.ModuleDict({"a": nn.Linear(32, 32), "odd": nn.Linear(30, 32), "head": nn.Linear(32, 64)})
     converted = to_float8(model, "rowwise", skip=("head",))
     assert {name: type(layer).__name__ for name, layer in converted.items()} == {"a": "Float8Linear", "odd": "Linear", "head": "Linear"}  # type: ignore[operator]
     with pytest.raises(NotTried, match=r"no nn\.Linear that torchao could convert"):
         to_float8(nn.Sequential(nn.Conv1d(16, 16, 1)), "tensorwise")
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_a_model_without_fp8_is_converted_but_for_its_head(recipe: str) -> None:
+    converted = in_fp8(applied(f"convert-{recipe}", Stacked()).model)
+    assert set(converted.values()) == {recipe}
+    assert len(converted) == 6
+
+
+def forwards_per_step(model: nn.Module, layer: nn.Module) -> int:
+    """How often a layer runs in forward and backward together."""
+    calls: list[int] = []
+    layer.register_forward_pre_hook(lambda module, arguments: calls.append(1))
+    model.train()
+    model(**TOKENS).loss.backward() if hasattr(model, "config") else model(TOKENS["input_ids"]).sum().backward()
+    return len(calls)
+
+
+def test_transformers_checkpointing_is_switched_off() -> None:
+    model = llama()
+    model.gradient_checkpointing_enable()
+    off = applied("checkpointing-off", model.train()).model
+    assert (training(model).checkpointing != (), training(off).checkpointing) == (True, ())
+    assert [forwards_per_step(each, each.model.layers[0].mlp.up_proj) for each in (model, off)] == [2, 1]  # type: ignore[union-attr, index]
+
+
+def test_checkpoint_wrappers_are_taken_off() -> None:
+    model = float8(Stacked())
+    for i, block in enumerate(model.blocks):
+        model.blocks[i] = checkpoint_wrapper(block)
+    off = applied("checkpointing-off", model).model
+    assert {linear.checkpointed for linear in network(off).linears} == {None}
+    assert set(in_fp8(off)) == set(in_fp8(model))
+    assert [forwards_per_step(each, each.get_submodule("blocks.0" + inner).up) for each, inner in ((model, "._checkpoint_wrapped_module"), (off, ""))] == [2, 1]
+
+
+class CallsIt(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.up, x, use_reentrant=False)
+
+
+def test_a_call_to_checkpoint_inside_a_forward_cannot_be_switched_off() -> None:
+    with pytest.raises(NotTried, match="own code calls checkpoint"):
+        applied("checkpointing-off", CallsIt())
+
+
+def test_adapters_get_the_dtype_of_the_base_and_the_shared_ones_stay() -> None:
+    model = lora(llama().bfloat16())
+    adapters = {linear.name for linear in network(model).linears if linear.adapter == "adapter"}
+    changed = applied("adapters-to-bf16", model).model
+    assert {linear.dtype for linear in network(model).linears if linear.name in adapters} == {"float32"}
+    assert {linear.dtype for linear in network(changed).linears if linear.name in adapters} == {"bfloat16"}
+    pairs = list(zip(model.named_parameters(), changed.named_parameters(), strict=True))
+    assert all((one is other) is ("lora_" not in name) for (name, one), (_, other) in pairs)
+    assert all(one.requires_grad == other.requires_grad for (_, one), (_, other) in pairs)
+    with pytest.raises(NotTried, match="no adapter in fp32"):
+        applied("adapters-to-bf16", changed)
+
+
+def test_without_adapters_the_step_is_that_of_the_base_with_its_gradient_flow() -> None:
+    base = llama()
+    expected = base(**TOKENS).logits
+    model = lora(base, init_lora_weights=False)
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    assert not torch.allclose(model(**TOKENS).logits, expected)
+    without = without_adapters(Variant(replicate(model, share=True)[0], None)).model
+    output = without(**TOKENS)
+    assert torch.allclose(output.logits, expected)
+    output.loss.backward()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
+    assert not torch.allclose(model(**TOKENS).logits, expected)
+
+
+def test_the_step_without_adapters_needs_adapters() -> None:
+    with pytest.raises(NotTried, match="no switch"):
+        without_adapters(Variant(llama(), None))
+
+
+def test_two_ways_out_of_fp32() -> None:
+    model = llama(tie_word_embeddings=True)
+    assert applied("autocast-bf16", model).autocast is torch.bfloat16
+    with pytest.raises(NotTried, match=r"under autocast already \(float16\)"):
+        treatments()["autocast-bf16"].function(Variant(model, None, torch.float16), Case(facts(model), "autocast-bf16"))
+    changed = applied("bf16-parameters", model, batch={"pixels": torch.ones(2, 3), "labels": torch.ones(2).long()})
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in changed.model.parameters()} == {torch.bfloat16}
+    assert [name for name, _ in changed.model.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert changed.model.lm_head.weight is changed.model.model.embed_tokens.weight  # type: ignore[union-attr]
+    assert {name: tensor.dtype for name, tensor in changed.batch.items()} == {"pixels": torch.bfloat16, "labels": torch.int64}
+    with pytest.raises(NotTried, match="no parameter in fp32"):
+        applied("bf16-parameters", llama().bfloat16())
+
+
+def test_eager_attention_is_replaced_in_the_replica_alone() -> None:
+    model = llama(attn_implementation="eager")
+    changed = applied("attention-sdpa", model).model
+    assert (model.config._attn_implementation, changed.config._attn_implementation) == ("eager", "sdpa")  # type: ignore[union-attr]
+    before, calls = functional.scaled_dot_product_attention, []
+    functional.scaled_dot_product_attention = lambda *arguments, **settings: calls.append(1) or before(*arguments, **settings)  # type: ignore[assignment, func-returns-value]
+    try:
+        model(**TOKENS)
+        assert calls == []
+        changed(**TOKENS)
+    finally:
+        functional.scaled_dot_product_attention = before
+    assert len(calls) == 2
+    with pytest.raises(NotTried, match="no configuration in it asks for eager"):
+        applied("attention-sdpa", changed)
+
+
+def test_the_cache_is_switched_off_in_the_replica_alone() -> None:
+    model = llama(use_cache=True)
+    changed = applied("cache-off", model).model
+    assert (model(**TOKENS).past_key_values is None, changed(**TOKENS).past_key_values is None) == (False, True)
+    with pytest.raises(NotTried, match="no configuration in it asks for a cache"):
+        applied("cache-off", changed)
+
+
+def job(model: nn.Module, optimizer: Any = None) -> Job:
+    return Job(model=model, target=Target(), workload=Workload(accumulate=1), optimizer=optimizer)
+
+
+def test_an_optimizer_is_fused_once() -> None:
+    model = Stacked()
+    assert applied("fused-optimizer", model, job=job(model, torch.optim.AdamW(model.parameters()))).optimizer == {"fused": True, "foreach": None}
+    for optimizer in (torch.optim.AdamW(model.parameters(), fused=True), torch.optim.Adadelta(model.parameters()), None):
+        with pytest.raises(NotTried, match="fused already, or has no fused form"):
+            applied("fused-optimizer", model, job=job(model, optimizer))
+
+
+def test_a_larger_batch_has_twice_the_samples() -> None:
+    model = Stacked()
+    assert treatments()["larger-batch"].tokens_ratio == 2
+    for batch in ({"a": torch.zeros(2, 3), "b": torch.zeros(2)}, (torch.zeros(2, 3), torch.zeros(2)), torch.zeros(2, 3)):
+        larger = applied("larger-batch", model, batch=batch).batch
+        parts = larger.values() if isinstance(larger, dict) else larger if isinstance(larger, tuple) else [larger]
+        assert type(larger) is type(batch)
+        assert {len(part) for part in parts} == {4}
+    with pytest.raises(NotTried, match="first dimension"):
+        applied("larger-batch", model, batch=(torch.zeros(2), torch.zeros(3)))
+
+
+def test_cuda_graphs_need_cuda() -> None:
+    with pytest.raises(NotTried, match="need a CUDA device"):
+        applied("cuda-graphs", Stacked())
+
+
+@pytest.mark.parametrize(("name", "compiled"), [("compile-blocks", [3]), ("compile-model", [3])])
+def test_what_is_compiled(name: str, compiled: list[int]) -> None:
+    model = convert_to_float8_training(Stacked())
+    changed = applied(name, model).model
+    assert [blocks.compiled for blocks in network(changed).blocks] == compiled
+    assert {linear.compiled for linear in network(changed).linears} == ({""} if name == "compile-model" else {"blocks.0", "blocks.1", "blocks.2", "head"})
+    assert {linear.compiled for linear in network(model).linears} == {None}
 
 
 class Decorated(nn.Module):
@@ -63,3 +315,229 @@ def test_every_compile_mark_is_taken_off() -> None:
     stripped(torch.ones(2, 4))
     assert not torch._dynamo.utils.counters["frames"]
     assert [type(layer).__name__ for layer in stripped] == ["Linear", "Linear", "Linear", "Decorated"]  # type: ignore[attr-defined]
+
+
+def test_a_swap_takes_the_compile_mark_along_and_reaches_every_place() -> None:
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(torch.compile(nn.Linear(4, 4), backend="eager"), shared, nn.Sequential(shared), nn.Linear(4, 4))
+    model[3].forward = torch.compile(model[3].forward, backend="eager")
+    names: list[str] = []
+
+    def identity(name: str, module: nn.Module) -> nn.Module | None:
+        if not isinstance(module, nn.Linear):
+            return None
+        names.append(name)
+        return nn.Identity()
+
+    swapped = swap(model, identity)
+    assert names == ["0", "1", "3"]
+    assert type(swapped[0]).__name__ == "OptimizedModule"  # type: ignore[index]
+    assert swapped[1] is swapped[2][0]  # type: ignore[index]
+    torch._dynamo.utils.counters.clear()
+    assert torch.equal(swapped(torch.ones(2, 4)), torch.ones(2, 4))
+    assert hasattr(swapped[3].forward, "_torchdynamo_orig_callable")  # type: ignore[index]
+
+
+# Transformer Engine, on its stand-in.
+
+
+def filled(module: nn.Module) -> nn.Module:
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    return module
+
+
+@pytest.mark.parametrize("returns_bias", [False, True])
+def test_a_te_linear_becomes_a_linear_over_the_same_parameters(returns_bias: bool) -> None:
+    linear = filled(te.Linear(32, 48))
+    linear.return_bias = returns_bias  # type: ignore[assignment]
+    twin = to_bf16(nn.Sequential(linear))[0]  # type: ignore[index]
+    x = torch.randn(4, 32)
+    expected = functional.linear(x, linear.weight)  # type: ignore[arg-type]
+    output = twin(x, is_first_microbatch=None)
+    assert isinstance(twin, nn.Linear)
+    assert twin.weight is linear.weight
+    assert same_parameters(linear, twin)
+    assert torch.equal(output[0], expected) if returns_bias else torch.allclose(output, expected + linear.bias)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("flavour", ["quantization", "fp8"])
+def test_a_fused_te_layer_keeps_its_kernels_with_fp8_off(flavour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    te.install(monkeypatch, flavour)
+    layer = te.LayerNormLinear(32, 48)
+    twin = to_bf16(replicate(nn.Sequential(layer), share=True)[0])[0]  # type: ignore[index]
+    with te.autocast(enabled=True):
+        layer(torch.ones(4, 32))
+        twin(torch.ones(4, 32))
+    assert (layer.fp8, twin.fp8) == (True, False)
+    assert type(twin) is te.LayerNormLinear
+
+
+def normed(module: Any, **settings: Any) -> Any:
+    module.eps = 1e-5
+    for name, value in settings.items():
+        setattr(module, name, value)
+    return filled(module)
+
+
+@pytest.mark.parametrize("normalization", ["LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize("zero_centered", [False, True])
+def test_fused_te_layers_have_a_form_in_plain_torch_for_the_compiler(normalization: str, zero_centered: bool) -> None:
+    x = torch.randn(4, 32)
+    linear = normed(te.LayerNormLinear(32, 48), normalization=normalization, zero_centered_gamma=zero_centered)
+    mlp = normed(te.LayerNormMLP(32, 64), normalization=normalization, zero_centered_gamma=zero_centered, activation="swiglu")
+    twins = to_bf16(nn.Sequential(linear, mlp), compiled=True)
+    assert same_parameters(nn.Sequential(linear, mlp), twins)
+
+    def norm(of: Any) -> torch.Tensor:
+        weight = of.layer_norm_weight + int(zero_centered)
+        if normalization == "RMSNorm":
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
+        return (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5) * weight + getattr(of, "layer_norm_bias", 0)
+
+    assert torch.allclose(twins[0](x), norm(linear) @ linear.weight.t() + linear.bias, atol=1e-4)  # type: ignore[index]
+    inside = norm(mlp) @ mlp.fc1_weight.t() + mlp.fc1_bias
+    gated = functional.silu(inside[:, :64]) * inside[:, 64:]
+    assert torch.allclose(twins[1](x), gated @ mlp.fc2_weight.t(), atol=1e-2)  # type: ignore[index]
+
+
+def test_grouped_te_layers_have_a_form_in_plain_torch() -> None:
+    layer = filled(te.GroupedLinear(3, 32, 16))
+    x = torch.randn(10, 32)
+    twin = to_bf16(nn.Sequential(layer), compiled=True)[0]  # type: ignore[index]
+    expected = torch.cat([functional.linear(part, getattr(layer, f"weight{i}")) for i, part in enumerate(x.split([5, 0, 5]))])
+    assert torch.equal(twin(x, [5, 0, 5]), expected)
+
+
+@pytest.mark.parametrize("setting", [{"tp_size": 2}, {"return_layernorm_output": True}, {"activation": "unheard of"}], ids=lambda each: next(iter(each)))
+def test_a_te_layer_that_plain_torch_cannot_match_keeps_its_kernels(setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    te.install(monkeypatch)
+    layer = normed(te.LayerNormMLP(32, 64), **{"activation": "gelu", **setting})
+    assert to_bf16(nn.Sequential(layer), compiled=True)[0] is layer  # type: ignore[index]
+
+
+def test_te_weights_that_exist_in_fp8_only_have_no_bf16_form() -> None:
+    class Float8Tensor(nn.Parameter):
+        pass
+
+    Float8Tensor.__module__ = "transformer_engine.pytorch.tensor.float8_tensor"
+    layer = te.Linear(32, 48)
+    layer.weight = Float8Tensor(layer.weight.detach())
+    with pytest.raises(NotTried, match="kept in FP8 alone"):
+        to_bf16(nn.Sequential(layer))
+
+
+@pytest.mark.parametrize("flavour", ["quantization", "fp8"])
+def test_te_layers_run_under_the_autocast(flavour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    te.install(monkeypatch, flavour)
+    model = nn.Sequential(te.Linear(32, 32))
+    variant = applied("te-autocast", model)
+    with variant.around():
+        variant.model(torch.ones(4, 32))
+    assert variant.model[0].fp8  # type: ignore[index]
+    assert not te.FP8GlobalStateManager.enabled
+    with pytest.raises(NotTried, match="no layer of Transformer Engine"):
+        applied("te-autocast", Stacked())
+
+
+# On a live model.
+
+
+def prescribed(*names: str, layers: tuple[str, ...] = ()) -> list[Treatment]:
+    return [Treatment(name=name, summary=f"the summary of {name}", code="", layers=layers) for name in names]
+
+
+def test_a_live_model_is_changed_in_place_and_the_rest_is_said_once() -> None:
+    model = float8(Stacked())
+    with pytest.warns(UserWarning, match="did not carry out") as said:
+        changed = carry_out(prescribed("compile-blocks", "unset-variable", "fused-optimizer", "cache-off", "recipe-rowwise"), model, facts(model))
+    assert changed is model
+    assert set(in_fp8(model).values()) == {"rowwise"}
+    assert [blocks.compiled for blocks in network(model).blocks] == [3]
+    assert [str(each.message) for each in said] == [
+        "fp8doctor did not carry out unset-variable (by hand: the summary of unset-variable), fused-optimizer (it changes the optimizer), "
+        "cache-off (no configuration in it asks for a cache)"
+    ]
+
+
+def checkpointed() -> nn.Module:
+    model = llama()
+    model.gradient_checkpointing_enable()
+    return model.train()
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "see", "before", "after"),
+    [
+        ("convert-rowwise", Stacked, lambda model: len(in_fp8(model)), 0, 6),
+        ("stay-in-bf16", lambda: float8(Stacked()), lambda model: len(in_fp8(model)), 6, 0),
+        ("checkpointing-off", checkpointed, lambda model: len(training(model).checkpointing), 2, 0),
+        ("attention-sdpa", lambda: llama(attn_implementation="eager"), lambda model: model.config._attn_implementation, "eager", "sdpa"),
+        ("cache-off", lambda: llama(use_cache=True), lambda model: model.config.use_cache, True, False),
+        ("compile-model", Stacked, lambda model: [mark.name for mark in training(model).compile_marks], [], [""]),
+    ],
+)
+def test_what_was_timed_is_what_a_live_model_gets(name: str, build: Any, see: Any, before: Any, after: Any) -> None:
+    model = build()
+    assert see(model) == before
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert carry_out(prescribed(name), model, facts(model)) is model
+    assert see(model) == after
+
+
+def test_a_live_model_whose_parameters_are_replaced_needs_its_optimizer_anew() -> None:
+    model = lora(llama().bfloat16())
+    with pytest.warns(UserWarning, match="^parameters were replaced: make the optimizer anew$"):
+        carry_out(prescribed("adapters-to-bf16"), model, facts(model))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def test_a_live_model_behind_a_compile_wrapper_is_reached() -> None:
+    model = torch.compile(float8(Stacked()), backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert carry_out(prescribed("keep-in-bf16", layers=("blocks.1.up",)), model, facts(model)) is model
+    assert "blocks.1.up" not in in_fp8(model)
+    assert len(in_fp8(model)) == 5
+
+
+def test_a_live_model_behind_data_parallel_is_reached() -> None:
+    model = nn.DataParallel(float8(Stacked()))
+    seen = facts(model)
+    assert carry_out(prescribed("compile-blocks", "keep-in-bf16", layers=("blocks.1.up",)), model, seen) is model
+    assert [blocks.compiled for blocks in network(model).blocks] == [3]
+    assert "blocks.1.up" not in in_fp8(model)
+    with pytest.warns(UserWarning, match=r"did not carry out compile-blocks \(it has no blocks in blocks\)"):
+        carry_out(prescribed("compile-blocks"), nn.Linear(2, 2), seen)
+
+
+def test_a_new_treatment_is_a_decorated_function() -> None:
+    @treatment("do-nothing", changes="nothing")
+    def do_nothing(variant: Variant, case: Case) -> Variant:
+        return variant
+
+    try:
+        found = treatments()["do-nothing"]
+        assert (found.function, found.changes, found.family) == (do_nothing, "nothing", "test_treatments")
+    finally:
+        del registry._REGISTERED["do-nothing"]
+
+
+def test_attention_that_transformers_refuses_is_not_tried() -> None:
+    model = llama(attn_implementation="eager")
+    type(model)._supports_sdpa = False
+    try:
+        with pytest.raises(NotTried, match="transformers says: LlamaForCausalLM does not support"):
+            applied("attention-sdpa", model)
+    finally:
+        type(model)._supports_sdpa = True
+
+
+def test_every_treatment_has_a_name_that_findings_can_have() -> None:
+    assert set(treatments()) >= {
+        "compile-blocks", "compile-model", "recipe-tensorwise", "recipe-rowwise", "recipe-rowwise-with-gw-hp", "keep-in-bf16", "stay-in-bf16",
+        "checkpointing-off", "te-autocast", "adapters-to-bf16", "autocast-bf16", "bf16-parameters", "attention-sdpa", "fused-optimizer", "larger-batch",
+        "cuda-graphs", "cache-off", "convert-tensorwise", "convert-rowwise",
+    }  # fmt: skip
+    assert {name for name, each in treatments().items() if each.changes != "model"} == {"te-autocast", "autocast-bf16", "fused-optimizer", "larger-batch"}

@@ -1,0 +1,114 @@
+"""Checkpointing recomputes Transformer Engine's layers in BF16
+
+Looks at: Transformer Engine layers inside a checkpointed region, whose function recomputes it,
+where FP8's autocast is opened, and what the layers and the trial say of it.
+
+Why it costs time. The recompute runs inside the backward, where the autocast around the forward
+is closed again. torch's checkpoint does not know of it: reentrant, the recompute runs in BF16
+without a word; not reentrant, it raises "A different number of tensors was saved during the
+original forward and recomputation".
+
+What to do. Use Transformer Engine's own checkpoint, which opens FP8 again; or open the autocast in
+the checkpointed function itself, so that the recompute passes through it.
+
+    x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)     # before
+    x = te.checkpoint(block, x)                                             # after
+
+Evidence: on one H200 (torch 2.11, TE 2.20.2), autocast around the forward: reentrant, a layer's fp8
+flag is True after the forward and False after the backward; not reentrant, CheckpointError;
+te.checkpoint, True after both. https://github.com/NVIDIA/TransformerEngine/issues/776
+https://github.com/NVIDIA/TransformerEngine/issues/415
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Checkpointing, Facts, Linear, Network, Training, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.measured import STEP_RAISES
+from fp8doctor.overview import in_python, plural
+from fp8doctor.registry import check
+
+AROUND_THE_MODEL = "contextual_fp8_autocast"
+"""Accelerate's wrapper, which opens the autocast around the model's forward and closes it there. Source:
+``accelerate/utils/transformer_engine.py``, 1.4 to 1.15."""
+
+RAISED = f"{STEP_RAISES}CheckpointError"
+"""How the reason of a trial begins when the recompute saved other tensors than the forward did."""
+
+
+@check(
+    "CKP002", "recompute-not-fp8", area="checkpointing", severity="error", needs=("network.linears.stack", "training.checkpointing", "training.forward_chain")
+)
+def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
+    te = [linear for linear in facts.network.linears if linear.stack == "transformer_engine" and linear.use == "training"]
+    inside = [(linear, region) for linear in te if (region := region_of(linear, facts))]
+    if not inside:
+        return NotApplicable(reason="no Transformer Engine layer is checkpointed by torch's function")
+    sick = [(linear, region) for linear, region in inside if not region.opens_fp8_autocast]
+    raised = recorded(facts.trial) and (facts.trial.reason or "").startswith(RAISED)
+    recomputed_in_fp8 = facts.training.gradients_seen and all(linear.engaged for linear, _ in sick)
+    if not sick or (recomputed_in_fp8 and not raised):
+        return None
+    first, region = sick[0]
+    in_bf16 = facts.training.gradients_seen is True and all(ran_before(linear) and each.reentrant for linear, each in sick)
+    closed = region.active is True and any(AROUND_THE_MODEL in each for each in facts.training.forward_chain)
+    known = raised or in_bf16 or closed
+    layers = plural(len(sick), "Transformer Engine layer")
+    return Finding(
+        severity="error" if known else "info",
+        title=f"{layers} {'not recomputed in FP8' if known else 'under a checkpoint that opens no FP8 autocast'}",
+        explanation=(
+            "The step raised CheckpointError: the recompute saved other tensors than the forward."
+            if raised
+            else "They ran in FP8 before, and their last forward, which is the recompute of a backward, did not."
+            if in_bf16
+            else "Accelerate opens the autocast around the model's forward; the recompute comes later, in the backward."
+            if closed
+            else "Where this job opens the autocast is not known. Around the forward alone, the recompute runs in BF16 or raises."
+        ),
+        evidence={"layers": len(sick), "first": first.name, "region": region.name, "form": region.form, "reentrant": region.reentrant},
+        treatment=Treatment(name="te-checkpoint", summary="recompute with Transformer Engine's checkpoint", code=code(facts, region)),
+    )
+
+
+def ran_before(linear: Linear) -> bool:
+    """Whether the layer keeps a trace of an FP8 forward before its last one, which was in BF16."""
+    return recorded(linear.features) and linear.features.get("fp8_ran_before") is True
+
+
+def region_of(linear: Linear, facts: Facts) -> Checkpointing | None:
+    """The region of torch's that covers a layer; below a forward that may or may not call ``checkpoint``, that one."""
+    torchs = [each for each in facts.training.checkpointing if each.library == "torch" and each.active is not False]
+    if recorded(linear.checkpointed):
+        return next((each for each in torchs if each.active and each.name == linear.checkpointed), None)
+    return next((each for each in torchs if each.active is None and linear.name.startswith(f"{each.name}." if each.name else "")), None)
+
+
+def code(facts: Facts, region: Checkpointing) -> str:
+    """The lines that put Transformer Engine's function in the place of torch's, for this form of checkpointing."""
+    if region.form == "huggingface":
+        model = in_python("", facts.network)
+        lines = (
+            f"for module in {model}.modules():",
+            "    if hasattr(module, '_gradient_checkpointing_func'):",
+            "        module._gradient_checkpointing_func = te.checkpoint",
+        )
+        return "\n".join(lines)
+    return "checkpoint_wrapper(block, checkpoint_fn=te.checkpoint)" if region.form == "wrapper" else "te.checkpoint(function, x)   # in place of torch's"
+
+
+def _checkpointed(library: str) -> Facts:
+    layer = Linear(
+        name="layers.0.up", stack="transformer_engine", use="training", kind="transformer_engine.pytorch.module.linear.Linear",
+        checkpointed="layers.0", engaged=None,
+    )  # fmt: skip
+    region = Checkpointing(name="layers.0", form="wrapper", active=True, reentrant=False, library=library, opens_fp8_autocast=False)
+    chain = ("accelerate.utils.transformer_engine.contextual_fp8_autocast.<locals>.forward",)
+    return Facts(
+        network=Network(linears=(layer,), wrappers=()),
+        training=Training(checkpointing=(region,), forward_chain=chain, gradients_seen=False),
+    )
+
+
+SICK = _checkpointed(library="torch")
+HEALTHY = _checkpointed(library="transformer_engine")

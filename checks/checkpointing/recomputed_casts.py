@@ -1,0 +1,94 @@
+"""Checkpointing costs FP8 more than it costs BF16
+
+Looks at: the measured cost of activation checkpointing in FP8, and in BF16 with the same compile
+state: each the ratio of two steps that were timed in turn.
+
+Why it costs time. The recompute runs every FP8 cast of the forward again: amax, scale, convert. A
+torchao layer saves its inputs in 16 bits only, so checkpointing saves none of that work, and a step
+that was fast because casts were fused pays for them twice. Where the two ratios are alike, as they
+were measured here, nothing is wrong and checkpointing costs what it costs everywhere.
+
+What to do. Save what is cheap to keep and dear to compute: the GEMM results and the amax, by a
+selective policy. Measure it: kept tensors take memory.
+
+    checkpoint(block, x, use_reentrant=False)                                       # before
+    save = [torch.ops.aten._scaled_mm.default, torch.ops.aten.max.default]          # after
+    context = partial(create_selective_checkpoint_contexts, save)
+    checkpoint(block, x, use_reentrant=False, context_fn=context)
+
+Tensorwise scaling takes aten.max; rowwise takes aten.amax.
+
+Evidence: on one H200 (torch 2.11, torchao 0.18) it cost FP8 1.19x and BF16 1.27x, so FP8 pays no
+more there; 3.4x is reported with FSDP2: https://github.com/pytorch/ao/issues/2445
+https://docs.pytorch.org/docs/stable/checkpoint.html
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Arm, Checkpointing, Facts, Linear, Network, Training, Trial, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.measured import EVEN, arm, base_of, ratio, uses_fp8
+from fp8doctor.registry import check
+
+
+@check("CKP003", "recomputed-casts", area="checkpointing", severity="warning", needs=("network.linears", "training.checkpointing", "trial.arms"))
+def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
+    if not uses_fp8(facts) or all(each.active is False for each in facts.training.checkpointing):
+        return NotApplicable(reason="no FP8 layer under activation checkpointing")
+    fp8, bf16 = pair(facts.trial, "checkpointing-off"), pair(facts.trial, "bf16_without_checkpointing")
+    if fp8 is None or bf16 is None:
+        return NotApplicable(reason="the cost of checkpointing was not measured in both FP8 and BF16")
+    in_fp8, in_bf16 = ratio(*fp8), ratio(*bf16)
+    if in_fp8.low <= in_bf16.high or in_fp8.median - in_bf16.median < EVEN:
+        return None
+    amax = {linear.recipe for linear in facts.network.linears if linear.use == "training" and linear.stack == "torchao"}
+    operator = "amax" if any(recorded(each) and each and each.startswith("rowwise") for each in amax) else "max"
+    return Finding(
+        title=f"Checkpointing costs FP8 {in_fp8.median:.2f}x and BF16 {in_bf16.median:.2f}x",
+        explanation=f"Its recompute takes {fp8[0].step_ms or 0.0:.1f} instead of {fp8[1].step_ms or 0.0:.1f} ms a step in FP8, and runs all casts of the "
+        f"forward again; in BF16 {bf16[0].step_ms or 0.0:.1f} instead of {bf16[1].step_ms or 0.0:.1f} ms.",
+        evidence={
+            "fp8_cost_ratio": in_fp8.median,
+            "fp8_cost_ratio_low": in_fp8.low,
+            "bf16_cost_ratio": in_bf16.median,
+            "bf16_cost_ratio_high": in_bf16.high,
+            "fp8_step_ms": fp8[0].step_ms,
+            "fp8_step_without_ms": fp8[1].step_ms,
+        },
+        treatment=Treatment(name="selective-checkpointing", summary="keep the results of the FP8 GEMMs and the amax", code=policy(operator)),
+    )
+
+
+def pair(trial: Trial, name: str) -> tuple[Arm, Arm] | None:
+    """An arm that checkpoints and the one of this name that takes it away, if both were timed."""
+    without = arm(trial, name)
+    with_it = base_of(trial, without) if without else None
+    return None if without is None or with_it is None else (with_it, without)
+
+
+def policy(operator: str) -> str:
+    """The lines of a selective policy for checkpoints that are not reentrant."""
+    return (
+        f"save = [torch.ops.aten._scaled_mm.default, torch.ops.aten.{operator}.default]\n"
+        "context = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, save)\n"
+        "checkpoint(block, x, use_reentrant=False, context_fn=context)"
+    )
+
+
+def _timed(fp8_ms: float) -> Facts:
+    steps = (
+        ("as_is", None, fp8_ms),
+        ("checkpointing-off", "as_is", 88.3),
+        ("bf16_compiled", None, 117.5),
+        ("bf16_without_checkpointing", "bf16_compiled", 92.7),
+    )
+    arms = tuple(Arm(name=name, base=base, tried=True, reason=None, step_ms=ms, rounds_ms=(ms - 0.1, ms, ms, ms + 0.1)) for name, base, ms in steps)
+    return Facts(
+        network=Network(linears=(Linear(use="training", stack="torchao", recipe="tensorwise"),)),
+        training=Training(checkpointing=(Checkpointing(name="blocks.0", form="wrapper", active=True),)),
+        trial=Trial(device="cuda", arms=arms),
+    )
+
+
+SICK = _timed(fp8_ms=300.0)
+HEALTHY = _timed(fp8_ms=105.4)

@@ -1,0 +1,172 @@
+"""Graph breaks inside the compiled layers
+
+Looks at: the graph breaks that Dynamo met while the step as it is was compiled in the trial, why,
+and how many compiled regions then ran in one step: many more than blocks means split blocks.
+
+Why it costs time. At a break the graph ends: the casts of an FP8 Linear can no longer be fused with
+the norm or activation beside it, and what stands between two graphs runs eagerly. A break in a loop
+or inside a try block is worse: the whole frame runs eagerly and each function that it calls is
+compiled by itself. A break outside the layers costs next to nothing, and calling compiled blocks in
+an uncompiled loop is no break at all.
+
+What to do. Take out what breaks; the report names the kind. To find the line, let it raise:
+
+    def forward(self, x):
+        print("mean", x.mean())                       # before: breaks every block
+        if not torch.compiler.is_compiling():         # after: left out of the graph
+            print("mean", x.mean())
+    block.compile(fullgraph=True)                     # raises at the line that breaks
+
+Transformer Engine's modules break up to 2.19; in 2.20 te.Linear does not, the fused ones still do.
+Their casts are kernels of their own, so this is information there: compiled around the breaks, TE
+measured 1.10x faster at 4,096 tokens and more, and 0.90x at 256.
+
+Evidence: measured on one H200 (torch 2.11, torchao 0.18, TE 2.20.2); reasons read on torch 2.13.
+https://docs.pytorch.org/docs/stable/torch.compiler_faq.html
+https://meta-pytorch.org/compile-graph-break-site/
+https://github.com/NVIDIA/TransformerEngine/pull/3053
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from fp8doctor.facts import Arm, ArmCut, Blocks, CompileMark, Facts, Linear, Network, Training, Trial, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.measured import arm
+from fp8doctor.overview import plural
+from fp8doctor.regions import needs_compile
+from fp8doctor.registry import check
+
+SPLIT, BESIDE = 1.5, 4
+"""Blocks count as split from this many regions per block on, and at least this many more regions than blocks: a compiled loss
+or optimizer beside them has a few of its own. A choice: every second block in two pieces."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What breaks a graph: how Dynamo's reasons name it (torch 2.6 to 2.13), and what mends it."""
+
+    pattern: str
+    words: str
+    name: str
+    summary: str
+    code: str
+
+
+KINDS = (
+    Kind(
+        r"`?print`?\b|logg(ing|er)|warn",
+        "a print, warning or log call",
+        "log-outside-graph",
+        "leave prints, warnings and log calls out of the graph",
+        "if not torch.compiler.is_compiling():\n    print(...)   # the call that breaks",
+    ),
+    Kind(
+        r"\.item\(|_local_scalar_dense|tolist|capture_scalar_outputs",
+        "a value read back from a tensor, such as .item()",
+        "keep-values-on-gpu",
+        "keep the value in a tensor",
+        "scale = x.abs().amax()          # a tensor: without .item(), float() or tolist()",
+    ),
+    Kind(
+        r"data.dependent|dynamic (shape operator|control flow)|nonzero",
+        "control flow or a shape that depends on data",
+        "select-without-branch",
+        "select by a mask of fixed shape",
+        "x = torch.where(condition, a, b)   # in place of: if condition: ... or x[condition]",
+    ),
+    Kind(
+        r"compiler\.disable|dynamo\.disable",
+        "a function under torch.compiler.disable",
+        "allow-in-graph",
+        "take torch.compiler.disable off what the layers call",
+        "# @torch.compiler.disable         take it off, or call the function outside the block",
+    ),
+)
+OTHER = Kind("", "", "show-graph-breaks", "let the break raise, and mend the line it names", "block.compile(fullgraph=True)   # raises at the line that breaks")
+TE = Kind(
+    "",
+    "Transformer Engine's modules",
+    "traceable-te",
+    "use te.Linear of Transformer Engine 2.20 with a recipe other than delayed scaling, or leave these modules uncompiled",
+    'pip install "transformer-engine[pytorch]>=2.20"',
+)
+
+
+@check(
+    "CMP003",
+    "graph-breaks",
+    area="compilation",
+    severity="warning",
+    needs=("network.linears.compiled", "network.blocks", "training.compile_marks", "trial.arms"),
+    explained_by=("CMP002",),
+)
+def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
+    marks, as_is = facts.training.compile_marks, arm(facts.trial, "as_is")
+    if not marks:
+        return NotApplicable(reason="nothing asks for torch.compile")
+    if as_is is None:
+        return NotApplicable(reason="the step as it is was not timed")
+    cut = as_is.cuts[-1]
+    whole = whole_regions(facts, cut)
+    split = (as_is.graphs_run or 0) >= max(SPLIT * whole, whole + BESIDE)
+    if not cut.graph_breaks and not split:
+        return None
+    fp8 = [linear for linear in facts.network.linears if needs_compile(linear) and linear.compiled is not None]
+    harmful = bool(fp8) and split
+    reasons = cut.break_reasons if recorded(cut.break_reasons) else ()
+    kind = kind_of(reasons[0] if reasons else "", facts)
+    words = kind.words or (reasons[0].partition(":")[0] if reasons else "the reason was not recorded")
+    title = f"{plural(cut.graph_breaks, 'graph break')} {'inside' if harmful else 'that split none of'} the compiled FP8 layers, the first at {words}"
+    return Finding(
+        severity="warning" if harmful else "info",
+        title=title if cut.graph_breaks else f"Compiled blocks run in pieces: {as_is.graphs_run} regions in a step, not {whole}",
+        explanation=f"One step entered {plural(as_is.graphs_run or 0, 'compiled region')}; whole blocks would be {whole}."
+        + (f" {plural(len(fp8), 'FP8 Linear')} under them need the compiler to fuse their casts." if harmful else ""),
+        evidence={
+            "graph_breaks": cut.graph_breaks,
+            "reasons": reasons,
+            "graphs_run": as_is.graphs_run,
+            "compile_marks": len(marks),
+            "compiled_fp8_linears": len(fp8),
+        },
+        treatment=Treatment(name=kind.name, summary=kind.summary, code=kind.code),
+    )
+
+
+def whole_regions(facts: Facts, cut: ArmCut) -> int:
+    """Regions that one step enters when no block is split: marked blocks and modules, or all blocks of a model compiled from above.
+
+    Such a model that is split between its blocks is as fast as one that is not.
+    """
+    lists = {blocks.name: cut.blocks.get(blocks.name, blocks.count) for blocks in facts.network.blocks}
+    marks = [mark.name for mark in facts.training.compile_marks]
+    marked = {name.rpartition(".")[0] for name in marks if name}
+    blocks = sum(count for name, count in lists.items() if name in marked)
+    beside = sum(not name or name.rpartition(".")[0] not in lists for name in marks)
+    return blocks + beside if blocks else max(beside, sum(lists.values()))
+
+
+def kind_of(reason: str, facts: Facts) -> Kind:
+    """The kind that a reason names; a function that is disabled is Transformer Engine's where its layers are compiled."""
+    kind = next((kind for kind in KINDS if re.search(kind.pattern, reason, re.IGNORECASE)), OTHER)
+    te = any(linear.stack == "transformer_engine" and linear.compiled is not None for linear in facts.network.linears)
+    return TE if te and kind is KINDS[-1] else kind
+
+
+def _compiled_blocks(regions: int, breaks: int) -> Facts:
+    layer = Linear(kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", weight_class=None, compiled="blocks.0")
+    reason = "Failed to trace builtin operator: Dynamo does not know how to trace builtin operator `print`"
+    cut = ArmCut(blocks={}, graphs_compiled=2, graph_breaks=breaks, break_reasons=(reason,) * (breaks > 0))
+    as_is = Arm(name="as_is", tried=True, reason=None, step_ms=10.0, rounds_ms=(10.0,) * 6, graphs_run=regions, cuts=(cut,))
+    return Facts(
+        network=Network(linears=(layer,), blocks=(Blocks(name="blocks", count=4),)),
+        training=Training(compile_marks=tuple(CompileMark(name=f"blocks.{number}") for number in range(4))),
+        trial=Trial(device="cuda", arms=(as_is,)),
+    )
+
+
+SICK = _compiled_blocks(regions=8, breaks=2)
+HEALTHY = _compiled_blocks(regions=4, breaks=0)

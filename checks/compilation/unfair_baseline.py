@@ -1,0 +1,102 @@
+"""The BF16 that FP8 is compared with is not the best BF16
+
+Looks at: the step as it is against BF16 as most people time it, eager, and against the best BF16 of
+the same model; and at the dtype in which the BF16 steps computed.
+
+Why it matters. torch.compile alone is worth 1.0 to 1.7x, and eager FP8 alone loses 2 to 4x.
+Compiled FP8 against eager BF16 reads 1.17x where FP8 itself gives 1.05x; eager FP8 against compiled
+BF16 says nothing about FP8. And a model with fp32 parameters and no autocast computes in fp32 or
+TF32 what it does not compute in FP8, at half the matmul rate of BF16 or less.
+
+What to do. Compare like with like: both compiled, both in BF16 but for the FP8 layers.
+
+    model_bf16(batch)                    # before: eager BF16 against compiled FP8
+    for block in model_bf16.layers:      # after: compile the baseline too
+        block.compile()
+
+Evidence: measured on one H200 (torch 2.11, torchao 0.18), eager and compiled, at two widths; 1.73x
+from compiling alone at 256 tokens.
+https://github.com/pytorch/ao/tree/main/torchao/float8#performance
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Arm, Facts, Linear, Network, Training, Trial
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.measured import EVEN, arm, best_bf16, ratio, uses_fp8
+from fp8doctor.overview import percent
+from fp8doctor.regions import blocks_in_python
+from fp8doctor.registry import check
+
+AUTOCAST = "autocast-bf16"
+"""The treatment of a BF16 arm of a model with fp32 parameters; `fp8doctor.trial.arms` writes it."""
+
+
+@check(
+    "CMP007",
+    "unfair-baseline",
+    area="compilation",
+    severity="info",
+    needs=("network.linears", "network.blocks", "network.dtypes", "training.autocast", "trial.arms"),
+)
+def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
+    as_is, eager, best = arm(facts.trial, "as_is"), arm(facts.trial, "bf16"), best_bf16(facts)
+    if as_is is None or best is None:
+        return NotApplicable(reason="no BF16 baseline was timed")
+    fp32_pct = 100.0 * facts.network.dtypes.get("float32", 0) / max(1, sum(facts.network.dtypes.values()))
+    if facts.training.autocast is None and fp32_pct > 50.0:
+        disguised = AUTOCAST not in best.treatments
+        return Finding(
+            title=f"Without FP8 this job is not BF16: {percent(fp32_pct)} of the parameters are fp32, and no autocast is on",
+            explanation="What is called BF16 here computes its matmuls in fp32 or TF32, at half the rate of BF16 or less."
+            if disguised
+            else "A comparison with the same job in fp32 flatters FP8; the BF16 of this report was timed under BF16 autocast.",
+            evidence={"fp32_parameters_pct": fp32_pct, "baseline_ms": best.step_ms, "baseline_under_autocast": not disguised},
+            treatment=Treatment(
+                name=AUTOCAST, summary="compare with BF16 under autocast", code='with torch.autocast("cuda", torch.bfloat16):\n    loss = model(batch)'
+            ),
+        )
+    if not uses_fp8(facts):
+        return NotApplicable(reason="no layer is set up for FP8 training")
+    if eager is None or eager.name == best.name:
+        return None
+    naive, fair = ratio(eager, as_is).median, ratio(best, as_is).median
+    if in_words(eager, as_is) == in_words(best, as_is) and naive - fair <= EVEN:
+        return None
+    return Finding(
+        title=f"Against eager BF16 this FP8 reads {naive:.2f}x; against the best BF16 it is {fair:.2f}x",
+        explanation=f"Compiling alone gives BF16 {ratio(eager, best).median:.2f}x: eager it takes {eager.step_ms:.1f} ms, compiled {best.step_ms:.1f} ms.",
+        evidence={"speedup_over_eager_bf16": naive, "speedup_over_best_bf16": fair, "bf16_step_ms": eager.step_ms, "best_bf16_step_ms": best.step_ms},
+        treatment=Treatment(name="compile-baseline", summary="compile the BF16 baseline before comparing", code=baseline(facts)),
+    )
+
+
+def in_words(baseline: Arm, timed: Arm) -> str:
+    """The verdict that this baseline gives."""
+    speedup = ratio(baseline, timed)
+    if speedup.low <= 1 <= speedup.high or abs(speedup.median - 1) < EVEN:
+        return "even"
+    return "slower" if speedup.median < 1 else "faster"
+
+
+def baseline(facts: Facts) -> str:
+    """The lines that compile the baseline, as the trial's best BF16 was compiled."""
+    lists = [f"for block in {blocks_in_python(each, facts.network)}:\n    block.compile()" for each in facts.network.blocks]
+    return "\n".join(lists) or "model.compile()"
+
+
+def _timed(bf16: float) -> Facts:
+    arms = tuple(
+        Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6, treatments=())
+        for name, ms in (("as_is", 88.3), ("bf16", bf16), ("bf16_compiled", 92.7))
+    )
+    layer = Linear(use="training", dtype="bfloat16")
+    return Facts(
+        network=Network(linears=(layer,), blocks=(), dtypes={"bfloat16": 1}),
+        training=Training(autocast=None),
+        trial=Trial(device="cuda", arms=arms, reliable=True),
+    )
+
+
+SICK = _timed(bf16=103.6)
+HEALTHY = _timed(bf16=93.0)

@@ -1,0 +1,150 @@
+"""The GPU was held back while it was timed
+
+Looks at: what NVML says of the GPU while the step was timed (reasons for lower clocks, power limit,
+other processes and how much of the GPU they used) and of its settings (power limit, MIG).
+
+Why it costs time. A GPU that is too hot, or whose power supply asks it to brake, halves its clocks;
+one that shares its multiprocessors gives a step what is left. Both hit some rounds more than
+others, so that FP8 and BF16 can no longer be told apart: the times of such a trial are not to be
+relied on. A power limit below the default is steady, and slows the GEMMs, FP8 and BF16 alike.
+
+No disease: "software power cap" at the default limit. Heavy GEMMs run any large GPU at its limit,
+and clocks below the maximum are then normal: 1455 to 1845 of 1980 MHz on an H200.
+
+What to do. Look which reason is active, and how hot the GPU is; end the other jobs; put the limit
+back.
+
+    nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER   # before: the reasons, the heat, the limits
+    sudo nvidia-smi -i 0 -pl 700                     # after: the default limit of this GPU, in W
+
+Evidence: NVML's clock event reasons; "HW slowdown" alone is also reported while clocks change.
+https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fp8doctor.facts import Facts, Gpu, Health, Trial, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.measured import EVEN
+from fp8doctor.overview import percent
+from fp8doctor.registry import check
+
+SLOWDOWNS = ("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake")
+"""Reasons that mean heat or a failing supply of power. Source: NVML, as above. Reaching the default power limit, a voltage
+limit or clocks that the owner set himself are the ordinary state of a GPU at work."""
+
+AT_REST = ("software thermal slowdown", "hardware thermal slowdown", "hardware power brake")
+"""Those of them that one look is enough for: a hardware slowdown is also reported while clocks change."""
+
+SLOWED_PCT = 10.0
+"""Share of the samples, in per cent, from which a reason counts. A convention of this tool: a median over rounds stands
+fewer, and NVML reports a slowdown while clocks change."""
+
+SHARED_PCT = 100 * EVEN
+"""Use of the GPU by others, in per cent, that can move a verdict: what this tool calls even."""
+
+CLOCKS = ("sm_clock_low_mhz", "sm_clock_median_mhz", "sm_clock_high_mhz", "power_median_w", "temperature_high_c")
+"""What the trial saw of the GPU and the finding repeats."""
+
+
+@check(
+    "GPU004", "gpu-held-back", area="device", severity="warning",
+    needs=("gpus.visible", "gpus.mig", "gpus.power_limit_w", "gpus.power_limit_default_w"),
+)  # fmt: skip
+def gpu_held_back(facts: Facts) -> Finding | NotApplicable | None:
+    gpu = the_gpu(facts)
+    if gpu is None:
+        return NotApplicable(reason="no GPU is visible")
+    health = facts.trial.health if recorded(facts.trial) and recorded(facts.trial.health) else None
+    slowed, limit = slowdowns(gpu, health), power_limit(gpu, health)
+    capped = limit is not None and gpu.power_limit_default_w is not None and round(limit) < round(gpu.power_limit_default_w)
+    others, use = other_processes(health)
+    shared = others > 0 and (use is None or use >= SHARED_PCT)
+    if not (slowed or capped or shared or gpu.mig):
+        return None
+    said = [f"{reason} ({percent(share)} of the time)" if share else reason for reason, share in slowed.items()]
+    said += [f"a power limit of {limit:.0f} W, {gpu.power_limit_default_w:.0f} by default"] if capped else []
+    said += [f"{others} other process{'es' if others > 1 else ''} on it"] if shared else []
+    said += ["only a MIG slice of it"] if gpu.mig else []
+    disturbed = any(slowed.values()) or (shared and use is not None)
+    return Finding(
+        severity=None if slowed or capped or (shared and use is not None) else "info",
+        title=f"{gpu.name}: {', '.join(said)}",
+        explanation=consequence(disturbed, bool(slowed), capped, shared),
+        evidence={
+            "gpu": gpu.name,
+            **{f"{reason.replace(' ', '_')}_pct": share for reason, share in slowed.items()},
+            "power_limit_w": limit,
+            "power_limit_default_w": gpu.power_limit_default_w,
+            "mig": gpu.mig,
+            "other_processes": others,
+            "other_use_pct": use,
+            "sm_clock_max_mhz": present(gpu.sm_clock_max_mhz),
+            **({name: present(getattr(health, name)) for name in CLOCKS} if health else {}),
+        },
+        treatment=treatment(slowed, gpu.power_limit_default_w if capped else None, shared),
+    )
+
+
+def consequence(disturbed: bool, slowed: bool, capped: bool, shared: bool) -> str:
+    """What it means for the step and for the times of the trial."""
+    if disturbed:
+        return "The times of this trial are unreliable: what held the GPU back hit some rounds more than others."
+    if slowed:
+        return "Seen when the GPU was examined: the step runs slower than this GPU could."
+    if capped:
+        return "The step runs slower than this GPU could; FP8 and BF16 are slowed alike, so that their comparison stands."
+    if shared:
+        return "NVML does not tell how much of the GPU they used; if they computed, the times of this trial are unreliable."
+    return "The times are those of the slice, not of the whole GPU."
+
+
+def the_gpu(facts: Facts) -> Gpu | None:
+    """The GPU that was timed, by its name; the first visible one where none was, or where names do not tell."""
+    visible = [gpu for gpu in facts.gpus if gpu.visible]
+    timed = facts.trial.gpu if recorded(facts.trial) and recorded(facts.trial.gpu) else None
+    return next((gpu for gpu in visible if gpu.name == timed), visible[0] if visible else None)
+
+
+def slowdowns(gpu: Gpu, health: Health | None) -> dict[str, float | None]:
+    """Reasons that count -> their share of the samples; None where one look before the trial is all there is."""
+    if health is not None and recorded(health.throttled_pct):
+        return {reason: share for reason, share in health.throttled_pct.items() if reason in SLOWDOWNS and share >= SLOWED_PCT}
+    return dict.fromkeys(reason for reason in present(gpu.throttle_reasons) or () if reason in AT_REST)
+
+
+def power_limit(gpu: Gpu, health: Health | None) -> float | None:
+    """The limit in force, W: during the trial, else when the GPU was examined."""
+    limit: float | None = (present(health.power_limit_w) if health else None) or gpu.power_limit_w
+    return limit
+
+
+def other_processes(health: Health | None) -> tuple[int, float | None]:
+    """Other processes on the GPU during the trial, and the most of it that they used; None when NVML does not tell."""
+    return (present(health.other_processes) or 0, present(health.other_use_pct)) if health else (0, None)
+
+
+def present(value: Any) -> Any:
+    """The fact, or None when it was not recorded."""
+    return value if recorded(value) else None
+
+
+def treatment(slowed: Mapping[str, float | None], default_w: float | None, shared: bool) -> Treatment | None:
+    lines = ["nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER   # which reason is active, how hot it is"] if slowed else []
+    lines += [f"sudo nvidia-smi -i 0 -pl {default_w:.0f}   # the index that nvidia-smi gives this GPU, and its default limit"] if default_w else []
+    lines += ["nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv   # who else is on it"] if shared else []
+    return Treatment(name="free-the-gpu", summary="give the GPU its clocks back, then time again", code="\n".join(lines)) if lines else None
+
+
+def _h200(*, power_limit_w: float = 700.0, **throttled_pct: float) -> Facts:
+    gpu = Gpu(name="NVIDIA H200", visible=True, mig=False, power_limit_w=power_limit_w, power_limit_default_w=700.0, throttle_reasons=(), sm_clock_max_mhz=1980)
+    reasons = {reason.replace("_", " "): share for reason, share in throttled_pct.items()}
+    health = Health(samples=100, sm_clock_median_mhz=1605, power_limit_w=power_limit_w, throttled_pct=reasons, other_processes=0, other_use_pct=None)
+    return Facts(gpus=(gpu,), trial=Trial(device="cuda", gpu="NVIDIA H200", health=health))
+
+
+SICK = _h200(software_power_cap=40.0, hardware_thermal_slowdown=35.0)
+HEALTHY = _h200(software_power_cap=90.0)

@@ -1,0 +1,171 @@
+"""A recipe that this GPU or CUDA cannot run
+
+Looks at: the recipe of each FP8 layer, the one that Accelerate's variables ask for, the compute
+capability of the first visible NVIDIA GPU, the CUDA that torch was built with, and, where CUDA is
+in use already, whether a tiny `torch._scaled_mm` of the recipe runs.
+
+Why it matters. Tensor cores, cuBLAS and the hand-written kernels take some formats only: MXFP8 and
+NVFP4 need Blackwell (compute capability 10.x), 128x128 block scaling 9.0 and, in Transformer
+Engine, CUDA 12.9. One scale per row has failed on 8.9 and 12.0, depending on the version: hence the
+try. What is not there raises in the first step.
+
+What to do. Take the recipe that fits: tensorwise runs wherever there are FP8 tensor cores, current
+scaling is Transformer Engine's.
+
+    quantize_(model, MXFP8TrainingOpConfig())                       # before: on an H100
+    config = Float8LinearConfig.from_recipe_name("tensorwise")      # after
+    convert_to_float8_training(model, config=config)
+
+A recipe that is emulated on purpose (`emulate=True`, `kernel_preference=EMULATED`) runs anywhere,
+slowly, and is another disease.
+
+Evidence: Transformer Engine 2.20 `pytorch/quantization.py` (`check_mxfp8_support`,
+`check_fp8_block_scaling_support`, `check_nvfp4_support`), torchao 0.18 (`mxfp8/quant.py` compares
+with major version 10, `blockwise_fp8_training/linear.py`: "Only support SM90").
+https://github.com/pytorch/pytorch/issues/130359 https://github.com/pytorch/pytorch/issues/192707
+https://github.com/pytorch/ao/issues/2904 https://github.com/pytorch/ao/issues/4582
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fp8doctor.facts import Environment, Facts, Gpu, Linear, Network, Software, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.overview import plural
+from fp8doctor.registry import check
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a recipe of one stack runs on."""
+
+    first: Version
+    """Lowest CUDA compute capability."""
+    below: Version | None = None
+    """Compute capability from which on it does not run any more."""
+    cuda: Version = (0,)
+    """Lowest CUDA version."""
+
+
+NEEDS = {
+    ("transformer_engine", "mxfp8"): Needs((10, 0), below=(12, 0)),
+    ("transformer_engine", "blockwise"): Needs((9, 0), cuda=(12, 9)),
+    ("transformer_engine", "nvfp4"): Needs((10, 0)),
+    ("torchao", "mxfp8"): Needs((10, 0), below=(11, 0), cuda=(12, 8)),
+    ("torchao", "nvfp4"): Needs((10, 0)),
+    ("torchao", "blockwise"): Needs((9, 0)),
+}
+"""Stack and recipe -> what it needs. Source: the functions named on the page, Transformer Engine 2.20 and torchao 0.18."""
+
+ADA = (8, 9)
+"""CUDA compute capability of the first FP8 tensor cores; what is below is GPU001's. Source: ``_scaled_mm_allowed_device`` in torch."""
+
+CUDA_FOR_TE_ON_ADA = (12, 1)
+"""CUDA version, and that of cuBLASLt. Source: ``check_fp8_support`` in Transformer Engine 1.0 to 2.20."""
+
+MXFP8_VARIABLE = "ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING"
+"""Makes Accelerate's Transformer Engine backend ask for MXFP8, and raise where it is not there. Source: accelerate 1.11 to
+1.15, ``utils/transformer_engine.py``: "MXFP8 block scaling is not available"."""
+
+YES = ("1", "true", "yes", "y", "t", "on")
+"""What Accelerate's ``str_to_bool`` takes for a yes."""
+
+TREATMENTS = {
+    "torchao": Treatment(
+        name="recipe-that-fits",
+        summary="convert with the tensorwise recipe, which every GPU with FP8 tensor cores runs",
+        code='config = Float8LinearConfig.from_recipe_name("tensorwise")\nconvert_to_float8_training(model, config=config)',
+    ),
+    "transformer_engine": Treatment(
+        name="recipe-that-fits",
+        summary="current scaling, which every GPU with FP8 tensor cores runs",
+        code="recipe = transformer_engine.common.recipe.Float8CurrentScaling()\nwith te.autocast(recipe=recipe):\n    output = model(**batch)",
+    ),
+    "accelerate": Treatment(name="recipe-that-fits", summary="let Accelerate take delayed scaling", code=f"unset {MXFP8_VARIABLE}"),
+}
+
+
+@check(
+    "GPU002",
+    "recipe-unsupported",
+    area="device",
+    severity="error",
+    needs=("gpus.visible", "gpus.compute_capability", "software.cuda", "environment.variables", "network.linears.recipe"),
+    explained_by=("GPU001",),
+)
+def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
+    gpu = next((gpu for gpu in facts.gpus if gpu.visible), None)
+    if gpu is None or gpu.vendor != "nvidia" or capability(gpu) < ADA:
+        return NotApplicable(reason="the first visible GPU is no NVIDIA GPU with FP8 tensor cores")
+    layers = [linear for linear in facts.network.linears if linear.use == "training" and linear.recipe and not linear.features.get("emulate")]
+    wanted = dict.fromkeys((linear.stack, linear.recipe or "") for linear in layers)
+    by_variable = not layers and mxfp8_by_variable(facts.environment.variables)
+    if by_variable:
+        wanted["transformer_engine", "mxfp8"] = None
+    if not wanted:
+        return NotApplicable(reason="no FP8 layer says with which recipe it runs")
+    reasons = {(stack, recipe): reason for stack, recipe in wanted if (reason := unmet(stack, recipe, gpu, facts))}
+    if not reasons:
+        return None
+    affected = [linear for linear in layers if (linear.stack, linear.recipe) in reasons]
+    (stack, recipe), reason = next(iter(reasons.items()))
+    return Finding(
+        title=f"{recipe} does not run here: {reason}",
+        explanation=". ".join(f"{name} ({owner}): {text}" for (owner, name), text in reasons.items()) + ". The first step raises.",
+        evidence={
+            "recipes": tuple(name for _, name in reasons),
+            "layers": len(affected),
+            "gpu": gpu.name,
+            "compute_capability": gpu.compute_capability,
+            "cuda": facts.software.cuda,
+            "asked_by": MXFP8_VARIABLE if by_variable else plural(len(affected), "FP8 layer"),
+        },
+        treatment=TREATMENTS["accelerate" if by_variable else stack],
+    )
+
+
+def mxfp8_by_variable(variables: dict[str, str]) -> bool:
+    """Whether Accelerate will ask Transformer Engine for MXFP8."""
+    return variables.get("ACCELERATE_FP8_BACKEND") == "TE" and variables.get(MXFP8_VARIABLE, "").lower() in YES
+
+
+def unmet(stack: str, recipe: str, gpu: Gpu, facts: Facts) -> str | None:
+    """Why a recipe does not run: a need that is not met, else what the try raised. None when nothing speaks against it."""
+    needs, have, cuda = NEEDS.get((stack, recipe), Needs(ADA)), capability(gpu), facts.software.cuda
+    if have < needs.first or (needs.below and have >= needs.below):
+        limit = f"{dotted(needs.first)} or higher" + (f" and below {dotted(needs.below)}" if needs.below else "")
+        return f"it needs compute capability {limit}, and {gpu.name} has {gpu.compute_capability}"
+    least = max(needs.cuda, CUDA_FOR_TE_ON_ADA) if stack == "transformer_engine" and have == ADA else needs.cuda
+    if cuda and numbers(cuda) < least:
+        return f"it needs CUDA {dotted(least)}, and torch was built with {cuda}"
+    error = facts.recipe_tries.get(recipe) if stack == "torchao" and recorded(facts.recipe_tries) else None
+    return f"a tiny GEMM raises {error}" if error else None
+
+
+def capability(gpu: Gpu) -> Version:
+    return numbers(gpu.compute_capability or "0.0")
+
+
+def numbers(text: str) -> Version:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+def dotted(version: Version) -> str:
+    return ".".join(map(str, version))
+
+
+def _machine(compute_capability: str) -> Facts:
+    layer = Linear(name="up", stack="torchao", use="training", recipe="mxfp8", features={"emulate": False})
+    return Facts(
+        software=Software(cuda="13.0"),
+        environment=Environment(variables={}),
+        gpus=(Gpu(name="NVIDIA H100 80GB HBM3", vendor="nvidia", compute_capability=compute_capability, visible=True),),
+        network=Network(linears=(layer,)),
+    )
+
+
+SICK = _machine("9.0")
+HEALTHY = _machine("10.0")

@@ -1,0 +1,95 @@
+"""FP8 that Accelerate turned into FP16
+
+Looks at: who asked for FP8, the precision of Accelerate's state, and the compute capability of the
+GPUs.
+
+Why it costs time. Below compute capability 8.9 Accelerate turns fp8 into fp16, not into bf16, with
+one line in the log. FP16 is no faster than BF16 there and needs a loss scaler: one more pass over
+all gradients, a synchronisation and skipped steps; and its range overflows where BF16's does not.
+Accelerate asks `nvidia-smi` for the first GPU of the machine, whatever CUDA_VISIBLE_DEVICES says,
+so that an old first GPU takes FP8 away from a new second one.
+
+What to do. Ask for bf16 on a GPU without FP8. Where another GPU is visible, choose by hand.
+
+    accelerator = Accelerator(mixed_precision="fp8")    # before, on an A100: fp16
+    accelerator = Accelerator(mixed_precision="bf16")   # after
+
+Evidence: `AcceleratorState.__init__` and `check_cuda_fp8_capability` of accelerate 1.15.0, run with
+a stand-in for the answer of an A100; the same in 1.4.0 to 1.13.0.
+https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/state.py
+https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/environment.py
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Accelerate, Environment, Facts, Gpu, Training, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.overview import fp8_was_asked_for
+from fp8doctor.registry import check
+
+FIRST_CAPABILITY = (8, 9)
+"""CUDA compute capability below which Accelerate falls back. Source: ``check_cuda_fp8_capability`` in accelerate 1.15."""
+
+BF16_CAPABILITY = (8, 0)
+"""CUDA compute capability of the first GPUs with BF16 tensor cores. Source: Ampere tuning guide."""
+
+
+@check(
+    "GPU003",
+    "silent-fp16-fallback",
+    area="device",
+    severity="error",
+    needs=("gpus.compute_capability", "training.accelerate.mixed_precision"),
+    explained_by=("GPU001",),
+)
+def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
+    accelerate = facts.training.accelerate
+    if accelerate is None:
+        return NotApplicable(reason="no Accelerator was made")
+    old = [gpu for gpu in facts.gpus if gpu.compute_capability and BF16_CAPABILITY <= capability(gpu) < FIRST_CAPABILITY]
+    if not old:
+        return NotApplicable(reason="no GPU lies between compute capability 8.0, below which fp16 is right, and 8.9, from which fp8 is")
+    asked = fp8_was_asked_for(facts) or converted(facts)
+    if asked is None:
+        return NotApplicable(reason="nobody asked for FP8")
+    trainer = facts.training.trainer if recorded(facts.training.trainer) else None
+    if accelerate.mixed_precision != "fp16" or (trainer and trainer.fp16):
+        return None
+    newer = [gpu for gpu in facts.gpus if gpu.visible is True and gpu.compute_capability and capability(gpu) >= FIRST_CAPABILITY]
+    named = f"{old[0].name} ({old[0].compute_capability})"
+    return Finding(
+        title=f"Accelerate fell back from fp8 to fp16 because of {named}",
+        explanation=f"{asked} asks for FP8, and {named} has no FP8 tensor cores. FP16 needs loss scaling and overflows where BF16 does not."
+        + (f" {newer[0].name}, which this job sees, has them: Accelerate looked at the machine's first GPU." if newer else ""),
+        evidence={"asked_by": asked, "precision": "fp16", "gpu": old[0].name, "compute_capability": old[0].compute_capability, "needed": "8.9"},
+        treatment=Treatment(
+            name="fp8-by-hand" if newer else "bf16-on-this-gpu",
+            summary="convert the model yourself, under bf16" if newer else "train in BF16 on this GPU",
+            code='convert_to_float8_training(model)   # torchao\naccelerator = Accelerator(mixed_precision="bf16")'
+            if newer
+            else 'accelerator = Accelerator(mixed_precision="bf16")   # or TrainingArguments(..., bf16=True)',
+        ),
+    )
+
+
+def capability(gpu: Gpu) -> tuple[int, ...]:
+    return tuple(int(part) for part in (gpu.compute_capability or "0.0").split("."))
+
+
+def converted(facts: Facts) -> str | None:
+    """``Accelerator(mixed_precision="fp8")`` leaves fp16 in the state and converts all the same."""
+    linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
+    prepared = facts.training.accelerate is not None and facts.training.accelerate.prepared is True
+    return "the converted model" if prepared and any(linear.use == "training" for linear in linears) else None
+
+
+def _fallen(precision: str) -> Facts:
+    return Facts(
+        environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}),
+        gpus=(Gpu(name="NVIDIA A100-SXM4-80GB", vendor="nvidia", compute_capability="8.0", visible=True),),
+        training=Training(accelerate=Accelerate(mixed_precision=precision, distributed="NO", prepared=True), trainer=None),
+    )
+
+
+SICK = _fallen("fp16")
+HEALTHY = _fallen("bf16")

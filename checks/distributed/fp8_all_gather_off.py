@@ -1,0 +1,105 @@
+"""FSDP2 gathers BF16 weights for FP8 layers, or the reverse
+
+Looks at: the tensorwise Float8Linears whose weights FSDP2 shards and their
+`enable_fsdp_float8_all_gather`; and the same flag on a model that nothing shards.
+
+Why it costs time. FSDP2 collects the weights of a block before its forward and again before its
+backward. A tensorwise Float8Linear casts them to FP8 right after: sent as FP8, they are half the
+bytes, and the cast is done once on each shard. Without FSDP2 the flag gives nothing, and it wraps
+every weight in a tensor subclass: slower in eager, and a checkpoint may fail on it ("invalid python
+storage").
+
+What to do. Set the flag at conversion, before `fully_shard`, and compute the scales after each
+step.
+
+    convert_to_float8_training(model)                                       # before
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)         # after
+    convert_to_float8_training(model, config=config)
+
+Only tensorwise scaling can: with a scale for each row FSDP2 sends BF16, which is no disease. In
+Accelerate the flag is on unless ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false, on one GPU too.
+
+Evidence: read in torchao 0.18 (`fsdp_utils.py`) and accelerate 1.15 (`AORecipeKwargs`); the save
+failed with a Trainer on one H200. On eight H100 torchao reports +25 % for Llama 3 8B with it.
+https://github.com/pytorch/ao/tree/main/torchao/float8
+https://pytorch.org/blog/training-using-float8-fsdp2/
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Accelerate, Distributed, Facts, Linear, Network, Training
+from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
+from fp8doctor.registry import check
+
+FLAG = "enable_fsdp_float8_all_gather"
+
+VARIABLE = "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER"
+"""Where Accelerate reads the flag, on by default. Source: ``AORecipeKwargs``, accelerate 1.13 to 1.15."""
+
+ON = """config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+convert_to_float8_training(model, config=config)     # before fully_shard(model)
+# and after every optimizer.step(): precompute_float8_dynamic_scale_for_fsdp(model)"""
+
+OFF = "convert_to_float8_training(model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=False))"
+
+
+@check(
+    "DST001",
+    "fp8-all-gather-off",
+    area="distributed",
+    severity="warning",
+    needs=("training.distributed", "training.accelerate", "network.linears.recipe", "network.linears.features"),
+)
+def fp8_all_gather_off(facts: Facts) -> Finding | NotApplicable | None:
+    tensorwise = [linear for linear in facts.network.linears if linear.stack == "torchao" and linear.recipe == "tensorwise" and FLAG in linear.features]
+    if not tensorwise:
+        return NotApplicable(reason="no tensorwise Float8Linear in the model")
+    distributed = facts.training.distributed
+    sharded = set(distributed.fsdp2_linears) if distributed else set()
+    in_bf16 = [linear for linear in tensorwise if linear.name in sharded and not linear.features[FLAG]]
+    for_nothing = [linear for linear in tensorwise if linear.features[FLAG]] if not sharded else []
+    if in_bf16 and distributed:
+        return gathered_in_bf16(in_bf16, len(tensorwise), distributed.shards or 1)
+    return wrapped_for_nothing(for_nothing, facts.training) if for_nothing else None
+
+
+def gathered_in_bf16(linears: list[Linear], of: int, shards: int) -> Finding:
+    gib = sum(linear.parameters for linear in linears) * 2 / 2**30
+    return Finding(
+        severity=None if shards > 1 else "info",
+        title=f"FSDP2 gathers the weights of {len(linears)} of {of} FP8 Linears before they are cast to FP8",
+        explanation=f"Each of {shards} processes collects {gib:.2g} GiB (in BF16) before the forward and again before the backward, and casts them afterwards; "
+        + ("sent as FP8 they are half." if shards > 1 else "with one process nothing is sent yet."),
+        evidence={"linears": len(linears), "tensorwise_fp8_linears": of, "shards": shards, "gathered_gib": gib, "first": linears[0].name},
+        treatment=Treatment(name="float8-all-gather", summary="set the flag at conversion, before fully_shard", code=ON),
+    )
+
+
+def wrapped_for_nothing(linears: list[Linear], training: Training) -> Finding:
+    """The flag without FSDP2. Before anything proves that the model is ready to train it may still be sharded: information."""
+    by_accelerate = bool(training.accelerate and training.accelerate.prepared)
+    ready = by_accelerate or bool(training.gradients_seen) or bool(training.optimizer_stepped)
+    severity: Severity | None = None if ready else "info"
+    return Finding(
+        severity=severity,
+        title=f"{len(linears)} FP8 Linears are wrapped for FSDP2's all-gather, and nothing is sharded",
+        explanation="The flag gives nothing without FSDP2; each weight is a tensor subclass, which costs the host time and can make saving fail."
+        + ("" if ready else " It is right if fully_shard follows."),
+        evidence={"wrapped_linears": len(linears), "prepared_by_accelerate": by_accelerate, "first": linears[0].name},
+        treatment=Treatment(
+            name="no-float8-all-gather",
+            summary="leave the flag off where FSDP2 does not shard the model",
+            code=f"export {VARIABLE}=false" if by_accelerate else OFF,
+        ),
+    )
+
+
+def _sharded(flag: bool) -> Facts:
+    layer = Linear(name="up", stack="torchao", recipe="tensorwise", features={FLAG: flag}, parameters=4194304)
+    distributed = Distributed(world_size=8, fsdp2_linears=("up",), shards=8)
+    accelerate = Accelerate(mixed_precision="fp8", prepared=True)
+    return Facts(network=Network(linears=(layer,)), training=Training(distributed=distributed, accelerate=accelerate))
+
+
+SICK = _sharded(flag=False)
+HEALTHY = _sharded(flag=True)

@@ -1,0 +1,78 @@
+"""FP8 all-gather without scales computed in advance
+
+Looks at: Float8Linears whose weights FSDP2 gathers in FP8, whether these weights carry a scale
+already, and whether the optimizer took a step.
+
+Why it costs time. To cast a shard of a weight to FP8, every process needs the largest magnitude of
+the whole weight. Without a scale at hand each weight does its own tiny all-reduce right before its
+all-gather: hundreds of collectives of four bytes in each step, with the compute waiting for every
+one. `precompute_float8_dynamic_scale_for_fsdp` does all of them in one after the optimizer's step.
+
+What to do. One line behind the optimizer's step.
+
+    optimizer.step()                                       # before
+    optimizer.step()                                       # after
+    precompute_float8_dynamic_scale_for_fsdp(model)
+
+Accelerate adds the call itself (a hook on the optimizer, FSDP2). Before the first step no weight
+has a scale and nothing is known: then this is information.
+
+Evidence: read in torchao 0.18 `fsdp_utils.py` (`fsdp_pre_all_gather` reduces the amax when
+`_precomputed_scale` is None) and run with FSDP2 on a CPU.
+https://github.com/pytorch/ao/tree/main/torchao/float8
+https://pytorch.org/blog/training-using-float8-fsdp2/
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Distributed, Facts, Linear, Network, Training
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.registry import check
+
+CODE = """from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+precompute_float8_dynamic_scale_for_fsdp(model)   # after every optimizer.step()"""
+
+
+@check(
+    "DST002",
+    "scale-precompute-missing",
+    area="distributed",
+    severity="warning",
+    needs=("training.distributed", "training.optimizer_stepped", "network.linears.features"),
+)
+def scale_precompute_missing(facts: Facts) -> Finding | NotApplicable | None:
+    distributed = facts.training.distributed
+    sharded = set(distributed.fsdp2_linears) if distributed else set()
+    gathered = [linear for linear in facts.network.linears if linear.name in sharded and linear.features.get("float8_all_gather_weight")]
+    if not gathered or not distributed:
+        return NotApplicable(reason="no weight that FSDP2 gathers in FP8")
+    without = [linear for linear in gathered if not linear.features.get("precomputed_scale")]
+    if not without:
+        return None
+    stepped, shards = bool(facts.training.optimizer_stepped), distributed.shards or 1
+    return Finding(
+        severity=None if stepped and shards > 1 else "info",
+        title=f"{len(without)} of {len(gathered)} weights gathered in FP8 have no scale computed in advance",
+        explanation=f"Each of them does an all-reduce of its own before its all-gather, {len(without)} in each forward and again in each backward."
+        + (" The optimizer took a step and no scale was computed after it." if stepped else " No optimizer step was seen, after which they are computed."),
+        evidence={
+            "without_scale": len(without),
+            "float8_all_gather_weights": len(gathered),
+            "optimizer_stepped": stepped,
+            "shards": shards,
+            "first": without[0].name,
+        },
+        treatment=Treatment(name="precompute-scales", summary="compute all scales in one call after each optimizer step", code=CODE),
+    )
+
+
+def _stepped(precomputed: bool) -> Facts:
+    features: dict[str, bool | int | str | None] = {"float8_all_gather_weight": True, "precomputed_scale": precomputed}
+    distributed = Distributed(world_size=8, fsdp2_linears=("up",), shards=8)
+    return Facts(
+        network=Network(linears=(Linear(name="up", stack="torchao", features=features),)), training=Training(distributed=distributed, optimizer_stepped=True)
+    )
+
+
+SICK = _stepped(precomputed=False)
+HEALTHY = _stepped(precomputed=True)

@@ -1,0 +1,80 @@
+"""FP8 is emulated, not computed
+
+Looks at: the settings of every FP8 layer: `emulate` of torchao's Float8LinearConfig, and the
+kernel that the MX and NVFP4 layers and weights ask for.
+
+Why it costs time. Emulation casts to FP8 and back, then multiplies in 16 or 32 bits, so that FP8
+numerics can be studied on any device. All casts are paid and no FP8 tensor core is used: it is
+always slower than the same model without FP8. `MXLinearConfig()` of torchao 0.10 to 0.16 emulates
+unless a recipe or a kernel is named; in later versions the recipe says so by its name.
+
+What to do. Ask for the real kernel, on a GPU that has it; on any other stay in BF16.
+
+    Float8LinearConfig(emulate=True)                                # before
+    Float8LinearConfig(emulate=False)                               # after
+    MXFP8TrainingRecipe.MXFP8_EMULATED_RCEIL                        # before, MX
+    MXFP8TrainingRecipe.MXFP8_RCEIL                                 # after, needs compute 10.x
+
+Evidence: read in torchao 0.18 (`float8_ops.py` multiplies in float32 with `emulate`;
+`moe_training/config.py`, KernelPreference.EMULATED) and 0.10 to 0.16 (`mx_formats/config.py`),
+and run on a CPU. https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/config.py
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Facts, Linear, Network
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.overview import flops_share_pct
+from fp8doctor.registry import check
+
+FLOAT8 = Treatment(
+    name="real-fp8-kernel",
+    summary="convert without emulation; on a GPU without FP8 train in BF16",
+    code="convert_to_float8_training(model, config=Float8LinearConfig(emulate=False))",
+)
+MX = Treatment(
+    name="real-mx-kernel",
+    summary="take a recipe with a real kernel; on a GPU without MX train in BF16 or in tensorwise FP8",
+    code="config = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_RCEIL)\n"
+    "quantize_(model, config, filter_fn=lambda module, name: isinstance(module, nn.Linear))",
+)
+
+
+@check(
+    "MOD005",
+    "emulated-fp8",
+    area="engagement",
+    severity="error",
+    needs=("network.linears.use", "network.linears.features"),
+    explained_by=("GPU001",),
+)
+def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
+    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    if not fp8:
+        return NotApplicable(reason="no FP8 layer in the model")
+    emulated = [linear for linear in fp8 if linear.features.get("emulate")]
+    if not emulated:
+        return None
+    first = emulated[0]
+    return Finding(
+        title=f"{len(emulated)} of {len(fp8)} FP8 layers emulate FP8",
+        explanation="They cast to FP8 and back and multiply in 16 or 32 bits: the casts are paid, the FP8 tensor cores stay idle.",
+        evidence={
+            "emulated_layers": len(emulated),
+            "fp8_layers": len(fp8),
+            "flops_share_pct": round(flops_share_pct(emulated), 1),
+            "recipe": first.recipe,
+            "first": first.name,
+        },
+        treatment=FLOAT8 if first.kind.startswith("torchao.float8.") else MX,
+    )
+
+
+def _layer(emulate: bool) -> Facts:
+    kind = "torchao.float8.float8_linear.Float8Linear"
+    layer = Linear(name="up", kind=kind, stack="torchao", use="training", recipe="tensorwise", features={"emulate": emulate}, flops_share_pct=100.0)
+    return Facts(network=Network(linears=(layer,)))
+
+
+SICK = _layer(emulate=True)
+HEALTHY = _layer(emulate=False)

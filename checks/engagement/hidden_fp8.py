@@ -1,0 +1,76 @@
+"""FP8 that runs while every flag says it does not
+
+Looks at: the FP8 layers, whether Accelerate wrapped the model's forward in Transformer Engine's
+autocast, and the precision of Accelerate's state.
+
+Why it costs time. With ACCELERATE_FP8_BACKEND=TE, `prepare` converts the model whatever the
+precision is. On an H200 a Trainer with bf16=True so trained 15 te.Linear in FP8 with
+`accelerator.mixed_precision` at bf16. The run that is kept as the BF16 baseline is then an FP8 run:
+FP8 seems to bring nothing, its memory and its numerics are taken for BF16's, and checkpoints of it
+carry FP8 state.
+
+What to do. Take the backend out of the environment of the BF16 run, or say fp8.
+
+    ACCELERATE_FP8_BACKEND=TE python train.py   # before: bf16=True, and FP8 runs
+    python train.py                             # after
+
+FP8 layers that the script made itself are no accident and are not reported.
+
+Evidence: measured with transformers 5.17, accelerate 1.15 and Transformer Engine 2.20; read in
+accelerate 1.9.0 to 1.15.0, whose `prepare` dispatches on `fp8_backend` alone.
+https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Training, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.overview import flops_share_pct
+from fp8doctor.registry import check
+
+
+@check(
+    "MOD006",
+    "hidden-fp8",
+    area="engagement",
+    severity="warning",
+    needs=("network.linears", "training.accelerate.te_autocast", "training.accelerate.mixed_precision"),
+    explained_by=("ENV008",),
+)
+def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
+    accelerate = facts.training.accelerate
+    if accelerate is None or not accelerate.te_autocast:
+        return NotApplicable(reason="Accelerate did not put this model under Transformer Engine's autocast")
+    hidden = [linear for linear in facts.network.linears if linear.stack == "transformer_engine" and linear.use == "training" and linear.engaged is not False]
+    if not hidden:
+        return NotApplicable(reason="no layer runs in Transformer Engine's FP8")
+    said = "bf16" if accelerate.distributed == "DEEPSPEED" and accelerate.mixed_precision == "no" else accelerate.mixed_precision
+    if said == "fp8":
+        return None
+    variables = facts.environment.variables if recorded(facts.environment) and recorded(facts.environment.variables) else {}
+    by_variable = variables.get("ACCELERATE_FP8_BACKEND") == "TE"
+    return Finding(
+        title=f"{len(hidden)} of {len(facts.network.linears)} Linears run in FP8 although Accelerate's precision is {said}",
+        explanation="Accelerate converted the model to Transformer Engine and put its forward under FP8 autocast"
+        + (", because ACCELERATE_FP8_BACKEND=TE names a backend. " if by_variable else "; its state was made anew since. ")
+        + "A baseline measured like this is an FP8 run.",
+        evidence={"fp8_layers": len(hidden), "linears": len(facts.network.linears), "flops_share_pct": flops_share_pct(hidden), "precision": said},
+        treatment=Treatment(
+            name="name-backend-and-precision",
+            summary="take the backend away, or say fp8",
+            code="unset ACCELERATE_FP8_BACKEND   # for BF16" if by_variable else 'accelerator = Accelerator(mixed_precision="fp8")   # for FP8',
+        ),
+    )
+
+
+def _prepared(mixed_precision: str) -> Facts:
+    layer = Linear(name="up", kind="transformer_engine.pytorch.module.linear.Linear", stack="transformer_engine", use="training", engaged=True)
+    return Facts(
+        environment=Environment(variables={"ACCELERATE_FP8_BACKEND": "TE"}),
+        network=Network(linears=(layer,)),
+        training=Training(accelerate=Accelerate(mixed_precision=mixed_precision, distributed="NO", prepared=True, te_autocast=True)),
+    )
+
+
+SICK = _prepared("bf16")
+HEALTHY = _prepared("fp8")

@@ -1,0 +1,245 @@
+"""Only part of the model is in FP8
+
+Looks at: the layers that stayed in 16 or 32 bits beside FP8 ones, their share of the GEMM FLOPs,
+and why they stayed. Only layers that FP8 would pay for count: not the output head, routers,
+LoRA's adapters, sides that are no multiple of 16 (SHP001), or layers that torchao's own filter
+calls too small.
+
+Why it costs time. What is not converted runs at BF16's speed, and bounds the whole: with a share
+p of the GEMM time in FP8 at s times the speed, the GEMMs get 1 / (1 - p + p / s) times as fast.
+Half of the FLOPs in FP8 gives at most 1.3x, before the casts are paid. The usual reasons are
+silent ones: Accelerate's Transformer Engine path stops at the first sibling whose sides 16 does
+not divide, and leaves all later ones; its torchao path skips the first and the last Linear; a
+filter of exact names matches nothing behind `_orig_mod.` of a compiled module; and GPT-2's
+Conv1D, torchtune's LoRALinear, the projections inside nn.MultiheadAttention and 3-D expert
+weights are no nn.Linear. A filter of your own that leaves out less than half is information only.
+
+What to do. Per reason; the finding names yours.
+
+    blocks = torch.compile(blocks); convert_to_float8_training(blocks, ...)   # before: `_orig_mod.`
+    convert_to_float8_training(blocks, ...); blocks = torch.compile(blocks)   # after
+    quantize_(model, Float8TrainingOpConfig(), filter_fn=is_experts)          # after, 3-D experts
+
+Evidence: accelerate 1.15 (`convert_model`: `return` where `continue` was meant; `utils/ao.py`),
+torchao 0.18 (`swap_linear_layers`, `_auto_filter_for_recipe`), run on a CPU with both.
+https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/transformer_engine.py
+https://github.com/meta-pytorch/torchtune/issues/2833
+"""
+
+from __future__ import annotations
+
+from fp8doctor.cost import GEMM_EFFICIENCY_BF16, GEMM_EFFICIENCY_FP8, GpuSpec, amdahl, casts_ms, gpu_spec, modelled_gpu, step_gemms_ms, step_tokens
+from fp8doctor.facts import CompileMark, Facts, Linear, Network, Training, Use, Workload, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.overview import flops_share_pct, percent, plural
+from fp8doctor.registry import check
+
+WORTH_MENTIONING_PCT = 5.0
+"""Share of the GEMM FLOPs, in per cent. Converting less shortens the GEMMs by under 2.4 % (FP8 at 1.89x), which is hardly more
+than the 2 % within which a step measured against itself repeats."""
+
+MOST = 0.5
+"""Part of the convertible FLOPs that a filter of the user's own has to convert. Below it FP8 gives the GEMMs at most 1.3x
+(Amdahl, FP8 at 1.89x), which the casts eat: 5 to 25 % of a compiled step on one H200."""
+
+MULTIPLE = 16
+"""Elements; sides of an FP8 GEMM. Source: torch ``_check_scaled_mm_sizes``."""
+
+TE_AUTOCAST = "accelerate.utils.transformer_engine.contextual_fp8_autocast"
+"""The wrapper that Accelerate puts around a forward after its Transformer Engine conversion (1.2 to 1.15)."""
+
+NOT_LINEAR = ("torchtune.modules.peft.lora.LoRALinear",)
+"""Linear-like classes that do not derive from nn.Linear. Source: torchtune 0.6."""
+
+REASONS = {
+    "sibling": (
+        "stand behind a sibling with unaligned sides, where Accelerate's conversion stops",
+        "convert-with-torchao",
+        "make the unaligned sides multiples of 16, or convert with torchao, which skips only the layer itself",
+        "export ACCELERATE_FP8_BACKEND=AO   # or, in the model's configuration, widths that 16 divides",
+    ),
+    "wrapped": (
+        "are inside a compiled wrapper, where their names begin with _orig_mod. and an exact-name filter misses them",
+        "convert-before-compile",
+        "convert before torch.compile, or take _orig_mod. out of the names in the filter",
+        'convert_to_float8_training(model, module_filter_fn=lambda module, name: name.replace("_orig_mod.", "") in NAMES)',
+    ),
+    "conv1d": (
+        "are Conv1D, which no converter takes for a Linear",
+        "conv1d-to-linear",
+        "replace each Conv1D by an nn.Linear with the transposed weight, before the conversion",
+        "linear = nn.Linear(*conv1d.weight.shape)\nlinear.weight.data, linear.bias.data = conv1d.weight.data.T.contiguous(), conv1d.bias.data",
+    ),
+    "experts": (
+        "are 3-D expert weights, which a converter of nn.Linear does not see",
+        "convert-experts",
+        "convert the expert weights too, with torchao's grouped GEMM (a prototype), before the optimizer is built",
+        'quantize_(model, Float8TrainingOpConfig(), filter_fn=lambda module, name: name.endswith("experts"))   # torchao.prototype.moe_training.config',
+    ),
+    "attention": (
+        "are projections that nn.MultiheadAttention keeps as parameters",
+        "own-projections",
+        "write the projections as nn.Linear and call scaled_dot_product_attention",
+        "q, k, v = self.in_proj(x).chunk(3, -1)   # in_proj = nn.Linear(width, 3 * width)\nx = functional.scaled_dot_product_attention(q, k, v)",
+    ),
+    "class": (
+        "are of a class that is no nn.Linear",
+        "convert-before-lora",
+        "convert the plain Linears first, then add LoRA around them",
+        "convert_to_float8_training(model)\nmodel = get_peft_model(model, LoraConfig(...))",
+    ),
+    "end": (
+        "are the first or the last Linear, which Accelerate's torchao path leaves out",
+        "own-filter",
+        "convert with a filter of your own, which leaves out the head alone",
+        'Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs(module_filter_func=lambda module, name: name != "lm_head")])',
+    ),
+    "filter": (
+        "were left out by the filter of the conversion",
+        "convert-the-rest",
+        "widen the filter: every Linear whose sides 16 divides, but not the head",
+        "wanted = lambda module, name: not (module.in_features % 16 or module.out_features % 16 or name.endswith('lm_head'))\n"
+        "convert_to_float8_training(model, module_filter_fn=wanted)",
+    ),
+}
+"""Why a layer was not converted, completing "14 layers ..."; and the treatment: its name, what it is, and its lines."""
+
+
+@check(
+    "MOD004",
+    "partial-conversion",
+    area="engagement",
+    severity="warning",
+    needs=(
+        "network.linears.use", "network.linears.role", "network.linears.features", "network.linears.in_features", "network.linears.flops_share_pct",
+        "training.compile_marks", "training.forward_chain", "training.accelerate",
+    ),
+    explained_by=("GPU001", "MOD009"),
+)  # fmt: skip
+def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
+    linears = facts.network.linears
+    fp8 = [linear for linear in linears if linear.use == "training"]
+    if not fp8:
+        return NotApplicable(reason="no FP8 layer in the model")
+    left = [linear for linear in linears if is_candidate(linear) and pays(linear, fp8, facts)]
+    done, missing = flops_share_pct(fp8), flops_share_pct(left)
+    if missing < WORTH_MENTIONING_PCT:
+        return None
+    why: dict[str, list[Linear]] = {}
+    for linear in left:
+        why.setdefault(reason(linear, fp8, facts), []).append(linear)
+    shares = {each: flops_share_pct(members) for each, members in why.items()}
+    chosen = missing - shares.get("filter", 0.0) < WORTH_MENTIONING_PCT and done >= MOST * (done + missing)
+    main = max(shares, key=lambda each: shares[each])
+    _, name, summary, code = REASONS[main]
+    gpu = gpu_with_fp8(facts)
+    now, then = (amdahl(min(share, 100.0) / 100.0, gemm_speedup(gpu)) for share in (done, done + missing))
+    told = "; ".join(f"{plural(len(members), 'layer')} ({percent(shares[each])}) {REASONS[each][0]}" for each, members in why.items())
+    return Finding(
+        severity="info" if chosen else None,
+        title=f"{percent(done)} of the GEMM FLOPs are in FP8; {percent(missing)} more could be",
+        explanation=f"{told}. By Amdahl's law FP8 makes the GEMMs at most {now:.2f}x as fast now, and {then:.2f}x with these ({gpu.name}, casts not counted).",
+        evidence={
+            "fp8_share_pct": round(done, 1),
+            "missing_share_pct": round(missing, 1),
+            "missing_layers": len(left),
+            "reasons": tuple(why),
+            "first": why[main][0].name,
+            "ceiling_now": round(now, 2),
+            "ceiling_with_all": round(then, 2),
+        },
+        treatment=Treatment(name=name, summary=summary, code=code),
+    )
+
+
+def is_candidate(linear: Linear) -> bool:
+    """Whether this is an ordinary layer that an FP8 GEMM could take; heads, routers and adapters are left out by good custom."""
+    aligned = linear.in_features % MULTIPLE == 0 and linear.out_features % MULTIPLE == 0
+    return linear.use == "none" and linear.stack == "torch" and linear.role in ("body", "experts") and linear.adapter != "adapter" and aligned
+
+
+def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
+    """Whether FP8 makes this layer faster, compiled: by torchao's own filter, and by the cost model where the batch is the user's."""
+    if too_small(linear, rowwise=linear.role == "experts" or fp8[0].recipe in ("rowwise", "rowwise_with_gw_hp")):
+        return False
+    tokens = step_tokens(facts) if recorded(facts.workload) and facts.workload.batch_source == "given" else None
+    if not tokens or linear.role == "experts":
+        return True
+    shape, gpu = (tokens, linear.in_features, linear.out_features), gpu_with_fp8(facts)
+    bf16, in_fp8 = (step_gemms_ms(*shape, gpu, fp8=each, weight_gradient=linear.requires_grad is not False) or 0.0 for each in (False, True))
+    return bf16 > in_fp8 + casts_ms(*shape, gpu, compiled=True)
+
+
+def too_small(linear: Linear, *, rowwise: bool) -> bool:
+    """torchao's rule, tuned on an H100. Source: ``_auto_filter_for_recipe`` in torchao 0.12 to 0.18."""
+    k, n = linear.in_features, linear.out_features
+    if rowwise:
+        return n <= 2048 or k <= 1024 or (n <= 4096 and k <= 2048)
+    return k <= 4096 and n <= 1024
+
+
+def reason(linear: Linear, fp8: list[Linear], facts: Facts) -> str:
+    """Why this layer was not converted, as a key of `REASONS`."""
+    if linear.kind.endswith(".Conv1D"):
+        return "conv1d"
+    if linear.role == "experts" and linear.gemms > 1:
+        return "experts"
+    if linear.features.get("functional"):
+        return "attention"
+    if linear.kind in NOT_LINEAR:
+        return "class"
+    if is_behind_a_stop(linear, facts):
+        return "sibling"
+    if is_wrapped(linear, facts.training) and not any(is_wrapped(each, facts.training) for each in fp8):
+        return "wrapped"
+    ends = [each for each in facts.network.linears if not each.features.get("functional") and each.role != "experts" and not each.kind.endswith(".Conv1D")]
+    accelerated = facts.training.accelerate and facts.training.accelerate.prepared and any(each.stack == "torchao" for each in fp8)
+    return "end" if accelerated and linear in (ends[0], ends[-1]) else "filter"
+
+
+def is_behind_a_stop(linear: Linear, facts: Facts) -> bool:
+    """Whether an unaligned Linear comes before this one under the same parent, and Accelerate converted to Transformer Engine."""
+    if not any(link.startswith(TE_AUTOCAST) for link in facts.training.forward_chain):
+        return False
+    for each in facts.network.linears:
+        if each is linear:
+            return False
+        unaligned = each.in_features % MULTIPLE != 0 or each.out_features % MULTIPLE != 0
+        parent, dot, _ = each.name.rpartition(".")
+        if each.use == "none" and each.role != "experts" and unaligned and linear.name.startswith(parent + dot):
+            return True
+    return False
+
+
+def is_wrapped(linear: Linear, training: Training) -> bool:
+    """Whether a ``torch.compile`` wrapper stands in this layer's true name."""
+    marks = [mark.name for mark in training.compile_marks if mark.form == "wrapped"]
+    return any(not name or linear.name == name or linear.name.startswith(f"{name}.") for name in marks)
+
+
+def gpu_with_fp8(facts: Facts) -> GpuSpec:
+    """The modelled GPU, or an H100 in the place of one without FP8."""
+    gpu = modelled_gpu(facts)
+    return gpu if gpu.fp8_tflops else gpu_spec("H100")
+
+
+def gemm_speedup(gpu: GpuSpec) -> float:
+    """How much faster a large FP8 GEMM is than the BF16 one."""
+    return (gpu.fp8_tflops or gpu.bf16_tflops) * GEMM_EFFICIENCY_FP8 / (gpu.bf16_tflops * GEMM_EFFICIENCY_BF16)
+
+
+def _blocks(wrapped: bool) -> Facts:
+    def linear(name: str, use: Use) -> Linear:
+        return Linear(
+            name=name, kind="torch.nn.modules.linear.Linear", stack="torch" if use == "none" else "torchao", use=use, recipe=None, features={},
+            in_features=4096, out_features=4096, gemms=1, role="body", adapter=None, requires_grad=True, flops_share_pct=50.0,
+        )  # fmt: skip
+
+    marks = (CompileMark(name="blocks.1", form="wrapped", backend="inductor"),)
+    training = Training(compile_marks=marks, forward_chain=(), accelerate=None)
+    linears = (linear("blocks.0.up", "training"), linear("blocks.1.up", "none" if wrapped else "training"))
+    return Facts(network=Network(linears=linears), training=training, workload=Workload(batch_source=None, tokens=None))
+
+
+SICK = _blocks(wrapped=True)
+HEALTHY = _blocks(wrapped=False)

@@ -1,0 +1,111 @@
+"""FP8 training on top of 4- or 8-bit weights
+
+Looks at: the weights of every layer (bitsandbytes, NF4 and other torchao tensors, by their class
+and dtype), the quantization method in the model's configuration (gptq, awq, ...), and whether FP8
+training was asked for or is in the model.
+
+Why it costs time. FP8 training starts from 16- or 32-bit weights, which it casts anew in every
+step. A quantized weight has to be dequantised first, each time, and its packed data has another
+shape and dtype. A converter that swaps such a layer reads packed integers as weights, or raises;
+one that leaves it out converts nothing of weight, and the base runs at the speed of its
+dequantisation.
+
+What to do. Decide for one: FP8 for speed, or 4 bits for memory.
+
+    AutoModelForCausalLM.from_pretrained(name, quantization_config=bnb_4bit)    # before: with fp8
+    AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)            # after: for speed
+    Accelerator(mixed_precision="bf16")                                         # or: for memory
+
+Evidence: bitsandbytes' Linear4bit and Linear8bitLt derive from nn.Linear, so torchao (0.18,
+`swap_linear_layers`) and Accelerate (1.15, `convert_model`) take them for one; read in both, and
+run on a CPU with torchao's NF4.
+https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/transformer_engine.py
+https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear_utils.py
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Environment, Facts, Linear, Network, Training, Use
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.overview import flops_share_pct, fp8_was_asked_for, layer_label
+from fp8doctor.registry import check
+
+QUANTIZED_WEIGHTS = ("NF4Tensor", "Int4", "Int8", "IntxUnpacked", "AffineQuantizedTensor", "Params4bit", "Int8Params")
+"""Beginnings of the names of weight classes with 4 or 8 bits that are not FP8: torchao 0.10 to 0.18 and bitsandbytes 0.41 to 0.49."""
+
+OWN_TRAINING = ("Int8MixedPrecisionTrainingLinearWeight",)
+"""A weight kept in 16 bits for INT8 training. Source: torchao 0.18 ``prototype/quantized_training``."""
+
+METHODS = ("bitsandbytes", "gptq", "awq", "aqlm", "vptq", "eetq", "higgs", "hqq", "bitnet", "spqr", "auto-round")
+"""Methods of a configuration that mean 8 bits or fewer and never FP8. Source: ``QuantizationMethod`` in transformers 5.23."""
+
+ONE_OF_THEM = Treatment(
+    name="one-precision",
+    summary="for speed load the base in BF16 and train in FP8; for memory keep it quantized and train in BF16",
+    code="model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)   # for speed, with FP8\n"
+    'accelerator = Accelerator(mixed_precision="bf16")                         # for memory, with the quantized base',
+)
+
+
+@check(
+    "MOD009",
+    "quantized-base",
+    area="engagement",
+    severity="error",
+    needs=("network.linears.use", "network.linears.dtype", "network.linears.weight_class"),
+)
+def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
+    linears = facts.network.linears
+    asked, fp8 = fp8_was_asked_for(facts), [linear for linear in linears if linear.use == "training"]
+    if not fp8 and asked is None:
+        return NotApplicable(reason="no FP8 layer in the model, and none asked for")
+    quantized = [linear for linear in linears if is_quantized(linear)]
+    method = facts.network.quantization if facts.network.quantization in METHODS else None
+    if not quantized and method is None:
+        return None
+    swapped = [linear for linear in quantized if linear.use == "training"]
+    what = f"{len(quantized)} Linears with quantized weights" if quantized else f"a base quantized with {method}"
+    return Finding(
+        title=f"FP8 training together with {what}",
+        explanation=(
+            f"{len(swapped)} of them were converted all the same: an FP8 layer around packed data dequantises it in every step, misreads it, or raises."
+            if swapped
+            else "FP8 starts from 16- or 32-bit weights: these layers stay out of FP8, and each use of them dequantises."
+        ),
+        evidence={
+            "quantized_linears": len(quantized),
+            "converted": len(swapped),
+            "fp8_layers": len(fp8),
+            "asked_by": asked,
+            "classes": tuple(sorted({quantized_as(linear) for linear in quantized})) or (str(method),),
+            "flops_share_pct": round(flops_share_pct(quantized), 1),
+            "first": quantized[0].name if quantized else None,
+        },
+        treatment=ONE_OF_THEM,
+    )
+
+
+def is_quantized(linear: Linear) -> bool:
+    """Whether the weight is kept in 4 or 8 bits that are not FP8, in an FP8 layer or not."""
+    if (linear.use == "storage" and linear.dtype.startswith(("int", "uint"))) or linear.stack == "bitsandbytes":
+        return True
+    name = (linear.weight_class or "").rpartition(".")[2]
+    return name.startswith(QUANTIZED_WEIGHTS) and name not in OWN_TRAINING
+
+
+def quantized_as(linear: Linear) -> str:
+    """The class that a user knows the quantization by."""
+    return linear.weight_class or layer_label(linear)
+
+
+def _base(use: Use, dtype: str, weight_class: str | None) -> Facts:
+    base = Linear(name="up", kind="torch.nn.modules.linear.Linear", stack="torchao", use=use, dtype=dtype, weight_class=weight_class, flops_share_pct=50.0)
+    return Facts(
+        environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}),
+        network=Network(linears=(base,), quantization=None),
+        training=Training(accelerate=None, trainer=None),
+    )
+
+
+SICK = _base("storage", "uint8", "torchao.quantization.quantize_.workflows.nf4.nf4_tensor.NF4Tensor")
+HEALTHY = _base("training", "bfloat16", None)

@@ -1,0 +1,153 @@
+"""An FP8 backend without a choice, or without FP8
+
+Looks at: ACCELERATE_FP8_BACKEND, the precision, the installed backends, and the FP8 layers that
+Accelerate made.
+
+Why it costs time. Two accidents. FP8 without a backend: Accelerate takes torchao when it is
+installed, whatever else is, and compiles nothing; on an H200 that ran at 0.52x of compiled BF16
+where the Transformer Engine beside it ran at 1.13x. A backend without FP8: `prepare` looks at the
+backend alone, so that AO stops the job with "'NoneType' object has no attribute 'config'" and TE
+converts the model and trains in FP8, while the flags and logs of the BF16 run say bf16.
+
+What to do. Name both, the precision and the backend, or neither.
+
+    accelerate launch --mixed_precision fp8 train.py    # before: torchao, by order of names
+    export ACCELERATE_FP8_BACKEND=TE                    # after; and unset for a BF16 run
+
+A recipe that is passed (`kwargs_handlers=[AORecipeKwargs()]`) names the backend too and leaves no
+trace; so torchao in its default configuration is an error only under a Trainer, which passes none.
+
+Evidence: run with the real `prepare` of accelerate 1.15.0, read in 1.9.0 to 1.15.0; measured with
+torch 2.11, accelerate 1.15, torchao 0.18 and Transformer Engine 2.20.
+https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py
+"""
+
+from __future__ import annotations
+
+from packaging.version import InvalidVersion, Version
+
+from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Package, Software, Training, recorded
+from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
+from fp8doctor.overview import asked_by_environment, fp8_was_asked_for, plural
+from fp8doctor.registry import check
+
+READ_SINCE = Version("1.9.0")
+"""First accelerate whose ``prepare`` reads ACCELERATE_FP8_BACKEND."""
+
+AO_SINCE = Version("1.4.0")
+"""First accelerate that knows torchao, and takes it before Transformer Engine."""
+
+
+@check(
+    "ENV008",
+    "backend-by-accident",
+    area="environment",
+    severity="error",
+    needs=("environment.variables", "software.packages"),
+    explained_by=("ENV001", "ENV003", "ENV004", "ENV005", "GPU001"),
+)
+def backend_by_accident(facts: Facts) -> Finding | NotApplicable | None:
+    if not at_least(facts, AO_SINCE):
+        return NotApplicable(reason="Accelerate is not installed, or is older than 1.4")
+    named = facts.environment.variables.get("ACCELERATE_FP8_BACKEND", "NO")
+    if named in ("TE", "AO"):
+        return without_fp8(facts, named) if at_least(facts, READ_SINCE) else NotApplicable(reason="accelerate before 1.9 does not read ACCELERATE_FP8_BACKEND")
+    if named != "NO" or fp8_was_asked_for(facts) is None or precision(facts) not in ("fp8", None):
+        return NotApplicable(reason="FP8 is not asked for, or another backend is named")
+    return by_order(facts)
+
+
+def without_fp8(facts: Facts, named: str) -> Finding | NotApplicable | None:
+    """A named backend in a job of another precision, which never asked for FP8: where it did, ENV001 says who overrode it."""
+    asked = asked_by_environment(facts.environment.variables)
+    decided = precision(facts)
+    if asked is not None or decided == "fp8":
+        return None
+    if decided is None:
+        return NotApplicable(reason="nothing has decided the precision yet")
+    happens = {
+        "AO": "Accelerator.prepare() stops with \"'NoneType' object has no attribute 'config'\".",
+        "TE": "Accelerator.prepare() converts the model to Transformer Engine all the same and trains it in FP8, and every flag says otherwise.",
+    }
+    return Finding(
+        title=f"ACCELERATE_FP8_BACKEND={named} is set in a job whose precision is {decided}",
+        explanation=f"prepare() looks at the backend and not at the precision. {happens[named]}",
+        evidence={"backend": named, "precision": decided, "accelerate": facts.software.packages["accelerate"].version},
+        treatment=Treatment(
+            name="name-backend-and-precision",
+            summary="name the backend only together with FP8",
+            code=f"unset ACCELERATE_FP8_BACKEND   # or, for FP8: accelerate launch --mixed_precision fp8 with ACCELERATE_FP8_BACKEND={named}",
+        ),
+    )
+
+
+def by_order(facts: Facts) -> Finding | NotApplicable | None:
+    """FP8 without a named backend where two are installed."""
+    packages = facts.software.packages
+    if "torchao" not in packages or "transformer_engine" not in packages:
+        return None
+    linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
+    eager = [each for each in linears if each.stack == "torchao" and each.use == "training" and each.compiled is None and by_default(each)]
+    if linears and not eager and any(each.use == "training" for each in linears):
+        return None  # Transformer Engine was chosen by a recipe, or torchao is configured or compiled: somebody decided
+    converted = bool(eager) and accelerate_prepared(facts)
+    trainer = recorded(facts.training) and recorded(facts.training.trainer) and facts.training.trainer is not None
+    severity: Severity = ("error" if trainer else "warning") if converted else "info"
+    return Finding(
+        severity=severity,
+        title="torchao and Transformer Engine are installed and no FP8 backend is named: Accelerate takes torchao",
+        explanation=(f"{plural(len(eager), 'Linear')} became Float8Linear in torchao's default configuration, uncompiled. " if converted else "")
+        + "Nothing but the order of names decides; torchao without compilation is slower than BF16.",
+        evidence={"installed": ("torchao", "transformer_engine"), "eager_float8_linears": len(eager), "trainer": trainer},
+        treatment=Treatment(
+            name="name-backend-and-precision",
+            summary="name the backend; with torchao compile as well",
+            code="export ACCELERATE_FP8_BACKEND=TE   # or AO, and then: accelerate launch --dynamo_backend inductor --dynamo_use_regional_compilation",
+        ),
+    )
+
+
+def by_default(linear: Linear) -> bool:
+    """Whether the layer has the configuration of Accelerate's own making: tensorwise, with padding since 1.13."""
+    return linear.recipe == "tensorwise"
+
+
+def precision(facts: Facts) -> str | None:
+    """The precision that Accelerate works with, or will read; None before anything has decided it."""
+    training = facts.training
+    accelerate = training.accelerate if recorded(training) and recorded(training.accelerate) else None
+    trainer = training.trainer if recorded(training) and recorded(training.trainer) else None
+    of_trainer = (trainer.mixed_precision or ("fp16" if trainer.fp16 else "bf16" if trainer.bf16 else None)) if trainer else None
+    of_state = accelerate.mixed_precision if accelerate else None
+    if accelerate and accelerate.distributed == "DEEPSPEED" and of_state != "fp8":
+        of_state = of_trainer or of_state
+    return of_state or of_trainer or facts.environment.variables.get("ACCELERATE_MIXED_PRECISION")
+
+
+def accelerate_prepared(facts: Facts) -> bool:
+    accelerate = facts.training.accelerate if recorded(facts.training) and recorded(facts.training.accelerate) else None
+    return accelerate is not None and accelerate.prepared is True
+
+
+def at_least(facts: Facts, version: Version) -> bool:
+    """Whether Accelerate is installed in this version or a newer one; one whose version is unknown is taken for new."""
+    if "accelerate" not in facts.software.packages:
+        return False
+    installed = facts.software.packages["accelerate"].version
+    try:
+        return installed is None or Version(installed) >= version
+    except InvalidVersion:
+        return True
+
+
+def _precision(mixed_precision: str) -> Facts:
+    return Facts(
+        software=Software(packages={"accelerate": Package(version="1.15.0", imported=True), "transformer_engine": Package(version="2.20.2", imported=True)}),
+        environment=Environment(variables={"ACCELERATE_FP8_BACKEND": "TE"}),
+        network=Network(linears=()),
+        training=Training(accelerate=Accelerate(mixed_precision=mixed_precision, distributed="NO", prepared=False), trainer=None),
+    )
+
+
+SICK = _precision("bf16")
+HEALTHY = _precision("fp8")

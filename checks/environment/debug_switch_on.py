@@ -1,0 +1,156 @@
+"""A debug switch that was left on
+
+Looks at: the variables that make CUDA, torch, Triton and Transformer Engine check, log or
+synchronise (only values that switch something on: 0, off and the empty text do not), and the
+switches of the process: anomaly detection, deterministic algorithms, nvdlfw_inspect.
+
+Why it costs time. Each was made to find an error and pays for it in every step. FP8 suffers more
+than BF16, as it runs more and shorter kernels: with CUDA_LAUNCH_BLOCKING the host waits for each of
+them, in deterministic mode each new tensor, outputs and FP8 copies included, is first filled with
+NaN by a kernel of its own. `transformers.enable_full_determinism` sets both.
+
+What to do. Unset it when the error is found.
+
+    CUDA_LAUNCH_BLOCKING=1 python train.py   # before
+    python train.py                          # after
+
+Switches that cost only while something is compiled are information. TORCH_LOGS counts where a name
+has a plus or is `all`; `TORCH_LOGS=recompiles,graph_breaks` is healthy. cuDNN's own switches are
+left out: they concern convolutions.
+
+Evidence: anomaly detection made eight Linears of 64 on a CPU 6 times as slow (torch 2.13); the
+rest is read in the sources named beside each row.
+https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars
+https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/trainer_utils.py
+https://github.com/NVIDIA/TransformerEngine/blob/02e278f/docs/envvars.rst
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from fp8doctor.facts import Environment, Facts, recorded
+from fp8doctor.finding import Finding, Treatment
+from fp8doctor.registry import check
+
+OFF = ("", "0", "false", "off", "no", "none", "n", "f")
+"""Values that switch nothing on, in any case."""
+
+
+def uses_te(facts: Facts) -> bool:
+    """Whether Transformer Engine reads its variables here: it is imported, or, without a model, installed."""
+    packages = facts.software.packages if recorded(facts.software) and recorded(facts.software.packages) else {}
+    return "transformer_engine" in packages and (packages["transformer_engine"].imported is True or not recorded(facts.network))
+
+
+def logs_attention(facts: Facts) -> bool:
+    return uses_te(facts) and facts.environment.variables.get("NVTE_DEBUG_LEVEL", "0") in ("1", "2")
+
+
+def several_processes(facts: Facts) -> bool:
+    return facts.environment.variables.get("WORLD_SIZE", "1") not in ("", "0", "1")
+
+
+def always(facts: Facts) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A variable, the values that switch it on (a pattern; without one whatever is not `OFF`), and what it costs."""
+
+    name: str
+    cost: str
+    values: str | None = None
+    each_step: bool = True
+    """False when it costs only while something is compiled."""
+    applies: Callable[[Facts], bool] = always
+
+
+SWITCHES = (
+    # CUDA C++ Programming Guide, environment variables; HIP documentation, debugging.
+    Switch("CUDA_LAUNCH_BLOCKING", "the host waits for every kernel before it launches the next"),
+    Switch("HIP_LAUNCH_BLOCKING", "the host waits for every kernel before it launches the next"),
+    Switch("AMD_SERIALIZE_KERNEL", "the host waits before or after every kernel", values="[123]"),
+    # c10/cuda/CUDACachingAllocator.cpp: for compute-sanitizer; straight to cudaMalloc.
+    Switch("PYTORCH_NO_CUDA_MEMORY_CACHING", "every tensor is a cudaMalloc and a cudaFree, which synchronises"),
+    # torch/_inductor/config.py: nan_asserts; torch/_inductor/runtime/triton_heuristics.py.
+    Switch("TORCHINDUCTOR_NAN_ASSERTS", "compiled code looks for NaN in every buffer and waits for the answer", values="1"),
+    Switch("TRITON_INTERPRET", "Triton's kernels run in Python, element by element", values="1|true|on|yes|y"),
+    # torch.distributed: every collective is preceded by a check that all ranks call the same one.
+    Switch("TORCH_DISTRIBUTED_DEBUG", "every collective is compared over all ranks before it runs", values="detail", applies=several_processes),
+    # cuBLAS and cuDNN developer guides, logging.
+    Switch("CUBLASLT_LOG_LEVEL", "every GEMM call is written to a log", values="[2345]"),
+    Switch("CUDNN_LOGLEVEL_DBG", "every cuDNN call is written to a log", values="[23]"),
+    # Transformer Engine, docs/envvars.rst.
+    Switch("NVTE_DEBUG", "every attention call logs its choice of backend", applies=logs_attention),
+    Switch("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "attention may take only deterministic, slower algorithms", values="0", applies=uses_te),
+    Switch("NVTE_UNFUSED_FP8_UPDATE", "amax and scales are updated by many small kernels", applies=uses_te),
+    # torch/_logging/_internal.py; torch/_inductor/config.py; torch/compiler/config.py; Triton's documentation.
+    Switch("TORCH_LOGS", "compiling writes its debug log", values=r"(?:.*,)?\s*(?:\+(?!help).*|all(?:,.*)?)", each_step=False),
+    Switch("TORCH_COMPILE_DEBUG", "compiling writes every graph and kernel to a folder", values="1", each_step=False),
+    Switch("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "every start compiles everything again", values="1", each_step=False),
+    Switch("TRITON_ALWAYS_COMPILE", "every start compiles all Triton kernels again", values="1|true|on|yes|y", each_step=False),
+)
+
+
+@dataclass(frozen=True)
+class On:
+    """A switch that is on, as a user would say and undo it."""
+
+    said: str
+    cost: str
+    undo: str
+    each_step: bool
+
+
+@check("ENV006", "debug-switch-on", area="environment", severity="warning", needs=("environment.variables", "environment.debug_switches"))
+def debug_switch_on(facts: Facts) -> Finding | None:
+    on = [*variables_on(facts), *calls_on(facts.environment.debug_switches)]
+    if not on:
+        return None
+    slow = any(each.each_step for each in on)
+    return Finding(
+        severity=None if slow else "info",
+        title=f"{len(on)} debug {'switch is' if len(on) == 1 else 'switches are'} on: {', '.join(each.said for each in on)}",
+        explanation=" ".join(f"{each.said}: {each.cost}." for each in on) + ("" if slow else " That costs while something is compiled, not in a step."),
+        evidence={"switches": tuple(each.said for each in on), "in_each_step": tuple(each.said for each in on if each.each_step)},
+        treatment=Treatment(name="switches-off", summary="switch off what was made to find errors", code="\n".join(dict.fromkeys(each.undo for each in on))),
+    )
+
+
+def variables_on(facts: Facts) -> Iterator[On]:
+    for switch in SWITCHES:
+        value = facts.environment.variables.get(switch.name)
+        if value is not None and is_on(switch, value) and switch.applies(facts):
+            yield On(f"{switch.name}={value}", switch.cost, f"unset {switch.name}", switch.each_step)
+
+
+def is_on(switch: Switch, value: str) -> bool:
+    value = value.strip().lower()
+    return value not in OFF if switch.values is None else re.fullmatch(switch.values, value) is not None
+
+
+def calls_on(switches: dict[str, bool]) -> Iterator[On]:
+    if switches.get("anomaly_detection"):
+        cost = "every operation of the forward keeps its Python stack, every gradient is searched for NaN"
+        yield On("autograd anomaly detection", cost, "torch.autograd.set_detect_anomaly(False)", True)
+    if switches.get("deterministic_algorithms"):
+        fills = switches.get("fill_uninitialized_memory", True)
+        cost = "only deterministic kernels may run" + (", and every new tensor is filled with NaN first" if fills else "")
+        undo = "torch.use_deterministic_algorithms(False)" + ("   # or torch.utils.deterministic.fill_uninitialized_memory = False" if fills else "")
+        yield On("deterministic algorithms", cost, undo, True)
+    if switches.get("nvdlfw_inspect"):
+        cost = "Transformer Engine's layers look at every tensor, and te.Linear leaves compiled graphs"
+        yield On("nvdlfw_inspect", cost, "# remove nvdlfw_inspect.api.initialize(...)", True)
+
+
+def _switched(value: str) -> Facts:
+    return Facts(environment=Environment(variables={"CUDA_LAUNCH_BLOCKING": value}, debug_switches={"anomaly_detection": False}))
+
+
+SICK = _switched("1")
+HEALTHY = _switched("0")

@@ -1,0 +1,176 @@
+"""The FP8 backend cannot be imported
+
+Looks at: the backend that Accelerate will import (the one that ACCELERATE_FP8_BACKEND names, else
+the first installed of torchao, Transformer Engine and MS-AMP), which a process of its own tried to
+import; for models with MX or NVFP4 layers, whether torchao loaded its compiled kernels.
+
+Why it matters. Accelerate looks for a package's folder and its version, not whether it imports. A
+half-installed backend therefore passes `Accelerator()` and fails in `prepare`. Transformer Engine
+hides the reason: its `__init__` swallows an ImportError of the torch part, and a user sees "module
+'transformer_engine' has no attribute 'pytorch'".
+
+What to do. Install what the real error names.
+
+    ImportError: libtransformer_engine.so: undefined symbol: cublasLt...   # before
+    pip install --upgrade nvidia-cublas                                    # after, for this one
+
+Evidence: wheels 2.13.0 to 2.16.1 lack `cublasLtGroupedMatrixLayoutInit_internal` beside the cuBLAS
+13.1.0.3 of torch 2.11 (symbols read in the released libraries), 2.12.0 and 2.20.2 import there.
+https://github.com/NVIDIA/TransformerEngine/issues/2504 (cuBLAS symbol)
+https://github.com/NVIDIA/TransformerEngine/issues/1684 (extension built for another torch)
+https://github.com/NVIDIA/TransformerEngine/issues/1853 (cuDNN not found)
+https://github.com/pytorch/pytorch/issues/119989 (two copies of cuDNN)
+https://github.com/pytorch/ao/blob/v0.18.0/torchao/__init__.py (skipped kernels)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from fp8doctor.facts import Environment, Facts, Package, Software, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.overview import asked_by_environment, plural
+from fp8doctor.registry import check
+
+PACKAGES = {"AO": "torchao", "TE": "transformer_engine", "MSAMP": "msamp"}
+"""Accelerate's name of a backend -> its package."""
+
+INSTALL = {
+    "AO": "pip install --upgrade torchao",
+    "TE": 'pip install --no-build-isolation "transformer-engine[pytorch]"',
+    "MSAMP": "export ACCELERATE_FP8_BACKEND=AO   # MS-AMP is no longer maintained",
+}
+"""What to run when nothing more is known."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A known import error: how to recognise it, what it means, and what mends it."""
+
+    pattern: str
+    meaning: str
+    treatment: str
+
+
+REASONS = (
+    Reason(
+        r"undefined symbol: cublasLt",
+        "Transformer Engine was linked against a newer cuBLAS than the one that torch brings.",
+        'pip install --upgrade nvidia-cublas   # or "transformer-engine[pytorch]==2.12.0", or 2.17 and newer',
+    ),
+    Reason(
+        r"libcudnn\S*: undefined symbol|undefined symbol: \S*cudnn",
+        "Parts of two cuDNN versions are mixed in one process: pip's and the system's.",
+        'export LD_LIBRARY_PATH=$(python -c "import nvidia.cudnn as c; print(c.__path__[0])")/lib   # or import transformer_engine before cuDNN is used',
+    ),
+    Reason(
+        r"libcudnn\S*: cannot open shared object|cudnn shared object not found",
+        "The loader finds no cuDNN for Transformer Engine.",
+        'export LD_LIBRARY_PATH=$(python -c "import nvidia.cudnn as c; print(c.__path__[0])")/lib',
+    ),
+    Reason(
+        r"undefined symbol: _Z\w*(c10|torch|at)\d",
+        "The compiled extension was built for another torch.",
+        "pip install --force-reinstall --no-cache-dir --no-deps --no-build-isolation transformer_engine_torch",
+    ),
+    Reason(
+        r"No module named '?transformer_engine_torch|Could not find shared object file|empty `transformer-engine` meta package",
+        "Transformer Engine's torch extension, which is built from source, is not installed.",
+        'pip install --no-build-isolation "transformer-engine[pytorch]"',
+    ),
+    Reason(
+        r"package version mismatch",
+        "Transformer Engine's distributions have different versions.",
+        'pip install --force-reinstall --no-build-isolation "transformer-engine[pytorch]"',
+    ),
+    Reason(r"^ModuleNotFoundError: No module named '?(torchao|transformer_engine|msamp)'?$", "It is not installed.", ""),
+)
+"""The first that fits. Sources: the issues above, and the texts of
+https://github.com/NVIDIA/TransformerEngine/blob/02e278fd821a2daf52d1641777d0c2724eaef659/transformer_engine/common/__init__.py"""
+
+BLOCK_RECIPES = ("mx", "nvfp4")
+"""Beginnings of the recipes whose casts are compiled kernels of torchao; its Float8Linear needs none. Source: torchao 0.18."""
+
+
+@check(
+    "ENV004", "fp8-backend-missing", area="environment", severity="error", needs=("environment.backend_imports", "environment.variables", "software.packages")
+)
+def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
+    packages, imports = facts.software.packages, facts.environment.backend_imports
+    for backend, error in imports.items():
+        if error is not None:
+            return cannot_be_imported(facts, backend, error)
+    skipped = without_kernels(facts)
+    if skipped:
+        return skipped
+    if imports:
+        return None
+    asked = asked_by_environment(facts.environment.variables)
+    if asked is None or "accelerate" not in packages or any(package in packages for package in PACKAGES.values()) or precision_is_decided(facts):
+        return NotApplicable(reason="nothing asks Accelerate for an FP8 backend")
+    return Finding(
+        title="FP8 was asked for and no FP8 backend is installed",
+        explanation=f"{asked} asks for FP8; torchao, Transformer Engine and MS-AMP are all missing, and Accelerator() raises.",
+        evidence={"asked_by": asked, "installed": ()},
+        treatment=Treatment(name="install-fp8-backend", summary="install torchao, which needs no build", code="pip install torchao"),
+    )
+
+
+def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
+    package = PACKAGES[backend]
+    reason = next((each for each in REASONS if re.search(each.pattern, error)), None)
+    version = facts.software.packages[package].version if package in facts.software.packages else None
+    by_name = facts.environment.variables.get("ACCELERATE_FP8_BACKEND") == backend
+    why = f"ACCELERATE_FP8_BACKEND={backend} names it" if by_name else "Accelerate takes the first backend that is installed"
+    return Finding(
+        title=f"The FP8 backend {package}{f' {version}' if version else ''} cannot be imported",
+        explanation=f"{why}, and in a fresh process importing it raises {error.rstrip('.')}." + (f" {reason.meaning}" if reason else ""),
+        evidence={"backend": backend, "error": error, "version": version, "torch": facts.software.torch if recorded(facts.software.torch) else None},
+        treatment=Treatment(
+            name="install-fp8-backend",
+            summary="install what the error names",
+            code=(reason.treatment if reason else "") or INSTALL[backend],
+        ),
+    )
+
+
+def without_kernels(facts: Facts) -> Finding | None:
+    """MX layers of a CUDA build whose torchao loaded none of its compiled kernels."""
+    linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
+    block = [each for each in linears if each.stack == "torchao" and (each.recipe or "").startswith(BLOCK_RECIPES) and not each.features.get("emulate")]
+    loaded, cuda = facts.software.torchao_libraries, facts.software.cuda
+    if not block or not recorded(loaded) or loaded != 0 or not (recorded(cuda) and cuda):
+        return None
+    torch, version = facts.software.torch, facts.software.packages["torchao"].version if "torchao" in facts.software.packages else None
+    return Finding(
+        severity="warning",
+        title=f"torchao {version} loaded none of its compiled kernels, and {plural(len(block), 'layer')} need them",
+        explanation=f"torchao skips its libraries when they were built for another torch than {torch}, with a line in the log only.",
+        evidence={"layers": len(block), "first": block[0].name, "torchao": version, "torch": torch},
+        treatment=Treatment(
+            name="install-fp8-backend",
+            summary="install the torchao that was built for this torch",
+            code="pip install --upgrade torch torchao   # torchao 0.17 and newer: torch 2.11 or newer; no TORCHAO_FORCE_SKIP_LOADING_SO_FILES=1",
+        ),
+    )
+
+
+def precision_is_decided(facts: Facts) -> bool:
+    """Whether an Accelerator was made already: without a backend none is made with fp8."""
+    accelerate = facts.training.accelerate if recorded(facts.training) and recorded(facts.training.accelerate) else None
+    return accelerate is not None and accelerate.mixed_precision is not None
+
+
+def _tried(error: str | None) -> Facts:
+    return Facts(
+        software=Software(
+            torch="2.11.0+cu130",
+            packages={"accelerate": Package(version="1.15.0", imported=True), "transformer_engine": Package(version="2.14.1", imported=False)},
+        ),
+        environment=Environment(variables={"ACCELERATE_FP8_BACKEND": "TE"}, backend_imports={"TE": error}),
+    )
+
+
+SICK = _tried("OSError: libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal, version libcublasLt.so.13")
+HEALTHY = _tried(None)

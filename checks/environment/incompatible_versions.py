@@ -1,0 +1,204 @@
+"""Versions that do not work together
+
+Looks at: the versions of Accelerate, PEFT, torchao and Transformer Engine, and whether this job
+brings a known bad pair of them together.
+
+Why it matters. Each pair fails, most of them with a message that names neither version: "Passing in
+an FP8 configuration requires setting `mixed_precision='fp8'`" although it was set, "module
+'transformer_engine.pytorch' has no attribute 'fp8'", "Target module Linear() is not supported".
+People then give FP8 up, or change a setting that was right.
+
+What to do. Install the version that mends it.
+
+    accelerate==1.8.1    # before: every Accelerator() that reads fp8 from the environment raises
+    accelerate>=1.9.0    # after
+
+A pair that only a later step of the script would bring together is information.
+
+Evidence: every row was run, before and from the version that mends it, with the released wheels on
+a CPU (`tests/versions/known_versions.md`; a stand-in for Transformer Engine, which needs a GPU).
+https://github.com/huggingface/accelerate/pull/3677
+https://github.com/huggingface/accelerate/pull/3852
+https://github.com/huggingface/peft/pull/3048
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from packaging.version import InvalidVersion, Version
+
+from fp8doctor.facts import Environment, Facts, Network, Package, Software, Training, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.overview import asked_by_environment, fp8_was_asked_for
+from fp8doctor.registry import check
+
+
+def read_from_the_environment(facts: Facts) -> bool:
+    """FP8 was asked for by variable, and no Accelerator made it through."""
+    return asked_by_environment(facts.environment.variables) is not None and not prepared(facts)
+
+
+def asked_by_argument_for_torchao(facts: Facts) -> bool:
+    """``Accelerator(mixed_precision="fp8")`` was called, torchao is its backend, and FSDP is not in use."""
+    accelerate = facts.training.accelerate if recorded(facts.training) and recorded(facts.training.accelerate) else None
+    variables = facts.environment.variables
+    by_argument = accelerate is not None and accelerate.mixed_precision == "fp8" and asked_by_environment(variables) is None and not prepared(facts)
+    return by_argument and backend_to_come(facts) == "AO" and variables.get("ACCELERATE_USE_FSDP", "false").lower() != "true"
+
+
+def takes_te(facts: Facts) -> bool:
+    """Accelerate has yet to convert this model to Transformer Engine."""
+    return backend_to_come(facts) == "TE" and not prepared(facts)
+
+
+def adapters_may_come(facts: Facts) -> bool:
+    """FP8 is wanted, PEFT is loaded, and the model has no adapters yet."""
+    loaded = facts.software.packages["peft"].imported is True
+    without = recorded(facts.network) and recorded(facts.network.adapter_parameters) and not facts.network.adapter_parameters
+    return loaded and without and (fp8_was_asked_for(facts) is not None or bool(fp8_stacks(facts)))
+
+
+def adapters_may_come_onto_te(facts: Facts) -> bool:
+    return adapters_may_come(facts) and (takes_te(facts) or "transformer_engine" in fp8_stacks(facts))
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Versions of a package from the first one up to, and without, the end."""
+
+    package: str
+    first: str = "0"
+    end: str | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Versions that fail, alone or with those of another package, and when they meet."""
+
+    one: Versions
+    other: Versions | None
+    meet: Callable[[Facts], bool]
+    what_happens: str
+    mended_by: str
+    later: bool = False
+    """Whether only a later step of the script would bring them together."""
+
+
+PAIRS = (
+    Pair(
+        Versions("accelerate", "1.4.0", "1.9.0"),
+        None,
+        read_from_the_environment,
+        "Accelerator() compares its argument, not the environment, and raises \"Passing in an FP8 configuration requires setting `mixed_precision='fp8'`\".",
+        "accelerate>=1.9.0",
+    ),
+    Pair(
+        Versions("accelerate", "1.8.0", "1.9.0"),
+        None,
+        asked_by_argument_for_torchao,
+        'With torchao and without FSDP Accelerator() raises "`AcceleratorState` object has no attribute `fsdp_plugin`".',
+        "accelerate>=1.9.0",
+    ),
+    Pair(
+        Versions("accelerate", "1.11.0", "1.13.0"),
+        Versions("transformer_engine", "2.9"),
+        takes_te,
+        "prepare() raises \"module 'transformer_engine.pytorch' has no attribute 'fp8'\": the module it asks was renamed in Transformer Engine 2.9.",
+        "accelerate>=1.13.0",
+    ),
+    Pair(
+        Versions("peft", end="0.19.0"),
+        Versions("transformer_engine"),
+        adapters_may_come_onto_te,
+        'get_peft_model on a converted model raises "Target module Linear() is not supported".',
+        "peft>=0.19.0",
+        later=True,
+    ),
+    Pair(
+        Versions("peft", end="0.19.0"),
+        Versions("torchao", "0.18.0"),
+        adapters_may_come,
+        "get_peft_model raises \"cannot import name 'LinearActivationQuantizedTensor' from 'torchao.quantization'\", on any model.",
+        "peft>=0.19.0",
+        later=True,
+    ),
+)
+"""Run with the released wheels: ``tests/versions/known_versions.py``. Block scaling without CUDA 12.9 is GPU002's, a backend
+that does not import ENV004's, torchao with a newer Inductor NUM003's."""
+
+
+@check(
+    "ENV005",
+    "incompatible-versions",
+    area="environment",
+    severity="warning",
+    needs=("software.packages", "environment.variables", "environment.backend_imports"),
+    explained_by=("ENV001", "ENV004"),
+)
+def incompatible_versions(facts: Facts) -> Finding | NotApplicable | None:
+    if not any(pair.one.package in facts.software.packages for pair in PAIRS):
+        return NotApplicable(reason="neither Accelerate nor PEFT is installed")
+    found = tuple(met(facts))
+    if not found:
+        return None
+    named = [" with ".join(f"{each.package} {version(facts, each.package)}" for each in (pair.one, pair.other) if each) for pair in found]
+    wanted = tuple(dict.fromkeys(pair.mended_by for pair in found))
+    return Finding(
+        severity="info" if all(pair.later for pair in found) else None,
+        title=f"{named[0]} does not work here" + (f", and {len(named) - 1} more" if len(named) > 1 else ""),
+        explanation=" ".join(f"{name}: {pair.what_happens}" for name, pair in zip(named, found, strict=True)),
+        evidence={"pairs": tuple(named), "mended_by": wanted},
+        treatment=Treatment(
+            name="upgrade-" + "-and-".join(dict.fromkeys(pair.one.package for pair in found)),
+            summary="install the version that mends it",
+            code="pip install " + " ".join(f'"{each}"' for each in wanted),
+        ),
+    )
+
+
+def met(facts: Facts) -> Iterator[Pair]:
+    for pair in PAIRS:
+        if within(facts, pair.one) and (pair.other is None or within(facts, pair.other)) and pair.meet(facts):
+            yield pair
+
+
+def within(facts: Facts, versions: Versions) -> bool:
+    """Whether the installed version is one of these; one that cannot be read is not."""
+    try:
+        installed = Version(version(facts, versions.package) or "")
+    except InvalidVersion:
+        return False
+    return Version(versions.first) <= installed and (versions.end is None or installed < Version(versions.end))
+
+
+def version(facts: Facts, package: str) -> str | None:
+    return facts.software.packages[package].version if package in facts.software.packages else None
+
+
+def backend_to_come(facts: Facts) -> str | None:
+    return next(iter(facts.environment.backend_imports), None)
+
+
+def prepared(facts: Facts) -> bool:
+    training = facts.training
+    return recorded(training) and recorded(training.accelerate) and training.accelerate is not None and training.accelerate.prepared is True
+
+
+def fp8_stacks(facts: Facts) -> set[str]:
+    linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
+    return {linear.stack for linear in linears if linear.use == "training"}
+
+
+def _accelerate(version: str) -> Facts:
+    return Facts(
+        software=Software(packages={"accelerate": Package(version=version, imported=True), "torchao": Package(version="0.17.0", imported=False)}),
+        environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}, backend_imports={"AO": None}),
+        network=Network(linears=(), adapter_parameters=0),
+        training=Training(accelerate=None),
+    )
+
+
+SICK = _accelerate("1.8.1")
+HEALTHY = _accelerate("1.9.0")

@@ -1,0 +1,91 @@
+"""An FP8 library whose newer versions take less host time
+
+Looks at: the version of Transformer Engine, where this job has imported it.
+
+Why it costs time. FP8 runs more and shorter kernels than BF16, so that the host's time for each
+layer decides sooner: on an H200 a te.Linear in FP8 took 0.86 to 1.04 ms of it a step and an
+nn.Linear 0.14, with Transformer Engine 2.20. Several releases before that each took some away.
+
+What to do. Upgrade, and time the step again: how much it brings depends on how far the host is
+behind the GPU.
+
+    pip install "transformer-engine[pytorch]==2.8.0"                                 # before
+    pip install --upgrade --no-build-isolation "transformer-engine[pytorch]>=2.16"   # after
+
+torchao has no row: an eager Float8Linear of 0.13 to 0.18 calls as many operators as one of 0.11 or
+more (`tests/versions/known_versions.md`), and compiled ones do not depend on it.
+
+Evidence: the pull requests in each row, by the first release whose tag holds them.
+https://github.com/NVIDIA/TransformerEngine/pull/2377
+https://github.com/NVIDIA/TransformerEngine/pull/2439
+https://github.com/NVIDIA/TransformerEngine/pull/2559
+https://github.com/NVIDIA/TransformerEngine/pull/2957
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from packaging.version import InvalidVersion, Version
+
+from fp8doctor.facts import Facts, Package, Software, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.registry import check
+
+
+@dataclass(frozen=True)
+class Since:
+    """What a version brought."""
+
+    package: str
+    version: str
+    brings: str
+
+
+NEWS = (
+    Since("transformer_engine", "2.11", "less Python work in the forward of its modules (TE#2377, TE#2400)"),
+    Since("transformer_engine", "2.12", "less of it again, in forward and attribute access (TE#2439)"),
+    Since("transformer_engine", "2.14", "cheaper quantized tensors (TE#2559)"),
+    Since("transformer_engine", "2.16", "a cheaper autocast (TE#2957)"),
+)
+"""The first release that holds each change. Sources: the pull requests, and the tags that contain them."""
+
+UPGRADES = {"transformer_engine": 'pip install --upgrade --no-build-isolation "transformer-engine[pytorch]>={}"'}
+
+
+@check("ENV007", "outdated-stack", area="environment", severity="info", needs=("software.packages",))
+def outdated_stack(facts: Facts) -> Finding | NotApplicable | None:
+    used = {news.package for news in NEWS if news.package in facts.software.packages and facts.software.packages[news.package].imported is True}
+    if not used:
+        return NotApplicable(reason="Transformer Engine is not imported")
+    missed = [news for news in NEWS if news.package in used and is_older(facts.software.packages[news.package], news.version)]
+    if not missed:
+        return None
+    newest = {news.package: news.version for news in missed}
+    named = ", ".join(f"{package} {facts.software.packages[package].version}" for package in newest)
+    return Finding(
+        title=f"{named}: newer versions take less host time",
+        explanation=" ".join(f"{news.version} brought {news.brings}." for news in missed) + " What that saves shows where the host is the limit.",
+        evidence={"installed": named, "missed": tuple(news.version for news in missed)},
+        treatment=Treatment(
+            name="upgrade-" + "-and-".join(package.replace("_", "-") for package in newest),
+            summary="upgrade, and time the step again",
+            code="\n".join(UPGRADES[package].format(version) for package, version in newest.items()),
+        ),
+    )
+
+
+def is_older(package: Package, version: str) -> bool:
+    """Whether the installed version is older; one that cannot be read is not."""
+    try:
+        return recorded(package.version) and package.version is not None and Version(package.version) < Version(version)
+    except InvalidVersion:
+        return False
+
+
+def _imported(version: str) -> Facts:
+    return Facts(software=Software(packages={"transformer_engine": Package(version=version, imported=True)}))
+
+
+SICK = _imported("2.8.0")
+HEALTHY = _imported("2.20.2")

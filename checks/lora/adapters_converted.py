@@ -1,0 +1,78 @@
+"""LoRA adapters converted to FP8
+
+Looks at: the LoRA matrices that an FP8 stack has made its own layers.
+
+Why it costs time. A and B are thin: one side is the rank. Their GEMMs move memory and launch
+kernels; there is hardly anything for FP8 tensor cores to speed up. What FP8 adds stays: scaling and
+casting the input (tokens x width) and the gradient for a result of 16 columns. A converter that
+runs after `get_peft_model` takes them as ordinary Linears as soon as the rank is a multiple of 16:
+43 of 43 in a small Llama, 28 of them adapters. Their small updates lose precision too.
+
+What to do. Convert the base first, or keep the adapters out of the conversion.
+
+    model = get_peft_model(base, config)                  # before: adapters, then conversion
+    convert_to_float8_training(model)
+    convert_to_float8_training(base)                      # after: conversion, then adapters
+    model = get_peft_model(base, config)
+
+Accelerate converts in `prepare`, which comes last: there r=8 keeps the adapters out (8 is no
+multiple of 16), or a `module_filter_func` in AORecipeKwargs.
+
+Evidence: both orders run on a CPU with PEFT 0.21.2 and torchao 0.18.
+https://github.com/meta-pytorch/torchtune/issues/2833 (1080 to 1410 tokens/s per GPU, base first)
+https://arxiv.org/abs/2510.24061 (FALQON: FP8 loses on the small matrices of LoRA)
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Facts, Linear, Network, Use
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.registry import check
+
+TREATMENTS = {
+    "torchao": Treatment(
+        name="convert-base-first",
+        summary="convert the base before get_peft_model, or keep the adapters out of the conversion",
+        code='convert_to_float8_training(model, module_filter_fn=lambda module, name: "lora_" not in name)',
+    ),
+    "transformer_engine": Treatment(
+        name="convert-base-first",
+        summary="replace the Linears of the base by Transformer Engine's before get_peft_model (peft >= 0.19)",
+        code="base, optimizer = accelerator.prepare(base, optimizer)\nmodel = get_peft_model(base, config)",
+    ),
+}
+
+
+@check("LORA003", "adapters-converted", area="lora", severity="warning", needs=("network.linears.adapter", "network.linears.use"))
+def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
+    adapters = [linear for linear in facts.network.linears if linear.adapter == "adapter"]
+    if not adapters:
+        return NotApplicable(reason="no LoRA in the model")
+    converted = [linear for linear in adapters if linear.use == "training"]
+    if not converted:
+        return None
+    base = [linear for linear in facts.network.linears if linear.adapter == "base" and linear.use == "training"]
+    return Finding(
+        title=f"{len(converted)} of {len(adapters)} LoRA matrices were converted to FP8",
+        explanation="Casting their inputs and gradients costs more than FP8 can save on matrices as thin as the rank; "
+        "the conversion came after the adapters were added.",
+        evidence={
+            "converted_adapters": len(converted),
+            "adapters": len(adapters),
+            "converted_base_layers": len(base),
+            "rank": min(min(linear.in_features, linear.out_features) for linear in converted),
+            "first": converted[0].name,
+        },
+        treatment=TREATMENTS.get(converted[0].stack),
+    )
+
+
+def _lora(stack: str) -> Facts:
+    use: Use = "training" if stack == "torchao" else "none"
+    base = Linear(name="q_proj.base_layer", stack="torchao", use="training", adapter="base", in_features=4096, out_features=4096)
+    adapter = Linear(name="q_proj.lora_A.default", stack=stack, use=use, adapter="adapter", in_features=4096, out_features=16)
+    return Facts(network=Network(linears=(base, adapter)))
+
+
+SICK = _lora("torchao")
+HEALTHY = _lora("torch")

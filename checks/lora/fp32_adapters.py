@@ -1,0 +1,101 @@
+"""LoRA adapters in fp32 on a BF16 base
+
+Looks at: the dtype of LoRA's matrices, that of the layers that they are attached to, the autocast,
+and whether the job is one that trains: FP8 layers, a gradient, a measured step.
+
+Why it costs time. PEFT makes the adapters fp32 whatever the base is (`autocast_adapter_dtype=True`,
+since 0.11). Without autocast every adapted layer then copies its input to fp32 and multiplies it by
+A and B in fp32, without tensor cores unless TF32 is on: 81 of the 108 matmuls of a small model were
+fp32, and on one H200 a 1 B model with rank 16 took longer than its full fine-tuning (143.6 against
+128.4 ms, compiled). Under BF16 autocast no fp32 matmul is left, only the copies: then this is
+information, and so it is on a model that a Trainer may still put under autocast.
+
+What to do. Let the adapters have the dtype of the base, before the optimizer is made.
+
+    model = get_peft_model(base, config)                                  # before: fp32
+    model = get_peft_model(base, config, autocast_adapter_dtype=False)    # after: as the base
+
+fp32 adapters keep small updates that BF16 rounds away; who wants that keeps them, under autocast.
+On an fp16 base they are needed, since PyTorch's GradScaler refuses fp16 gradients.
+
+Evidence: read in PEFT 0.21.2 (`tuners_utils.py`, `cast_adapter_dtype`) and counted on a CPU.
+https://huggingface.co/docs/peft/en/package_reference/peft_model
+https://github.com/AgileRL/AgileRL/issues/623 (a fifth less peak memory)
+https://github.com/kohya-ss/sd-scripts/issues/1156 (6.8 to 4.5 s per iteration)
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Facts, Linear, Network, Training, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.measured import uses_fp8
+from fp8doctor.registry import check
+
+CODE = """for name, parameter in model.named_parameters():
+    if "lora_" in name:
+        parameter.data = parameter.data.to(torch.bfloat16)   # or get_peft_model(..., autocast_adapter_dtype=False)"""
+
+
+@check(
+    "LORA002",
+    "fp32-adapters",
+    area="lora",
+    severity="warning",
+    needs=("network.devices", "network.linears.adapter", "network.linears.dtype", "training.autocast", "training.gradients_seen"),
+)
+def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
+    adapters = [linear for linear in facts.network.linears if linear.adapter == "adapter"]
+    if not adapters:
+        return NotApplicable(reason="no LoRA in the model")
+    if not any(linear.adapter == "base" and is_bf16(linear) for linear in facts.network.linears):
+        return NotApplicable(reason="the base is not in BF16")
+    fp32 = [linear for linear in adapters if linear.dtype == "float32"]
+    if not fp32:
+        return None
+    if "meta" in facts.network.devices:
+        return NotApplicable(reason="on the meta device PEFT leaves adapters in fp32 that it casts elsewhere")
+    autocast = facts.training.autocast
+    return Finding(
+        severity=None if autocast is None and trains(facts) else "info",
+        title=f"{len(fp32)} of {len(adapters)} LoRA matrices are fp32 on a BF16 base",
+        explanation="Without autocast each of them is an fp32 matmul, and each adapted layer copies its input to fp32."
+        if autocast is None
+        else f"Under {autocast} autocast they are multiplied in 16 bits; a copy of each input to fp32 remains.",
+        evidence={
+            "fp32_adapters": len(fp32),
+            "adapters": len(adapters),
+            "fp32_parameters": sum(linear.parameters for linear in fp32 if linear.parameters),
+            "autocast": autocast,
+            "first": fp32[0].name,
+        },
+        treatment=Treatment(name="adapters-to-bf16", summary="give the adapters the dtype of the base, before the optimizer is made", code=CODE),
+    )
+
+
+def trains(facts: Facts) -> bool:
+    """Whether the step is known as it will run: the model was converted to FP8, it was trained, or its step was measured.
+
+    As long as Accelerate's `prepare` has yet to put it under autocast it is not, nor when its own code opens one.
+    """
+    accelerate = facts.training.accelerate if recorded(facts.training.accelerate) else None
+    if accelerate and accelerate.mixed_precision in ("bf16", "fp8") and not accelerate.prepared:
+        return False
+    if recorded(facts.training.autocast_within) and facts.training.autocast_within:
+        return False
+    timed = recorded(facts.trial) and recorded(facts.trial.arms) and any(arm.name == "as_is" and arm.step_ms for arm in facts.trial.arms)
+    return uses_fp8(facts) or facts.training.gradients_seen or timed
+
+
+def is_bf16(linear: Linear) -> bool:
+    """Whether a base layer computes in BF16: by its weight, or because FP8 weights are multiplied so."""
+    return linear.dtype == "bfloat16" or linear.dtype.startswith("float8")
+
+
+def _lora(dtype: str) -> Facts:
+    base = Linear(name="q_proj.base_layer", adapter="base", use="training", dtype="bfloat16", parameters=16777216)
+    adapters = tuple(Linear(name=f"q_proj.lora_{part}.default", adapter="adapter", use="none", dtype=dtype, parameters=65536) for part in "AB")
+    return Facts(network=Network(devices=("cuda",), linears=(base, *adapters)), training=Training(autocast=None, gradients_seen=False))
+
+
+SICK = _lora("float32")
+HEALTHY = _lora("bfloat16")

@@ -1,0 +1,128 @@
+"""A frozen base: two GEMMs of three
+
+Looks at: FP8 layers whose weight is frozen, as under LoRA, and the measured step.
+
+What it means. A trained layer runs three GEMMs, a frozen one two: it has no weight gradient. So FP8
+has a third less to speed up, while most of its price stays: the weight never changes and is scaled
+and cast again in every forward and every backward. With few tokens that costs more than the GEMMs
+save. Uncompiled torchao (0.10 to 0.18) computes the weight gradient all the same and throws it
+away; compiled, it is removed as dead code.
+
+What to do. Expect less than from full fine-tuning: 1.06x instead of 1.12x for Llama 1B. Compile;
+take more tokens per step, which share one cast of the weight. Transformer Engine can keep frozen
+weights in FP8 alone, and then casts none:
+
+    model = build_model()                            # before: BF16 weights, cast in every step
+    with te.quantized_model_init(enabled=True):      # after: FP8 weights, cast once
+        model = build_model()                        # (te.fp8_model_init before 2.9)
+
+torchao's training layers have no such cache (0.18).
+
+Evidence: `matmul_with_hp_or_float8_args` of torchao 0.18 asks for no `needs_input_grad`; FP8 GEMMs
+of one LoRA step on an H200: 330 eager, 221 compiled, of 112 frozen layers.
+https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
+https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.html
+"""
+
+from __future__ import annotations
+
+from fp8doctor.cost import COMPILED_CAST_BYTES, Balance, memory_ms, modelled_gpu, step_gemms_ms, step_tokens
+from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, Workload, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.measured import arm, best_bf16, ratio, uses_fp8
+from fp8doctor.overview import flops_share_pct
+from fp8doctor.regions import compile_treatment, needs_compile
+from fp8doctor.registry import check
+
+
+@check(
+    "LORA004", "frozen-base", area="lora", severity="info",
+    needs=("network.linears.use", "network.linears.requires_grad", "network.linears.compiled", "network.blocks", "trial.arms"), explained_by=("CMP001",),
+)  # fmt: skip
+def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
+    if not uses_fp8(facts):
+        return NotApplicable(reason="no layer is set up for FP8 training")
+    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    frozen = [linear for linear in fp8 if not linear.requires_grad and not is_stored_in_fp8(linear)]
+    if not frozen:
+        return None
+    balance = frozen_balance(facts, frozen)
+    modelled = ""
+    if balance:
+        modelled = f" Modelled on {balance.gpu}: their FP8 GEMMs save {balance.gemms_saved_ms:.1f} ms a step,"
+        modelled += f" casting the same weights again costs {balance.casts_ms:.1f} ms."
+    eager = [linear for linear in frozen if needs_compile(linear) and linear.compiled is None]
+    wasted = " Uncompiled torchao computes the weight gradients all the same." if eager else ""
+    now, bf16 = arm(facts.trial, "prescribed") or arm(facts.trial, "as_is"), best_bf16(facts)
+    speedup = ratio(bf16, now) if now and bf16 else None
+    name = "with the prescription" if now and now.name == "prescribed" else "as it is"
+    where = facts.trial.gpu or facts.trial.device.upper()
+    measured = f" Measured on {where}: FP8 {name} is at {speedup.median:.2f}x of the best BF16." if speedup else ""
+    return Finding(
+        title=f"{len(frozen)} of {len(fp8)} FP8 layers are frozen: two of three GEMMs are left to gain from",
+        explanation=f"A frozen weight has no gradient to compute.{modelled}{wasted}{measured}",
+        evidence={
+            "frozen_linears": len(frozen),
+            "fp8_linears": len(fp8),
+            "first": frozen[0].name,
+            "flops_share_pct": flops_share_pct(frozen),
+            "frozen_weights_gib": sum(linear.in_features * linear.out_features * gemms(linear) for linear in frozen) * 2 / 2**30,
+            "modelled_gemms_saved_ms": balance.gemms_saved_ms if balance else None,
+            "modelled_weight_casts_ms": balance.casts_ms if balance else None,
+            "speedup": speedup.median if speedup else None,
+            "speedup_low": speedup.low if speedup else None,
+            "speedup_high": speedup.high if speedup else None,
+        },
+        treatment=compile_treatment(facts.network, eager) if eager else fp8_weights(frozen),
+    )
+
+
+def is_stored_in_fp8(linear: Linear) -> bool:
+    """Whether Transformer Engine keeps the weight in FP8, so that no step casts it."""
+    return recorded(linear.features) and linear.features.get("primary_weights_in_fp8") is True
+
+
+def gemms(linear: Linear) -> int:
+    return linear.gemms if recorded(linear.gemms) else 1
+
+
+def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:
+    """What the two GEMMs of these layers save in FP8 and what casting their weights costs; None when it cannot be modelled."""
+    gpu, tokens = modelled_gpu(facts), step_tokens(facts)
+    if tokens is None or gpu.fp8_tflops is None:
+        return None
+    accumulate = facts.workload.accumulate if recorded(facts.workload.accumulate) else 1
+    casts = saved = 0.0
+    for linear in frozen:
+        shape = (tokens, linear.in_features, linear.out_features)
+        bf16, fp8 = (step_gemms_ms(*shape, gpu, fp8=in_fp8, weight_gradient=False) or 0.0 for in_fp8 in (False, True))
+        saved += accumulate * gemms(linear) * (bf16 - fp8)
+        casts += accumulate * gemms(linear) * memory_ms(COMPILED_CAST_BYTES["weight"] * linear.in_features * linear.out_features, gpu)
+    return Balance(casts, saved, gpu.name)
+
+
+def fp8_weights(frozen: list[Linear]) -> Treatment | None:
+    """Weights in FP8 alone, where the stack can do that."""
+    if not all(linear.stack == "transformer_engine" for linear in frozen):
+        return None
+    return Treatment(
+        name="fp8-weights",
+        summary="keep the frozen weights in FP8 alone",
+        code="with te.quantized_model_init(enabled=True):   # te.fp8_model_init before Transformer Engine 2.9\n    model = build_model()",
+    )
+
+
+def _lora(frozen: bool) -> Facts:
+    layer = Linear(
+        name="layers.0.q_proj.base_layer", kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", recipe="tensorwise",
+        in_features=2048, out_features=2048, gemms=1, requires_grad=not frozen, compiled="layers.0", flops_share_pct=97.5,
+    )  # fmt: skip
+    times = {"as_is": 135.7, "bf16_compiled": 143.6}
+    arms = tuple(Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6) for name, ms in times.items())
+    return Facts(
+        network=Network(linears=(layer,), blocks=()), workload=Workload(tokens=8192), gpus=(), trial=Trial(device="cuda", gpu="NVIDIA H200", arms=arms)
+    )
+
+
+SICK = _lora(frozen=True)
+HEALTHY = _lora(frozen=False)

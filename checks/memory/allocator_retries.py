@@ -1,0 +1,100 @@
+"""The GPU's memory is full, and the allocator starts over
+
+Looks at: how often CUDA's caching allocator of this process had to give its cache back and ask
+again (`num_alloc_retries`), before the doctor did anything, and while the step as it is was warmed
+up. The latter counts only when the step fills the GPU by itself: there it lies beside copies.
+
+Why it costs time. PyTorch keeps freed memory to hand it out again without asking the driver. When
+the GPU is full, or free in pieces too small, cudaMalloc fails; the allocator then waits for the
+GPU, returns every cached block with cudaFree and maps new ones. Each retry stalls the step for
+milliseconds to seconds, in FP8 as in BF16, and looks like slow FP8 when only the FP8 run is so
+full.
+
+What to do. Let segments grow, so that memory is not free in pieces; if it is simply full, a smaller
+micro-batch, or checkpointing.
+
+    python train.py                                                   # before
+    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py  # after
+
+Evidence: 9,080 words/s fall to 2,010 at 87 % of the memory in use, with retries:
+https://github.com/facebookresearch/lingua/issues/56
+https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Arm, ArmCut, Environment, Facts, Gpu, Training, Trial, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.measured import arm
+from fp8doctor.overview import plural
+from fp8doctor.registry import check
+
+FULL = 0.85
+"""Share of the GPU's memory from which a step's peak fills it by itself. The case of the page had 87 % in use; a few per
+cent go to the CUDA context, cuBLAS and the rounding of blocks. Below it, it was the doctor's copies that filled it."""
+
+SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Variables that configure the allocator; torch 2.9 adds the second name."""
+
+
+@check("MEM002", "allocator-retries", area="memory", severity="warning", needs=("training.alloc_retries", "environment.variables"))
+def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
+    own, step = facts.training.alloc_retries, retries_of_the_step(facts)
+    if own is None and step is None:
+        return NotApplicable(reason="no CUDA memory is in use")
+    if not own and not step:
+        return None
+    now = arm(facts.trial, "as_is") if recorded(facts.trial) else None
+    memory_gib = gpu_gib(facts)
+    peak = f" The step peaks at {now.peak_gib:.1f} of {memory_gib:.0f} GiB." if now and now.peak_gib and memory_gib else ""
+    when = f"{plural(own, 'time')} so far in this process" if own else f"{plural(step or 0, 'time')} while the step as it is warmed up"
+    return Finding(
+        title=f"The allocator ran out of GPU memory and started over {when}",
+        explanation=f"Each time it waits for the GPU and gives its whole cache back to the driver, which stalls the step.{peak}",
+        evidence={"retries_in_this_process": own, "retries_of_the_step": step, "peak_gib": now.peak_gib if now else None, "gpu_gib": memory_gib},
+        treatment=treatment(facts.environment.variables),
+    )
+
+
+def retries_of_the_step(facts: Facts) -> int | None:
+    """Retries while the step as it is warmed up, if it alone fills the GPU; None when that is not known."""
+    now, memory_gib = arm(facts.trial, "as_is") if recorded(facts.trial) else None, gpu_gib(facts)
+    retries = [cut.alloc_retries for cut in now.cuts if recorded(cut.alloc_retries) and cut.alloc_retries is not None] if now else []
+    if now is None or not retries or not now.peak_gib or not memory_gib:
+        return None
+    return max(retries) if now.peak_gib >= FULL * memory_gib else 0
+
+
+def gpu_gib(facts: Facts) -> float | None:
+    """Memory of the first visible GPU; None when it is not known."""
+    gpu = next((gpu for gpu in facts.gpus if gpu.visible), None) if recorded(facts.gpus) else None
+    return gpu.memory_gib if gpu and recorded(gpu.memory_gib) else None
+
+
+def treatment(variables: dict[str, str]) -> Treatment:
+    """Segments that grow; where they do already, less memory."""
+    if any("expandable_segments:True" in variables.get(name, "") for name in SETTINGS):
+        return Treatment(
+            name="less-memory",
+            summary="halve the micro-batch and accumulate twice as often, or checkpoint activations",
+            code="TrainingArguments(..., per_device_train_batch_size=BATCH // 2, gradient_accumulation_steps=2 * STEPS)",
+        )
+    return Treatment(
+        name="expandable-segments",
+        summary="let the allocator's segments grow, before torch is imported; if retries stay, a smaller micro-batch",
+        code="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    )
+
+
+def _job(retries: int) -> Facts:
+    arms = (Arm(name="as_is", tried=True, reason=None, peak_gib=76.0, cuts=(ArmCut(alloc_retries=retries),)),)
+    return Facts(
+        gpus=(Gpu(visible=True, memory_gib=79.1),),
+        environment=Environment(variables={}),
+        training=Training(alloc_retries=retries),
+        trial=Trial(device="cuda", arms=arms),
+    )
+
+
+SICK = _job(retries=12)
+HEALTHY = _job(retries=0)

@@ -1,0 +1,97 @@
+"""An FP8 or BF16 job that computes in fp32
+
+Looks at: the dtype of the Linears' weights, the autocast around the step, and who wants less than
+fp32: FP8 layers in the model, an Accelerator that prepared it, or a step that was measured.
+
+Why it costs time. fp32 weights without autocast make fp32 activations. Every Linear that is not
+FP8 is an fp32 GEMM; a FP8 layer casts inputs of 4 bytes instead of 2 and gives fp32 back. Attention
+loses its fast backends: flash and cuDNN attention take 16 bits only. And activations take twice the
+memory. The usual cause: `from_pretrained` or a constructor that makes fp32, a conversion to FP8,
+and no autocast.
+
+What to do. BF16 autocast keeps fp32 weights for the optimizer; BF16 weights save memory as well.
+
+    loss = loss_of(model(batch))                                   # before: fp32 GEMMs
+    with torch.autocast("cuda", dtype=torch.bfloat16):             # after
+        loss = loss_of(model(batch))
+
+fp32 norms, routers, a head and other small parts are healthy. So is an fp32 model that nobody asked
+to be anything else: it is looked at only once its step is measured.
+
+Evidence: run on a CPU with torch 2.13 and torchao 0.18: the output of an fp32 Float8Linear is fp32.
+https://github.com/NVIDIA/Megatron-LM/issues/883 (FP8 without --bf16 is far slower)
+https://github.com/NVIDIA/TransformerEngine/issues/1119 (fp32 module, half the speed)
+https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Facts, Linear, Network, Training, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.overview import percent, plural
+from fp8doctor.registry import check
+
+SMALL_PCT = 10.0
+"""Share of the parameters of all Linears, in per cent, that may be fp32 without a word: a choice, so that parts that are kept
+in fp32 on purpose are left alone. fp32 GEMMs run at a fifteenth of BF16's rate (67 of 989 TFLOP/s, H100 SXM datasheet)."""
+
+CODE = """autocast = torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16)
+model.forward = autocast(model.forward)   # or "with autocast:" around forward and loss"""
+
+
+@check("MEM003", "fp32-parameters", area="memory", severity="warning", needs=("network.linears.dtype", "network.linears.role", "training.autocast"))
+def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
+    wanted = less_than_fp32_is_wanted(facts)
+    if wanted is None:
+        return NotApplicable(reason="nothing asks for less than fp32, and no step was measured")
+    if facts.training.autocast is not None:
+        return None
+    if recorded(facts.training.autocast_within) and facts.training.autocast_within:
+        return NotApplicable(reason="the step opens an autocast of its own, which only a run could look into")
+    fp32 = [linear for linear in facts.network.linears if computes_in_fp32(linear)]
+    total = sum(linear.parameters for linear in facts.network.linears)
+    share = 100.0 * sum(linear.parameters for linear in fp32) / total if total else 0.0
+    if share <= SMALL_PCT:
+        return None
+    fp8 = sum(linear.use == "training" for linear in fp32)
+    return Finding(
+        title=f"{len(fp32)} of {plural(len(facts.network.linears), 'Linear')} are fp32, and there is no autocast",
+        explanation=f"{wanted}, but {percent(share)} of the weights are fp32 and so are the activations: "
+        + (f"{fp8} FP8 layers cast twice the bytes, " if fp8 else "")
+        + "other GEMMs run in fp32 and attention without its fast backends.",
+        evidence={
+            "fp32_linears": len(fp32),
+            "linears": len(facts.network.linears),
+            "fp32_share_pct": round(share, 1),
+            "fp32_fp8_layers": fp8,
+            "wanted_by": wanted,
+            "first": fp32[0].name,
+        },
+        treatment=Treatment(name="autocast-bf16", summary="run forward and loss under BF16 autocast, or keep the weights in BF16", code=CODE),
+    )
+
+
+def less_than_fp32_is_wanted(facts: Facts) -> str | None:
+    """Who wants FP8 or BF16 of this very model, in words; None as long as Accelerate's `prepare` has yet to put it under autocast."""
+    accelerate = facts.training.accelerate if recorded(facts.training.accelerate) else None
+    if accelerate and accelerate.mixed_precision in ("bf16", "fp8"):
+        return f"Accelerate prepared it for {accelerate.mixed_precision}" if accelerate.prepared else None
+    fp8 = sum(linear.use == "training" for linear in facts.network.linears)
+    if fp8:
+        return f"The model has {plural(fp8, 'FP8 layer')}"
+    arms = facts.trial.arms if recorded(facts.trial) and recorded(facts.trial.arms) and facts.trial.device.startswith("cuda") else ()
+    return "The step was measured" if any(arm.name == "as_is" and arm.step_ms for arm in arms) else None
+
+
+def computes_in_fp32(linear: Linear) -> bool:
+    """Whether this is a part of the body whose weight is fp32; heads, routers and LoRA's matrices have reasons of their own."""
+    return linear.dtype == "float32" and linear.use != "storage" and linear.role in ("body", "experts") and linear.adapter != "adapter"
+
+
+def _converted(autocast: str | None) -> Facts:
+    layer = Linear(name="blocks.0.up", stack="torchao", use="training", dtype="float32", role="body", adapter=None, parameters=4194304)
+    return Facts(network=Network(linears=(layer,)), training=Training(autocast=autocast))
+
+
+SICK = _converted(None)
+HEALTHY = _converted("bfloat16")

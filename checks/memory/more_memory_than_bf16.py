@@ -1,0 +1,132 @@
+"""FP8 needs more memory than BF16
+
+Looks at: the peak of the step as it is and of its BF16 twin in the same state: both compiled, or
+both eager. The static part (weights, buffers, optimizer state) and the rest are told apart.
+
+Why it costs time. Memory that FP8 takes is a smaller batch or a checkpointed block. FP8 training
+need not take any: torchao keeps BF16 weights and activations, and compiled it saves FP8 copies
+where BF16 saves wider ones. What makes it more: Transformer Engine holds each weight in FP8 beside
+the BF16 one, twice on Ada and Hopper, whose FP8 GEMMs need the transposed copy too; uncompiled
+torchao keeps the inputs of frozen layers for a weight gradient that nobody needs; scales and
+histories of amax are small.
+
+What to do. Compile torchao's layers. In Transformer Engine, weights in FP8 alone, where the
+optimizer holds the master weights or the weights are frozen:
+
+    model = build_model()                          # before: BF16, FP8 and transposed FP8 weights
+    with te.quantized_model_init(enabled=True):    # after (te.fp8_model_init before 2.9)
+        model = build_model()
+
+Evidence: peaks on one H200 (torch 2.11, torchao 0.18, TE 2.20), in GiB. 468 M decoder: eager 24.7
+and BF16 24.7, compiled 17.2 and BF16 21.7. LoRA on Llama 1B: eager 38.4 and BF16 35.4, compiled
+29.5 and BF16 29.5. TE, four layers of Llama 8B: 22.8 and BF16 19.9.
+https://github.com/NVIDIA/TransformerEngine/issues/1261
+https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Arm, Facts, Gpu, Linear, Network, Trial, Workload, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.measured import arm, uses_fp8
+from fp8doctor.overview import plural
+from fp8doctor.regions import compile_treatment, needs_compile
+from fp8doctor.registry import check
+
+MORE_PCT = 5.0
+"""Extra peak, in per cent, that counts. Healthy rows measured on an H200 stay within 0.7 (eager torchao 14.6 to 14.5 GiB)
+and a peak at full depth is predicted within 1; the least of the sick ones is 8.4 (LoRA on eager torchao)."""
+
+MORE_GIB = 0.25
+"""Extra peak, in GiB, that counts: the workspaces of the FP8 GEMMs do not (32 MiB each, 66 MiB in all on an H200)."""
+
+NEEDS_TRANSPOSED = ("8.9", "9.0")
+"""Compute capabilities whose FP8 GEMMs take one layout only. Source: NVIDIA/TransformerEngine #1880; Blackwell takes all."""
+
+
+@check(
+    "MEM001", "more-memory-than-bf16", area="memory", severity="warning",
+    needs=("network.linears.use", "network.linears.compiled", "network.blocks", "trial.arms"), explained_by=("CMP001",),
+)  # fmt: skip
+def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
+    if not uses_fp8(facts):
+        return NotApplicable(reason="no layer is set up for FP8 training")
+    now = arm(facts.trial, "as_is")
+    if now is None or not recorded(now.peak_gib) or now.peak_gib is None:
+        return NotApplicable(reason="the peak of the step as it is was not measured, which takes a GPU")
+    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    eager = [linear for linear in fp8 if linear.compiled is None]
+    compiled = not eager and now.graphs_run != 0
+    bf16 = arm(facts.trial, "bf16_compiled" if compiled else "bf16")
+    if bf16 is None or not recorded(bf16.peak_gib) or not bf16.peak_gib:
+        return NotApplicable(reason=f"BF16 was not measured {'compiled' if compiled else 'eagerly'}, as the step is")
+    extra = now.peak_gib - bf16.peak_gib
+    if extra < MORE_GIB or 100 * extra / bf16.peak_gib < MORE_PCT:
+        return None
+    known = recorded(now.static_gib) and recorded(bf16.static_gib)
+    static = now.static_gib - bf16.static_gib if known and now.static_gib is not None and bf16.static_gib is not None else None
+    where = f" {static:.1f} GiB of it are weights, buffers and optimizer state, the rest lives within the step." if static is not None else ""
+    frozen = [linear for linear in eager if needs_compile(linear) and linear.requires_grad is False]
+    copies = [linear for linear in fp8 if keeps_copies(linear)]
+    causes = ""
+    if frozen:
+        causes += f" {plural(len(frozen), 'frozen layer')} of torchao keep their input for a weight gradient that nobody needs."
+    if copies:
+        causes += f" {plural(len(copies), 'layer')} of Transformer Engine hold FP8 weights beside the BF16 ones: up to {copies_gib(facts, copies):.1f} GiB."
+    return Finding(
+        title=f"FP8 takes {extra:.1f} GiB more than BF16",
+        explanation=f"The step peaks at {now.peak_gib:.1f} GiB, in BF16, {'compiled' if compiled else 'eager'} as well, at {bf16.peak_gib:.1f}.{where}{causes}",
+        evidence={
+            "peak_gib": now.peak_gib,
+            "bf16_peak_gib": bf16.peak_gib,
+            "extra_gib": extra,
+            "extra_pct": 100 * extra / bf16.peak_gib,
+            "extra_static_gib": static,
+            "extra_in_the_step_gib": extra - static if static is not None else None,
+            "compared_with": bf16.name,
+            "frozen_eager_linears": len(frozen),
+            "linears_with_fp8_copies": len(copies),
+            "fp8_copies_gib": copies_gib(facts, copies) if copies else None,
+        },
+        treatment=treatment(facts, [linear for linear in eager if needs_compile(linear)], copies),
+    )
+
+
+def keeps_copies(linear: Linear) -> bool:
+    """Whether Transformer Engine keeps FP8 copies beside this weight."""
+    return linear.stack == "transformer_engine" and not (recorded(linear.features) and linear.features.get("primary_weights_in_fp8"))
+
+
+def copies_gib(facts: Facts, layers: list[Linear]) -> float:
+    """FP8 copies of these weights: one, or two where the GPU's GEMMs need the transposed one too."""
+    gpu = next((gpu for gpu in facts.gpus if gpu.visible), None) if recorded(facts.gpus) else None
+    copies = 2 if gpu is None or gpu.compute_capability in NEEDS_TRANSPOSED else 1
+    return copies * sum(linear.in_features * linear.out_features * (linear.gemms if recorded(linear.gemms) else 1) for linear in layers) / 2**30
+
+
+def treatment(facts: Facts, eager: list[Linear], copies: list[Linear]) -> Treatment | None:
+    """Compile what is eager; else FP8 weights alone; None when the cause is not known."""
+    if eager:
+        return compile_treatment(facts.network, eager)
+    if not copies:
+        return None
+    return Treatment(
+        name="fp8-weights",
+        summary="keep the weights in FP8 alone, with the master weights in the optimizer",
+        code="with te.quantized_model_init(enabled=True):   # te.fp8_model_init before Transformer Engine 2.9\n    model = build_model()",
+    )
+
+
+def _four_layers_of_llama_8b(peak_gib: float) -> Facts:
+    """Transformer Engine through Accelerate, eager, as measured on an H200."""
+    layer = Linear(
+        name="layers.0.up", stack="transformer_engine", use="training", features={"primary_weights_in_fp8": False}, in_features=4096,
+        out_features=14336, gemms=1, requires_grad=True, compiled=None,
+    )  # fmt: skip
+    arms = tuple(Arm(name=name, tried=True, reason=None, peak_gib=gib, graphs_run=0) for name, gib in (("as_is", peak_gib), ("bf16", 19.9)))
+    gpus = (Gpu(visible=True, compute_capability="9.0"),)
+    return Facts(network=Network(linears=(layer,), blocks=()), gpus=gpus, workload=Workload(tokens=4096), trial=Trial(device="cuda", arms=arms))
+
+
+SICK = _four_layers_of_llama_8b(peak_gib=22.8)
+HEALTHY = _four_layers_of_llama_8b(peak_gib=19.9)

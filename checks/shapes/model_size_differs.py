@@ -1,0 +1,149 @@
+"""A model of another size than its name says
+
+Looks at: the parameter count, and sizes such as 350M or 7b in the configuration's name, the class,
+the file and the function that builds the model.
+
+Why it matters. Times, memory and speedups are compared by size. A decoder that was called 350M had
+454M parameters: a third more work in every step, put down to FP8. The usual causes: a gated MLP
+(three matrices) with the width of a plain one, an output head that is not tied, a larger
+vocabulary.
+
+What to do. Take the number of layers, or the width, that gives the size; or call it what it is.
+
+    model = Decoder(layers=24, width=1024)    # before: called 350M, has 454M
+    model = Decoder(layers=18, width=1024)    # after: 354M
+
+Counted are all parameters without LoRA's. Names leave the embeddings out or not, and round: a size
+that fits within 12 % with or without them, or is rounded to it, is right. Nothing is said of
+mixtures of experts, of several towers, of a model that was cut, and of numbers that are off by more
+than a factor of two, which mean something else (tokens, say).
+
+Evidence: the released models whose counts are furthest from their names are gemma-7b (8.54 B, 7.75
+B without embeddings), Llama-3.2-1B (1.24 B) and gemma-2b (2.51 B).
+https://huggingface.co/google/gemma-7b https://huggingface.co/meta-llama/Llama-3.2-1B
+https://huggingface.co/google/gemma-2b
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fp8doctor.facts import Blocks, Facts, Linear, Network, Target, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.regions import is_inside
+from fp8doctor.registry import check
+
+TOLERANCE = 0.12
+"""Relative difference that a name may have: gemma-7b has 1.107 times its name without the embeddings, the most of the released
+models that were compared."""
+
+ANOTHER_MEANING = 2.0
+"""Ratio beyond which a number in a name is not taken for the number of parameters. A choice, to keep silent on "10B tokens"."""
+
+SIZE = re.compile(r"(?:(?P<before>\d+)(?P<point>[._]))?(?P<number>\d+)(?P<unit>[MmBb])(?![A-Za-z0-9])")
+"""350M, 7b, 1.5B, and 1_5b, which may be 1.5 or 5."""
+
+TOO_SHORT = re.compile(r"(?:^|[^A-Za-z])[A-Za-z]{1,2}$")
+"""One or two letters right before a number give it another meaning: A3B (active), E4B (effective), 8x7B."""
+
+UNITS = {"m": 1e6, "b": 1e9}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A number of parameters that a name states."""
+
+    text: str
+    source: str
+    parameters: float
+    rounding: float
+    """Half a unit of its last digit."""
+
+
+@check("SHP006", "model-size-differs", area="shapes", severity="info", needs=("target.name", "network.parameters", "network.blocks", "network.linears.role"))
+def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
+    if recorded(facts.target.layers) and facts.target.layers:
+        return NotApplicable(reason="the model was cut with --layers")
+    network = facts.network
+    size = network.parameters - (network.adapter_parameters or 0)
+    claims = [claim for source, name in names(facts) for claim in claims_in(source, name)]
+    plausible = [claim for claim in claims if 1 / ANOTHER_MEANING <= size / claim.parameters <= ANOTHER_MEANING]
+    if not plausible:
+        return NotApplicable(reason="no name states a size")
+    if any(linear.role in ("experts", "router") or linear.use == "storage" for linear in network.linears) or len(network.blocks) != 1:
+        return NotApplicable(reason="the names of such models count differently: experts, several towers, or packed weights")
+    if any(abs(counted - claim.parameters) <= max(TOLERANCE * claim.parameters, claim.rounding) for claim in claims for counted in counts(size, network)):
+        return None
+    claim = plausible[0]
+    layers, fitting = layers_for(claim, size, network)
+    return Finding(
+        title=f"The model has {in_words(size)} parameters, and {claim.source} says {claim.text}",
+        explanation=f"That is {size / claim.parameters:.2f}x of what it is called, and comparisons by size are off by as much.",
+        evidence={"parameters": size, "claimed": claim.text, "claimed_by": claim.source, "ratio": round(size / claim.parameters, 3)},
+        treatment=Treatment(
+            name="size-as-named",
+            summary=f"{layers} layers instead of {network.blocks[0].count} give it; or call it {in_words(size)}",
+            code=f"{'config.num_hidden_layers' if network.kind.startswith('transformers.') else 'layers'} = {layers}   # {in_words(fitting)} parameters",
+        )
+        if layers > 0
+        else None,
+    )
+
+
+def names(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Everything that names the model, the most deliberate name first."""
+    if recorded(facts.network.configured_name) and facts.network.configured_name:
+        yield f"its configuration ({facts.network.configured_name})", facts.network.configured_name
+    kind = facts.network.kind.rpartition(".")[2]
+    yield f"its class ({kind})", kind
+    if facts.target.kind in ("file", "module"):
+        yield f"its file ({facts.target.name})", facts.target.name.removesuffix(".py")
+        if recorded(facts.target.attribute) and facts.target.attribute:
+            yield f"{facts.target.attribute}()", facts.target.attribute
+
+
+def claims_in(source: str, name: str) -> Iterator[Claim]:
+    """Every reading of every size in a name."""
+    for match in SIZE.finditer(name):
+        before, unit, number = match["before"], UNITS[match["unit"].lower()], match["number"]
+        text = f"{number}{match['unit'].upper()}"
+        if before is None and TOO_SHORT.search(name[: match.start()]):
+            continue
+        if match["point"] != ".":
+            yield Claim(text, source, int(number) * unit, unit / 2)
+        if before is not None:
+            yield Claim(f"{before}.{text}", source, float(f"{before}.{number}") * unit, unit / 2 / 10 ** len(number))
+
+
+def counts(size: int, network: Network) -> tuple[int, ...]:
+    """The parameters with the embedding table and the head, without one of them, and without both."""
+    table = (network.vocabulary or 0) * (network.hidden_size or 0)
+    return (size, size - table) if network.ties else (size, size - table, size - 2 * table)
+
+
+def layers_for(claim: Claim, size: int, network: Network) -> tuple[int, int]:
+    """How many blocks make the claimed size, and how many parameters they give."""
+    blocks: Blocks = network.blocks[0]
+    each = sum(linear.parameters for linear in network.linears if is_inside(linear, blocks)) // blocks.count
+    layers = blocks.count + round((claim.parameters - size) / each)
+    return layers, size + (layers - blocks.count) * each
+
+
+def in_words(parameters: float) -> str:
+    """454M, 8.03B."""
+    return f"{parameters / 1e9:.3g}B" if parameters >= 1e9 else f"{parameters / 1e6:.3g}M"
+
+
+def _decoder(file: str) -> Facts:
+    layers = tuple(Linear(name=f"blocks.{i}.mlp", role="body", use="none", parameters=16_777_216) for i in range(24))
+    network = Network(
+        kind="decoder.LM", parameters=454_166_528, adapter_parameters=0, linears=layers, blocks=(Blocks(name="blocks", count=24),),
+        ties=(("embedding.weight", "head.weight"),), vocabulary=50257, hidden_size=1024, configured_name=None,
+    )  # fmt: skip
+    return Facts(target=Target(kind="file", name=file, attribute="build_model"), network=network)
+
+
+SICK = _decoder("decoder_350m.py")
+HEALTHY = _decoder("decoder_454m.py")

@@ -1,0 +1,88 @@
+"""Another FP8 recipe is faster here
+
+Looks at: the step with each of torchao's other recipes in place of the model's own, timed beside it
+with all else equal.
+
+Why it costs time. The recipes differ in what surrounds the GEMMs. `tensorwise` needs one scale per
+tensor, which the fastest FP8 kernels take. `rowwise` needs one per row and column: its casts cost
+more and its GEMMs are slower, which small layers (K, N up to about 2048) never earn back.
+`rowwise_with_gw_hp` leaves the weight gradient in BF16, so that it gains at two GEMMs only. Which
+one wins depends on the shapes, so it is measured.
+
+What to do. Convert with the recipe that is faster, and watch the loss: `tensorwise` is the fastest
+and the least exact, `rowwise_with_gw_hp` the most exact.
+
+    config = Float8LinearConfig.from_recipe_name("rowwise")       # before: 123 ms at width 1024
+    config = Float8LinearConfig.from_recipe_name("tensorwise")    # after: 88 ms
+    convert_to_float8_training(model, config=config)
+
+Evidence: compiled steps on one H200 (torch 2.11, torchao 0.18) in ms, tensorwise, rowwise,
+rowwise_with_gw_hp and BF16: width 1024 88.3, 122.6, 94.2, 92.7; width 4096 71.6, 85.8, 83.6, 96.8.
+https://github.com/pytorch/ao/tree/v0.18.0/torchao/float8#readme
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
+from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
+from fp8doctor.measured import EVEN, FIRST, base_of, ratio, saved_ms
+from fp8doctor.record import Value
+from fp8doctor.registry import check
+
+PREFIX = "recipe-"
+"""How the arms begin that differ from their base by the recipe alone; torchao's name of it follows, with dashes."""
+
+
+@check("SHP005", "recipe-too-dear", area="shapes", severity="warning", needs=("network.linears.recipe", "trial.arms"))
+def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
+    own = sorted({linear.recipe or "unknown" for linear in facts.network.linears if linear.use == "training"})
+    if not own:
+        return NotApplicable(reason="no layer is set up for FP8 training")
+    others = [(each, base) for each in facts.trial.arms if each.name.startswith(PREFIX) and each.tried and (base := base_of(facts.trial, each))]
+    if not others:
+        reasons = sorted({each.reason for each in facts.trial.arms if each.name.startswith(PREFIX) and each.reason})
+        return NotApplicable(reason=f"no other recipe was timed{': ' if reasons else ''}{'; '.join(reasons)}")
+    gains = [(base, each, ratio(base, each)) for each, base in others]
+    faster = [(base, each, gain) for base, each, gain in gains if gain.low > 1 and gain.median - 1 > EVEN]
+    if not faster:
+        return None
+    base, best, gain = max(faster, key=lambda each: each[2].median)
+    saved = saved_ms(base, best)
+    recipe = best.name.removeprefix(PREFIX).replace("-", "_")
+    on_cpu = facts.trial.device == "cpu"
+    evidence: dict[str, Value | tuple[Value, ...]] = {
+        "own_recipe": tuple(own),
+        "faster_recipe": recipe,
+        "of_arm": base.name.removesuffix(FIRST),
+        "base_step_ms": base.step_ms,
+    }
+    evidence |= {f"{each.name.removeprefix(PREFIX).replace('-', '_')}_step_ms": each.step_ms for each, _ in others}
+    evidence |= {"speedup": gain.median, "speedup_low": gain.low, "speedup_high": gain.high}
+    return Finding(
+        severity="info" if on_cpu else None,
+        title=f"The recipe {recipe} is {gain.median:.2f}x as fast as {', '.join(own)}",
+        explanation=(
+            f"With all else equal the step takes {best.step_ms:.1f} instead of {base.step_ms:.1f} ms, timed in turn. "
+            + ("Timed on a CPU, which says nothing about a GPU." if on_cpu else "The recipes differ in exactness too: watch the loss.")
+        ),
+        evidence=evidence,
+        saving_ms=Saving(low=saved.low, high=saved.high, basis="measured", gpu=facts.trial.gpu or facts.trial.device.upper()),
+        treatment=Treatment(
+            name=best.name,
+            summary=f"convert with the recipe {recipe}",
+            code=f'config = Float8LinearConfig.from_recipe_name("{recipe}")\nconvert_to_float8_training(model, config=config)',
+        ),
+    )
+
+
+def _compiled(own: str, **step_ms: float) -> Facts:
+    """Compiled decoders as measured on an H200, in ms; the model's own recipe is the step as it is."""
+    arms = [Arm(name="as_is", tried=True, reason=None, step_ms=step_ms[own], rounds_ms=(step_ms[own],) * 6)]
+    for recipe, ms in step_ms.items():
+        if recipe != own:
+            arms.append(Arm(name=PREFIX + recipe.replace("_", "-"), base="as_is", tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6))
+    return Facts(network=Network(linears=(Linear(use="training", recipe=own),)), trial=Trial(device="cuda", gpu="NVIDIA H200", arms=tuple(arms)))
+
+
+SICK = _compiled("rowwise", tensorwise=88.31, rowwise=122.57, rowwise_with_gw_hp=94.21)
+HEALTHY = _compiled("tensorwise", tensorwise=71.55, rowwise=85.76, rowwise_with_gw_hp=83.57)

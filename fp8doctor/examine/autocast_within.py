@@ -1,0 +1,41 @@
+"""An autocast that the user's own code opens inside the step, which no look from outside can see in force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+
+from fp8doctor.examine.checkpointing import LIBRARIES
+from fp8doctor.examine.compile_marks import chain
+from fp8doctor.examine.walk import Tree
+
+
+def opens_autocast(tree: Tree, training_step: Callable[..., Any] | None) -> bool:
+    """Whether the training step, or a forward that is no library's, names ``autocast`` or uses a name that is bound to one."""
+    modules = [module for place in tree.places for module in (*place.wrappers, place.module)]
+    own = {type(module): module for module in modules if not type(module).__module__.startswith(LIBRARIES)}
+    forwards = [vars(module).get("forward", type(module).forward) for module in own.values()]
+    return any(_opens(link) for function in (training_step, *forwards) for link in chain(function))
+
+
+def _opens(link: Any) -> bool:
+    function = getattr(link, "_torchdynamo_orig_callable", link)
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return False
+    used = set(_names(code))
+    bound = [function.__globals__[name] for name in used if name in function.__globals__]
+    bound += [cell.cell_contents for cell in function.__closure__ or () if cell != type(cell)()]
+    return "autocast" in used or any(isinstance(value, torch.autocast) for value in bound)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Names used by a function and by the functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

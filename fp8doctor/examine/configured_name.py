@@ -1,0 +1,26 @@
+"""The name that the model's own configuration gives it."""
+
+from __future__ import annotations
+
+from fp8doctor.examine.network import CONFIGS
+from fp8doctor.examine.walk import Tree
+from fp8doctor.scrub import scrub
+
+NAMES = ("_name_or_path", "name_or_path", "name")
+"""Where a configuration keeps it: transformers, others, litgpt."""
+
+
+def configured_name(tree: Tree) -> str | None:
+    """The last part of the first name or path in the tree, so that no folder is recorded; None without one."""
+    seen: set[int] = set()
+    for place in tree.places:
+        for attribute in CONFIGS:
+            config = vars(place.module).get(attribute)
+            if config is None or id(config) in seen:
+                continue
+            seen.add(id(config))
+            settings = config if isinstance(config, dict) else getattr(config, "__dict__", {})
+            for name in NAMES:
+                if isinstance(value := settings.get(name), str) and value:
+                    return scrub(value.replace("\\", "/").rstrip("/").rpartition("/")[2]) or None
+    return None

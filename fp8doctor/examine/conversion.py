@@ -1,0 +1,137 @@
+"""What the user's own conversion loses, seen while it runs.
+
+A converter puts an FP8 layer in the place of a Linear, and torch calls its module registration hooks (public since 2.0)
+while the old one is still there. So nothing of any library is patched or imported, and the hook is taken off again. What
+counts is how things stand when everything is loaded: a hook that was put back is not lost. A class that is changed in
+place, a root Linear and a write to ``_modules`` are not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from fp8doctor.examine.compile_marks import OPTIMIZED_MODULE, compile_mark
+from fp8doctor.examine.walk import Place, Tree, parameters
+from fp8doctor.facts import Conversion
+from fp8doctor.record import NOT_RECORDED
+from fp8doctor.scrub import scrub
+from fp8doctor.stacks import recognise
+from fp8doctor.stacks.lineage import class_name, lineage
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """An FP8 layer and what its predecessor was. Neither a module nor a weight is kept alive by it."""
+
+    layer: weakref.ref[nn.Module]
+    weight: weakref.ref[Any]
+    """The weight of the predecessor."""
+    hooks: int
+    kind: type
+    """The predecessor's class."""
+    own_forward: bool
+    compiled: bool
+    wrapped: bool
+    """Whether ``torch.compile`` was called on the predecessor: the wrapper keeps calling it (torch 2.13 ``OptimizedModule._initialize``)."""
+    frozen: bool
+
+
+class Watch:
+    """Notes, as a context, every Linear that an FP8 layer takes the place of."""
+
+    def __init__(self) -> None:
+        self.replacements: list[Replacement] = []
+        self.problem: str | None = None
+        """Why something was missed."""
+
+    def __enter__(self) -> Watch:
+        self._handle = register_module_module_registration_hook(self._registered)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None) -> None:
+        self._handle.remove()
+
+    def _registered(self, parent: nn.Module, name: str, new: nn.Module | None) -> None:
+        """Called by torch before ``new`` takes the place of what is there."""
+        try:
+            old = parent._modules.get(name)
+            if new is not old and isinstance(old, nn.Linear) and isinstance(new, nn.Module) and is_fp8(new) and not is_fp8(old):
+                self.replacements.append(replacement(parent, old, new))
+        except Exception as error:  # the user's conversion goes on, whatever a class of theirs does here
+            self.problem = scrub(f"a replacement by {type(new).__qualname__} could not be read: {type(error).__name__}: {error}")
+
+
+def is_fp8(module: nn.Module) -> bool:
+    """Whether a stack takes this very module for FP8 training."""
+    return any(layer.use == "training" for layer in recognise(module, {}))
+
+
+def replacement(parent: nn.Module, old: nn.Linear, new: nn.Module) -> Replacement:
+    """What is lost unless someone puts it back."""
+    return Replacement(
+        layer=weakref.ref(new),
+        weight=weakref.ref(old.weight),
+        hooks=hooks(old),
+        kind=type(old),
+        own_forward=type(old).forward is not nn.Linear.forward and not isinstance(new, type(old)),
+        compiled=compile_mark(old, "") is not None,
+        wrapped=OPTIMIZED_MODULE in lineage(type(parent)),
+        frozen=not old.weight.requires_grad,
+    )
+
+
+def hooks(module: nn.Module) -> int:
+    """Forward and backward hooks on this very module."""
+    return sum(len(vars(module).get(each, ())) for each in HOOKS)
+
+
+def examine_conversion(tree: Tree, watch: Watch | None, gaps: dict[str, str]) -> Any:
+    """What the layers that are in the model now have lost; None when nobody watched, ``NOT_RECORDED`` when some of it was missed."""
+    if watch is None:
+        return None
+    if watch.problem:
+        gaps["training.conversion"] = watch.problem
+        return NOT_RECORDED
+    places = {id(place.module): place for place in tree.places}
+    found = [(place, each) for each in watch.replacements if (layer := each.layer()) is not None and (place := places.get(id(layer)))]
+    forwards = [(place, each) for place, each in found if each.own_forward and "forward" not in vars(place.module)]
+    return Conversion(
+        linears=len(found),
+        without_hooks=names(place for place, each in found if each.hooks > hooks(place.module)),
+        without_forward=names(place for place, _ in forwards),
+        lost_forwards=tuple(sorted({class_name(each.kind) for _, each in forwards})),
+        without_compile=names(place for place, each in found if each.compiled and place.compiled is None),
+        bypassed=names(place for place, each in found if each.wrapped and place.wrappers),
+        unfrozen=names(place for place, each in found if each.frozen and any(weight is not None and weight.requires_grad for weight in weights(place))),
+        untied=untied(tree, found),
+    )
+
+
+def weights(place: Place) -> list[nn.Parameter | None]:
+    """Weight and bias of the very module at a place."""
+    return list(place.module._parameters.values())
+
+
+def names(places: Iterable[Place]) -> tuple[str, ...]:
+    """Their names in the model."""
+    return tuple(place.name for place in places)
+
+
+def untied(tree: Tree, found: list[tuple[Place, Replacement]]) -> tuple[tuple[str, str], ...]:
+    """Layers whose predecessor's weight is still another parameter of the model, and no longer theirs."""
+    others = {id(parameter): name for name, parameter in parameters(tree)}
+    pairs = []
+    for place, each in found:
+        weight = each.weight()
+        if weight is not None and id(weight) in others and all(mine is not weight for mine in weights(place)):
+            pairs.append((f"{place.name}.weight", others[id(weight)]))
+    return tuple(pairs)

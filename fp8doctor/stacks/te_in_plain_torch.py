@@ -1,0 +1,146 @@
+"""The maths of Transformer Engine's layers in plain torch, over the very Parameters, so that the compiler can see through them.
+
+Read in Transformer Engine 1.5, 2.1 and 2.5 (``pytorch/module/*.py``): the attributes, what a forward returns, and that its
+GELU is the tanh approximation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+def _gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The first half of the last dimension activated, times the second."""
+
+    def gate(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return activation(first) * second
+
+    return gate
+
+
+def _squared_relu(x: Tensor) -> Tensor:
+    return functional.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": _gelu,
+    "relu": functional.relu,
+    "srelu": _squared_relu,
+    "silu": functional.silu,
+    "geglu": _gated(_gelu),
+    "reglu": _gated(functional.relu),
+    "sreglu": _gated(_squared_relu),
+    "swiglu": _gated(functional.silu),
+}
+
+
+class Plain(nn.Module):
+    """One layer over the Parameters of ``of``, in their order. Whatever else a TE container hands to a forward is taken and left."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__()
+        self._take(of)
+
+    def _take(self, of: Any) -> None:
+        for name, parameter in of._parameters.items():
+            self.register_parameter(name, parameter)
+        self.returns_bias = bool(getattr(of, "return_bias", False))
+        self.train(of.training)
+
+    def bias_of(self, name: str) -> Tensor | None:
+        """A bias; TE keeps an empty tensor where it has none."""
+        bias = self._parameters.get(name)
+        return bias if bias is not None and bias.numel() else None
+
+    def answer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        """The last GEMM; its bias is handed out beside it where TE's module does so."""
+        if self.returns_bias:
+            return functional.linear(x, weight), bias
+        return functional.linear(x, weight, bias)
+
+
+class Linear(Plain, nn.Linear):
+    """``te.Linear``, as an nn.Linear that every tool knows."""
+
+    def __init__(self, of: Any) -> None:
+        nn.Module.__init__(self)
+        self._take(of)
+        self.out_features, self.in_features = self.weight.shape
+
+    def forward(self, input: Tensor, *_: Any, **__: Any) -> Any:
+        return self.answer(input, self.weight, self.bias_of("bias"))
+
+
+class _Normed(Plain):
+    """A layer that begins with a norm."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__(of)
+        self.eps, self.zero_centered = float(of.eps), bool(getattr(of, "zero_centered_gamma", False))
+        self.is_rms = getattr(of, "normalization", "LayerNorm") == "RMSNorm"
+
+    def norm(self, x: Tensor) -> Tensor:
+        weight: Any = self.layer_norm_weight
+        weight = weight + 1 if self.zero_centered else weight
+        if self.is_rms:
+            return functional.rms_norm(x, weight.shape, weight, self.eps)
+        return functional.layer_norm(x, weight.shape, weight, self.bias_of("layer_norm_bias"), self.eps)
+
+
+class LayerNormLinear(_Normed):
+    """``te.LayerNormLinear``."""
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Any:
+        return self.answer(self.norm(x), self.weight, self.bias_of("bias"))  # type: ignore[arg-type]
+
+
+class LayerNormMLP(_Normed):
+    """``te.LayerNormMLP``."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__(of)
+        self.activation = ACTIVATIONS[of.activation]
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Any:
+        inside = functional.linear(self.norm(x), self.fc1_weight, self.bias_of("fc1_bias"))  # type: ignore[arg-type]
+        return self.answer(self.activation(inside), self.fc2_weight, self.bias_of("fc2_bias"))  # type: ignore[arg-type]
+
+
+class GroupedLinear(Plain):
+    """``te.GroupedLinear``: one GEMM after the other."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__(of)
+        self.count = int(of.num_gemms)
+
+    def forward(self, x: Tensor, m_splits: Sequence[int], *_: Any, **__: Any) -> Tensor:
+        parts = torch.split(x.reshape(-1, x.shape[-1]), list(m_splits))
+        done = [functional.linear(part, getattr(self, f"weight{i}"), self.bias_of(f"bias{i}")) for i, part in enumerate(parts)]
+        return torch.cat(done).reshape(*x.shape[:-1], -1)
+
+
+TWINS: dict[str, type[Plain]] = {"Linear": Linear, "LayerNormLinear": LayerNormLinear, "LayerNormMLP": LayerNormMLP, "GroupedLinear": GroupedLinear}
+WEIGHTS = {"Linear": "weight", "LayerNormLinear": "weight", "LayerNormMLP": "fc1_weight", "GroupedLinear": "weight0"}
+
+
+def in_plain_torch(module: Any, kind: str) -> nn.Module | None:
+    """The layer in plain torch; None where a setting of it has no match there."""
+    if kind not in TWINS or module._parameters.get(WEIGHTS[kind]) is None:
+        return None
+    if getattr(module, "tp_size", 1) > 1 or getattr(module, "return_layernorm_output", False):
+        return None
+    if kind == "GroupedLinear" and getattr(module, "return_bias", False):
+        return None
+    if kind == "LayerNormMLP" and getattr(module, "activation", None) not in ACTIVATIONS:
+        return None
+    return TWINS[kind](module)

@@ -1,0 +1,94 @@
+"""What the trial tries unasked: treatments that no finding proposed, where the facts make them sensible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from fp8doctor.facts import Facts, Linear, recorded
+from fp8doctor.job import Job
+from fp8doctor.trial.treatments.attention import is_eager
+from fp8doctor.trial.treatments.optimizer import could_be_fused
+from fp8doctor.trial.treatments.precision import mostly_fp32
+from fp8doctor.trial.treatments.recipe import PREFIX, RECIPES
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What decides: the facts, the job, and the treatments that findings proposed."""
+
+    facts: Facts
+    job: Job
+    proposed: Collection[str]
+
+    @property
+    def in_fp8(self) -> list[Linear]:
+        return [linear for linear in self.facts.network.linears if linear.use == "training"]
+
+    @property
+    def compiled(self) -> bool:
+        """Whether FP8 layers are compiled once the proposals are carried out."""
+        return any(name.startswith("compile-") for name in self.proposed) or any(linear.compiled is not None for linear in self.in_fp8)
+
+
+def explorations(seen: Seen) -> list[str]:
+    """Treatments to try, the one that is expected to gain most first."""
+    return [name for name, sensible in SENSIBLE.items() if name not in seen.proposed and sensible(seen)]
+
+
+def te_is_idle(seen: Seen) -> bool:
+    """Layers of Transformer Engine that ran their last training forward outside the FP8 autocast."""
+    return any(linear.stack == "transformer_engine" and linear.engaged is False for linear in seen.in_fp8)
+
+
+def caches(seen: Seen) -> bool:
+    return recorded(seen.facts.training) and seen.facts.training.use_cache is True
+
+
+def checkpoints(seen: Seen) -> bool:
+    """Activation checkpointing that is on for sure."""
+    training = seen.facts.training
+    return recorded(training) and recorded(training.checkpointing) and any(each.active is True for each in training.checkpointing)
+
+
+def in_fp32(seen: Seen) -> bool:
+    """fp32 parameters and no autocast."""
+    training = seen.facts.training
+    return recorded(training) and training.autocast is None and mostly_fp32(seen.job.model)
+
+
+def other_recipe(recipe: str) -> Callable[[Seen], bool]:
+    """Compiled Float8Linears of torchao, none of them under this recipe, which is not known to fail here."""
+
+    def sensible(seen: Seen) -> bool:
+        own = [linear.recipe for linear in seen.in_fp8 if linear.kind.startswith("torchao.float8.") or linear.kind.endswith(".Float8Linear")]
+        tries = seen.facts.recipe_tries if recorded(seen.facts.recipe_tries) else {}
+        return bool(own) and recipe not in own and seen.compiled and tries.get(recipe) is None
+
+    return sensible
+
+
+def eager_attention(seen: Seen) -> bool:
+    return any(is_eager(module) for module in seen.job.model.modules())
+
+
+def compiled_as_one(seen: Seen) -> bool:
+    """One compile mark on the whole of a model that has repeated blocks, and nothing proposed about it."""
+    marks = seen.facts.training.compile_marks if recorded(seen.facts.training) and recorded(seen.facts.training.compile_marks) else ()
+    whole = any(mark.name == "" and mark.form in ("wrapped", "in_place", "assigned_forward") for mark in marks)
+    return whole and bool(seen.facts.network.blocks) and not any(name.startswith("compile-") for name in seen.proposed)
+
+
+SENSIBLE: dict[str, Callable[[Seen], bool]] = {
+    "te-autocast": te_is_idle,
+    "cache-off": caches,
+    "checkpointing-off": checkpoints,
+    "autocast-bf16": in_fp32,
+    "bf16-parameters": in_fp32,
+    **{PREFIX + recipe.replace("_", "-"): other_recipe(recipe) for recipe in RECIPES},
+    "attention-sdpa": eager_attention,
+    "fused-optimizer": lambda seen: could_be_fused(seen.job),
+    "compile-blocks": compiled_as_one,
+}
+"""Treatment -> when it is sensible, in the order of what each gained where it gained: a KV cache several times the step,
+checkpointing 1.2x, fp32 and recipes 1.1 to 1.4x; the last saves compile time only."""

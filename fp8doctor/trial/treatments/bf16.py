@@ -1,0 +1,58 @@
+"""keep-in-bf16, stay-in-bf16: some FP8 layers, or all of them, back in BF16."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from torch import nn
+
+from fp8doctor.stacks import NoTwin, bf16_twin
+from fp8doctor.trial.treatments.compilation import compile_blocks, lists_of, strip_compile_marks
+from fp8doctor.trial.treatments.registry import Case, NotTried, swap, treatment
+from fp8doctor.trial.variant import Variant
+
+
+@treatment("keep-in-bf16")
+def keep_in_bf16(variant: Variant, case: Case) -> Variant:
+    """The named layers as a filter of the conversion would have left them."""
+    if not case.layers:
+        raise NotTried("the finding names no layers")
+    covered = {linear.name for linear in case.facts.network.linears if linear.compiled is not None}
+    return replace(variant, model=to_bf16(variant.model, compiled=bool(covered.intersection(case.layers)), only=case.layers))
+
+
+@treatment("stay-in-bf16")
+def stay_in_bf16(variant: Variant, case: Case) -> Variant:
+    """No layer in FP8, and compiled."""
+    return replace(variant, model=compile_blocks(to_bf16(strip_compile_marks(variant.model), compiled=True), lists_of(case.facts)))
+
+
+def to_bf16(model: nn.Module, compiled: bool = False, only: Collection[str] | None = None) -> nn.Module:
+    """Every FP8 training layer, or those named in ``only``, replaced by its BF16 twin over the same Parameters.
+
+    ``compiled`` says whether torch.compile will cover them. Raises `NotTried` where a layer has no twin, or none is left
+    of the named ones in a cut of the model.
+    """
+    done = 0
+
+    def twin(name: str, module: nn.Module) -> nn.Module | None:
+        nonlocal done
+        if only is not None and not belongs(name, only):
+            return None
+        try:
+            found = bf16_twin(module, compiled)
+        except NoTwin as error:
+            raise NotTried(str(error)) from None
+        done += found is not None
+        return found
+
+    model = swap(model, twin)
+    if only is not None and not done:
+        raise NotTried("none of its layers is in FP8 in the part of the model that is timed")
+    return model
+
+
+def belongs(name: str, only: Collection[str]) -> bool:
+    """Whether a module is named: by itself, by a part of it such as ``mlp.fc1``, or by a module that holds it."""
+    return any(name == each or each.startswith(f"{name}.") or name.startswith(f"{each}.") for each in only) if name else False

@@ -1,0 +1,38 @@
+"""checkpointing-off: activations kept instead of computed again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from fp8doctor.examine.checkpointing import huggingface_flag
+from fp8doctor.trial.treatments.registry import Case, NotTried, swap, treatment
+from fp8doctor.trial.variant import Variant
+
+
+@treatment("checkpointing-off")
+def checkpointing_off(variant: Variant, case: Case) -> Variant:
+    """Checkpoint wrappers taken off, transformers' flags cleared. A call inside a forward of the user's stays."""
+    return replace(variant, model=keep_activations(variant.model))
+
+
+def keep_activations(model: nn.Module) -> nn.Module:
+    """``model`` without the checkpointing that is switched from outside."""
+    found = 0
+    for module in model.modules():
+        if huggingface_flag(module):
+            module.gradient_checkpointing = False  # type: ignore[assignment]
+            found += 1
+
+    def inside(name: str, module: nn.Module) -> nn.Module | None:
+        nonlocal found
+        inner: Any = getattr(module, "_checkpoint_wrapped_module", None)
+        found += inner is not None
+        return inner if inner is None else swap(inner, inside)
+
+    model = swap(model, inside)
+    if not found:
+        raise NotTried("the model's own code calls checkpoint, which cannot be switched off from outside")
+    return model

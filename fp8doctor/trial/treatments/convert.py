@@ -1,0 +1,46 @@
+"""convert-tensorwise, convert-rowwise: a model without FP8 converted by torchao."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+from torch import nn
+
+from fp8doctor.facts import Facts
+from fp8doctor.stacks import recognise
+from fp8doctor.trial.depth import cleaned
+from fp8doctor.trial.treatments.recipe import config_of
+from fp8doctor.trial.treatments.registry import Case, NotTried, treatment
+from fp8doctor.trial.variant import Variant
+
+PREFIX = "convert-"
+
+ALIGNMENT = 16
+"""Elements to which both dimensions of an FP8 GEMM operand must be aligned. Source: ``torch._scaled_mm``."""
+
+
+@treatment("convert-tensorwise", "convert-rowwise")
+def convert(variant: Variant, case: Case) -> Variant:
+    """Every Linear but heads, routers and adapters."""
+    return replace(variant, model=to_float8(variant.model, recipe=case.name.removeprefix(PREFIX), skip=not_in_fp8(case.facts)))
+
+
+def not_in_fp8(facts: Facts) -> tuple[str, ...]:
+    """The Linears that a conversion leaves out."""
+    return tuple(linear.name for linear in facts.network.linears if linear.role != "body" or linear.adapter == "adapter")
+
+
+def to_float8(model: nn.Module, recipe: str, skip: Sequence[str] = ()) -> nn.Module:
+    """Every aligned nn.Linear converted by torchao with ``recipe``, but the layers named in ``skip``."""
+    config = config_of(recipe)
+    from torchao.float8 import convert_to_float8_training  # type: ignore[import-untyped]
+
+    def wanted(module: nn.Module, name: str) -> bool:
+        return cleaned(name) not in skip and all(size % ALIGNMENT == 0 for size in module.weight.shape)  # type: ignore[union-attr]
+
+    converted = cast(nn.Module, convert_to_float8_training(model, config=config, module_filter_fn=wanted))
+    if not any(layer.use == "training" for module in converted.modules() for layer in recognise(module, {})):
+        raise NotTried("it has no nn.Linear that torchao could convert")
+    return converted

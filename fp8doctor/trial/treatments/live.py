@@ -1,0 +1,50 @@
+"""A prescription carried out on the user's own model, by the very functions that were timed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+from torch import nn
+
+from fp8doctor.facts import Facts
+from fp8doctor.finding import Treatment
+from fp8doctor.overview import KEEP_IT_IN_MODULE
+from fp8doctor.trial.compiling import is_wrapper
+from fp8doctor.trial.treatments.registry import Case, NotTried, known, treatments
+from fp8doctor.trial.variant import Variant
+
+
+def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -> nn.Module:
+    """Change ``model``, in place where that is possible, and return it, or what stands for it now.
+
+    One warning names what was not carried out and why, and says when the optimizer has to be made anew.
+    """
+    prescribed = tuple(prescribed)
+    left = [f"{each.name} (by hand: {each.summary})" for each in prescribed if each.name not in treatments()]
+    before = [id(parameter) for parameter in model.parameters()]
+    for each in known(prescribed):
+        way = treatments()[each.name]
+        if way.changes != "model":
+            left.append(f"{each.name} (it changes {way.changes})")
+            continue
+        try:
+            root = root_of(model)
+            changed = way.function(Variant(root, batch=None), Case(facts, each.name, each.layers)).model
+            model = model if changed is root else changed
+        except NotTried as error:
+            left.append(f"{each.name} ({error})")
+    said = [f"fp8doctor did not carry out {', '.join(left)}"] if left else []
+    if set(map(id, model.parameters())) - set(before):
+        said.append("parameters were replaced: make the optimizer anew")
+    if said:
+        warnings.warn("; ".join(said), stacklevel=3)
+    return model
+
+
+def root_of(model: nn.Module) -> nn.Module:
+    """The model behind DistributedDataParallel and its like, whose names the facts have; one that torch.compile wraps stays wrapped."""
+    inside = model._orig_mod if is_wrapper(model) else model
+    if type(inside).__name__ in KEEP_IT_IN_MODULE:
+        return root_of(inside.module)  # type: ignore[union-attr, arg-type]
+    return model

@@ -1,0 +1,56 @@
+"""recipe-tensorwise, recipe-rowwise, recipe-rowwise-with-gw-hp: torchao's Float8Linears under another recipe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from fp8doctor.stacks.lineage import ancestor
+from fp8doctor.stacks.torchao import unwrapped
+from fp8doctor.trial.treatments.registry import Case, NotTried, swap, treatment
+from fp8doctor.trial.variant import Variant
+
+PREFIX = "recipe-"
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+
+
+@treatment(*(PREFIX + recipe.replace("_", "-") for recipe in RECIPES))
+def another_recipe(variant: Variant, case: Case) -> Variant:
+    """Every Float8Linear made anew over its own Parameters; padding and emulation stay as they were set."""
+    config = config_of(case.name.removeprefix(PREFIX).replace("-", "_"))
+    found = 0
+
+    def converted(name: str, module: nn.Module) -> nn.Module | None:
+        nonlocal found
+        if ancestor(type(module), "torchao.float8.", ("Float8Linear",)) is None:
+            return None
+        found += 1
+        return with_recipe(module, config)
+
+    model = swap(variant.model, converted)
+    if not found:
+        raise NotTried("it has no Float8Linear of torchao")
+    return replace(variant, model=model)
+
+
+def config_of(recipe: str) -> Any:
+    """torchao's configuration for a recipe. Raises `NotTried` where torchao cannot be imported or does not know it."""
+    try:
+        from torchao.float8 import Float8LinearConfig  # type: ignore[import-untyped]
+
+        return Float8LinearConfig.from_recipe_name(recipe)
+    except ImportError as error:
+        raise NotTried(f"torchao cannot be imported ({error})") from None
+    except ValueError as error:
+        raise NotTried(f"this torchao has no recipe {recipe} ({error})") from None
+
+
+def with_recipe(module: Any, config: Any) -> nn.Module:
+    """The layer under ``config``. The wrapper of the float8 all-gather, which knows tensorwise scaling only, is taken off."""
+    config = replace(config, pad_inner_dim=module.config.pad_inner_dim, emulate=module.config.emulate)
+    plain = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None, device="meta", dtype=module.weight.dtype)
+    plain.weight, plain.bias = unwrapped(module.weight), module.bias
+    new: nn.Module = type(module).from_float(plain, config=config)
+    return new.train(module.training)

@@ -1,0 +1,134 @@
+"""How a treatment is carried out, found by its name.
+
+A function decorated with `treatment` takes a variant of the step and the case, and returns the variant changed. It works on
+a replica, which holds the Parameters of every other arm: it may replace a Parameter, and never writes to one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import cast
+
+from torch import nn
+
+from fp8doctor.facts import Facts
+from fp8doctor.finding import Treatment
+from fp8doctor.job import Job
+from fp8doctor.trial.compiling import context_of, is_wrapper
+from fp8doctor.trial.depth import cleaned
+from fp8doctor.trial.variant import Variant
+
+
+class NotTried(Exception):
+    """The treatment does not apply to this model or cannot be carried out here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a treatment is told beside the variant that it changes."""
+
+    facts: Facts
+    name: str
+    """Of the treatment, for a function that knows several."""
+    layers: tuple[str, ...] = ()
+    """The modules that it is for, as named in the facts; empty when its name says it all."""
+    job: Job | None = None
+    """None on a live model, where no step is known."""
+
+
+@dataclass(frozen=True)
+class CarriedOut:
+    """One treatment: the function, and what it changes."""
+
+    name: str
+    function: Callable[[Variant, Case], Variant]
+    changes: str
+    """``model`` when it is a change of the model alone, which a live model can be given; else what it changes, in words."""
+    family: str
+    """Treatments of one file stand for each other: the later one takes the place of the earlier."""
+    tokens_ratio: float
+    """Tokens of the step that it makes / tokens before."""
+
+
+_REGISTERED: dict[str, CarriedOut] = {}
+
+
+def treatment(
+    *names: str, changes: str = "model", tokens_ratio: float = 1.0
+) -> Callable[[Callable[[Variant, Case], Variant]], Callable[[Variant, Case], Variant]]:
+    """Register a function under the names of the treatments that it carries out."""
+
+    def register(function: Callable[[Variant, Case], Variant]) -> Callable[[Variant, Case], Variant]:
+        for name in names:
+            _REGISTERED[name] = CarriedOut(name, function, changes, function.__module__.rpartition(".")[2], tokens_ratio)
+        return function
+
+    return register
+
+
+@cache
+def treatments() -> dict[str, CarriedOut]:
+    """Every treatment that can be carried out, by its name."""
+    package = importlib.import_module(__name__.rpartition(".")[0])
+    for each in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{each.name}")
+    return _REGISTERED
+
+
+def family(name: str) -> str:
+    """The family of a treatment; its own name when nothing here carries it out."""
+    found = treatments().get(name)
+    return found.family if found else name
+
+
+def known(prescribed: Iterable[Treatment]) -> list[Treatment]:
+    """Those that can be carried out, in the order in which they have to be: what is compiled has to be there first."""
+    return sorted((each for each in prescribed if each.name in treatments()), key=lambda each: family(each.name) == "compilation")
+
+
+def modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules by the names that the facts have for them: of a wrapped module the one inside."""
+    return {cleaned(name): module for name, module in model.named_modules()}
+
+
+def swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
+    """Put what ``make`` returns for a module and its name in that module's place; None leaves it and looks inside.
+
+    A compile mark goes with the place. Returns the model, or what stands for it.
+    """
+    made: dict[int, tuple[nn.Module, nn.Module]] = {}
+
+    def visit(module: nn.Module, name: str) -> nn.Module:
+        if id(module) not in made:
+            made[id(module)] = (module, module)
+            new = wrapped_anew(module, name) if is_wrapper(module) else make(name, module)
+            if new is None or new is module:
+                for child_name, child in [] if is_wrapper(module) else list(module.named_children()):
+                    changed = visit(child, cleaned(f"{name}.{child_name}".lstrip(".")))
+                    if changed is not child:
+                        setattr(module, child_name, changed)
+            else:
+                made[id(module)] = (module, _marked_alike(new, module))
+        return made[id(module)][1]
+
+    def wrapped_anew(wrapper: nn.Module, name: str) -> nn.Module:
+        inner, context = visit(wrapper._orig_mod, name), context_of(wrapper)  # type: ignore[arg-type]
+        return wrapper if inner is wrapper._orig_mod or context is None else cast(nn.Module, context(inner))
+
+    return visit(model, "")
+
+
+def _marked_alike(new: nn.Module, old: nn.Module) -> nn.Module:
+    """``new`` with the compile mark of ``old``."""
+    if is_wrapper(old):
+        return new
+    call, forward = context_of(getattr(old, "_compiled_call_impl", None)), context_of(old.__dict__.get("forward"))
+    if call is not None:
+        new._compiled_call_impl = call(new._call_impl)
+    if forward is not None:
+        new.__dict__["forward"] = forward(new.forward)
+    return new

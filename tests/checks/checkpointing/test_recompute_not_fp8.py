@@ -1,0 +1,154 @@
+"""CKP002 on real forms of checkpointing around a stand-in for Transformer Engine's layers, which need a GPU to be built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from accelerate.utils.transformer_engine import contextual_fp8_autocast
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.utils.checkpoint import checkpoint
+
+from fp8doctor.checks.checkpointing.recompute_not_fp8 import recompute_not_fp8
+from fp8doctor.facts import Facts, Trial
+from fp8doctor.finding import Finding, NotApplicable
+from tests.examine.models import llama
+from tests.stand_ins import transformer_engine as stand_in
+
+Look = Callable[..., Facts]
+
+
+def te_checkpoint(function: Any, *arguments: Any, **settings: Any) -> Any:
+    """Named as Transformer Engine's own; it opens the autocast again."""
+    with stand_in.autocast():
+        return function(*arguments)
+
+
+te_checkpoint.__module__ = "transformer_engine.pytorch.distributed"
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in.install(monkeypatch, "fp8")
+    monkeypatch.setattr("accelerate.utils.transformer_engine.is_transformer_engine_available", lambda: True)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = stand_in.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x)
+
+
+class Opens(Block):
+    """Opens the autocast itself, so that the recompute passes through it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        import transformer_engine.pytorch as te
+
+        with te.fp8_autocast(enabled=True):
+            return self.up(x)
+
+
+class Calls(Block):
+    """Its own forward calls checkpoint; whether a given step does, only a run can tell."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.up, x, use_reentrant=False)
+
+
+def model(block: type[nn.Module] = Block, wrap: Callable[[nn.Module], nn.Module] = checkpoint_wrapper, accelerated: bool = True) -> nn.Module:
+    made = nn.Sequential(*(wrap(block()) for _ in range(2)))
+    return accelerate(made) if accelerated else made
+
+
+def accelerate(made: nn.Module) -> nn.Module:
+    """Accelerate's own wrapper around the forward."""
+    made.forward = MethodType(contextual_fp8_autocast(type(made).forward, stand_in.DelayedScaling()), made)
+    return made
+
+
+def with_te_checkpoint(block: nn.Module) -> nn.Module:
+    return checkpoint_wrapper(block, checkpoint_fn=te_checkpoint)
+
+
+def reentrant(block: nn.Module) -> nn.Module:
+    return checkpoint_wrapper(block, checkpoint_impl=CheckpointImpl.REENTRANT)
+
+
+@pytest.mark.parametrize("wrap", [checkpoint_wrapper, reentrant])
+def test_accelerates_autocast_is_closed_when_the_recompute_comes(wrap: Callable[[nn.Module], nn.Module], look: Look) -> None:
+    finding = recompute_not_fp8(look(model(wrap=wrap)))
+    assert isinstance(finding, Finding)
+    assert (finding.severity, finding.title) == ("error", "2 Transformer Engine layers not recomputed in FP8")
+    assert finding.evidence["reentrant"] is (wrap is reentrant)
+    assert finding.treatment is not None
+    assert finding.treatment.code == "checkpoint_wrapper(block, checkpoint_fn=te.checkpoint)"
+
+
+def test_the_treatments_make_it_silent(look: Look) -> None:
+    assert isinstance(recompute_not_fp8(look(model(wrap=with_te_checkpoint))), NotApplicable)
+    assert recompute_not_fp8(look(model(block=Opens))) is None
+
+
+def test_an_autocast_of_the_users_own_is_not_known(look: Look) -> None:
+    finding = recompute_not_fp8(look(model(accelerated=False)))
+    assert isinstance(finding, Finding)
+    assert finding.severity == "info"
+
+
+def test_a_call_in_a_forward_may_not_happen(look: Look) -> None:
+    finding = recompute_not_fp8(look(model(block=Calls, wrap=lambda block: block)))
+    assert isinstance(finding, Finding)
+    assert (finding.severity, finding.evidence["form"]) == ("info", "called_in_forward")
+
+
+def test_a_backward_that_ran_in_fp8_proves_the_recompute(look: Look) -> None:
+    made = model(wrap=reentrant, accelerated=False)
+    x = torch.ones(4, 32, requires_grad=True)
+    with stand_in.autocast():
+        made(x).sum().backward()
+    assert recompute_not_fp8(look(made)) is None
+
+
+def test_a_backward_that_ran_in_bf16_proves_it(look: Look) -> None:
+    made = model(wrap=reentrant, accelerated=False)
+    with stand_in.autocast():
+        output = made(torch.ones(4, 32, requires_grad=True))
+    output.sum().backward()
+    finding = recompute_not_fp8(look(made))
+    assert isinstance(finding, Finding)
+    assert finding.severity == "error"
+    assert "They ran in FP8 before" in finding.explanation
+
+
+def test_a_step_that_raised(look: Look) -> None:
+    reason = "the training step raises CheckpointError: torch.utils.checkpoint: A different number of tensors was saved"
+    facts = msgspec.structs.replace(look(model(accelerated=False)), trial=Trial(arms=(), reason=reason))
+    finding = recompute_not_fp8(facts)
+    assert isinstance(finding, Finding)
+    assert finding.severity == "error"
+
+
+def test_transformers_checkpointing(look: Look) -> None:
+    made = llama().train()
+    made.model.layers[0].mlp.up_proj = stand_in.Linear(64, 128, bias=False)
+    made.gradient_checkpointing_enable()
+    finding = recompute_not_fp8(look(accelerate(made)))
+    assert isinstance(finding, Finding)
+    assert (finding.severity, finding.evidence["region"]) == ("error", "model.layers.0")
+    assert finding.treatment is not None
+    te = type("te", (), {"checkpoint": staticmethod(te_checkpoint)})
+    exec(finding.treatment.code, {"model": made, "te": te})
+    assert isinstance(recompute_not_fp8(look(made)), NotApplicable)
+
+
+def test_without_transformer_engine_the_question_does_not_arise(look: Look) -> None:
+    assert isinstance(recompute_not_fp8(look(nn.Sequential(checkpoint_wrapper(nn.Linear(4, 4))))), NotApplicable)

@@ -1,0 +1,189 @@
+"""CMP005 on transformers models whose cache recompiles every block, and on modules that recompile for reasons of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+from transformers import LlamaForCausalLM
+
+from fp8doctor.checks.compilation.recompilation import STILL_COMPILING, recompilation
+from fp8doctor.facts import Facts
+from fp8doctor.finding import Finding, NotApplicable
+from tests.checks.trials import tried
+from tests.examine.models import llama
+
+Look = Callable[..., Facts]
+
+
+def compiled_llama(layers: int, **settings: Any) -> LlamaForCausalLM:
+    model = llama(num_hidden_layers=layers, hidden_size=32, intermediate_size=32, **settings)
+    for block in model.model.layers:
+        block.compile(backend="eager")
+    return model.train()
+
+
+def text() -> dict[str, torch.Tensor]:
+    ids = torch.zeros((1, 16), dtype=torch.long)
+    return {"input_ids": ids, "labels": ids}
+
+
+@pytest.fixture
+def fresh_dynamo() -> Any:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+@pytest.mark.parametrize(("use_cache", "compiled"), [(True, 8), (False, 1)])
+def test_what_the_page_says_of_dynamo(use_cache: bool, compiled: int, fresh_dynamo: None) -> None:
+    model = compiled_llama(12, use_cache=use_cache)
+    model(**text()).loss.backward()
+    assert torch._dynamo.utils.counters["frames"]["ok"] == compiled
+
+
+def test_a_cache_in_twelve_compiled_blocks(look: Look) -> None:
+    finding = recompilation(look(compiled_llama(12, use_cache=True)))
+    assert isinstance(finding, Finding)
+    assert finding.severity == "warning"
+    assert finding.title == "A KV cache in training: 12 compiled blocks, 4 of which run eagerly"
+    assert finding.treatment is not None
+    assert finding.treatment.name == "cache-off"
+
+
+def test_the_printed_treatment_makes_it_silent(look: Look) -> None:
+    model = compiled_llama(12, use_cache=True)
+    finding = recompilation(look(model))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert finding.treatment.code == "model.config.use_cache = False"
+    exec(finding.treatment.code, {"model": model})
+    assert isinstance(recompilation(look(model)), NotApplicable)
+    assert recompilation(tried(model, text(), "as_is")) is None
+
+
+def test_few_blocks_are_information(look: Look) -> None:
+    finding = recompilation(look(compiled_llama(3, use_cache=True)))
+    assert isinstance(finding, Finding)
+    assert (finding.severity, finding.title) == ("info", "A KV cache in training: 3 blocks are compiled 3 times, not once")
+
+
+def test_a_limit_that_was_raised(look: Look) -> None:
+    with torch._dynamo.config.patch(recompile_limit=16):
+        finding = recompilation(look(compiled_llama(12, use_cache=True)))
+    assert isinstance(finding, Finding)
+    assert (finding.severity, finding.evidence["recompile_limit"]) == ("info", 16)
+
+
+def test_checkpointing_switches_the_cache_off(look: Look) -> None:
+    model = compiled_llama(12, use_cache=True)
+    model.gradient_checkpointing_enable()
+    assert isinstance(recompilation(look(model)), NotApplicable)
+
+
+def test_a_model_compiled_as_one_keeps_its_cache(look: Look) -> None:
+    model = llama(num_hidden_layers=12, use_cache=True).train()
+    model.compile(backend="eager")
+    assert isinstance(recompilation(look(model)), NotApplicable)
+
+
+def test_without_compile_there_is_nothing_to_recompile(look: Look) -> None:
+    assert isinstance(recompilation(look(llama(num_hidden_layers=12, use_cache=True))), NotApplicable)
+
+
+def test_the_trial_sees_the_blocks_that_the_cache_leaves_eager() -> None:
+    finding = recompilation(tried(compiled_llama(10, use_cache=True), text(), "as_is"))
+    assert isinstance(finding, Finding)
+    assert finding.severity == "warning"
+    assert finding.evidence["left_eager"]
+    assert any("past_key_values" in reason for reason in finding.evidence["reasons"])
+    assert finding.treatment is not None
+    assert finding.treatment.name == "cache-off"
+
+
+def test_a_step_that_switches_the_cache_off_itself() -> None:
+    model = compiled_llama(10, use_cache=True)
+    assert recompilation(tried(model, text() | {"use_cache": False}, "as_is")) is None
+
+
+class Numbered(nn.Module):
+    """A block that asks for its number, so that each needs a version of its own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.up, self.number = nn.Linear(16, 16), number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x) * (self.number + 1)
+
+
+class Growing(nn.Module):
+    """A block whose every call needs a version of its own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.up, self.calls = nn.Linear(16, 16), [number]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.append(0)
+        return self.up(x) * len(self.calls)
+
+
+class Lengths(nn.Module):
+    """Every call of the block sees another number of rows, and the block depends on it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x)
+
+
+def stack(kind: type[nn.Module], blocks: int) -> nn.Module:
+    model = nn.Sequential(*(kind(number) for number in range(blocks)))
+    for block in model:
+        block.compile(backend="eager", dynamic=False)
+    return model
+
+
+def test_blocks_that_differ() -> None:
+    finding = recompilation(tried(stack(Numbered, 11), torch.ones(4, 16), "as_is"))
+    assert isinstance(finding, Finding)
+    assert finding.title == "Numbered.forward reached the recompile limit and runs eagerly"
+    assert finding.severity == "warning"
+    assert finding.treatment is not None
+    assert finding.treatment.name == "raise-recompile-limit"
+
+
+def test_the_raised_limit_makes_it_silent() -> None:
+    with torch._dynamo.config.patch(recompile_limit=64):
+        assert recompilation(tried(stack(Numbered, 11), torch.ones(4, 16), "as_is")) is None
+
+
+def test_recompiling_while_it_is_timed() -> None:
+    with torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=1000):
+        facts = tried(stack(Growing, 1), torch.ones(4, 16), "as_is")
+    assert facts.trial.arms[0].reason == STILL_COMPILING
+    finding = recompilation(facts)
+    assert isinstance(finding, Finding)
+    assert (finding.severity, finding.title) == ("warning", "Frames were still being compiled after the warm-up")
+
+
+def shrinking(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    """A step whose micro-batches all have a length of their own."""
+    return sum(model(batch[:rows]).mean() for rows in range(2, 14))  # type: ignore[return-value]
+
+
+def test_lengths_that_vary() -> None:
+    finding = recompilation(tried(stack(Lengths, 1), torch.ones(16, 16), "as_is", training_step=shrinking))
+    assert isinstance(finding, Finding)
+    assert finding.severity == "warning"
+    assert finding.treatment is not None
+    assert finding.treatment.name == "pad-to-few-lengths"

@@ -1,0 +1,84 @@
+"""CMP007 on real models; the times are those of an H200, which a CPU cannot give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import convert_to_float8_training
+
+from fp8doctor import load_report
+from fp8doctor.checks.compilation.unfair_baseline import unfair_baseline
+from fp8doctor.facts import Facts
+from fp8doctor.finding import Finding, NotApplicable
+from tests.checks.arms import ran, timed
+from tests.checks.trials import tried
+from tests.examine.models import Stacked
+
+Look = Callable[..., Facts]
+RECORDED = Path(__file__).parents[2] / "patients" / "recorded"
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return convert_to_float8_training(Stacked().bfloat16())
+
+
+def against(facts: Facts, as_is: float, bf16: float, bf16_compiled: float) -> Any:
+    arms = [ran(name, ms, treatments=()) for name, ms in (("as_is", as_is), ("bf16", bf16), ("bf16_compiled", bf16_compiled))]
+    return unfair_baseline(timed(facts, *arms))
+
+
+def test_compiled_fp8_against_eager_bf16(model: nn.Module, look: Look) -> None:
+    finding = against(look(model), 88.31, 103.64, 92.72)
+    assert isinstance(finding, Finding)
+    assert finding.title == "Against eager BF16 this FP8 reads 1.17x; against the best BF16 it is 1.05x"
+    assert finding.treatment is not None
+    assert finding.treatment.code == "for block in model.blocks:\n    block.compile()"
+
+
+def test_eager_fp8_against_eager_bf16(model: nn.Module, look: Look) -> None:
+    finding = against(look(model), 366.1, 132.6, 92.7)
+    assert isinstance(finding, Finding)
+    assert "reads 0.36x" in finding.title
+
+
+@pytest.mark.parametrize("times", [(88.31, 93.5, 92.72), (179.29, 97.95, 96.82), (100.0, 90.0, 92.0)], ids=["alike", "slow alike", "eager is best"])
+def test_baselines_that_agree(times: tuple[float, float, float], model: nn.Module, look: Look) -> None:
+    assert against(look(model), *times) is None
+
+
+def test_another_verdict(model: nn.Module, look: Look) -> None:
+    """Within the limit, and yet FP8 pays against one baseline and is even with the other."""
+    finding = against(look(model), 100.0, 104.0, 101.5)
+    assert isinstance(finding, Finding)
+
+
+def test_fp32_in_disguise(look: Look) -> None:
+    """The trial's own BF16 runs under autocast there; the same job without FP8 would not."""
+    facts = tried(convert_to_float8_training(Stacked()), torch.zeros(2, 8, dtype=torch.long), "as_is", "bf16")
+    finding = unfair_baseline(facts)
+    assert isinstance(finding, Finding)
+    assert finding.title == "Without FP8 this job is not BF16: 100 % of the parameters are fp32, and no autocast is on"
+    assert finding.evidence["baseline_under_autocast"] is True
+    older = against(facts, 88.0, 93.0, 92.0)
+    assert isinstance(older, Finding)
+    assert older.evidence["baseline_under_autocast"] is False
+    under_autocast = look(convert_to_float8_training(Stacked()), autocast=torch.bfloat16)
+    assert against(under_autocast, 88.0, 93.0, 92.0) is None
+
+
+def test_without_fp8_there_is_no_comparison(look: Look) -> None:
+    assert isinstance(against(look(Stacked().bfloat16()), 100.0, 120.0, 90.0), NotApplicable)
+    assert isinstance(unfair_baseline(timed(look(Stacked().bfloat16()), ran("as_is"))), NotApplicable)
+
+
+def test_recorded_on_an_h200() -> None:
+    facts = load_report(RECORDED / "h200-decoder_468m_compiled.json").facts
+    finding = unfair_baseline(facts)
+    assert isinstance(finding, Finding)
+    assert finding.evidence["speedup_over_eager_bf16"] > finding.evidence["speedup_over_best_bf16"] + 0.05

@@ -1,0 +1,96 @@
+"""GPU003: the real AcceleratorState falls back on a stand-in for the answer of nvidia-smi, beside a stand-in for NVML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor.checks.device.silent_fp16_fallback import HEALTHY, SICK
+from fp8doctor.facts import Facts, Gpu, TrainerArguments
+from tests.checks.environment.live import finding_of, outcome_of
+from tests.stand_ins.nvml import Device, StandIn, a100, gpu, h100
+
+Look = Callable[..., Facts]
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch, forget_accelerate: None, look: Look) -> Callable[..., Facts]:
+    """Facts of a plain model beside an Accelerator on a machine with these GPUs, the first of which nvidia-smi names."""
+
+    def made(precision: str | None, *devices: Device, variable: str | None = "fp8") -> Facts:
+        import accelerate.utils.environment as environment
+        from accelerate.state import AcceleratorState
+        from accelerate.utils import TorchDynamoPlugin
+
+        if variable:
+            monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", variable)
+        first = ".".join(map(str, devices[0].answers["nvmlDeviceGetCudaComputeCapability"]))
+        environment.check_cuda_fp8_capability.cache_clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(environment.subprocess, "check_output", lambda *_, **__: first + "\n")
+            patch.setattr(environment, "_nvidia_smi", lambda: "nvidia-smi")
+            patch.setattr(torch.cuda, "is_available", lambda: True)
+            patch.setattr(torch.cuda, "get_device_capability", lambda: first)
+            AcceleratorState(mixed_precision=precision, cpu=True, dynamo_plugin=TorchDynamoPlugin(), _from_accelerator=True)
+        environment.check_cuda_fp8_capability.cache_clear()
+        StandIn(*devices).install(monkeypatch)
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        return look(nn.Linear(64, 64))
+
+    return made
+
+
+def test_an_a100_turns_fp8_into_fp16(job: Callable[..., Facts]) -> None:
+    facts = job(None, a100())
+    assert facts.training.accelerate is not None
+    assert facts.training.accelerate.mixed_precision == "fp16", "what the real AcceleratorState decided"
+    finding = finding_of("GPU003", facts)
+    assert finding is not None
+    assert finding.severity == "error"
+    assert finding.title == "Accelerate fell back from fp8 to fp16 because of NVIDIA A100-SXM4-80GB (8.0)"
+    assert finding.treatment is not None
+    assert finding.treatment.name == "bf16-on-this-gpu"
+    assert 'mixed_precision="bf16"' in finding.treatment.code
+    assert outcome_of("GPU001", facts).outcome == "sick", "the cause, with the same treatment"
+    assert outcome_of("ENV001", facts).outcome == "not_applicable"
+
+
+def test_the_treatment_makes_it_silent(job: Callable[..., Facts]) -> None:
+    assert outcome_of("GPU003", job("bf16", a100(), variable=None)).outcome == "not_applicable"
+
+
+def test_an_h100_keeps_fp8(job: Callable[..., Facts]) -> None:
+    facts = job(None, h100())
+    assert facts.training.accelerate is not None
+    assert facts.training.accelerate.mixed_precision == "fp8"
+    assert outcome_of("GPU003", facts).outcome == "not_applicable"
+
+
+def test_an_old_first_gpu_takes_fp8_from_a_new_second_one(job: Callable[..., Facts]) -> None:
+    finding = finding_of("GPU003", job(None, a100(), h100()))
+    assert finding is not None
+    assert "NVIDIA H100 80GB HBM3, which this job sees, has them" in finding.explanation
+    assert finding.treatment is not None
+    assert finding.treatment.name == "fp8-by-hand"
+    assert "convert_to_float8_training(model)" in finding.treatment.code
+
+
+def test_fp16_is_right_on_a_v100(job: Callable[..., Facts]) -> None:
+    assert outcome_of("GPU003", job(None, gpu("Tesla V100-SXM2-16GB", "GPU-c1", (7, 0), 16))).outcome == "not_applicable"
+
+
+def test_fp16_that_was_asked_for_is_no_fallback() -> None:
+    trainer = TrainerArguments(kind="transformers.training_args.TrainingArguments", bf16=False, fp16=True, mixed_precision="fp16")
+    asked = msgspec.structs.replace(SICK, training=msgspec.structs.replace(SICK.training, trainer=trainer))
+    assert outcome_of("GPU003", asked).outcome == "healthy"
+    nobody = msgspec.structs.replace(SICK, environment=Facts().environment)
+    assert outcome_of("GPU003", nobody).outcome == "not_applicable"
+
+
+def test_an_amd_gpu_has_no_compute_capability() -> None:
+    amd = Gpu(name="AMD Instinct MI300X", vendor="amd", compute_capability=None, architecture="gfx942", visible=True)
+    assert outcome_of("GPU003", msgspec.structs.replace(HEALTHY, gpus=(amd,))).outcome == "not_applicable"

@@ -1,0 +1,56 @@
+"""MOD005 on the real layers and weights of torchao that emulate, and on the same with the real kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig, MXFP8TrainingRecipe
+from torchao.quantization import quantize_
+
+from fp8doctor.checks.engagement.emulated_fp8 import emulated_fp8
+from fp8doctor.facts import Facts
+from fp8doctor.finding import Finding, NotApplicable
+
+Look = Callable[..., Facts]
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)).bfloat16()
+
+
+def float8(emulate: bool) -> nn.Module:
+    return convert_to_float8_training(mlp(), config=Float8LinearConfig(emulate=emulate))
+
+
+def mx(emulate: bool) -> nn.Module:
+    recipe = MXFP8TrainingRecipe.MXFP8_EMULATED_RCEIL if emulate else MXFP8TrainingRecipe.MXFP8_RCEIL
+    model = mlp()
+    quantize_(model, MXFP8TrainingOpConfig.from_recipe(recipe), filter_fn=lambda module, name: isinstance(module, nn.Linear))
+    return model
+
+
+@pytest.mark.parametrize(("build", "treatment"), [(float8, "real-fp8-kernel"), (mx, "real-mx-kernel")])
+def test_emulation_is_found_and_the_real_kernel_is_the_treatment(look: Look, build: Callable[[bool], nn.Module], treatment: str) -> None:
+    finding = emulated_fp8(look(build(True)))
+    assert isinstance(finding, Finding)
+    assert finding.title == "2 of 2 FP8 layers emulate FP8"
+    assert finding.evidence["flops_share_pct"] == 100.0
+    assert finding.treatment is not None
+    assert finding.treatment.name == treatment
+    assert emulated_fp8(look(build(False))) is None
+
+
+def test_one_of_two(look: Look) -> None:
+    model = float8(True)
+    model[2] = convert_to_float8_training(nn.Linear(128, 64, dtype=torch.bfloat16))
+    finding = emulated_fp8(look(model))
+    assert isinstance(finding, Finding)
+    assert (finding.title, finding.evidence["first"]) == ("1 of 2 FP8 layers emulate FP8", "0")
+
+
+def test_without_fp8_there_is_nothing_to_emulate(look: Look) -> None:
+    assert isinstance(emulated_fp8(look(mlp())), NotApplicable)

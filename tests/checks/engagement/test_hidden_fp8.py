@@ -1,0 +1,102 @@
+"""MOD006 on models that the real `Accelerator.prepare` converted, over a stand-in for Transformer Engine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor.checks.engagement.hidden_fp8 import HEALTHY, SICK
+from fp8doctor.facts import Accelerate, Facts
+from tests.checks.engagement import accelerated
+from tests.checks.environment.live import finding_of, outcome_of
+from tests.stand_ins import transformer_engine
+
+Look = Callable[..., Facts]
+Prepare = Callable[..., Any]
+
+
+def with_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.fixture
+def prepare(monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> Prepare:
+    """A model as `prepare` leaves it, by an Accelerator of this precision with this backend in the environment."""
+
+    def prepared(precision: str, backend: str | None) -> Any:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+
+        accelerated.prepare(monkeypatch, *with_optimizer())  # installs the stand-in
+        library = sys.modules["transformer_engine.pytorch"]
+        monkeypatch.setattr(library, "fp8_autocast", lambda enabled, fp8_recipe: transformer_engine.autocast(enabled, fp8_recipe))
+        AcceleratorState._reset_state(reset_partial_state=True)
+        if backend:
+            monkeypatch.setenv("ACCELERATE_FP8_BACKEND", backend)
+        model, _ = Accelerator(mixed_precision=precision, cpu=True).prepare(*with_optimizer())
+        model(torch.ones(16, 64)).sum().backward()
+        return model
+
+    return prepared
+
+
+def test_a_backend_makes_a_bf16_run_an_fp8_run(prepare: Prepare, look: Look) -> None:
+    facts = look(prepare("bf16", "TE"))
+    assert facts.training.accelerate is not None
+    assert facts.training.accelerate.te_autocast is True
+    finding = finding_of("MOD006", facts)
+    assert finding is not None
+    assert finding.severity == "warning"
+    assert finding.title == "3 of 3 Linears run in FP8 although Accelerate's precision is bf16"
+    assert "ACCELERATE_FP8_BACKEND=TE" in finding.explanation
+    assert finding.treatment is not None
+    assert finding.treatment.code.startswith("unset ACCELERATE_FP8_BACKEND")
+    assert outcome_of("ENV008", facts).outcome == "sick", "the cause, which is treated instead"
+
+
+def test_unset_or_said_it_is_silent(prepare: Prepare, look: Look) -> None:
+    assert outcome_of("MOD006", look(prepare("bf16", None))).outcome == "not_applicable"
+
+
+def test_with_fp8_said_it_is_healthy(prepare: Prepare, look: Look) -> None:
+    facts = look(prepare("fp8", "TE"))
+    assert outcome_of("MOD006", facts).outcome == "healthy"
+    assert outcome_of("ENV008", facts).outcome == "healthy"
+
+
+def test_compiling_the_model_does_not_hide_it(prepare: Prepare, look: Look) -> None:
+    assert outcome_of("MOD006", look(torch.compile(prepare("bf16", "TE")))).outcome == "sick"
+
+
+def test_layers_that_the_script_converted_are_no_accident(look: Look, forget_accelerate: None) -> None:
+    from accelerate import Accelerator
+    from torchao.float8 import convert_to_float8_training
+
+    model, optimizer = with_optimizer()
+    model, _ = Accelerator(mixed_precision="bf16", cpu=True).prepare(convert_to_float8_training(model), optimizer)
+    assert outcome_of("MOD006", look(model)).outcome == "not_applicable"
+
+
+def test_layers_that_ran_in_bf16_are_not_hidden_fp8() -> None:
+    layer = msgspec.structs.replace(SICK.network.linears[0], engaged=False)
+    assert outcome_of("MOD006", msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,)))).outcome == "not_applicable"
+
+
+def test_under_deepspeed_the_state_says_no_for_bf16() -> None:
+    training = msgspec.structs.replace(HEALTHY.training, accelerate=Accelerate(mixed_precision="no", distributed="DEEPSPEED", prepared=True, te_autocast=True))
+    finding = finding_of("MOD006", msgspec.structs.replace(HEALTHY, training=training))
+    assert finding is not None
+    assert finding.evidence["precision"] == "bf16"
+
+
+def test_a_state_that_was_made_anew_is_said_to_be() -> None:
+    finding = finding_of("MOD006", msgspec.structs.replace(SICK, environment=Facts().environment))
+    assert finding is not None
+    assert "made anew" in finding.explanation

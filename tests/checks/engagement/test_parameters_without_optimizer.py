@@ -1,0 +1,163 @@
+"""MOD007 on models that Accelerate and PEFT made, and on optimizers that are right or cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+from fp8doctor import inspect_model
+from fp8doctor.checks.engagement.parameters_without_optimizer import parameters_without_optimizer
+from fp8doctor.examine.conversion import Watch
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.finding import Finding, NotApplicable
+from tests.checks.engagement.accelerated import prepare
+from tests.examine.models import llama, lora
+
+Look = Callable[..., Facts]
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD([each for each in parameters if each.requires_grad], lr=0.1)
+
+
+def found(facts: Facts) -> Finding:
+    finding = parameters_without_optimizer(facts)
+    assert isinstance(finding, Finding)
+    return finding
+
+
+def test_accelerate_unfreezes_a_lora_base(look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> None:
+    model = lora(llama())
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    model, optimizer = prepare(monkeypatch, model, sgd(model.parameters()))
+    finding = found(look(model, optimizer=optimizer))
+    assert finding.severity is None, "the check's own, an error"
+    assert finding.evidence["trainable_lora_bases"] == 14
+    assert finding.treatment is not None
+    assert finding.treatment.name == "freeze-again"
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
+
+
+def test_a_converted_base_that_was_unfrozen_later(look: Look) -> None:
+    base = llama().bfloat16()
+    convert_to_float8_training(base, module_filter_fn=lambda module, name: name != "lm_head")
+    model = lora(base)
+    optimizer = sgd(model.parameters())
+    assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
+    model.base_model.model.model.layers[0].mlp.requires_grad_(True)
+    finding = found(look(model, optimizer=optimizer))
+    assert finding.title == "3 trainable parameter tensors are in no optimizer group"
+    assert finding.evidence["first"][0] == "base_model.model.model.layers.0.mlp.gate_proj.base_layer.weight"
+
+
+def test_frozen_layers_that_a_watched_conversion_made_trainable(look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> None:
+    """Without LoRA: only who saw the conversion knows that they were frozen."""
+    with Watch() as watch:
+        model = nn.Sequential(nn.Linear(32, 32).requires_grad_(False), nn.Linear(32, 32))
+        model, optimizer = prepare(monkeypatch, model, sgd(model.parameters()))
+    finding = found(look(model, optimizer=optimizer, watched=watch))
+    assert finding.explanation.startswith("What was frozen in 1 layers is trainable")
+    assert finding.evidence["first"] == ("0.weight", "0.bias")
+
+
+def accelerated(**settings: Any) -> tuple[nn.Module, Any]:
+    """Accelerate's torchao path on one device, as the documentation shows it."""
+    from accelerate import Accelerator
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
+    model, optimizer = Accelerator(mixed_precision="fp8", cpu=True, **settings).prepare(model, sgd(model.parameters()))
+    return model, optimizer
+
+
+def learns(model: nn.Module, optimizer: Any) -> bool:
+    """Whether one step changes a converted weight."""
+    model(torch.ones(32, 32)).pow(2).mean().backward()
+    weight = getattr(model[1].weight, "_tensor", model[1].weight)
+    before = weight.detach().clone()
+    optimizer.step()
+    return not torch.equal(weight, before)
+
+
+def test_accelerate_wraps_the_weights_that_the_optimizer_holds(look: Look, forget_accelerate: None) -> None:
+    model, optimizer = accelerated()
+    finding = found(look(model, optimizer=optimizer))
+    assert (finding.evidence["outside_optimizer"], finding.evidence["wrapped_weights"]) == (2, 2)
+    assert finding.treatment is not None
+    assert finding.treatment.name == "no-float8-all-gather"
+    assert not learns(model, optimizer)
+
+
+def test_a_trainer_does_the_same(monkeypatch: pytest.MonkeyPatch, forget_accelerate: None, tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, max_steps=1, bf16=False, report_to=[], save_strategy="no", disable_tqdm=True)
+    trainer = Trainer(llama(), arguments, train_dataset=[{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8)
+    trainer.train()
+    (finding,) = (each for each in inspect_model(trainer, trial=False).findings if each.code == "MOD007")
+    assert (finding.severity, finding.evidence["wrapped_weights"]) == ("error", 13)
+
+
+def test_treatment_without_the_wrapping_makes_it_silent(look: Look, forget_accelerate: None) -> None:
+    from accelerate.utils import AORecipeKwargs
+
+    model, optimizer = accelerated(kwargs_handlers=[AORecipeKwargs(config=Float8LinearConfig(pad_inner_dim=True))])
+    assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
+    assert learns(model, optimizer)
+
+
+def test_treatment_by_the_variable_makes_it_silent(look: Look, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "false")
+    model, optimizer = accelerated()
+    assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
+
+
+def test_an_optimizer_that_was_built_before_the_layers_were_replaced(look: Look) -> None:
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)))
+    optimizer = sgd(model.parameters())
+    assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
+    model[1] = convert_to_float8_training(nn.Linear(32, 32))
+    finding = found(look(model, optimizer=optimizer))
+    assert finding.evidence["first"] == ("1.weight", "1.bias")
+    assert finding.treatment is not None
+    assert finding.treatment.name == "optimizer-last"
+    assert parameters_without_optimizer(look(model, optimizer=sgd(model.parameters()))) is None
+
+
+def test_without_fp8_it_is_information(look: Look) -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    assert found(look(model, optimizer=sgd(model[1].parameters()))).severity == "info"
+
+
+def test_no_optimizer_is_not_applicable(look: Look) -> None:
+    assert isinstance(parameters_without_optimizer(look(nn.Linear(32, 32))), NotApplicable)
+
+
+def test_an_optimizer_that_is_a_callable_is_unknown() -> None:
+    report = inspect_model(nn.Linear(32, 32), optimizer=lambda parameters: None, trial=False)
+    (outcome,) = (each for each in report.outcomes if each.code == "MOD007")
+    assert (outcome.outcome, "does not call it" in (outcome.reason or "")) == ("unknown", True)
+
+
+class Copies:
+    """A stand-in for DeepSpeed's optimizer, which holds flat copies of the parameters and is no torch.optim.Optimizer."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.param_groups = [{"params": [each.detach().clone() for each in parameters]}]
+
+
+def test_optimizers_whose_groups_cannot_tell_are_unknown(look: Look) -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
+    for optimizer, reason in ((Copies(model.parameters()), "may hold copies"), (torch.optim.Muon([model[0].weight]), "Muon takes matrices only")):
+        facts = look(model, optimizer=optimizer)
+        assert not recorded(facts.training.parameters_outside_optimizer)
+        assert reason in facts.gaps["training.parameters_outside_optimizer"]

@@ -1,0 +1,175 @@
+"""MOD004 on real conversions that stopped half-way, each with its reason, and on filters that are as they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.float8.float8_linear_utils import _auto_filter_for_recipe
+from torchao.prototype.moe_training.config import Float8TrainingOpConfig
+from torchao.quantization import quantize_
+from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
+
+from fp8doctor.checks.engagement.partial_conversion import HEALTHY, partial_conversion
+from fp8doctor.facts import Facts
+from fp8doctor.finding import Finding, NotApplicable
+from tests.checks.engagement.accelerated import prepare
+from tests.examine.models import llama_8b, lora
+
+Look = Callable[..., Facts]
+
+WIDTH = 2048
+
+
+class Block(nn.Module):
+    """A residual block with a narrow Linear between the wide ones, as a gate for each of 12 heads is."""
+
+    def __init__(self, gate: int = 12) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.gate = nn.Linear(WIDTH, gate)
+        self.down = nn.Linear(WIDTH, WIDTH)
+
+
+def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
+    with torch.device("meta"):
+        return build().bfloat16()
+
+
+def fired(facts: Facts, reason: str) -> Finding:
+    finding = partial_conversion(facts)
+    assert isinstance(finding, Finding)
+    assert finding.evidence["reasons"] == (reason,)
+    assert finding.severity is None, "the check's own, a warning"
+    return finding
+
+
+def test_accelerate_stops_at_the_first_unaligned_sibling(look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> None:
+    model = Block()
+    model, _ = prepare(monkeypatch, model, torch.optim.SGD(model.parameters()))
+    finding = fired(look(model), "sibling")
+    assert finding.title == "50 % of the GEMM FLOPs are in FP8; 50 % more could be"
+    assert (finding.evidence["first"], finding.evidence["missing_layers"]) == ("down", 1)
+    assert (finding.evidence["ceiling_now"], finding.evidence["ceiling_with_all"]) == (1.31, 1.88)
+
+
+def test_treatments_for_a_stop_make_it_silent(look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> None:
+    aligned = Block(gate=16)
+    aligned, _ = prepare(monkeypatch, aligned, torch.optim.SGD(aligned.parameters()))
+    assert partial_conversion(look(aligned)) is None
+    assert partial_conversion(look(convert_to_float8_training(on_meta(Block), module_filter_fn=lambda module, name: name != "gate"))) is None
+
+
+def test_accelerate_leaves_out_the_first_and_the_last(look: Look, forget_accelerate: None) -> None:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import AORecipeKwargs
+
+    def mlp() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+
+    finding = fired(look(Accelerator(mixed_precision="fp8", cpu=True).prepare(mlp())), "end")
+    assert finding.evidence["missing_layers"] == 2
+    AcceleratorState._reset_state()
+    recipe = AORecipeKwargs(module_filter_func=lambda module, name: name != "lm_head")
+    assert partial_conversion(look(Accelerator(mixed_precision="fp8", cpu=True, kwargs_handlers=[recipe]).prepare(mlp()))) is None
+
+
+def test_conv1d_beside_a_converted_head(look: Look) -> None:
+    sizes = {"n_layer": 1, "n_embd": WIDTH, "n_head": 8, "vocab_size": 1024, "bos_token_id": 0, "eos_token_id": 0}
+    model = on_meta(lambda: GPT2LMHeadModel(GPT2Config(**sizes)))
+    finding = fired(look(convert_to_float8_training(model)), "conv1d")
+    assert finding.treatment is not None
+    assert finding.treatment.name == "conv1d-to-linear"
+    for parent in list(model.modules()):
+        for name, conv1d in list(parent.named_children()):
+            if type(conv1d).__name__ == "Conv1D":
+                linear = nn.Linear(*conv1d.weight.shape, device="meta")
+                linear.weight.data, linear.bias.data = conv1d.weight.data.T.contiguous(), conv1d.bias.data
+                setattr(parent, name, linear)
+    assert partial_conversion(look(convert_to_float8_training(model))) is None
+
+
+def test_experts_are_not_seen(look: Look) -> None:
+    config = MixtralConfig(num_hidden_layers=1, num_local_experts=4, num_experts_per_tok=2, vocab_size=1024)
+    model = convert_to_float8_training(on_meta(lambda: MixtralForCausalLM(config)), module_filter_fn=lambda module, name: name != "lm_head")
+    finding = fired(look(model), "experts")
+    assert finding.evidence["missing_layers"] == 2
+    quantize_(model, Float8TrainingOpConfig(), filter_fn=lambda module, name: name.endswith("experts"))
+    assert partial_conversion(look(model)) is None
+
+
+NAMES = {f"{block}.{layer}" for block in range(3) for layer in ("up", "down")}
+
+
+def wrapped(model: nn.Module) -> nn.Module:
+    for i in (1, 2):
+        model[i] = torch.compile(model[i], backend="eager")
+    return model
+
+
+def test_exact_names_behind_a_compiled_wrapper(look: Look) -> None:
+    blocks = on_meta(lambda: nn.Sequential(*(Block() for _ in range(3))))
+    model = convert_to_float8_training(wrapped(blocks), module_filter_fn=lambda module, name: name in NAMES)
+    finding = fired(look(model), "wrapped")
+    assert (finding.evidence["first"], finding.evidence["missing_layers"]) == ("1.up", 4)
+    convert_to_float8_training(model, module_filter_fn=lambda module, name: name.replace("_orig_mod.", "") in NAMES)
+    assert partial_conversion(look(model)) is None
+
+
+def test_converting_before_compiling_is_silent(look: Look) -> None:
+    blocks = on_meta(lambda: nn.Sequential(*(Block() for _ in range(3))))
+    assert partial_conversion(look(wrapped(convert_to_float8_training(blocks, module_filter_fn=lambda module, name: name in NAMES)))) is None
+
+
+def test_projections_inside_multi_head_attention(look: Look) -> None:
+    layer = on_meta(lambda: nn.TransformerEncoderLayer(WIDTH, 16))
+    assert fired(look(convert_to_float8_training(layer)), "attention").evidence["first"] == "self_attn.in_proj"
+
+
+def test_torchtunes_lora_is_no_linear() -> None:
+    """From facts alone: torchtune is not a dependency."""
+    converted, other = HEALTHY.network.linears
+    tuned = msgspec.structs.replace(other, use="none", stack="torch", kind="torchtune.modules.peft.lora.LoRALinear")
+    network = msgspec.structs.replace(HEALTHY.network, linears=(converted, tuned))
+    assert fired(msgspec.structs.replace(HEALTHY, network=network), "class").evidence["missing_layers"] == 1
+
+
+@pytest.mark.parametrize(("part", "severity"), [("mlp", "info"), ("self_attn", None)])
+def test_a_filter_of_the_users_own(look: Look, part: str, severity: str | None) -> None:
+    """Leaving out a fifth is a choice and said; leaving out most is a warning."""
+    model = convert_to_float8_training(llama_8b(), module_filter_fn=lambda module, name: part in name)
+    finding = partial_conversion(look(model))
+    assert isinstance(finding, Finding)
+    assert (finding.severity, finding.evidence["reasons"]) == (severity, ("filter",))
+    convert_to_float8_training(model, module_filter_fn=lambda module, name: not name.endswith("lm_head"))
+    assert partial_conversion(look(model)) is None
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_torchaos_own_filter_is_sensible(look: Look, recipe: str) -> None:
+    """It leaves out k_proj and v_proj of an 8B Llama, and the head by name."""
+    model = llama_8b()
+    convert_to_float8_training(model, module_filter_fn=_auto_filter_for_recipe(recipe, ["lm_head"]), config=Float8LinearConfig.from_recipe_name(recipe))
+    facts = look(model)
+    assert {each.name.rpartition(".")[2] for each in facts.network.linears if each.use == "none"} == {"k_proj", "v_proj", "lm_head"}
+    assert partial_conversion(facts) is None
+
+
+def test_adapters_are_not_missed(look: Look) -> None:
+    model = convert_to_float8_training(llama_8b(), module_filter_fn=lambda module, name: name != "lm_head")
+    assert partial_conversion(look(lora(model, rank=128))) is None
+
+
+def test_with_few_tokens_no_layer_is_missed(look: Look) -> None:
+    blocks = on_meta(lambda: nn.Sequential(*(Block() for _ in range(3))))
+    facts = look(convert_to_float8_training(blocks, module_filter_fn=lambda module, name: name == "0.up"), tokens=64)
+    assert partial_conversion(facts) is None
+
+
+def test_without_fp8_nothing_is_partial(look: Look) -> None:
+    assert isinstance(partial_conversion(look(on_meta(Block))), NotApplicable)

@@ -1,0 +1,133 @@
+"""ENV004 on real broken packages, and on the texts that the known ways of being broken give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor.checks.environment.fp8_backend_missing import SICK
+from fp8doctor.examine import examine_surroundings
+from fp8doctor.facts import Environment, Facts, Package, Software, Target
+from tests.checks.environment.live import finding_of, outcome_of
+
+SYMBOL = "libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal, version libcublasLt.so.13"
+
+
+def here() -> Facts:
+    return examine_surroundings(Target(kind="environment", name="environment"))
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A transformer_engine 2.14.1 whose torch part cannot be imported; the empty torch beside it saves its import."""
+    folder = tmp_path / "transformer_engine" / "pytorch"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("try:\n    from . import pytorch\nexcept ImportError:\n    pass")
+    (folder / "__init__.py").write_text(f"raise ImportError({SYMBOL!r})")
+    (tmp_path / "torch.py").touch()
+    metadata = tmp_path / "transformer_engine-2.14.1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: transformer_engine\nVersion: 2.14.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "TE")
+    return folder / "__init__.py"
+
+
+def test_a_half_installed_backend_gives_the_real_reason(package: Path) -> None:
+    finding = finding_of("ENV004", here())
+    assert finding is not None
+    assert finding.severity == "error"
+    assert finding.title == "The FP8 backend transformer_engine 2.14.1 cannot be imported"
+    assert finding.evidence["error"] == f"ImportError: {SYMBOL}"
+    assert "newer cuBLAS" in finding.explanation
+    assert finding.treatment is not None
+    assert finding.treatment.code.startswith("pip install --upgrade nvidia-cublas")
+
+
+def test_a_package_that_imports_is_healthy(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fp8doctor.examine.backend_imports import try_import
+
+    try_import.cache_clear()
+    package.write_text("")
+    assert outcome_of("ENV004", here()).outcome == "healthy"
+
+
+def test_transformer_engine_is_really_missing_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "TE")
+    facts = here()
+    if "transformer_engine" in facts.software.packages:
+        pytest.skip("Transformer Engine is installed")
+    finding = finding_of("ENV004", facts)
+    assert finding is not None
+    assert "It is not installed." in finding.explanation
+    assert finding.treatment is not None
+    assert finding.treatment.code == 'pip install --no-build-isolation "transformer-engine[pytorch]"'
+
+
+def test_nothing_asked_nothing_to_say() -> None:
+    assert outcome_of("ENV004", here()).outcome == "not_applicable"
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "line"),
+    [
+        (f"OSError: {SYMBOL}", "newer cuBLAS", "nvidia-cublas"),
+        ("OSError: /usr/lib/libcudnn_cnn.so.9: undefined symbol: _ZN5cudnn7backend, version libcudnn_graph.so.9", "two cuDNN versions", "LD_LIBRARY_PATH"),
+        ("ImportError: libcudnn_adv.so.9: cannot open shared object file: No such file or directory", "finds no cuDNN", "LD_LIBRARY_PATH"),
+        ("RuntimeError: cudnn shared object not found.", "finds no cuDNN", "LD_LIBRARY_PATH"),
+        (
+            "ImportError: …/transformer_engine_torch.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c106detail14torchCheckFailEPKcS2_jRKNSt7",
+            "built for another torch",
+            "--no-deps --no-build-isolation transformer_engine_torch",
+        ),
+        ("FileNotFoundError: Could not find shared object file for Transformer Engine torch lib.", "not installed", "transformer-engine[pytorch]"),
+        ("RuntimeError: Found empty `transformer-engine` meta package installed. Install ...", "not installed", "transformer-engine[pytorch]"),
+        (
+            "AssertionError: Transformer Engine package version mismatch. Found transformer-engine v2.20.2 and transformer-engine-cu13 v2.19.0.",
+            "different versions",
+            "--force-reinstall",
+        ),
+        ("ZeroDivisionError: division by zero", "ZeroDivisionError", "transformer-engine[pytorch]"),
+    ],
+)
+def test_known_ways_of_being_broken_are_explained(error: str, said: str, line: str) -> None:
+    finding = finding_of("ENV004", msgspec.structs.replace(SICK, environment=Environment(variables={}, backend_imports={"TE": error})))
+    assert finding is not None
+    assert said in finding.explanation
+    assert error.rstrip(".") in finding.explanation
+    assert finding.treatment is not None
+    assert line in finding.treatment.code
+
+
+def test_no_backend_at_all() -> None:
+    asked = Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}, backend_imports={})
+    alone = Software(packages={"accelerate": Package(version="1.15.0", imported=False)})
+    finding = finding_of("ENV004", msgspec.structs.replace(SICK, environment=asked, software=alone))
+    assert finding is not None
+    assert finding.title == "FP8 was asked for and no FP8 backend is installed"
+    both = Software(packages={**alone.packages, "torchao": Package(version="0.18.0", imported=False)})
+    assert outcome_of("ENV004", msgspec.structs.replace(SICK, environment=asked, software=both)).outcome == "not_applicable"
+
+
+def test_mx_layers_without_torchaos_kernels(look: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU build of torch loads none of torchao's libraries; a CUDA build is stood in for by its version."""
+    from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig, MXFP8TrainingRecipe
+    from torchao.quantization import quantize_
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16()
+    quantize_(model, MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_RCEIL), filter_fn=lambda module, name: isinstance(module, nn.Linear))
+    assert callable(look)
+    assert outcome_of("ENV004", look(model)).outcome == "not_applicable"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    facts = look(model)
+    assert facts.software.torchao_libraries == 0
+    finding = finding_of("ENV004", facts)
+    assert finding is not None
+    assert finding.severity == "warning"
+    assert "2 layers need them" in finding.title
+    loaded = msgspec.structs.replace(facts, software=msgspec.structs.replace(facts.software, torchao_libraries=2))
+    assert outcome_of("ENV004", loaded).outcome == "not_applicable"

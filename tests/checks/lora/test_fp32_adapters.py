@@ -1,0 +1,122 @@
+"""LORA002 on real PEFT models: what its defaults make of a BF16 base, and what is no disease."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torchao.float8 import convert_to_float8_training
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fp8doctor.facts import Facts
+from tests.checks.environment.live import finding_of, outcome_of
+
+Look = Callable[..., Facts]
+
+
+def base(dtype: torch.dtype = torch.bfloat16) -> LlamaForCausalLM:
+    config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=256)
+    return LlamaForCausalLM(config).to(dtype)
+
+
+def lora(model: Any, **settings: Any) -> PeftModel:
+    return get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"), **settings)
+
+
+def float8_base() -> LlamaForCausalLM:
+    return convert_to_float8_training(base(), module_filter_fn=lambda module, name: name != "lm_head")
+
+
+def trained(model: Any) -> Any:
+    ids = torch.zeros(1, 16, dtype=torch.int64)
+    model(input_ids=ids, labels=ids).loss.backward()
+    return model
+
+
+@pytest.mark.parametrize("build", [lambda: lora(float8_base()), lambda: trained(lora(base()))], ids=["FP8 base", "a step was seen"])
+def test_the_default_of_peft(build: Callable[[], PeftModel], look: Look) -> None:
+    finding = finding_of("LORA002", look(build()))
+    assert finding is not None
+    assert finding.severity == "warning"
+    assert finding.title == "28 of 28 LoRA matrices are fp32 on a BF16 base"
+    assert finding.evidence["autocast"] is None
+    assert finding.evidence["first"] == "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default"
+
+
+def test_the_treatment_makes_it_silent(look: Look) -> None:
+    model = lora(base())
+    finding = finding_of("LORA002", look(model))
+    assert finding is not None
+    assert finding.treatment is not None
+    exec(finding.treatment.code, {"model": model, "torch": torch})
+    assert outcome_of("LORA002", look(model)).outcome == "healthy"
+    trained(model)
+    assert all(each.grad is not None for each in model.parameters() if each.requires_grad)
+
+
+def test_the_other_way_to_treat_it(look: Look) -> None:
+    assert outcome_of("LORA002", look(lora(float8_base(), autocast_adapter_dtype=False))).outcome == "healthy"
+
+
+def test_under_autocast_only_copies_remain(look: Look) -> None:
+    finding = finding_of("LORA002", look(lora(float8_base()), autocast=torch.bfloat16))
+    assert finding is not None
+    assert finding.severity == "info"
+    assert "bfloat16 autocast" in finding.explanation
+
+
+def test_an_untouched_model_may_still_come_under_autocast(look: Look) -> None:
+    finding = finding_of("LORA002", look(lora(base())))
+    assert finding is not None
+    assert finding.severity == "info"
+
+
+def test_a_model_that_accelerate_has_yet_to_prepare(forget_accelerate: None, look: Look) -> None:
+    from accelerate import Accelerator
+
+    Accelerator(mixed_precision="bf16", cpu=True)
+    finding = finding_of("LORA002", look(lora(float8_base())))
+    assert finding is not None
+    assert finding.severity == "info"
+
+
+def test_on_the_meta_device_the_dtype_is_not_decided(look: Look) -> None:
+    with torch.device("meta"):
+        model = lora(float8_base(), autocast_adapter_dtype=False)
+    assert {each.dtype for name, each in model.named_parameters() if "lora_" in name} == {torch.float32}
+    assert outcome_of("LORA002", look(model)).outcome == "not_applicable"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_base_that_is_not_bf16(dtype: torch.dtype, look: Look) -> None:
+    assert outcome_of("LORA002", look(lora(base(dtype)))).outcome == "not_applicable"
+
+
+def test_without_lora(look: Look) -> None:
+    assert outcome_of("LORA002", look(base())).outcome == "not_applicable"
+
+
+def test_fp32_matmuls_are_what_it_costs() -> None:
+    """What the page says: without autocast the adapters are multiplied in fp32, with it they are not."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Matmuls(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fp32 = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.__name__ in ("mm.default", "addmm.default"):
+                self.fp32 += args[-1].dtype is torch.float32
+            return func(*args, **(kwargs or {}))
+
+    ids, counted = torch.zeros(1, 16, dtype=torch.int64), []
+    for autocast in (False, True):
+        model = lora(base())
+        with Matmuls() as matmuls, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            model(input_ids=ids)
+        counted.append(matmuls.fp32)
+    assert counted == [28, 0]

@@ -1,0 +1,135 @@
+"""MEM003 on real models: fp32 weights that FP8 layers, Accelerate or a measured step make a disease."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import convert_to_float8_training
+
+from fp8doctor.facts import Arm, Facts, Trial
+from tests.checks.environment.live import facts_of, finding_of, outcome_of
+
+Look = Callable[..., Facts]
+
+
+def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64)).to(dtype)
+
+
+def test_a_conversion_in_fp32(look: Look) -> None:
+    finding = finding_of("MEM003", look(convert_to_float8_training(mlp())))
+    assert finding is not None
+    assert finding.severity == "warning"
+    assert finding.title == "2 of 2 Linears are fp32, and there is no autocast"
+    assert finding.explanation.startswith("The model has 2 FP8 layers, but 100 % of the weights are fp32")
+    assert finding.treatment is not None
+    assert finding.treatment.name == "autocast-bf16"
+
+
+def test_the_treatment_makes_it_silent(look: Look) -> None:
+    model = convert_to_float8_training(mlp())
+    finding = finding_of("MEM003", look(model))
+    assert finding is not None
+    assert finding.treatment is not None
+    assert model(torch.zeros(16, 64)).dtype is torch.float32
+    exec(finding.treatment.code, {"model": model, "torch": torch})
+    facts = look(model)
+    assert facts.training.autocast == "bfloat16"
+    assert outcome_of("MEM003", facts).outcome == "healthy"
+    model[2].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    seen: list[torch.dtype] = []
+    model(torch.zeros(16, 64)).sum().backward()
+    assert seen == [torch.bfloat16]
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        (lambda: convert_to_float8_training(mlp(torch.bfloat16)), {}),
+        (lambda: convert_to_float8_training(mlp()), {"autocast": torch.bfloat16}),
+        (lambda: nn.Sequential(convert_to_float8_training(mlp(torch.bfloat16)), nn.Linear(16, 16)), {}),
+    ],
+    ids=["BF16 weights", "autocast", "a small fp32 part"],
+)
+def test_healthy_fp8(model: Callable[[], nn.Module], fields: dict[str, Any], look: Look) -> None:
+    assert outcome_of("MEM003", look(model(), **fields)).outcome == "healthy"
+
+
+class Inside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = convert_to_float8_training(mlp())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            return self.body(x)
+
+
+def step_inside(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    with torch.amp.autocast("cpu", dtype=torch.bfloat16):
+        return model(batch).sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [(Inside, {}), (lambda: convert_to_float8_training(mlp()), {"training_step": step_inside})],
+    ids=["in the forward", "in the training step"],
+)
+def test_an_autocast_inside_cannot_be_ruled_out(model: Callable[[], nn.Module], fields: dict[str, Any], look: Look) -> None:
+    assert outcome_of("MEM003", look(model(), **fields)).outcome == "not_applicable"
+
+
+def test_fp32_router_and_head_are_left_alone(look: Look) -> None:
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.body, self.head = nn.Embedding(512, 64), mlp(), nn.Linear(64, 512)
+
+    model = convert_to_float8_training(Decoder().bfloat16(), module_filter_fn=lambda module, name: name != "head")
+    model.head.float()
+    assert outcome_of("MEM003", look(model)).outcome == "healthy"
+
+
+def test_an_untouched_fp32_model_is_not_sick(look: Look) -> None:
+    assert outcome_of("MEM003", look(mlp())).outcome == "not_applicable"
+
+
+def measured(facts: Facts, device: str) -> Facts:
+    """The facts with a trial beside them, as a trial on that device leaves it."""
+    return msgspec.structs.replace(facts, trial=Trial(device=device, arms=(Arm(name="as_is", tried=True, reason=None, step_ms=10.0),), reliable=True))
+
+
+@pytest.mark.parametrize(("device", "outcome"), [("cuda", "sick"), ("cpu", "not_applicable")])
+def test_a_measured_step_in_fp32(device: str, outcome: str, look: Look) -> None:
+    assert outcome_of("MEM003", measured(look(mlp()), device)).outcome == outcome
+    assert outcome_of("MEM003", measured(look(mlp(torch.bfloat16)), device)).outcome in ("healthy", "not_applicable")
+
+
+PREPARED = """
+from accelerate import Accelerator
+model = Accelerator(mixed_precision="bf16").prepare(model)
+"""
+
+ANNOUNCED = """
+from accelerate import Accelerator
+accelerator = Accelerator(mixed_precision="bf16")
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "outcome"),
+    [
+        (PREPARED, "healthy"),
+        (PREPARED + "model.forward = model._original_forward", "sick"),
+        (ANNOUNCED, "not_applicable"),
+        (ANNOUNCED + "from torchao.float8 import convert_to_float8_training\nconvert_to_float8_training(model)", "not_applicable"),
+    ],
+    ids=["prepared", "its autocast taken off", "not prepared yet", "converted and not prepared yet"],
+)
+def test_what_accelerate_prepared(program: str, outcome: str) -> None:
+    assert outcome_of("MEM003", facts_of(program)).outcome == outcome

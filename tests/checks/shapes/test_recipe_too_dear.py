@@ -1,0 +1,122 @@
+"""SHP005: the recipe read back from real torchao models, steps as they were measured on an H200 and on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torchao.float8
+from torch import nn
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+from fp8doctor.checks.shapes.recipe_too_dear import recipe_too_dear
+from fp8doctor.facts import Arm, Facts
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from tests.checks.arms import failed, ran, timed
+from tests.checks.real_trial import tried
+
+Look = Callable[..., Facts]
+
+WIDTH_1024 = {"tensorwise": 88.31, "rowwise": 122.57, "rowwise-with-gw-hp": 94.21}
+WIDTH_4096 = {"tensorwise": 71.55, "rowwise": 85.76, "rowwise-with-gw-hp": 83.57}
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).bfloat16()
+
+
+def converted(recipe: str) -> nn.Module:
+    return convert_to_float8_training(mlp(), config=Float8LinearConfig.from_recipe_name(recipe))
+
+
+def compiled(facts: Facts, own: str, steps: dict[str, float], **fields: str) -> Facts:
+    others = (ran(f"recipe-{recipe}", ms, base="as_is") for recipe, ms in steps.items() if recipe != own)
+    return timed(facts, ran("as_is", steps[own]), *others, **fields)
+
+
+def test_rowwise_on_narrow_layers(look: Look) -> None:
+    finding = recipe_too_dear(compiled(look(converted("rowwise"), tokens=16384), "rowwise", WIDTH_1024))
+    assert isinstance(finding, Finding)
+    assert finding.title == "The recipe tensorwise is 1.39x as fast as rowwise"
+    assert finding.saving_ms is not None
+    assert (finding.saving_ms.basis, finding.saving_ms.middle) == ("measured", pytest.approx(122.57 - 88.31))
+    assert finding.evidence["rowwise_with_gw_hp_step_ms"] == 94.21
+
+
+def test_the_printed_treatment_makes_it_silent(look: Look) -> None:
+    finding = recipe_too_dear(compiled(look(converted("rowwise"), tokens=16384), "rowwise", WIDTH_1024))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert finding.treatment.name == "recipe-tensorwise"
+    model = mlp()
+    exec(finding.treatment.code, vars(torchao.float8) | {"model": model})
+    facts = look(model, tokens=16384)
+    assert {linear.recipe for linear in facts.network.linears} == {"tensorwise"}
+    assert recipe_too_dear(compiled(facts, "tensorwise", WIDTH_1024)) is None
+
+
+def test_names_of_torchao_come_back_from_names_of_arms(look: Look) -> None:
+    steps = {"tensorwise": 100.0, "rowwise-with-gw-hp": 90.0}
+    finding = recipe_too_dear(compiled(look(converted("tensorwise"), tokens=16384), "tensorwise", steps))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert finding.treatment.name == "recipe-rowwise-with-gw-hp"
+    exec(finding.treatment.code, vars(torchao.float8) | {"model": mlp()})
+
+
+def test_tensorwise_on_wide_layers(look: Look) -> None:
+    assert recipe_too_dear(compiled(look(converted("tensorwise"), tokens=8192), "tensorwise", WIDTH_4096)) is None
+
+
+def test_what_a_recipe_changes_is_its_base(look: Look) -> None:
+    """On an eager job the recipes are timed on top of the prescription: what compiling saves is not theirs."""
+    arms = ran("as_is", 366.0), ran("prescribed", 88.3, base="as_is"), ran("recipe-rowwise", 122.6, base="prescribed")
+    assert recipe_too_dear(timed(look(converted("tensorwise"), tokens=16384), *arms)) is None
+
+
+@pytest.mark.parametrize(("ms", "spread_ms"), [(98.0, 0.0), (90.0, 15.0)], ids=["within what is called even", "within the spread"])
+def test_no_difference_is_claimed(look: Look, ms: float, spread_ms: float) -> None:
+    arms = ran("as_is", 100.0), ran("recipe-tensorwise", ms, spread_ms=spread_ms, base="as_is")
+    assert recipe_too_dear(timed(look(converted("rowwise"), tokens=16384), *arms)) is None
+
+
+def test_a_cpu_says_nothing_about_a_gpu(look: Look) -> None:
+    finding = recipe_too_dear(compiled(look(converted("rowwise"), tokens=64), "rowwise", WIDTH_1024, device="cpu"))
+    assert isinstance(finding, Finding)
+    assert finding.severity == "info"
+    assert "CPU" in finding.explanation
+
+
+@pytest.mark.parametrize(
+    ("arms", "reason"),
+    [
+        ((ran("as_is"),), "no other recipe was timed"),
+        ((ran("as_is"), failed("recipe-tensorwise", "torchao cannot be imported")), "no other recipe was timed: torchao cannot be imported"),
+        ((failed("as_is", "it raises"), ran("recipe-tensorwise", base="as_is")), "no other recipe was timed"),
+    ],
+)
+def test_without_a_comparison_there_is_no_answer(look: Look, arms: tuple[Arm, ...], reason: str) -> None:
+    assert recipe_too_dear(timed(look(converted("rowwise"), tokens=16384), *arms)) == NotApplicable(reason=reason)
+
+
+def test_bf16_has_no_recipe(look: Look) -> None:
+    assert isinstance(recipe_too_dear(timed(look(mlp(), tokens=16384), ran("as_is"))), NotApplicable)
+
+
+def test_the_trial_tries_what_the_check_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real arms, eager on a CPU: whichever is faster, each is compared with the step as it is."""
+    names = [f"recipe-{name}" for name in ("tensorwise", "rowwise-with-gw-hp")]
+    layer = convert_to_float8_training(nn.Sequential(nn.Linear(16, 16)).bfloat16(), config=Float8LinearConfig.from_recipe_name("rowwise"))
+    facts = tried(
+        layer,
+        torch.ones(16, 16, dtype=torch.bfloat16),
+        lambda of, as_is: [of.arm(as_is, Treatment(name=name, summary="", code="")) for name in names],
+        monkeypatch,
+    )
+    assert {arm.name: (arm.tried, arm.reason) for arm in facts.trial.arms if arm.name in names} == dict.fromkeys(names, (True, None))
+    answer = recipe_too_dear(facts)
+    assert not isinstance(answer, NotApplicable)
+    if answer is not None:
+        assert answer.severity == "info"
+        assert answer.evidence["own_recipe"] == ("rowwise",)

@@ -1,0 +1,34 @@
+"""Facts of a real job with a real trial on the CPU, of a few of its arms only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from fp8doctor.examine import examine
+from fp8doctor.facts import Facts, Target, Workload
+from fp8doctor.job import Job
+from fp8doctor.trial import timer
+from fp8doctor.trial.arms import arms
+from fp8doctor.trial.conductor import conduct
+
+
+def tried(model: nn.Module, batch: Any, *names: str, **fields: Any) -> Facts:
+    """The facts of the job with the named arms timed, as few rounds as there can be."""
+    workload = Workload(tokens=64, loss_source="mean", optimizer_source="made up", autocast_source="none", accumulate=1)
+    job = Job(model=model, target=Target(kind="live", name=type(model).__name__), workload=workload, batch=batch, **fields)
+    facts = examine(job)
+    plans = [plan for plan in arms(facts, (), job) if plan.name in names]
+    assert [plan.name for plan in plans] == list(names)
+    most, timer.MOST_ROUNDS = timer.MOST_ROUNDS, timer.LEAST_ROUNDS
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        trial = conduct(job, [blocks.name for blocks in facts.network.blocks], plans, torch.device("cpu"), budget_s=120, progress=lambda text, arm: None)
+    finally:
+        timer.MOST_ROUNDS = most
+        torch.set_num_threads(threads)
+    return msgspec.structs.replace(facts, trial=trial)

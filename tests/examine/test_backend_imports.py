@@ -1,0 +1,137 @@
+"""The try to import an FP8 backend: real broken packages on ``sys.path``, imported in a real process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fp8doctor.examine import backend_imports
+from fp8doctor.examine.backend_imports import backend_to_come, try_backends, try_import
+from fp8doctor.examine.environment import examine_environment
+from fp8doctor.facts import recorded
+
+MISSING = {"TE": "ModuleNotFoundError: No module named 'transformer_engine'"}
+
+Install = Callable[..., Path]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Install:
+    """Puts packages first on ``sys.path``; beside them an empty torch, so that the process of its own starts at once."""
+    (tmp_path / "torch.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(module: str, code: str) -> Path:
+        folder = tmp_path
+        for part in module.split("."):
+            folder /= part
+            folder.mkdir(exist_ok=True)
+            (folder / "__init__.py").touch()
+        (folder / "__init__.py").write_text(code)
+        return folder
+
+    return write
+
+
+def tried(**variables: str) -> dict[str, str | None]:
+    gaps: dict[str, str] = {}
+    found = try_backends(variables, gaps)
+    assert gaps == {}
+    return found
+
+
+def test_nothing_is_tried_where_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
+    assert tried() == tried(ACCELERATE_MIXED_PRECISION="bf16") == tried(ACCELERATE_MIXED_PRECISION="fp8", ACCELERATE_FP8_BACKEND="te") == {}
+
+
+def test_a_package_that_is_not_installed_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
+    try_import.cache_clear()
+    assert tried(ACCELERATE_FP8_BACKEND="TE") == MISSING
+
+
+def test_what_is_loaded_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchao.float8
+
+    monkeypatch.setattr(backend_imports, "try_import", lambda *_: pytest.fail(f"tried beside {torchao.float8}"))
+    assert tried(ACCELERATE_FP8_BACKEND="AO") == {"AO": None}
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("", None),
+        ("print('fp8doctor is a word that libraries may print')", None),
+        ("raise ImportError('libtransformer_engine.so: undefined symbol: cublasLtX')", "ImportError: libtransformer_engine.so: undefined symbol: cublasLtX"),
+        ("raise OSError('two\\nlines')", "OSError: two lines"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("import os; os._exit(7)", "the process that imported it ended with code 7"),
+        ("import os; os.abort()", "the process that imported it ended with code -6"),
+    ],
+)
+def test_the_real_reason_comes_out(install: Install, code: str, error: str | None) -> None:
+    install("transformer_engine.pytorch", code)
+    assert tried(ACCELERATE_FP8_BACKEND="TE") == {"TE": error}
+
+
+def test_a_package_that_swallows_the_reason_does_not_hide_it(install: Install) -> None:
+    install("transformer_engine.pytorch", "raise ImportError('no torch extension')")
+    install("transformer_engine", "try:\n    from . import pytorch\nexcept ImportError:\n    pass")
+    install("transformer_engine.pytorch", "raise ImportError('no torch extension')")
+    assert tried(ACCELERATE_FP8_BACKEND="TE") == {"TE": "ImportError: no torch extension"}
+
+
+def test_the_try_leaves_no_trace(install: Install) -> None:
+    folder = install("transformer_engine.pytorch", "import os; os.environ['LEFT'] = '1'")
+    before = set(sys.modules), dict(os.environ), list(sys.path)
+    tried(ACCELERATE_FP8_BACKEND="TE")
+    assert (set(sys.modules), dict(os.environ), list(sys.path)) == before
+    assert not list(folder.parent.rglob("__pycache__"))
+
+
+def test_homes_and_secrets_are_scrubbed(install: Install) -> None:
+    install("transformer_engine.pytorch", "raise ImportError('/home/somebody/te.so: hf_abcdefghijklmnopqrstuvwxyz01234567')")
+    assert tried(ACCELERATE_FP8_BACKEND="TE") == {"TE": "ImportError: ~/te.so: <secret>"}
+
+
+def test_a_try_that_does_not_end_is_a_gap(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("transformer_engine.pytorch", "import time; time.sleep(60)")
+    monkeypatch.setattr(backend_imports, "TIME_LIMIT_S", 0.5)
+    gaps: dict[str, str] = {}
+    assert not recorded(try_backends({"ACCELERATE_FP8_BACKEND": "TE"}, gaps))
+    assert gaps == {"environment.backend_imports": "trying to import transformer_engine.pytorch did not end: it took more than 0.5 s"}
+
+
+def test_examine_fills_the_fact(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("transformer_engine.pytorch", "raise ImportError('broken')")
+    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "TE")
+    assert examine_environment({})[1].backend_imports == {"TE": "ImportError: broken"}
+
+
+def test_without_a_name_accelerate_takes_the_first_that_is_installed(install: Install, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order is the one of the real Accelerator, which says what it took."""
+    import accelerate.accelerator as accelerator
+
+    install("transformer_engine.pytorch", "")
+    asked = {"ACCELERATE_MIXED_PRECISION": "fp8"}
+    assert backend_to_come(asked) == "AO"
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    monkeypatch.setattr(accelerator, "is_transformer_engine_available", lambda: True)
+    assert accelerator.Accelerator(cpu=True).fp8_backend == "AO"
+    monkeypatch.setattr(backend_imports, "_is_installed", lambda package: package != "torchao")
+    assert backend_to_come(asked) == "TE"
+
+
+def test_an_accelerator_that_was_made_goes_before_the_variable(forget_accelerate: None) -> None:
+    from accelerate import Accelerator
+
+    Accelerator(mixed_precision="bf16", cpu=True)
+    assert backend_to_come({"ACCELERATE_MIXED_PRECISION": "fp8"}) is None
+    assert backend_to_come({"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": "TE"}) == "TE", "prepare takes a named one all the same"

@@ -1,0 +1,117 @@
+"""`Training.use_cache` against what transformers' models do in a training forward: whether a cache is made is counted."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration, Trainer, TrainingArguments
+from transformers.cache_utils import Cache
+
+from tests.examine.models import llama, training
+from tests.test_untouched_models import DECODERS, ENCODERS, Untouched
+
+
+@pytest.fixture
+def caches(monkeypatch: pytest.MonkeyPatch) -> list[Cache]:
+    """Every cache that is made."""
+    made: list[Cache] = []
+    original = Cache.__init__
+
+    @functools.wraps(original)
+    def counted(self: Cache, *arguments: Any, **settings: Any) -> None:
+        made.append(self)
+        original(self, *arguments, **settings)
+
+    monkeypatch.setattr(Cache, "__init__", counted)
+    return made
+
+
+def step(model: nn.Module, device: str = "cpu") -> None:
+    ids = torch.ones((2, 16), dtype=torch.long, device=device)
+    model(input_ids=ids, labels=ids)
+
+
+@pytest.mark.parametrize("untouched", [*DECODERS, *ENCODERS], ids=lambda each: each.model)
+def test_what_transformers_does(untouched: Untouched, caches: list[Cache]) -> None:
+    model = untouched.build().train()
+    step(model, "meta")
+    assert bool(training(model).use_cache) is bool(caches)
+
+
+SIZES: dict[str, Any] = {"d_model": 16, "vocab_size": 64, "decoder_start_token_id": 0}
+
+
+def bart() -> nn.Module:
+    config = BartConfig(encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16, **SIZES)
+    return BartForConditionalGeneration(config)
+
+
+def t5() -> nn.Module:
+    return T5ForConditionalGeneration(T5Config(num_layers=1, d_ff=16, d_kv=4, num_heads=4, **SIZES))
+
+
+@pytest.mark.parametrize(("build", "made"), [(bart, False), (t5, True)])
+def test_encoder_decoders(build: Callable[[], nn.Module], made: bool, caches: list[Cache]) -> None:
+    model = build().train()
+    step(model)
+    assert training(model).use_cache is bool(caches) is made
+
+
+def switched_off(model: nn.Module) -> nn.Module:
+    model.config.use_cache = False
+    return model
+
+
+def checkpointed(model: nn.Module) -> nn.Module:
+    model.gradient_checkpointing_enable()
+    return model
+
+
+def adapted(model: nn.Module) -> nn.Module:
+    return get_peft_model(model, LoraConfig(r=2, target_modules="all-linear"))
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    for block in model.model.layers:
+        block.compile(backend="eager")
+    return model
+
+
+def wrapped(model: nn.Module) -> nn.Module:
+    model.model.forward = torch.autocast("cpu", torch.bfloat16)(model.model.forward)
+    return model
+
+
+@pytest.mark.parametrize(("change", "made"), [(switched_off, False), (checkpointed, False), (adapted, True), (compiled, True), (wrapped, True)])
+def test_what_is_done_to_a_model(change: Callable[[nn.Module], nn.Module], made: bool, caches: list[Cache]) -> None:
+    model = change(llama(use_cache=True)).train()
+    step(model)
+    assert training(model).use_cache is bool(caches) is made
+
+
+def test_a_trainer_switches_it_off(tmp_path: Any) -> None:
+    model = llama(use_cache=True)
+    arguments = TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True, max_steps=1, per_device_train_batch_size=1)
+    ids = torch.ones(8, dtype=torch.long)
+    assert training(model).use_cache is True
+    assert training(model, trainer=arguments).use_cache is False
+    trainer = Trainer(model=model, args=arguments, train_dataset=[{"input_ids": ids, "labels": ids}])
+    trainer.train()
+    assert training(model, trainer=trainer).use_cache is model.config.use_cache is False
+    asked = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, use_cache=True)
+    assert training(llama(use_cache=True), trainer=asked).use_cache is True
+
+
+def test_models_without_a_cache() -> None:
+    assert training(nn.Linear(4, 4)).use_cache is None
+    assert (
+        training(transformers.ViTModel(transformers.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16))).use_cache
+        is None
+    )

@@ -1,0 +1,32 @@
+"""FP8 with Transformer Engine was asked for, and the installed one cannot be imported.
+
+The folder broken_te stands in for a half-installed package, so that the patient is sick where a healthy one is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"
+os.environ["ACCELERATE_FP8_BACKEND"] = "TE"
+sys.path.insert(0, str(Path(__file__).with_name("broken_te")))
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+MUST = ("ENV004",)
+MUST_NOT = ("ENV001", "ENV002", "ENV003", "ENV005", "ENV006", "ENV008", "CMP001", "MOD003", "SHP001")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def build_model(layers: int = 2) -> torch.nn.Module:
+    config = LlamaConfig(hidden_size=256, intermediate_size=1024, num_hidden_layers=layers, num_attention_heads=4, vocab_size=8192, use_cache=False)
+    return LlamaForCausalLM(config).to(DEVICE, torch.bfloat16)
+
+
+def example_batch() -> dict[str, torch.Tensor]:
+    tokens = torch.randint(0, 8192, (2, 128), device=DEVICE)
+    return {"input_ids": tokens, "labels": tokens}

@@ -1,0 +1,30 @@
+"""ACCELERATE_FP8_BACKEND=AO is left from an FP8 run, and this is the BF16 run: `prepare` would raise AttributeError.
+
+The file stops before the call that raises.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["ACCELERATE_FP8_BACKEND"] = "AO"
+
+import torch
+from accelerate import Accelerator
+from transformers import LlamaConfig, LlamaForCausalLM
+
+MUST = ("ENV008",)
+MUST_NOT = ("ENV001", "ENV002", "ENV003", "ENV004", "ENV005", "MOD001", "MOD006", "CMP001")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def build_model(layers: int = 2) -> torch.nn.Module:
+    Accelerator(mixed_precision="bf16")
+    config = LlamaConfig(hidden_size=256, intermediate_size=1024, num_hidden_layers=layers, num_attention_heads=4, vocab_size=8192, use_cache=False)
+    return LlamaForCausalLM(config).to(DEVICE, torch.bfloat16)
+
+
+def example_batch() -> dict[str, torch.Tensor]:
+    tokens = torch.randint(0, 8192, (2, 128), device=DEVICE)
+    return {"input_ids": tokens, "labels": tokens}

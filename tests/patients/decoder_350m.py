@@ -1,0 +1,11 @@
+"""The compiled 454 M decoder under the name it had: nothing is wrong with it but the size that it is compared by."""
+
+from __future__ import annotations
+
+from decoder_454m_compiled import build_model, example_batch, loss
+
+__all__ = ["build_model", "example_batch", "loss"]
+
+MUST: tuple[str, ...] = ()
+MUST_NOT = ("CMP001", "CMP002", "CMP004", "MOD001", "MOD003", "SHP001")
+HEALTHY = True

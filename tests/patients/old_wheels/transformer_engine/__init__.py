@@ -1,0 +1,1 @@
+"""Nothing of Transformer Engine but its name: the version beside it is what the patient is about."""

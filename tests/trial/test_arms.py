@@ -1,0 +1,183 @@
+"""Which arms the facts of a real job ask for, on which base, and that each of them really runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+from fp8doctor.examine import examine
+from fp8doctor.facts import Facts, Target, Workload
+from fp8doctor.finding import Treatment
+from fp8doctor.job import Job
+from fp8doctor.prescription import Step
+from fp8doctor.trial import timer
+from fp8doctor.trial.arms import arms
+from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.variant import ArmPlan
+from tests.examine.models import Stacked, llama, lora
+
+TOKENS = {"input_ids": torch.arange(32).reshape(2, 16), "labels": torch.arange(32).reshape(2, 16)}
+BASELINES = {"as_is": None, "bf16": None, "bf16_compiled": None, "bf16_again": None}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(timer, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(timer, "LEAST_ROUNDS", 2)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def job(model: nn.Module, **fields: Any) -> Job:
+    return Job(**{"model": model.train(), "target": Target(), "workload": Workload(accumulate=1), "batch": TOKENS, **fields})
+
+
+def float8(model: nn.Module, recipe: str = "tensorwise") -> nn.Module:
+    config = Float8LinearConfig.from_recipe_name(recipe)
+    return convert_to_float8_training(model, config=config, module_filter_fn=lambda layer, name: "head" not in name and "lora" not in name)
+
+
+def steps(*names: str) -> list[Step]:
+    return [Step(code="AAA001", mends=("AAA001",), title="t", treatment=Treatment(name=name, summary="s", code="c")) for name in names]
+
+
+def plans(of: Job, *proposed: str) -> dict[str, ArmPlan]:
+    return {plan.name: plan for plan in arms(examine(of), steps(*proposed), of)}
+
+
+def bases(of: Job, *proposed: str) -> dict[str, str | None]:
+    return {name: plan.base for name, plan in plans(of, *proposed).items()}
+
+
+def test_eager_fp8_with_its_cure_is_explored_on_top_of_it() -> None:
+    found = plans(job(float8(Stacked().bfloat16())), "compile-blocks")
+    recipes = {"recipe-rowwise": "prescribed", "recipe-rowwise-with-gw-hp": "prescribed"}
+    assert {name: plan.base for name, plan in found.items()} == {**BASELINES, "prescribed": "as_is", **recipes}
+    assert list(found)[:5] == ["as_is", "bf16", "bf16_compiled", "prescribed", "bf16_again"]
+    assert found["prescribed"].treatments == ("compile-blocks",)
+    assert found["recipe-rowwise"].treatments == ("recipe-rowwise",)
+    assert [name for name, plan in found.items() if plan.explored] == list(recipes)
+
+
+def test_several_proposals_are_timed_together_and_alone_and_compiled_last() -> None:
+    found = plans(job(float8(Stacked().bfloat16())), "compile-blocks", "keep-in-bf16", "unset-variable", "stay-in-bf16")
+    assert found["prescribed"].treatments == ("keep-in-bf16", "compile-blocks")
+    assert (found["keep-in-bf16"].base, found["compile-blocks"].base) == ("as_is", "as_is")
+    assert "stay-in-bf16" not in found
+
+
+def test_uncompiled_fp8_without_its_cure_tries_no_recipe() -> None:
+    assert bases(job(float8(Stacked().bfloat16()))) == BASELINES
+
+
+def test_a_recipe_that_does_not_run_on_this_gpu_is_not_tried() -> None:
+    of = job(float8(Stacked().bfloat16()))
+    facts = msgspec.structs.replace(examine(of), recipe_tries={"rowwise": "not supported"})
+    assert [plan.name for plan in arms(facts, steps("compile-blocks"), of) if plan.explored] == ["recipe-rowwise-with-gw-hp"]
+
+
+def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
+    model = float8(Stacked().bfloat16(), "rowwise")
+    model.compile()
+    found = bases(job(model))
+    assert found == {**BASELINES, "recipe-tensorwise": "as_is", "recipe-rowwise-with-gw-hp": "as_is", "compile-blocks": "as_is"}
+
+
+def test_a_model_without_fp8_is_tried_in_two_recipes() -> None:
+    found = plans(job(Stacked().bfloat16()))
+    assert list(found) == ["as_is", "bf16_compiled", "float8_tensorwise", "float8_rowwise", "bf16_again"]
+    assert found["float8_rowwise"].treatments == ("convert-rowwise", "compile-blocks")
+    in_fp32 = plans(job(Stacked()))["float8_rowwise"]
+    assert in_fp32.treatments == ("autocast-bf16", "convert-rowwise", "compile-blocks")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "explored"),
+    [(torch.optim.AdamW, ["fused-optimizer"]), (lambda parameters: torch.optim.AdamW(parameters, fused=True), []), (torch.optim.Adadelta, [])],
+    ids=["foreach", "fused", "without a fused form"],
+)
+def test_an_optimizer_that_could_be_fused_is(optimizer: Any, explored: list[str]) -> None:
+    model = Stacked().bfloat16()
+    assert [name for name, plan in plans(job(model, optimizer=optimizer(model.parameters()))).items() if plan.explored] == explored
+
+
+def test_fp32_without_autocast_is_compared_with_bf16_and_tried_in_it() -> None:
+    found = plans(job(float8(Stacked())))
+    assert found["bf16"].treatments == found["bf16_compiled"].treatments == ("autocast-bf16",)
+    assert [name for name, plan in found.items() if plan.explored] == ["autocast-bf16", "bf16-parameters"]
+    under = plans(job(float8(Stacked()), autocast=torch.bfloat16))
+    assert under["bf16"].treatments == ()
+    assert not any(plan.explored for plan in under.values())
+
+
+def test_a_cache_in_training_is_tried_without() -> None:
+    of = job(llama(use_cache=True).bfloat16())
+    assert [name for name, plan in plans(of).items() if plan.explored] == ["cache-off"]
+
+
+def sick() -> Job:
+    """A LoRA job with most of what the trial looks for on its own, uncompiled."""
+    model = lora(llama(attn_implementation="eager").bfloat16())
+    model.enable_input_require_grads()
+    model.gradient_checkpointing_enable()
+    model = float8(model)
+    return job(model, optimizer=torch.optim.AdamW(model.parameters()))
+
+
+SICK_ARMS = {
+    "checkpointing-off": "as_is",
+    "attention-sdpa": "as_is",
+    "fused-optimizer": "as_is",
+    "bf16_without_checkpointing": "bf16",
+    "without_adapters": "as_is",
+}
+
+
+def test_every_exploration_runs_and_proves_what_it_says() -> None:
+    of = sick()
+    facts: Facts = examine(of)
+    wanted = {plan.name: plan.base for plan in arms(facts, [], of) if plan.explored}
+    assert wanted == SICK_ARMS
+    tried = [plan for plan in arms(facts, steps("adapters-to-bf16"), of) if plan.name not in ("bf16_compiled", "bf16_again")]
+    result = conduct(of, ["base_model.model.model.layers"], tried, torch.device("cpu"), budget_s=600, progress=lambda text, arm: None)
+    timed = {arm.name: arm for arm in result.arms}
+    assert {arm.name: arm.reason for arm in result.arms if not arm.tried} == {}
+    assert set(timed) >= {"as_is", "bf16", "prescribed", *SICK_ARMS}
+    base = timed["fused-optimizer"].base or ""
+    assert timed[base].treatments == ("adapters-to-bf16",)
+    gemms = {name: timed[name].fp8_gemms for name in ("as_is", base, *SICK_ARMS)}
+    recomputed = gemms["as_is"]
+    assert recomputed is not None
+    assert gemms["checkpointing-off"] < recomputed
+    assert gemms["bf16_without_checkpointing"] == 0
+    assert all(gemms[name] == recomputed for name in (base, "attention-sdpa", "fused-optimizer"))
+    assert gemms["without_adapters"] == recomputed + 3 * 2, "the gradient goes on to the embedding, through q, k and v of the first block"
+
+
+def test_fp32_arms_run_in_bf16() -> None:
+    of = job(float8(Stacked()), batch=torch.arange(32).reshape(2, 16))
+    seen: dict[str, set[torch.dtype]] = {}
+
+    def watched(plan: ArmPlan) -> ArmPlan:
+        def make(variant: Any) -> Any:
+            made = plan.make(variant)
+            made.model.blocks[0].register_forward_hook(lambda module, arguments, output: seen.setdefault(plan.name, set()).add(module.up(output).dtype))
+            return made
+
+        return replace(plan, make=make)
+
+    tried = [watched(plan) for plan in plans(of).values() if plan.name in ("as_is", "bf16", "autocast-bf16", "bf16-parameters")]
+    result = conduct(of, ["blocks"], tried, torch.device("cpu"), budget_s=600, progress=lambda text, arm: None)
+    assert {arm.name for arm in result.arms if arm.tried} >= {"as_is", "bf16", "autocast-bf16", "bf16-parameters"}
+    seen.pop("combination", None)
+    assert seen == {"as_is": {torch.float32}, "bf16": {torch.bfloat16}, "autocast-bf16": {torch.bfloat16}, "bf16-parameters": {torch.bfloat16}}
+    assert {parameter.dtype for parameter in of.model.parameters()} == {torch.float32}

@@ -1,0 +1,174 @@
+"""Cuts from the model file's own function, and what is done when the memory is short."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Arm, Target, Trial, Workload
+from fp8doctor.job import Job
+from fp8doctor.trial import timer
+from fp8doctor.trial.arms import as_it_is, eager_bf16
+from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.step import optimizer_for
+from fp8doctor.trial.variant import ArmPlan, Variant
+from tests.trial.test_conductor import Decoder
+
+AS_IS = ArmPlan("as_is", as_it_is)
+BF16 = ArmPlan("bf16", eager_bf16, fp8=False)
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer, "MOST_ROUNDS", timer.LEAST_ROUNDS)
+
+
+def mean(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    return output.float().mean()
+
+
+def trial(*arms: ArmPlan, model: nn.Module, **settings: Any) -> Trial:
+    job = Job(**{"model": model, "target": Target(), "workload": Workload(accumulate=1), "batch": torch.randint(0, 96, (1, 8)), "loss": mean, **settings})
+    return conduct(job, ["blocks"], arms or (AS_IS,), torch.device("cpu"), budget_s=30, progress=lambda text, arm: None)
+
+
+def on_meta(blocks: int) -> Decoder:
+    with torch.device("meta"):
+        return Decoder(blocks)
+
+
+def kept(arm: Arm) -> list[dict[str, int]]:
+    return [dict(cut.blocks) for cut in arm.cuts]
+
+
+def test_a_model_without_weights_is_cut_by_its_own_function() -> None:
+    asked: list[int] = []
+
+    def rebuild(layers: int) -> tuple[nn.Module, None]:
+        asked.append(layers)
+        return Decoder(layers), None
+
+    result = trial(model=on_meta(80), rebuild=rebuild)
+    assert asked == [4, 12]
+    assert result.blocks == {"blocks": 80}
+    assert kept(result.arms[0]) == [{"blocks": 4}, {"blocks": 12}]
+    assert result.arms[0].static_gib == pytest.approx(3 * sum(parameter.numel() * 4 for parameter in on_meta(80).parameters()) / 2**30, rel=0.01)
+
+
+def test_the_optimizer_that_was_built_with_the_model_is_rebuilt_with_its_cuts() -> None:
+    def build(layers: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = Decoder(layers)
+        return model, torch.optim.SGD(model.blocks.parameters(), lr=1.0, momentum=0.9)
+
+    model, optimizer = build(26)
+    result = trial(model=model, optimizer=optimizer, rebuild=build)
+    whole = sum(parameter.numel() * 4 for parameter in model.parameters())
+    momentum = sum(parameter.numel() * 4 for parameter in model.blocks.parameters())
+    assert result.arms[0].static_gib == pytest.approx((whole + momentum) / 2**30, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rebuild", "reason"),
+    [
+        (lambda layers: (Decoder(layers // 2), None), "own cut to 4 blocks cannot be used: it has 2 blocks in blocks"),
+        (lambda layers: (Decoder(layers, width=64), None), "the blocks in blocks are not those of the whole model"),
+        (lambda layers: (_ for _ in ()).throw(UserError("build_model() in model.py raised ValueError: no")), "raised ValueError: no"),
+    ],
+    ids=["half the blocks", "other blocks", "raises"],
+)
+def test_a_function_that_does_not_make_the_cut_is_refused(rebuild: Callable[[int], tuple[nn.Module, None]], reason: str) -> None:
+    refused = trial(model=on_meta(80), rebuild=rebuild)
+    assert refused.arms == ()
+    assert reason in (refused.reason or "")
+    assert trial(model=Decoder(26), rebuild=rebuild).arms[0].tried
+
+
+def test_a_batch_without_data_is_refused() -> None:
+    reason = trial(model=on_meta(80), batch=torch.empty((1, 8), dtype=torch.int64, device="meta"), rebuild=lambda layers: (Decoder(layers), None)).reason
+    assert reason == "the batch has no data (meta device); give one, as example_batch() in a model file"
+
+
+class Memory:
+    """A memory for so many blocks' weights; a step with more of them alive raises what CUDA's allocator would."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self.alive: dict[int, weakref.ref[nn.Parameter]] = {}
+
+    def registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta and parameter.dim() == 2 and parameter.shape[0] == 4 * parameter.shape[1]:
+            self.alive[id(parameter)] = weakref.ref(parameter)
+
+    def loss(self, output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        if sum(each() is not None for each in self.alive.values()) > self.blocks:
+            raise torch.OutOfMemoryError("planted")
+        return mean(output, batch)
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    memory = Memory(0)
+    handle = register_module_parameter_registration_hook(memory.registered)
+    yield memory
+    handle.remove()
+
+
+@pytest.mark.parametrize(("room", "expected"), [(100, (4, 12)), (15, (2, 6)), (7, (1, 3))])
+def test_cuts_become_smaller_until_both_fit(memory: Memory, room: int, expected: tuple[int, int]) -> None:
+    memory.blocks = room
+    result = trial(model=on_meta(80), loss=memory.loss, rebuild=lambda layers: (Decoder(layers), None))
+    assert kept(result.arms[0]) == [{"blocks": count} for count in expected]
+
+
+def test_a_memory_too_small_for_any_cut_is_the_reason(memory: Memory) -> None:
+    memory.blocks = 3
+    result = trial(model=on_meta(80), loss=memory.loss, rebuild=lambda layers: (Decoder(layers), None))
+    assert result.reason == "the memory of the GPU is too small for even a cut of the model"
+
+
+def with_own_weights(variant: Variant) -> Variant:
+    """A treatment that takes a second set of weights."""
+    for block in variant.model.blocks:  # type: ignore[union-attr]
+        block.up.weight = nn.Parameter(block.up.weight.detach().clone())
+    return variant
+
+
+@pytest.mark.parametrize(("room", "beside"), [(9, None), (8, "bf16")])
+def test_what_does_not_fit_beside_the_others_is_timed_beside_bf16_alone(memory: Memory, room: int, beside: str | None) -> None:
+    memory.blocks = room  # three of the user's model, and three for each arm with weights of its own
+    heavy = [ArmPlan(name, with_own_weights) for name in ("one", "other")]
+    arms = {arm.name: arm for arm in trial(AS_IS, BF16, *heavy, model=Decoder(3), loss=memory.loss).arms}
+    assert {name: arm.reason for name, arm in arms.items()} == dict.fromkeys(arms)
+    assert {name: arm.beside for name, arm in arms.items()} == {"as_is": None, "bf16": None, "one": None, "other": beside}
+    assert {len(arm.rounds_ms) for arm in arms.values()} == {timer.LEAST_ROUNDS}
+
+
+def test_what_does_not_fit_even_then_says_so(memory: Memory) -> None:
+    memory.blocks = 5
+    arms = {arm.name: arm for arm in trial(AS_IS, BF16, ArmPlan("heavy", with_own_weights), model=Decoder(3), loss=memory.loss).arms}
+    assert arms["bf16"].tried
+    assert not arms["heavy"].tried
+    assert arms["heavy"].reason == "the GPU's memory is too small for it, even beside bf16 alone"
+
+
+def test_the_learning_rate_is_not_zero_and_moves_no_weight() -> None:
+    model = Decoder(3).bfloat16()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = optimizer_for(Job(model=model, target=Target(), workload=Workload()), model.parameters(), {})
+    assert all(0 < group["lr"] <= 1e-12 for group in optimizer.param_groups)
+    for _ in range(3):
+        mean(model(torch.randint(0, 96, (1, 8))), torch.empty(0)).backward()
+        optimizer.step()
+    moved = [(one - other).abs().max() for one, other in zip(model.parameters(), before, strict=True)]
+    assert max(moved) <= 1e-11
+
+
+def test_a_model_without_weights_that_nobody_can_cut_is_refused() -> None:
+    assert trial(model=on_meta(4)).reason == "the model has no weights (meta device)"
