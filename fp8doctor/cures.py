@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.overview import in_python
-from fp8doctor.regions import compile_treatment
+from fp8doctor.regions import cache_off, compile_treatment, is_inside, needs_compile
 
 STAY_IN_BF16 = Treatment(
     name="stay-in-bf16",
     summary="stay in BF16, compiled: nothing that was tried makes FP8 as fast here",
-    code="# leave out the conversion to FP8\nmodel.compile()   # or block by block, as timed",
+    code="# leave out the conversion to FP8\nmodel = torch.compile(model)   # or block by block, as timed",
 )
 
 
@@ -43,13 +43,16 @@ def recipe(name: str) -> Treatment:
 
 
 def _compile_blocks(facts: Facts) -> Treatment:
-    return compile_treatment(facts.network, list(facts.network.linears))
+    covered = [each for each in facts.network.linears if needs_compile(each) or any(is_inside(each, blocks) for blocks in facts.network.blocks)]
+    return compile_treatment(facts, covered)
 
 
 def _checkpointing_off(facts: Facts) -> Treatment:
     found = facts.training.checkpointing if recorded(facts.training) and recorded(facts.training.checkpointing) else ()
     huggingface = any(each.form == "huggingface" for each in found)
     code = f"{in_python('gradient_checkpointing_disable', facts.network)}()" if huggingface else "# leave out checkpoint_wrapper()"
+    if huggingface and recorded(facts.training.cache_switch) and facts.training.cache_switch is not None:
+        code += f"\n{cache_off(facts)}   # checkpointing had kept the KV cache off"
     return Treatment(name="checkpointing-off", summary="keep the activations", code=code)
 
 
@@ -65,7 +68,7 @@ def _attention_sdpa(facts: Facts) -> Treatment:
 
 
 def _cache_off(facts: Facts) -> Treatment:
-    return Treatment(name="cache-off", summary="build no KV cache in training", code=f"{in_python('config', facts.network)}.use_cache = False")
+    return Treatment(name="cache-off", summary="build no KV cache in training", code=cache_off(facts))
 
 
 def _autocast_bf16(facts: Facts) -> Treatment:
@@ -78,7 +81,11 @@ def _bf16_parameters(facts: Facts) -> Treatment:
 
 
 def _te_autocast(facts: Facts) -> Treatment:
-    code = "with te.autocast(enabled=True):   # te.fp8_autocast before Transformer Engine 2.9\n    output = model(batch)"
+    code = (
+        "# and no te.autocast(enabled=False) inside the model\n"
+        "with te.autocast(enabled=True):   # te.fp8_autocast before Transformer Engine 2.9\n"
+        "    output = model(batch)"
+    )
     return Treatment(name="te-autocast", summary="run the training forward inside the FP8 autocast", code=code)
 
 

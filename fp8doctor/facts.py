@@ -147,6 +147,8 @@ class Blocks(Record, frozen=True, kw_only=True):
     kind: str = NOT_RECORDED
     container: Literal["list", "ModuleDict"] = NOT_RECORDED
     """``list`` for a ModuleList or Sequential, iterated as it is; the blocks of a ModuleDict are its ``values()``."""
+    forward_of_torch: bool = NOT_RECORDED
+    """Whether their forward is torch.nn's own, inherited or not, which `CompileMark.compiles` depends on."""
     count: int = NOT_RECORDED
     compiled: int = NOT_RECORDED
     """Blocks that are covered by a compile mark, their own or one above."""
@@ -175,6 +177,8 @@ class Network(Record, frozen=True, kw_only=True):
 
     kind: str = NOT_RECORDED
     """Qualified class of the root, wrappers taken off."""
+    forward_of_torch: bool = NOT_RECORDED
+    """Whether its forward is torch.nn's own, inherited or not."""
     parameters: int = NOT_RECORDED
     """Elements of all parameters, a shared one counted once."""
     trainable_parameters: int = NOT_RECORDED
@@ -218,6 +222,9 @@ class CompileMark(Record, frozen=True, kw_only=True):
     """``torch.compile(m)``, ``m.compile()``, ``m.forward = torch.compile(m.forward)``, a decorated class, or the step."""
     backend: str | None = NOT_RECORDED
     """``inductor``, ``eager``, ``aot_eager``, ...; None when it cannot be read."""
+    compiles: bool | None = NOT_RECORDED
+    """Whether a frame of this module is compiled: not where Dynamo skips all of them, as for ``m.compile()`` on a class of
+    torch.nn before torch 2.15, and for a ModuleList, which nobody calls. None when it cannot be read."""
 
 
 class Dynamo(Record, frozen=True, kw_only=True):
@@ -334,6 +341,9 @@ class Training(Record, frozen=True, kw_only=True):
     """Qualified class of the optimizer; None when none was given."""
     use_cache: bool | None = NOT_RECORDED
     """Whether a transformers model builds a KV cache in every training forward with labels; None for models that never do."""
+    cache_switch: str | None = NOT_RECORDED
+    """Name of the outermost module whose ``config.use_cache`` asks for that cache, in force or held off by checkpointing; None
+    when none asks."""
     alloc_retries: int | None = NOT_RECORDED
     """Times CUDA's allocator had to free its cache and try again in this process so far; None without CUDA in use."""
     parameters_outside_optimizer: int | None = NOT_RECORDED

@@ -164,7 +164,7 @@ def load(target: str, *, layers: int | None = None, batch: int | None = None, se
     )
     return Job(
         model=model,
-        target=Target(kind=source.target().kind, name=file, attribute=found.attribute),
+        target=Target(kind=source.target().kind, name=file, attribute=found.attribute, layers=layers),
         workload=described,
         batch=made.value,
         loss=loss,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fp8doctor.facts import Blocks, Linear, Network
+from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.overview import in_python
 
@@ -13,6 +13,10 @@ BESIDE_AT_MOST = 4
 """Layers outside the blocks, such as a head, that are compiled one by one; with more of them the whole model is. A choice
 of length: every one is a line of the treatment."""
 
+TORCH_NN = "torch.nn."
+
+WHY_WRAPPED = "# wrapped: before torch 2.15 .compile() in place compiles nothing on classes of torch.nn"
+
 
 def needs_compile(linear: Linear) -> bool:
     """Whether torch.compile decides this layer's speed."""
@@ -22,15 +26,61 @@ def needs_compile(linear: Linear) -> bool:
     return linear.kind.rpartition(".")[2] in NEEDS_COMPILE or wrapper.endswith("TrainingWeightWrapperTensor") or wrapper == "ScaledGroupedMMTensor"
 
 
-def compile_treatment(network: Network, uncovered: list[Linear]) -> Treatment:
-    """Compile the lists of blocks that hold these layers, and the few of them beside the blocks; else the whole model."""
+def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
+    """Compile the lists of blocks that hold these layers, and the few of them beside the blocks; else the whole model.
+
+    A KV cache would make every block a version of its own, of which Dynamo keeps 8: it is switched off with them.
+    """
+    network = facts.network
     lists = [each for each in network.blocks if any(is_inside(linear, each) for linear in uncovered)]
     beside = [linear for linear in uncovered if not any(is_inside(linear, each) for each in lists)]
     if not lists or len(beside) > BESIDE_AT_MOST:
-        return Treatment(name="compile-model", summary="compile the model", code="model.compile()")
-    lines = [f"for block in {blocks_in_python(each, network)}:\n    block.compile()" for each in lists]
-    lines += [f"{in_python(linear.name, network)}.compile()" for linear in beside]
+        code = f"{WHY_WRAPPED}\nmodel = torch.compile(model)" if has_forward_of_torch(network) else "model.compile()"
+        return Treatment(name="compile-model", summary="compile the model", code=code)
+    lines = [compile_loop(each, network) for each in lists] + [compile_line(linear, network) for linear in beside]
+    if any("torch.compile(" in each for each in lines):
+        lines.insert(0, WHY_WRAPPED)
+    if recorded(facts.training) and facts.training.use_cache is True:
+        lines.append(f"{cache_off(facts)}   # else every block is compiled anew, up to 8 of them")
     return Treatment(name="compile-blocks", summary="compile block by block, after the conversion to FP8", code="\n".join(lines))
+
+
+def compile_loop(blocks: Blocks, network: Network) -> str:
+    """The lines that compile every block of a list."""
+    container = in_python(blocks.name, network)
+    if not has_forward_of_torch(blocks):
+        return f"for block in {blocks_in_python(blocks, network)}:\n    block.compile()"
+    pairs = f"i, block in enumerate({container})" if blocks.container == "list" else f"i, block in {container}.items()"
+    return f"for {pairs}:\n    {container}[i] = torch.compile(block)"
+
+
+def compile_line(linear: Linear, network: Network) -> str:
+    """The line that compiles one layer."""
+    layer = in_python(linear.name, network)
+    return f"{layer} = torch.compile({layer})" if linear.kind.startswith(TORCH_NN) else f"{layer}.compile()"
+
+
+def cache_off(facts: Facts) -> str:
+    """The line that switches the KV cache off where its module's configuration is."""
+    switch = facts.training.cache_switch if recorded(facts.training) and recorded(facts.training.cache_switch) else None
+    return f"{in_python(f'{switch}.config' if switch else 'config', facts.network)}.use_cache = False"
+
+
+def has_forward_of_torch(module: Blocks | Network) -> bool:
+    """Whether ``.compile()`` in place may compile nothing of it; by its class where no more was recorded."""
+    if recorded(module.forward_of_torch):
+        return module.forward_of_torch
+    return recorded(module.kind) and module.kind.startswith(TORCH_NN)
+
+
+def idle_marks(facts: Facts) -> list[CompileMark]:
+    """The marks that compile no frame of the module they are on."""
+    return [mark for mark in facts.training.compile_marks if mark.compiles is False]
+
+
+def is_below(linear: Linear, mark: CompileMark) -> bool:
+    """Whether a layer is the module that is marked, or inside of it."""
+    return not mark.name or linear.name == mark.name or linear.name.startswith(f"{mark.name}.")
 
 
 def is_inside(linear: Linear, blocks: Blocks) -> bool:

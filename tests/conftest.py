@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: processes of the tests share the cores
+
 from fp8doctor.facts import Facts, Target, Workload
 
 SETTINGS = ("ACCELERATE_", "TORCHDYNAMO_", "TORCH_COMPILE_", "NVTE_", "UNSLOTH_")

@@ -1,6 +1,6 @@
 """Which real object makes each check fire, and which leaves it silent: ``python -m tests.matrix`` prints it as Markdown.
 
-The facts come from examine: the patients in their workers, recordings of GPUs, and two machines whose GPUs NVML's
+The facts come from examine: the patients in their workers, recordings of GPUs, and machines whose GPUs NVML's
 stand-in answers for. Exits with 1 when a check was never seen sick or never seen healthy.
 """
 
@@ -35,7 +35,8 @@ def objects() -> Iterator[tuple[str, Facts]]:
         yield from zip((patient.name for patient in everyone), (examination.facts for examination in pool.map(examined, everyone)), strict=True)
     for path in sorted(RECORDED.glob("*.json")):
         yield path.stem, read_saved(path)[0]
-    for name, device in (("an A100", nvml.a100()), ("an H100", nvml.h100())):
+    capped = nvml.h100(nvmlDeviceGetPowerManagementLimit=200_000)
+    for name, device in (("an A100", nvml.a100()), ("an H100", nvml.h100()), ("an H100 at 200 W", capped)):
         yield f"{name} (stand-in)", machine(device)
 
 

@@ -36,8 +36,8 @@ def test_the_five_steps_as_they_stand(tmp_path: Path) -> None:
         where, what = step["where"], step["what"]
         if where != "commands":
             (copy / where).parent.mkdir(exist_ok=True)
-            with (copy / where).open("a", encoding="utf-8") as file:
-                file.write(what)
+            begun = (copy / where).read_text("utf-8") + "\n\n" if (copy / where).exists() else ""
+            (copy / where).write_text(begun + what, encoding="utf-8")
             continue
         for line in what.splitlines():
             program, *arguments = shlex.split(line)

@@ -528,7 +528,7 @@ def test_a_model_file_from_end_to_end(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["verdict"]["status"] == "no_fp8"
-    assert document["facts"]["target"] == {"kind": "file", "name": "small.py", "attribute": "model"}
+    assert document["facts"]["target"] == {"kind": "file", "name": "small.py", "attribute": "model", "layers": None}
     assert "users own words" in result.stderr
     assert json.loads((tmp_path / "saved.json").read_text("utf-8")) == document
 

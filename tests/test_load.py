@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fp8doctor.load
 from fp8doctor.errors import UserError
 from fp8doctor.load import load, locate
 
@@ -214,6 +215,41 @@ def test_an_attribute_that_is_not_there_suggests_what_is_near(write: Write) -> N
     assert str(mistake(f"{file}:modle")) == "net.py has no modle; did you mean model?"
     assert str(mistake(f"{file}:qqqqqq")) == "net.py has no qqqqqq"
     assert str(mistake(f"{file}:number")).startswith("number in net.py is a value of type int; it has to be a model, its class")
+
+
+SIZABLE = """
+import torch
+def build_model(layers=8): return torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(layers)))
+def build_optimizer(model): return torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+def test_a_builder_that_takes_layers_can_be_asked_again(write: Write) -> None:
+    job = load(write(SIZABLE))
+    assert job.rebuild is not None
+    model, optimizer = job.rebuild(2)
+    assert (len(job.model), len(model)) == (8, 2)
+    assert optimizer.param_groups[0]["params"] == list(model.parameters())
+    assert load(write("def build_model(): return torch.nn.Linear(8, 8)")).rebuild is None
+    assert load(write("model = torch.nn.Linear(8, 8)")).rebuild is None
+
+
+def test_a_model_too_large_to_be_built_is_examined_without_weights(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = 8 * (8 * 8 + 8) * 4
+    monkeypatch.setattr(fp8doctor.load, "_room", lambda: whole)
+    assert not next(load(write(SIZABLE)).model.parameters()).is_meta
+    monkeypatch.setattr(fp8doctor.load, "_room", lambda: whole - 1)
+    job = load(write(SIZABLE))
+    assert len(job.model) == 8
+    assert all(parameter.is_meta for parameter in job.model.parameters())
+    assert job.optimizer.param_groups[0]["params"] == list(job.model.parameters())
+    assert not next(job.rebuild(2)[0].parameters()).is_meta  # type: ignore[misc]
+
+
+def test_a_large_model_that_needs_its_weights_is_built(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8doctor.load, "_room", lambda: 0.0)
+    job = load(write(SIZABLE.replace("for _ in range(layers)))", "for _ in range(int(torch.ones(1).item()) * layers)))")))
+    assert not next(job.model.parameters()).is_meta
 
 
 def test_layers_are_passed_on_when_the_builder_takes_them(write: Write) -> None:

@@ -177,6 +177,24 @@ def test_the_screen_shows_every_arm_with_its_time_and_why_one_has_none() -> None
     assert "nothing was timed" not in screen
 
 
+def test_the_screen_shows_what_the_trial_found_by_itself() -> None:
+    arms = {**SLOW, "fused-optimizer": around(84.0)}
+    total = Of({**arms, "prescribed": around(84.0)}, treatments=("compile-blocks", "fused-optimizer"), bases={"fused-optimizer": "prescribed_first"})
+    facts = total.facts()
+    first = msgspec.structs.replace(next(arm for arm in Of(SLOW).facts().trial.arms if arm.name == "prescribed"), name="prescribed_first", base="as_is")
+    facts = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=(*facts.trial.arms, first)))
+    screen = render(diagnose(facts))
+    assert re.search(r"^2  fused-optimizer +−4.3 ms a step, measured on NVIDIA H200$", screen, re.M), screen
+    assert "fused-optimizer is faster, timed with all else equal." in screen
+
+
+def test_the_screen_says_what_did_not_fit_beside_the_others() -> None:
+    facts = Of(SLOW).facts()
+    arms = tuple(msgspec.structs.replace(arm, beside="bf16" if arm.name == "prescribed" else None) for arm in facts.trial.arms)
+    screen = render(diagnose(msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms))))
+    assert "FP8, prescribed took turns with BF16 only." in " ".join(screen.split())
+
+
 def test_fp8_that_was_asked_for_and_is_not_there_stays_so_when_the_model_was_timed() -> None:
     asked = msgspec.structs.replace(DECODER_468M.environment, variables={"ACCELERATE_MIXED_PRECISION": "fp8"})
     seen = msgspec.structs.replace(DECODER_468M.training, gradients_seen=True)

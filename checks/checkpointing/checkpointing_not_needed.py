@@ -27,6 +27,7 @@ from fp8doctor.facts import Arm, Blocks, Checkpointing, Facts, Gpu, Network, Tra
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.measured import EVEN, arm, base_of, ratio
 from fp8doctor.overview import in_python
+from fp8doctor.regions import cache_off
 from fp8doctor.registry import check
 
 USABLE = 0.9
@@ -81,7 +82,7 @@ def switch_off(facts: Facts) -> str:
     found = next(each for each in facts.training.checkpointing if each.active is not False)
     if found.form == "huggingface":
         trainer = facts.training.trainer
-        cache = f"{in_python('config', facts.network)}.use_cache = False   # checkpointing had kept the KV cache off"
+        cache = f"{cache_off(facts)}   # checkpointing had kept the KV cache off"
         if recorded(trainer) and trainer and trainer.checkpointing:
             return f"{trainer.kind.rpartition('.')[2]}(..., gradient_checkpointing=False)\n{cache}"
         return f"{in_python('gradient_checkpointing_disable', facts.network)}()\n{cache}"

@@ -2,13 +2,15 @@
 
 Looks at: the compile marks on the model (torch.compile, m.compile(), a compiled forward), their
 backends, and what can switch Dynamo off: TORCHDYNAMO_DISABLE, TORCH_COMPILE_DISABLE,
-torch._dynamo.config.disable, the stance, suppressed errors, and a compiled object that is not the
-one in use.
+torch._dynamo.config.disable, the stance, suppressed errors, .compile() in place on a class of
+torch.nn, and a compiled object that is not the one in use.
 
 Why it costs time. torchao's FP8 casts are fast only when the compiler fuses them; behind a mark
 that compiles nothing each layer launches about 83 kernels more a step, and the script looks as if
 it were compiled. No message tells: a disabled Dynamo is silent, backend="eager" and "aot_eager"
-generate no kernel, a suppressed failure falls back to eager.
+generate no kernel, a suppressed failure falls back to eager. Before torch 2.15 model.compile()
+skips what is written in torch.nn: of an nn.Sequential or nn.TransformerEncoderLayer nothing is
+compiled, and each Float8Linear inside is compiled alone.
 
 What to do. Remove the switch; the report prints the line for each cause. Two values mislead:
 TORCHDYNAMO_SUPPRESS_ERRORS=0 turns suppression on (torch 2.6 to 2.15 ask only whether the text is
@@ -18,8 +20,12 @@ empty), and TORCH_COMPILE_DISABLE=0 disables in torch 2.6 and 2.7, which did the
     block.compile(backend="aot_eager")   # before: left over from debugging
     block.compile()                      # after
 
-Evidence: each switch was set and the compiled frames counted on torch 2.13; older versions were
-read in source. https://github.com/pytorch/pytorch/blob/main/torch/_dynamo/config.py
+    model.compile()                      # before: model is an nn.Sequential
+    model = torch.compile(model)         # after: the wrapper does compile it
+
+Evidence: each switch was set and the compiled frames counted on torch 2.13, those of torch.nn's
+classes on 2.6, 2.9, 2.13 and 2.15 too; the rest of the older versions was read in source.
+https://github.com/pytorch/pytorch/blob/main/torch/_dynamo/config.py
 https://docs.pytorch.org/docs/stable/generated/torch.compiler.set_stance.html
 """
 
@@ -32,6 +38,7 @@ from fp8doctor.cost import eager_cast_saving
 from fp8doctor.facts import CompileMark, Dynamo, Environment, Facts, Linear, Network, Training, Workload
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
 from fp8doctor.overview import in_python
+from fp8doctor.regions import BESIDE_AT_MOST, compile_treatment, idle_marks, is_below, is_inside, needs_compile
 from fp8doctor.registry import check
 
 BACKENDS_WITHOUT_KERNELS = ("eager", "eager_noexcept", "eager_debug", "pre_dispatch_eager", "aot_eager", "aot_eager_decomp_partition")
@@ -55,6 +62,8 @@ class Cause:
     marks: tuple[CompileMark, ...] = ()
     """The marks that certainly compile nothing because of it."""
     severity: Severity | None = None
+    layers: tuple[Linear, ...] = ()
+    """FP8 layers that run eagerly because of it beside those that its marks cover."""
 
 
 @check(
@@ -62,7 +71,7 @@ class Cause:
     "compile-without-effect",
     area="compilation",
     severity="warning",
-    needs=("environment.variables", "network.linears.compiled", "training.compile_marks", "training.dynamo.disabled"),
+    needs=("environment.variables", "network.linears.compiled", "network.blocks", "training.compile_marks", "training.dynamo.disabled"),
 )
 def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     marks = facts.training.compile_marks
@@ -70,8 +79,9 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     if not causes:
         return None if marks else NotApplicable(reason="nothing asks for torch.compile")
     first = causes[0]
-    idle_marks = {mark.name for cause in causes for mark in cause.marks}
-    idle = [linear for linear in torchao_linears(facts) if linear.compiled in idle_marks]
+    idle_names = {mark.name for cause in causes for mark in cause.marks}
+    eager = {linear.name for cause in causes for linear in cause.layers}
+    idle = [linear for linear in torchao_linears(facts) if linear.compiled in idle_names or linear.name in eager]
     return Finding(
         severity=first.severity,
         title=("torch.compile can fail in silence: " if first.severity == "info" else "torch.compile has no effect: ") + first.text,
@@ -80,7 +90,7 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
         evidence={
             "causes": tuple(cause.text for cause in causes),
             "compile_marks": len(marks),
-            "idle_marks": len(idle_marks),
+            "idle_marks": len(idle_names),
             "idle_fp8_linears": len(idle),
         },
         saving_ms=eager_cast_saving(facts, idle) if idle else None,
@@ -108,6 +118,8 @@ def find_causes(facts: Facts) -> Iterator[Cause]:
     if bare:
         text = f"{len(bare)} of {len(marks)} compile marks use backend={bare[0].backend!r}, which generates no kernel"
         yield Cause("default-backend", text, "use the default backend, inductor", without_backend(bare, facts.network), bare)
+    if lost := compiled_in_vain(facts):
+        yield in_torch_nn(facts, lost)
     if training.compiled_elsewhere and not marks:
         names = ", ".join(training.compiled_elsewhere)
         text = f"{names} is a compiled wrapper, and the model beside it, which was examined, stays uncompiled"
@@ -122,6 +134,35 @@ def find_causes(facts: Facts) -> Iterator[Cause]:
         elif value and value.lower() in OFF:
             text = f"TORCHDYNAMO_SUPPRESS_ERRORS={value} turns suppression on, as any value does that is not empty"
             yield Cause("show-compile-errors", text, "unset the variable", code, severity="info")
+
+
+def compiled_in_vain(facts: Facts) -> list[Linear]:
+    """Layers that marks without a frame of their own were to cover, and that are in no region but their own.
+
+    None where a user's modules inside are regions, as they are of an nn.Sequential of blocks, and cover all that matters.
+    """
+    lost: dict[str, Linear] = {}
+    for mark in idle_marks(facts):
+        below = [linear for linear in facts.network.linears if is_below(linear, mark)]
+        left = [linear for linear in below if linear.compiled in (None, linear.name)]
+        if len(left) < len(below) or [linear.name for linear in below] == [mark.name]:
+            left = [linear for linear in left if needs_compile(linear)]
+            alone = [linear for linear in left if not any(is_inside(linear, each) for each in facts.network.blocks)]
+            if len(alone) == len(left) <= BESIDE_AT_MOST and None not in [linear.compiled for linear in left]:
+                continue
+        lost.update((linear.name, linear) for linear in left)
+    return list(lost.values())
+
+
+def in_torch_nn(facts: Facts, lost: list[Linear]) -> Cause:
+    """Marks in place on classes whose forward is torch.nn's own: the wrapper compiles them."""
+    marks = tuple(mark for mark in idle_marks(facts) if any(is_below(linear, mark) for linear in lost))
+    where = f"{in_python(marks[0].name, facts.network)}.compile()" + (f" and {len(marks) - 1} more" if len(marks) > 1 else "")
+    alone = sum(needs_compile(linear) and linear.compiled is not None for linear in lost)
+    text = f"{where} in place: the forward there is torch.nn's own or none, which Dynamo skips" + (f"; {alone} FP8 Linears are compiled alone" if alone else "")
+    eager = tuple(linear for linear in lost if linear.compiled is None)
+    treatment = compile_treatment(facts, [linear for linear in lost if needs_compile(linear)] or lost)
+    return Cause(treatment.name, text, treatment.summary, treatment.code, marks, layers=eager)
 
 
 def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
@@ -151,7 +192,7 @@ def _compiled(backend: str) -> Facts:
     dynamo = Dynamo(disabled=False, suppress_errors=False, stance="default", frames_total=0, frames_ok=0, failures=())
     return Facts(
         environment=Environment(variables={}),
-        network=Network(linears=(layer,)),
+        network=Network(linears=(layer,), blocks=()),
         training=Training(compile_marks=(mark,), compiled_elsewhere=(), dynamo=dynamo),
         workload=Workload(tokens=16384, accumulate=1),
         gpus=(),

@@ -28,7 +28,7 @@ from __future__ import annotations
 from fp8doctor.cost import eager_balance, eager_cast_saving
 from fp8doctor.facts import Blocks, Facts, Linear, Network, Training, Workload
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.regions import compile_treatment, needs_compile
+from fp8doctor.regions import compile_treatment, idle_marks, is_below, needs_compile
 from fp8doctor.registry import check
 
 EAGER_KERNELS = 83
@@ -46,7 +46,8 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = [linear for linear in facts.network.linears if needs_compile(linear)]
     if not fp8:
         return NotApplicable(reason="no torchao FP8 Linear in the model")
-    eager = [linear for linear in fp8 if linear.compiled is None]
+    idle = idle_marks(facts)  # what they were to cover is CMP002's
+    eager = [linear for linear in fp8 if linear.compiled is None and not any(is_below(linear, mark) for mark in idle)]
     if not eager:
         return None
     balance = eager_balance(facts, eager)
@@ -65,7 +66,7 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
             "modelled_gemms_saved_ms": balance.gemms_saved_ms if balance else None,
         },
         saving_ms=eager_cast_saving(facts, eager),
-        treatment=compile_treatment(facts.network, eager),
+        treatment=compile_treatment(facts, eager),
     )
 
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, Training
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.overview import percent
-from fp8doctor.regions import BESIDE_AT_MOST, compile_treatment, is_inside, needs_compile
+from fp8doctor.regions import BESIDE_AT_MOST, compile_treatment, idle_marks, is_below, is_inside, needs_compile
 from fp8doctor.registry import check
 
 
@@ -45,8 +45,9 @@ def only_linears_compiled(facts: Facts) -> Finding | NotApplicable | None:
     compiled = [linear for linear in facts.network.linears if needs_compile(linear) and linear.compiled is not None]
     if not compiled:
         return NotApplicable(reason="no torchao FP8 Linear is compiled")
-    regions = {mark.name for mark in facts.training.compile_marks}
-    alone = [linear for linear in compiled if is_alone(linear, regions)]
+    idle = idle_marks(facts)  # what they were to cover is CMP002's
+    regions = {mark.name for mark in facts.training.compile_marks if mark not in idle}
+    alone = [linear for linear in compiled if is_alone(linear, regions) and not any(is_below(linear, mark) for mark in idle)]
     inside = [linear for linear in alone if any(is_inside(linear, each) for each in facts.network.blocks)]
     few_beside = len(alone) - len(inside) <= BESIDE_AT_MOST
     if not inside and few_beside:
@@ -57,7 +58,7 @@ def only_linears_compiled(facts: Facts) -> Finding | NotApplicable | None:
         explanation=f"Each is a region of its own ({percent(share)} of the GEMM FLOPs), so that no cast is fused with the norm or the activation "
         "beside it, and what is between the Linears runs eagerly.",
         evidence={"compiled_alone": len(alone), "compiled_fp8_linears": len(compiled), "flops_share_pct": round(share, 1), "first": alone[0].name},
-        treatment=compile_treatment(facts.network, inside if few_beside else alone),
+        treatment=compile_treatment(facts, inside if few_beside else alone),
     )
 
 

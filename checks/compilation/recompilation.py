@@ -32,7 +32,7 @@ import re
 
 from fp8doctor.facts import Blocks, CompileMark, Facts, Network, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import in_python
+from fp8doctor.regions import cache_off
 from fp8doctor.registry import check
 
 RECOMPILE_LIMIT = 8
@@ -102,7 +102,7 @@ def cached_blocks(facts: Facts) -> int:
 def treatment(facts: Facts, reasons: tuple[str, ...], versions: int) -> Treatment:
     """What takes the first reason away: no cache, a few lengths, or a limit that lets every version live."""
     if versions > 1 or (facts.training.use_cache and any(CACHE in reason for reason in reasons)):
-        return Treatment(name="cache-off", summary="build no KV cache in training", code=f"{in_python('config', facts.network)}.use_cache = False")
+        return Treatment(name="cache-off", summary="build no KV cache in training", code=cache_off(facts))
     if any(SHAPES.search(reason) for reason in reasons):
         code = "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=256)   # a few lengths, not hundreds"
         return Treatment(name="pad-to-few-lengths", summary="pad batches to a few lengths, or compile with dynamic=True", code=code)

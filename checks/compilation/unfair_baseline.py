@@ -42,7 +42,7 @@ AUTOCAST = "autocast-bf16"
 def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
     as_is, eager, best = arm(facts.trial, "as_is"), arm(facts.trial, "bf16"), best_bf16(facts)
     if as_is is None or best is None:
-        return NotApplicable(reason="no BF16 baseline was timed")
+        return NotApplicable(reason="the step as it is and a BF16 baseline were not both timed")
     fp32_pct = 100.0 * facts.network.dtypes.get("float32", 0) / max(1, sum(facts.network.dtypes.values()))
     if facts.training.autocast is None and fp32_pct > 50.0:
         disguised = AUTOCAST not in best.treatments

@@ -59,7 +59,7 @@ def whole_model_compile(facts: Facts) -> Finding | NotApplicable | None:
             "step_ms": whole.step_ms,
             "step_of_blocks_ms": blocks.step_ms,
         },
-        treatment=compile_treatment(facts.network, inside),
+        treatment=compile_treatment(facts, inside),
     )
 
 

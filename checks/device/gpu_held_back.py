@@ -26,25 +26,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fp8doctor.disturbed import SHARED_PCT, disturbance
+from fp8doctor.disturbed import slowdowns as slowed_while_timed
 from fp8doctor.facts import Facts, Gpu, Health, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import EVEN
 from fp8doctor.overview import percent
 from fp8doctor.registry import check
 
-SLOWDOWNS = ("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake")
-"""Reasons that mean heat or a failing supply of power. Source: NVML, as above. Reaching the default power limit, a voltage
-limit or clocks that the owner set himself are the ordinary state of a GPU at work."""
-
 AT_REST = ("software thermal slowdown", "hardware thermal slowdown", "hardware power brake")
-"""Those of them that one look is enough for: a hardware slowdown is also reported while clocks change."""
-
-SLOWED_PCT = 10.0
-"""Share of the samples, in per cent, from which a reason counts. A convention of this tool: a median over rounds stands
-fewer, and NVML reports a slowdown while clocks change."""
-
-SHARED_PCT = 100 * EVEN
-"""Use of the GPU by others, in per cent, that can move a verdict: what this tool calls even."""
+"""Slowdowns that one look is enough for: a hardware slowdown is also reported while clocks change."""
 
 CLOCKS = ("sm_clock_low_mhz", "sm_clock_median_mhz", "sm_clock_high_mhz", "power_median_w", "temperature_high_c")
 """What the trial saw of the GPU and the finding repeats."""
@@ -69,11 +59,10 @@ def gpu_held_back(facts: Facts) -> Finding | NotApplicable | None:
     said += [f"a power limit of {limit:.0f} W, {gpu.power_limit_default_w:.0f} by default"] if capped else []
     said += [f"{others} other process{'es' if others > 1 else ''} on it"] if shared else []
     said += ["only a MIG slice of it"] if gpu.mig else []
-    disturbed = any(slowed.values()) or (shared and use is not None)
     return Finding(
         severity=None if slowed or capped or (shared and use is not None) else "info",
         title=f"{gpu.name}: {', '.join(said)}",
-        explanation=consequence(disturbed, bool(slowed), capped, shared),
+        explanation=consequence(disturbance(health) is not None, bool(slowed), capped, shared),
         evidence={
             "gpu": gpu.name,
             **{f"{reason.replace(' ', '_')}_pct": share for reason, share in slowed.items()},
@@ -112,7 +101,7 @@ def the_gpu(facts: Facts) -> Gpu | None:
 def slowdowns(gpu: Gpu, health: Health | None) -> dict[str, float | None]:
     """Reasons that count -> their share of the samples; None where one look before the trial is all there is."""
     if health is not None and recorded(health.throttled_pct):
-        return {reason: share for reason, share in health.throttled_pct.items() if reason in SLOWDOWNS and share >= SLOWED_PCT}
+        return dict(slowed_while_timed(health))
     return dict.fromkeys(reason for reason in present(gpu.throttle_reasons) or () if reason in AT_REST)
 
 

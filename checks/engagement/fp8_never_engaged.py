@@ -25,16 +25,11 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.h
 
 from __future__ import annotations
 
+from fp8doctor.cures import describe
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.measured import NO_FP8_GEMM
 from fp8doctor.registry import check
-
-OPEN_AUTOCAST = Treatment(
-    name="open-autocast",
-    summary="run the training forward inside the FP8 autocast",
-    code="with te.autocast(enabled=True, recipe=recipe):\n    output = model(batch)",
-)
 
 CALL_LAYERS = Treatment(
     name="call-converted-layers",
@@ -55,14 +50,14 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
             title=f"{len(idle)} of {len(fp8)} FP8 layers ran their last training forward in BF16",
             explanation=f"{idle[0].name} and the others note that their last training forward was outside the FP8 autocast.",
             evidence={"idle_layers": len(idle), "fp8_layers": len(fp8), "first": idle[0].name},
-            treatment=OPEN_AUTOCAST,
+            treatment=describe("te-autocast", facts),
         )
     if none_ran:
         return Finding(
             title=f"no FP8 GEMM ran in a training step with {len(fp8)} FP8 layers",
             explanation="One profiled step of the job as it is holds no FP8 GEMM: the layers are switched off, or the model never calls them.",
             evidence={"fp8_layers": len(fp8), "fp8_gemms": 0},
-            treatment=OPEN_AUTOCAST if fp8[0].stack == "transformer_engine" else CALL_LAYERS,
+            treatment=describe("te-autocast", facts) if fp8[0].stack == "transformer_engine" else CALL_LAYERS,
         )
     if not recorded(facts.trial) and all(linear.engaged is None for linear in fp8):
         return NotApplicable(reason="these layers keep no note of it; only a trial shows whether they run in FP8")

@@ -70,6 +70,7 @@ def without_fp8(facts: Facts, named: str) -> Finding | NotApplicable | None:
         "TE": "Accelerator.prepare() converts the model to Transformer Engine all the same and trains it in FP8, and every flag says otherwise.",
     }
     return Finding(
+        severity=None if uses_accelerate(facts) else "warning",
         title=f"ACCELERATE_FP8_BACKEND={named} is set in a job whose precision is {decided}",
         explanation=f"prepare() looks at the backend and not at the precision. {happens[named]}",
         evidence={"backend": named, "precision": decided, "accelerate": facts.software.packages["accelerate"].version},
@@ -122,6 +123,14 @@ def precision(facts: Facts) -> str | None:
     if accelerate and accelerate.distributed == "DEEPSPEED" and of_state != "fp8":
         of_state = of_trainer or of_state
     return of_state or of_trainer or facts.environment.variables.get("ACCELERATE_MIXED_PRECISION")
+
+
+def uses_accelerate(facts: Facts) -> bool:
+    """Whether an Accelerator or a Trainer was made, so that `prepare` has been called or will be."""
+    if not recorded(facts.training):
+        return False
+    accelerate, trainer = facts.training.accelerate, facts.training.trainer
+    return bool((recorded(accelerate) and accelerate and accelerate.mixed_precision) or (recorded(trainer) and trainer))
 
 
 def accelerate_prepared(facts: Facts) -> bool:

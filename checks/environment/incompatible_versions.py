@@ -3,10 +3,11 @@
 Looks at: the versions of Accelerate, PEFT, torchao and Transformer Engine, and whether this job
 brings a known bad pair of them together.
 
-Why it matters. Each pair fails, most of them with a message that names neither version: "Passing in
-an FP8 configuration requires setting `mixed_precision='fp8'`" although it was set, "module
+Why it matters. Most pairs fail with a message that names neither version: "Passing in an FP8
+configuration requires setting `mixed_precision='fp8'`" although it was set, "module
 'transformer_engine.pytorch' has no attribute 'fp8'", "Target module Linear() is not supported".
-People then give FP8 up, or change a setting that was right.
+People then give FP8 up, or change a setting that was right. Accelerate 1.4 to 1.7 say nothing: they
+call the run fp8 and convert no layer, unless a recipe is passed.
 
 What to do. Install the version that mends it.
 
@@ -35,9 +36,19 @@ from fp8doctor.overview import asked_by_environment, fp8_was_asked_for
 from fp8doctor.registry import check
 
 
-def read_from_the_environment(facts: Facts) -> bool:
-    """FP8 was asked for by variable, and no Accelerator made it through."""
+def asked_by_variable(facts: Facts) -> bool:
+    """The environment asks for FP8, and `prepare` is yet to come."""
     return asked_by_environment(facts.environment.variables) is not None and not prepared(facts)
+
+
+def asked_in_vain(facts: Facts) -> bool:
+    """FP8 was asked for, and `prepare` converted nothing."""
+    return fp8_was_asked_for(facts) is not None and prepared(facts) and not fp8_stacks(facts)
+
+
+def about_to_ask(facts: Facts) -> bool:
+    """FP8 was asked for, and `prepare` is yet to come."""
+    return fp8_was_asked_for(facts) is not None and not prepared(facts) and not fp8_stacks(facts)
 
 
 def asked_by_argument_for_torchao(facts: Facts) -> bool:
@@ -86,11 +97,15 @@ class Pair:
     """Whether only a later step of the script would bring them together."""
 
 
+UNCONVERTED = "unless a recipe is passed (kwargs_handlers), mixed_precision says fp8 and prepare() converts nothing."
+
 PAIRS = (
+    Pair(Versions("accelerate", "1.4.0", "1.8.0"), None, asked_in_vain, UNCONVERTED, "accelerate>=1.9.0"),
+    Pair(Versions("accelerate", "1.4.0", "1.8.0"), None, about_to_ask, UNCONVERTED, "accelerate>=1.9.0", later=True),
     Pair(
-        Versions("accelerate", "1.4.0", "1.9.0"),
+        Versions("accelerate", "1.8.0", "1.9.0"),
         None,
-        read_from_the_environment,
+        asked_by_variable,
         "Accelerator() compares its argument, not the environment, and raises \"Passing in an FP8 configuration requires setting `mixed_precision='fp8'`\".",
         "accelerate>=1.9.0",
     ),

@@ -73,7 +73,7 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
             "speedup_low": speedup.low if speedup else None,
             "speedup_high": speedup.high if speedup else None,
         },
-        treatment=compile_treatment(facts.network, eager) if eager else fp8_weights(frozen),
+        treatment=compile_treatment(facts, eager) if eager else fp8_weights(frozen),
     )
 
 

@@ -107,7 +107,7 @@ def copies_gib(facts: Facts, layers: list[Linear]) -> float:
 def treatment(facts: Facts, eager: list[Linear], copies: list[Linear]) -> Treatment | None:
     """Compile what is eager; else FP8 weights alone; None when the cause is not known."""
     if eager:
-        return compile_treatment(facts.network, eager)
+        return compile_treatment(facts, eager)
     if not copies:
         return None
     return Treatment(

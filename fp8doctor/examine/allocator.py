@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from fp8doctor.record import NOT_RECORDED
 from fp8doctor.scrub import scrub
 
+_by_trials = 0
+"""Retries that trials in this process caused, which are none of the user's."""
+
 
 def examine_allocator(gaps: dict[str, str]) -> int | None:
-    """Times the allocator had to give its cache back and ask the GPU again so far, on all devices together.
+    """Times the allocator had to give its cache back and ask the GPU again so far, on all devices together, trials aside.
 
     None before CUDA is initialized. Only torch's native allocator counts them: cudaMallocAsync always says zero, and one
     of the user's own raises.
@@ -20,9 +26,33 @@ def examine_allocator(gaps: dict[str, str]) -> int | None:
     try:
         backend = torch.cuda.get_allocator_backend()
         if backend == "native":
-            retries = sum(torch.cuda.memory_stats(device)["num_alloc_retries"] for device in range(torch.cuda.device_count()))
+            retries = _counted() - _by_trials
         else:
             gaps["training.alloc_retries"] = f"the allocator {backend} does not count its retries"
     except (RuntimeError, KeyError) as error:
         gaps["training.alloc_retries"] = scrub(f"the allocator's counters cannot be read: {error}")
     return retries
+
+
+@contextmanager
+def not_the_users() -> Iterator[None]:
+    """Retries inside are those of a trial, and `examine_allocator` leaves them out."""
+    global _by_trials
+    before = _counted_or_none()
+    try:
+        yield
+    finally:
+        after = _counted_or_none()
+        if before is not None and after is not None:
+            _by_trials += after - before
+
+
+def _counted_or_none() -> int | None:
+    try:
+        return _counted() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
+    except (RuntimeError, KeyError):
+        return None
+
+
+def _counted() -> int:
+    return sum(torch.cuda.memory_stats(device)["num_alloc_retries"] for device in range(torch.cuda.device_count()))

@@ -6,6 +6,7 @@ from collections import Counter
 
 from torch import nn
 
+from fp8doctor.examine.compile_marks import forward_of_torch
 from fp8doctor.examine.walk import Place, Tree, is_expert_list
 from fp8doctor.facts import Blocks
 from fp8doctor.record import NOT_RECORDED
@@ -44,6 +45,7 @@ def _blocks(place: Place, inside: Counter[int]) -> Blocks:
         name=place.name,
         kind=class_name(type(place.children[0].module)),
         container="ModuleDict" if isinstance(place.module, nn.ModuleDict) else "list",
+        forward_of_torch=forward_of_torch(place.children[0].module),
         count=len(place.children),
         compiled=sum(child.compiled is not None for child in place.children),
         checkpointed=NOT_RECORDED if NOT_RECORDED in checkpointed else sum(each is not None for each in checkpointed),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch import nn
+
 from fp8doctor.facts import CompileMark
 from fp8doctor.stacks.lineage import lineage
 
@@ -15,20 +17,47 @@ def compile_mark(module: Any, name: str) -> CompileMark | None:
     """The mark on this very module, if there is one; a wrapper's mark carries the name of what it wraps."""
     state = vars(module)
     if OPTIMIZED_MODULE in lineage(type(module)):
-        return CompileMark(name=name, form="wrapped", backend=_backend(getattr(state.get("dynamo_ctx"), "callback", None)))
-    if state.get("_compiled_call_impl") is not None:
-        return CompileMark(name=name, form="in_place", backend=_backend_of_function(state["_compiled_call_impl"]))
+        if is_disabled(module):  # what torch.compiler.disable(m) returns
+            return None
+        return CompileMark(name=name, form="wrapped", backend=_backend(getattr(state.get("dynamo_ctx"), "callback", None)), compiles=True)
+    if (call := state.get("_compiled_call_impl")) is not None:
+        return CompileMark(name=name, form="in_place", backend=_backend_of_function(call), compiles=_compiles_in_place(module, call))
     if (compiled := compiled_function(state.get("forward"))) is not None:
-        return CompileMark(name=name, form="assigned_forward", backend=_backend_of_function(compiled))
+        return CompileMark(name=name, form="assigned_forward", backend=_backend_of_function(compiled), compiles=True)
     if "forward" not in state and (compiled := compiled_function(type(module).forward)) is not None:
-        return CompileMark(name=name, form="decorated_forward", backend=_backend_of_function(compiled))
+        return CompileMark(name=name, form="decorated_forward", backend=_backend_of_function(compiled), compiles=True)
     return None
 
 
 def step_mark(training_step: Callable[..., Any] | None) -> CompileMark | None:
     """The mark of a compiled training step, which covers the whole model."""
     compiled = compiled_function(training_step)
-    return None if compiled is None else CompileMark(name="", form="training_step", backend=_backend_of_function(compiled))
+    return None if compiled is None else CompileMark(name="", form="training_step", backend=_backend_of_function(compiled), compiles=True)
+
+
+def forward_of_torch(module: Any) -> bool:
+    """Whether the module's forward is written in torch.nn, whose files Dynamo skips unless it meets them while it traces."""
+    function = vars(module).get("forward", type(module).forward)
+    return str(getattr(getattr(function, "__func__", function), "__globals__", {}).get("__name__", "")).startswith("torch.nn.")
+
+
+def is_called(module: Any) -> bool:
+    """Whether the module has a forward at all; a ModuleList and a ModuleDict have none."""
+    return vars(module).get("forward", type(module).forward) is not nn.Module.forward
+
+
+def _compiles_in_place(module: Any, call: Any) -> bool | None:
+    """Whether ``module.compile()`` compiles a frame of the module.
+
+    Before torch 2.15 what it compiles is ``Module._call_impl``, a frame that Dynamo skips as it skips forwards of torch.nn;
+    2.15 puts a frame around it that is not skipped. Frames counted on torch 2.6, 2.9, 2.13 and 2.15.
+    """
+    if not is_called(module):
+        return False
+    if not forward_of_torch(module):
+        return True
+    inner = getattr(call, "_torchdynamo_orig_callable", None)
+    return None if inner is None else getattr(inner, "__func__", inner).__code__ is not nn.Module._call_impl.__code__
 
 
 def compiled_function(function: Any) -> Any:

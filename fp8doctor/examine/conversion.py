@@ -83,7 +83,7 @@ def replacement(parent: nn.Module, old: nn.Linear, new: nn.Module) -> Replacemen
         hooks=hooks(old),
         kind=type(old),
         own_forward=type(old).forward is not nn.Linear.forward and not isinstance(new, type(old)),
-        compiled=compile_mark(old, "") is not None,
+        compiled=(mark := compile_mark(old, "")) is not None and mark.compiles is not False,
         wrapped=OPTIMIZED_MODULE in lineage(type(parent)),
         frozen=not old.weight.requires_grad,
     )

@@ -44,6 +44,15 @@ def use_cache(tree: Tree, arguments: Any) -> bool | None:
     return any(getattr(module.config, "use_cache", None) is True and not huggingface_flag(module) for module in makers)
 
 
+def cache_switch(tree: Tree, arguments: Any) -> str | None:
+    """Name of the outermost module with the configuration that asks for a cache, which checkpointing may hold off; None when none asks."""
+    models = [place for place in tree.places if PRETRAINED in lineage(type(place.module))]
+    if getattr(arguments, "use_cache", None) is False or any(drops_cache(place.module) for place in models):
+        return None
+    configs = [place.module.config for place in models if makes_cache(place.module) and getattr(place.module.config, "use_cache", None) is True]
+    return next((place.name for place in models if any(place.module.config is config for config in configs)), None)
+
+
 def makes_cache(module: nn.Module) -> bool:
     """Whether the forward of this very module makes a cache in training when it is asked to."""
     function = own_forward(module)

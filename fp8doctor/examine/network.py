@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from fp8doctor.examine.blocks import find_blocks
+from fp8doctor.examine.compile_marks import forward_of_torch
 from fp8doctor.examine.linears import PRETRAINED, class_is, describe, elements, find_layers
 from fp8doctor.examine.walk import Place, Tree, parameters, wrapped_child
 from fp8doctor.facts import Network
@@ -45,6 +46,7 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
     total = sum(counts.values())
     return Network(
         kind=class_name(type(tree.root.module)),
+        forward_of_torch=forward_of_torch(tree.root.module),
         parameters=total,
         trainable_parameters=sum(counts[key] for key, each in unique.items() if each.requires_grad),
         adapter_parameters=sum(counts[key] for key, aliases in names.items() if any(is_adapter(name) for name in aliases)),

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from torch import nn
 
 from fp8doctor.examine.checkpointing import checkpointing_of, is_layer
-from fp8doctor.examine.compile_marks import compile_mark, is_disabled, step_mark
+from fp8doctor.examine.compile_marks import compile_mark, forward_of_torch, is_called, is_disabled, step_mark
 from fp8doctor.facts import Checkpointing, CompileMark
 from fp8doctor.record import NOT_RECORDED
 from fp8doctor.stacks.lineage import lineage
@@ -71,6 +72,8 @@ class Cover:
     """What a module inherits from above."""
 
     compiled: str | None = None
+    watched: bool = False
+    """A mark above compiles no frame of its own module: the first forward below that Dynamo does not skip is a region."""
     checkpointed: Any = None
     flag_above: bool = False
     """A model above has transformers' flag set and its blocks carry none of their own."""
@@ -131,13 +134,8 @@ class _Walk:
 
     def marked(self, module: nn.Module, name: str, cover: Cover) -> Cover:
         """The cover as this module's own marks change it."""
-        compiled, checkpointed, flag_above = cover.compiled, cover.checkpointed, cover.flag_above
-        mark = compile_mark(module, name)
-        if mark:
-            self.tree.marks.append(mark)
-            compiled = name
-        elif compiled is not None and is_disabled(module):
-            compiled = None
+        checkpointed, flag_above = cover.checkpointed, cover.flag_above
+        compiled, watched = self.compiled(module, name, cover)
         found = checkpointing_of(module, name)
         if found:
             self.tree.checkpointing.append(found)
@@ -147,7 +145,22 @@ class _Walk:
                 flag_above = True
             elif found.form == "called_in_forward" and checkpointed is None:
                 checkpointed = NOT_RECORDED
-        return Cover(compiled, checkpointed, flag_above, cover.adapter, cover.experts, cover.idle)
+        return Cover(compiled, watched, checkpointed, flag_above, cover.adapter, cover.experts, cover.idle)
+
+    def compiled(self, module: nn.Module, name: str, cover: Cover) -> tuple[str | None, bool]:
+        """The region that this module is in, and whether Dynamo watches for one below it."""
+        mark = compile_mark(module, name)
+        if mark and mark.compiles is False and (cover.compiled is not None or wrapped_child(module) is not None):
+            # Inside a region it is traced with it; a wrapper's own frame says nothing of what it wraps.
+            mark = msgspec.structs.replace(mark, compiles=None if cover.compiled is None else True)
+        if mark:
+            self.tree.marks.append(mark)
+            return (name, False) if mark.compiles is not False else (None, cover.watched or is_called(module))
+        if (cover.compiled is not None or cover.watched) and is_disabled(module):
+            return None, False
+        if cover.watched and is_called(module) and not forward_of_torch(module):
+            return name, False
+        return cover.compiled, cover.watched
 
 
 def below(place: Place, child_name: str, child: nn.Module, full_name: str, cover: Cover) -> Cover:
@@ -164,7 +177,7 @@ def below(place: Place, child_name: str, child: nn.Module, full_name: str, cover
     if is_expert_list(place):
         experts = len(module._modules)
     idle = cover.idle or (child_name == "original_module" and "modules_to_save" in module._modules)
-    return Cover(cover.compiled, checkpointed, flag_above, adapter, experts, idle)
+    return Cover(cover.compiled, cover.watched, checkpointed, flag_above, adapter, experts, idle)
 
 
 def is_expert_list(place: Place) -> bool:

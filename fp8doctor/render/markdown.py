@@ -85,7 +85,7 @@ def _timing(timing: Timing) -> str:
 
 def _remedy(remedy: Remedy) -> Iterator[str]:
     number = f"{remedy.number}. " if remedy.number else ""
-    yield f"### {number}{escaped(f'{remedy.code} {remedy.name}')}"
+    yield f"### {number}{escaped(f'{remedy.code} {remedy.name}'.lstrip())}"
     if remedy.saving:
         yield f"**{escaped(remedy.saving)}**"
     if remedy.explanation:

@@ -35,11 +35,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Remedy:
-    """One finding in full. Those of the prescription are numbered."""
+    """One finding in full, or one step that only the trial proposes. Those of the prescription are numbered."""
 
     number: int | None
     mark: Mark
     code: str
+    """Empty when the trial found it and no check names it; the name is then that of the treatment."""
     name: str
     saving: str
     """In words, with what it rests on; empty when it is not known."""
@@ -100,7 +101,7 @@ def first_screen(report: Report, *, quiet: bool = False) -> Screen:
         prescription=prescription,
         others=others,
         not_looked_at="" if quiet else _not_looked_at(report),
-        first_code=next((remedy.code for remedy in (*prescription, *others)), ""),
+        first_code=next((remedy.code for remedy in (*prescription, *others) if remedy.code), ""),
         outcomes=_outcomes(report.outcomes),
     )
 
@@ -126,9 +127,23 @@ def _mark(finding: Finding, report: Report) -> Mark:
 
 
 def _prescription(report: Report, findings: Iterable[Finding]) -> tuple[Remedy, ...]:
+    """The steps in their order: those of the findings shown, and those that the trial found by itself."""
     by_code = {finding.code: finding for finding in findings}
-    steps = [step for step in report.prescription if step.code in by_code]
-    return tuple(_remedy(by_code[step.code], report, number, step) for number, step in enumerate(steps, 1))
+    steps = [step for step in report.prescription if step.code in by_code or not step.code]
+    return tuple(_remedy(by_code[step.code], report, number, step) if step.code else _found_by_the_trial(step, number) for number, step in enumerate(steps, 1))
+
+
+def _found_by_the_trial(step: Step, number: int) -> Remedy:
+    return Remedy(
+        number=number,
+        mark="info",
+        code="",
+        name=step.treatment.name,
+        saving=saving_in_words(step.saving_ms),
+        explanation=f"{step.title}.",
+        treatment=step.treatment.summary,
+        lines=step.treatment.code,
+    )
 
 
 def _remedy(finding: Finding, report: Report, number: int | None = None, step: Step | None = None) -> Remedy:
@@ -188,9 +203,14 @@ def _outcomes(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:
     return tuple(Line(mark, "", f"{' '.join(codes)}: {answer}") for (mark, answer), codes in together.items())
 
 
+def _anything_timed(report: Report) -> bool:
+    trial = report.facts.trial
+    return recorded(trial) and recorded(trial.arms) and any(arm.tried for arm in trial.arms)
+
+
 def _not_looked_at(report: Report) -> str:
     """What this report says nothing about."""
-    gaps = ["speed (nothing was timed)"] if report.verdict.step_ms is None else []
+    gaps = [] if _anything_timed(report) else ["speed (nothing was timed)"]
     unknown = [outcome.code for outcome in report.outcomes if outcome.outcome == "unknown" and outcome.reason != "trial was not recorded"]
     if unknown:
         named = " ".join(unknown) if len(unknown) <= CODES_NAMED else f"{len(unknown)} checks"

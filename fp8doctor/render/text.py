@@ -125,7 +125,7 @@ class _Page:
     def remedy(self, remedy: Remedy) -> list[str]:
         number = str(remedy.number) if remedy.number else self.glyphs["not_applicable"]
         indent = max(3, len(number) + 2)
-        name, *wide = wrap([f"{remedy.code} {harmless(remedy.name)}", harmless(remedy.saving)], self.width - indent, joint="     ")
+        name, *wide = wrap([f"{remedy.code} {harmless(remedy.name)}".lstrip(), harmless(remedy.saving)], self.width - indent, joint="     ")
         lines = [self.paint(f"{number:<{indent}}{name}", BOLD if remedy.number else ""), *(" " * indent + line for line in wide)]
         lines += self.prose(remedy.explanation, indent)
         if remedy.treatment:

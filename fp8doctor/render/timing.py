@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fp8doctor.facts import Arm, Facts, Trial, recorded
 from fp8doctor.measured import FIRST, uses_fp8
+from fp8doctor.overview import plural
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def _basis(trial: Trial) -> str:
     timed = [arm for arm in trial.arms if arm.tried and not arm.name.endswith(FIRST)]
     if not timed:
         return ""
-    parts = [f"{len(timed)} variants in turn on {trial.gpu or 'the CPU'}"]
+    parts = [f"{plural(len(timed), 'variant')} in turn on {trial.gpu or 'the CPU'}"]
     if trial.blocks:
         whole = " + ".join(str(count) for count in trial.blocks.values())
         cuts = " and ".join(" + ".join(str(count) for count in cut.blocks.values()) for cut in timed[0].cuts)
@@ -96,4 +97,6 @@ def _basis(trial: Trial) -> str:
         parts.append(f"{trial.elapsed_s:.0f} s")
     if trial.self_check_ratio:
         parts.append(f"a copy of BF16 came out at {trial.self_check_ratio:.3f} of it")
-    return f"Timed: {', '.join(parts)}."
+    apart = [label(arm.name, True) for arm in timed if recorded(arm.beside) and arm.beside]
+    alone = f" Memory did not hold all at once: {', '.join(apart)} took turns with BF16 only." if apart else ""
+    return f"Timed: {', '.join(parts)}.{alone}"

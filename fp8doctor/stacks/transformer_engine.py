@@ -127,10 +127,16 @@ def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
 
 def without_fp8(module: nn.Module) -> nn.Module:
     """The module itself, in place, with a forward that closes whatever FP8 autocast is open around it."""
-    inner, closed = module.forward, autocast()
+    closed = autocast()
+    return within(module, lambda: closed(enabled=False))
+
+
+def within(module: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> nn.Module:
+    """The module itself, in place, with a forward that runs inside ``context``."""
+    inner = module.forward
 
     def forward(*arguments: Any, **settings: Any) -> Any:
-        with closed(enabled=False):
+        with context():
             return inner(*arguments, **settings)
 
     module.__dict__["forward"] = forward

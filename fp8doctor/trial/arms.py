@@ -21,10 +21,10 @@ from fp8doctor.measured import PRESCRIBED, uses_fp8
 from fp8doctor.prescription import Step
 from fp8doctor.trial.bench import SELF_CHECK
 from fp8doctor.trial.explorations import Seen, explorations
-from fp8doctor.trial.treatments import Case, compile_blocks, family, known, strip_compile_marks, to_bf16, treatments
+from fp8doctor.trial.treatments import Case, family, known, strip_compile_marks, to_bf16, treatments
 from fp8doctor.trial.treatments.adapters import without_adapters
 from fp8doctor.trial.treatments.checkpointing import keep_activations
-from fp8doctor.trial.treatments.compilation import lists_of
+from fp8doctor.trial.treatments.compilation import block_by_block
 from fp8doctor.trial.treatments.precision import mostly_fp32
 from fp8doctor.trial.variant import ArmPlan, Change, Variant, as_it_is
 
@@ -49,8 +49,8 @@ def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
         *([prescribed] if prescribed else [] if in_fp8 else of.conversions()),
         ArmPlan(SELF_CHECK, eager_bf16, fp8=False),
         *(of.arm(as_is, each) for each in proposals if len(proposals) > 1 or not prescribed),
-        *(replace(of.arm(base, each), explored=True) for each in of.explored(proposals)),
         *of.measurements(base),
+        *(replace(of.arm(base, each), explored=True) for each in of.explored(proposals)),
     ]
 
 
@@ -63,12 +63,12 @@ class Of:
 
     def baselines(self, in_fp8: bool) -> list[ArmPlan]:
         """Eager and compiled BF16, but for the one of them that the step as it is already is."""
-        lists, compiled = lists_of(self.facts), any(linear.compiled is not None for linear in self.facts.network.linears)
+        compiled = any(linear.compiled is not None for linear in self.facts.network.linears)
         own, plans = self.own_autocast(), []
         if in_fp8 or compiled or own:
             plans.append(ArmPlan("bf16", eager_bf16, own, fp8=False))
         if in_fp8 or not compiled or own:
-            plans.append(ArmPlan("bf16_compiled", functools.partial(compiled_bf16, lists=lists), own, fp8=False))
+            plans.append(ArmPlan("bf16_compiled", functools.partial(compiled_bf16, facts=self.facts), own, fp8=False, compiled=True))
         return plans
 
     def own_autocast(self) -> tuple[str, ...]:
@@ -82,20 +82,22 @@ class Of:
         for recipe in RECIPES:
             names = (*self.own_autocast(), f"convert-{recipe}", compilation)
             make = chain(on_model(strip_compile_marks), *(self.change(Treatment(name=name, summary="", code="")) for name in names))
-            plans.append(ArmPlan(f"float8_{recipe}", make, names, fp8=True, base="as_is"))
+            plans.append(ArmPlan(f"float8_{recipe}", make, names, fp8=True, base="as_is", compiled=True))
         return plans
 
     def prescribed(self, as_is: ArmPlan, proposals: Sequence[Treatment]) -> ArmPlan:
         """One arm for everything that can be carried out."""
-        change = chain(*(self.change(each) for each in proposals))
+        change, names = chain(*(self.change(each) for each in proposals)), tuple(each.name for each in proposals)
         ratio = functools.reduce(lambda product, each: product * treatments()[each.name].tokens_ratio, proposals, 1.0)
-        return ArmPlan(PRESCRIBED, change, tuple(each.name for each in proposals), fp8=True, base=as_is.name, change=change, tokens_ratio=ratio)
+        compiled = any(map(compiles, names))
+        return ArmPlan(PRESCRIBED, change, names, fp8=True, base=as_is.name, change=change, tokens_ratio=ratio, compiled=compiled)
 
     def arm(self, base: ArmPlan, treatment: Treatment) -> ArmPlan:
         """One treatment alone on top of ``base``."""
         change, ratio = self.change(treatment), base.tokens_ratio * treatments()[treatment.name].tokens_ratio
         fp8 = True if treatment.name == "te-autocast" else base.fp8
-        return ArmPlan(treatment.name, chain(base.make, change), (treatment.name,), fp8, base.name, change, tokens_ratio=ratio)
+        compiled = base.compiled or compiles(treatment.name)
+        return ArmPlan(treatment.name, chain(base.make, change), (treatment.name,), fp8, base.name, change, tokens_ratio=ratio, compiled=compiled)
 
     def explored(self, proposals: Iterable[Treatment]) -> list[Treatment]:
         """What no finding proposes and may help."""
@@ -107,10 +109,11 @@ class Of:
         plans = []
         if "checkpointing-off" in explorations(Seen(self.facts, self.job, ())) and uses_fp8(self.facts):
             compiled = Seen(self.facts, self.job, base.treatments).compiled
-            make = chain(functools.partial(compiled_bf16, lists=lists_of(self.facts)) if compiled else eager_bf16, on_model(keep_activations))
-            plans.append(ArmPlan("bf16_without_checkpointing", make, fp8=False, base="bf16_compiled" if compiled else "bf16", explored=True))
+            make = chain(functools.partial(compiled_bf16, facts=self.facts) if compiled else eager_bf16, on_model(keep_activations))
+            name = "bf16_without_checkpointing"
+            plans.append(ArmPlan(name, make, fp8=False, base="bf16_compiled" if compiled else "bf16", explored=True, compiled=compiled))
         if self.facts.network.adapter_parameters:
-            plans.append(ArmPlan("without_adapters", chain(base.make, without_adapters), fp8=base.fp8, base=base.name, explored=True))
+            plans.append(ArmPlan("without_adapters", chain(base.make, without_adapters), fp8=base.fp8, base=base.name, explored=True, compiled=base.compiled))
         return plans
 
     def change(self, treatment: Treatment) -> Change:
@@ -126,7 +129,13 @@ def together(base: ArmPlan, winners: Sequence[ArmPlan], name: str) -> ArmPlan:
     change = chain(base.change, *(winner.change for winner in winners))
     added = [treatment for winner in winners for treatment in winner.treatments]
     ratio = functools.reduce(lambda product, winner: product * winner.tokens_ratio / base.tokens_ratio, winners, base.tokens_ratio)
-    return ArmPlan(name, change, (*kept, *added), base.fp8 or winners[0].fp8, "as_is", change, tokens_ratio=ratio)
+    compiled = any(plan.compiled for plan in (base, *winners))
+    return ArmPlan(name, change, (*kept, *added), base.fp8 or winners[0].fp8, "as_is", change, tokens_ratio=ratio, compiled=compiled)
+
+
+def compiles(name: str) -> bool:
+    """Whether a treatment puts compiled regions into the step."""
+    return family(name) == "compilation"
 
 
 def eager_bf16(variant: Variant) -> Variant:
@@ -134,9 +143,9 @@ def eager_bf16(variant: Variant) -> Variant:
     return in_bf16(replace(variant, model=to_bf16(strip_compile_marks(variant.model))))
 
 
-def compiled_bf16(variant: Variant, lists: Sequence[str]) -> Variant:
+def compiled_bf16(variant: Variant, facts: Facts) -> Variant:
     """FP8 taken out, and compiled block by block."""
-    return in_bf16(replace(variant, model=compile_blocks(to_bf16(strip_compile_marks(variant.model), compiled=True), lists)))
+    return in_bf16(replace(variant, model=block_by_block(to_bf16(strip_compile_marks(variant.model), compiled=True), facts)))
 
 
 def in_bf16(variant: Variant) -> Variant:

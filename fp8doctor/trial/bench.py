@@ -84,13 +84,13 @@ class Bench:
         self.batch = move(job.batch, device)
         self.bases: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
-        self.observer = Observer(device)
         self._handed_out: list[Ready] = []
         root = unwrapped(job.model)
         names = {cleaned(name): name for name, _ in root.named_modules()}
         *larger, smallest = depth.plans(root, [names[name] for name in lists if name in names])
         if not any(map(self._fits, larger)):
             self._lay_out(smallest)
+        self.observer = Observer(device)
 
     def _fits(self, plan: depth.Plan) -> bool:
         """Lay the plan out; on a memory that is too small give back what was taken."""
@@ -235,8 +235,8 @@ class Bench:
         The reference (eager BF16, else the step as it is) is built and timed anew each time: what is added are its
         samples of the common window, times the ratio of the pair. Everything else is let go of first.
         """
-        done = [attempt for attempt in attempts if attempt.reason is None]
-        reference = next((each for name in ("bf16", "as_is") for each in done if each.plan.name == name), None)
+        timed = {attempt.plan.name: attempt for attempt in attempts if attempt.reason is None}
+        reference = timed.get("bf16") or timed.get("as_is")
         if reference is None:
             return
         for attempt in attempts:
@@ -254,7 +254,6 @@ class Bench:
                 for number in range(len(again.ready)):
                     ratio = statistics.median(a / b for a, b in zip(pair[attempt.plan.name, number], pair[reference.plan.name, number], strict=True))
                     samples[attempt.plan.name, number] = [ratio * each for each in samples[reference.plan.name, number]]
-                done.append(attempt)
             else:
                 attempt.reason = f"{attempt.reason}, even beside {reference.plan.name} alone" if again.short else again.reason or beside.reason
             beside.ready.clear()
@@ -266,6 +265,8 @@ class Bench:
             attempt.reason = NO_FP8_GEMM
         elif attempt.plan.fp8 is False and attempt.proof.fp8_gemms:
             attempt.reason = f"{attempt.proof.fp8_gemms} FP8 GEMMs were seen in a BF16 step"
+        elif attempt.plan.compiled and attempt.proof.graphs_run == 0:
+            attempt.reason = "nothing in it was compiled"
         elif any(ready.frames_in_window for ready in attempt.ready):
             attempt.reason = "it was still compiling while it was timed"
 

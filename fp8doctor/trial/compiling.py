@@ -1,8 +1,9 @@
 """torch.compile on replicas: apply a user's own compile marks to a copy, and keep its cache apart from the user's code.
 
 Private names read here, verified on torch 2.11 and 2.13: the closure variable ``self`` of a compiled callable (a
-``torch._dynamo.eval_frame`` context, callable on a new function), ``_compiled_call_impl`` and
-``_torchdynamo_orig_callable``.
+``torch._dynamo.eval_frame`` context, callable on a new function), ``_compiled_call_impl``,
+``_torchdynamo_orig_callable``, and ``torch._dynamo.external_utils.wrap_inline``, the frame that Dynamo puts around what it
+would skip (also on 2.6 and 2.15).
 """
 
 from __future__ import annotations
@@ -46,6 +47,22 @@ def give_own_code(model: nn.Module) -> None:
             own[kind] = _with_own_code(kind)
         if own[kind] is not kind:
             module.__class__ = own[kind]
+    give_wrappers_own_code(model)
+
+
+def give_wrappers_own_code(model: nn.Module) -> None:
+    """Give the ``torch.compile`` wrappers around classes of torch.nn one code object, theirs alone.
+
+    Dynamo skips their forward, so that what it compiles for each of them is one and the same function of its own.
+    """
+    codes: dict[types.CodeType, types.CodeType] = {}
+    for wrapper in filter(is_wrapper, model.modules()):
+        compiled, context = wrapper.__dict__.get("forward"), context_of(wrapper)
+        frame = getattr(compiled, "_torchdynamo_orig_callable", None)
+        if context is not None and isinstance(frame, types.FunctionType) and frame.__globals__["__name__"] == "torch._dynamo.external_utils":
+            clone = clone_function(frame)
+            clone.__code__ = codes.setdefault(frame.__code__, clone.__code__)
+            wrapper.__dict__["forward"] = context(clone)
 
 
 def _with_own_code(kind: type[nn.Module]) -> type[nn.Module]:

@@ -78,7 +78,7 @@ def _timed(
     timed = [attempt for attempt in attempts if attempt.reason is None]
     progress(f"timing {len(timed)} variants of the step", None)
     try:
-        kept = FINAL_SHARE if any(attempt.plan.explored for attempt in timed) else PROOF_SHARE
+        kept = FINAL_SHARE if any(explores(attempt.plan) for attempt in timed) else PROOF_SHARE
         samples = bench.time(timed, until=began + budget_s * (1 - kept))
         for attempt in timed:
             bench.prove(attempt)
@@ -103,7 +103,7 @@ def _build(bench: Bench, attempts: Sequence[Attempt], budget_s: float, began: fl
     for attempt in attempts:
         if attempt.reason is not None:
             continue
-        share = EXPLORING_SHARE if attempt.plan.explored else 1 - WINDOW_SHARE
+        share = EXPLORING_SHARE if explores(attempt.plan) else 1 - WINDOW_SHARE
         if time.monotonic() - began > budget_s * share and attempt.plan.name != "as_is":
             attempt.reason = _used_up(budget_s)
             continue
@@ -111,6 +111,11 @@ def _build(bench: Bench, attempts: Sequence[Attempt], budget_s: float, began: fl
             attempt.plan = replace(attempts[0].plan, name=SELF_CHECK)
         progress(f"building {in_words(attempt.plan.name)}", attempt.plan.name)
         bench.build(attempt)
+
+
+def explores(plan: ArmPlan) -> bool:
+    """Whether the arm may become a part of the prescription unasked; a mere measurement may not, and needs no final window."""
+    return plan.explored and bool(plan.treatments)
 
 
 def _used_up(budget_s: float) -> str:

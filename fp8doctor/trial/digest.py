@@ -56,7 +56,7 @@ def digest(job: Job) -> Digest:
         "optimizer settings": [_plain(each) for each in (*groups, *states)],
         "settings": settings.read(),
         "warning filters": list(warnings.filters),
-        "threads": {thread.ident for thread in threading.enumerate()},
+        "threads": {thread.ident for thread in threading.enumerate() if not _ends_by_itself(thread)},
         "child processes": _children(),
         "open files": _open_files(),
         FOLDER: _folder(),
@@ -142,6 +142,11 @@ def _attached(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str, tuple, type(None)))}
+
+
+def _ends_by_itself(thread: threading.Thread) -> bool:
+    """Whether it is Inductor's timer (``subproc_worker_timer``, torch 2.11), which stops idle compile workers and then ends."""
+    return getattr(getattr(thread, "_target", None), "__module__", "") == "torch._inductor.compile_worker.timer"
 
 
 def _children() -> set[str]:

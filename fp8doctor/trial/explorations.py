@@ -42,7 +42,8 @@ def te_is_idle(seen: Seen) -> bool:
 
 
 def caches(seen: Seen) -> bool:
-    return recorded(seen.facts.training) and seen.facts.training.use_cache is True
+    """A KV cache in training; compile-blocks switches it off itself."""
+    return recorded(seen.facts.training) and seen.facts.training.use_cache is True and "compile-blocks" not in seen.proposed
 
 
 def checkpoints(seen: Seen) -> bool:
@@ -75,7 +76,7 @@ def eager_attention(seen: Seen) -> bool:
 def compiled_as_one(seen: Seen) -> bool:
     """One compile mark on the whole of a model that has repeated blocks, and nothing proposed about it."""
     marks = seen.facts.training.compile_marks if recorded(seen.facts.training) and recorded(seen.facts.training.compile_marks) else ()
-    whole = any(mark.name == "" and mark.form in ("wrapped", "in_place", "assigned_forward") for mark in marks)
+    whole = any(mark.name == "" and mark.compiles is not False and mark.form in ("wrapped", "in_place", "assigned_forward") for mark in marks)
     return whole and bool(seen.facts.network.blocks) and not any(name.startswith("compile-") for name in seen.proposed)
 
 

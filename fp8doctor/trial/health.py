@@ -103,10 +103,11 @@ class Observer:
             self._shares.append(float(sum(share for pid, share in latest.items() if pid != os.getpid())))
 
     def health(self) -> Health | None:
-        """What was seen; None on a CPU, not recorded where NVML did not answer."""
-        if self._device.type != "cuda":
-            return None
-        limit = self._ask(self._nvml.nvmlDeviceGetPowerManagementLimit, self._card) if self._part is not None else None
+        """What was seen; None on a CPU, not recorded where NVML does not answer."""
+        if self._device.type != "cuda" or not self._looks:
+            unknown: Health | None = None if self._device.type != "cuda" else NOT_RECORDED
+            return unknown
+        limit = self._ask(self._nvml.nvmlDeviceGetPowerManagementLimit, self._card)
         held = {reason: 100 * sum(bool(bits & bit) for bits in self._reasons) / len(self._reasons) for bit, reason in THROTTLE_REASONS.items() if self._reasons}
         return Health(
             samples=self._looks,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from fp8doctor.disturbed import disturbance
 from fp8doctor.facts import Arm, ArmCut, Health, Trial
 from fp8doctor.interval import interval
 from fp8doctor.measured import FIRST
@@ -31,7 +32,8 @@ def report(
 ) -> Trial:  # fmt: skip
     """Medians with intervals, at every cut and at full depth, as plain facts."""
     ratio = _self_check(attempts, samples)
-    unreliable = ratio is not None and abs(ratio - 1) > SELF_CHECK_TOLERANCE
+    apart = f"the step timed against its own copy gives {ratio:.3f} instead of 1.00" if ratio and abs(ratio - 1) > SELF_CHECK_TOLERANCE else None
+    reasons = [reason for reason in (apart, disturbance(health)) if reason]
     return Trial(
         device=device.type,
         gpu=gpu_name(device),
@@ -41,9 +43,9 @@ def report(
             [_arm(plan, attempt, final.samples) for attempt in final.attempts] if final else [],
         ),
         self_check_ratio=ratio,
-        reliable=not unreliable,
+        reliable=not reasons,
         health=health,
-        reason=f"the step timed against its own copy gives {ratio:.3f} instead of 1.00" if unreliable else None,
+        reason="; ".join(reasons) or None,
         budget_s=budget_s,
         elapsed_s=elapsed_s,
     )

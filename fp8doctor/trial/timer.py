@@ -60,8 +60,8 @@ def interleave(
     """Visit every step once a round until the clock (``time.monotonic``) passes ``until`` or all are known sharply.
 
     A key is an arm and the number of a cut. Each round has an order of its own: a step that follows one that heats the
-    GPU finds lower clocks, and that must not always be the same one. (Visiting the cuts of an arm together, after one
-    uncounted step of the deepest, predicted an 8B Llama on an H200 worse, by +3.4 % in the median against +1.6 %.)
+    GPU finds lower clocks, and that must not always be the same one. Longer visits, a deeper cut and visiting the cuts of
+    an arm together were tried on an 8B Llama on an H200 and differ by no more than they vary (tests/benchmarks/results).
 
     Returns the samples of each, in ms, one per round and all of one length.
     """

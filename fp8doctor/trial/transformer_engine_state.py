@@ -57,10 +57,19 @@ def buffers_apart() -> Iterator[None]:
             setattr(state, name, value)
 
 
+def autocast_is_open() -> bool:
+    """Whether a module that is called now would run in FP8."""
+    return bool(_manager().is_fp8_enabled())
+
+
+def _manager() -> Any:
+    managers = (getattr(sys.modules.get(name), "FP8GlobalStateManager", None) for name in MODULES)
+    return next((each for each in managers if each is not None), None)
+
+
 def _state() -> Any:
     """What holds the state: an instance, or the manager itself; None where the library is not loaded."""
-    managers = (getattr(sys.modules.get(name), "FP8GlobalStateManager", None) for name in MODULES)
-    manager = next((each for each in managers if each is not None), None)
+    manager = _manager()
     return getattr(manager, "quantization_state", manager)
 
 

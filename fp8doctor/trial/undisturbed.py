@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 import torch
 from torch import nn
 
+from fp8doctor.examine.allocator import not_the_users
 from fp8doctor.job import Job
 from fp8doctor.trial import dynamo_state, settings
 from fp8doctor.trial.belongings import Belongings
@@ -37,7 +38,7 @@ def undisturbed(job: Job) -> Iterator[list[str]]:
     roots = [each for each in (job.model, job.loss, job.training_step) if isinstance(each, nn.Module)]
     belongings, entries = Belongings(roots), dynamo_state.Entries(job.model, job.loss, job.training_step)
     try:
-        with buffers_apart(), warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
+        with not_the_users(), buffers_apart(), warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
             warnings.simplefilter("ignore")
             belongings.take_gradients()
             yield named

@@ -36,7 +36,7 @@ def as_it_is(variant: Variant) -> Variant:
 
 @dataclass(frozen=True)
 class ArmPlan:
-    """One arm: its name, what makes it from the step as it is, and whether FP8 GEMMs must be seen in it."""
+    """One arm: its name, what makes it from the step as it is, and whether FP8 GEMMs and compiled regions must be seen in it."""
 
     name: str
     make: Change
@@ -51,3 +51,5 @@ class ArmPlan:
     """Whether the trial tries it unasked: it goes when the time is short."""
     tokens_ratio: float = 1.0
     """Tokens of its step / tokens of the step as it is."""
+    compiled: bool = False
+    """Whether compiled regions must be seen in it."""

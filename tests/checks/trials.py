@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,17 +13,19 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.job import Job
 from fp8doctor.trial import timer
-from fp8doctor.trial.arms import arms
+from fp8doctor.trial.arms import Of, arms
 from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.variant import ArmPlan
 
 
-def tried(model: nn.Module, batch: Any, *names: str, **fields: Any) -> Facts:
-    """The facts of the job with the named arms timed, as few rounds as there can be."""
+def tried(model: nn.Module, batch: Any, *names: str, more: Callable[[Of, ArmPlan], list[ArmPlan]] = lambda of, as_is: [], **fields: Any) -> Facts:
+    """The facts of the job with the named arms timed, and what ``more`` makes of the first, as few rounds as there can be."""
     workload = Workload(tokens=64, loss_source="mean", optimizer_source="made up", autocast_source="none", accumulate=1)
     job = Job(model=model, target=Target(kind="live", name=type(model).__name__), workload=workload, batch=batch, **fields)
     facts = examine(job)
     plans = [plan for plan in arms(facts, (), job) if plan.name in names]
     assert [plan.name for plan in plans] == list(names)
+    plans += more(Of(facts, job), plans[0])
     most, timer.MOST_ROUNDS = timer.MOST_ROUNDS, timer.LEAST_ROUNDS
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -8,11 +8,11 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-from torchao.prototype.moe_training.config import Float8TrainingOpConfig
 from torchao.quantization import quantize_
 
 from fp8doctor.facts import Blocks
 from fp8doctor.record import NOT_RECORDED
+from tests import prototypes
 from tests.examine.models import Block, Stacked, by_name, gpt2, llama, llama_8b, lora, mixtral, network, qwen3_moe, vit
 
 LLAMA_LAYER = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -29,7 +29,7 @@ def test_llama() -> None:
     assert [each.name for each in facts.linears] == [*(f"model.layers.{i}.{name}" for i in (0, 1) for name in LLAMA_LAYER), "lm_head"]
     (blocks,) = facts.blocks
     kind = "transformers.models.llama.modeling_llama.LlamaDecoderLayer"
-    assert blocks == Blocks(name="model.layers", kind=kind, container="list", count=2, compiled=0, checkpointed=0, linears=14)
+    assert blocks == Blocks(name="model.layers", kind=kind, container="list", forward_of_torch=False, count=2, compiled=0, checkpointed=0, linears=14)
 
 
 def test_one_linear_of_llama() -> None:
@@ -226,7 +226,7 @@ def test_converted_llama() -> None:
 
 def test_converted_experts_of_qwen3_moe() -> None:
     model = qwen3_moe().bfloat16()
-    quantize_(model, Float8TrainingOpConfig(), filter_fn=lambda module, name: name.endswith("experts"))
+    quantize_(model, prototypes.float8(), filter_fn=lambda module, name: name.endswith("experts"))
     layer = by_name(model)["model.layers.0.mlp.experts.gate_up_proj"]
     assert (layer.stack, layer.use, layer.recipe, layer.gemms, layer.role) == ("torchao", "training", "rowwise", 8, "experts")
     assert layer.kind.rpartition(".")[2] == "Qwen3MoeExperts"

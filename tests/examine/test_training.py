@@ -73,11 +73,11 @@ def test_five_ways_to_compile() -> None:
     model.norm = Decorated()
     step = torch.compile(lambda model, batch: None, backend="eager")
     assert training(model, training_step=step).compile_marks == (
-        CompileMark(name="", form="training_step", backend="eager"),
-        CompileMark(name="blocks.0", form="in_place", backend="eager"),
-        CompileMark(name="blocks.1", form="wrapped", backend="inductor"),
-        CompileMark(name="blocks.2", form="assigned_forward", backend="aot_eager"),
-        CompileMark(name="norm", form="decorated_forward", backend="aot_eager"),
+        CompileMark(name="", form="training_step", backend="eager", compiles=True),
+        CompileMark(name="blocks.0", form="in_place", backend="eager", compiles=True),
+        CompileMark(name="blocks.1", form="wrapped", backend="inductor", compiles=True),
+        CompileMark(name="blocks.2", form="assigned_forward", backend="aot_eager", compiles=True),
+        CompileMark(name="norm", form="decorated_forward", backend="aot_eager", compiles=True),
     )
 
 
@@ -85,7 +85,7 @@ def test_a_backend_of_the_users_own() -> None:
     def nothing(graph: Any, inputs: Any) -> Any:
         return graph
 
-    assert training(torch.compile(Stacked(), backend=nothing)).compile_marks == (CompileMark(name="", form="wrapped", backend="nothing"),)
+    assert training(torch.compile(Stacked(), backend=nothing)).compile_marks == (CompileMark(name="", form="wrapped", backend="nothing", compiles=True),)
 
 
 def test_a_disabled_forward_is_no_mark() -> None:
@@ -261,7 +261,7 @@ def test_accelerate_in_bf16(forget_accelerate: None) -> None:
     assert training(Stacked()).accelerate is None
     accelerator = Accelerator(mixed_precision="bf16", cpu=True)
     model = Stacked()
-    assert training(model).accelerate == Accelerate(mixed_precision="bf16", distributed="NO", dynamo_backend="NO", prepared=False)
+    assert training(model).accelerate == Accelerate(mixed_precision="bf16", distributed="NO", dynamo_backend="NO", prepared=False, te_autocast=False)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     facts = training(model, optimizer=optimizer)
     assert facts.accelerate.prepared is True

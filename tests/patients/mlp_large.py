@@ -12,8 +12,7 @@ HEALTHY = True
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 
 with torch.device(DEVICE):
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(8192, 8192), nn.GELU()) for _ in range(8))).bfloat16()
-model.compile()
+    model = torch.compile(nn.Sequential(*(nn.Sequential(nn.Linear(8192, 8192), nn.GELU()) for _ in range(8))).bfloat16())
 
 
 def example_batch() -> torch.Tensor:

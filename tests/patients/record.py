@@ -17,7 +17,8 @@ HERE = Path(__file__).resolve().parent
 NOT_PATIENTS = {"__init__", "record"}
 TIMED = (
     "decoder_468m", "decoder_454m", "decoder_468m_compiled", "llama_8b", "llama_8b_float8", "lora", "gpt2_conv1d",
-    "te_autocast", "te_without_autocast", "te_fused", "accelerate_te", "rowwise_narrow",
+    "te_autocast", "te_without_autocast", "te_fused", "accelerate_te", "rowwise_narrow", "checkpointed_needlessly",
+    "llama_8b_lora_r8", "llama_8b_lora_r32", "llama_kv_cache",
 )  # fmt: skip
 """Patients whose recording holds a trial; the others are examined only."""
 

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.float8.config import CastConfig, ScalingGranularity
-from torchao.prototype.moe_training.config import Float8TrainingOpConfig, MXFP8TrainingOpConfig, MXFP8TrainingRecipe
-from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
-from torchao.prototype.moe_training.nvfp4_training.nvfp4_training import NVFP4Linear
 from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
 from fp8doctor.facts import Linear
+from tests import prototypes
 from tests.examine.models import network
+
+INT8 = Int8WeightOnlyConfig(**({"version": 2} if "version" in vars(Int8WeightOnlyConfig)["__dataclass_fields__"] else {}))
+"""Weights of the newest class that this torchao has."""
 
 
 def only(model: nn.Module) -> Linear:
@@ -83,9 +84,9 @@ def test_without_configuration_the_recipe_is_a_gap() -> None:
 @pytest.mark.parametrize(
     ("config", "weight_class", "recipe", "emulate"),
     [
-        (lambda: MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_EMULATED_RCEIL), "MXFP8TrainingWeightWrapperTensor", "mxfp8", True),
-        (lambda: MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_RCEIL), "MXFP8TrainingWeightWrapperTensor", "mxfp8", False),
-        (lambda: Float8TrainingOpConfig(float8_linear_recipe="tensorwise"), "Float8TrainingWeightWrapperTensor", "tensorwise", None),
+        (lambda: prototypes.mxfp8("MXFP8_EMULATED_RCEIL"), "MXFP8TrainingWeightWrapperTensor", "mxfp8", True),
+        (lambda: prototypes.mxfp8(), "MXFP8TrainingWeightWrapperTensor", "mxfp8", False),
+        (lambda: prototypes.float8(float8_linear_recipe="tensorwise"), "Float8TrainingWeightWrapperTensor", "tensorwise", None),
     ],
 )
 def test_training_weights(config: Callable[[], Any], weight_class: str, recipe: str, emulate: bool | None) -> None:
@@ -102,17 +103,17 @@ def test_high_precision_weight_gradient() -> None:
     model = nn.Sequential(nn.Linear(32, 64, dtype=torch.bfloat16))
     quantize_(
         model,
-        MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_RCEIL_WGRAD_WITH_HP),
+        prototypes.mxfp8("MXFP8_RCEIL_WGRAD_WITH_HP"),
         filter_fn=lambda module, name: isinstance(module, nn.Linear),
     )
     assert only(model).features["wgrad_with_hp"] is True
 
 
 def test_prototype_linears() -> None:
-    mx = only(MXFP8Linear(32, 64, wgrad_with_hp=True))
+    mx = only(prototypes.module("mxfp8_linear").MXFP8Linear(32, 64, wgrad_with_hp=True))
     assert (mx.kind, mx.use, mx.recipe) == ("torchao.prototype.moe_training.mxfp8_linear.MXFP8Linear", "training", "mxfp8")
     assert mx.features == {"kernel_preference": "auto", "emulate": False, "wgrad_with_hp": True}
-    assert only(NVFP4Linear(128, 128)).recipe == "nvfp4"
+    assert only(prototypes.module("nvfp4_training.nvfp4_training").NVFP4Linear(128, 128)).recipe == "nvfp4"
 
 
 @pytest.mark.parametrize(("element", "recipe"), [("torch.float8_e4m3fn", "mxfp8"), ("torch.float4_e2m1fn_x2", "mxfp4")])
@@ -144,7 +145,7 @@ def test_grouped_weights_of_0_12_to_0_16(name: str, recipe: str) -> None:
 
 
 def test_torchtitans_expert_configuration() -> None:
-    kind = type("Float8GroupedExperts", (nn.Module,), {"_float8_op_config": Float8TrainingOpConfig()})
+    kind = type("Float8GroupedExperts", (nn.Module,), {"_float8_op_config": prototypes.float8()})
     experts = kind()
     experts.top_k = 2
     experts.w1 = nn.Parameter(torch.zeros(4, 64, 32))
@@ -157,7 +158,7 @@ def test_torchtitans_expert_configuration() -> None:
     [
         (Float8WeightOnlyConfig(), "float8_e4m3fn", {"activations_quantized": False}),
         (Float8DynamicActivationFloat8WeightConfig(), "float8_e4m3fn", {"activations_quantized": True}),
-        (Int8WeightOnlyConfig(version=2), "int8", {"activations_quantized": False}),
+        (INT8, "int8", {"activations_quantized": False}),
     ],
 )
 def test_quantized_weights_are_storage(monkeypatch: pytest.MonkeyPatch, config: Any, dtype: str, features: dict[str, bool]) -> None:

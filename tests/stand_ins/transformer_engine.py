@@ -59,6 +59,7 @@ class TransformerEngineBaseModule(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.name: str | None = None
         self.fp8 = False
         self.fp8_initialized = False
         self.fp8_calibration = False
@@ -80,6 +81,8 @@ class Linear(TransformerEngineBaseModule):
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device: Any = None, parameters_split: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
+        self.weight_names = [f"{name}weight" for name in parameters_split or ("",)]
+        self.bias_names = [f"{name}bias" for name in parameters_split or ("",)]
         for name in parameters_split or ("",):
             rows = out_features // max(len(parameters_split), 1)
             self.register_parameter(f"{name}weight", nn.Parameter(torch.zeros(rows, in_features, device=device)))
@@ -93,8 +96,8 @@ class Linear(TransformerEngineBaseModule):
 class LayerNormLinear(Linear):
     """``te.LayerNormLinear``."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        super().__init__(in_features, out_features, bias)
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, parameters_split: tuple[str, ...] = ()) -> None:
+        super().__init__(in_features, out_features, bias, parameters_split=parameters_split)
         self.layer_norm_weight = nn.Parameter(torch.ones(in_features))
         self.layer_norm_bias = nn.Parameter(torch.zeros(in_features))
 
@@ -110,6 +113,11 @@ class LayerNormMLP(TransformerEngineBaseModule):
         self.fc2_weight = nn.Parameter(torch.zeros(hidden_size, ffn_hidden_size))
         self.fc2_bias = nn.Parameter(torch.zeros(0))
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.prepare_forward()
+        first, second = functional.linear(x, self.fc1_weight, self.fc1_bias).chunk(2, dim=-1)
+        return functional.linear(functional.silu(first) * second, self.fc2_weight)
+
 
 class GroupedLinear(TransformerEngineBaseModule):
     """``te.GroupedLinear``: one weight per expert."""
@@ -119,6 +127,10 @@ class GroupedLinear(TransformerEngineBaseModule):
         self.num_gemms = num_gemms
         for i in range(num_gemms):
             self.register_parameter(f"weight{i}", nn.Parameter(torch.zeros(out_features, in_features)))
+
+    def forward(self, x: torch.Tensor, m_splits: list[int]) -> torch.Tensor:
+        self.prepare_forward()
+        return torch.cat([functional.linear(part, getattr(self, f"weight{i}")) for i, part in enumerate(x.split(m_splits))])
 
 
 MODULES: dict[str, tuple[type, ...]] = {

@@ -21,6 +21,7 @@ from fp8doctor.trial import timer
 from fp8doctor.trial.arms import arms
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.variant import ArmPlan
+from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama, lora
 
 TOKENS = {"input_ids": torch.arange(32).reshape(2, 16), "labels": torch.arange(32).reshape(2, 16)}
@@ -122,6 +123,28 @@ def test_fp32_without_autocast_is_compared_with_bf16_and_tried_in_it() -> None:
 def test_a_cache_in_training_is_tried_without() -> None:
     of = job(llama(use_cache=True).bfloat16())
     assert [name for name, plan in plans(of).items() if plan.explored] == ["cache-off"]
+
+
+def test_a_cache_goes_with_the_blocks_that_are_compiled() -> None:
+    of = job(float8(llama(use_cache=True).bfloat16()))
+    assert [name for name, plan in plans(of, "compile-blocks").items() if plan.explored and name == "cache-off"] == []
+    assert "cache-off" in plans(of)
+
+
+def test_which_arms_must_run_something_compiled() -> None:
+    found = plans(job(float8(Stacked().bfloat16())), "compile-blocks", "keep-in-bf16")
+    must = {name for name, plan in found.items() if plan.compiled}
+    assert must == {"bf16_compiled", "prescribed", "compile-blocks", "recipe-rowwise", "recipe-rowwise-with-gw-hp"}
+    assert {name for name, plan in plans(job(Stacked().bfloat16())).items() if plan.compiled} == {"bf16_compiled", "float8_tensorwise", "float8_rowwise"}
+
+
+@pytest.mark.parametrize("stance", ["default", "force_eager"])
+def test_an_arm_that_compiled_nothing_is_no_number(stance: str) -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)).bfloat16()
+    with torch.compiler.set_stance(stance):  # type: ignore[no-untyped-call]
+        facts = tried(model, torch.ones(16, 32, dtype=torch.bfloat16), "as_is", "bf16_compiled", "float8_tensorwise")
+    ran = {arm.name: (arm.reason, bool(arm.graphs_run)) for arm in facts.trial.arms if arm.name != "as_is"}
+    assert ran == dict.fromkeys(("bf16_compiled", "float8_tensorwise"), (None, True) if stance == "default" else ("nothing in it was compiled", False))
 
 
 def sick() -> Job:

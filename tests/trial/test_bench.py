@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Target, Trial, Workload
 from fp8doctor.job import Job
-from fp8doctor.trial import timer
+from fp8doctor.trial import bench, timer
 from fp8doctor.trial.arms import as_it_is, eager_bf16
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.step import optimizer_for
@@ -172,3 +172,17 @@ def test_the_learning_rate_is_not_zero_and_moves_no_weight() -> None:
 
 def test_a_model_without_weights_that_nobody_can_cut_is_refused() -> None:
     assert trial(model=on_meta(4)).reason == "the model has no weights (meta device)"
+
+
+def test_nothing_of_the_replicas_outlives_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights: list[weakref.ref[nn.Parameter]] = []
+
+    def recorded(job: Job, parameters: Iterable[nn.Parameter], memo: Mapping[int, Any]) -> torch.optim.Optimizer:
+        kept = list(parameters)
+        weights.extend(map(weakref.ref, kept))
+        return optimizer_for(job, kept, memo)
+
+    monkeypatch.setattr(bench, "optimizer_for", recorded)
+    assert trial(AS_IS, BF16, model=Decoder(3)).arms[0].tried
+    assert weights
+    assert [weight() for weight in weights if weight() is not None] == []

@@ -299,8 +299,23 @@ def test_times_are_given_for_the_tokens_of_the_step_as_it_is() -> None:
 
 def test_explorations_go_first_when_the_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conductor, "EXPLORING_SHARE", 0.0)
-    arms = run(job(blocks=3), AS_IS, BF16, explored("unasked", as_it_is, AS_IS))
+    arms = run(job(blocks=3), AS_IS, BF16, explored("unasked", as_it_is, AS_IS), explored("measurement", as_it_is, AS_IS, ()))
     assert (arms["bf16"].tried, arms["unasked"].reason) == (True, "the budget of 600 s was used up before it")
+    assert arms["measurement"].tried
+
+
+@pytest.mark.parametrize(("treatments", "share"), [(("unasked",), 1 - conductor.FINAL_SHARE), ((), 1 - conductor.PROOF_SHARE)])
+def test_time_for_a_final_window_is_kept_only_where_there_may_be_one(treatments: tuple[str, ...], share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, timed = [], bench.Bench.time
+
+    def noted(self: bench.Bench, attempts: Any, until: float) -> Any:
+        ends.append(until - time.monotonic())
+        return timed(self, attempts, until)
+
+    monkeypatch.setattr(bench.Bench, "time", noted)
+    began = time.monotonic()
+    run(job(blocks=3), AS_IS, explored("unasked", as_it_is, AS_IS, treatments))
+    assert share * 600 - (time.monotonic() - began) <= ends[0] <= share * 600
 
 
 def failing(error: Exception) -> ArmPlan:

@@ -493,6 +493,20 @@ def test_workers_that_compiling_starts_are_ended() -> None:
     AsyncCompile.pool.cache_clear()
 
 
+def test_the_timer_of_compile_workers_is_no_harm() -> None:
+    """It ends by itself; a trial on a GPU that compiles leaves it behind."""
+    from torch._inductor.compile_worker.timer import Timer
+
+    timers: list[Timer] = []
+
+    def start(reach: Reach) -> None:
+        timers.append(Timer(0.2, lambda: None))
+        timers[0].record_call()
+
+    assert attempt(trained(start)).harm == ()
+    timers[0].quit()
+
+
 def test_the_monitor_of_a_progress_bar_is_ended() -> None:
     """Inductor shows progress with tqdm, which starts a thread."""
     from tqdm import tqdm

@@ -16,18 +16,21 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-from torchao.prototype.moe_training.config import Float8TrainingOpConfig
 from torchao.quantization import Float8WeightOnlyConfig, quantize_
 
+from fp8doctor.cures import describe
 from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.finding import Treatment
 from fp8doctor.job import Job
 from fp8doctor.stacks.tensors import subclass
+from fp8doctor.trial.compiling import give_own_code
 from fp8doctor.trial.replica import replicate
-from fp8doctor.trial.treatments import Case, NotTried, carry_out, registry, strip_compile_marks, to_bf16, to_float8, treatment, treatments
+from fp8doctor.trial.treatments import Case, NotTried, carry_out, compile_blocks, registry, strip_compile_marks, to_bf16, to_float8, treatment, treatments
 from fp8doctor.trial.treatments.adapters import without_adapters
+from fp8doctor.trial.treatments.compilation import block_by_block
 from fp8doctor.trial.treatments.registry import swap
 from fp8doctor.trial.variant import Variant
+from tests import prototypes
 from tests.examine.models import Stacked, llama, lora, network, training
 from tests.stand_ins import transformer_engine as te
 
@@ -81,7 +84,7 @@ def test_a_weight_wrapped_for_the_all_gather_is_unwrapped_over_the_same_data() -
 def test_a_training_weight_is_unwrapped_and_its_layer_stays() -> None:
     model = nn.Sequential(nn.Linear(32, 32, bias=False)).bfloat16()
     data = model[0].weight.data_ptr()
-    quantize_(model, Float8TrainingOpConfig(), filter_fn=lambda layer, name: isinstance(layer, nn.Linear))
+    quantize_(model, prototypes.float8(), filter_fn=lambda layer, name: isinstance(layer, nn.Linear))
     assert in_fp8(model)
     twin = to_bf16(replicate(model, share=True)[0])
     assert in_fp8(twin) == {}
@@ -300,6 +303,90 @@ def test_what_is_compiled(name: str, compiled: list[int]) -> None:
     assert {linear.compiled for linear in network(model).linears} == {None}
 
 
+class Nested(nn.Module):
+    """Blocks of a class of torch.nn, each of another length, and a head of torch.nn beside them."""
+
+    def __init__(self, blocks: int = 2, deeper: int = 0) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(*(nn.Linear(32, 32) for _ in range(1 + deeper))) for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def frames(model: nn.Module, *arguments: Any, **settings: Any) -> int:
+    torch._dynamo.utils.counters.clear()
+    model(*arguments, **settings)
+    return int(torch._dynamo.utils.counters["frames"].get("ok", 0))
+
+
+@pytest.mark.parametrize(("build", "name"), [(Nested, "compile-blocks"), (lambda: nn.Sequential(nn.Linear(32, 32), nn.ReLU()), "compile-model")])
+def test_classes_of_torch_are_wrapped_and_compile(build: Any, name: str) -> None:
+    model = build()
+    changed = applied(name, model).model
+    marks = training(changed).compile_marks
+    assert {(mark.form, mark.compiles) for mark in marks} == {("wrapped", True)}
+    assert {linear.compiled for linear in network(changed).linears} == {mark.name for mark in marks}
+    assert len(marks) == (2 if name == "compile-blocks" else 1)
+    assert frames(changed, torch.ones(4, 32, requires_grad=True)) == 1
+    again = replicate(changed, share=True)[0]
+    assert training(again).compile_marks == marks
+    assert {linear.compiled for linear in network(strip_compile_marks(again)).linears} == {None}
+    assert training(model).compile_marks == ()
+
+
+def test_wrapped_classes_of_torch_do_not_push_each_other_out() -> None:
+    """What Dynamo compiles for all of them is one function of its own, of which it keeps eight versions."""
+    torch._dynamo.reset()
+    x = torch.ones(4, 32, requires_grad=True)
+    assert [frames(compile_blocks(Nested(deeper=deeper), ["blocks"], backend="eager"), x) for deeper in range(10)] == [1] * 10
+    replicas = [replicate(torch.compile(nn.Sequential(*Nested(deeper=deeper).blocks[0]), backend="eager"), share=True)[0] for deeper in range(10)]
+    for replica in replicas:
+        give_own_code(replica)
+    assert [frames(replica, x) for replica in replicas] == [1] * 10
+
+
+def test_a_wrapped_root_goes_back_into_what_holds_it() -> None:
+    model = nn.DataParallel(nn.Sequential(nn.Linear(32, 32)))
+    assert carry_out(prescribed("compile-model"), model, facts(model)) is model
+    assert type(model.module).__name__ == "OptimizedModule"
+    bare = nn.Sequential(nn.Linear(32, 32))
+    assert type(carry_out(prescribed("compile-model"), bare, facts(bare))).__name__ == "OptimizedModule"
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_blocks_are_compiled_without_a_cache(use_cache: bool) -> None:
+    torch._dynamo.reset()
+    model = llama(use_cache=use_cache, num_hidden_layers=12).train()
+    changed = block_by_block(replicate(model, share=True)[0], facts(model), backend="eager")
+    assert frames(changed, **TOKENS) == 1
+    assert (model.config.use_cache, changed.config.use_cache) == (use_cache, False)
+    assert applied("compile-blocks", model).model.config.use_cache is False  # type: ignore[union-attr]
+    assert applied("compile-model", model).model.config.use_cache is use_cache  # type: ignore[union-attr]
+
+
+def test_a_cache_that_is_off_already_is_off() -> None:
+    model = llama(use_cache=True)
+    variant = Variant(replicate(model, share=True)[0], None)
+    for name in ("compile-blocks", "cache-off"):
+        variant = treatments()[name].function(variant, Case(facts(model), name))
+    assert variant.model.config.use_cache is False  # type: ignore[union-attr]
+
+
+def test_the_cache_stays_off_without_checkpointing() -> None:
+    model = llama(use_cache=True)
+    model.gradient_checkpointing_enable()
+    assert (training(model.train()).use_cache, training(model).cache_switch) == (False, "")
+    off = applied("checkpointing-off", model).model
+    assert (training(off).use_cache, training(off).checkpointing, off(**TOKENS).past_key_values) == (False, (), None)
+    treatment = describe("checkpointing-off", facts(model))
+    assert treatment is not None
+    exec(treatment.code, {"model": model})
+    assert (training(model).use_cache, training(model).checkpointing) == (False, ())
+
+
 class Decorated(nn.Module):
     @torch.compile(backend="eager")
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -416,6 +503,40 @@ def test_a_te_layer_that_plain_torch_cannot_match_keeps_its_kernels(setting: dic
     assert to_bf16(nn.Sequential(layer), compiled=True)[0] is layer  # type: ignore[index]
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_te_layer_whose_weight_is_kept_in_parts_has_a_form_in_plain_torch(bias: bool) -> None:
+    x = torch.randn(4, 32)
+    whole = normed(te.LayerNormLinear(32, 48, bias))
+    split = normed(te.LayerNormLinear(32, 48, bias, parameters_split=("query_", "key_", "value_")))
+    parts = dict(split.named_parameters())
+    for i, name in enumerate(("query", "key", "value")):
+        parts[f"{name}_weight"].data = whole.weight.data[16 * i : 16 * (i + 1)]
+        parts[f"{name}_bias"].data = whole.bias.data[16 * i : 16 * (i + 1)]
+    for name in ("layer_norm_weight", "layer_norm_bias"):
+        parts[name].data = getattr(whole, name).data
+    twins = to_bf16(nn.Sequential(split, whole), compiled=True)
+    assert same_parameters(nn.Sequential(split, whole), twins)
+    assert torch.equal(*(twin(x) for twin in twins))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", ["Linear", "LayerNormLinear"])
+def test_what_a_te_container_reads_of_its_layers_is_there(kind: str) -> None:
+    layer = normed(getattr(te, kind)(32, 32))
+    layer.name = "proj"
+    assert to_bf16(nn.Sequential(layer), compiled=True)[0].name == "proj"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("own_forward", [True, False])
+def test_a_subclass_of_te_with_a_forward_of_its_own_keeps_it(own_forward: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    te.install(monkeypatch)
+    forward = {"forward": lambda self, x: (te.Linear.forward(self, x), None)} if own_forward else {}
+    kind = type("TELinear", (te.Linear,), {"__module__": "megatron.core.extensions.transformer_engine", **forward})
+    layer = filled(kind(32, 32))
+    twin = to_bf16(nn.Sequential(layer))[0]  # type: ignore[index]
+    assert (twin is layer) == own_forward
+    assert isinstance(twin(torch.ones(4, 32)), tuple) == own_forward
+
+
 def test_te_weights_that_exist_in_fp8_only_have_no_bf16_form() -> None:
     class Float8Tensor(nn.Parameter):
         pass
@@ -438,6 +559,31 @@ def test_te_layers_run_under_the_autocast(flavour: str, monkeypatch: pytest.Monk
     assert not te.FP8GlobalStateManager.enabled
     with pytest.raises(NotTried, match="no layer of Transformer Engine"):
         applied("te-autocast", Stacked())
+
+
+@pytest.mark.parametrize("flavour", ["quantization", "fp8"])
+def test_an_autocast_that_the_model_closes_is_opened_again_and_one_that_it_opens_is_left(flavour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    te.install(monkeypatch, flavour)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.closed, self.own = te.Linear(32, 32), te.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with te.autocast(enabled=False):
+                x = self.closed(x)
+            with te.autocast(enabled=True, recipe=te.Float8CurrentScaling()):
+                return self.own(x)
+
+    variant = applied("te-autocast", Model())
+    with variant.around():
+        variant.model(torch.ones(4, 32))
+    closed, own = variant.model.closed, variant.model.own
+    assert closed.fp8
+    assert own.fp8
+    assert (type(closed.fp8_meta["recipe"]), type(own.fp8_meta["recipe"])) == (te.DelayedScaling, te.Float8CurrentScaling)  # type: ignore[union-attr]
+    assert not te.FP8GlobalStateManager.enabled
 
 
 # On a live model.

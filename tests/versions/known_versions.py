@@ -30,7 +30,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 ON_A_GPU = """
 import accelerate.state
-accelerate.state.check_cuda_fp8_capability = lambda: True  # 1.4 asks a GPU that is not there
+accelerate.state.check_cuda_fp8_capability = lambda: True  # up to 1.8 it asks a GPU that is not there
 """
 
 TE = """
@@ -41,7 +41,8 @@ from tests.checks.engagement.accelerated import LayerNorm, Linear
 flavour = "{flavour}"
 library = stand_in.install(pytest.MonkeyPatch(), flavour)
 package = sys.modules["transformer_engine"]
-package.__spec__, package.pytorch, package.common = importlib.machinery.ModuleSpec("transformer_engine", None), library, sys.modules["transformer_engine.common"]
+package.__spec__, package.pytorch = importlib.machinery.ModuleSpec("transformer_engine", None), library
+package.common = sys.modules["transformer_engine.common"]
 library.Linear, library.LayerNorm, library.fp8_autocast = Linear, LayerNorm, stand_in.autocast
 state = sys.modules.setdefault("transformer_engine.pytorch.fp8", types.ModuleType("transformer_engine.pytorch.fp8"))
 state.check_mxfp8_support = lambda: (False, "")
@@ -56,8 +57,18 @@ for name in ("accelerator", "utils.transformer_engine", "utils.imports", "utils.
         module.is_transformer_engine_available = lambda: True
 """
 
-BY_ENVIRONMENT = ON_A_GPU + "from accelerate import Accelerator\nAccelerator(cpu=True).prepare(model, optimizer)"
-BY_ARGUMENT = ON_A_GPU + "from accelerate import Accelerator\nAccelerator(cpu=True, mixed_precision='fp8').prepare(model, optimizer)"
+BY_ENVIRONMENT = (
+    ON_A_GPU
+    + """
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+model, _ = accelerator.prepare(model, optimizer)
+modules = [f"{type(layer).__module__.partition('.')[0]}.{type(layer).__name__}" for layer in model]
+converted = sum(not module.startswith("torch.") for module in modules)
+result = f"mixed_precision {accelerator.mixed_precision}, {converted} of {len(modules)} layers converted"
+"""
+)
+BY_ARGUMENT = BY_ENVIRONMENT.replace("cpu=True", "cpu=True, mixed_precision='fp8'")
 WITH_TE = TE + "import accelerate.accelerator, importlib\n" + TAKEN + BY_ENVIRONMENT
 ADAPTERS = "import peft\npeft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=['0']))"
 ADAPTERS_ON_TE = TE + "model = torch.nn.Sequential(Linear(64, 64))\n" + ADAPTERS
@@ -84,8 +95,16 @@ FP8 = {"ACCELERATE_MIXED_PRECISION": "fp8"}
 NAMED = FP8 | {"ACCELERATE_FP8_BACKEND": "TE"}
 
 CASES: tuple[tuple[str, str, dict[str, str], tuple[tuple[str, ...], ...]], ...] = (
-    ("FP8 by environment, torchao", BY_ENVIRONMENT, FP8, tuple((f"accelerate=={each}",) for each in ("1.4.0", "1.7.0", "1.8.1", "1.9.0", "1.13.0"))),
+    ("FP8 by environment, torchao", BY_ENVIRONMENT, FP8, tuple((f"accelerate=={each}",) for each in ("1.5.2", "1.7.0", "1.8.0", "1.8.1", "1.9.0", "1.13.0"))),
     ("FP8 by argument, torchao", BY_ARGUMENT, {}, tuple((f"accelerate=={each}",) for each in ("1.7.0", "1.8.0", "1.8.1", "1.9.0"))),
+    (
+        "FP8 by argument with a recipe, torchao",
+        BY_ARGUMENT.replace("mixed_precision='fp8'", "mixed_precision='fp8', kwargs_handlers=[AORecipeKwargs()]").replace(
+            "from accelerate import Accelerator", "from accelerate import Accelerator\nfrom accelerate.utils import AORecipeKwargs"
+        ),
+        {},
+        (("accelerate==1.7.0",),),
+    ),
     ("Transformer Engine up to 2.8", WITH_TE.replace("{flavour}", "fp8"), NAMED, tuple((f"accelerate=={each}",) for each in ("1.11.0", "1.12.0"))),
     (
         "Transformer Engine from 2.9",

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import venv
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,12 +21,15 @@ from tabulate import tabulate
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_suffix(".md")
 
-TORCHES = {"2.6.0": ("torchao==0.9.0",), "2.9.1": ("torchao==0.14.1",), "2.13.0": ("torchao",), "2.15.0": ("torchao",)}
-"""torch -> the torchao that was current with it. Source: the compatibility table of pytorch/ao, issue 2919."""
+TORCHES = {"2.6.0": ("torchao==0.9.0",), "2.9.1": ("torchao==0.17.0",), "2.13.0": ("torchao",), "2.15.0": ("torchao",)}
+"""torch -> a torchao whose FP8 training runs with it: 0.18 needs torch 2.10 or so, 0.17 torch 2.9."""
 
 OTHERS = ("transformers", "accelerate", "peft")
 NEEDED = ("msgspec", "click", "tabulate", "tqdm", "jinja2", "packaging", "nvidia-ml-py", "pytest", "hypothesis", "jsonschema")
 SHOWN = ("torch", "torchao", *OTHERS, "numpy")
+
+MESSAGE = 140
+"""Characters of an error that the table shows."""
 
 DETECTORS = ("tests/examine", "tests/stacks", "tests/checks")
 """Tests that make real objects and look at them; a trial is not among them."""
@@ -50,14 +54,15 @@ def versions(python: Path) -> dict[str, str]:
     return dict(line.split() for line in said.splitlines())
 
 
-def tested(python: Path, results: Path) -> dict[str, int | str]:
-    """Tests passed, failed and skipped, and the names of those that failed."""
+def tested(python: Path, results: Path) -> tuple[dict[str, int], Counter[str]]:
+    """Tests passed, failed and skipped, and how often each error made one fail."""
     command: list[str | Path] = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={results}", *DETECTORS]
     subprocess.run(command, cwd=ROOT, check=False)
     cases = list(ElementTree.parse(results).getroot().iter("testcase"))
-    failed = [f"{case.get('classname')}::{case.get('name')}" for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    failed = [each for case in cases if (each := case.find("failure")) is not None or (each := case.find("error")) is not None]
     skipped = sum(case.find("skipped") is not None for case in cases)
-    return {"passed": len(cases) - len(failed) - skipped, "failed": len(failed), "skipped": skipped, "which failed": " ".join(failed)}
+    errors = Counter((each.get("message") or "no message").split("\n")[0][:MESSAGE] for each in failed)
+    return {"passed": len(cases) - len(failed) - skipped, "failed": len(failed), "skipped": skipped}, errors
 
 
 def main() -> int:
@@ -65,17 +70,19 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*", default=list(TORCHES), choices=list(TORCHES), help="versions of torch")
     arguments = parser.parse_args()
-    rows = []
+    rows, errors = [], []
     for torch in arguments.only:
         python = python_of(arguments.folder, torch)
-        rows.append({**versions(python), **tested(python, arguments.folder / f"torch-{torch}.xml")})
-    failures = [f"- torch {row['torch']}: {row['which failed']}" for row in rows if row["failed"]]
-    table = tabulate([{key: value for key, value in row.items() if key != "which failed"} for row in rows], headers="keys", tablefmt="github")
-    made = f"Python {sys.version.split()[0]}, no GPU, {datetime.now(UTC):%Y-%m-%d}"
-    text = f"# The detector tests under other versions of torch\n\n{made}. Written by `python -m tests.versions.torch_matrix`.\n\n{table}\n"
-    TABLE.write_text("\n".join((text, *failures, "")) if failures else text, encoding="utf-8")
-    print(text, *failures, sep="\n")
-    return bool(failures)
+        counts, raised = tested(python, arguments.folder / f"torch-{torch}.xml")
+        rows.append({**versions(python), **counts})
+        errors += [f"| {torch} | {count} | `{text.replace('|', chr(92) + '|')}` |" for text, count in raised.most_common()]
+    made = f"Python {sys.version.split()[0]}, no GPU, {datetime.now(UTC):%Y-%m-%d}. Written by `python -m tests.versions.torch_matrix`."
+    text = f"# The detector tests under other versions of torch\n\n{made}\n\n{tabulate(rows, headers='keys', tablefmt='github')}\n"
+    if errors:
+        text += "\n".join(("\nWhat failed, by the first line of the error:\n", "| torch | tests | error |", "|---|---|---|", *errors, ""))
+    TABLE.write_text(text, encoding="utf-8")
+    print(text)
+    return bool(errors)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from fp8doctor.stacks import NoTwin, bf16_twin
-from fp8doctor.trial.treatments.compilation import compile_blocks, lists_of, strip_compile_marks
+from fp8doctor.trial.treatments.compilation import block_by_block, strip_compile_marks
 from fp8doctor.trial.treatments.registry import Case, NotTried, swap, treatment
 from fp8doctor.trial.variant import Variant
 
@@ -25,7 +25,7 @@ def keep_in_bf16(variant: Variant, case: Case) -> Variant:
 @treatment("stay-in-bf16")
 def stay_in_bf16(variant: Variant, case: Case) -> Variant:
     """No layer in FP8, and compiled."""
-    return replace(variant, model=compile_blocks(to_bf16(strip_compile_marks(variant.model), compiled=True), lists_of(case.facts)))
+    return replace(variant, model=block_by_block(to_bf16(strip_compile_marks(variant.model), compiled=True), case.facts))
 
 
 def to_bf16(model: nn.Module, compiled: bool = False, only: Collection[str] | None = None) -> nn.Module:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from torch import nn
+
+from fp8doctor.facts import recorded
 from fp8doctor.trial.treatments.registry import Case, NotTried, treatment
 from fp8doctor.trial.variant import Variant
 
 
 @treatment("cache-off")
 def cache_off(variant: Variant, case: Case) -> Variant:
-    """``use_cache = False`` in every configuration of the model."""
-    found = [vars(module).get("config") for module in variant.model.modules()]
-    configs = [config for config in found if config is not None and getattr(config, "use_cache", False)]
-    if not configs:
+    """``use_cache = False`` in every configuration of the model; another treatment may have done it already."""
+    training = case.facts.training
+    if not without_cache(variant.model) and not (recorded(training) and training.use_cache):
         raise NotTried("no configuration in it asks for a cache")
+    return variant
+
+
+def without_cache(model: nn.Module) -> bool:
+    """Switch the cache off in every configuration; whether one had asked for it."""
+    found = [vars(module).get("config") for module in model.modules()]
+    configs = [config for config in found if config is not None and getattr(config, "use_cache", False)]
     for config in configs:
         config.use_cache = False
-    return variant
+    return bool(configs)

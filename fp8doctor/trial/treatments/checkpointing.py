@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from fp8doctor.examine.checkpointing import huggingface_flag
+from fp8doctor.trial.treatments.cache import without_cache
 from fp8doctor.trial.treatments.registry import Case, NotTried, swap, treatment
 from fp8doctor.trial.variant import Variant
 
@@ -19,12 +20,14 @@ def checkpointing_off(variant: Variant, case: Case) -> Variant:
 
 
 def keep_activations(model: nn.Module) -> nn.Module:
-    """``model`` without the checkpointing that is switched from outside."""
+    """``model`` without the checkpointing that is switched from outside; transformers' KV cache, which that kept off, stays off."""
     found = 0
     for module in model.modules():
         if huggingface_flag(module):
             module.gradient_checkpointing = False  # type: ignore[assignment]
             found += 1
+    if found:
+        without_cache(model)
 
     def inside(name: str, module: nn.Module) -> nn.Module | None:
         nonlocal found

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
-from fp8doctor.facts import Facts, Linear
+from fp8doctor.examine.compile_marks import forward_of_torch
+from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.regions import is_inside, needs_compile
-from fp8doctor.trial.compiling import is_wrapper
+from fp8doctor.trial.compiling import give_wrappers_own_code, is_wrapper
+from fp8doctor.trial.treatments.cache import without_cache
 from fp8doctor.trial.treatments.registry import Case, NotTried, modules, treatment
 from fp8doctor.trial.variant import Variant
 
@@ -18,8 +21,9 @@ from fp8doctor.trial.variant import Variant
 @treatment("compile-blocks", "compile-model")
 def compile_it(variant: Variant, case: Case) -> Variant:
     """Every block, and the FP8 layers beside the blocks; the whole model where there are no blocks."""
-    lists = lists_of(case.facts) if case.name == "compile-blocks" else []
-    return replace(variant, model=compile_blocks(variant.model, lists, beside(case.facts) if lists else ()))
+    if case.name == "compile-model":
+        return replace(variant, model=compile_blocks(variant.model, []))
+    return replace(variant, model=block_by_block(variant.model, case.facts, beside(case.facts)))
 
 
 @treatment("cuda-graphs")
@@ -27,7 +31,9 @@ def cuda_graphs(variant: Variant, case: Case) -> Variant:
     """Compiled as by compile-blocks, with the kernels of every region recorded once and launched together."""
     if next(variant.model.parameters()).device.type != "cuda":
         raise NotTried("CUDA graphs need a CUDA device")
-    return replace(variant, model=compile_blocks(variant.model, lists_of(case.facts), beside(case.facts), mode="reduce-overhead"))
+    if case.job is not None and case.job.workload.accumulate > 1:
+        raise NotTried("the next micro-batch would overwrite what the backward of a CUDA graph still needs")
+    return replace(variant, model=block_by_block(variant.model, case.facts, beside(case.facts), mode="reduce-overhead"))
 
 
 def lists_of(facts: Facts) -> list[str]:
@@ -44,16 +50,47 @@ def beside(facts: Facts) -> tuple[str, ...]:
     return tuple(linear.name for linear in facts.network.linears if outside(linear))
 
 
+def block_by_block(model: nn.Module, facts: Facts, beside: Sequence[str] = (), **settings: Any) -> nn.Module:
+    """Compile every block of the model that the facts are of, without the KV cache that makes each block a version of its own.
+
+    The whole model where it has no blocks: one version serves it, with the cache or without.
+    """
+    lists = lists_of(facts)
+    if lists and recorded(facts.training) and facts.training.use_cache is True:
+        without_cache(model)
+    return compile_blocks(model, lists, beside if lists else (), **settings)
+
+
 def compile_blocks(model: nn.Module, lists: Sequence[str], beside: Sequence[str] = (), **settings: Any) -> nn.Module:
-    """Compile every block of the lists and the modules beside them, or the whole model when it has no blocks."""
+    """Compile every block of the lists and the modules beside them, or the whole model when it has no blocks.
+
+    In place where that compiles something, else by the wrapper, which takes the module's place; returned for the model.
+    """
     model = strip_compile_marks(model)
     named = modules(model)
-    blocks = [block for name in lists if name in named for block in named[name].children()]
-    if lists and not blocks:
+    places = [(named[name], child) for name in lists if name in named for child, _ in named[name].named_children()]
+    if lists and not places:
         raise NotTried(f"it has no blocks in {', '.join(lists)}")
-    for module in (*blocks, *(named[name] for name in beside if name in named)) if blocks else (model,):
-        module.compile(**settings)
+    if not places:
+        model = compiled(model, settings)
+    else:
+        for name in beside:
+            if name in named:
+                above, _, child = name.rpartition(".")
+                places.append((named[above], child))
+        for parent, child in places:
+            parent._modules[child] = compiled(parent._modules[child], settings)
+    give_wrappers_own_code(model)
     return model
+
+
+def compiled(module: nn.Module | None, settings: Mapping[str, Any]) -> Any:
+    """The module compiled in place, or the wrapper where Dynamo would skip the module's own frame."""
+    assert module is not None
+    if forward_of_torch(module):
+        return torch.compile(module, **settings)
+    module.compile(**settings)
+    return module
 
 
 def strip_compile_marks(model: nn.Module) -> nn.Module:

@@ -30,8 +30,7 @@ def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -
             continue
         try:
             root = root_of(model)
-            changed = way.function(Variant(root, batch=None), Case(facts, each.name, each.layers)).model
-            model = model if changed is root else changed
+            model = put_back(model, root, way.function(Variant(root, batch=None), Case(facts, each.name, each.layers)).model)
         except NotTried as error:
             left.append(f"{each.name} ({error})")
     said = [f"fp8doctor did not carry out {', '.join(left)}"] if left else []
@@ -47,4 +46,13 @@ def root_of(model: nn.Module) -> nn.Module:
     inside = model._orig_mod if is_wrapper(model) else model
     if type(inside).__name__ in KEEP_IT_IN_MODULE:
         return root_of(inside.module)  # type: ignore[union-attr, arg-type]
+    return model
+
+
+def put_back(model: nn.Module, root: nn.Module, changed: nn.Module) -> nn.Module:
+    """The model with what stands for its root now, inside DistributedDataParallel and its like."""
+    holder = next((module for module in model.modules() if root is not model and module._modules.get("module") is root), None)
+    if changed is root or holder is None:
+        return model if changed is root else changed
+    holder.module = changed
     return model

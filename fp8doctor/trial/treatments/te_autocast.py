@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 from fp8doctor.stacks import NoTwin
-from fp8doctor.stacks.transformer_engine import STACK, autocast
+from fp8doctor.stacks.transformer_engine import STACK, autocast, recognise, within
+from fp8doctor.trial.transformer_engine_state import autocast_is_open
 from fp8doctor.trial.treatments.registry import Case, NotTried, treatment
 from fp8doctor.trial.variant import Variant
 
 
 @treatment("te-autocast", changes="the autocast")
 def te_autocast(variant: Variant, case: Case) -> Variant:
-    """Forward and loss under the autocast, with the recipe that TE chooses for this GPU."""
+    """Forward and loss under the autocast, with the recipe that TE chooses for this GPU.
+
+    A layer around which the model's own code closes the autocast (``te.autocast(enabled=self.fp8)``) opens it again.
+    """
     if not any(linear.stack == STACK for linear in case.facts.network.linears):
         raise NotTried("the model holds no layer of Transformer Engine")
     try:
@@ -28,4 +33,10 @@ def te_autocast(variant: Variant, case: Case) -> Variant:
         with outer(), opened(enabled=True):
             yield
 
+    def opened_again() -> AbstractContextManager[Any]:
+        return nullcontext() if autocast_is_open() else opened(enabled=True)
+
+    for module in variant.model.modules():
+        if recognise(module, {}):
+            within(module, opened_again)
     return replace(variant, around=around)

@@ -16,9 +16,12 @@ import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor.checks.compilation.compile_without_effect import SICK, compile_without_effect
+from fp8doctor.checks.compilation.compile_without_effect import SICK, compile_without_effect, find_causes
+from fp8doctor.checks.compilation.eager_float8 import eager_float8
+from fp8doctor.checks.compilation.only_linears_compiled import only_linears_compiled
 from fp8doctor.facts import Dynamo, Facts, Software
 from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.regions import WHY_WRAPPED
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -182,7 +185,11 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Target, Workload
 from fp8doctor.job import Job
 
-model = nn.Sequential(nn.Linear(64, 64))
+class Model(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x)
+
+model = Model(nn.Linear(64, 64))
 model.compile()
 torch._dynamo.config  # loaded, as after a first step
 facts = examine(Job(model=model, target=Target(kind="live", name="model", attribute=None), workload=Workload(tokens=None, accumulate=1)))
@@ -237,6 +244,89 @@ def test_a_file_that_compiles_under_another_name(tmp_path: Path) -> None:
     finding = found(examine(load(f"{path}:model")))
     assert finding.title == "torch.compile has no effect: compiled is a compiled wrapper, and the model beside it, which was examined, stays uncompiled"
     assert compile_without_effect(examine(load(f"{path}:compiled"))) is None
+
+
+class InSequentials(nn.Module):
+    def __init__(self, blocks: int = 2) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)) for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def blocks_in_place(model: Any) -> None:
+    for block in model.blocks:
+        block.compile(backend="inductor")
+
+
+def layers(*places: Any) -> nn.Module:
+    return nn.Sequential(*(place() if isinstance(place, type) else nn.Linear(64, 64) for place in places))
+
+
+only_before_2_15 = pytest.mark.skipif(hasattr(torch._dynamo.eval_frame.OptimizedModule, "_should_wrap_module_call_impl"), reason="torch 2.15 compiles them")
+
+
+@only_before_2_15
+@pytest.mark.parametrize("fp8", [True, False])
+@pytest.mark.parametrize(
+    ("build", "mark", "code", "regions"),
+    [
+        (lambda: layers(1, 2), lambda model: model.compile(), "model = torch.compile(model)", 1),
+        (InSequentials, blocks_in_place, "for i, block in enumerate(model.blocks):\n    model.blocks[i] = torch.compile(block)", 2),
+        (lambda: nn.TransformerEncoderLayer(64, 4), lambda model: model.compile(), "model = torch.compile(model)", 1),
+    ],
+    ids=["Sequential", "Sequentials in a list", "TransformerEncoderLayer"],
+)
+def test_in_place_on_classes_of_torch(build: Callable[[], nn.Module], mark: Any, code: str, regions: int, fp8: bool, look: Look, clean_dynamo: None) -> None:
+    model = build().bfloat16()
+    if fp8:
+        convert_to_float8_training(model, module_filter_fn=lambda layer, name: "self_attn" not in name)
+    mark(model)
+    facts = look(model, tokens=1024)
+    finding = found(facts)
+    assert finding.severity in (None, "warning")
+    assert finding.treatment is not None
+    assert finding.treatment.code == f"{WHY_WRAPPED}\n{code}"
+    assert ("FP8 Linears are compiled alone" in finding.title) is fp8
+    assert not isinstance(eager_float8(facts), Finding)
+    assert not isinstance(only_linears_compiled(facts), Finding)
+    names = {"model": model, "torch": torch}
+    exec(finding.treatment.code.replace("(block)", "(block, backend='aot_eager')").replace("(model)", "(model, backend='aot_eager')"), names)
+    torch._dynamo.utils.counters.clear()
+    names["model"](torch.ones(16, 1, 64, dtype=torch.bfloat16, requires_grad=True))  # type: ignore[operator]
+    calls = sum(mark.compiles for mark in look(names["model"]).training.compile_marks if mark.form == "wrapped")
+    assert (calls, torch._dynamo.utils.counters["frames"]["ok"]) == (regions, 1), "blocks of one class share one version"
+    assert not any(cause.name.startswith("compile-") for cause in find_causes(look(names["model"])))
+
+
+def test_a_list_of_modules_is_never_called(look: Look) -> None:
+    model = nn.Module()
+    model.blocks = nn.ModuleList(convert_to_float8_training(Model().bfloat16()) for _ in range(2))
+    model.blocks.compile()
+    finding = found(look(model, tokens=1024))
+    assert finding.evidence["idle_fp8_linears"] == 4
+    assert finding.saving_ms is not None
+    assert finding.treatment is not None
+    assert finding.treatment.code == "for block in model.blocks:\n    block.compile()"
+    exec(finding.treatment.code, {"model": model})
+    assert compile_without_effect(look(model)) is None
+
+
+@pytest.mark.parametrize("build", [lambda: layers(Model, Model, 3), lambda: layers(Model, Model)], ids=["with a head", "blocks"])
+def test_a_sequential_of_blocks_is_compiled_block_by_block(build: Callable[[], nn.Module], look: Look) -> None:
+    for model in (build(), convert_to_float8_training(build().bfloat16())):
+        model.compile()
+        assert compile_without_effect(look(model)) is None
+
+
+def test_a_linear_that_is_compiled_by_itself_needs_nothing(look: Look) -> None:
+    model = InSequentials().bfloat16()
+    for block in model.blocks:
+        torch.nn.Module.compile(block[0])
+    assert compile_without_effect(look(model)) is None
 
 
 def test_without_marks_it_does_not_apply(look: Look, model: nn.Module) -> None:

@@ -10,9 +10,12 @@ import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
+from fp8doctor.checks.compilation.compile_without_effect import compile_without_effect
 from fp8doctor.checks.compilation.eager_float8 import eager_float8
+from fp8doctor.checks.compilation.only_linears_compiled import only_linears_compiled
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.regions import WHY_WRAPPED
 
 Look = Callable[..., Facts]
 
@@ -75,16 +78,38 @@ class InDict(nn.Module):
         return self.head(x)
 
 
+class InSequentials(nn.Module):
+    """Blocks of a class of torch.nn, which ``.compile()`` in place does not compile before torch 2.15."""
+
+    def __init__(self, container: Callable[[list[nn.Module]], nn.Module]) -> None:
+        super().__init__()
+        self.blocks = container([nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks.children():
+            x = block(x)
+        return x
+
+
 @pytest.mark.parametrize(
     ("build", "code"),
     [
         (InDict, "for block in model.blocks.values():\n    block.compile()\nmodel.head.compile()"),
         (lambda: nn.Sequential(*(Block() for _ in range(2))), "for block in model:\n    block.compile()"),
         (lambda: nn.Sequential(nn.Linear(256, 256), Decoder()), "for block in model[1].blocks:\n    block.compile()\nmodel[0].compile()"),
-        (lambda: nn.Sequential(*(nn.Linear(256, 256) for _ in range(6))), "model.compile()"),
+        (lambda: nn.Sequential(*(nn.Linear(256, 256) for _ in range(6))), f"{WHY_WRAPPED}\nmodel = torch.compile(model)"),
         (lambda: nn.DataParallel(Decoder()), "for block in model.module.blocks:\n    block.compile()"),
+        (lambda: InSequentials(nn.ModuleList), f"{WHY_WRAPPED}\nfor i, block in enumerate(model.blocks):\n    model.blocks[i] = torch.compile(block)"),
+        (
+            lambda: InSequentials(lambda blocks: nn.ModuleDict({str(i): block for i, block in enumerate(blocks)})),
+            f"{WHY_WRAPPED}\nfor i, block in model.blocks.items():\n    model.blocks[i] = torch.compile(block)",
+        ),
+        (
+            lambda: nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(2))),
+            f"{WHY_WRAPPED}\nfor i, block in enumerate(model):\n    model[i] = torch.compile(block)",
+        ),
     ],
-    ids=["dict", "root", "inside a Sequential", "no blocks", "data parallel"],
+    ids=["dict", "root", "inside a Sequential", "no blocks", "data parallel", "Sequentials", "Sequentials in a dict", "Sequentials in one"],
 )
 def test_the_printed_treatment_runs_wherever_the_blocks_are(build: Callable[[], nn.Module], code: str, look: Look) -> None:
     model = convert_to_float8_training(build().bfloat16())
@@ -92,8 +117,12 @@ def test_the_printed_treatment_runs_wherever_the_blocks_are(build: Callable[[], 
     assert isinstance(finding, Finding)
     assert finding.treatment is not None
     assert finding.treatment.code == code
-    exec(finding.treatment.code, {"model": model})
+    names = {"model": model, "torch": torch}
+    exec(finding.treatment.code, names)
+    model = names["model"]
     assert eager_float8(look(model, tokens=4096)) is None
+    assert compile_without_effect(look(model, tokens=4096)) is None
+    assert only_linears_compiled(look(model, tokens=4096)) is None
 
 
 def compile_in_place(model: Any) -> Any:

@@ -110,8 +110,9 @@ def test_many_linears_beside_the_blocks(blocks: int, look: Look) -> None:
     finding = only_linears_compiled(look(model))
     assert isinstance(finding, Finding)
     assert finding.treatment is not None
-    exec(finding.treatment.code, {"model": model})
-    assert only_linears_compiled(look(model)) is None
+    names = {"model": model, "torch": torch}
+    exec(finding.treatment.code, names)
+    assert only_linears_compiled(look(names["model"])) is None
 
 
 def test_a_model_that_is_one_linear(look: Look) -> None:

@@ -9,7 +9,8 @@ import msgspec
 import pynvml
 import pytest
 
-from fp8doctor.checks.device.gpu_held_back import AT_REST, SLOWDOWNS
+from fp8doctor.checks.device.gpu_held_back import AT_REST
+from fp8doctor.disturbed import SLOWDOWNS, disturbance
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.examine.device import THROTTLE_REASONS
 from fp8doctor.facts import Facts, Health, Target, Trial
@@ -122,3 +123,17 @@ def test_reasons_are_spelled_as_examine_spells_them() -> None:
 def test_limits_that_nvml_does_not_tell_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = h200(nvmlDeviceGetPowerManagementLimit=pynvml.NVMLError_Unknown())
     assert outcome_of("GPU004", machine(monkeypatch, silent)).outcome == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("health", "words"),
+    [
+        (None, None),
+        (Health(throttled_pct={"power cap": 90.0}, other_use_pct=None), None),
+        (Health(throttled_pct={"hardware thermal slowdown": 9.0}, other_use_pct=2.0), None),
+        (Health(throttled_pct={"hardware thermal slowdown": 40.0}, other_use_pct=None), "hardware thermal slowdown in 40 % of the samples"),
+        (Health(throttled_pct={}, other_use_pct=30.0), "other processes used up to 30 % of the GPU"),
+    ],
+)
+def test_a_disturbed_trial_is_unreliable(health: Health | None, words: str | None) -> None:
+    assert disturbance(health) == words

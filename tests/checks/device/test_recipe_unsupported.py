@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig, MXFP8TrainingRecipe
 from torchao.quantization import quantize_
 
 from fp8doctor.examine import device
 from fp8doctor.facts import Facts
+from tests import prototypes
 from tests.checks.environment.live import finding_of, outcome_of
 from tests.stand_ins import transformer_engine as stand_in
 from tests.stand_ins.nvml import Device, StandIn, a100, gpu, h100
@@ -50,9 +50,9 @@ def linears() -> nn.Sequential:
     return nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16()
 
 
-def mxfp8(recipe: MXFP8TrainingRecipe = MXFP8TrainingRecipe.MXFP8_RCEIL) -> nn.Module:
+def mxfp8(recipe: str = "MXFP8_RCEIL") -> nn.Module:
     model = linears()
-    quantize_(model, MXFP8TrainingOpConfig.from_recipe(recipe), filter_fn=lambda module, name: isinstance(module, nn.Linear))
+    quantize_(model, prototypes.mxfp8(recipe), filter_fn=lambda module, name: isinstance(module, nn.Linear))
     return model
 
 
@@ -93,7 +93,7 @@ def test_cuda_is_too_old(machine: Machine, look: Look) -> None:
 
 def test_what_is_emulated_on_purpose_runs_anywhere(machine: Machine, look: Look) -> None:
     machine(h100())
-    assert outcome_of("GPU002", look(mxfp8(MXFP8TrainingRecipe.MXFP8_EMULATED_RCEIL))).outcome == "not_applicable"
+    assert outcome_of("GPU002", look(mxfp8("MXFP8_EMULATED_RCEIL"))).outcome == "not_applicable"
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig, MXFP8TrainingRecipe
 from torchao.quantization import quantize_
 
 from fp8doctor.checks.engagement.emulated_fp8 import emulated_fp8
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
+from tests import prototypes
 
 Look = Callable[..., Facts]
 
@@ -27,9 +27,9 @@ def float8(emulate: bool) -> nn.Module:
 
 
 def mx(emulate: bool) -> nn.Module:
-    recipe = MXFP8TrainingRecipe.MXFP8_EMULATED_RCEIL if emulate else MXFP8TrainingRecipe.MXFP8_RCEIL
+    recipe = "MXFP8_EMULATED_RCEIL" if emulate else "MXFP8_RCEIL"
     model = mlp()
-    quantize_(model, MXFP8TrainingOpConfig.from_recipe(recipe), filter_fn=lambda module, name: isinstance(module, nn.Linear))
+    quantize_(model, prototypes.mxfp8(recipe), filter_fn=lambda module, name: isinstance(module, nn.Linear))
     return model
 
 

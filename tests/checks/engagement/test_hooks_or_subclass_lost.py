@@ -66,12 +66,17 @@ def facts_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 SICK = {
     "hooks": ("model[0].register_forward_hook(hook); return convert(model, module_filter_fn=plain)", "the hooks of 1 Linear", "convert-first"),
-    "compile": ("model[2].compile(); return convert(model, module_filter_fn=plain)", "the compile of 1 Linear", "convert-first"),
+    "compile": (
+        "import torch; model[2].forward = torch.compile(model[2].forward); return convert(model, module_filter_fn=plain)",
+        "the compile of 1 Linear",
+        "convert-first",
+    ),
     "own forward": ("return convert(model)", "the own forward of 1 Linear", "keep-subclasses"),
 }
 HEALTHY = {
     "hooks": "convert(model, module_filter_fn=plain); model[0].register_forward_hook(hook); return model",
     "compile": "convert(model, module_filter_fn=plain); model[2].compile(); return model",
+    "compile of nothing": "model[2].compile(); return convert(model, module_filter_fn=plain)",
     "compile above": "model[2].compile(); convert(model, module_filter_fn=plain); model.compile(); return model",
     "own forward": "return convert(model, module_filter_fn=plain)",
 }

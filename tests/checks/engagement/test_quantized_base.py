@@ -7,9 +7,11 @@ from collections.abc import Callable
 import msgspec
 import pytest
 import torch
+import torchao.dtypes
+import torchao.quantization
 from torch import nn
 from torchao.float8 import convert_to_float8_training
-from torchao.quantization import Int8WeightOnlyConfig, quantize_, to_nf4
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from fp8doctor.checks.engagement.quantized_base import SICK, quantized_base
 from fp8doctor.facts import Facts
@@ -29,14 +31,19 @@ def blocks(quantized: Callable[[nn.Linear], None] | None = None) -> nn.Sequentia
 
 
 def nf4(linear: nn.Linear) -> None:
-    linear.weight = nn.Parameter(to_nf4(linear.weight.data), requires_grad=False)
+    home = torchao.quantization if hasattr(torchao.quantization, "to_nf4") else torchao.dtypes
+    linear.weight = nn.Parameter(home.to_nf4(linear.weight.data), requires_grad=False)
 
 
 def int8(linear: nn.Linear) -> None:
     quantize_(linear, Int8WeightOnlyConfig())
 
 
-@pytest.mark.parametrize(("quantize", "kind"), [(nf4, "NF4Tensor"), (int8, "Int8Tensor")])
+INT8 = "Int8Tensor" if hasattr(torchao.quantization, "Int8Tensor") else "AffineQuantizedTensor"
+"""The class of the weights, which newer releases have changed."""
+
+
+@pytest.mark.parametrize(("quantize", "kind"), [(nf4, "NF4Tensor"), (int8, INT8)])
 def test_torchao_weights_beside_fp8(look: Look, quantize: Callable[[nn.Linear], None], kind: str) -> None:
     finding = quantized_base(look(blocks(quantize)))
     assert isinstance(finding, Finding)

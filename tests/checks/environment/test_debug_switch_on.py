@@ -93,7 +93,9 @@ torch.autograd.set_detect_anomaly(True)
     assert finding.evidence["switches"] == ("CUDA_LAUNCH_BLOCKING=1", "autograd anomaly detection", "deterministic algorithms")
     assert "every new tensor is filled with NaN first" in finding.explanation
     assert finding.treatment is not None
-    undone = facts_of(program + "os.environ.pop('CUDA_LAUNCH_BLOCKING')\n" + finding.treatment.code.partition("\n")[2] + "\n")
+    first, *calls = finding.treatment.code.splitlines()
+    assert first == "unset CUDA_LAUNCH_BLOCKING"
+    undone = facts_of("\n".join(("torch.autograd.set_detect_anomaly(True)", "torch.use_deterministic_algorithms(True)", *calls, "")))
     assert outcome_of("ENV006", undone).outcome == "healthy"
 
 

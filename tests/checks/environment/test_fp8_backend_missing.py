@@ -12,6 +12,7 @@ from torch import nn
 from fp8doctor.checks.environment.fp8_backend_missing import SICK
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.facts import Environment, Facts, Package, Software, Target
+from tests import prototypes
 from tests.checks.environment.live import finding_of, outcome_of
 
 SYMBOL = "libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal, version libcublasLt.so.13"
@@ -115,11 +116,10 @@ def test_no_backend_at_all() -> None:
 
 def test_mx_layers_without_torchaos_kernels(look: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU build of torch loads none of torchao's libraries; a CUDA build is stood in for by its version."""
-    from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig, MXFP8TrainingRecipe
     from torchao.quantization import quantize_
 
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16()
-    quantize_(model, MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_RCEIL), filter_fn=lambda module, name: isinstance(module, nn.Linear))
+    quantize_(model, prototypes.mxfp8(), filter_fn=lambda module, name: isinstance(module, nn.Linear))
     assert callable(look)
     assert outcome_of("ENV004", look(model)).outcome == "not_applicable"
     monkeypatch.setattr(torch.version, "cuda", "13.0")

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from fp8doctor.checks.environment.incompatible_versions import HEALTHY, SICK, met
-from fp8doctor.facts import Accelerate, Environment, Facts, Network, Package, Software, Training
+from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Package, Software, Training
 from tests.checks.environment.live import finding_of, outcome_of
 
 FP8 = {"ACCELERATE_MIXED_PRECISION": "fp8"}
@@ -42,7 +42,7 @@ def fp8(monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
 
 
-@pytest.mark.parametrize(("version", "outcome"), [("1.3.0", "healthy"), ("1.4.0", "sick"), ("1.8.1", "sick"), ("1.9.0", "healthy")])
+@pytest.mark.parametrize(("version", "outcome"), [("1.3.0", "healthy"), ("1.8.0", "sick"), ("1.8.1", "sick"), ("1.9.0", "healthy")])
 def test_accelerate_that_does_not_read_the_environment(fp8: None, says: Says, look: Look, version: str, outcome: str) -> None:
     says("accelerate", version)
     facts = look(nn.Linear(16, 16))
@@ -53,6 +53,22 @@ def test_accelerate_that_does_not_read_the_environment(fp8: None, says: Says, lo
         assert finding.title == f"accelerate {version} does not work here"
         assert finding.treatment is not None
         assert finding.treatment.code == 'pip install "accelerate>=1.9.0"'
+
+
+@pytest.mark.parametrize("version", ["1.4.0", "1.7.0"])
+def test_accelerate_that_converts_nothing(fp8: None, says: Says, look: Look, version: str) -> None:
+    says("accelerate", version)
+    before = look(nn.Linear(16, 16))
+    finding = finding_of("ENV005", before)
+    assert finding is not None
+    assert finding.severity == "info", "an Accelerator may be told fp8 by its argument"
+    in_vain = msgspec.structs.replace(before, training=Training(accelerate=Accelerate(mixed_precision="fp8", prepared=True)))
+    finding = finding_of("ENV005", in_vain)
+    assert finding is not None
+    assert finding.severity == "warning"
+    assert "converts nothing" in finding.explanation
+    layer = Linear(name="up", stack="torchao", use="training")
+    assert outcome_of("ENV005", msgspec.structs.replace(in_vain, network=Network(linears=(layer,), adapter_parameters=0))).outcome == "healthy"
 
 
 def test_the_installed_versions_work_together(fp8: None, look: Look) -> None:
@@ -93,7 +109,7 @@ def test_accelerate_with_the_renamed_module_of_transformer_engine(accelerate: st
     assert outcome_of("ENV005", job({"accelerate": accelerate, "transformer_engine": te}, backend="AO", **FP8)).outcome == "healthy"
 
 
-@pytest.mark.parametrize(("accelerate", "outcome"), [("1.7.0", "healthy"), ("1.8.1", "sick"), ("1.9.0", "healthy")])
+@pytest.mark.parametrize(("accelerate", "outcome"), [("1.8.0", "sick"), ("1.8.1", "sick"), ("1.9.0", "healthy")])
 def test_torchao_by_argument_without_fsdp(accelerate: str, outcome: str) -> None:
     by_argument = Training(accelerate=Accelerate(mixed_precision="fp8", prepared=False))
     facts = msgspec.structs.replace(job({"accelerate": accelerate, "torchao": "0.17.0"}, backend="AO"), training=by_argument)

@@ -14,7 +14,7 @@ from fp8doctor.checks.lora.adapter_share import adapter_share
 from fp8doctor.facts import Arm, Facts
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import failed, ran, timed
-from tests.checks.real_trial import tried
+from tests.checks.trials import tried
 
 Look = Callable[..., Facts]
 
@@ -89,7 +89,7 @@ def test_without_adapters_there_is_no_question(lora: nn.Module, look: Look) -> N
 def test_a_real_step_without_its_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     base = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 32), nn.Linear(32, 64))
     model = get_peft_model(base, LoraConfig(r=8, target_modules=["1", "2"]))
-    facts = tried(model, torch.randint(0, 64, (4, 16)), lambda of, as_is: of.measurements(as_is), monkeypatch)
+    facts = tried(model, torch.randint(0, 64, (4, 16)), "as_is", more=lambda of, as_is: of.measurements(as_is))
     finding = adapter_share(facts)
     assert isinstance(finding, Finding)
     times = {arm.name: arm.step_ms for arm in facts.trial.arms}

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from fp8doctor.checks.memory.allocator_retries import allocator_retries
-from fp8doctor.examine.allocator import examine_allocator
+from fp8doctor.examine import allocator
+from fp8doctor.examine.allocator import examine_allocator, not_the_users
 from fp8doctor.facts import ArmCut, Facts, Gpu
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import discover, run, select
@@ -52,6 +53,16 @@ def test_segments_that_grow_treat_it(look: Look, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     cuda_allocator.install(monkeypatch, NONE)
     assert outcome(look(MODEL)) == "healthy"
+
+
+def test_retries_of_a_trial_are_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "_by_trials", 0)
+    counted = dict(COUNTED)
+    cuda_allocator.install(monkeypatch, counted)
+    with not_the_users():
+        counted["num_alloc_retries"] += 30
+    counted["num_alloc_retries"] += 1
+    assert examine_allocator({}) == 13
 
 
 @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])

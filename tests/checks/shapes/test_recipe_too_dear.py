@@ -14,7 +14,7 @@ from fp8doctor.checks.shapes.recipe_too_dear import recipe_too_dear
 from fp8doctor.facts import Arm, Facts
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from tests.checks.arms import failed, ran, timed
-from tests.checks.real_trial import tried
+from tests.checks.trials import tried
 
 Look = Callable[..., Facts]
 
@@ -111,8 +111,8 @@ def test_the_trial_tries_what_the_check_reads(monkeypatch: pytest.MonkeyPatch) -
     facts = tried(
         layer,
         torch.ones(16, 16, dtype=torch.bfloat16),
-        lambda of, as_is: [of.arm(as_is, Treatment(name=name, summary="", code="")) for name in names],
-        monkeypatch,
+        "as_is",
+        more=lambda of, as_is: [of.arm(as_is, Treatment(name=name, summary="", code="")) for name in names],
     )
     assert {arm.name: (arm.tried, arm.reason) for arm in facts.trial.arms if arm.name in names} == dict.fromkeys(names, (True, None))
     answer = recipe_too_dear(facts)

@@ -24,9 +24,7 @@ def leave_it_in_pieces() -> None:
 def build_model() -> nn.Module:
     leave_it_in_pieces()
     model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(4))).bfloat16().cuda()
-    convert_to_float8_training(model)
-    model.compile()
-    return model
+    return torch.compile(convert_to_float8_training(model))
 
 
 def example_batch() -> torch.Tensor:

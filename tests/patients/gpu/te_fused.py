@@ -1,4 +1,7 @@
-"""A Transformer Engine TransformerLayer: LayerNormLinear, LayerNormMLP and Linear, two layers, FP8 with delayed scaling."""
+"""A Transformer Engine TransformerLayer: LayerNormLinear, LayerNormMLP and Linear, two layers, FP8 with delayed scaling.
+
+Wide: at width 1024 a step took 7 ms on an H200, where its GEMMs need about one, and two copies of BF16 came out 2 % apart.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ HEALTHY = True
 class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.ModuleList(te.TransformerLayer(1024, 4096, 16, layer_number=i + 1, params_dtype=torch.bfloat16) for i in range(2))
+        self.layers = torch.nn.ModuleList(te.TransformerLayer(4096, 16384, 32, layer_number=i + 1, params_dtype=torch.bfloat16) for i in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with te.autocast(enabled=True, recipe=DelayedScaling()):
@@ -24,7 +27,7 @@ class Model(torch.nn.Module):
 
 
 def example_batch() -> torch.Tensor:
-    return torch.randn(512, 8, 1024, device="cuda", dtype=torch.bfloat16)
+    return torch.randn(1024, 8, 4096, device="cuda", dtype=torch.bfloat16)
 
 
 def build_model() -> torch.nn.Module:

@@ -1,6 +1,7 @@
 """A half-installed Transformer Engine: like the real one, it imports although its torch part does not."""
 
-try:
-    from . import pytorch
-except ImportError:
-    pass
+import contextlib
+import importlib
+
+with contextlib.suppress(ImportError):
+    importlib.import_module("transformer_engine.pytorch")
