@@ -20,6 +20,9 @@ NO_FP8 = "This model uses no FP8. "
 STEP_RAISES = "the training step raises "
 """How the reason of a trial begins whose model could be copied and whose own step failed."""
 
+NO_TIME_LEFT = "was used up before it"
+"""How the reason of an arm ends for which the budget left no time."""
+
 NO_FP8_GEMM = "no FP8 GEMM was seen in its step"
 """The reason of an arm whose FP8 layers ran none; `fp8doctor.trial.conductor` writes it."""
 
@@ -82,8 +85,13 @@ def saved_ms(base: Arm, changed: Arm) -> Interval:
 
 
 def stays_in_bf16(facts: Facts) -> Interval | None:
-    """What BF16 saves of the best total in FP8, in ms, when FP8 stays slower beyond doubt; None when it does not or is not known."""
-    if not recorded(facts.trial) or not recorded(facts.network) or not uses_fp8(facts):
+    """What BF16 saves of the best total in FP8, in ms, when FP8 stays slower beyond doubt; None when it does not or is not known.
+
+    It is not known while a variant waits to be tried, nor on a CPU, which only emulates FP8.
+    """
+    if not recorded(facts.trial) or not recorded(facts.network) or not uses_fp8(facts) or facts.trial.device == "cpu":
+        return None
+    if any(not each.tried and each.treatments and (each.reason or "").endswith(NO_TIME_LEFT) for each in facts.trial.arms):
         return None
     fp8, bf16 = best_fp8(facts), best_bf16(facts)
     if fp8 is None or bf16 is None or ratio(bf16, fp8).high >= 1:

@@ -11,7 +11,7 @@ import pytest
 from fp8doctor.diagnose import diagnose
 from fp8doctor.facts import Arm, ArmCut, Facts, Gpu, Trial
 from fp8doctor.finding import Finding, Saving, Treatment
-from fp8doctor.measured import NO_FP8_GEMM, best_bf16, measured, ratio
+from fp8doctor.measured import NO_FP8_GEMM, NO_TIME_LEFT, best_bf16, measured, ratio
 from fp8doctor.render.text import render
 from tests.facts_of import DECODER_468M
 
@@ -175,6 +175,21 @@ def test_the_screen_shows_every_arm_with_its_time_and_why_one_has_none() -> None
     assert "  Timed: 3 variants in turn on NVIDIA H200, the whole model, 31 s, a copy of BF16 came out at 1.000\n" in screen
     assert "−278 ms a step, measured on NVIDIA H200" in screen
     assert "nothing was timed" not in screen
+
+
+def test_staying_in_bf16_is_said_only_after_everything_was_tried_on_a_gpu() -> None:
+    arms = {"as_is": around(120.0), "bf16": around(103.6), "bf16_compiled": around(92.7), "prescribed": around(99.0)}
+    bases = {"prescribed": "as_is"}
+
+    def stays(of: Of) -> bool:
+        report = diagnose(of.facts())
+        assert ("stay in BF16" in report.verdict.summary) == any(step.treatment.name == "stay-in-bf16" for step in report.prescription)
+        return "stay in BF16" in report.verdict.summary
+
+    assert stays(Of(arms, bases=bases))
+    assert not stays(Of(arms, bases=bases, device="cpu"))
+    assert not stays(Of({**arms, "prescribed": f"the budget of 60 s {NO_TIME_LEFT}"}, bases=bases))
+    assert stays(Of({**arms, "recipe-rowwise": "it raises RuntimeError: no kernel"}, bases={**bases, "recipe-rowwise": "prescribed"}))
 
 
 def test_the_screen_shows_what_the_trial_found_by_itself() -> None:

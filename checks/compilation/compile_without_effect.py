@@ -85,8 +85,7 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity=first.severity,
         title=("torch.compile can fail in silence: " if first.severity == "info" else "torch.compile has no effect: ") + first.text,
-        explanation=". ".join(cause.text[0].upper() + cause.text[1:] for cause in causes)
-        + (f". {len(idle)} FP8 Linears look compiled and run eagerly." if idle else "."),
+        explanation=". ".join(sentence(cause.text) for cause in causes) + (f". {len(idle)} FP8 Linears look compiled and run eagerly." if idle else "."),
         evidence={
             "causes": tuple(cause.text for cause in causes),
             "compile_marks": len(marks),
@@ -96,6 +95,11 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
         saving_ms=eager_cast_saving(facts, idle) if idle else None,
         treatment=Treatment(name=first.name, summary="; ".join(cause.cure for cause in causes), code="\n".join(cause.code for cause in causes)),
     )
+
+
+def sentence(text: str) -> str:
+    """The text with a capital, unless it begins with code."""
+    return text[0].upper() + text[1:] if text.split(" ")[0].isalpha() else text
 
 
 def find_causes(facts: Facts) -> Iterator[Cause]:

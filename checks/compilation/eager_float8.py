@@ -66,7 +66,7 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
             "modelled_gemms_saved_ms": balance.gemms_saved_ms if balance else None,
         },
         saving_ms=eager_cast_saving(facts, eager),
-        treatment=compile_treatment(facts, eager),
+        treatment=compile_treatment(facts, [linear for linear in fp8 if linear in eager or any(is_below(linear, mark) for mark in idle)]),
     )
 
 

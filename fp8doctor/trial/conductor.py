@@ -16,7 +16,7 @@ import torch
 
 from fp8doctor.facts import Trial
 from fp8doctor.job import Job
-from fp8doctor.measured import COMBINATION, STEP_RAISES
+from fp8doctor.measured import COMBINATION, NO_TIME_LEFT, STEP_RAISES
 from fp8doctor.trial.bench import SELF_CHECK, Attempt, Bench, DeviceLost, sentence
 from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.digest import NO_DOUBT, digest, harm, what_harm
@@ -119,7 +119,7 @@ def explores(plan: ArmPlan) -> bool:
 
 
 def _used_up(budget_s: float) -> str:
-    return f"the budget of {budget_s:g} s was used up before it"
+    return f"the budget of {budget_s:g} s {NO_TIME_LEFT}"
 
 
 def _with_harm(trial: Trial, changed: Sequence[str]) -> Trial:
