@@ -1,6 +1,7 @@
 """A Transformer Engine TransformerLayer: LayerNormLinear, LayerNormMLP and Linear, two layers, FP8 with delayed scaling.
 
 Wide: at width 1024 a step took 7 ms on an H200, where its GEMMs need about one, and two copies of BF16 came out 2 % apart.
+It is 1.6 times as fast as BF16, and keeps FP8 weights and their transposes beside the BF16 ones.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ import torch
 import transformer_engine.pytorch as te
 from transformer_engine.common.recipe import DelayedScaling
 
-MUST: tuple[str, ...] = ()
-MUST_NOT = ("MOD001", "CMP001")
-HEALTHY = True
+MUST = ("MEM001",)
+MUST_NOT = ("MOD001", "CMP001", "CMP002", "SHP001")
 
 
 class Model(torch.nn.Module):
