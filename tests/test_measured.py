@@ -177,6 +177,17 @@ def test_the_screen_shows_every_arm_with_its_time_and_why_one_has_none() -> None
     assert "nothing was timed" not in screen
 
 
+def test_what_helps_bf16_too_is_not_counted_for_fp8() -> None:
+    arms = {"as_is": around(107.8), "bf16": around(131.0), "bf16_compiled": around(119.6), "prescribed": around(93.2)}
+    without = {**arms, "bf16_without_checkpointing": around(98.1)}
+    verdict = diagnose(Of(without, treatments=("checkpointing-off",), bases={}).facts()).verdict
+    assert "With the changes below: 93.2 ms, 1.05x of BF16 with checkpointing off too (98.1 ms)." in verdict.summary
+    assert verdict.achievable_speedup == pytest.approx(1.053, abs=0.002)
+    unknown = diagnose(Of(arms, treatments=("adapters-to-bf16", "compile-blocks"), bases={}).facts()).verdict
+    assert "93.2 ms. BF16 would gain from adapters-to-bf16 too, which was not timed." in unknown.summary
+    assert unknown.achievable_speedup is None
+
+
 def test_staying_in_bf16_is_said_only_after_everything_was_tried_on_a_gpu() -> None:
     arms = {"as_is": around(120.0), "bf16": around(103.6), "bf16_compiled": around(92.7), "prescribed": around(99.0)}
     bases = {"prescribed": "as_is"}

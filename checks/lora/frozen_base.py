@@ -29,7 +29,7 @@ from __future__ import annotations
 from fp8doctor.cost import COMPILED_CAST_BYTES, Balance, memory_ms, modelled_gpu, step_gemms_ms, step_tokens
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import arm, best_bf16, ratio, uses_fp8
+from fp8doctor.measured import arm, fair_bf16, ratio, uses_fp8
 from fp8doctor.overview import flops_share_pct
 from fp8doctor.regions import compile_treatment, needs_compile
 from fp8doctor.registry import check
@@ -53,7 +53,8 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
         modelled += f" casting the same weights again costs {balance.casts_ms:.1f} ms."
     eager = [linear for linear in frozen if needs_compile(linear) and linear.compiled is None]
     wasted = " Uncompiled torchao computes the weight gradients all the same." if eager else ""
-    now, bf16 = arm(facts.trial, "prescribed") or arm(facts.trial, "as_is"), best_bf16(facts)
+    now = arm(facts.trial, "prescribed") or arm(facts.trial, "as_is")
+    bf16 = fair_bf16(facts, now) if now else None
     speedup = ratio(bf16, now) if now and bf16 else None
     name = "with the prescription" if now and now.name == "prescribed" else "as it is"
     where = facts.trial.gpu or facts.trial.device.upper()

@@ -127,4 +127,4 @@ def test_the_lora_that_was_recorded() -> None:
     finding = next(each for each in report.findings if each.code == "LORA004")
     assert finding.evidence["frozen_linears"] == 112
     assert not any("LORA004" in step.mends for step in report.prescription), "its cure is that of its cause"
-    assert 1.04 < float(finding.evidence["speedup"]) < 1.07  # type: ignore[arg-type]
+    assert finding.evidence["speedup"] is None, "the prescription holds BF16 adapters, which would help BF16 too"
