@@ -20,6 +20,9 @@ Mark = Literal["bad", "warning", "info", "healthy", "not_applicable", "unknown"]
 MARK_OF_SEVERITY: dict[str, Mark] = {"error": "bad", "warning": "warning", "info": "info"}
 MARK_OF_OUTCOME: dict[str, Mark] = {"healthy": "healthy", "refuted": "healthy", "not_applicable": "not_applicable", "unknown": "unknown", "crashed": "unknown"}
 
+NO_TRIAL = "trial was not recorded"
+"""The reason of a check that needs a trial where there was none, as `fp8doctor.registry` gives it."""
+
 CODES_NAMED = 12
 """Unknown checks that are named one by one without ``-v``; more are only counted."""
 
@@ -185,13 +188,21 @@ def _position(area: str) -> int:
 
 
 def _calm_areas(outcomes: Iterable[Outcome], areas: dict[str, str], troubled: set[str]) -> tuple[Line, ...]:
-    """One mark for each area without trouble: healthy if a check says so, else unknown if one could not answer."""
+    """One mark for each area without trouble: healthy if a check says so, else unknown if one could not answer.
+
+    Checks that only wait for a trial decide where there are no others: that nothing was timed is said below.
+    """
     marks: dict[str, set[Mark]] = {}
-    for outcome in outcomes:
-        if outcome.outcome != "sick" and _area(outcome, areas) not in troubled:
-            marks.setdefault(_area(outcome, areas), set()).add(MARK_OF_OUTCOME[outcome.outcome])
+    for outcome in sorted(outcomes, key=_waits_for_a_trial):
+        area = _area(outcome, areas)
+        if outcome.outcome != "sick" and area not in troubled and not (_waits_for_a_trial(outcome) and area in marks):
+            marks.setdefault(area, set()).add(MARK_OF_OUTCOME[outcome.outcome])
     order: tuple[Mark, ...] = ("healthy", "unknown", "not_applicable")
     return tuple(Line(next(mark for mark in order if mark in marks[area]), area) for area in sorted(marks, key=_position))
+
+
+def _waits_for_a_trial(outcome: Outcome) -> bool:
+    return outcome.outcome == "unknown" and outcome.reason == NO_TRIAL
 
 
 def _outcomes(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:
@@ -211,7 +222,7 @@ def _anything_timed(report: Report) -> bool:
 def _not_looked_at(report: Report) -> str:
     """What this report says nothing about."""
     gaps = [] if _anything_timed(report) else ["speed (nothing was timed)"]
-    unknown = [outcome.code for outcome in report.outcomes if outcome.outcome == "unknown" and outcome.reason != "trial was not recorded"]
+    unknown = [outcome.code for outcome in report.outcomes if outcome.outcome == "unknown" and not _waits_for_a_trial(outcome)]
     if unknown:
         named = " ".join(unknown) if len(unknown) <= CODES_NAMED else f"{len(unknown)} checks"
         gaps.append(f"{named} (facts missing)")

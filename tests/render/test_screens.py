@@ -9,8 +9,11 @@ from typing import Any
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 
+from fp8doctor.finding import Outcome
 from fp8doctor.render import json, markdown, text
+from fp8doctor.render.screen import first_screen
 from fp8doctor.render.terminal import columns
 from fp8doctor.report import schema
 from tests.render.reports import EAGER_DECODER, LORA, ON_A_GPU, SCREENS
@@ -96,3 +99,10 @@ def test_quiet_leaves_out_what_is_only_information() -> None:
 def test_a_crashed_check_is_named() -> None:
     assert "check ENV001 crashed: KeyError: 'bf16'" in text.render(SCREENS["broken"])
     assert "check ENV001 crashed: KeyError: 'bf16'" in markdown.render(SCREENS["broken"])
+
+
+def test_what_waits_for_a_trial_decides_only_an_area_of_its_own() -> None:
+    waits = {"outcome": "unknown", "reason": "trial was not recorded"}
+    outcomes = (Outcome(code="LORA001", **waits), Outcome(code="LORA002", outcome="not_applicable", reason="no LoRA"), Outcome(code="STP005", **waits))
+    screen = first_screen(replace(EAGER_DECODER, findings=(), prescription=EAGER_DECODER.prescription[:0], outcomes=outcomes))
+    assert {line.area: line.mark for line in screen.areas} == {"lora": "not_applicable", "step": "unknown"}
