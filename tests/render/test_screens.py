@@ -103,6 +103,6 @@ def test_a_crashed_check_is_named() -> None:
 
 def test_what_waits_for_a_trial_decides_only_an_area_of_its_own() -> None:
     waits = {"outcome": "unknown", "reason": "trial was not recorded"}
-    outcomes = (Outcome(code="LORA001", **waits), Outcome(code="LORA002", outcome="not_applicable", reason="no LoRA"), Outcome(code="GPU001", **waits))
+    outcomes = (Outcome(code="GPU001", **waits), Outcome(code="GPU005", outcome="not_applicable", reason="a GPU"), Outcome(code="CKP002", **waits))
     screen = first_screen(replace(EAGER_DECODER, findings=(), prescription=EAGER_DECODER.prescription[:0], outcomes=outcomes))
-    assert {line.area: line.mark for line in screen.areas} == {"device": "unknown", "lora": "not_applicable"}
+    assert {line.area: line.mark for line in screen.areas} == {"device": "not_applicable", "checkpointing": "unknown"}
