@@ -70,7 +70,7 @@ def test_where_the_question_does_not_arise(look: Look) -> None:
 
 
 def test_a_real_trial_has_the_arms() -> None:
-    facts = tried(converted(), torch.zeros(2, 8, dtype=torch.long), "as_is", "bf16", "checkpointing-off", "bf16_without_checkpointing")
+    facts = tried(converted(), torch.zeros(2, 8, dtype=torch.long), "as_is", "bf16", "bf16_without_checkpointing", "checkpointing-off")
     bases = {arm.name: arm.base for arm in facts.trial.arms}
     assert (bases["checkpointing-off"], bases["bf16_without_checkpointing"]) == ("as_is", "bf16")
     assert not isinstance(recomputed_casts(facts), NotApplicable)
