@@ -27,7 +27,7 @@ from __future__ import annotations
 from fp8doctor.cost import amdahl, modelled_gpu
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import EVEN, FIRST, arm, base_of, best_bf16, ratio
+from fp8doctor.measured import EVEN, FIRST, arm, base_of, fair_bf16, ratio
 from fp8doctor.overview import flops_share_pct, percent
 from fp8doctor.record import Value
 from fp8doctor.registry import check
@@ -59,7 +59,7 @@ def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
     left = ratio(without, base)
     share, low, high = (100 * (1 - part) for part in (left.median, left.high, left.low))
     cost = base.step_ms * share / 100
-    ceiling = fp8_ceiling(facts, cost)
+    ceiling = fp8_ceiling(facts, base, cost)
     in_time = f"{percent(share)} of the step's time" if low > 0 else "no time that can be told from the timing's own spread"
     bound = f" FP8 leaves them as they are: were all the rest to run at its peak rate, it would reach {ceiling:.2f}x of BF16." if ceiling and low > 0 else ""
     return Finding(
@@ -85,9 +85,9 @@ def why_not(trial: Trial) -> str:
     return (attempt.reason if attempt else None) or "no step without them was timed"
 
 
-def fp8_ceiling(facts: Facts, adapters_ms: float) -> float | None:
-    """Amdahl: the speedup over the best BF16 if all of it but the adapters ran at the peak rate of FP8; None when unknown."""
-    bf16, gpu = best_bf16(facts), modelled_gpu(facts)
+def fp8_ceiling(facts: Facts, base: Arm, adapters_ms: float) -> float | None:
+    """Amdahl: the speedup over BF16 with the adapters of ``base`` if all else ran at the peak rate of FP8; None when unknown."""
+    bf16, gpu = fair_bf16(facts, base), modelled_gpu(facts)
     if bf16 is None or not bf16.step_ms or gpu.fp8_tflops is None:
         return None
     return amdahl(1 - min(1.0, max(0.0, adapters_ms / bf16.step_ms)), gpu.fp8_tflops / gpu.bf16_tflops)

@@ -22,6 +22,7 @@ from fp8doctor.cures import describe
 from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.finding import Treatment
 from fp8doctor.job import Job
+from fp8doctor.measured import HELPS_BF16_TOO
 from fp8doctor.stacks.tensors import subclass
 from fp8doctor.trial.compiling import give_own_code
 from fp8doctor.trial.replica import replicate
@@ -687,3 +688,11 @@ def test_every_treatment_has_a_name_that_findings_can_have() -> None:
         "cuda-graphs", "cache-off", "convert-tensorwise", "convert-rowwise",
     }  # fmt: skip
     assert {name for name, each in treatments().items() if each.changes != "model"} == {"te-autocast", "autocast-bf16", "fused-optimizer", "larger-batch"}
+
+
+def test_every_treatment_is_fp8s_own_or_helps_bf16_too() -> None:
+    """A prescription is held to BF16 with the changes that help BF16 too, so a new treatment has to be one or the other."""
+    own = {"compile-blocks", "compile-model", "keep-in-bf16", "stay-in-bf16", "te-autocast", "cache-off"}
+    own |= {name for name in treatments() if name.startswith(("recipe-", "convert-"))}
+    assert own | HELPS_BF16_TOO == set(treatments())
+    assert not own & HELPS_BF16_TOO

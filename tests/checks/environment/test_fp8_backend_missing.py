@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -114,13 +115,12 @@ def test_no_backend_at_all() -> None:
     assert outcome_of("ENV004", msgspec.structs.replace(SICK, environment=asked, software=both)).outcome == "not_applicable"
 
 
-def test_mx_layers_without_torchaos_kernels(look: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mx_layers_without_torchaos_kernels(look: Callable[..., Facts], monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU build of torch loads none of torchao's libraries; a CUDA build is stood in for by its version."""
     from torchao.quantization import quantize_
 
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16()
     quantize_(model, prototypes.mxfp8(), filter_fn=lambda module, name: isinstance(module, nn.Linear))
-    assert callable(look)
     assert outcome_of("ENV004", look(model)).outcome == "not_applicable"
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     facts = look(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
+from fp8doctor import load_report
 from fp8doctor.checks.lora.adapter_share import adapter_share
 from fp8doctor.facts import Arm, Facts
 from fp8doctor.finding import Finding, NotApplicable
@@ -96,3 +98,12 @@ def test_a_real_step_without_its_adapters(monkeypatch: pytest.MonkeyPatch) -> No
     assert finding.evidence["of_arm"] == "as_is"
     assert f"takes {times['without_adapters']:.1f} instead of {times['as_is']:.1f} ms" in finding.explanation
     assert finding.evidence["measured_on"] == "CPU"
+
+
+def test_no_ceiling_where_bf16_with_such_adapters_was_not_timed() -> None:
+    """The recorded prescription casts the adapters to BF16, which no BF16 arm does."""
+    report = load_report(Path(__file__).parents[2] / "patients" / "recorded" / "h200-lora.json")
+    finding = next(each for each in report.findings if each.code == "LORA001")
+    assert finding.evidence["time_share_pct"] is not None
+    assert finding.evidence["fp8_ceiling"] is None
+    assert "x of BF16" not in finding.explanation
