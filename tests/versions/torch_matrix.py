@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_suffix(".md")
 
 TORCHES = {"2.6.0": ("torchao==0.9.0",), "2.9.1": ("torchao==0.17.0",), "2.13.0": ("torchao",), "2.15.0": ("torchao",)}
-"""torch -> a torchao whose FP8 training runs with it: 0.18 needs torch 2.10 or so, 0.17 torch 2.9."""
+"""torch -> a torchao whose FP8 training runs with it, tried one by one: 0.18 does not import under torch 2.6, and not all of it under 2.9."""
 
 OTHERS = ("transformers", "accelerate", "peft")
 NEEDED = ("msgspec", "click", "tabulate", "tqdm", "jinja2", "packaging", "nvidia-ml-py", "pytest", "hypothesis", "jsonschema")
