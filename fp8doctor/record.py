@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,6 +24,11 @@ Value = int | float | str | bool | None
 """One piece of evidence; a number's unit stands in its key (``_ms``, ``_gib``, ``_pct``)."""
 
 R = TypeVar("R", bound="Record")
+
+
+_first_use = threading.Lock()
+"""msgspec (0.22.0) puts a type's layout together at its first use, in steps during which another thread that uses the type
+reads the half-finished one and crashes the process."""
 
 
 class UnreadableDocument(ValueError):
@@ -82,9 +88,16 @@ def to_builtins(record: Record) -> dict[str, Any]:
 def from_builtins(kind: type[R], data: Any) -> R:
     """A record from plain values. Raises `UnreadableDocument` naming the key that does not fit."""
     try:
-        return msgspec.convert(data, type=kind)
+        with _first_use:
+            return msgspec.convert(data, type=kind)
     except msgspec.ValidationError as error:
         raise UnreadableDocument(f"not a {kind.__name__.lower()} of this format: {error}") from None
+
+
+def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """What reads JSON lines of this type, or of one of these types."""
+    with _first_use:
+        return msgspec.json.Decoder(kind)
 
 
 def encode(document: Any) -> bytes:

@@ -31,7 +31,7 @@ from fp8doctor.facts import Facts, Target, Trial, recorded
 from fp8doctor.job import Job
 from fp8doctor.load import compiled, load, locate
 from fp8doctor.order import TrialOrder
-from fp8doctor.record import UnreadableDocument, settle
+from fp8doctor.record import UnreadableDocument, decoder, settle
 from fp8doctor.scrub import scrub
 
 TICK_S = 0.1
@@ -155,7 +155,7 @@ def _examined(request: dict[str, Any], facts: Facts, load_timeout: float, progre
     """One child from its start to its end."""
     doing, began, limit, arm = "starting", time.monotonic(), load_timeout, None
     trial_limit = TRIAL_LIMIT * request["trial"]["budget_s"] + TRIAL_GRACE_S if request["trial"] else load_timeout
-    decoder = msgspec.json.Decoder(Message)
+    messages = decoder(Message)
     with _Child(request) as child:
         for line in child.lines():
             if line is None:
@@ -165,7 +165,7 @@ def _examined(request: dict[str, Any], facts: Facts, load_timeout: float, progre
                     return _incomplete(facts, f"{doing} took longer than {limit:g} s and was stopped; --load-timeout allows it more")
                 continue
             try:
-                message = decoder.decode(line)
+                message = messages.decode(line)
                 if isinstance(message, Examined):
                     facts = Facts.from_dict(message.facts)
             except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -107,3 +109,15 @@ def test_a_value_of_the_wrong_type_is_named() -> None:
 def test_the_encoding_is_stable_and_ends_with_a_newline() -> None:
     assert encode({"b": 1, "a": [1.5]}) == b'{\n  "b": 1,\n  "a": [\n    1.5\n  ]\n}\n'
     assert json.loads(encode({"ü": "ß"})) == {"ü": "ß"}
+
+
+def test_many_threads_may_read_the_first_document_at_once() -> None:
+    """msgspec 0.22.0 alone crashed the process in 39 of 40 runs of this program."""
+    program = (
+        "import sys; from concurrent.futures import ThreadPoolExecutor; from fp8doctor.facts import Facts; sys.setswitchinterval(1e-6)\n"
+        "from fp8doctor.worker import Message; from fp8doctor.record import decoder\n"
+        "read = lambda i: decoder(Message) if i % 2 else Facts.from_dict({'network': {'parameters': 1}})\n"
+        "with ThreadPoolExecutor(8) as pool: list(pool.map(read, range(64)))"
+    )
+    ended = [subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode for _ in range(5)]
+    assert ended == [0] * 5
