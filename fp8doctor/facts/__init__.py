@@ -1,0 +1,107 @@
+"""The facts: what was observed, as plain frozen records without a single torch object.
+
+Every field defaults to `NOT_RECORDED`: nobody looked, the library could not tell, or the recording is older than the
+field. A check that needs it then says "unknown". ``None`` and empty tuples mean the opposite: looked, and none is there.
+Units stand in the names: ``_gib``, ``_ms``, ``_pct``, ``_mhz``, ``_w``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from fp8doctor.facts.machine import Environment, Gpu, Package, Software
+from fp8doctor.facts.network import Blocks, Linear, Network, Scaling, Use
+from fp8doctor.facts.training import Accelerate, Checkpointing, CompileMark, Conversion, Distributed, Dynamo, TrainerArguments, Training, Workload
+from fp8doctor.facts.trial import Arm, ArmCut, Breakdown, Family, Health, KernelGroup, LayerNumerics, LayerShape, MemoryParts, ModuleTime, Trial
+from fp8doctor.record import NOT_RECORDED, Record, from_builtins, restore_unknown_keys, to_builtins, unknown_keys
+
+__all__ = [
+    "Accelerate",
+    "Arm",
+    "ArmCut",
+    "Blocks",
+    "Breakdown",
+    "Checkpointing",
+    "CompileMark",
+    "Conversion",
+    "Distributed",
+    "Dynamo",
+    "Environment",
+    "Facts",
+    "Family",
+    "Gpu",
+    "Health",
+    "KernelGroup",
+    "LayerNumerics",
+    "LayerShape",
+    "Linear",
+    "MemoryParts",
+    "ModuleTime",
+    "Network",
+    "Package",
+    "Scaling",
+    "Software",
+    "Target",
+    "TrainerArguments",
+    "Training",
+    "Trial",
+    "Use",
+    "Workload",
+    "recorded",
+]
+
+
+class Target(Record, frozen=True, kw_only=True):
+    """What was inspected. No folder is recorded, only the name the user would recognise."""
+
+    kind: Literal["file", "module", "live", "environment"] = NOT_RECORDED
+    name: str = NOT_RECORDED
+    """File name, module name, or the class name of a live model."""
+    attribute: str | None = NOT_RECORDED
+    """The name in the file that gave the model (``build_model``, ``model``, ...)."""
+    layers: int | None = NOT_RECORDED
+    """Layers that ``--layers`` asked for, which makes it a cut of the user's model; None when it is whole."""
+
+
+class Facts(Record, frozen=True, kw_only=True):
+    """Everything that was observed of one job."""
+
+    target: Target = NOT_RECORDED
+    software: Software = NOT_RECORDED
+    environment: Environment = NOT_RECORDED
+    gpus: tuple[Gpu, ...] = NOT_RECORDED
+    """All GPUs NVML sees, the visible ones marked; empty when there is none."""
+    recipe_tries: dict[str, str | None] = NOT_RECORDED
+    """Recipe of the model -> why a tiny GEMM of its kind failed on this GPU, None when it ran. Empty when none was tried:
+    no CUDA in use in this process, or no recipe in the model that has such a GEMM."""
+    network: Network = NOT_RECORDED
+    training: Training = NOT_RECORDED
+    workload: Workload = NOT_RECORDED
+    trial: Trial = NOT_RECORDED
+    """The timed probe; not recorded when none was asked for or there was no device for it."""
+    assumed_gpu: str | None = NOT_RECORDED
+    """GPU name given by ``--assume-gpu`` for the modelled costs."""
+    gaps: dict[str, str] = NOT_RECORDED
+    """Dotted path of a fact that could not be read -> the reason."""
+    unrecognized: dict[str, Any] = NOT_RECORDED
+    """Keys of a recording that this version does not know, kept for the next save."""
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Facts:
+        """Facts from plain values. Raises `fp8doctor.record.UnreadableDocument` naming the key that does not fit."""
+        facts = from_builtins(cls, data)
+        unknown = unknown_keys(data, to_builtins(facts))
+        return msgspec.structs.replace(facts, unrecognized=unknown) if unknown else facts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, the inverse of `from_dict`."""
+        data = to_builtins(self)
+        restored: dict[str, Any] = restore_unknown_keys(data, data.pop("unrecognized", None))
+        return restored
+
+
+def recorded(value: Any) -> bool:
+    """Whether a fact was recorded at all (``None`` is recorded)."""
+    return value is not NOT_RECORDED

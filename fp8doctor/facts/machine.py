@@ -1,0 +1,77 @@
+"""What the job runs on: software, environment variables, GPUs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fp8doctor.record import NOT_RECORDED, Record
+
+
+class Package(Record, frozen=True, kw_only=True):
+    """An installed distribution."""
+
+    version: str | None = NOT_RECORDED
+    """None when the package can be found but its metadata cannot."""
+    imported: bool = NOT_RECORDED
+    """Whether the inspected process had imported it."""
+
+
+class Software(Record, frozen=True, kw_only=True):
+    """Versions of everything that decides whether FP8 runs. ``None`` means not installed or not built in."""
+
+    python: str = NOT_RECORDED
+    platform: str = NOT_RECORDED
+    """Operating system and architecture, such as ``linux x86_64``; never the host's name."""
+    torch: str | None = NOT_RECORDED
+    cuda: str | None = NOT_RECORDED
+    """CUDA version torch was built with (``torch.version.cuda``)."""
+    hip: str | None = NOT_RECORDED
+    """ROCm version torch was built with (``torch.version.hip``)."""
+    driver: str | None = NOT_RECORDED
+    """NVIDIA driver version, from NVML."""
+    cublaslt: str | None = NOT_RECORDED
+    cudnn: str | None = NOT_RECORDED
+    triton: str | None = NOT_RECORDED
+    packages: dict[str, Package] = NOT_RECORDED
+    """Installed packages of the FP8 world by import name; one that is absent is not installed."""
+    torchao_libraries: int | None = NOT_RECORDED
+    """Compiled libraries of torchao that are loaded; None when torchao is not imported, or brings none."""
+
+
+class Environment(Record, frozen=True, kw_only=True):
+    """Environment variables on the allow-list of `fp8doctor.examine.environment`, and what they point at."""
+
+    variables: dict[str, str] = NOT_RECORDED
+    deepspeed_fp8_section: bool | None = NOT_RECORDED
+    """Whether the DeepSpeed configuration in use has an ``"fp8"`` section; None when there is no such configuration."""
+    backend_imports: dict[str, str | None] = NOT_RECORDED
+    """FP8 backend that Accelerate will import (TE, AO, MSAMP) -> why a fresh process cannot import it, None when it can or
+    this process has. Empty when nothing asks for FP8 through Accelerate, or there is no backend to take."""
+    debug_switches: dict[str, bool] = NOT_RECORDED
+    """Switches of this process that are set by a call: ``anomaly_detection``, ``deterministic_algorithms``,
+    ``fill_uninitialized_memory``, ``nvdlfw_inspect`` (Transformer Engine's debug tool, initialized)."""
+
+
+class Gpu(Record, frozen=True, kw_only=True):
+    """One GPU as NVML (or torch, on AMD) describes it, in the order the process sees them."""
+
+    name: str = NOT_RECORDED
+    vendor: Literal["nvidia", "amd"] = NOT_RECORDED
+    compute_capability: str | None = NOT_RECORDED
+    """``major.minor``, such as ``9.0``; None on AMD."""
+    architecture: str | None = NOT_RECORDED
+    """AMD's ``gcnArchName`` (``gfx942``); None on NVIDIA."""
+    memory_gib: float | None = NOT_RECORDED
+    memory_used_gib: float | None = NOT_RECORDED
+    visible: bool = NOT_RECORDED
+    """Whether ``CUDA_VISIBLE_DEVICES`` leaves it to this process."""
+    mig: bool | None = NOT_RECORDED
+    """Whether MIG mode is on, so that only a slice of the GPU may be there."""
+    sm_clock_mhz: int | None = NOT_RECORDED
+    sm_clock_max_mhz: int | None = NOT_RECORDED
+    power_limit_w: float | None = NOT_RECORDED
+    power_limit_default_w: float | None = NOT_RECORDED
+    throttle_reasons: tuple[str, ...] = NOT_RECORDED
+    """Why NVML says that clocks are held back at the moment of examining; idle is not a reason."""
+    other_processes: int | None = NOT_RECORDED
+    """Compute processes on this GPU besides the inspected one."""

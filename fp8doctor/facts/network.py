@@ -1,0 +1,124 @@
+"""The module tree: linear-like layers, blocks, how FP8 layers scale."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fp8doctor.record import NOT_RECORDED, Record
+
+Use = Literal["training", "storage", "none"]
+"""What a stack does with a layer: FP8 GEMMs in training; FP8 (or other) weights only; nothing, a 16- or 32-bit layer."""
+
+
+class Linear(Record, frozen=True, kw_only=True):
+    """One linear-like layer: a module, a functional projection, or a 3-D expert weight."""
+
+    name: str = NOT_RECORDED
+    """Fully qualified name in the model, wrappers such as ``_orig_mod`` taken out."""
+    kind: str = NOT_RECORDED
+    """Qualified class name, such as ``torchao.float8.float8_linear.Float8Linear``."""
+    stack: str = NOT_RECORDED
+    """The stack that recognised it (`fp8doctor.stacks`); ``torch`` for ordinary layers."""
+    use: Use = NOT_RECORDED
+    recipe: str | None = NOT_RECORDED
+    """Scaling recipe read back from its configuration: tensorwise, rowwise, rowwise_with_gw_hp, mxfp8, delayed, ..."""
+    features: dict[str, bool | int | str | None] = NOT_RECORDED
+    """Settings of the stack that change the cost, such as ``emulate`` and ``pad_inner_dim``."""
+    engaged: bool | None = NOT_RECORDED
+    """Whether its last training forward ran in FP8; None where the stack keeps no such record or none was run."""
+    in_features: int = NOT_RECORDED
+    out_features: int = NOT_RECORDED
+    gemms: int = NOT_RECORDED
+    """GEMMs of this shape in one forward: 2 in a fused MLP with equal shapes, the number of experts in a 3-D weight."""
+    bias: bool = NOT_RECORDED
+    dtype: str = NOT_RECORDED
+    """Logical dtype of the weight, such as ``bfloat16``; of the stored data for FP8 weights."""
+    weight_class: str | None = NOT_RECORDED
+    """Qualified class of a tensor subclass that holds the weight; None for an ordinary Parameter."""
+    requires_grad: bool = NOT_RECORDED
+    role: Literal["body", "head", "router", "experts"] = NOT_RECORDED
+    adapter: Literal["base", "adapter"] | None = NOT_RECORDED
+    """With LoRA: the frozen base layer, or one of the low-rank matrices. None without."""
+    compiled: str | None = NOT_RECORDED
+    """Name of the compile mark that covers it (the empty name is the whole model); None when it runs eagerly."""
+    checkpointed: str | None = NOT_RECORDED
+    """Name of the checkpointed region that covers it; None when its activations are kept."""
+    parameters: int = NOT_RECORDED
+    parameter_share_pct: float | None = NOT_RECORDED
+    flops_per_token: float | None = NOT_RECORDED
+    """GEMM FLOPs of forward and backward for one token: 2·K·N each for output, input gradient and, when the weight is
+    trained, weight gradient; expert weights scaled by the experts a token visits."""
+    flops_share_pct: float | None = NOT_RECORDED
+
+
+class Blocks(Record, frozen=True, kw_only=True):
+    """A list of repeated blocks, such as the decoder layers."""
+
+    name: str = NOT_RECORDED
+    kind: str = NOT_RECORDED
+    container: Literal["list", "ModuleDict"] = NOT_RECORDED
+    """``list`` for a ModuleList or Sequential, iterated as it is; the blocks of a ModuleDict are its ``values()``."""
+    forward_of_torch: bool = NOT_RECORDED
+    """Whether their forward is torch.nn's own, inherited or not, which `CompileMark.compiles` depends on."""
+    count: int = NOT_RECORDED
+    compiled: int = NOT_RECORDED
+    """Blocks that are covered by a compile mark, their own or one above."""
+    checkpointed: int = NOT_RECORDED
+    linears: int = NOT_RECORDED
+    """Linear-like layers in all of them together."""
+
+
+class Scaling(Record, frozen=True, kw_only=True):
+    """One way in which FP8 layers of the model are scaled, read back from their configuration."""
+
+    stack: str = NOT_RECORDED
+    layers: int = NOT_RECORDED
+    first: str = NOT_RECORDED
+    """Name of the first of these layers."""
+    forward_dtypes: tuple[str, ...] = NOT_RECORDED
+    """Float8 dtypes of input and weight in the forward GEMM, each once, such as ``float8_e4m3fn``."""
+    amax_history_len: int | None = NOT_RECORDED
+    """Steps that delayed scaling looks back over; None for every other scaling."""
+    amax_compute_algo: str | None = NOT_RECORDED
+    """``max`` or ``most_recent`` over that history; ``custom`` for a function; None for every other scaling."""
+
+
+class Network(Record, frozen=True, kw_only=True):
+    """The module tree."""
+
+    kind: str = NOT_RECORDED
+    """Qualified class of the root, wrappers taken off."""
+    forward_of_torch: bool = NOT_RECORDED
+    """Whether its forward is torch.nn's own, inherited or not."""
+    parameters: int = NOT_RECORDED
+    """Elements of all parameters, a shared one counted once."""
+    trainable_parameters: int = NOT_RECORDED
+    adapter_parameters: int = NOT_RECORDED
+    parameter_gib: float | None = NOT_RECORDED
+    dtypes: dict[str, int] = NOT_RECORDED
+    """Elements of the parameters by dtype."""
+    devices: tuple[str, ...] = NOT_RECORDED
+    """Device types of parameters and buffers: ``cuda``, ``cpu``, ``meta``."""
+    modules: int = NOT_RECORDED
+    linears: tuple[Linear, ...] = NOT_RECORDED
+    blocks: tuple[Blocks, ...] = NOT_RECORDED
+    embeddings: int = NOT_RECORDED
+    norms: int = NOT_RECORDED
+    ties: tuple[tuple[str, ...], ...] = NOT_RECORDED
+    """Groups of parameter names that share one Parameter."""
+    broken_ties: tuple[tuple[str, str], ...] = NOT_RECORDED
+    """Pairs of parameter names that the model declares as tied (transformers) and that are two Parameters."""
+    quantization: str | None = NOT_RECORDED
+    """``quant_method`` of the model's configuration: ``bitsandbytes``, ``gptq``, ``fp8``, ...; None without one."""
+    hooks: int = NOT_RECORDED
+    """Forward and backward hooks on all modules together."""
+    float8_parameters: int = NOT_RECORDED
+    """Parameters whose own dtype is one of torch's float8 types, in any module."""
+    wrappers: tuple[str, ...] = NOT_RECORDED
+    """Classes that wrap the root, outermost first: OptimizedModule, DistributedDataParallel, ..."""
+    vocabulary: int | None = NOT_RECORDED
+    hidden_size: int | None = NOT_RECORDED
+    configured_name: str | None = NOT_RECORDED
+    """Last part of the name or path in the model's configuration, such as ``Llama-3.1-8B``; None without one."""
+    scalings: tuple[Scaling, ...] = NOT_RECORDED
+    """How the FP8 layers scale; those whose library keeps no such record, and TE's before a forward, are left out."""

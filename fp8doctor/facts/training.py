@@ -1,0 +1,165 @@
+"""The state of training around the module tree, and what one step is made of."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fp8doctor.record import NOT_RECORDED, Record
+
+
+class CompileMark(Record, frozen=True, kw_only=True):
+    """One place where the user asked for torch.compile."""
+
+    name: str = NOT_RECORDED
+    """Module name; the empty name is the whole model."""
+    form: Literal["wrapped", "in_place", "assigned_forward", "decorated_forward", "training_step"] = NOT_RECORDED
+    """``torch.compile(m)``, ``m.compile()``, ``m.forward = torch.compile(m.forward)``, a decorated class, or the step."""
+    backend: str | None = NOT_RECORDED
+    """``inductor``, ``eager``, ``aot_eager``, ...; None when it cannot be read."""
+    compiles: bool | None = NOT_RECORDED
+    """Whether a frame of this module is compiled: not where Dynamo skips all of them, as for ``m.compile()`` on a class of
+    torch.nn before torch 2.15, and for a ModuleList, which nobody calls. None when it cannot be read."""
+
+
+class Dynamo(Record, frozen=True, kw_only=True):
+    """torch.compile's state in the inspected process."""
+
+    disabled: bool = NOT_RECORDED
+    """``torch._dynamo.config.disable`` (also what ``TORCH_COMPILE_DISABLE`` sets)."""
+    suppress_errors: bool = NOT_RECORDED
+    stance: str = NOT_RECORDED
+    """``default``, ``force_eager``, ... as set by ``torch.compiler.set_stance``."""
+    frames_total: int = NOT_RECORDED
+    """Frames that Dynamo tried to compile so far in this process."""
+    frames_ok: int = NOT_RECORDED
+    failures: tuple[str, ...] = NOT_RECORDED
+    """Reasons of compilations that failed, scrubbed, at most a few."""
+    recompile_limit: int | None = NOT_RECORDED
+    """Versions of one function that Dynamo keeps before it leaves the function eager; not recorded before it is imported."""
+
+
+class Checkpointing(Record, frozen=True, kw_only=True):
+    """One form of activation checkpointing that was found."""
+
+    name: str = NOT_RECORDED
+    """Module name of the region, or of the module that decides; the empty name is the whole model."""
+    form: Literal["wrapper", "huggingface", "unsloth", "called_in_forward", "compiler_budget", "offload"] = NOT_RECORDED
+    active: bool | None = NOT_RECORDED
+    """None when only a run can tell (a call to ``checkpoint`` inside ``forward``)."""
+    reentrant: bool | None = NOT_RECORDED
+    library: str | None = NOT_RECORDED
+    """Package whose function recomputes: ``torch``, ``transformer_engine``, ``deepspeed``, ...; None where there is no one function."""
+    opens_fp8_autocast: bool | None = NOT_RECORDED
+    """Whether a forward inside the region opens Transformer Engine's autocast, so that the recompute does too; None without it."""
+
+
+class Accelerate(Record, frozen=True, kw_only=True):
+    """What Accelerate's shared state says, read through ``sys.modules`` without creating it."""
+
+    mixed_precision: str | None = NOT_RECORDED
+    distributed: str | None = NOT_RECORDED
+    dynamo_backend: str | None = NOT_RECORDED
+    prepared: bool = NOT_RECORDED
+    """Whether this model went through ``prepare``."""
+    te_autocast: bool = NOT_RECORDED
+    """Whether ``prepare`` wrapped a forward of this model in Transformer Engine's FP8 autocast."""
+
+
+class Distributed(Record, frozen=True, kw_only=True):
+    """torch.distributed in this process, and what FSDP2 shards of the model."""
+
+    world_size: int = NOT_RECORDED
+    fsdp2_linears: tuple[str, ...] = NOT_RECORDED
+    """Names of the linear-like modules whose weight FSDP2 shards."""
+    shards: int | None = NOT_RECORDED
+    """Processes over which their weights are cut, the most of any; None when FSDP2 shards none."""
+
+
+class TrainerArguments(Record, frozen=True, kw_only=True):
+    """What a transformers Trainer, or TrainingArguments in the model file, ask for."""
+
+    kind: str = NOT_RECORDED
+    """Qualified class: ``transformers.training_args.TrainingArguments``, ``trl...SFTConfig``, ..."""
+    bf16: bool | None = NOT_RECORDED
+    fp16: bool | None = NOT_RECORDED
+    mixed_precision: str | None = NOT_RECORDED
+    torch_compile: bool | None = NOT_RECORDED
+    checkpointing: bool | None = NOT_RECORDED
+
+
+class Conversion(Record, frozen=True, kw_only=True):
+    """What was lost where the model file put an FP8 layer in the place of a Linear, as it stands when all is loaded."""
+
+    linears: int = NOT_RECORDED
+    """FP8 layers in the model that took the place of a Linear."""
+    without_hooks: tuple[str, ...] = NOT_RECORDED
+    """Layers whose predecessor had forward or backward hooks; they have none."""
+    without_forward: tuple[str, ...] = NOT_RECORDED
+    """Layers whose predecessor had a forward of its own; they do not run it."""
+    lost_forwards: tuple[str, ...] = NOT_RECORDED
+    """Qualified classes of those predecessors, each once."""
+    without_compile: tuple[str, ...] = NOT_RECORDED
+    """Layers whose predecessor was compiled; neither they nor a module above them is."""
+    bypassed: tuple[str, ...] = NOT_RECORDED
+    """Layers inside a ``torch.compile`` wrapper that was made around the predecessor, and calls it still."""
+    unfrozen: tuple[str, ...] = NOT_RECORDED
+    """Layers that are trainable and whose predecessor was frozen."""
+    untied: tuple[tuple[str, str], ...] = NOT_RECORDED
+    """Weight of a layer -> the parameter that its predecessor's weight still is."""
+
+
+class Training(Record, frozen=True, kw_only=True):
+    """The state of training around the module tree."""
+
+    mode: Literal["train", "eval"] = NOT_RECORDED
+    autocast: str | None = NOT_RECORDED
+    """Dtype of the autocast the step runs under; None without autocast."""
+    autocast_within: bool = NOT_RECORDED
+    """Whether the training step or a forward of the user's own opens an autocast, which only a run could look into."""
+    gradients_seen: bool = NOT_RECORDED
+    """Whether a parameter holds a gradient, which proves that a training step ran."""
+    optimizer_stepped: bool | None = NOT_RECORDED
+    """Whether the optimizer holds state, which proves that it took a step; None without an optimizer."""
+    compile_marks: tuple[CompileMark, ...] = NOT_RECORDED
+    compiled_elsewhere: tuple[str, ...] = NOT_RECORDED
+    """Names in the model file that hold a compiled wrapper of this very model, which is not the one inspected."""
+    dynamo: Dynamo = NOT_RECORDED
+    checkpointing: tuple[Checkpointing, ...] = NOT_RECORDED
+    forward_chain: tuple[str, ...] = NOT_RECORDED
+    """Qualified names of the wrappers around the root's forward, outermost first."""
+    accelerate: Accelerate | None = NOT_RECORDED
+    distributed: Distributed | None = NOT_RECORDED
+    """None when torch.distributed is not initialized in this process."""
+    trainer: TrainerArguments | None = NOT_RECORDED
+    optimizer: str | None = NOT_RECORDED
+    """Qualified class of the optimizer; None when none was given."""
+    use_cache: bool | None = NOT_RECORDED
+    """Whether a transformers model builds a KV cache in every training forward with labels; None for models that never do."""
+    cache_switch: str | None = NOT_RECORDED
+    """Name of the outermost module whose ``config.use_cache`` asks for that cache, in force or held off by checkpointing; None
+    when none asks."""
+    alloc_retries: int | None = NOT_RECORDED
+    """Times CUDA's allocator had to free its cache and try again in this process so far; None without CUDA in use."""
+    parameters_outside_optimizer: int | None = NOT_RECORDED
+    """Trainable parameter tensors in no optimizer group; None without an optimizer."""
+    first_outside_optimizer: tuple[str, ...] = NOT_RECORDED
+    """Names of the first few of them."""
+    conversion: Conversion | None = NOT_RECORDED
+    """None when nobody watched: only a model file that the worker loads converts under the doctor's eyes."""
+
+
+class Workload(Record, frozen=True, kw_only=True):
+    """What one step is made of, and where each part came from: ``given`` by the user or ``made up`` here."""
+
+    batch_source: Literal["given", "made up"] | None = NOT_RECORDED
+    """None when no batch could be made."""
+    batch_size: int | None = NOT_RECORDED
+    sequence_length: int | None = NOT_RECORDED
+    tokens: int | None = NOT_RECORDED
+    """Rows of the GEMMs in one micro-batch (M): batch × sequence, or the batch where there is no sequence."""
+    note: str | None = NOT_RECORDED
+    """How a made-up batch was made."""
+    loss_source: Literal["given", "output.loss", "mean"] = NOT_RECORDED
+    optimizer_source: Literal["given", "made up"] = NOT_RECORDED
+    autocast_source: Literal["given", "none"] = NOT_RECORDED
+    accumulate: int = NOT_RECORDED

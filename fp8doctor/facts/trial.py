@@ -1,0 +1,212 @@
+"""The timed probe: variants of the step, their times, and the proof that they ran what their names say."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fp8doctor.record import NOT_RECORDED, Record
+
+Family = Literal["gemm_fp8", "gemm_16bit", "gemm_fp32", "cast", "attention", "norm", "pointwise", "optimizer", "loss", "communication", "copy", "unknown"]
+"""What a GPU kernel does; ``pointwise`` covers reductions, gathers and fills too."""
+
+
+class KernelGroup(Record, frozen=True, kw_only=True):
+    """All kernels of one name in one step of the deepest cut."""
+
+    name: str = NOT_RECORDED
+    family: Family = NOT_RECORDED
+    operator: str | None = NOT_RECORDED
+    """The operator that launched them, such as ``aten::_scaled_mm``; None where none did, or several."""
+    count: int = NOT_RECORDED
+    time_ms: float = NOT_RECORDED
+
+
+class ModuleTime(Record, frozen=True, kw_only=True):
+    """GPU time of the kernels that one module launched in one eager step, forward and backward, its children's apart."""
+
+    name: str = NOT_RECORDED
+    """Name in the cut model; the indices of blocks are those of the cut."""
+    kind: str = NOT_RECORDED
+    """Qualified class."""
+    families_ms: dict[str, float] = NOT_RECORDED
+
+
+class Breakdown(Record, frozen=True, kw_only=True):
+    """Where one arm's step goes at full depth, from one profiled step at each cut; its parts and ``idle_ms`` add up to the step."""
+
+    families_ms: dict[str, float] = NOT_RECORDED
+    """`Family` -> time in ms, every instant with one owner, already divided by ``scale``."""
+    idle_ms: float = NOT_RECORDED
+    """Unprofiled step - time the GPU was busy; 0 where the profiled kernels took longer than the step."""
+    host_wait_pct: float | None = NOT_RECORDED
+    """Share of the profiled step's gaps that ended with a kernel whose launch came after the GPU had run dry; None without gaps."""
+    busy_ms: float = NOT_RECORDED
+    """Union of all kernels over all streams, as profiled."""
+    scale: float = NOT_RECORDED
+    """``busy_ms`` / step where the profiled kernels took longer than the unprofiled step, else 1."""
+    reliable: bool = NOT_RECORDED
+    """Whether ``scale`` and the depth's extrapolation leave the parts meaningful."""
+    kernels: int = NOT_RECORDED
+    """Kernels a step at full depth."""
+    unclassified_pct: float = NOT_RECORDED
+    """Share of the busy time in kernels that no rule knows."""
+    groups: tuple[KernelGroup, ...] = NOT_RECORDED
+    """The longest, then every one that no rule knows, at most a few."""
+    modules: tuple[ModuleTime, ...] = NOT_RECORDED
+    """The longest; empty where regions are compiled, whose kernels belong to no module."""
+
+
+class MemoryParts(Record, frozen=True, kw_only=True):
+    """What an arm's peak is made of at full depth; the parts add up to it."""
+
+    weights_gib: float = NOT_RECORDED
+    fp8_copies_gib: float = NOT_RECORDED
+    """FP8 weights, their transposes and scales that are kept beside the weights between steps."""
+    gradients_gib: float = NOT_RECORDED
+    optimizer_gib: float = NOT_RECORDED
+    activations_gib: float = NOT_RECORDED
+    """What is left of the peak: saved activations and the temporaries of the moment."""
+
+
+class LayerShape(Record, frozen=True, kw_only=True):
+    """The GEMMs of one (M, K, N) timed alone on this GPU, in the three layouts of training, and what the casts take."""
+
+    m: int = NOT_RECORDED
+    """Rows: tokens of one micro-batch."""
+    k: int = NOT_RECORDED
+    """in_features."""
+    n: int = NOT_RECORDED
+    """out_features."""
+    recipe: str = NOT_RECORDED
+    layers: tuple[str, ...] = NOT_RECORDED
+    """Linears of this shape and recipe, by their names in the whole model."""
+    trained: bool = NOT_RECORDED
+    """Whether their weights are trained; a frozen weight has no weight-gradient GEMM."""
+    bf16_ms: float = NOT_RECORDED
+    """Output, input gradient and weight gradient together, of one layer in one micro-batch."""
+    fp8_ms: float | None = NOT_RECORDED
+    casts_ms: float | None = NOT_RECORDED
+    """Compiled casts of input, weight and output gradient that the recipe needs."""
+    reason: str | None = NOT_RECORDED
+    """Why FP8 could not be timed; None when it was."""
+
+
+class LayerNumerics(Record, frozen=True, kw_only=True):
+    """One FP8 layer alone, fed with the input that its BF16 twin saw in one step, against that twin."""
+
+    name: str = NOT_RECORDED
+    output_sqnr_db: float | None = NOT_RECORDED
+    """10·log10 of the power of the BF16 result / the power of the difference; None where the result is all zero."""
+    input_gradient_sqnr_db: float | None = NOT_RECORDED
+    weight_gradient_sqnr_db: float | None = NOT_RECORDED
+    saturated_pct: float | None = NOT_RECORDED
+    """Largest share of elements of input, weight or gradient at the largest value of their FP8 type."""
+    flushed_pct: float | None = NOT_RECORDED
+    """Largest share of elements that are not zero and become zero in FP8."""
+    non_finite: int = NOT_RECORDED
+    """NaN and infinite elements in FP8's output and gradients, none of them in BF16's."""
+
+
+class ArmCut(Record, frozen=True, kw_only=True):
+    """One arm at one cut of the model."""
+
+    blocks: dict[str, int] = NOT_RECORDED
+    """List of blocks -> how many were kept; empty when the model was measured whole."""
+    step_ms: float | None = NOT_RECORDED
+    low_ms: float | None = NOT_RECORDED
+    high_ms: float | None = NOT_RECORDED
+    peak_gib: float | None = NOT_RECORDED
+    """Weights, optimizer state, gradients and activations of this arm alone; None on a CPU."""
+    warm_up_s: float | None = NOT_RECORDED
+    """From the first step until nothing was compiled any more."""
+    graphs_compiled: int = NOT_RECORDED
+    graph_breaks: int = NOT_RECORDED
+    break_reasons: tuple[str, ...] = NOT_RECORDED
+    """Why Dynamo broke the graph, in its own words, each once, at most a few."""
+    recompilations: int = NOT_RECORDED
+    """Frames compiled again because a guard failed, from the first step on."""
+    recompile_reasons: tuple[str, ...] = NOT_RECORDED
+    left_eager: tuple[str, ...] = NOT_RECORDED
+    """Functions that reached the recompile limit, so that further calls run eagerly."""
+    alloc_retries: int | None = NOT_RECORDED
+    """Times the allocator had to free its cache and ask the GPU again (``num_alloc_retries``) while it warmed up."""
+
+
+class Arm(Record, frozen=True, kw_only=True):
+    """One variant of the training step: its time, and the proof that it ran what its name says."""
+
+    name: str = NOT_RECORDED
+    """``as_is``, ``bf16``, ``bf16_compiled``, ``prescribed``, or the name of a treatment; ``without_adapters`` and
+    ``bf16_without_checkpointing`` are measurements; ``..._first`` is an arm as the first window saw it, where a final one
+    timed it again; ``combination`` is everything that gained, where less of it is faster."""
+    treatments: tuple[str, ...] = NOT_RECORDED
+    base: str | None = NOT_RECORDED
+    """The arm that this one changes, whose time minus its own is what the change saves; None where it changes none."""
+    tried: bool = NOT_RECORDED
+    reason: str | None = NOT_RECORDED
+    """Why it was not tried, or why what was timed is not a number; None when it is one."""
+    step_ms: float | None = NOT_RECORDED
+    """Median at full depth; measured when the model was timed whole, else predicted from the cuts."""
+    low_ms: float | None = NOT_RECORDED
+    high_ms: float | None = NOT_RECORDED
+    """Interval that holds the true median with 90 % confidence."""
+    rounds_ms: tuple[float, ...] = NOT_RECORDED
+    """One figure per interleaved round; the same round of two arms shares clocks and heat."""
+    peak_gib: float | None = NOT_RECORDED
+    static_gib: float | None = NOT_RECORDED
+    """Of the peak: weights, buffers and optimizer state, at full depth."""
+    beside: str | None = NOT_RECORDED
+    """The arm beside which it was timed alone, because the memory did not hold all at once; None when all took turns."""
+    tokens_ratio: float = NOT_RECORDED
+    """Tokens of its step / tokens of the step as it is. Times are given for as many tokens as the step as it is has."""
+    cuts: tuple[ArmCut, ...] = NOT_RECORDED
+    breakdown: Breakdown | None = NOT_RECORDED
+    """None for an arm that was not profiled. Where profiling failed it is not recorded, and a gap says why."""
+    memory: MemoryParts | None = NOT_RECORDED
+    """None on a CPU, and for an arm that has no ``peak_gib``."""
+    fp8_gemms: int | None = NOT_RECORDED
+    """FP8 GEMMs in one step of the deepest cut: kernels on CUDA, operators on a CPU."""
+    graphs_run: int | None = NOT_RECORDED
+    """Compiled regions entered in that step."""
+
+
+class Health(Record, frozen=True, kw_only=True):
+    """The GPU while the arms were timed, as NVML saw it, sampled."""
+
+    samples: int = NOT_RECORDED
+    sm_clock_low_mhz: int | None = NOT_RECORDED
+    sm_clock_median_mhz: int | None = NOT_RECORDED
+    sm_clock_high_mhz: int | None = NOT_RECORDED
+    power_median_w: float | None = NOT_RECORDED
+    power_limit_w: float | None = NOT_RECORDED
+    temperature_high_c: int | None = NOT_RECORDED
+    throttled_pct: dict[str, float] = NOT_RECORDED
+    """Reason why clocks were held back, in the words of `Gpu.throttle_reasons` -> share of the samples."""
+    other_processes: int | None = NOT_RECORDED
+    """Most compute processes seen besides this one."""
+    other_use_pct: float | None = NOT_RECORDED
+    """Most of the GPU that they used at one time; None where NVML does not tell."""
+
+
+class Trial(Record, frozen=True, kw_only=True):
+    """The timed probe."""
+
+    device: str = NOT_RECORDED
+    gpu: str | None = NOT_RECORDED
+    blocks: dict[str, int] = NOT_RECORDED
+    """Lists of blocks that were cut -> blocks at full depth; empty when the model was measured whole."""
+    arms: tuple[Arm, ...] = NOT_RECORDED
+    self_check_ratio: float | None = NOT_RECORDED
+    """BF16 / its own replica; 1.00 when nothing disturbed the timing."""
+    reliable: bool = NOT_RECORDED
+    reason: str | None = NOT_RECORDED
+    harm: tuple[str, ...] = NOT_RECORDED
+    """What the trial changed outside its copies of the model, put back where it could be; empty when nothing."""
+    health: Health | None = NOT_RECORDED
+    """None on a CPU."""
+    shapes: tuple[LayerShape, ...] = NOT_RECORDED
+    """The distinct shapes of the Linears, on a GPU only."""
+    numerics: tuple[LayerNumerics, ...] = NOT_RECORDED
+    """FP8 layers one by one; empty when the model has none."""
+    budget_s: float | None = NOT_RECORDED
+    elapsed_s: float | None = NOT_RECORDED
