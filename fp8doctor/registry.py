@@ -150,7 +150,9 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
 
 def missing_fact(facts: Facts, needs: Iterable[str]) -> str | None:
     """Why a check cannot answer, or None: the first needed fact that was not recorded, with the reason if it is known."""
-    gaps = facts.gaps if recorded(facts.gaps) else {}
+    gaps = dict(facts.gaps) if recorded(facts.gaps) else {}
+    if recorded(facts.trial) and recorded(facts.trial.gaps):
+        gaps |= facts.trial.gaps
     for path in needs:
         at = _first_gap(facts, path.split("."), 0)
         if at is not None:

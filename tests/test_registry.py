@@ -8,7 +8,7 @@ import pytest
 
 from fp8doctor import registry
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Linear, Network, Training
+from fp8doctor.facts import Facts, Linear, Network, Training, Trial
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import Check, check, discover, missing_fact, run, select
 
@@ -63,6 +63,11 @@ def test_a_missing_fact_makes_the_check_unknown_and_is_named_with_its_reason() -
     assert (outcome.outcome, outcome.reason) == ("unknown", "training: torch 9.9 keeps it elsewhere")
     (outcome,) = run([made(never, needs=("network.linears",))], Facts(network=Network()))[1]
     assert (outcome.outcome, outcome.reason) == ("unknown", "network.linears was not recorded")
+
+
+def test_the_trials_own_gaps_give_the_reason_too() -> None:
+    facts = Facts(trial=Trial(gaps={"trial.shapes": "the budget was used up"}))
+    assert missing_fact(facts, ["trial.shapes"]) == "trial.shapes: the budget was used up"
 
 
 def test_one_record_of_a_list_without_the_fact_is_enough_to_not_know() -> None:

@@ -208,5 +208,7 @@ class Trial(Record, frozen=True, kw_only=True):
     """The distinct shapes of the Linears, on a GPU only."""
     numerics: tuple[LayerNumerics, ...] = NOT_RECORDED
     """FP8 layers one by one; empty when the model has none."""
+    gaps: dict[str, str] = NOT_RECORDED
+    """Dotted path of a fact of the trial that is missing, such as ``trial.shapes`` -> the reason."""
     budget_s: float | None = NOT_RECORDED
     elapsed_s: float | None = NOT_RECORDED
