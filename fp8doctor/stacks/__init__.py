@@ -1,6 +1,7 @@
 """The stacks: one file for each FP8 implementation, which recognises its layers without importing its library.
 
-A stack is a module with ``ORDER`` and ``recognise``; adding a file adds a stack. The ordinary layers come last.
+A stack is a module with ``ORDER`` and ``recognise``; adding a file adds a stack. The ordinary layers come last. One whose
+layers keep a record of how they scale has ``scaling(module)`` too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import pkgutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
-from fp8doctor.facts import Use
+from fp8doctor.facts import Scaling, Use
 from fp8doctor.scrub import scrub
 
 if TYPE_CHECKING:
@@ -96,3 +97,8 @@ def bf16_twin(module: Module, compiled: bool) -> Module | None:
         if uses:
             return stack.bf16_twin(module, compiled) if "training" in uses else None
     return None
+
+
+def scaling(module: Module) -> Scaling | None:
+    """How this very module scales; None where no stack keeps a record of it."""
+    return next((found for stack in stacks() if hasattr(stack, "scaling") and (found := stack.scaling(module)) is not None), None)

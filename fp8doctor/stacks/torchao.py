@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fp8doctor.facts import Use
+from fp8doctor.facts import Scaling, Use
 from fp8doctor.stacks import Layer, NoTwin, plain
 from fp8doctor.stacks.lineage import ancestor, lineage
 from fp8doctor.stacks.tensors import dtype_name, local, stored
@@ -56,6 +56,17 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     if not configured and not any(weight is not None and tensor_class(weight) for weight in module._parameters.values()):
         return ()
     return tuple(by_weight(each, module) for each in plain.recognise(module, gaps))
+
+
+def scaling(module: nn.Module) -> Scaling | None:
+    """How a Float8Linear scales, by torchao's public configuration (0.10 to 0.18)."""
+    config: Any = vars(module).get("config")
+    if config is None or ancestor(type(module), "torchao.", FLOAT8) is None:
+        return None
+    casts = [getattr(config, name, None) for name in ("cast_config_input", "cast_config_weight")]
+    dtypes = dict.fromkeys(str(getattr(cast, "target_dtype", None)).removeprefix("torch.") for cast in casts)
+    forward = tuple(dtype for dtype in dtypes if dtype.startswith("float8"))
+    return Scaling(stack=STACK, forward_dtypes=forward, amax_history_len=None, amax_compute_algo=None)
 
 
 def tensor_class(weight: Tensor) -> str | None:

@@ -1,6 +1,6 @@
 """Transformer Engine 1.0 to 2.20, recognised by its base class; the library is never imported.
 
-All private attributes are read in `record_of`. te.Linear is no nn.Linear; what runs in FP8 is decided by the autocast
+All private attributes are read in `record_of` and `recipe_of`. te.Linear is no nn.Linear; what runs in FP8 is decided by the autocast
 around each forward, so a module says only afterwards whether it did.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fp8doctor.facts import Scaling
 from fp8doctor.record import NOT_RECORDED
 from fp8doctor.stacks import Layer, NoTwin
 from fp8doctor.stacks.lineage import ancestor
@@ -34,6 +35,9 @@ RECIPES = {
     "NVFP4BlockScaling": "nvfp4",
     "CustomRecipe": "custom",
 }
+
+FORWARD_OF_FORMAT = {"E4M3": "float8_e4m3fn", "HYBRID": "float8_e4m3fn", "E5M2": "float8_e5m2"}
+"""Dtype of the forward by the name of Transformer Engine's ``Format``. Source: ``transformer_engine/common/recipe``, 2.20."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ def record_of(module: Any, gaps: dict[str, str]) -> Record:
     if "fp8" not in state or not isinstance(state.get("fp8_meta"), dict):
         gaps["network.linears.engaged"] = f"this Transformer Engine module keeps no record where {VERIFIED} do"
         return Record(engaged=NOT_RECORDED, recipe=NOT_RECORDED, features={})
-    recipe = state["fp8_meta"].get("recipe")
+    recipe = recipe_of(module)
     name = type(recipe).__name__
     ran = state.get("forwarded_at_least_once", True if state["fp8"] else None)
     engaged: bool | None = None
@@ -111,6 +115,28 @@ def record_of(module: Any, gaps: dict[str, str]) -> Record:
         "fp8_ran_before": recipe is not None and not state["fp8"],
     }
     return Record(engaged=engaged, recipe=None if recipe is None else RECIPES.get(name, name), features=features)
+
+
+def recipe_of(module: nn.Module) -> Any:
+    """The recipe of the module's last FP8 forward; None before one."""
+    meta = vars(module).get("fp8_meta")
+    return meta.get("recipe") if isinstance(meta, dict) else None
+
+
+def scaling(module: nn.Module) -> Scaling | None:
+    """How a module scales, by the recipe of its last FP8 forward."""
+    recipe = recipe_of(module)
+    if recipe is None:
+        return None
+    dtype = FORWARD_OF_FORMAT.get(getattr(getattr(recipe, "fp8_format", None), "name", ""))
+    history = getattr(recipe, "amax_history_len", None)
+    algorithm = getattr(recipe, "amax_compute_algo", None)
+    return Scaling(
+        stack=STACK,
+        forward_dtypes=(dtype,) if dtype else (),
+        amax_history_len=history if isinstance(history, int) else None,
+        amax_compute_algo=algorithm if isinstance(algorithm, str) else "custom" if callable(algorithm) else None,
+    )
 
 
 def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
