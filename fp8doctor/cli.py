@@ -192,6 +192,7 @@ list_options = with_options(click.option("--format", type=click.Choice(("text", 
     click.option("--no-trial", is_flag=True, help="Time nothing; savings are modelled."),
     click.option("--budget", type=float, default=60.0, show_default=True, metavar="SECONDS", callback=seconds, help="About how long the trial may take."),
     click.option("--device", metavar="NAME", help="Where to time: cuda (default), cuda:1, or cpu, which says nothing about a GPU."),
+    click.option("--trace", metavar="FILE", type=FILE, help="Keep the profile of the step (Chrome trace, .gz compresses), and others' beside it."),
     click.option("--min-speedup", type=float, metavar="X", callback=positive, help="Exit with 1 when FP8 is measured below X times the best BF16."),
     click.option("--strict", is_flag=True, help="Exit with 1 when nothing could be measured."),
 )
@@ -207,6 +208,7 @@ def examine(
     no_trial: bool,
     budget: float,
     device: str | None,
+    trace: Path | None,
     min_speedup: float | None,
     strict: bool,
     **options: Any,
@@ -217,9 +219,12 @@ def examine(
     """
     from fp8doctor.order import TrialOrder
 
+    if trace is not None and no_trial:
+        raise click.UsageError("--trace keeps the profile of a timed step, and --no-trial times nothing.")
     folders = tuple(str(folder) for folder in options["checks"])
-    trial = None if no_trial else TrialOrder(budget, device, tuple(options["select"]), tuple(options["ignore"]), folders)
-    gate = Gate(min_speedup, strict)
+    kept = str(writable(trace).absolute()) if trace is not None else None
+    trial = None if no_trial else TrialOrder(budget, device, tuple(options["select"]), tuple(options["ignore"]), folders, kept)
+    gate = Gate(min_speedup, strict, traces=trace is not None)
     return examine_and_deliver(target, options, gate, layers=layers, batch=batch, seq=seq, load_timeout=load_timeout, trial=trial)
 
 
@@ -319,8 +324,8 @@ def order(options: dict[str, Any]) -> Order:
         raise click.UsageError("-v and -q contradict each other.")
     output, save = options["output"], options["save"]
     for path in (output, save):
-        if path is not None and not os.access(path.parent, os.W_OK):
-            raise UserError(f"cannot write {path}: {'no permission in its folder' if path.parent.is_dir() else 'no such folder'}")
+        if path is not None:
+            writable(path)
     suffix = output.suffix.lower() if output else ""
     if options["format"] is None and suffix not in (*FORMAT_OF_SUFFIX, *PLAIN_SUFFIXES):
         raise click.UsageError(f"The format of {output} is not clear from {suffix!r}; give --format {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
@@ -338,12 +343,20 @@ def order(options: dict[str, Any]) -> Order:
     )
 
 
+def writable(path: Path) -> Path:
+    """The path of a file that may be written. Raises `UserError` for another."""
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"cannot write {path}: {'no permission in its folder' if path.parent.is_dir() else 'no such folder'}")
+    return path
+
+
 @dataclass(frozen=True)
 class Gate:
-    """What a measurement has to reach, besides ``--fail-on``."""
+    """What a measurement has to reach or to leave, besides ``--fail-on``."""
 
     min_speedup: float | None = None
     strict: bool = False
+    traces: bool = False
 
     def is_missed_by(self, report: Report) -> bool:
         """Whether a measured speedup is too small, or, with ``--strict``, nothing was measured."""
@@ -379,10 +392,35 @@ def examine_and_deliver(target: str | None, options: dict[str, Any], gate: Gate 
         if failed := own_step_failed(report):
             complain(failed)
             return FAILED
+        if gate and gate.traces and not tell_of_traces(examination.traces, report, wanted):
+            return FAILED
         return FOUND if gate and gate.is_missed_by(report) else code
     show_report(report, wanted)
     complain(examination.problem)
     return FAILED
+
+
+def tell_of_traces(traces: dict[str, str | None], report: Report, wanted: Order) -> bool:
+    """Say where the traces are; whether all that were made could be written, and there is one."""
+    for file, problem in traces.items():
+        if problem:
+            complain(f"cannot write {file}: {problem}")
+        elif not wanted.quiet:
+            complain(f"a trace is in {file}")
+    if not traces:
+        complain(f"--trace has nothing to keep: {why_no_trace(report)}")
+    return bool(traces) and not any(traces.values())
+
+
+def why_no_trace(report: Report) -> str:
+    from fp8doctor.facts import recorded
+
+    trial = report.facts.trial
+    if not recorded(trial):
+        return "there is no GPU to time a step on; --device cpu times it on the CPU"
+    gaps = trial.gaps if recorded(trial.gaps) else {}
+    as_is = next((arm.reason for arm in trial.arms if arm.name == "as_is"), None)
+    return gaps.get("trial.arms.breakdown") or trial.reason or as_is or "no step was profiled"
 
 
 def replay_and_deliver(saved: Path, options: dict[str, Any]) -> int:

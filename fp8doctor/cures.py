@@ -5,12 +5,22 @@ A check that names one of them takes its lines from here or writes better ones; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.finding import Treatment
-from fp8doctor.overview import in_python
+from fp8doctor.overview import in_python, plural
 from fp8doctor.regions import cache_off, compile_treatment, is_inside, needs_compile
+from fp8doctor.shape_gain import to_keep
+
+KEEP_IN_BF16 = "keep-in-bf16"
+
+IN_A_BLOCK = re.compile(r"(.*?\.)(\d+)((?:\..+)?)")
+"""Name of a layer: what stands before the number of its block, the number, and what stands behind."""
+
+MOST_LINES = 3
+"""Lines for layers that are in 16 bits anyway. A choice of length."""
 
 STAY_IN_BF16 = Treatment(
     name="stay-in-bf16",
@@ -20,19 +30,80 @@ STAY_IN_BF16 = Treatment(
 
 
 def describe(name: str, facts: Facts) -> Treatment | None:
-    """A treatment in words and lines; None for one that only checks propose."""
+    """A treatment in words and lines; None for one that only checks propose, and where there is nothing to change."""
     return LINES[name](facts) if name in LINES else None
 
 
-def keep_in_bf16(layers: Sequence[str]) -> Treatment:
-    """These layers left out of the conversion."""
-    names = ",\n".join(f"    {name!r}" for name in layers)
+def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment:
+    """These layers left out of the conversion, beside those that are left out now, as far as the facts tell them in few lines."""
+    named = set(layers)
+    linears = facts.network.linears if facts and recorded(facts.network) and recorded(facts.network.linears) else ()
+    now = names_in_python([linear.name for linear in linears if linear.name not in named and _would_be_converted(linear)])
+    beside, note = (now, "") if len(now) <= MOST_LINES else ([], "   # beside what your filter leaves out now")
+    sets = names_in_python(layers) + beside
+    lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
     return Treatment(
-        name="keep-in-bf16",
-        summary=f"leave {len(layers)} {'layer' if len(layers) == 1 else 'layers'} out of the conversion",
-        code=f"keep = {{\n{names},\n}}\nconvert_to_float8_training(model, module_filter_fn=lambda layer, name: name not in keep)",
+        name=KEEP_IN_BF16,
+        summary=f"leave {plural(len(layers), 'layer')} out of the conversion",
+        code="\n".join((*lines, _conversion(linears, named, facts) + note)),
         layers=tuple(layers),
     )
+
+
+def _would_be_converted(linear: Linear) -> bool:
+    """Whether a conversion without a filter takes this layer, which is in 16 bits now."""
+    return linear.use == "none" and linear.stack == "torch" and linear.kind.endswith("Linear") and not linear.features.get("functional")
+
+
+def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts | None) -> str:
+    """The line that converts all but ``keep``, for the stack of these layers."""
+    stacks = {(linear.stack, linear.recipe) for linear in linears if linear.name in layers}
+    if any(stack == "transformer_engine" for stack, _ in stacks):
+        return "# build these as torch.nn.Linear, not as te.Linear"
+    leave = "lambda layer, name: name not in keep"
+    accelerate = facts.training.accelerate if facts and recorded(facts.training) and recorded(facts.training.accelerate) else None
+    if accelerate and accelerate.prepared:
+        return f"AORecipeKwargs(module_filter_func={leave})"
+    recipes = {recipe for _, recipe in stacks} - {"tensorwise"}
+    config = f'config=Float8LinearConfig.from_recipe_name("{recipes.pop()}"), ' if len(recipes) == 1 and len(stacks) == 1 else ""
+    return f"convert_to_float8_training(model, {config}module_filter_fn={leave})"
+
+
+def names_in_python(names: Sequence[str]) -> list[str]:
+    """Sets that hold these names together: one for the layers that repeated blocks share, one for the others."""
+    found: dict[tuple[str, str], list[int]] = {}
+    alone = []
+    for name in names:
+        parts = IN_A_BLOCK.fullmatch(name)
+        if parts:
+            found.setdefault((parts[1], parts[3]), []).append(int(parts[2]))
+        else:
+            alone.append(name)
+    alike: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for (blocks, layer), numbers in found.items():
+        alike.setdefault((blocks, tuple(sorted(numbers))), []).append(layer)
+    sets = []
+    for (blocks, (first, *more)), members in alike.items():
+        last = first + len(more)
+        if more == list(range(first + 1, last + 1)) and more:
+            span = f"range({last + 1})" if first == 0 else f"range({first}, {last + 1})"
+            sets.append(_comprehension(blocks, span, members))
+        else:
+            alone += [f"{blocks}{number}{layer}" for layer in members for number in (first, *more)]
+    return sets + ([f"{{{', '.join(map(_quoted, alone))}}}"] if alone else [])
+
+
+def _comprehension(blocks: str, span: str, layers: Sequence[str]) -> str:
+    """The names of these layers in every block of the span."""
+    if len(layers) == 1:
+        return f'{{f"{blocks}{{i}}{layers[0]}" for i in {span}}}'
+    dotted = "." if all(layers) else ""  # an empty name is the block itself
+    shown = ", ".join(_quoted(layer.removeprefix(dotted)) for layer in layers)
+    return f'{{f"{blocks}{{i}}{dotted}{{layer}}" for i in {span} for layer in ({shown})}}'
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
 
 
 def recipe(name: str) -> Treatment:
@@ -62,11 +133,6 @@ def _fused_optimizer(facts: Facts) -> Treatment:
     return Treatment(name="fused-optimizer", summary="let one kernel update many parameters", code=f"torch.optim.{kind}(parameters, ..., fused=True)")
 
 
-def _attention_sdpa(facts: Facts) -> Treatment:
-    code = f'{in_python("set_attn_implementation", facts.network)}("sdpa")'
-    return Treatment(name="attention-sdpa", summary="take torch's fused attention", code=code)
-
-
 def _cache_off(facts: Facts) -> Treatment:
     return Treatment(name="cache-off", summary="build no KV cache in training", code=cache_off(facts))
 
@@ -89,14 +155,19 @@ def _te_autocast(facts: Facts) -> Treatment:
     return Treatment(name="te-autocast", summary="run the training forward inside the FP8 autocast", code=code)
 
 
-LINES: dict[str, Callable[[Facts], Treatment]] = {
+def _keep_in_bf16(facts: Facts) -> Treatment | None:
+    layers = to_keep(facts)
+    return keep_in_bf16(layers, facts) if layers else None
+
+
+LINES: dict[str, Callable[[Facts], Treatment | None]] = {
+    KEEP_IN_BF16: _keep_in_bf16,
     "recipe-tensorwise": lambda facts: recipe("recipe-tensorwise"),
     "recipe-rowwise": lambda facts: recipe("recipe-rowwise"),
     "recipe-rowwise-with-gw-hp": lambda facts: recipe("recipe-rowwise-with-gw-hp"),
     "compile-blocks": _compile_blocks,
     "checkpointing-off": _checkpointing_off,
     "fused-optimizer": _fused_optimizer,
-    "attention-sdpa": _attention_sdpa,
     "cache-off": _cache_off,
     "autocast-bf16": _autocast_bf16,
     "bf16-parameters": _bf16_parameters,

@@ -11,6 +11,7 @@ from fp8doctor import registry
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.measured import NO_FP8, measured, timed
+from fp8doctor.modelled import expected, in_words
 from fp8doctor.overview import fp8_was_asked_for
 from fp8doctor.prescription import prescribe
 from fp8doctor.report import Report, Tool, Verdict, now, read_saved, tool
@@ -70,10 +71,13 @@ def judge(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         return Verdict(status="fp8_not_engaged", summary=f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training forward in BF16.")
     if in_fp8:
         share = sum(linear.flops_share_pct or 0.0 for linear in in_fp8)
+        setup = f"FP8 is set up in {len(in_fp8)} of {len(linears)} Linears ({share:.0f} % of the GEMM FLOPs)."
+        expects = expected(facts, findings)
         return Verdict(
             status="not_measured",
-            summary=f"FP8 is set up in {len(in_fp8)} of {len(linears)} Linears ({share:.0f} % of the GEMM FLOPs). "
-            "Whether it is faster than BF16 was not measured.",
+            summary=f"{setup} Whether it is faster than BF16 was not measured.{' ' + in_words(expects) if expects else ''}",
+            achievable_speedup=max(expects.as_is, expects.compiled) if expects else None,
+            basis="modelled" if expects else None,
         )
     grave = next((finding for finding in findings if finding.severity == "error" and finding.area in ("environment", "engagement")), None)
     if grave and fp8_was_asked_for(facts):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import msgspec
 
+from fp8doctor.ceiling import Ceiling, bound
 from fp8doctor.facts import Arm, Facts, Trial, recorded
 from fp8doctor.finding import Finding, Outcome, Saving
 from fp8doctor.interval import Interval, interval
@@ -49,14 +51,28 @@ def best_bf16(facts: Facts) -> Arm | None:
 
 
 def best_fp8(facts: Facts) -> Arm | None:
-    """The fastest total in FP8: the job as it is, as it is prescribed, or converted where it has no FP8."""
+    """The fastest total in FP8."""
+    return min(fp8_totals(facts), key=lambda each: each.step_ms or 0.0, default=None)
+
+
+def fp8_totals(facts: Facts) -> list[Arm]:
+    """The job as it is and as it is prescribed, or converted where it has no FP8; those that were timed."""
     names = ("as_is", PRESCRIBED) if uses_fp8(facts) else [each.name for each in facts.trial.arms if each.name.startswith("float8_")]
-    timed = [found for name in names if (found := arm(facts.trial, name))]
-    return min(timed, key=lambda each: each.step_ms or 0.0, default=None)
+    return [found for name in names if (found := arm(facts.trial, name))]
 
 
 HELPS_BF16_TOO = frozenset(
-    ("checkpointing-off", "adapters-to-bf16", "fused-optimizer", "attention-sdpa", "autocast-bf16", "bf16-parameters", "larger-batch", "cuda-graphs")
+    (
+        "checkpointing-off",
+        "adapters-to-bf16",
+        "fused-optimizer",
+        "attention-sdpa",
+        "fused-attention-on",
+        "autocast-bf16",
+        "bf16-parameters",
+        "larger-batch",
+        "cuda-graphs",
+    )
 )
 """Treatments that are none of FP8's own: BF16 without them is no fair measure of a total that has them. (Every BF16 arm is
 compiled where that is faster, and without a KV cache then.)"""
@@ -99,6 +115,11 @@ def saved_ms(base: Arm, changed: Arm) -> Interval:
     return interval([a - b for a, b in zip(base.rounds_ms, changed.rounds_ms, strict=True)])
 
 
+def waits_for_time(trial: Trial) -> bool:
+    """Whether a change was not tried because the budget left no time for it."""
+    return any(not each.tried and each.treatments and (each.reason or "").endswith(NO_TIME_LEFT) for each in trial.arms)
+
+
 def stays_in_bf16(facts: Facts) -> Interval | None:
     """What BF16 saves of the best total in FP8, in ms, when FP8 stays slower beyond doubt; None when it does not or is not known.
 
@@ -106,12 +127,27 @@ def stays_in_bf16(facts: Facts) -> Interval | None:
     """
     if not recorded(facts.trial) or not recorded(facts.network) or not uses_fp8(facts) or facts.trial.device == "cpu":
         return None
-    if any(not each.tried and each.treatments and (each.reason or "").endswith(NO_TIME_LEFT) for each in facts.trial.arms):
+    if waits_for_time(facts.trial):
         return None
     fp8, bf16 = best_fp8(facts), best_bf16(facts)
     if fp8 is None or bf16 is None or ratio(bf16, fp8).high >= 1:
         return None
     return saved_ms(fp8, bf16)
+
+
+def ceiling(facts: Facts) -> Ceiling | None:
+    """The most that FP8 can give on this GPU over the best BF16; None when that is not known.
+
+    A total that was timed is never above it, whatever the kernels say.
+    """
+    if not recorded(facts.trial) or not recorded(facts.network) or facts.trial.device == "cpu":
+        return None
+    bf16, totals = best_bf16(facts), fp8_totals(facts)
+    found = bound(facts, bf16, [each for each in totals if fair_bf16(facts, each) is bf16]) if bf16 else None
+    if found is None:
+        return None
+    reached = [ratio(measure, each).median for each in totals if (measure := fair_bf16(facts, each))]
+    return dataclasses.replace(found, speedup=max(found.speedup, *reached)) if reached else found
 
 
 def timed(facts: Facts) -> Verdict | None:
@@ -129,7 +165,7 @@ def timed(facts: Facts) -> Verdict | None:
     achievable = ratio(measure, fp8).median if measure and fp8 else None
     where = _caveat(facts.trial)
     if not uses_fp8(facts):
-        summary = f"{NO_FP8}{_offer(facts.trial, bf16, fp8)}{where}"
+        summary = f"{NO_FP8}{_offer(facts.trial, bf16, fp8)}{_most(facts)}{where}"
         return Verdict(
             status="no_fp8", summary=summary, basis="measured", achievable_speedup=achievable, step_ms=as_is.step_ms,
             bf16_step_ms=bf16.step_ms if bf16 else None, tokens_per_s=speed,
@@ -145,7 +181,7 @@ def timed(facts: Facts) -> Verdict | None:
     status: Status = "fp8_even" if even else "fp8_slower" if speedup.median < 1 else "fp8_faster"
     rate = f" ({speed:,.0f} tokens/s)" if speed else ""
     now = f"FP8 runs at {speedup.median:.2f}x of BF16: {as_is.step_ms:.1f} ms a step{rate}, best BF16 {bf16.step_ms:.1f} ms."
-    summary = f"{now}{_promise(facts)}{where}"
+    summary = f"{now}{_promise(facts)}{_most(facts)}{where}"
     return Verdict(
         status=status, summary=summary, speedup=speedup.median, speedup_low=speedup.low, speedup_high=speedup.high, basis="measured",
         achievable_speedup=achievable, step_ms=as_is.step_ms, bf16_step_ms=bf16.step_ms, tokens_per_s=speed,
@@ -175,6 +211,12 @@ def _promise(facts: Facts) -> str:
         return f" With the changes below: {prescribed.step_ms:.1f} ms. BF16 would gain from {names} too, which was not timed.{stays}"
     alike = f" with checkpointing off too ({measure.step_ms:.1f} ms)" if measure.name == "bf16_without_checkpointing" else ""
     return f" With the changes below: {prescribed.step_ms:.1f} ms, {ratio(measure, prescribed).median:.2f}x of BF16{alike}.{stays}"
+
+
+def _most(facts: Facts) -> str:
+    """What FP8 can give at most, where that is known."""
+    most = ceiling(facts)
+    return f" FP8 cannot give this model more than about {most.speedup:.2f}x on this GPU{'' if most.basis == 'measured' else ' (modelled)'}." if most else ""
 
 
 def _offer(trial: Trial, bf16: Arm | None, fp8: Arm | None) -> str:

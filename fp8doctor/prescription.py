@@ -66,7 +66,7 @@ def prescribe(findings: Iterable[Finding], explained_by: Mapping[str, tuple[str,
             continue
         steps.setdefault(finding.treatment.name, []).append(finding)
     ranked = sorted(steps.values(), key=lambda group: min(map(_rank, group)))
-    return Prescription((_step(sorted(group, key=_rank)) for group in ranked), facts)
+    return Prescription((_step(sorted(group, key=_rank), facts) for group in ranked), facts)
 
 
 def _rank(finding: Finding) -> tuple[bool, float, int, str]:
@@ -75,21 +75,21 @@ def _rank(finding: Finding) -> tuple[bool, float, int, str]:
     return not blocks_fp8, -saved, -SEVERITIES.index(finding.severity or "info"), finding.code
 
 
-def _step(group: list[Finding]) -> Step:
+def _step(group: list[Finding], facts: Facts | None) -> Step:
     worst = group[0]
     assert worst.treatment is not None
     return Step(
         code=worst.code,
         mends=tuple(finding.code for finding in group),
         title=worst.title,
-        treatment=_for_all(worst.treatment, group),
+        treatment=_for_all(worst.treatment, group, facts),
         saving_ms=worst.saving_ms,
     )
 
 
-def _for_all(treatment: Treatment, group: list[Finding]) -> Treatment:
+def _for_all(treatment: Treatment, group: list[Finding], facts: Facts | None) -> Treatment:
     """The treatment with the layers of every finding that names it."""
     layers = tuple(dict.fromkeys(layer for finding in group if finding.treatment for layer in finding.treatment.layers))
     if set(layers) == set(treatment.layers):
         return treatment
-    return keep_in_bf16(layers) if treatment.name == "keep-in-bf16" else msgspec.structs.replace(treatment, layers=layers)
+    return keep_in_bf16(layers, facts) if treatment.name == "keep-in-bf16" else msgspec.structs.replace(treatment, layers=layers)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gzip
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -77,6 +79,13 @@ class Examined(msgspec.Struct, tag=True):
     facts: dict[str, Any]
 
 
+class Traced(msgspec.Struct, tag=True):
+    """The trace of an arm was kept in a file, or could not be."""
+
+    file: str
+    problem: str | None = None
+
+
 class Mistake(msgspec.Struct, tag=True):
     """A `UserError`."""
 
@@ -101,7 +110,7 @@ class Done(msgspec.Struct, tag=True):
     """Nothing more will be sent."""
 
 
-Message = Stage | Examined | Mistake | Lost | Failure | Done
+Message = Stage | Examined | Traced | Mistake | Lost | Failure | Done
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,8 @@ class Examination:
     facts: Facts
     problem: str | None
     """Why the facts are incomplete, in a sentence; None when everything was examined."""
+    traces: dict[str, str | None] = field(default_factory=dict)
+    """File of a trace -> why it could not be written, None where it was."""
 
 
 def examine_in_worker(
@@ -134,9 +145,10 @@ def examine_in_worker(
         compiled(source.path)
     facts = Facts(target=source.target() if source else Target(kind="environment", name="environment", attribute=None))
     request: dict[str, Any] = {"target": target, "layers": layers, "batch": batch, "seq": seq, "trial": asdict(trial) if trial else None, "skip": {}}
+    traces: dict[str, str | None] = {}
     for _ in range(MOST_WORKERS):
         try:
-            return _examined(request, facts, load_timeout, progress)
+            return replace(_examined(request, facts, load_timeout, progress, traces), traces=traces)
         except _ArmFailed as failed:
             request["skip"][failed.arm] = failed.reason
             progress(f"{failed.arm}: {failed.reason}; starting again without it")
@@ -151,8 +163,8 @@ class _ArmFailed(Exception):
         self.arm, self.reason = arm, reason
 
 
-def _examined(request: dict[str, Any], facts: Facts, load_timeout: float, progress: Callable[[str], None]) -> Examination:
-    """One child from its start to its end."""
+def _examined(request: dict[str, Any], facts: Facts, load_timeout: float, progress: Callable[[str], None], traces: dict[str, str | None]) -> Examination:
+    """One child from its start to its end. ``traces`` takes the files that it writes."""
     doing, began, limit, arm = "starting", time.monotonic(), load_timeout, None
     trial_limit = TRIAL_LIMIT * request["trial"]["budget_s"] + TRIAL_GRACE_S if request["trial"] else load_timeout
     messages = decoder(Message)
@@ -173,6 +185,8 @@ def _examined(request: dict[str, Any], facts: Facts, load_timeout: float, progre
             if isinstance(message, Stage):
                 doing, began, limit, arm = message.text, time.monotonic(), trial_limit if message.timing else load_timeout, message.arm
                 progress(doing)
+            elif isinstance(message, Traced):
+                traces[message.file] = message.problem
             elif isinstance(message, Lost):
                 raise _ArmFailed(message.arm, message.reason)
             elif not isinstance(message, Examined):
@@ -361,11 +375,26 @@ def _trial(channel: _Channel, job: Job, facts: Facts, order: TrialOrder, skip: d
     def progress(text: str, arm: str | None) -> None:
         channel.send(Stage(text, timing=True, arm=arm))
 
+    def keep_trace(arm: str, trace: Path) -> None:
+        file = order.trace_of(arm)
+        if file is not None:
+            channel.send(_kept(trace, file))
+
     try:
-        return run_trial(job, facts, hypotheses, device, budget_s=order.budget_s, progress=progress, skip=skip)
+        return run_trial(job, facts, hypotheses, device, budget_s=order.budget_s, progress=progress, skip=skip, keep_trace=keep_trace)
     except DeviceLost as lost:
         channel.send(Lost(lost.arm, str(lost)))
         os._exit(1)
+
+
+def _kept(trace: Path, file: Path) -> Traced:
+    """Copy a trace to where it was asked for, compressed when the name says so."""
+    try:
+        with trace.open("rb") as source, gzip.open(file, "wb", compresslevel=6) if file.suffix == ".gz" else file.open("wb") as target:
+            shutil.copyfileobj(source, target)
+    except OSError as error:
+        return Traced(settle(str(file)), settle(error.strerror or str(error)))
+    return Traced(settle(str(file)))
 
 
 def _die_with(parent: int) -> None:

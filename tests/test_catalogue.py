@@ -18,7 +18,7 @@ from fp8doctor.render.terminal import columns
 CATALOGUE = registry.discover()
 CHECKS = Path(__file__).resolve().parents[1] / "checks"
 
-IMPORTABLE = {"facts", "finding", "measured", "record", "registry", "overview", "cost", "regions", "cures", "disturbed"}
+IMPORTABLE = {"facts", "finding", "measured", "record", "registry", "overview", "cost", "regions", "cures", "disturbed", "waterfall", "ceiling", "shape_gain"}
 """Modules of fp8doctor that a check may import (``record`` for the type of evidence, ``regions`` for the one way in which
 every check says what to compile, ``cures`` for the lines of what the trial proposes too, ``disturbed`` for when a
 trial calls its own times unreliable). No torch, no os, no sys."""

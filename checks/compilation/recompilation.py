@@ -106,7 +106,8 @@ def treatment(facts: Facts, reasons: tuple[str, ...], versions: int) -> Treatmen
     if any(SHAPES.search(reason) for reason in reasons):
         code = "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=256)   # a few lengths, not hundreds"
         return Treatment(name="pad-to-few-lengths", summary="pad batches to a few lengths, or compile with dynamic=True", code=code)
-    return Treatment(name="raise-recompile-limit", summary="let every version be compiled", code="torch._dynamo.config.recompile_limit = 64")
+    name = "cache_size_limit" if recorded(facts.software) and (facts.software.torch or "").startswith("2.6.") else "recompile_limit"
+    return Treatment(name="raise-recompile-limit", summary="let every version be compiled", code=f"torch._dynamo.config.{name} = 64")
 
 
 def _blocks(use_cache: bool) -> Facts:

@@ -28,7 +28,7 @@ https://github.com/meta-pytorch/torchtune/issues/2833
 
 from __future__ import annotations
 
-from fp8doctor.cost import GEMM_EFFICIENCY_BF16, GEMM_EFFICIENCY_FP8, GpuSpec, amdahl, casts_ms, gpu_spec, modelled_gpu, step_gemms_ms, step_tokens
+from fp8doctor.cost import GpuSpec, amdahl, casts_ms, gpu_spec, large_gemm_speedup, modelled_gpu, step_gemms_ms, step_tokens
 from fp8doctor.facts import CompileMark, Facts, Linear, Network, Training, Use, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.overview import flops_share_pct, percent, plural
@@ -133,7 +133,7 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
     main = max(shares, key=lambda each: shares[each])
     _, name, summary, code = REASONS[main]
     gpu = gpu_with_fp8(facts)
-    now, then = (amdahl(min(share, 100.0) / 100.0, gemm_speedup(gpu)) for share in (done, done + missing))
+    now, then = (amdahl(min(share, 100.0) / 100.0, large_gemm_speedup(gpu)) for share in (done, done + missing))
     told = "; ".join(f"{plural(len(members), 'layer')} ({percent(shares[each])}) {REASONS[each][0]}" for each, members in why.items())
     return Finding(
         severity="info" if chosen else None,
@@ -221,11 +221,6 @@ def gpu_with_fp8(facts: Facts) -> GpuSpec:
     """The modelled GPU, or an H100 in the place of one without FP8."""
     gpu = modelled_gpu(facts)
     return gpu if gpu.fp8_tflops else gpu_spec("H100")
-
-
-def gemm_speedup(gpu: GpuSpec) -> float:
-    """How much faster a large FP8 GEMM is than the BF16 one."""
-    return (gpu.fp8_tflops or gpu.bf16_tflops) * GEMM_EFFICIENCY_FP8 / (gpu.bf16_tflops * GEMM_EFFICIENCY_BF16)
 
 
 def _blocks(wrapped: bool) -> Facts:

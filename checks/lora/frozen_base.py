@@ -26,7 +26,7 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.h
 
 from __future__ import annotations
 
-from fp8doctor.cost import COMPILED_CAST_BYTES, Balance, memory_ms, modelled_gpu, step_gemms_ms, step_tokens
+from fp8doctor.cost import Balance, modelled_gpu, step_gemms_ms, step_tokens, weight_casts_ms
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.measured import arm, fair_bf16, ratio, uses_fp8
@@ -98,7 +98,7 @@ def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:
         shape = (tokens, linear.in_features, linear.out_features)
         bf16, fp8 = (step_gemms_ms(*shape, gpu, fp8=in_fp8, weight_gradient=False) or 0.0 for in_fp8 in (False, True))
         saved += accumulate * gemms(linear) * (bf16 - fp8)
-        casts += accumulate * gemms(linear) * memory_ms(COMPILED_CAST_BYTES["weight"] * linear.in_features * linear.out_features, gpu)
+        casts += accumulate * gemms(linear) * weight_casts_ms(linear.in_features, linear.out_features, gpu)
     return Balance(casts, saved, gpu.name)
 
 

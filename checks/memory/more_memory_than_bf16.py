@@ -1,14 +1,16 @@
 """FP8 needs more memory than BF16
 
 Looks at: the peak of the step as it is and of its BF16 twin in the same state: both compiled, or
-both eager. The static part (weights, buffers, optimizer state) and the rest are told apart.
+both eager; and what the two are made of: weights, FP8 copies that stay beside them, gradients,
+optimizer state, and the rest, which is saved activations and temporaries.
 
 Why it costs time. Memory that FP8 takes is a smaller batch or a checkpointed block. FP8 training
 need not take any: torchao keeps BF16 weights and activations, and compiled it saves FP8 copies
 where BF16 saves wider ones. What makes it more: Transformer Engine holds each weight in FP8 beside
 the BF16 one, twice on Ada and Hopper, whose FP8 GEMMs need the transposed copy too; uncompiled
 torchao keeps the inputs of frozen layers for a weight gradient that nobody needs; scales and
-histories of amax are small.
+histories of amax are small. Transformer Engine's copies live from forward to backward, so they
+count to the rest; with `is_first_microbatch`, or weights in FP8, they stay between steps.
 
 What to do. Compile torchao's layers. In Transformer Engine, weights in FP8 alone, where the
 optimizer holds the master weights or the weights are frozen:
@@ -26,6 +28,8 @@ https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fp8doctor.facts import Arm, Facts, Gpu, Linear, Network, Trial, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.measured import arm, uses_fp8
@@ -39,6 +43,18 @@ and a peak at full depth is predicted within 1; the least of the sick ones is 8.
 
 MORE_GIB = 0.25
 """Extra peak, in GiB, that counts: the workspaces of the FP8 GEMMs do not (32 MiB each, 66 MiB in all on an H200)."""
+
+SHOWN_GIB = 0.05
+"""Difference of one part, in GiB, that is worth a word: what shows as 0.1."""
+
+IN_WORDS = {
+    "weights": "weights",
+    "fp8_copies": "FP8 copies kept beside them",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "activations": "activations and temporaries",
+}
+"""The parts of `MemoryParts`."""
 
 NEEDS_TRANSPOSED = ("8.9", "9.0")
 """Compute capabilities whose FP8 GEMMs take one layout only. Source: NVIDIA/TransformerEngine #1880; Blackwell takes all."""
@@ -65,7 +81,9 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
         return None
     known = recorded(now.static_gib) and recorded(bf16.static_gib)
     static = now.static_gib - bf16.static_gib if known and now.static_gib is not None and bf16.static_gib is not None else None
+    parts = parts_of(now, bf16)
     where = f" {static:.1f} GiB of it are weights, buffers and optimizer state, the rest lives within the step." if static is not None else ""
+    where = in_words(parts) if parts else where
     frozen = [linear for linear in eager if needs_compile(linear) and linear.requires_grad is False]
     copies = [linear for linear in fp8 if keeps_copies(linear)]
     causes = ""
@@ -83,6 +101,7 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
             "extra_pct": 100 * extra / bf16.peak_gib,
             "extra_static_gib": static,
             "extra_in_the_step_gib": extra - static if static is not None else None,
+            **{key: value for part in parts for key, value in part.evidence.items()},
             "compared_with": bf16.name,
             "frozen_eager_linears": len(frozen),
             "linears_with_fp8_copies": len(copies),
@@ -90,6 +109,39 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=treatment(facts, [linear for linear in eager if needs_compile(linear)], copies),
     )
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of both peaks, in GiB."""
+
+    name: str
+    fp8: float
+    bf16: float
+
+    @property
+    def extra(self) -> float:
+        return self.fp8 - self.bf16
+
+    @property
+    def evidence(self) -> dict[str, float]:
+        return {f"extra_{self.name}_gib": self.extra, f"as_is_{self.name}_gib": self.fp8, f"bf16_{self.name}_gib": self.bf16}
+
+
+def parts_of(fp8: Arm, bf16: Arm) -> tuple[Part, ...]:
+    """What both peaks are made of, where FP8 takes most in excess first; empty where that was not recorded."""
+    one, other = (arm.memory if recorded(arm.memory) else None for arm in (fp8, bf16))
+    if one is None or other is None:
+        return ()
+    parts = [Part(name, getattr(one, f"{name}_gib"), getattr(other, f"{name}_gib")) for name in IN_WORDS]
+    return tuple(sorted(parts, key=lambda part: -part.extra))
+
+
+def in_words(parts: tuple[Part, ...]) -> str:
+    """Where the extra memory is, as far as it shows in a tenth of a GiB."""
+    more = [f"{part.extra:+.1f} GiB {IN_WORDS[part.name]}" for part in parts if part.extra >= SHOWN_GIB]
+    less = [f"{part.extra:+.1f} GiB {IN_WORDS[part.name]}" for part in reversed(parts) if part.extra <= -SHOWN_GIB]
+    return f" The difference: {', '.join(more + less)}." if more or less else ""
 
 
 def keeps_copies(linear: Linear) -> bool:

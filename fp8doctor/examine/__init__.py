@@ -21,11 +21,13 @@ def examine_surroundings(target: Target) -> Facts:
 
 def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     """Everything about a job; ``surroundings`` is what `examine_surroundings` gave, if that was already asked."""
+    from fp8doctor.examine.attention import examine_attention, sdp_backends
     from fp8doctor.examine.autocast_within import opens_autocast
     from fp8doctor.examine.configured_name import configured_name
     from fp8doctor.examine.device import try_recipes
     from fp8doctor.examine.distributed import examine_distributed
     from fp8doctor.examine.network import examine_network
+    from fp8doctor.examine.saving import examine_saving, has_save_pretrained
     from fp8doctor.examine.scaling import examine_scaling
     from fp8doctor.examine.training import examine_training
     from fp8doctor.examine.walk import walk
@@ -33,9 +35,19 @@ def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     facts = surroundings or examine_surroundings(job.target)
     gaps = dict(facts.gaps) if recorded(facts.gaps) else {}
     tree = walk(job.model, job.training_step)
-    network = msgspec.structs.replace(examine_network(tree, gaps), configured_name=configured_name(tree), scalings=examine_scaling(tree))
+    network = msgspec.structs.replace(
+        examine_network(tree, gaps),
+        configured_name=configured_name(tree),
+        scalings=examine_scaling(tree),
+        attentions=examine_attention(tree),
+        saving=examine_saving(tree, gaps),
+        save_pretrained=has_save_pretrained(tree),
+    )
     training = msgspec.structs.replace(
-        examine_training(tree, job, gaps), autocast_within=opens_autocast(tree, job.training_step), distributed=examine_distributed(tree)
+        examine_training(tree, job, gaps),
+        autocast_within=opens_autocast(tree, job.training_step),
+        distributed=examine_distributed(tree),
+        sdp_backends=sdp_backends(),
     )
     return msgspec.structs.replace(
         facts,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from fp8doctor.facts.machine import Environment, Gpu, Package, Software
-from fp8doctor.facts.network import Blocks, Linear, Network, Scaling, Use
+from fp8doctor.facts.network import Attention, Blocks, Linear, Network, SavedWeight, Scaling, Use
 from fp8doctor.facts.training import Accelerate, Checkpointing, CompileMark, Conversion, Distributed, Dynamo, TrainerArguments, Training, Workload
 from fp8doctor.facts.trial import Arm, ArmCut, Breakdown, Family, Health, KernelGroup, LayerNumerics, LayerShape, MemoryParts, ModuleTime, Trial
 from fp8doctor.record import NOT_RECORDED, Record, from_builtins, restore_unknown_keys, to_builtins, unknown_keys
@@ -21,6 +21,7 @@ __all__ = [
     "Accelerate",
     "Arm",
     "ArmCut",
+    "Attention",
     "Blocks",
     "Breakdown",
     "Checkpointing",
@@ -41,6 +42,7 @@ __all__ = [
     "ModuleTime",
     "Network",
     "Package",
+    "SavedWeight",
     "Scaling",
     "Software",
     "Target",

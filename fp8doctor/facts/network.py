@@ -83,6 +83,35 @@ class Scaling(Record, frozen=True, kw_only=True):
     """``max`` or ``most_recent`` over that history; ``custom`` for a function; None for every other scaling."""
 
 
+class Attention(Record, frozen=True, kw_only=True):
+    """One way in which attention is computed: a configuration of transformers, or a class whose forward calls torch's own."""
+
+    name: str = NOT_RECORDED
+    """The outermost module that has this configuration, or the first of that class; the empty name is the whole model."""
+    kind: str = NOT_RECORDED
+    """Qualified class of that module."""
+    implementation: str = NOT_RECORDED
+    """``_attn_implementation`` of the configuration: ``eager``, ``sdpa``, ``flash_attention_2``, ...; ``sdpa`` for torch's own."""
+    has_sdpa: bool | None = NOT_RECORDED
+    """Whether transformers has torch's fused attention for this class (``_supports_sdpa``); None when it does not say."""
+    needs_eager: str | None = NOT_RECORDED
+    """A setting that only eager attention honours, such as ``output_attentions=True``; None when none is set."""
+
+
+class SavedWeight(Record, frozen=True, kw_only=True):
+    """One tensor subclass among the parameters, and what becomes of the smallest such parameter when it is saved."""
+
+    weight_class: str = NOT_RECORDED
+    """Qualified class, as `Linear.weight_class`."""
+    tensors: int = NOT_RECORDED
+    tried: str = NOT_RECORDED
+    """Name of the parameter that was tried."""
+    pickle_error: str | None = NOT_RECORDED
+    """Why ``torch.save`` of what ``state_dict`` gives for it fails; None when it works."""
+    storage_error: str | None = NOT_RECORDED
+    """Why safetensors, and with it ``save_pretrained``, cannot tell its storage; None when it can."""
+
+
 class Network(Record, frozen=True, kw_only=True):
     """The module tree."""
 
@@ -122,3 +151,10 @@ class Network(Record, frozen=True, kw_only=True):
     """Last part of the name or path in the model's configuration, such as ``Llama-3.1-8B``; None without one."""
     scalings: tuple[Scaling, ...] = NOT_RECORDED
     """How the FP8 layers scale; those whose library keeps no such record, and TE's before a forward, are left out."""
+    attentions: tuple[Attention, ...] = NOT_RECORDED
+    """Empty where no configuration of transformers and no call of torch's own attention tells how it is computed."""
+    saving: tuple[SavedWeight, ...] = NOT_RECORDED
+    """Tensor subclasses among the parameters; ordinary Parameters, which every way of saving takes, and DTensors, which are
+    gathered first, are left out."""
+    save_pretrained: bool = NOT_RECORDED
+    """Whether the root is a model of transformers or PEFT, whose ``save_pretrained`` writes safetensors."""

@@ -138,6 +138,8 @@ class Training(Record, frozen=True, kw_only=True):
     cache_switch: str | None = NOT_RECORDED
     """Name of the outermost module whose ``config.use_cache`` asks for that cache, in force or held off by checkpointing; None
     when none asks."""
+    sdp_backends: tuple[str, ...] = NOT_RECORDED
+    """Backends that this process lets torch's ``scaled_dot_product_attention`` use: ``flash``, ``mem_efficient``, ``cudnn``, ``math``."""
     alloc_retries: int | None = NOT_RECORDED
     """Times CUDA's allocator had to free its cache and try again in this process so far; None without CUDA in use."""
     parameters_outside_optimizer: int | None = NOT_RECORDED

@@ -63,9 +63,11 @@ class MemoryParts(Record, frozen=True, kw_only=True):
     fp8_copies_gib: float = NOT_RECORDED
     """FP8 weights, their transposes and scales that are kept beside the weights between steps."""
     gradients_gib: float = NOT_RECORDED
+    """All of them, as they lie together when the optimizer begins its step."""
     optimizer_gib: float = NOT_RECORDED
     activations_gib: float = NOT_RECORDED
-    """What is left of the peak: saved activations and the temporaries of the moment."""
+    """What is left of the peak: saved activations and the temporaries of the moment; more of them where the peak comes before
+    the last gradient."""
 
 
 class LayerShape(Record, frozen=True, kw_only=True):
@@ -88,23 +90,30 @@ class LayerShape(Record, frozen=True, kw_only=True):
     casts_ms: float | None = NOT_RECORDED
     """Compiled casts of input, weight and output gradient that the recipe needs."""
     reason: str | None = NOT_RECORDED
-    """Why FP8 could not be timed; None when it was."""
+    """Why FP8, or its casts, could not be timed; None when both were."""
 
 
 class LayerNumerics(Record, frozen=True, kw_only=True):
-    """One FP8 layer alone, fed with the input that its BF16 twin saw in one step, against that twin."""
+    """One FP8 layer alone, fed with the input and the output gradient that its BF16 twin saw in one step, against that twin."""
 
     name: str = NOT_RECORDED
     output_sqnr_db: float | None = NOT_RECORDED
-    """10·log10 of the power of the BF16 result / the power of the difference; None where the result is all zero."""
+    """10·log10 of the power of the BF16 result / the power of the difference; None where the result is all zero or not
+    finite, and where nothing differs."""
+    typical_output_sqnr_db: float | None = NOT_RECORDED
+    """The same of one row (token) of the output: the median over rows. An outlier that owns the power of the whole tensor hides
+    what it does to every other row."""
     input_gradient_sqnr_db: float | None = NOT_RECORDED
+    """None also where the step has no gradient for the layer's output."""
     weight_gradient_sqnr_db: float | None = NOT_RECORDED
+    """None also where the weight is frozen."""
     saturated_pct: float | None = NOT_RECORDED
-    """Largest share of elements of input, weight or gradient at the largest value of their FP8 type."""
+    """Largest share of elements of input, weight or gradient that are beyond what rounds to the largest value of their FP8
+    type, which the cast clips; None where a library casts in kernels of its own."""
     flushed_pct: float | None = NOT_RECORDED
-    """Largest share of elements that are not zero and become zero in FP8."""
+    """Largest share of the elements that are not zero and become zero in FP8; None as above."""
     non_finite: int = NOT_RECORDED
-    """NaN and infinite elements in FP8's output and gradients, none of them in BF16's."""
+    """NaN and infinite elements of FP8's output and gradients that are finite in BF16."""
 
 
 class ArmCut(Record, frozen=True, kw_only=True):
@@ -154,7 +163,7 @@ class Arm(Record, frozen=True, kw_only=True):
     """One figure per interleaved round; the same round of two arms shares clocks and heat."""
     peak_gib: float | None = NOT_RECORDED
     static_gib: float | None = NOT_RECORDED
-    """Of the peak: weights, buffers and optimizer state, at full depth."""
+    """Of the peak: weights, FP8 copies kept beside them, buffers and optimizer state, at full depth."""
     beside: str | None = NOT_RECORDED
     """The arm beside which it was timed alone, because the memory did not hold all at once; None when all took turns."""
     tokens_ratio: float = NOT_RECORDED
@@ -163,11 +172,14 @@ class Arm(Record, frozen=True, kw_only=True):
     breakdown: Breakdown | None = NOT_RECORDED
     """None for an arm that was not profiled. Where profiling failed it is not recorded, and a gap says why."""
     memory: MemoryParts | None = NOT_RECORDED
-    """None on a CPU, and for an arm that has no ``peak_gib``."""
+    """None on a CPU, for an arm that has no ``peak_gib``, and where its optimizer does not tell when it begins a step."""
     fp8_gemms: int | None = NOT_RECORDED
     """FP8 GEMMs in one step of the deepest cut: kernels on CUDA, operators on a CPU."""
     graphs_run: int | None = NOT_RECORDED
     """Compiled regions entered in that step."""
+    non_finite: tuple[str, ...] | None = NOT_RECORDED
+    """What was NaN or infinite while it warmed up: ``loss``, ``gradients``; empty when nothing was, None when nobody could
+    see. Such gradients are set to zero before every update, so that the weights, which the arms share, stay finite."""
 
 
 class Health(Record, frozen=True, kw_only=True):
@@ -205,7 +217,8 @@ class Trial(Record, frozen=True, kw_only=True):
     health: Health | None = NOT_RECORDED
     """None on a CPU."""
     shapes: tuple[LayerShape, ...] = NOT_RECORDED
-    """The distinct shapes of the Linears, on a GPU only."""
+    """The distinct shapes of the Linears; of a model without FP8, of those that a conversion would take. On a CPU they say
+    nothing about a GPU."""
     numerics: tuple[LayerNumerics, ...] = NOT_RECORDED
     """FP8 layers one by one; empty when the model has none."""
     gaps: dict[str, str] = NOT_RECORDED

@@ -48,7 +48,8 @@ def _paragraphs(screen: Screen, report: Report) -> Iterator[str]:
     yield f"**{escaped(screen.verdict) or 'No verdict.'}**"
     if screen.timing:
         yield _timing(screen.timing)
-        yield escaped(screen.timing.basis)
+        for sentence in (*screen.timing.differences, *screen.timing.notes, screen.timing.basis):
+            yield escaped(sentence)
     if screen.troubles:
         yield _table(screen.troubles)
     if screen.areas:
@@ -79,8 +80,10 @@ def _table(lines: Iterable[Line]) -> str:
 def _timing(timing: Timing) -> str:
     from tabulate import tabulate
 
-    rows = [(escaped(row.label), escaped(row.step or row.note), escaped(row.memory)) for row in timing.rows]
-    return tabulate(rows, headers=("", "ms a step", "GiB"), tablefmt="github", disable_numparse=True, colalign=("left", "right", "right"))
+    blank = ("",) * len(timing.columns)
+    rows = [tuple(map(escaped, (row.label, row.step or row.note, *(row.parts or blank), row.memory))) for row in timing.rows]
+    headers = ("", "ms a step", *timing.columns, "GiB")
+    return tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True, colalign=("left", *("right",) * (len(headers) - 1)))
 
 
 def _remedy(remedy: Remedy) -> Iterator[str]:

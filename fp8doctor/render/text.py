@@ -76,23 +76,39 @@ class _Page:
         return [" " * indent + self.paint(line, colour) for line in lines]
 
     def timing(self, timing: Timing | None) -> list[str]:
-        """The measured steps, numbers flush right, and below them how they were taken."""
+        """The measured steps, numbers flush right, and below them what makes the difference and how they were taken.
+
+        Where the parts of the steps do not fit beside the total, they follow as a sentence for each step.
+        """
         if timing is None:
             return []
-        labels = ["ms a step", *(harmless(row.label) for row in timing.rows)]
-        steps, memories = ["", *(row.step for row in timing.rows)], ["GiB", *(row.memory for row in timing.rows)]
-        widest, step, memory = (max(map(columns, cells)) for cells in (labels, steps, memories))
-        with_memory = any(memories[1:])
+        lines = self.table(timing, timing.columns)
+        sentences = [*timing.differences, *timing.notes]
+        if lines and max(map(columns, lines)) > self.width:
+            lines = self.table(timing, ())
+            parts = ((row.label, zip(timing.columns, row.parts, strict=True)) for row in timing.rows if row.parts)
+            sentences[:0] = [f"{label}: {', '.join(f'{name} {ms}' for name, ms in each if ms != '-')} ms." for label, each in parts]
+        told = [line for sentence in sentences for line in self.prose(sentence, 2)]
+        return [self.paint(lines[0], DIM), *lines[1:], *told, *(self.paint(line, DIM) for line in self.prose(timing.basis, 2))]
+
+    def table(self, timing: Timing, parts: tuple[str, ...]) -> list[str]:
+        """The rows under their heads, with the parts of each step where they are asked for; a column that is empty is left out."""
+        blank = ("",) * len(parts)
+        heads = ["total" if parts else "", *parts, "GiB"]
+        rows = [(harmless(row.label), [row.step, *((row.parts or blank) if parts else ()), row.memory], row.note) for row in timing.rows]
+        shown = [at for at in range(len(heads)) if at == 0 or any(cells[at] for _, cells, _ in rows)]
+        names = ["ms a step", *(name for name, _, _ in rows)]
+        widest = max(map(columns, names))
+        widths = {at: max(map(columns, (heads[at], *(cells[at] for _, cells, _ in rows)))) for at in shown}
         lines = []
-        for at, name in enumerate(labels):
+        for name, cells, note in (("ms a step", heads, ""), *rows):
             head = f"  {name}{' ' * (widest - columns(name) + 2)}"
-            note = timing.rows[at - 1].note if at else ""
             if note:
                 first, *rest = self.prose(note, widest + 4)
                 lines += [head + first.lstrip(), *rest]
             else:
-                lines.append((head + steps[at].rjust(step) + (f"  {memories[at].rjust(memory)}" if with_memory else "")).rstrip())
-        return [self.paint(lines[0], DIM), *lines[1:], *(self.paint(line, DIM) for line in self.prose(timing.basis, 2))]
+                lines.append((head + "  ".join(cells[at].rjust(widths[at]) for at in shown)).rstrip())
+        return lines
 
     def mark(self, mark: Mark) -> str:
         return self.paint(f"[{self.glyphs[mark]}]", COLOURS[mark])

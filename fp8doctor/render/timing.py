@@ -1,13 +1,30 @@
-"""The table of measured steps: one row for each arm of the trial, in milliseconds and GiB."""
+"""The table of measured steps: one row for each arm of the trial, in milliseconds and GiB, and where the time goes."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fp8doctor.facts import Arm, Facts, Trial, recorded
-from fp8doctor.measured import FIRST, uses_fp8
-from fp8doctor.overview import plural
+from fp8doctor.facts import Arm, Breakdown, Facts, Trial, recorded
+from fp8doctor.measured import FIRST, best_bf16, fp8_totals, uses_fp8
+from fp8doctor.overview import percent, plural
+from fp8doctor.waterfall import in_words, signed, waterfall
+
+COLUMNS = {
+    "FP8 GEMM": ("gemm_fp8",),
+    "other GEMM": ("gemm_16bit", "gemm_fp32"),
+    "casts": ("cast",),
+    "attention": ("attention",),
+    "other": ("norm", "pointwise", "optimizer", "loss", "communication", "copy", "unknown"),
+}
+"""Columns of the table -> families of `Breakdown`; idle time stands behind them."""
+
+NONE_MS = 0.05
+"""Time of a part, in ms, below which it counts as none: it would be printed as 0.0."""
+
+UNCLASSIFIED_PCT = 1.0
+"""Share of kernels that no rule knows, in per cent, above which it is told: the project holds itself to 99 % classified."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +38,23 @@ class Row:
     """Peak in GiB; empty on a CPU."""
     note: str
     """Why it was not timed; empty otherwise."""
+    parts: tuple[str, ...] = ()
+    """Milliseconds of every column of `Timing.columns`, ``-`` where there is none; empty when the arm was not profiled."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The table and the sentence under it that says how it was measured."""
+    """The table and the sentences under it."""
 
     rows: tuple[Row, ...]
+    columns: tuple[str, ...]
+    """Parts of the step; empty when no arm was profiled."""
+    differences: tuple[str, ...]
+    """Why FP8 takes longer or less long than BF16, one sentence for each FP8 step that was profiled."""
+    notes: tuple[str, ...]
+    """What to know of the parts: what was scaled, what is unreliable, what no rule knows, what is missing."""
     basis: str
+    """How the times were taken."""
 
 
 def timing(facts: Facts) -> Timing | None:
@@ -39,7 +65,9 @@ def timing(facts: Facts) -> Timing | None:
     order = {"bf16": 0, "bf16_compiled": 1, "as_is": 1.5 if fp8 else -1, "prescribed": 2}
     shown = [arm for arm in facts.trial.arms if not arm.name.endswith(FIRST)]
     arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
-    return Timing(_together([_row(arm, fp8) for arm in arms]), _basis(facts.trial))
+    rows = _together([_row(arm, fp8) for arm in arms])
+    columns = (*COLUMNS, "idle") if any(row.parts for row in rows) else ()
+    return Timing(rows, columns, _differences(facts), tuple(_notes(facts.trial, arms, fp8)), _basis(facts.trial))
 
 
 MANY = 3
@@ -78,7 +106,45 @@ def _row(arm: Arm, fp8: bool) -> Row:
     if not arm.tried or not arm.step_ms:
         return Row(label(arm.name, fp8), "", "", f"not timed: {arm.reason or 'no reason given'}")
     spread = f" ± {(arm.high_ms - arm.low_ms) / 2:.1f}" if arm.high_ms and arm.low_ms else ""
-    return Row(label(arm.name, fp8), f"{arm.step_ms:,.1f}{spread}", f"{arm.peak_gib:.1f}" if arm.peak_gib else "", "")
+    found = _profiled(arm)
+    return Row(label(arm.name, fp8), f"{arm.step_ms:,.1f}{spread}", f"{arm.peak_gib:.1f}" if arm.peak_gib else "", "", _parts(found) if found else ())
+
+
+def _profiled(arm: Arm) -> Breakdown | None:
+    return arm.breakdown if arm.tried and recorded(arm.breakdown) else None
+
+
+def _parts(breakdown: Breakdown) -> tuple[str, ...]:
+    times = [sum(breakdown.families_ms.get(family, 0.0) for family in families) for families in COLUMNS.values()]
+    return tuple(f"{ms:,.1f}" if ms >= NONE_MS else "-" for ms in (*times, breakdown.idle_ms))
+
+
+def _notes(trial: Trial, arms: list[Arm], fp8: bool) -> Iterator[str]:
+    """What has to be known of the parts, those arms together of which the same is to be said."""
+    parts = [(label(arm.name, fp8), found) for arm in arms if (found := _profiled(arm))]
+    told = {
+        "Unreliable parts": [f"{name} (profiled, its kernels took {found.busy_ms:,.1f} ms)" for name, found in parts if not found.reliable],
+        "Scaled down to the step": [f"{name} (profiled, its kernels took {found.scale:.2f} times as long)" for name, found in parts if _is_scaled(found)],
+        "In kernels that no rule knows (in other)": [
+            f"{percent(found.unclassified_pct)} of {name}" for name, found in parts if found.unclassified_pct > UNCLASSIFIED_PCT
+        ],
+    }
+    yield from (f"{what}: {'; '.join(names)}." for what, names in told.items() if names)
+    gaps = trial.gaps if recorded(trial.gaps) else {}
+    yield from (f"Where the time goes is not known of every variant: {reason}." for path, reason in gaps.items() if path == "trial.arms.breakdown")
+
+
+def _is_scaled(found: Breakdown) -> bool:
+    return found.reliable and f"{found.scale:.2f}" != "1.00"
+
+
+def _differences(facts: Facts) -> tuple[str, ...]:
+    bf16 = best_bf16(facts) if recorded(facts.network) else None
+    if bf16 is None:
+        return ()
+    fp8 = uses_fp8(facts)
+    found = [each for arm in fp8_totals(facts) if (each := waterfall(arm, bf16))]
+    return tuple(f"{label(each.of, fp8)}, against {label(bf16.name, fp8)}: {signed(each.difference_ms)} ms = {in_words(each)}." for each in found)
 
 
 def _basis(trial: Trial) -> str:

@@ -1,7 +1,7 @@
 """The stacks: one file for each FP8 implementation, which recognises its layers without importing its library.
 
 A stack is a module with ``ORDER`` and ``recognise``; adding a file adds a stack. The ordinary layers come last. One whose
-layers keep a record of how they scale has ``scaling(module)`` too.
+layers keep a record of how they scale has ``scaling(module)`` too, one that keeps FP8 weights between steps ``fp8_copies(module)``.
 """
 
 from __future__ import annotations
@@ -102,3 +102,8 @@ def bf16_twin(module: Module, compiled: bool) -> Module | None:
 def scaling(module: Module) -> Scaling | None:
     """How this very module scales; None where no stack keeps a record of it."""
     return next((found for stack in stacks() if hasattr(stack, "scaling") and (found := stack.scaling(module)) is not None), None)
+
+
+def fp8_copies(module: Module) -> list[Tensor]:
+    """The tensors in which this very module keeps FP8 weights between steps, beside its Parameters and buffers."""
+    return [each for stack in stacks() if hasattr(stack, "fp8_copies") for each in stack.fp8_copies(module)]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fp8doctor.stacks.lineage import class_name
+from fp8doctor.stacks.lineage import class_name, lineage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PLAIN = ("torch.nn.parameter.Parameter", "torch.Tensor", "torch.nn.parameter.Buffer")
+
+TE_COLUMNWISE = ("_transpose", "_columnwise_data", "_columnwise_scale_inv")
+TE_DATA = ("_data", "_scale_inv", "_rowwise_data", "_rowwise_scale_inv", *TE_COLUMNWISE)
+"""Where the quantized tensors of Transformer Engine keep their data, and the transposed copy of it that GEMMs need beside
+(Float8Tensor, MXFP8Tensor, Float8BlockwiseQTensor and NVFP4Tensor, 2.0 to 2.20; only some versions can be flattened)."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -35,9 +41,22 @@ def stored(tensor: Tensor) -> Tensor:
 
 def stored_bytes(tensor: Tensor) -> int:
     """Bytes that a parameter occupies in this process, the scales of a quantized one included."""
+    return sum(each.numel() * each.element_size() for each in plain(tensor))
+
+
+def storage_bytes(tensor: Tensor) -> int:
+    """Bytes of the storages behind a tensor of this process, which may be larger than the tensor: what pickling it writes."""
+    return sum(each.untyped_storage().nbytes() for each in plain(tensor))
+
+
+def plain(tensor: Tensor) -> Iterator[Tensor]:
+    """The ordinary tensors that a tensor is made of in this process; an ordinary one itself."""
     tensor = local(tensor)
     inner = _inside(tensor)
-    return sum(map(stored_bytes, inner)) if inner else tensor.numel() * tensor.element_size()
+    if not inner:
+        yield tensor
+    for each in inner:
+        yield from plain(each)
 
 
 def dtype_name(tensor: Tensor) -> str:
@@ -52,7 +71,12 @@ def is_float8(tensor: Tensor) -> bool:
 
 def _inside(tensor: Tensor) -> list[Tensor]:
     """The tensors that a tensor subclass is made of; empty for an ordinary one."""
-    if class_name(type(tensor)) in PLAIN or not hasattr(tensor, "__tensor_flatten__"):
+    if class_name(type(tensor)) in PLAIN:
+        return []
+    if any(module.startswith("transformer_engine.") for module, _ in lineage(type(tensor))):
+        found = (getattr(tensor, name, None) for name in TE_DATA)
+        return [each for each in found if each is not None]
+    if not hasattr(tensor, "__tensor_flatten__"):
         return []
     names, _ = tensor.__tensor_flatten__()
     return [getattr(tensor, name) for name in names]

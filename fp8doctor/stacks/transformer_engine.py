@@ -1,11 +1,12 @@
 """Transformer Engine 1.0 to 2.20, recognised by its base class; the library is never imported.
 
-All private attributes are read in `record_of` and `recipe_of`. te.Linear is no nn.Linear; what runs in FP8 is decided by the autocast
-around each forward, so a module says only afterwards whether it did.
+All private attributes are read in `record_of`, `recipe_of` and `fp8_copies`. te.Linear is no nn.Linear; what runs in FP8 is
+decided by the autocast around each forward, so a module says only afterwards whether it did.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -19,7 +20,7 @@ from fp8doctor.record import NOT_RECORDED
 from fp8doctor.stacks import Layer, NoTwin
 from fp8doctor.stacks.lineage import ancestor
 from fp8doctor.stacks.te_in_plain_torch import in_plain_torch
-from fp8doctor.stacks.tensors import dtype_name, subclass
+from fp8doctor.stacks.tensors import TE_COLUMNWISE, dtype_name, plain, subclass
 
 ORDER = 10
 STACK = "transformer_engine"
@@ -117,6 +118,18 @@ def record_of(module: Any, gaps: dict[str, str]) -> Record:
     return Record(engaged=engaged, recipe=None if recipe is None else RECIPES.get(name, name), features=features)
 
 
+def fp8_copies(module: nn.Module) -> list[Tensor]:
+    """FP8 weights kept between steps beside Parameters (``is_first_microbatch``), and transposes beside FP8 Parameters.
+
+    Without micro-batch caching a BF16 weight is quantized anew in every forward, and nothing is kept.
+    """
+    workspaces = vars(module).get("_fp8_workspaces")
+    kept = [inner for each in workspaces.values() for inner in plain(each)] if isinstance(workspaces, dict) else []
+    quantized = [weight for weight in module._parameters.values() if weight is not None and subclass(weight)]
+    transposed = (getattr(weight, name, None) for weight in quantized for name in TE_COLUMNWISE)
+    return [each for each in (*kept, *transposed) if isinstance(each, Tensor)]
+
+
 def recipe_of(module: nn.Module) -> Any:
     """The recipe of the module's last FP8 forward; None before one."""
     meta = vars(module).get("fp8_meta")
@@ -167,6 +180,19 @@ def within(module: nn.Module, context: Callable[[], AbstractContextManager[Any]]
 
     module.__dict__["forward"] = forward
     return module
+
+
+def as_before(module: nn.Module) -> AbstractContextManager[Any]:
+    """The autocast of the module's last FP8 forward, opened once more. Raises `NoTwin` where it had none.
+
+    The recipe is ``recipe`` of ``te.autocast`` (2.9 to 2.20), ``fp8_recipe`` of ``te.fp8_autocast`` (1.0 to 2.20).
+    """
+    recipe = recipe_of(module)
+    if recipe is None:
+        raise NoTwin("it did not run in FP8")
+    opened = autocast()
+    name = "recipe" if "recipe" in inspect.signature(opened).parameters else "fp8_recipe"
+    return opened(**{"enabled": True, name: recipe})
 
 
 def autocast() -> Callable[..., AbstractContextManager[Any]]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
+import msgspec
 import torch
 
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Trial
+from fp8doctor.facts import Facts, Trial, recorded
 from fp8doctor.job import Job
 from fp8doctor.prescription import Step
+from fp8doctor.trial import dynamo_state
 from fp8doctor.trial.bench import DeviceLost
 from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.results import gpu_name
+from fp8doctor.trial.trace import KeepTrace
 
 __all__ = ["DeviceLost", "choose_device", "run_trial"]
 
@@ -52,15 +58,39 @@ def run_trial(
     budget_s: float,
     progress: Callable[[str, str | None], None],
     skip: Mapping[str, str] | None = None,
+    keep_trace: KeepTrace | None = None,
 ) -> Trial:
-    """Time the job as it is, both BF16 baselines and the prescription on ``device`` within about ``budget_s`` seconds.
+    """Time the model's shapes, then the job as it is, both BF16 baselines and the prescription on ``device`` within about ``budget_s`` seconds.
 
     ``progress`` is told what is being done, and with which arm. ``skip`` maps arms that are not to be built to the
-    reason, for a trial that begins again after one took the process down.
+    reason, for a trial that begins again after one took the process down. ``keep_trace`` is handed the trace of the step of every
+    arm that is profiled, which is removed afterwards.
 
     Raises `DeviceLost` when an arm left the GPU unusable for this process, and nothing else for what the model does.
     """
+    workers = dynamo_state.workers()
+    current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()  # events are of the current device
+    try:
+        with current:
+            return _with_shapes(job, facts, prescription, device, budget_s, progress, skip or {}, keep_trace)
+    finally:
+        dynamo_state.stop_new_workers(workers)
+
+
+def _with_shapes(
+    job: Job, facts: Facts, prescription: Sequence[Step], device: torch.device, budget_s: float,
+    progress: Callable[[str, str | None], None], skip: Mapping[str, str], keep_trace: KeepTrace | None,
+) -> Trial:  # fmt: skip
+    """The shapes first, because they say which layers to keep in BF16, then the arms, in what is left of the budget."""
+    from fp8doctor.trial import shapes
     from fp8doctor.trial.arms import arms
 
-    lists = [blocks.name for blocks in facts.network.blocks]
-    return conduct(job, lists, arms(facts, prescription, job), device, budget_s=budget_s, progress=progress, skip=skip or {})
+    began = time.monotonic()
+    until = began + shapes.SHARE * budget_s
+    timed, gap = shapes.probe_beside(job, facts, device, until=until, progress=progress, reason_against=skip.get(shapes.ARM))
+    facts = msgspec.structs.replace(facts, trial=Trial(device=device.type, gpu=gpu_name(device), shapes=timed))
+    lists, spent = [blocks.name for blocks in facts.network.blocks], time.monotonic() - began
+    planned = arms(facts, prescription, job)
+    trial = conduct(job, lists, planned, device, budget_s=budget_s, progress=progress, skip=skip, keep_trace=keep_trace, spent_s=spent)
+    gaps = {**(trial.gaps if recorded(trial.gaps) else {}), **({"trial.shapes": gap} if gap else {})}
+    return msgspec.structs.replace(trial, shapes=timed, gaps=gaps)

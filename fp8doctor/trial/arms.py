@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from fp8doctor.cures import KEEP_IN_BF16, describe
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Treatment
 from fp8doctor.job import Job
 from fp8doctor.measured import PRESCRIBED, uses_fp8
 from fp8doctor.prescription import Step
+from fp8doctor.shape_gain import timed_shapes
 from fp8doctor.trial.bench import SELF_CHECK
 from fp8doctor.trial.explorations import Seen, explorations
 from fp8doctor.trial.treatments import Case, family, known, strip_compile_marks, to_bf16, treatments
@@ -31,6 +33,9 @@ from fp8doctor.trial.variant import ArmPlan, Change, Variant, as_it_is
 RECIPES = ("tensorwise", "rowwise")
 """torchao recipes that are tried on a model without FP8."""
 
+SHAPE_CODES = frozenset(("SHP002", "SHP004"))
+"""The checks that propose to keep layers in BF16 for their shapes."""
+
 IS_AN_ARM_ALREADY = ("stay-in-bf16", "convert-tensorwise", "convert-rowwise")
 """Treatments that a baseline carries out, or the arms of a model without FP8."""
 
@@ -38,7 +43,7 @@ IS_AN_ARM_ALREADY = ("stay-in-bf16", "convert-tensorwise", "convert-rowwise")
 def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
     """The arms for these facts, the most important first."""
     of = Of(facts, job)
-    proposals = [each for each in known(step.treatment for step in prescription) if each.name not in IS_AN_ARM_ALREADY]
+    proposals = [each for each in known(held_to_shapes(prescription, facts)) if each.name not in IS_AN_ARM_ALREADY]
     in_fp8 = uses_fp8(facts)
     as_is = ArmPlan("as_is", as_it_is, fp8=in_fp8)
     prescribed = of.prescribed(as_is, proposals) if in_fp8 and proposals else None
@@ -52,6 +57,18 @@ def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
         *of.measurements(base),
         *(replace(of.arm(base, each), explored=True) for each in of.explored(proposals)),
     ]
+
+
+def held_to_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
+    """The proposed treatments; which layers to keep in BF16 for their shapes is what timing these shapes says, where they were timed."""
+    treatments = []
+    for step in prescription:
+        treatment: Treatment | None = step.treatment
+        if step.treatment.name == KEEP_IN_BF16 and SHAPE_CODES.issuperset(step.mends) and timed_shapes(facts):
+            treatment = describe(KEEP_IN_BF16, facts)
+        if treatment is not None:
+            treatments.append(treatment)
+    return treatments
 
 
 @dataclass(frozen=True)
@@ -102,7 +119,7 @@ class Of:
     def explored(self, proposals: Iterable[Treatment]) -> list[Treatment]:
         """What no finding proposes and may help."""
         seen = Seen(self.facts, self.job, {each.name for each in proposals})
-        return [Treatment(name=name, summary="", code="") for name in explorations(seen)]
+        return [described for name in explorations(seen) if (described := describe(name, self.facts))]
 
     def measurements(self, base: ArmPlan) -> list[ArmPlan]:
         """What is timed to know the share of something, not to prescribe it."""

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,13 +19,19 @@ from fp8doctor.trial import depth
 from fp8doctor.trial.compiling import give_own_code
 from fp8doctor.trial.depth import cleaned
 from fp8doctor.trial.evidence import Compilations, StepProof, compilations, compiled_so_far, executed, prove
+from fp8doctor.trial.finite import WatchedSteps
 from fp8doctor.trial.health import Observer
+from fp8doctor.trial.memory import Held, gradients_of, held
 from fp8doctor.trial.replica import NotReplicable, Tripwire, replicate, unwrapped
 from fp8doctor.trial.step import like, move, optimizer_for, tensors, training_step
 from fp8doctor.trial.timer import interleave
 from fp8doctor.trial.treatments import NotTried, strip_compile_marks
 from fp8doctor.trial.undisturbed import free
 from fp8doctor.trial.variant import ArmPlan, Variant
+
+if TYPE_CHECKING:
+    from fp8doctor.timeline import ProfiledStep
+    from fp8doctor.trial.trace import Tracer
 
 LEAST_WARM_UP, MOST_WARM_UP = 3, 10
 """Steps of an arm before it is timed: until one compiles nothing, within these bounds."""
@@ -34,18 +40,24 @@ SELF_CHECK = "bf16_again"
 """The arm that is a replica of another, to check the timing against; it copies the step as it is where there is no eager
 BF16 arm."""
 
+UNSEEN = "the profiler cannot be used here, and without it no FP8 GEMM of its can be seen"
+"""The reason of an FP8 arm whose stack has no operators of its own."""
+
 
 @dataclass
 class Ready:
     """An arm at one cut, warm and ready to be timed."""
 
     step: Callable[[], torch.Tensor]
+    model: nn.Module | None
+    """The replica that the step trains; None once it was let go of."""
     compiled: Compilations
-    static_gib: float
-    """Weights, buffers and optimizer state."""
+    held: Held
     peak_gib: float | None
     alloc_retries: int | None
     warm_up_s: float
+    non_finite: tuple[str, ...] | None
+    """What was NaN or infinite while it warmed up, as `Arm.non_finite`."""
     frames_in_window: int = 0
 
 
@@ -61,6 +73,8 @@ class Attempt:
     beside: str | None = None
     """The arm beside which it was timed alone, because not all fit at once."""
     proof: StepProof | None = None
+    profiled: tuple[ProfiledStep, ...] | None = None
+    """One profiled step per cut; empty where profiling failed, None where it was not asked for."""
 
 
 class DeviceLost(Exception):
@@ -144,7 +158,7 @@ class Bench:
         give_own_code(probe)
         blocks = [block for name in cut.kept for block in probe.get_submodule(cleaned(name)).children()]
         with tripwire.armed(), executed(blocks) as counts:
-            training_step(self.job, self._variant(probe), self.optimizers[-1], self.device)()
+            WatchedSteps(training_step(self.job, self._variant(probe), self.optimizers[-1], self.device), self.optimizers[-1])()
         missed = [index for index, count in enumerate(counts) if count == 0]
         if missed:
             raise NotReplicable(f"a cut to {cut} blocks does not run all of them ({len(missed)} are skipped)")
@@ -199,22 +213,23 @@ class Bench:
 
     def _warm(self, step: Callable[[], torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> Ready:
         began, retries = time.monotonic(), self._alloc_retries()
-        with compilations(model) as compiled:
+        watched = WatchedSteps(step, optimizer)
+        with compilations(model) as compiled, gradients_of(model, optimizer, self.device) as gradients:
             for count in range(MOST_WARM_UP):
                 before = compiled_so_far()
                 if count == LEAST_WARM_UP - 1 and self.device.type == "cuda":
                     torch.cuda.synchronize(self.device)
                     torch.cuda.reset_peak_memory_stats(self.device)
-                    allocated = torch.cuda.memory_allocated(self.device)
-                step()
+                    allocated, kept_gib = torch.cuda.memory_allocated(self.device), gradients.now_gib()
+                watched()
                 if count >= LEAST_WARM_UP - 1 and compiled_so_far() == before:
                     break
-        static_gib, peak = _bytes_of(model, optimizer) / 2**30, None
+        holds, peak = held(model, optimizer, gradients.found_gib, self.device), None
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-            peak = static_gib + (torch.cuda.max_memory_allocated(self.device) - allocated) / 2**30
+            peak = holds.static_gib + kept_gib + (torch.cuda.max_memory_allocated(self.device) - allocated) / 2**30
         tried_again = None if retries is None else (self._alloc_retries() or 0) - retries
-        ready = Ready(step, compiled, static_gib, peak, tried_again, time.monotonic() - began)
+        ready = Ready(watched.unwatched(), model, compiled, holds, peak, tried_again, time.monotonic() - began, watched.non_finite())
         self._handed_out.append(ready)
         return ready
 
@@ -229,7 +244,7 @@ class Bench:
                 watched[attempt.plan.name, number] = _watched(ready)
         return interleave(watched, self.device, until, self.observer.look)
 
-    def time_in_pairs(self, attempts: Sequence[Attempt], samples: dict[tuple[str, int], list[float]], until: float) -> None:
+    def time_in_pairs(self, attempts: Sequence[Attempt], samples: dict[tuple[str, int], list[float]], tracer: Tracer, until: float) -> None:
         """Time what did not fit beside the others, each alone beside a reference, and add it to ``samples``.
 
         The reference (eager BF16, else the step as it is) is built and timed anew each time: what is added are its
@@ -249,20 +264,20 @@ class Bench:
                 self.build(each)
             if beside.reason is None and again.reason is None:
                 pair = self.time((beside, again), until)
-                self.prove(again)
-                attempt.reason, attempt.proof, attempt.ready, attempt.beside = again.reason, again.proof, again.ready, reference.plan.name
+                attempt.reason, attempt.ready, attempt.beside = None, again.ready, reference.plan.name
                 for number in range(len(again.ready)):
                     ratio = statistics.median(a / b for a, b in zip(pair[attempt.plan.name, number], pair[reference.plan.name, number], strict=True))
                     samples[attempt.plan.name, number] = [ratio * each for each in samples[reference.plan.name, number]]
+                self.prove(attempt, tracer if attempt in tracer.compared(attempts, samples) else None)
             else:
                 attempt.reason = f"{attempt.reason}, even beside {reference.plan.name} alone" if again.short else again.reason or beside.reason
             beside.ready.clear()
 
-    def prove(self, attempt: Attempt) -> None:
-        """Profile one step of the deepest cut and judge whether the arm ran what it says."""
-        attempt.proof = prove(attempt.ready[-1].step, self.device)
-        if attempt.plan.fp8 is True and attempt.proof.fp8_gemms == 0:
-            attempt.reason = NO_FP8_GEMM
+    def prove(self, attempt: Attempt, tracer: Tracer | None = None) -> None:
+        """Profile one step of the deepest cut and judge whether the arm ran what it says; with a tracer, learn where it goes too."""
+        attempt.proof = tracer.trace(attempt) if tracer else prove(attempt.ready[-1].step, self.device)
+        if attempt.plan.fp8 is True and not attempt.proof.fp8_gemms:
+            attempt.reason = NO_FP8_GEMM if attempt.proof.fp8_gemms == 0 else UNSEEN
         elif attempt.plan.fp8 is False and attempt.proof.fp8_gemms:
             attempt.reason = f"{attempt.proof.fp8_gemms} FP8 GEMMs were seen in a BF16 step"
         elif attempt.plan.compiled and attempt.proof.graphs_run == 0:
@@ -285,7 +300,7 @@ class Bench:
     def _let_go(self) -> None:
         """Let go of the step of every arm, and with it of what its replica does not share."""
         for ready in self._handed_out:
-            ready.step = _gone
+            ready.step, ready.model = _gone, None
         self._handed_out.clear()
         free(self.device)
 
@@ -304,13 +319,6 @@ def _watched(ready: Ready) -> Callable[[], object]:
         return result
 
     return step
-
-
-def _bytes_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of parameters, buffers and optimizer state, each tensor once."""
-    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
-    tensors = [*model.parameters(), *model.buffers(), *states]
-    return sum({id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
 
 
 def sentence(error: BaseException) -> str:

@@ -2,7 +2,8 @@
 
 What is dropped last comes first: as it is, both BF16 baselines, the prescription, then single treatments, then what nobody
 proposed. An arm that fails (out of memory, a compile error) costs itself and nothing else; an arm without proof that it
-ran what its label says has no number but a reason. `fp8doctor.trial.combining` makes one prescription of what gained.
+ran what its label says has no number but a reason. The arms that the report compares are explained by the very profile
+that proves them (`fp8doctor.trial.trace`). `fp8doctor.trial.combining` makes one prescription of what gained.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from fp8doctor.measured import COMBINATION, NO_TIME_LEFT, STEP_RAISES
 from fp8doctor.trial.bench import SELF_CHECK, Attempt, Bench, DeviceLost, sentence
 from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.digest import NO_DOUBT, digest, harm, what_harm
+from fp8doctor.trial.numerics import NUMERICS, with_numerics
 from fp8doctor.trial.replica import NotReplicable, OriginalTouched
 from fp8doctor.trial.results import gpu_name, report
+from fp8doctor.trial.trace import BREAKDOWN, KeepTrace, Tracer
 from fp8doctor.trial.undisturbed import free, undisturbed
 from fp8doctor.trial.variant import ArmPlan
 
@@ -43,26 +46,29 @@ def conduct(
     budget_s: float,
     progress: Callable[[str, str | None], None],
     skip: Mapping[str, str] | None = None,
+    keep_trace: KeepTrace | None = None,
+    spent_s: float = 0.0,
 ) -> Trial:
     """Time ``arms`` of the job on ``device`` within ``budget_s`` seconds, in the order of their importance, and do no harm.
 
-    ``lists`` names the lists of repeated blocks, ``skip`` maps arms that are not to be built to the reason. A model that
-    cannot be copied, or whose own step raises, gives a Trial with a reason and no times.
+    ``lists`` names the lists of repeated blocks, ``skip`` maps arms that are not to be built to the reason. ``keep_trace`` is
+    handed the trace of every arm that is profiled. ``spent_s`` of the budget are gone already. A model that cannot be copied,
+    or whose own step raises, gives a Trial with a reason and no times.
 
     Raises `DeviceLost` when an arm took the GPU's context down, so that a new process can go on without it.
     """
-    began = time.monotonic()
+    began = time.monotonic() - spent_s
     if job.batch is None:
         return _without_times(device, "there is no batch to run it on; give one, as example_batch() in a model file", budget_s, began)
     before = digest(job)
     with undisturbed(job) as put_back:
-        trial = _timed(job, lists, arms, device, budget_s, began, progress, skip or {})
+        trial = _timed(job, lists, arms, device, budget_s, began, progress, skip or {}, keep_trace)
     return _with_harm(trial, (*put_back, *harm(before, digest(job))))
 
 
 def _timed(
     job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], device: torch.device, budget_s: float, began: float,
-    progress: Callable[[str, str | None], None], skip: Mapping[str, str],
+    progress: Callable[[str, str | None], None], skip: Mapping[str, str], keep_trace: KeepTrace | None,
 ) -> Trial:  # fmt: skip
     """The trial itself; what it leaves behind is its caller's concern."""
     try:
@@ -74,19 +80,29 @@ def _timed(
     except Exception as error:
         return _without_times(device, f"{STEP_RAISES}{sentence(error)}", budget_s, began)
     attempts = [Attempt(plan, reason=skip.get(plan.name)) for plan in arms]
+    tracer = Tracer(bench, progress, keep_trace, reason_against=skip.get(BREAKDOWN))
     _build(bench, attempts, budget_s, began, progress)
     timed = [attempt for attempt in attempts if attempt.reason is None]
     progress(f"timing {len(timed)} variants of the step", None)
     try:
         kept = FINAL_SHARE if any(explores(attempt.plan) for attempt in timed) else PROOF_SHARE
         samples = bench.time(timed, until=began + budget_s * (1 - kept))
+        tracer.explain(timed, samples)
         for attempt in timed:
-            bench.prove(attempt)
+            if attempt.proof is None:
+                bench.prove(attempt)
         late = time.monotonic() - began > budget_s * (1 - FINAL_SHARE / 2)
         against = skip.get(COMBINATION) or (_used_up(budget_s) if late else None)
         final = best_total(Window(bench, attempts, samples), until=began + budget_s, reason_against=against, progress=progress)
-        bench.time_in_pairs(attempts, samples, until=began + budget_s)
-        trial = report(bench.plan, device, attempts, samples, final, health=bench.health(), budget_s=budget_s, elapsed_s=time.monotonic() - began)
+        if final:
+            tracer.explain(final.attempts, final.samples)
+        bench.time_in_pairs(attempts, samples, tracer, until=began + budget_s)
+        trial = report(
+            bench.plan, device, attempts, samples, final, health=bench.health(), gaps=tracer.gaps, budget_s=budget_s, elapsed_s=time.monotonic() - began
+        )  # fmt: skip
+        progress("measuring what FP8 does to each layer", NUMERICS)
+        no_time = _used_up(budget_s) if time.monotonic() - began > budget_s else None
+        trial = with_numerics(trial, bench, until=began + budget_s, against=skip.get(NUMERICS) or no_time)
     except DeviceLost:
         raise
     except Exception as error:
@@ -95,7 +111,7 @@ def _timed(
     attempts.clear()
     timed.clear()
     bench.close()
-    return trial
+    return msgspec.structs.replace(trial, elapsed_s=time.monotonic() - began)
 
 
 def _build(bench: Bench, attempts: Sequence[Attempt], budget_s: float, began: float, progress: Callable[[str, str | None], None]) -> None:

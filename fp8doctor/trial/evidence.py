@@ -2,42 +2,46 @@
 
 Private names read here, verified on torch 2.11 and 2.13: ``torch._dynamo.utils.counters`` (``frames``,
 ``graph_break``), ``torch._dynamo.utils._compilation_metrics`` and the raw events of the profiler, whose ``key_averages``
-would take seconds.
+would take seconds, ``torch.autograd.profiler._is_profiler_enabled`` and
+``torch._C._autograd._profiler_enabled``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch._C._autograd import DeviceType
 
+from fp8doctor.kernels import FP8_GEMM_KERNEL, FP8_OPERATORS
 from fp8doctor.record import NOT_RECORDED
 from fp8doctor.scrub import scrub
 
-FP8_OPERATORS = frozenset({"aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2"})
-
-FP8_GEMM_KERNEL = re.compile(r"^nvjet_(sm\d+_)?[a-z]*q[a-z]*_|xmma_gemm_e[45]m[23]|cutlass.*(e4m3|e5m2)|float_e[45]m[23]|deep_gemm|fp8_gemm|f8f8bf16")
-"""GEMM kernels with an FP8 operand: cuBLASLt's ``nvjet`` names e4m3 ``q`` (``qqtst``, ``qrtst``), seen on an H200 with
-torchao 0.18 and TE 2.20.2; the others from public traces and sources."""
-
 COMPILED_REGION = "Torch-Compiled Region"
 
-LIMIT_EXCEEDED = re.compile(r"(recompile|cache) limit exceeded", re.IGNORECASE)
-"""How Dynamo names the failure of a frame that was compiled too often: ``Dynamo recompile limit exceeded`` (torch 2.13)."""
+LIMIT_EXCEEDED = re.compile(r"(recompile|cache)(_size)?[ _]limit (exceeded|reached)", re.IGNORECASE)
+"""How Dynamo names the failure of a frame that was compiled too often: ``Dynamo recompile limit exceeded`` (torch 2.13),
+``recompile_limit reached`` (2.9), ``cache_size_limit reached`` (2.6)."""
 
 PLACE = re.compile(r"\S+:\d+ in \S+$")
 """Where a guard came from, the last comment behind it: ``model.py:12 in forward``."""
 
 MOST_REASONS = 5
 """Reasons that are kept of each kind."""
+
+SETTLE_S = 0.2
+"""After so long under load the clocks of a GPU have settled (seen on an H200 at its power limit)."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +91,11 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
         after = compiled_so_far()
         seen.graphs, seen.breaks = after.frames - before.frames, after.breaks - before.breaks
         seen.break_reasons = _few(_break(reason) for reason, count in utils.counters["graph_break"].items() if count > broken.get(reason, 0))
-        if kept is not None and all(hasattr(each, "recompile_reason") and hasattr(each, "compile_id") for each in log):
+        if kept is not None and all(hasattr(each, "recompile_reason") for each in log):  # which torch 2.6 lacks
             again = [each for each in log if each.recompile_reason]
             seen.recompilations = sum(not each.fail_type for each in again)
             seen.recompile_reasons = _few(_guard(each.recompile_reason) for each in again)
+        if kept is not None and all(hasattr(each, "compile_id") for each in log):
             seen.left_eager = _left_eager(log, model)
 
 
@@ -122,7 +127,7 @@ def _left_eager(log: Iterable[Any], model: nn.Module) -> tuple[str, ...]:
         if each.co_name:
             functions.setdefault(frame, owners.get((each.co_filename, each.co_firstlineno), each.co_name))
         if LIMIT_EXCEEDED.search(each.fail_reason or ""):
-            given_up.append(functions.get(frame) or _guard(each.recompile_reason or "").rpartition(" in ")[2].rstrip(")") or f"frame {frame}")
+            given_up.append(functions.get(frame) or _guard(getattr(each, "recompile_reason", None) or "").rpartition(" in ")[2].rstrip(")") or f"frame {frame}")
     return _few(given_up)
 
 
@@ -136,26 +141,79 @@ def _forwards(model: nn.Module) -> Mapping[tuple[str, int], str]:
 class StepProof:
     """What one profiled step ran."""
 
-    fp8_gemms: int
+    fp8_gemms: int | None
+    """None where nothing that could be watched tells."""
     graphs_run: int
 
 
 def prove(step: Callable[[], object], device: torch.device) -> StepProof:
-    """Profile one step and count. On CUDA FP8 GEMMs are counted by kernel, which covers every stack."""
+    """Watch one step and count.
+
+    A process has one profiler at a time, and to start another ends the first without its events (seen on torch 2.13).
+    Beside one of the user's, and where it does not start, the observer of execution traces counts, which sees operators only.
+    """
+    if not profiler_in_use():
+        with suppress(Exception):
+            return counted(profiled(step, device), device)
+    return _observed(step, device)
+
+
+def profiler_in_use() -> bool:
+    """Whether the user profiles this process; False where this torch does not tell."""
+    in_this_thread: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", lambda: False)
+    return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", False)) or in_this_thread()
+
+
+def profiled(step: Callable[[], object], device: torch.device, *, to_read: bool = False) -> torch.profiler.profile:
+    """One step under the profiler, which has stopped when this returns.
+
+    ``to_read`` records the types of the operators' inputs, and on CUDA lets the GPU work right up to the step: after a
+    rest its clocks are higher than in the window where the step was timed.
+    """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with quiet_profiler(), torch.profiler.profile(activities=activities) as profile:
+    settle = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1) if to_read and device.type == "cuda" else None
+    profile = torch.profiler.profile(activities=activities, schedule=settle, record_shapes=to_read)
+    with quiet_profiler(), profile:
+        if settle:
+            until = time.monotonic() + SETTLE_S
+            while time.monotonic() < until:
+                step()
+                torch.cuda.synchronize(device)
+            profile.step()
         step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+    return profile
+
+
+def counted(profile: torch.profiler.profile, device: torch.device) -> StepProof:
+    """What a profiled step ran. On CUDA FP8 GEMMs are counted by kernel, which covers every stack."""
     operators = kernels = regions = 0
-    for event in profile.profiler.kineto_results.events():
+    raw: Any = profile.profiler
+    for event in raw.kineto_results.events():
         name = event.name()
         operators += name in FP8_OPERATORS
         kernels += event.device_type() == DeviceType.CUDA and bool(FP8_GEMM_KERNEL.search(name))
         regions += name.startswith(COMPILED_REGION)
     return StepProof(kernels if device.type == "cuda" else operators, regions)
+
+
+def _observed(step: Callable[[], object], device: torch.device) -> StepProof:
+    """The same by operators: FP8 GEMMs of a stack that has none of its own (Transformer Engine) are not seen on CUDA."""
+    with tempfile.TemporaryDirectory(prefix="fp8doctor-") as folder:
+        file = Path(folder, "operators.json")
+        observer = torch.profiler.ExecutionTraceObserver().register_callback(str(file))
+        try:
+            observer.start()
+            step()
+            observer.stop()
+        finally:
+            observer.unregister_callback()
+        names = [node["name"] for node in json.loads(file.read_bytes())["nodes"]]
+    operators = sum(name in FP8_OPERATORS for name in names)
+    return StepProof(operators or (None if device.type == "cuda" else 0), sum(name.startswith(COMPILED_REGION) for name in names))
 
 
 @contextmanager

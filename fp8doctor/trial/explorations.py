@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.job import Job
-from fp8doctor.trial.treatments.attention import is_eager
+from fp8doctor.shape_gain import timed_shapes, to_keep
 from fp8doctor.trial.treatments.optimizer import could_be_fused
 from fp8doctor.trial.treatments.precision import mostly_fp32
 from fp8doctor.trial.treatments.recipe import PREFIX, RECIPES
@@ -69,15 +69,17 @@ def other_recipe(recipe: str) -> Callable[[Seen], bool]:
     return sensible
 
 
-def eager_attention(seen: Seen) -> bool:
-    return any(is_eager(module) for module in seen.job.model.modules())
-
-
 def compiled_as_one(seen: Seen) -> bool:
     """One compile mark on the whole of a model that has repeated blocks, and nothing proposed about it."""
     marks = seen.facts.training.compile_marks if recorded(seen.facts.training) and recorded(seen.facts.training.compile_marks) else ()
     whole = any(mark.name == "" and mark.compiles is not False and mark.form in ("wrapped", "in_place", "assigned_forward") for mark in marks)
     return whole and bool(seen.facts.network.blocks) and not any(name.startswith("compile-") for name in seen.proposed)
+
+
+def some_lose(seen: Seen) -> bool:
+    """Layers that were timed alone and lose even with compiled casts, beside others that do not; an uncompiled layer loses anyway."""
+    kept = to_keep(seen.facts) if timed_shapes(seen.facts) and (seen.compiled or all(each.stack == "transformer_engine" for each in seen.in_fp8)) else ()
+    return 0 < len(kept) < len(seen.in_fp8)
 
 
 SENSIBLE: dict[str, Callable[[Seen], bool]] = {
@@ -86,8 +88,8 @@ SENSIBLE: dict[str, Callable[[Seen], bool]] = {
     "checkpointing-off": checkpoints,
     "autocast-bf16": in_fp32,
     "bf16-parameters": in_fp32,
+    "keep-in-bf16": some_lose,
     **{PREFIX + recipe.replace("_", "-"): other_recipe(recipe) for recipe in RECIPES},
-    "attention-sdpa": eager_attention,
     "fused-optimizer": lambda seen: could_be_fused(seen.job),
     "compile-blocks": compiled_as_one,
 }

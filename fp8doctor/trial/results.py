@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
 from fp8doctor.disturbed import disturbance
-from fp8doctor.facts import Arm, ArmCut, Health, Trial
+from fp8doctor.facts import Arm, ArmCut, Breakdown, Health, Trial
 from fp8doctor.interval import interval
 from fp8doctor.measured import FIRST
+from fp8doctor.record import NOT_RECORDED
 from fp8doctor.trial.bench import SELF_CHECK, Attempt
+from fp8doctor.trial.breakdown import breakdown
 from fp8doctor.trial.depth import Plan, cleaned
+from fp8doctor.trial.memory import full_peak, memory_parts
 from fp8doctor.trial.variant import ArmPlan
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ Samples = dict[tuple[str, int], list[float]]
 
 def report(
     plan: Plan, device: torch.device, attempts: Sequence[Attempt], samples: Samples, final: Final | None = None,
-    *, health: Health | None, budget_s: float, elapsed_s: float,
+    *, health: Health | None, gaps: Mapping[str, str], budget_s: float, elapsed_s: float,
 ) -> Trial:  # fmt: skip
     """Medians with intervals, at every cut and at full depth, as plain facts."""
     ratio = _self_check(attempts, samples)
@@ -45,6 +48,7 @@ def report(
         self_check_ratio=ratio,
         reliable=not reasons,
         health=health,
+        gaps=dict(gaps),
         reason="; ".join(reasons) or None,
         budget_s=budget_s,
         elapsed_s=elapsed_s,
@@ -84,7 +88,10 @@ def full_ms(plan: Plan, samples: Samples, arm: ArmPlan) -> list[float]:
 def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
     of, ratio = attempt.plan, attempt.plan.tokens_ratio
     if attempt.reason is not None or attempt.proof is None:
-        return Arm(name=of.name, treatments=of.treatments, base=of.base, tokens_ratio=ratio, tried=False, reason=attempt.reason)
+        return Arm(
+            name=of.name, treatments=of.treatments, base=of.base, tokens_ratio=ratio, tried=False, reason=attempt.reason,
+            breakdown=None, memory=None, non_finite=None,
+        )  # fmt: skip
     full = full_ms(plan, samples, of)
     cuts = []
     for number, (cut, ready) in enumerate(zip(plan.cuts, attempt.ready, strict=True)):
@@ -107,7 +114,8 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
             )
         )
     at = interval(full)
-    peaks = [ready.peak_gib for ready in attempt.ready if ready.peak_gib is not None]
+    holds = [ready.held for ready in attempt.ready]
+    peak_gib = full_peak(plan, [ready.peak_gib for ready in attempt.ready], holds)
     return Arm(
         name=of.name,
         treatments=of.treatments,
@@ -119,13 +127,29 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
         low_ms=at.low,
         high_ms=at.high,
         rounds_ms=tuple(full),
-        peak_gib=plan.full(peaks) if len(peaks) == len(plan.cuts) else None,
-        static_gib=plan.full([ready.static_gib for ready in attempt.ready]),
+        peak_gib=peak_gib,
+        static_gib=plan.full([each.static_gib for each in holds]),
         beside=attempt.beside,
         cuts=tuple(cuts),
+        breakdown=_breakdown(plan, attempt, at.median),
+        memory=memory_parts(plan, peak_gib, holds),
         fp8_gemms=attempt.proof.fp8_gemms,
         graphs_run=attempt.proof.graphs_run,
+        non_finite=_non_finite(attempt),
     )
+
+
+def _non_finite(attempt: Attempt) -> tuple[str, ...] | None:
+    """What was NaN or infinite at any cut; None when nobody could see at one, and none was elsewhere."""
+    seen = [ready.non_finite for ready in attempt.ready]
+    found = tuple(dict.fromkeys(name for each in seen for name in each or ()))
+    return None if not found and None in seen else found
+
+
+def _breakdown(plan: Plan, attempt: Attempt, step_ms: float) -> Breakdown | None:
+    if not attempt.profiled:
+        return None if attempt.profiled is None else NOT_RECORDED
+    return breakdown(plan, attempt.profiled, step_ms, attempt.plan.tokens_ratio)
 
 
 def gpu_name(device: torch.device) -> str | None:

@@ -23,12 +23,13 @@ PUT_BACK = "{} (put back)"
 
 
 @contextmanager
-def undisturbed(job: Job) -> Iterator[list[str]]:
+def undisturbed(job: Job, *, keep_workers: bool = False) -> Iterator[list[str]]:
     """Put everything back that replicas may change, whatever they did.
 
     Settings of the process (random numbers, flags, variables) are put back silently: a user's own forward may change
     them. What belongs to the user's model is put back and, afterwards, named in the yielded list. Inside, gradients are
-    on and warnings are not shown: replicas say nothing that the model itself would not say.
+    on and warnings are not shown: replicas say nothing that the model itself would not say. ``keep_workers`` leaves what
+    compiling started to run, for one who compiles more and ends it then.
     """
     import torch._dynamo.eval_frame
     import torch._dynamo.utils
@@ -45,7 +46,8 @@ def undisturbed(job: Job) -> Iterator[list[str]]:
     finally:
         named += map(PUT_BACK.format, belongings.put_back())
         settings.put_back(before)
-        dynamo_state.stop_new_workers(workers)
+        if not keep_workers:
+            dynamo_state.stop_new_workers(workers)
         if not entries.put_back():
             named.append("compiled code of the model")
         if settings.alike(before.get("autocast: cpu"), True) or settings.alike(before.get("autocast: cuda"), True):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.float8.config import CastConfig, ScalingGranularity
-from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, Float8WeightOnlyConfig, Int8WeightOnlyConfig, quant_api, quantize_
 
 from fp8doctor.facts import Linear
 from tests import prototypes
@@ -20,6 +20,9 @@ from tests.examine.models import network
 
 INT8 = Int8WeightOnlyConfig(**({"version": 2} if "version" in vars(Int8WeightOnlyConfig)["__dataclass_fields__"] else {}))
 """Weights of the newest class that this torchao has."""
+
+CHECKS_HARDWARE = hasattr(quant_api, "_check_hardware_support")
+"""Since when dynamic activations are quantized on a CPU once this is put aside, and weights say whether they are; not in torchao 0.9."""
 
 
 def only(model: nn.Module) -> Linear:
@@ -157,17 +160,23 @@ def test_torchtitans_expert_configuration() -> None:
     ("config", "dtype", "features"),
     [
         (Float8WeightOnlyConfig(), "float8_e4m3fn", {"activations_quantized": False}),
-        (Float8DynamicActivationFloat8WeightConfig(), "float8_e4m3fn", {"activations_quantized": True}),
+        pytest.param(
+            Float8DynamicActivationFloat8WeightConfig(),
+            "float8_e4m3fn",
+            {"activations_quantized": True},
+            marks=pytest.mark.skipif(not CHECKS_HARDWARE, reason="torchao 0.9 has no quant_api._check_hardware_support to put aside on a CPU"),
+        ),
         (INT8, "int8", {"activations_quantized": False}),
     ],
 )
 def test_quantized_weights_are_storage(monkeypatch: pytest.MonkeyPatch, config: Any, dtype: str, features: dict[str, bool]) -> None:
-    monkeypatch.setattr("torchao.quantization.quant_api._check_hardware_support", lambda granularity: None)
+    monkeypatch.setattr(quant_api, "_check_hardware_support", lambda granularity: None, raising=False)
     model = nn.Sequential(nn.Linear(64, 64, dtype=torch.bfloat16, bias=False))
     quantize_(model, config)
     facts = network(nn.Sequential(model))
     (layer,) = facts.linears
-    assert (layer.stack, layer.use, layer.dtype, layer.features, layer.requires_grad) == ("torchao", "storage", dtype, features, False)
+    assert (layer.stack, layer.use, layer.dtype, layer.requires_grad) == ("torchao", "storage", dtype, False)
+    assert layer.features == (features if CHECKS_HARDWARE else {})
     assert layer.recipe is None
     assert layer.weight_class is not None
     assert layer.weight_class.startswith("torchao.")

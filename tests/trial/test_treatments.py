@@ -685,9 +685,11 @@ def test_every_treatment_has_a_name_that_findings_can_have() -> None:
     assert set(treatments()) >= {
         "compile-blocks", "compile-model", "recipe-tensorwise", "recipe-rowwise", "recipe-rowwise-with-gw-hp", "keep-in-bf16", "stay-in-bf16",
         "checkpointing-off", "te-autocast", "adapters-to-bf16", "autocast-bf16", "bf16-parameters", "attention-sdpa", "fused-optimizer", "larger-batch",
-        "cuda-graphs", "cache-off", "convert-tensorwise", "convert-rowwise",
+        "cuda-graphs", "cache-off", "convert-tensorwise", "convert-rowwise", "fused-attention-on",
     }  # fmt: skip
-    assert {name for name, each in treatments().items() if each.changes != "model"} == {"te-autocast", "autocast-bf16", "fused-optimizer", "larger-batch"}
+    assert {name for name, each in treatments().items() if each.changes != "model"} == {
+        "te-autocast", "autocast-bf16", "fused-optimizer", "larger-batch", "fused-attention-on",
+    }  # fmt: skip
 
 
 def test_every_treatment_is_fp8s_own_or_helps_bf16_too() -> None:

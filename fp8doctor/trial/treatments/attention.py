@@ -16,6 +16,8 @@ def attention_sdpa(variant: Variant, case: Case) -> Variant:
     eager = [module for module in variant.model.modules() if is_eager(module)]
     if not eager:
         raise NotTried("no configuration in it asks for eager attention")
+    if not getattr(type(eager[0]), "_can_set_attn_implementation", lambda: True)():
+        raise NotTried(f"{type(eager[0]).__name__} takes its attention when it is built")
     switch = getattr(eager[0], "set_attn_implementation", None)
     if callable(switch):
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,15 @@ from transformers import LlamaForCausalLM
 from fp8doctor.checks.compilation.recompilation import STILL_COMPILING, recompilation
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.trial.evidence import _left_eager
 from tests.checks.trials import tried
 from tests.examine.models import llama
 
 Look = Callable[..., Facts]
+
+LIMIT = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"  # the latter in torch 2.6
+SAYS_WHY = hasattr(torch._dynamo.utils.CompilationMetrics, "recompile_reason")
+"""Whether Dynamo records why it compiles again."""
 
 
 def compiled_llama(layers: int, **settings: Any) -> LlamaForCausalLM:
@@ -75,7 +81,7 @@ def test_few_blocks_are_information(look: Look) -> None:
 
 
 def test_a_limit_that_was_raised(look: Look) -> None:
-    with torch._dynamo.config.patch(recompile_limit=16):
+    with torch._dynamo.config.patch({LIMIT: 16}):
         finding = recompilation(look(compiled_llama(12, use_cache=True)))
     assert isinstance(finding, Finding)
     assert (finding.severity, finding.evidence["recompile_limit"]) == ("info", 16)
@@ -102,7 +108,7 @@ def test_the_trial_sees_the_blocks_that_the_cache_leaves_eager() -> None:
     assert isinstance(finding, Finding)
     assert finding.severity == "warning"
     assert finding.evidence["left_eager"]
-    assert any("past_key_values" in reason for reason in finding.evidence["reasons"])
+    assert any("past_key_values" in reason for reason in finding.evidence["reasons"]) is SAYS_WHY
     assert finding.treatment is not None
     assert finding.treatment.name == "cache-off"
 
@@ -160,15 +166,26 @@ def test_blocks_that_differ() -> None:
     assert finding.severity == "warning"
     assert finding.treatment is not None
     assert finding.treatment.name == "raise-recompile-limit"
+    assert finding.treatment.code == f"torch._dynamo.config.{LIMIT} = 64"
+
+
+@pytest.mark.parametrize(
+    "words", ["Dynamo recompile limit exceeded", "recompile_limit reached", "accumulated_recompile_limit reached", "cache_size_limit reached"]
+)
+def test_the_words_of_every_torch_for_a_frame_that_is_given_up(words: str) -> None:
+    """Said by torch 2.13, 2.9 (both) and 2.6."""
+    failed = SimpleNamespace(compile_id="0/8", co_name=None, fail_reason=words)
+    named = SimpleNamespace(compile_id="0/0", co_name="forward", co_filename="model.py", co_firstlineno=1, fail_reason=None)
+    assert _left_eager([named, failed], nn.Identity()) == ("forward",)
 
 
 def test_the_raised_limit_makes_it_silent() -> None:
-    with torch._dynamo.config.patch(recompile_limit=64):
+    with torch._dynamo.config.patch({LIMIT: 64}):
         assert recompilation(tried(stack(Numbered, 11), torch.ones(4, 16), "as_is")) is None
 
 
 def test_recompiling_while_it_is_timed() -> None:
-    with torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=1000):
+    with torch._dynamo.config.patch({LIMIT: 1000, f"accumulated_{LIMIT}": 1000}):
         facts = tried(stack(Growing, 1), torch.ones(4, 16), "as_is")
     assert facts.trial.arms[0].reason == STILL_COMPILING
     finding = recompilation(facts)
@@ -181,6 +198,7 @@ def shrinking(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return sum(model(batch[:rows]).mean() for rows in range(2, 14))  # type: ignore[return-value]
 
 
+@pytest.mark.skipif(not SAYS_WHY, reason="torch 2.6 has no CompilationMetrics.recompile_reason")
 def test_lengths_that_vary() -> None:
     finding = recompilation(tried(stack(Lengths, 1), torch.ones(16, 16), "as_is", training_step=shrinking))
     assert isinstance(finding, Finding)

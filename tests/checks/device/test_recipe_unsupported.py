@@ -17,6 +17,7 @@ from tests import prototypes
 from tests.checks.environment.live import finding_of, outcome_of
 from tests.stand_ins import transformer_engine as stand_in
 from tests.stand_ins.nvml import Device, StandIn, a100, gpu, h100
+from tests.stand_ins.scaled_mm import needs_rowwise_scaled_mm, needs_scaled_mm
 
 Look = Callable[..., Facts]
 Machine = Callable[..., None]
@@ -103,7 +104,7 @@ def test_float8_recipes_are_believed_until_a_try_fails(recipe: str, device_of: C
     assert outcome_of("GPU002", look(float8(recipe))).outcome == "healthy"
 
 
-@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("by_row", [pytest.param(False, marks=needs_scaled_mm), pytest.param(True, marks=needs_rowwise_scaled_mm)])
 def test_the_try_is_a_valid_call(by_row: bool) -> None:
     assert device.try_scaled_mm(by_row, "cpu") is None
 
@@ -119,6 +120,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "try_scaled_mm", lambda by_row, where: real(by_row, "cpu"))
 
 
+@needs_rowwise_scaled_mm
 def test_a_try_that_runs_is_healthy(monkeypatch: pytest.MonkeyPatch, machine: Machine, look: Look) -> None:
     machine(rtx5090())
     on_the_cpu(monkeypatch)

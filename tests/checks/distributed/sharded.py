@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+needs_a_sharded_step = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 has no torch.cpu.Stream.record_event, which fully_shard calls in a step on a CPU"
+)
 
 
 @contextmanager

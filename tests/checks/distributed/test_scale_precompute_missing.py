@@ -9,7 +9,7 @@ import torch
 from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
 from fp8doctor.facts import Facts
-from tests.checks.distributed.sharded import blocks, float8, processes, shard, step
+from tests.checks.distributed.sharded import blocks, float8, needs_a_sharded_step, processes, shard, step
 from tests.checks.environment.live import finding_of, outcome_of
 
 Look = Callable[..., Facts]
@@ -21,6 +21,7 @@ def eight() -> Iterator[None]:
         yield
 
 
+@needs_a_sharded_step
 def test_a_step_without_the_call(eight: None, look: Look) -> None:
     model = shard(float8(all_gather=True))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -31,6 +32,7 @@ def test_a_step_without_the_call(eight: None, look: Look) -> None:
     assert finding.title == "4 of 4 weights gathered in FP8 have no scale computed in advance"
 
 
+@needs_a_sharded_step
 def test_the_treatment_makes_it_silent(eight: None, look: Look) -> None:
     model = shard(float8(all_gather=True))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -65,6 +67,7 @@ def test_looking_asks_for_no_collective_and_changes_no_scale(eight: None, look: 
     assert model[0][0].weight._local_tensor._precomputed_scale is None
 
 
+@needs_a_sharded_step
 def test_one_process_waits_for_nobody(look: Look) -> None:
     with processes(1):
         model = shard(float8(all_gather=True))

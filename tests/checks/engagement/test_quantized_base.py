@@ -36,7 +36,7 @@ def nf4(linear: nn.Linear) -> None:
 
 
 def int8(linear: nn.Linear) -> None:
-    quantize_(linear, Int8WeightOnlyConfig())
+    quantize_(linear, Int8WeightOnlyConfig(**({"version": 2} if "version" in vars(Int8WeightOnlyConfig)["__dataclass_fields__"] else {})))
 
 
 INT8 = "Int8Tensor" if hasattr(torchao.quantization, "Int8Tensor") else "AffineQuantizedTensor"

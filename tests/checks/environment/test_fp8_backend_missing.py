@@ -116,9 +116,11 @@ def test_no_backend_at_all() -> None:
 
 
 def test_mx_layers_without_torchaos_kernels(look: Callable[..., Facts], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU build of torch loads none of torchao's libraries; a CUDA build is stood in for by its version."""
+    """A CPU build of torch loads none of torchao's libraries; a CUDA build is stood in for by its version."""
     from torchao.quantization import quantize_
 
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.ops, "loaded_libraries", set())
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16()
     quantize_(model, prototypes.mxfp8(), filter_fn=lambda module, name: isinstance(module, nn.Linear))
     assert outcome_of("ENV004", look(model)).outcome == "not_applicable"

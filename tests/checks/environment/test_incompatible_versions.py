@@ -138,6 +138,7 @@ def test_a_real_float8_model_with_an_old_peft(says: Says, look: Look, forget_acc
     model = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64)))
     assert outcome_of("ENV005", look(model)).outcome == "healthy", f"with the installed {peft.__version__}"
     says("peft", "0.18.1")
+    says("torchao", "0.18.0")
     finding = finding_of("ENV005", look(model))
     assert finding is not None
     assert finding.severity == "info"

@@ -13,8 +13,9 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import load_report
 from fp8doctor.checks.memory.more_memory_than_bf16 import more_memory_than_bf16
-from fp8doctor.facts import Arm, Facts, Gpu
+from fp8doctor.facts import Arm, Facts, Gpu, MemoryParts
 from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.record import NOT_RECORDED
 from tests.checks.arms import failed, ran, timed
 from tests.patients.record import HERE
 from tests.stand_ins import transformer_engine
@@ -76,6 +77,37 @@ def test_like_is_compared_with_like(look: Look) -> None:
     assert isinstance(finding, Finding)
     assert finding.evidence["compared_with"] == "bf16_compiled"
     assert finding.treatment is None, "the cause is not known"
+
+
+def made_of(arm: Arm, **parts: float) -> Arm:
+    """The arm with the parts of its peak as a trial on a GPU counts them."""
+    kept = {"weights": 1.0, "fp8_copies": 0.0, "gradients": 1.0, "optimizer": 3.0} | parts
+    rest = (arm.peak_gib or 0.0) - sum(kept.values())
+    return msgspec.structs.replace(arm, memory=MemoryParts(**{f"{name}_gib": gib for name, gib in kept.items()}, activations_gib=rest))
+
+
+def test_the_evidence_says_where_the_extra_is(look: Look) -> None:
+    as_is, bf16, compiled = peaks(24.0, 20.0, 18.0)
+    arms = (made_of(as_is, fp8_copies=1.5, gradients=0.8, weights=1.02), made_of(bf16), compiled)
+    finding = more_memory_than_bf16(timed(look(in_fp8(), tokens=4096), *arms))
+    assert isinstance(finding, Finding)
+    extra = {key.removeprefix("extra_").removesuffix("_gib"): value for key, value in finding.evidence.items() if key in EXTRA}
+    assert list(extra) == ["activations", "fp8_copies", "weights", "optimizer", "gradients"], "the largest first"
+    assert sum(extra.values()) == pytest.approx(finding.evidence["extra_gib"])
+    assert (finding.evidence["as_is_fp8_copies_gib"], finding.evidence["bf16_fp8_copies_gib"]) == (1.5, 0.0)
+    assert "The difference: +2.7 GiB activations and temporaries, +1.5 GiB FP8 copies kept beside them, -0.2 GiB gradients." in finding.explanation
+
+
+EXTRA = [f"extra_{name}_gib" for name in ("weights", "fp8_copies", "gradients", "optimizer", "activations")]
+
+
+@pytest.mark.parametrize("memory", [None, NOT_RECORDED], ids=["a CPU", "a recording from before"])
+def test_without_the_parts_it_says_what_it_said(look: Look, memory: None) -> None:
+    arms = peaks(24.0, 20.0, 18.0)
+    finding = more_memory_than_bf16(timed(look(in_fp8(), tokens=4096), *(msgspec.structs.replace(arm, memory=memory) for arm in arms)))
+    assert isinstance(finding, Finding)
+    assert not set(EXTRA) & set(finding.evidence)
+    assert "0.0 GiB of it are weights, buffers and optimizer state" in finding.explanation
 
 
 @pytest.mark.parametrize(("capability", "gib"), [("9.0", 2.0), ("8.9", 2.0), ("10.0", 1.0)])

@@ -15,6 +15,7 @@ from fp8doctor.facts import Arm, Facts
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from tests.checks.arms import failed, ran, timed
 from tests.checks.trials import tried
+from tests.stand_ins.scaled_mm import needs_rowwise_scaled_mm
 
 Look = Callable[..., Facts]
 
@@ -104,6 +105,7 @@ def test_bf16_has_no_recipe(look: Look) -> None:
     assert isinstance(recipe_too_dear(timed(look(mlp(), tokens=16384), ran("as_is"))), NotApplicable)
 
 
+@needs_rowwise_scaled_mm
 def test_the_trial_tries_what_the_check_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real arms, eager on a CPU: whichever is faster, each is compared with the step as it is."""
     names = [f"recipe-{name}" for name in ("tensorwise", "rowwise-with-gw-hp")]

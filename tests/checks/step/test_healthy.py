@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+import pytest
 import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model, load_report
+from fp8doctor.diagnose import diagnose
+from tests.checks.arms import timed
+from tests.checks.step.profiled import BF16, FP8_COMPILED
+from tests.facts_of import DECODER_468M
+from tests.stand_ins.scaled_mm import needs_scaled_mm
 
 RECORDED = Path(__file__).parents[2] / "patients" / "recorded"
 
@@ -21,8 +28,24 @@ def test_compiled_fp8_on_an_h200_pays() -> None:
     assert finding.title == f"FP8 pays: {report.verdict.speedup:.2f}x of the best BF16"
 
 
+@needs_scaled_mm
 def test_slow_fp8_is_not_called_healthy() -> None:
     model = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16())
     report = inspect_model(model, torch.ones(16, 64, dtype=torch.bfloat16), device="cpu", budget_s=5)
     assert next(each.outcome for each in report.outcomes if each.code == "STP005") == "healthy"
     assert report.verdict.status == "fp8_slower"
+
+
+def test_what_is_left_against_the_ceiling() -> None:
+    report = diagnose(timed(DECODER_468M, msgspec.structs.replace(FP8_COMPILED, name="as_is"), BF16))
+    finding = next(each for each in report.findings if each.code == "STP005")
+    assert finding.evidence["ceiling"] == pytest.approx(92.7 / 66.6)
+    assert finding.evidence["left_ms"] == pytest.approx(88.3 - 66.6)
+    assert finding.explanation.endswith("With every cast for free it would be about 1.39x (measured): 21.7 ms are left.")
+
+
+def test_without_a_breakdown_nothing_is_said_of_a_ceiling() -> None:
+    report = load_report(RECORDED / "h200-decoder_468m_compiled.json")
+    finding = next(each for each in report.findings if each.code == "STP005")
+    assert finding.evidence["ceiling"] is None
+    assert finding.explanation.endswith("timed in turn in one process.")

@@ -1,0 +1,99 @@
+"""A checkpoint of the converted model cannot be written
+
+Looks at: the weights that are tensor subclasses. What saving does is tried on the smallest of each
+class: `torch.save` of what `state_dict` gives for it, into memory, and the address of its storage,
+which safetensors asks of every tensor.
+
+Why it costs time. The job trains, and fails at its first checkpoint: hours of GPU time for nothing.
+A conversion to FP8 that puts a wrapper around every weight leaves nothing at that address.
+`save_pretrained` of transformers, a Trainer's checkpoints and `save_state` of Accelerate all write
+safetensors. Accelerate's torchao path wraps every converted weight for FSDP's float8 all-gather, on
+one GPU too.
+
+What to do. Leave the wrapping out where no FSDP reads it; else save what the wrapper holds.
+
+    accelerate launch --mixed_precision fp8 train.py               # before: weights wrapped
+    export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false      # after, and launch as before
+
+Evidence: with accelerate 1.15, transformers 5.23 and torchao 0.18, run on a CPU, a Trainer stops at
+its first checkpoint with "Attempted to access the data pointer on an invalid python storage"; with
+the variable above it goes on. MXFP8 and FP8 training weights of torchao.prototype do the same.
+https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py
+https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/fsdp_utils.py
+https://github.com/huggingface/safetensors/blob/v0.8.0/bindings/python/py_src/safetensors/torch.py
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Facts, Linear, Network, SavedWeight, Training
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.overview import plural
+from fp8doctor.registry import check
+
+ALL_GATHER_WEIGHT = "WeightWithDynamicFloat8CastTensor"
+"""torchao's wrapper around a weight for FSDP's float8 all-gather. Source: ``torchao/float8/fsdp_utils.py``, 0.10 to 0.18."""
+
+ACCELERATES = "save_state or save_model of Accelerate, which write safetensors unless told otherwise,"
+
+KEEP_WEIGHTS = Treatment(
+    name="no-float8-all-gather",
+    summary="leave FSDP's float8 all-gather off where there is no FSDP: the converted layers then keep ordinary weights, which can be saved",
+    code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # read by Accelerate, and so by a Trainer\n"
+    "# or: Float8LinearConfig(..., enable_fsdp_float8_all_gather=False)",
+)
+UNWRAP = Treatment(
+    name="save-unwrapped",
+    summary="save the tensors inside the wrappers",
+    code='plain = {name: getattr(tensor, "_data", tensor) for name, tensor in model.state_dict().items()}   # torchao 0.17 and 0.18\n'
+    "model.save_pretrained(folder, state_dict=plain)",
+)
+
+
+@check(
+    "MOD010",
+    "cannot-be-saved",
+    area="engagement",
+    severity="error",
+    needs=("network.saving", "network.save_pretrained", "network.linears.use", "network.linears.weight_class", "training.trainer", "training.accelerate"),
+)
+def cannot_be_saved(facts: Facts) -> Finding | NotApplicable | None:
+    trained = [linear for linear in facts.network.linears if linear.use == "training"]
+    if not trained:
+        return NotApplicable(reason="no layer is set up for FP8 training")
+    for saved in facts.network.saving:
+        layers = [linear for linear in trained if linear.weight_class == saved.weight_class and linear.adapter != "base"]
+        writer = fails_in(saved, facts)
+        if layers and writer:
+            kind = saved.weight_class.rpartition(".")[2]
+            return Finding(
+                severity="warning" if writer == ACCELERATES else None,
+                title=f"{plural(len(layers), 'FP8 layer')} cannot be saved: their weights are {kind}",
+                explanation=f"{writer} fails on them, tried on {saved.tried}: {saved.pickle_error or saved.storage_error}",
+                evidence={"layers": len(layers), "weight_class": saved.weight_class, "torch_save": saved.pickle_error, "safetensors": saved.storage_error},
+                treatment=KEEP_WEIGHTS if kind == ALL_GATHER_WEIGHT else None if saved.pickle_error else UNWRAP,
+            )
+    return None
+
+
+def fails_in(saved: SavedWeight, facts: Facts) -> str | None:
+    """What this job would write its checkpoints with, and cannot; None when it can, or when nothing tells that it would."""
+    if saved.pickle_error:
+        return "torch.save"
+    if saved.storage_error is None:
+        return None
+    if facts.training.trainer:
+        return "A Trainer's checkpoint, which is written with safetensors,"
+    if facts.network.save_pretrained:
+        return "save_pretrained, which writes safetensors,"
+    return ACCELERATES if facts.training.accelerate and facts.training.accelerate.prepared else None
+
+
+def _prepared(error: str | None) -> Facts:
+    kind = f"torchao.float8.fsdp_utils.{ALL_GATHER_WEIGHT}"
+    saved = SavedWeight(weight_class=kind, tensors=1, tried="up.weight", pickle_error=None, storage_error=error)
+    network = Network(linears=(Linear(name="up", use="training", weight_class=kind, adapter=None),), saving=(saved,), save_pretrained=True)
+    return Facts(network=network, training=Training(trainer=None, accelerate=None))
+
+
+SICK = _prepared("RuntimeError: Attempted to access the data pointer on an invalid python storage.")
+HEALTHY = _prepared(None)

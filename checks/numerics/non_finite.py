@@ -1,0 +1,102 @@
+"""NaN or infinity in FP8 only
+
+Looks at: loss and gradients in the first steps of the job as it is and of what is prescribed,
+beside BF16 on the same weights and the same batch; and every FP8 layer alone, fed with what it is
+fed in BF16.
+
+Why it matters. One NaN in a gradient is in every weight after the next update, and no later step
+takes it out again. FP8 has less range than BF16: a value beyond 448 in E4M3 becomes NaN where the
+cast does not saturate, beyond 57344 in E5M2 infinity. Delayed scaling meets such values whenever
+a tensor grows faster than its history, a miscompiled cast writes them by itself.
+
+What to do. Leave the layers that overflow in BF16, or take a recipe that scales by the values of
+this very step:
+
+    recipe = DelayedScaling(amax_history_len=16)     # before: last steps' scale, today's values
+    recipe = Float8CurrentScaling()                  # after, or DelayedScaling(margin=1)
+
+A lower learning rate and clipping help where gradients grow, in BF16 too; when BF16 is not finite
+either, this check says nothing, because FP8 is not the cause.
+
+Evidence: torch 2.11 and older cast 1000 to NaN in E4M3 (2.12 and newer to 448), which is why
+torchao clamps before (`to_fp8_saturated`); torch 2.13 still casts 1e9 to infinity in E5M2.
+https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_utils.py
+https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/examples/fp8_primer.html
+https://github.com/triton-lang/triton/issues/11111
+"""
+
+from __future__ import annotations
+
+from fp8doctor.cures import keep_in_bf16
+from fp8doctor.facts import Arm, Facts, LayerNumerics, Linear, Network, Trial, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.measured import PRESCRIBED, arm, uses_fp8
+from fp8doctor.overview import plural
+from fp8doctor.registry import check
+
+NAMED = 3
+"""Layers that the text names; the evidence has them all."""
+
+
+@check(
+    "NUM001", "non-finite", area="numerics", severity="error",
+    needs=("network.linears.use", "network.linears.stack", "network.linears.recipe", "trial.arms.non_finite"), explained_by=("NUM003",),
+)  # fmt: skip
+def non_finite(facts: Facts) -> Finding | NotApplicable | None:
+    if not uses_fp8(facts):
+        return NotApplicable(reason="no layer is set up for FP8 training")
+    seen = [each for name in ("as_is", PRESCRIBED) if (each := arm(facts.trial, name)) and each.non_finite is not None]
+    bf16 = [each for name in ("bf16", "bf16_compiled") if (each := arm(facts.trial, name)) and each.non_finite is not None]
+    if not seen or not bf16:
+        return NotApplicable(reason=f"no step in {'BF16' if seen else 'FP8'} could be looked at")
+    if all(each.non_finite for each in bf16):
+        return NotApplicable(reason="loss or gradients are not finite in BF16 either")
+    sick = [each for each in seen if each.non_finite]
+    layers = tuple(each.name for each in facts.trial.numerics if each.non_finite) if recorded(facts.trial.numerics) else ()
+    if not sick and not layers:
+        return None
+    what = " and ".join(dict.fromkeys(name for each in sick for name in each.non_finite or ())) or f"what {plural(len(layers), 'layer')} give"
+    step = "FP8" if not sick or sick[0].name == "as_is" else "the prescribed FP8 step, not in the step as it is"
+    return Finding(
+        title=f"NaN or infinity in {what} in {step}",
+        explanation=f"On the same weights and the same batch BF16 is finite. {where(facts, layers)}",
+        evidence={
+            "non_finite": tuple(dict.fromkeys(name for each in sick for name in each.non_finite or ())),
+            "arms": tuple(each.name for each in sick),
+            "finite_arms": tuple(each.name for each in (*seen, *bf16) if not each.non_finite),
+            "layers": layers,
+        },
+        treatment=treatment(facts, layers, sick),
+    )
+
+
+def where(facts: Facts, layers: tuple[str, ...]) -> str:
+    """Which layers it comes from, as far as that is known."""
+    if layers:
+        more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
+        return f"Fed alone with the input of BF16, {', '.join(layers[:NAMED])}{more} are where it begins."
+    if recorded(facts.trial.numerics) and facts.trial.numerics:
+        return f"None of {plural(len(facts.trial.numerics), 'layer')} that were fed alone, eagerly, gives any: it comes from compiled code, or builds up."
+    return "The layers were not looked at one by one, so where it begins is not known."
+
+
+def treatment(facts: Facts, layers: tuple[str, ...], sick: list[Arm]) -> Treatment | None:
+    """BF16 for the layers it begins in; else current scaling where Transformer Engine scales by the past; None when nothing is known."""
+    if layers:
+        return keep_in_bf16(layers, facts)
+    delayed = any(linear.stack == "transformer_engine" and linear.use == "training" for linear in facts.network.linears)
+    if not delayed or not any(each.name == "as_is" for each in sick):
+        return None
+    return Treatment(name="current-scaling", summary="scale by the values of the step itself", code="recipe = Float8CurrentScaling()")
+
+
+def _overflow(*non_finite: str) -> Facts:
+    """A step of two layers, the second of which overflows in FP8."""
+    linears = tuple(Linear(name=name, stack="torchao", use="training", recipe="tensorwise") for name in ("up", "down"))
+    arms = tuple(Arm(name=name, tried=True, reason=None, non_finite=found) for name, found in (("as_is", non_finite), ("bf16", ())))
+    numerics = tuple(LayerNumerics(name=name, non_finite=64 if non_finite and name == "down" else 0) for name in ("up", "down"))
+    return Facts(network=Network(linears=linears), trial=Trial(device="cuda", arms=arms, numerics=numerics))
+
+
+SICK = _overflow("loss", "gradients")
+HEALTHY = _overflow()

@@ -1,0 +1,95 @@
+"""Layers too small to pay for their casts
+
+Looks at: every FP8 layer's in and out features and the tokens of a step. On a GPU the trial times
+its GEMMs alone, in BF16 and in FP8, and its casts, compiled; elsewhere all of it is modelled.
+
+Why it costs time. FP8 halves the time of a large GEMM and adds casts: input, weight and gradient
+are read once for their largest value and once more to be written in FP8, in two layouts. GEMMs grow
+with M x K x N, casts with M x K, K x N and M x N. So where K or N is small (the key and value
+projections of grouped-query attention, narrow bottlenecks) the casts cost more than the GEMMs save,
+and compiling does not change that.
+
+What to do. Leave these layers out of the conversion; the others keep their gain.
+
+    convert_to_float8_training(model)                                  # before: all of them
+    keep = {f"model.layers.{i}.self_attn.k_proj" for i in range(32)}   # after: without these
+    convert_to_float8_training(model, module_filter_fn=lambda layer, name: name not in keep)
+
+It fires only beyond doubt: slower with casts fused as far as they can be, by 3 % where it was
+timed and 25 % where it is modelled, and in all at least 2 % of the model's GEMM time. A layer that
+only rowwise scaling makes too dear has the wrong recipe (SHP005); one that more tokens would mend
+has too few (SHP003).
+
+Evidence: torchao's own filter leaves out K <= 4096 with N <= 1024 (`_auto_filter_for_recipe`, 0.12
+to 0.18, tuned on H100). Compiled (M, K, N) = (1024, 2048, 1024) runs at 0.80x, (4096, 8192, 16384)
+at 1.39x of BF16. https://github.com/pytorch/ao/tree/v0.10.0/torchao/float8
+https://github.com/pytorch/torchtitan/issues/1207 (key and value projections 40 % slower in FP8)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fp8doctor.cures import STAY_IN_BF16, keep_in_bf16
+from fp8doctor.facts import Facts, Linear, Network, Workload
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.overview import plural
+from fp8doctor.registry import check
+from fp8doctor.shape_gain import basis, crossing, gains, losing_body, saving
+
+SHAPES_SHOWN = 3
+"""Shapes that the title names. A choice of length."""
+
+
+@check(
+    "SHP002", "gemms-too-small", area="shapes", severity="warning",
+    needs=("network.linears.recipe", "network.linears.features", "network.linears.role", "workload.tokens", "workload.batch_source"),
+)  # fmt: skip
+def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
+    if not gains(facts):
+        return NotApplicable(reason="no FP8 layer whose shape, recipe and tokens are known, on a GPU with FP8")
+    if crossing(facts):
+        return NotApplicable(reason="with so few tokens FP8 pays for no shape (SHP003)")
+    found = losing_body(facts)
+    if not found:
+        return None
+    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    shapes = Counter(f"{linear.in_features} x {linear.out_features}" for linear in fp8 if linear.name in found)
+    shown = ", ".join(shape for shape, _ in shapes.most_common(SHAPES_SHOWN)) + (", ..." if len(shapes) > SHAPES_SHOWN else "")
+    bf16, in_fp8, casts = (sum(gain.times * getattr(gain, part) for gain in found.values()) for part in ("bf16_ms", "fp8_ms", "fused_casts_ms"))
+    treatment = keep_in_bf16(tuple(found), facts)
+    if len(found) == len(fp8):
+        treatment = Treatment(name=STAY_IN_BF16.name, summary="stay in BF16, compiled: FP8 pays for none of these shapes", code=STAY_IN_BF16.code)
+    return Finding(
+        title=f"{plural(len(found), 'FP8 layer')} of {len(fp8)}, in x out {shown}, {'loses' if len(found) == 1 else 'lose'} to BF16 even when compiled",
+        explanation=f"{basis(found.values())}: their GEMMs take {bf16:.2f} ms a step in BF16 and {in_fp8:.2f} in FP8, "
+        f"their casts {casts:.2f}, fused as far as they can be.",
+        evidence={
+            "losing_layers": len(found),
+            "fp8_layers": len(fp8),
+            "in_x_out": tuple(f"{shape}: {count}" for shape, count in shapes.most_common()),
+            "tokens": facts.workload.tokens,
+            "first": next(iter(found)),
+            "bf16_gemms_ms": bf16,
+            "fp8_gemms_ms": in_fp8,
+            "casts_ms": casts,
+            "timed_alone": all(gain.measured for gain in found.values()),
+        },
+        saving_ms=saving(found.values()),
+        treatment=treatment,
+    )
+
+
+def _decoder(kv_features: int) -> Facts:
+    def linear(name: str, out_features: int) -> Linear:
+        return Linear(
+            name=name, kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", recipe="tensorwise", features={},
+            in_features=2048, out_features=out_features, gemms=1, requires_grad=True, role="body", adapter=None, flops_share_pct=50.0,
+        )  # fmt: skip
+
+    linears = (linear("layers.0.k_proj", kv_features), linear("layers.0.up_proj", 2048))
+    return Facts(network=Network(linears=linears), workload=Workload(batch_source="given", tokens=8192, accumulate=1), gpus=())
+
+
+SICK = _decoder(kv_features=64)
+HEALTHY = _decoder(kv_features=2048)

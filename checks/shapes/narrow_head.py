@@ -1,0 +1,87 @@
+"""A narrow head or router in FP8
+
+Looks at: output heads and routers that were converted, their in and out features, and the tokens of
+a step. On a GPU the trial times them alone, in BF16 and in FP8 with compiled casts.
+
+Why it costs time. A head with a handful of classes and a router with a few dozen experts read the
+whole stream of activations for a result of a few columns: their GEMMs are bound by memory, and
+casting that stream moves more bytes than the GEMM itself. What FP8 rounds here goes straight into
+the loss or into the choice of the experts, so that it harms accuracy too. A head as wide as a
+vocabulary is another matter: it may well gain, and is not named here.
+
+What to do. Leave it out of the conversion.
+
+    convert_to_float8_training(model)                                                 # before
+    convert_to_float8_training(model, module_filter_fn=lambda layer, name: name != "score")  # after
+
+Evidence: torchtitan's configurations leave out `output` and `router.gate`; DeepSeek-V3 keeps output
+head and gating in BF16 or FP32 (arXiv 2412.19437, 3.3.1). torchao's roofline: (M, K, N) =
+(8192, 4096, 16) at 0.66x of BF16 with fused casts on an H100.
+https://github.com/pytorch/torchtitan https://arxiv.org/abs/2412.19437
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fp8doctor.cures import keep_in_bf16
+from fp8doctor.facts import Facts, Linear, Network, Workload
+from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.overview import plural
+from fp8doctor.registry import check
+from fp8doctor.shape_gain import APART, basis, gains, losing_apart, saving
+
+GOES_INTO = {"head": "the loss", "router": "the choice of the experts"}
+
+
+@check(
+    "SHP004", "narrow-head", area="shapes", severity="warning",
+    needs=("network.linears.recipe", "network.linears.features", "network.linears.role", "workload.tokens", "workload.batch_source"),
+)  # fmt: skip
+def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
+    apart = [linear for linear in facts.network.linears if linear.use == "training" and linear.role in APART]
+    if not apart:
+        return NotApplicable(reason="no head or router is in FP8")
+    if not any(linear.name in gains(facts) for linear in apart):
+        return NotApplicable(reason="its shape, recipe or tokens are not known, or the GPU has no FP8")
+    found = losing_apart(facts)
+    if not found:
+        return None
+    layers = [linear for linear in apart if linear.name in found]
+    first, gain = layers[0], found[layers[0].name]
+    roles = {role: sum(linear.role == role for linear in layers) for role in APART}
+    counted = " and ".join(plural(count, role) for role, count in roles.items() if count)
+    return Finding(
+        title=f"{counted} in FP8, {first.in_features} to {first.out_features} features, slower than in BF16: {first.name}",
+        explanation=f"{basis([gain])}: its GEMMs take {gain.bf16_ms:.3f} ms in BF16 and {gain.fp8_ms:.3f} in FP8, its casts at least "
+        f"{gain.fused_casts_ms:.3f}. What FP8 rounds there goes straight into {GOES_INTO[first.role]}.",
+        evidence={
+            "layers": len(layers),
+            "first": first.name,
+            "role": first.role,
+            "in_features": first.in_features,
+            "out_features": first.out_features,
+            "tokens": facts.workload.tokens,
+            "bf16_gemms_ms": gain.bf16_ms,
+            "fp8_gemms_ms": gain.fp8_ms,
+            "casts_ms": gain.fused_casts_ms,
+            "timed_alone": gain.measured,
+        },
+        saving_ms=saving(found.values()),
+        treatment=keep_in_bf16(tuple(linear.name for linear in layers), facts),
+    )
+
+
+def _classifier(classes: int) -> Facts:
+    def linear(name: str, out_features: int, role: Literal["body", "head"]) -> Linear:
+        return Linear(
+            name=name, kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", recipe="tensorwise", features={},
+            in_features=4096, out_features=out_features, gemms=1, requires_grad=True, role=role, adapter=None, flops_share_pct=50.0,
+        )  # fmt: skip
+
+    linears = (linear("up", 4096, "body"), linear("score", classes, "head"))
+    return Facts(network=Network(linears=linears), workload=Workload(batch_source="given", tokens=8192, accumulate=1), gpus=())
+
+
+SICK = _classifier(classes=16)
+HEALTHY = _classifier(classes=32000)

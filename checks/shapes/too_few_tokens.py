@@ -1,0 +1,85 @@
+"""Too few tokens in a step
+
+Looks at: the tokens of one micro-batch (batch x sequence), when the batch is yours, and the shapes
+of the FP8 layers.
+
+Why it costs time. The rows of every GEMM are the tokens. With a few hundred of them a GEMM is over
+before the GPU is full: its time is that of reading the weight, or of launching a kernel, and FP8
+tensor cores have nothing to speed up. The price of FP8 hardly falls with the tokens: the weight is
+scaled and cast in full twice a step, and each layer launches some nine kernels more, compiled.
+
+What to do. More tokens in a micro-batch: a larger batch, longer or packed sequences, and fewer
+steps of accumulation in exchange, which trains the same.
+
+    per_device_train_batch_size=1, gradient_accumulation_steps=32    # before: 32 x 256 tokens
+    per_device_train_batch_size=32, gradient_accumulation_steps=1    # after: 1 x 8192 tokens
+
+It fires when the model says that all FP8 layers together lose by more than it can be wrong (25 %),
+or by 3 % where they were timed alone, and that more tokens would turn it. Where no number of tokens
+does, the layers are too small (SHP002).
+
+Evidence: Llama 1B, eight layers, one H200 (torch 2.11), FP8 against compiled BF16: 256 tokens
+compiled torchao 0.62x, Transformer Engine 0.32x; 8192 tokens 1.08x and 1.06x, compiled.
+https://github.com/pytorch/ao/issues/572 https://github.com/axolotl-ai-cloud/axolotl/issues/3969
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Facts, Linear, Network, Workload
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.registry import check
+from fp8doctor.shape_gain import Crossing, crossing, gains
+
+
+@check(
+    "SHP003", "too-few-tokens", area="shapes", severity="warning",
+    needs=("network.linears.recipe", "network.linears.features", "network.linears.role", "workload.tokens", "workload.batch_source"),
+)  # fmt: skip
+def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
+    if facts.workload.batch_source != "given":
+        return NotApplicable(reason="the batch is not the user's")
+    if not gains(facts):
+        return NotApplicable(reason="no FP8 layer whose shape, recipe and tokens are known, on a GPU with FP8")
+    found = crossing(facts)
+    if found is None:
+        return None
+    tokens = facts.workload.tokens
+    how = "timed alone" if found.measured else "modelled"
+    return Finding(
+        title=f"{tokens:,} tokens a step are too few for FP8; from about {found.tokens:,} on it pays",
+        explanation=f"GEMMs and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of BF16 with these tokens ({how} on {found.gpu}), "
+        f"and at {found.speedup_then:.2f}x with {found.tokens:,} (modelled).",
+        evidence={
+            "tokens": tokens,
+            "batch_size": facts.workload.batch_size,
+            "sequence_length": facts.workload.sequence_length,
+            "crossing_tokens": found.tokens,
+            "speedup_now": round(found.speedup_now, 3),
+            "speedup_then": round(found.speedup_then, 3),
+            "timed_alone": found.measured,
+        },
+        treatment=Treatment(name="more-tokens", summary=f"{found.tokens:,} tokens in a micro-batch", code=more_tokens(facts.workload, found)),
+    )
+
+
+def more_tokens(workload: Workload, found: Crossing) -> str:
+    """The lines that change batch and accumulation."""
+    times = found.tokens // (workload.tokens or 1)
+    batch, accumulate = workload.batch_size or 1, workload.accumulate
+    lines = [f"batch_size = {batch * times}   # from {batch}, or longer sequences: {found.tokens:,} tokens"]
+    if accumulate > 1:
+        lines.append(f"accumulate = {max(1, accumulate // times)}   # from {accumulate}")
+    return "\n".join(lines)
+
+
+def _decoder(batch_size: int) -> Facts:
+    layer = Linear(
+        name="layers.0.up_proj", kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", recipe="tensorwise", features={},
+        in_features=2048, out_features=8192, gemms=1, requires_grad=True, role="body", adapter=None, flops_share_pct=100.0,
+    )  # fmt: skip
+    workload = Workload(batch_source="given", batch_size=batch_size, sequence_length=256, tokens=256 * batch_size, accumulate=1)
+    return Facts(network=Network(linears=(layer,)), workload=workload, gpus=())
+
+
+SICK = _decoder(batch_size=1)
+HEALTHY = _decoder(batch_size=64)

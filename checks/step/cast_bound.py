@@ -1,0 +1,121 @@
+"""The casts cost more than the FP8 GEMMs save
+
+Looks at: the step as it is and the best BF16 step, kernel by kernel: what casts, amax and
+transposes add, and what the GEMMs save.
+
+Why it costs time. FP8 pays where the GEMMs save more than the casts around them cost. A GEMM
+grows with M x K x N, its casts with M x K + K x N + M x N: narrow layers and few tokens lose,
+uncompiled casts lose everywhere, because each runs as some ten kernels that read the tensor anew.
+Rowwise recipes cast twice as much. Compiled casts also do the norm or the activation before them;
+what BF16 spends on those and FP8 does not is not counted as theirs.
+
+What to do. Compile, so that casts fuse; leave small layers in BF16; take the recipe with the
+cheapest casts. Where it stays so, BF16 is faster.
+
+    config = Float8LinearConfig.from_recipe_name("rowwise")       # before
+    config = Float8LinearConfig.from_recipe_name("tensorwise")    # after
+    for block in model.blocks: block.compile()
+
+Evidence: one H200 (torch 2.11, torchao 0.18), decoder of width 1024: uncompiled the casts take
+273.6 ms a step and the GEMMs save 33; compiled 19.7 and 26. Width 4096: 117 and 37, compiled 6.3
+and 28.
+https://github.com/pytorch/ao/issues/685
+https://github.com/pytorch/ao/tree/main/torchao/float8#performance
+"""
+
+from __future__ import annotations
+
+from fp8doctor.cures import recipe
+from fp8doctor.facts import Arm, Blocks, Breakdown, Facts, Linear, ModuleTime, Network, Training, Trial, recorded
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.measured import arm, best_bf16, timed, uses_fp8
+from fp8doctor.overview import in_python
+from fp8doctor.regions import compile_treatment, needs_compile
+from fp8doctor.registry import check
+from fp8doctor.waterfall import SHOWN_MS, waterfall, why_unknown
+
+NAMED = 3
+"""Modules that are named. A choice of length."""
+
+
+@check(
+    "STP002", "cast-bound", area="step", severity="warning",
+    needs=("network.linears.compiled", "network.linears.recipe", "network.blocks", "trial.arms.breakdown"),
+    explained_by=("CMP001", "CMP002", "CMP003", "CMP004", "CMP005", "LORA003", "SHP002", "SHP003", "SHP004", "SHP005"),
+)  # fmt: skip
+def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
+    if not uses_fp8(facts):
+        return NotApplicable(reason="no layer is set up for FP8 training")
+    now, bf16, verdict = arm(facts.trial, "as_is"), best_bf16(facts), timed(facts)
+    if facts.trial.device == "cpu" or now is None or bf16 is None or verdict is None:
+        return NotApplicable(reason="the step as it is and BF16 were not both timed on a GPU")
+    found = waterfall(now, bf16)
+    if found is None:
+        return NotApplicable(reason="; ".join(f"{each.name} {why_unknown(each)}" for each in (now, bf16) if waterfall(each, each) is None))
+    casts, saved = found.parts_ms["casts"], found.gemms_saved_ms
+    if verdict.status != "fp8_slower" or found.casts_unpaid_ms < SHOWN_MS:
+        return None
+    most = dearest(now.breakdown.modules if now.breakdown else ())
+    named = ", ".join(f"{in_python(each.name, facts.network)} ({each.families_ms['cast']:.1f} ms)" for each in most)
+    where = f" Most of them are in {named}." if most else ""
+    gemms = f"save {saved:.1f}" if saved > 0 else f"cost {-saved:.1f} more"
+    return Finding(
+        title=f"Casts cost {casts:.1f} ms a step, and the GEMMs {gemms} in FP8",
+        explanation=f"The step takes {found.difference_ms:.1f} ms more than the best BF16 ({bf16.step_ms:.1f} ms), and casts that the GEMMs do not pay for "
+        f"are {found.casts_unpaid_ms:.1f} ms of it.{where}",
+        evidence={
+            "casts_ms": casts,
+            "gemms_saved_ms": saved,
+            "difference_ms": found.difference_ms,
+            "fused_into_casts_ms": found.fused_ms,
+            "modules_with_most_casts": tuple(each.name for each in most),
+            "module_casts_ms": tuple(each.families_ms["cast"] for each in most),
+        },
+        treatment=treatment(facts),
+    )
+
+
+def dearest(modules: tuple[ModuleTime, ...]) -> list[ModuleTime]:
+    """The modules whose own casts take longest; they are known where nothing is compiled."""
+    casting = [each for each in modules if each.families_ms.get("cast", 0.0) >= SHOWN_MS]
+    return sorted(casting, key=lambda each: -each.families_ms["cast"])[:NAMED]
+
+
+def treatment(facts: Facts) -> Treatment | None:
+    """Compile what is eager, else the recipe with the cheapest casts; None when both are so already."""
+    fp8 = [linear for linear in facts.network.linears if needs_compile(linear)]
+    eager = [linear for linear in fp8 if linear.compiled is None]
+    if eager:
+        return compile_treatment(facts, eager)
+    dear = any(recorded(linear.recipe) and (linear.recipe or "").startswith("rowwise") for linear in fp8)
+    return recipe("recipe-tensorwise") if dear else None
+
+
+def _decoder_of_width_1024(compiled: str | None, step_ms: float, fp8_ms: float, casts_ms: float, pointwise_ms: float) -> Facts:
+    """The 468 M decoder on an H200: its GEMMs, casts and attention as measured, the rest put together."""
+    bf16 = {"gemm_16bit": 62.4, "attention": 11.0, "pointwise": 18.0}
+    fp8 = {"gemm_fp8": fp8_ms, "gemm_16bit": 4.2, "cast": casts_ms, "attention": 10.4, "pointwise": pointwise_ms}
+    modules = (
+        () if compiled else (ModuleTime(name="blocks.1.up", kind="torchao.float8.float8_linear.Float8Linear", families_ms={"cast": 2.6, "gemm_fp8": 0.3}),)
+    )
+    arms = tuple(
+        Arm(
+            name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6,
+            breakdown=Breakdown(
+                families_ms=families, idle_ms=ms - sum(families.values()), host_wait_pct=5.0, busy_ms=sum(families.values()), scale=1.0, reliable=True,
+                kernels=2000, unclassified_pct=0.0, modules=modules,
+            ),
+        )
+        for name, ms, families in (("as_is", step_ms, fp8), ("bf16_compiled", 92.7, bf16))
+    )  # fmt: skip
+    layer = Linear(
+        name="blocks.0.up", kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", recipe="tensorwise", compiled=compiled,
+        weight_class=None,
+    )  # fmt: skip
+    blocks = (Blocks(name="blocks", kind="decoder.Block", count=24, compiled=24 if compiled else 0),)
+    network = Network(kind="decoder.LM", linears=(layer,), blocks=blocks, wrappers=())
+    return Facts(network=network, training=Training(use_cache=None), trial=Trial(device="cuda", arms=arms, reliable=True))
+
+
+SICK = _decoder_of_width_1024(None, step_ms=366.1, fp8_ms=25.2, casts_ms=273.6, pointwise_ms=39.4)
+HEALTHY = _decoder_of_width_1024("blocks.0", step_ms=88.3, fp8_ms=32.1, casts_ms=19.7, pointwise_ms=18.8)

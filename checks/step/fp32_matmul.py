@@ -1,0 +1,92 @@
+"""GEMMs in fp32 in the step
+
+Looks at: the kernels of the step as it is, and how long those take that multiply matrices in fp32
+or TF32. Where nothing is compiled, the modules that launched them are named.
+
+Why it costs time. A Linear or a product of matrices in fp32 runs at a fifteenth of BF16's rate
+(TF32 at half of it), and FP8 does nothing for it. The usual causes: adapters or a head left in
+fp32, a product that upcasts its operands on purpose, an autocast that ends too early. Nothing
+says so: the model trains, and slowly.
+
+What to do. Keep the weights in BF16, or run the whole forward and the loss under autocast. If
+fp32 is wanted, TF32 is the cheaper one.
+
+    logits = hidden.float() @ head.weight.float().T     # before
+    logits = (hidden @ head.weight.T).float()           # after: the product in BF16
+
+Small parts in fp32 on purpose (a router, the rotary angles) stay far below the threshold.
+
+Evidence: H100 SXM datasheet, dense: 67 TFLOP/s in fp32, 495 in TF32, 989 in BF16. On one H200
+Llama 1B with fp32 LoRA adapters takes longer than full fine-tuning: 223 and 163 ms, uncompiled.
+https://docs.pytorch.org/docs/stable/notes/cuda.html
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Arm, Breakdown, Facts, Linear, ModuleTime, Network, Training, Trial
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.measured import EVEN, arm
+from fp8doctor.overview import in_python, percent
+from fp8doctor.registry import check
+from fp8doctor.waterfall import SHOWN_MS, breakdown_of, why_unknown
+
+SMALL_PCT = 100 * EVEN
+"""Share of the step, in per cent, below which fp32 GEMMs are left alone: what this tool calls even."""
+
+NAMED = 3
+"""Modules that are named. A choice of length."""
+
+
+@check(
+    "STP004", "fp32-matmul", area="step", severity="warning", needs=("network.linears.dtype", "training.autocast", "trial.arms.breakdown"),
+    explained_by=("LORA002", "MEM003"),
+)  # fmt: skip
+def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
+    now = arm(facts.trial, "as_is")
+    if facts.trial.device == "cpu" or now is None or not now.step_ms:
+        return NotApplicable(reason="the step as it is was not timed on a GPU")
+    found = breakdown_of(now)
+    if found is None:
+        return NotApplicable(reason=f"the step as it is {why_unknown(now)}")
+    fp32 = found.families_ms.get("gemm_fp32", 0.0)
+    share = 100 * fp32 / now.step_ms
+    if share < SMALL_PCT:
+        return None
+    most = sorted((each for each in found.modules if each.families_ms.get("gemm_fp32", 0.0) >= SHOWN_MS), key=lambda each: -each.families_ms["gemm_fp32"])
+    weights = [linear.name for linear in facts.network.linears if linear.dtype == "float32"]
+    names = [each.name for each in most] or weights
+    launched = ", ".join(f"{in_python(each.name, facts.network)} ({each.families_ms['gemm_fp32']:.1f} ms)" for each in most[:NAMED])
+    stored = f"{len(weights)} Linears have fp32 weights, the first is {in_python(weights[0], facts.network)}" if weights else ""
+    where = f"Launched by {launched}." if launched else f"{stored}." if stored else "No Linear has fp32 weights: the operands are cast up before the product."
+    return Finding(
+        title=f"GEMMs in fp32 take {fp32:.1f} ms, {percent(share)} of the step",
+        explanation=f"In BF16 the same products take a fraction of it. {where}",
+        evidence={"gemm_fp32_ms": fp32, "share_pct": share, "step_ms": now.step_ms, "modules": tuple(names[:NAMED]), "fp32_linears": len(weights)},
+        treatment=treatment(facts),
+    )
+
+
+def treatment(facts: Facts) -> Treatment:
+    """Autocast where there is none; under it, the place that leaves it."""
+    if facts.training.autocast is None:
+        code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)'
+        return Treatment(name="autocast-bf16", summary="run forward and loss under BF16 autocast, or keep the weights in BF16", code=code)
+    code = "output = operand.bfloat16() @ weight.bfloat16()   # and no autocast(enabled=False) around it"
+    return Treatment(name="product-in-bf16", summary="take the product in BF16, and cast its result where fp32 is needed", code=code)
+
+
+def _head_in_fp32(fp32_ms: float) -> Facts:
+    """A decoder whose head multiplies in fp32: made up."""
+    families = {"gemm_fp8": 30.0, "gemm_fp32": fp32_ms, "cast": 6.0, "attention": 10.0, "pointwise": 12.0}
+    step = sum(families.values())
+    parts = Breakdown(
+        families_ms=families, idle_ms=0.0, busy_ms=step, scale=1.0, reliable=True,
+        modules=(ModuleTime(name="head", kind="torch.nn.modules.linear.Linear", families_ms={"gemm_fp32": fp32_ms}),),
+    )  # fmt: skip
+    arms = (Arm(name="as_is", tried=True, reason=None, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts),)
+    network = Network(linears=(Linear(name="head", dtype="float32"),), wrappers=())
+    return Facts(network=network, training=Training(autocast=None), trial=Trial(device="cuda", arms=arms, reliable=True))
+
+
+SICK = _head_in_fp32(fp32_ms=14.0)
+HEALTHY = _head_in_fp32(fp32_ms=0.4)

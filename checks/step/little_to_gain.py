@@ -1,0 +1,84 @@
+"""FP8 can give this model little
+
+Looks at: the best BF16 step, kernel by kernel. What FP8 can make faster are its GEMMs; how fast
+they are in FP8 was timed, or is modelled. With every cast for free the step would take that much
+less: the ceiling.
+
+What it means. Attention, the optimizer, the loss over a large vocabulary, norms and idle time
+stay as they are (Amdahl): where GEMMs are a third of the step and run 1.8 times as fast, FP8
+cannot give more than 1.17x, and casts come off that. No recipe and no filter helps; what helps is
+to shorten the part that dominates, and that helps BF16 as much.
+
+What to do. Stay in BF16, or shorten what dominates first: fused attention, a fused optimizer, a
+fused cross-entropy, larger batches.
+
+    model = convert_to_float8_training(model)             # before: 1.0x, and casts to look after
+    model.compile()                                       # after: BF16, compiled
+
+Evidence: on one H200 GEMMs are 67 % of a BF16 step at width 1024 and FP8 gives 1.05x, below a
+ceiling of 1.39x; 79 % at width 4096 give 1.35x, below 1.41x. torchao's own numbers at 8B are +10
+to +25 %.
+https://github.com/pytorch/ao/tree/main/torchao/float8#performance
+"""
+
+from __future__ import annotations
+
+from fp8doctor.cures import STAY_IN_BF16
+from fp8doctor.facts import Arm, Breakdown, Facts, Linear, Network, Trial
+from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.measured import best_bf16, ceiling, stays_in_bf16
+from fp8doctor.overview import percent
+from fp8doctor.registry import check
+from fp8doctor.waterfall import IDLE, PARTS, breakdown_of, part_ms, why_unknown
+
+LITTLE = 1.10
+"""Speedup of the ceiling below which there is little to gain: the least that torchao reports for FP8 as it really is at 8B,
+with its casts (+10 to +25 %). A ceiling that low leaves nothing of that once the casts are paid."""
+
+
+@check("STP003", "little-to-gain", area="step", severity="info", needs=("network.linears", "trial.arms.breakdown"))
+def little_to_gain(facts: Facts) -> Finding | NotApplicable | None:
+    bf16, most = best_bf16(facts), ceiling(facts)
+    if bf16 is None or facts.trial.device == "cpu":
+        return NotApplicable(reason="BF16 was not timed on a GPU")
+    step = breakdown_of(bf16)
+    if step is None or most is None:
+        return NotApplicable(reason=f"{bf16.name} {why_unknown(bf16)}" if step is None else "nothing is known about its GEMMs in FP8")
+    if most.speedup >= LITTLE:
+        return None
+    others = {part: part_ms(step, part) for part in PARTS if part != "GEMMs"} | {IDLE: step.idle_ms}
+    largest = max(others, key=lambda part: others[part])
+    return Finding(
+        title=f"FP8 cannot give more than about {most.speedup:.2f}x here: GEMMs are {percent(most.gemms_pct)} of the step",
+        explanation=f"They take {most.gemms_ms:.1f} of {most.step_ms:.1f} ms of the best BF16 step and would take {most.fp8_gemms_ms:.1f} in FP8 "
+        f"({most.basis}, {most.source}), with every cast for free. The largest part that FP8 leaves as it is: {largest}, {others[largest]:.1f} ms.",
+        evidence={
+            "ceiling": most.speedup,
+            "basis": most.basis,
+            "rests_on": most.source,
+            "gemms_ms": most.gemms_ms,
+            "gemms_pct": most.gemms_pct,
+            "fp8_gemms_ms": most.fp8_gemms_ms,
+            "bf16_step_ms": most.step_ms,
+            "largest_other": largest,
+            "largest_other_ms": others[largest],
+        },
+        treatment=STAY_IN_BF16 if stays_in_bf16(facts) else None,
+    )
+
+
+def _two_steps(bf16: dict[str, float], fp8: dict[str, float]) -> Facts:
+    """Compiled steps without idle time: families in ms."""
+    arms = tuple(
+        Arm(
+            name=name, tried=True, reason=None, treatments=(), step_ms=sum(families.values()), rounds_ms=(sum(families.values()),) * 6,
+            breakdown=Breakdown(families_ms=families, idle_ms=0.0, scale=1.0, reliable=True, busy_ms=sum(families.values())),
+        )
+        for name, families in (("as_is", fp8), ("bf16_compiled", bf16))
+    )  # fmt: skip
+    network = Network(linears=(Linear(use="training"),))
+    return Facts(gpus=(), network=network, trial=Trial(device="cuda", arms=arms, reliable=True))
+
+
+SICK = _two_steps({"gemm_16bit": 12.0, "attention": 60.0, "optimizer": 8.0}, {"gemm_fp8": 7.0, "cast": 4.0, "attention": 60.0, "optimizer": 8.0})
+HEALTHY = _two_steps({"gemm_16bit": 62.4, "attention": 11.0, "optimizer": 2.5}, {"gemm_fp8": 36.3, "cast": 19.7, "attention": 10.1, "optimizer": 2.4})

@@ -1,0 +1,92 @@
+"""FP8 is slower, and it is not known why
+
+Looks at: what the step as it is takes more than the best BF16, and how much of that is accounted
+for: by changes that were timed and gave it back, by casts that the GEMMs do not pay for, by a GPU
+that waits for the host.
+
+Why it matters. A doctor who has no diagnosis has to say so. When less than four fifths of the
+difference are accounted for, the treatments above cannot be the whole story, and BF16 stays
+faster with all of them. The parts of the step say where the rest is: attention on a slower
+backend, an optimizer with more to do, copies, communication, GEMMs that are no faster in FP8.
+
+What to do. Look at the trace of the step beside that of BF16, at the parts that are named here;
+and tell us: a case without a diagnosis is a check that is missing.
+
+    fp8doctor model.py                        # before: the parts only
+    fp8doctor model.py --trace step.json.gz   # after: a trace of the step, and of BF16 beside it
+
+Evidence: the parts add up to the measured difference of the two steps. On one H200, where torchao
+runs uncompiled at width 1024, the casts beyond what the GEMMs save account for 88 % of it.
+https://docs.pytorch.org/docs/stable/profiler.html
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Arm, Breakdown, Facts, Linear, Network, Trial
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.measured import EVEN, arm, best_bf16, best_fp8, ratio, uses_fp8, waits_for_time
+from fp8doctor.overview import percent
+from fp8doctor.registry import check
+from fp8doctor.waterfall import IDLE, in_words, waits_for_the_host, waterfall, why_unknown
+
+EXPLAINED = 0.8
+"""Share of the difference that has to be accounted for. The bar of the catalogue: what is left is then within the spread
+between two profiles of the same kernels, 4 to 27 % on an H200."""
+
+
+@check("STP006", "unexplained", area="step", severity="warning", needs=("network.linears", "trial.arms.breakdown"))
+def unexplained(facts: Facts) -> Finding | NotApplicable | None:
+    if not uses_fp8(facts):
+        return NotApplicable(reason="no layer is set up for FP8 training")
+    now, bf16, best = arm(facts.trial, "as_is"), best_bf16(facts), best_fp8(facts)
+    if facts.trial.device == "cpu" or now is None or bf16 is None or best is None or not (now.step_ms and bf16.step_ms and best.step_ms):
+        return NotApplicable(reason="the step as it is and BF16 were not both timed on a GPU")
+    speedup = ratio(bf16, now)
+    if speedup.high >= 1 or 1 - speedup.median < EVEN:
+        return None
+    if waits_for_time(facts.trial):
+        return NotApplicable(reason="no time was left for a change that may explain it")
+    gap, given_back = now.step_ms - bf16.step_ms, now.step_ms - best.step_ms
+    if given_back >= EXPLAINED * gap:
+        return None
+    found = waterfall(best, bf16)
+    if found is None:
+        return NotApplicable(reason="; ".join(f"{each.name} {why_unknown(each)}" for each in (best, bf16) if waterfall(each, each) is None))
+    casts, idle = found.casts_unpaid_ms, max(0.0, found.parts_ms[IDLE]) if waits_for_the_host(best) else 0.0
+    explained = given_back + casts + idle
+    if explained >= EXPLAINED * gap:
+        return None
+    tried = f"Changes that were timed give {given_back:.1f} ms back. With them, a" if best is not now else "A"
+    return Finding(
+        title=f"FP8 is {gap:.1f} ms slower than BF16, and {percent(100 * explained / gap)} of that is accounted for",
+        explanation=f"{tried}gainst the best BF16 ({bf16.step_ms:.1f} ms): {in_words(found)}.",
+        evidence={
+            "difference_ms": gap,
+            "explained_ms": explained,
+            "given_back_by_changes_ms": given_back,
+            "casts_beyond_gemms_ms": casts,
+            "idle_for_the_host_ms": idle,
+            "of_arm": best.name,
+            "parts": tuple(found.parts_ms),
+            "parts_ms": tuple(found.parts_ms.values()),
+        },
+        treatment=Treatment(name="look-at-the-trace", summary="look at the step's trace beside that of BF16", code="fp8doctor model.py --trace step.json.gz"),
+    )
+
+
+def _slower_by(attention_ms: float, casts_ms: float) -> Facts:
+    """FP8 that is slower by these parts: made up."""
+    bf16 = {"gemm_16bit": 40.0, "attention": 10.0}
+    fp8 = {"gemm_fp8": 22.0, "cast": 18.0 + casts_ms, "attention": 10.0 + attention_ms}
+    arms = tuple(
+        Arm(
+            name=name, tried=True, reason=None, step_ms=sum(families.values()), rounds_ms=(sum(families.values()),) * 6,
+            breakdown=Breakdown(families_ms=families, idle_ms=0.0, host_wait_pct=None, busy_ms=sum(families.values()), scale=1.0, reliable=True),
+        )
+        for name, families in (("as_is", fp8), ("bf16_compiled", bf16))
+    )  # fmt: skip
+    return Facts(network=Network(linears=(Linear(use="training"),)), trial=Trial(device="cuda", arms=arms, reliable=True))
+
+
+SICK = _slower_by(attention_ms=8.0, casts_ms=2.0)
+HEALTHY = _slower_by(attention_ms=0.5, casts_ms=9.0)

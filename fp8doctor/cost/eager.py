@@ -1,0 +1,72 @@
+"""What the uncompiled casts of some layers cost, and what compiling these layers saves, modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fp8doctor.cost.between import between_ms, uncompiled
+from fp8doctor.cost.casts import COMPILED_CAST_BYTES, casts_ms
+from fp8doctor.cost.gemm import step_gemms_ms
+from fp8doctor.cost.gpus import modelled_gpu
+from fp8doctor.cost.host import FP8_HOST_MS, HOST_MS
+from fp8doctor.facts import Facts, Linear, recorded
+from fp8doctor.finding import Saving
+
+UNCERTAINTY = 0.25
+"""Half-width of the interval around a modelled saving. Of 12 measured savings of 32 to 621 ms 9 lie inside it; three with
+adapters in FP32 save up to 9 % more. One H200, tests/benchmarks/measured/h200_steps.json."""
+
+
+@dataclass(frozen=True)
+class Balance:
+    """What FP8 costs and gives in one step of these layers, uncompiled, modelled."""
+
+    casts_ms: float
+    gemms_saved_ms: float
+    gpu: str
+
+
+def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
+    """The eager casts of these layers against what their FP8 GEMMs save; None when it cannot be modelled."""
+    gpu, tokens = modelled_gpu(facts), step_tokens(facts)
+    if tokens is None or gpu.fp8_tflops is None:
+        return None
+    casts = saved = 0.0
+    for linear in eager:
+        count = linear.gemms if recorded(linear.gemms) else 1
+        trained = linear.requires_grad is not False
+        shape = (tokens, linear.in_features, linear.out_features)
+        bf16, fp8 = (step_gemms_ms(*shape, gpu, fp8=in_fp8, weight_gradient=trained) or 0.0 for in_fp8 in (False, True))
+        casts += count * casts_ms(*shape, gpu, compiled=False)
+        saved += count * (bf16 - fp8)
+    return Balance(casts, saved, gpu.name)
+
+
+def step_tokens(facts: Facts) -> int | None:
+    """Rows of the GEMMs in one micro-batch; None when that is not known."""
+    tokens = facts.workload.tokens if recorded(facts.workload) else None
+    return tokens if recorded(tokens) else None
+
+
+def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
+    """What compiling these layers and what stands between them saves of one step; None when the tokens are unknown or FP8 cannot run.
+
+    The uncompiled casts keep the GPU busy, or, with few tokens, the host: the longer of the two counts.
+    """
+    gpu = modelled_gpu(facts)
+    tokens = step_tokens(facts)
+    if tokens is None or gpu.fp8_tflops is None:
+        return None
+    how = uncompiled(facts)
+    busy = host = 0.0
+    for linear in eager:
+        count = linear.gemms if recorded(linear.gemms) else 1
+        shape = (tokens, linear.in_features, linear.out_features)
+        recipe = linear.recipe if linear.recipe in COMPILED_CAST_BYTES else "tensorwise"
+        busy += count * (casts_ms(*shape, gpu, compiled=False) - casts_ms(*shape, gpu, compiled=True, recipe=recipe))
+        busy += count * (between_ms(linear, tokens, gpu, how) - between_ms(linear, tokens, gpu, "compiled"))
+        host += count * (FP8_HOST_MS["eager"] - FP8_HOST_MS["compiled"] + HOST_MS["eager"] - HOST_MS["compiled"])
+    accumulate = facts.workload.accumulate if recorded(facts.workload.accumulate) else 1
+    saved = max(busy, host) * accumulate
+    return Saving(low=saved * (1 - UNCERTAINTY), high=saved * (1 + UNCERTAINTY), basis="modelled", gpu=gpu.name)

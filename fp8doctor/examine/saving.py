@@ -1,0 +1,77 @@
+"""Whether a checkpoint of the model can be written: what saving does, tried on the smallest weight of each tensor subclass.
+
+Nothing is written to disk, and nothing large is copied: ``torch.save`` goes into memory, and a weight larger than
+`MOST_BYTES` is left alone. Ordinary Parameters are what saving is made for; DTensors are gathered before they are saved.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8doctor.examine.linears import PRETRAINED
+from fp8doctor.examine.walk import Tree, parameters
+from fp8doctor.facts import SavedWeight
+from fp8doctor.record import NOT_RECORDED
+from fp8doctor.scrub import scrub
+from fp8doctor.stacks.lineage import lineage
+from fp8doctor.stacks.tensors import local, storage_bytes, stored_bytes, subclass
+
+MOST_BYTES = 32 * 2**20
+"""Largest weight that is tried: one of 4096 x 4096 in BF16. It is copied from a GPU and pickled in some 20 ms."""
+
+GATHERED = "torch.distributed."
+"""Where the classes come from that FSDP and DTensor put around parameters, and take off before they are saved."""
+
+PEFT_MODEL = ("peft.peft_model", "PeftModel")
+
+
+def examine_saving(tree: Tree, gaps: dict[str, str]) -> Any:
+    """One record for each tensor subclass among the parameters. A class that has no weight to try is named in ``gaps``."""
+    kinds: dict[str, dict[int, tuple[str, nn.Parameter]]] = {}
+    for name, parameter in parameters(tree):
+        kind = subclass(parameter)
+        if kind is not None and not kind.startswith(GATHERED) and local(parameter) is parameter and not isinstance(parameter, nn.UninitializedParameter):
+            kinds.setdefault(kind, {}).setdefault(id(parameter), (name, parameter))
+    found = []
+    for kind, members in kinds.items():
+        name, smallest = min(members.values(), key=lambda member: stored_bytes(member[1]))
+        reason = "has no data (meta device)" if smallest.is_meta else "is too large to try" if storage_bytes(smallest) > MOST_BYTES else None
+        if reason:
+            gaps["network.saving"] = f"the smallest {kind.rpartition('.')[2]} {reason}"
+            return NOT_RECORDED
+        found.append(
+            SavedWeight(weight_class=kind, tensors=len(members), tried=name, pickle_error=pickle_error(smallest), storage_error=storage_error(smallest))
+        )
+    return tuple(found)
+
+
+def pickle_error(weight: Tensor) -> str | None:
+    """Why ``torch.save`` refuses what ``state_dict`` gives for a weight."""
+    try:
+        torch.save(weight.detach(), io.BytesIO())
+    except Exception as error:
+        return sentence(error)
+    return None
+
+
+def storage_error(weight: Tensor) -> str | None:
+    """Why the storage of a weight cannot be told, which safetensors asks of every tensor (``safetensors.torch.storage_ptr``, 0.8)."""
+    try:
+        weight.detach().untyped_storage().data_ptr()
+    except Exception as error:
+        return sentence(error)
+    return None
+
+
+def sentence(error: Exception) -> str:
+    """An error in one line."""
+    return scrub(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+
+
+def has_save_pretrained(tree: Tree) -> bool:
+    """Whether the root, its wrappers taken off, is a model of transformers or PEFT."""
+    return not {PRETRAINED, PEFT_MODEL}.isdisjoint(lineage(type(tree.root.module)))

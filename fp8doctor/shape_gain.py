@@ -1,0 +1,228 @@
+"""What FP8 gives each layer by its shape: the GEMMs that it saves, less the casts that it costs.
+
+From GEMMs and casts that were timed alone on this GPU (`Trial.shapes`) where they are, else from `fp8doctor.cost`. Casts are
+those of a compiled layer: an uncompiled one loses for another reason. Experts are left out, whose rows change from step to
+step, and so are layers that no FP8 kernel takes as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from fp8doctor.cost import casts_ms, memory_ms, modelled_gpu, step_gemms_ms, step_tokens
+from fp8doctor.cost.casts import TE_CAST_BYTES
+from fp8doctor.cost.eager import UNCERTAINTY
+from fp8doctor.cost.gpus import GpuSpec
+from fp8doctor.facts import Facts, LayerShape, Linear, recorded
+from fp8doctor.finding import Saving
+from fp8doctor.overview import flops_share_pct
+
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "current")
+"""Recipes whose GEMMs and casts are known here: torchao's, and Transformer Engine's that scale whole tensors."""
+
+ALONE_BYTES, FUSED_BYTES, WEIGHT_BYTES = 6.0, 4.0, 8.0
+"""Bytes per element that tensorwise casts of an activation move by themselves, and fused with what makes it; and those of a
+weight, which the optimizer makes. Source: torchao 0.18 ``roofline_utils``; the other recipes move more, the same read less."""
+
+REPEATS_WITHIN = 0.03
+"""Share by which two kernels timed in turn may differ by chance; a step timed against its own replica repeats within 0.02."""
+
+MULTIPLE = 16
+"""What K and N have to be multiples of. Source: torch ``_check_scaled_mm_sizes``."""
+
+WORTH_PCT = 2.0
+"""Loss of all body layers that lose, in per cent of the time of the model's GEMMs in BF16, below which it is not worth a filter:
+within that a step measured against itself repeats."""
+
+MANY_TOKENS = 65_536
+"""The most tokens of a micro-batch that are thought of: where the batch is made up, a layer has to lose even at these."""
+
+APART = ("head", "router")
+"""Roles of layers whose rounding goes straight into the loss or the routing."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What FP8 gives one layer in one micro-batch."""
+
+    bf16_ms: float
+    fp8_ms: float
+    casts_ms: float
+    """Timed alone, or modelled as they are in a step."""
+    fused_casts_ms: float
+    """The least they can be in a step, fused with what makes the activations."""
+    margin: float
+    """Share by which FP8 has to be slower before it counts as a loss."""
+    times: int
+    """How often a step does it: micro-batches, and GEMMs of that shape."""
+    measured: bool
+    gpu: str
+
+    @property
+    def ms(self) -> float:
+        """What FP8 saves of a step; negative where it costs."""
+        return self.times * (self.bf16_ms - self.fp8_ms - self.casts_ms)
+
+    @property
+    def most_ms(self) -> float:
+        """The most that it can save, with its casts fused."""
+        return self.times * (self.bf16_ms - self.fp8_ms - self.fused_casts_ms)
+
+    @property
+    def loses(self) -> bool:
+        """Whether it is slower than BF16 even with its casts fused, and by more than what the numbers are good for."""
+        return self.fp8_ms + self.fused_casts_ms > self.bf16_ms * (1 + self.margin)
+
+
+def gains(facts: Facts) -> dict[str, Gain]:
+    """Name of every FP8 layer that is judged -> what FP8 gives it; empty where the tokens are unknown or FP8 cannot run."""
+    timed = {name: shape for shape in timed_shapes(facts) for name in shape.layers}
+    found = ((linear.name, gain_of(linear, facts, timed.get(linear.name))) for linear in judged(facts))
+    return {name: gain for name, gain in found if gain is not None}
+
+
+def timed_shapes(facts: Facts) -> tuple[LayerShape, ...]:
+    """The shapes that were timed in FP8 on a GPU."""
+    if not recorded(facts.trial) or facts.trial.device == "cpu" or not recorded(facts.trial.shapes):
+        return ()
+    return tuple(shape for shape in facts.trial.shapes if shape.fp8_ms is not None)
+
+
+def judged(facts: Facts) -> list[Linear]:
+    """FP8 layers that are as wide as FP8 kernels want them and multiply every token once."""
+    linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
+    return [linear for linear in linears if linear.use == "training" and linear.recipe in RECIPES and linear.role != "experts" and _runs(linear)]
+
+
+def _runs(linear: Linear) -> bool:
+    emulated = recorded(linear.features) and linear.features.get("emulate")
+    return not emulated and linear.in_features % MULTIPLE == 0 and linear.out_features % MULTIPLE == 0
+
+
+def gain_of(linear: Linear, facts: Facts, timed: LayerShape | None, tokens: int | None = None) -> Gain | None:
+    """What FP8 gives one layer: as timed, else as modelled with ``tokens`` rows, the step's own where none are given."""
+    gpu, rows = modelled_gpu(facts), tokens or step_tokens(facts)
+    accumulate = facts.workload.accumulate if recorded(facts.workload) and recorded(facts.workload.accumulate) else 1
+    times = accumulate * (linear.gemms if recorded(linear.gemms) else 1)
+    if timed is not None and timed.fp8_ms is not None and timed.casts_ms is not None:
+        fused = timed.casts_ms * fused_share(timed.m, linear)
+        return Gain(timed.bf16_ms, timed.fp8_ms, timed.casts_ms, fused, REPEATS_WITHIN, times, True, facts.trial.gpu or gpu.name)
+    if rows is None or gpu.fp8_tflops is None:
+        return None
+    shape, trained = (rows, linear.in_features, linear.out_features), linear.requires_grad is not False
+    bf16, fp8 = (step_gemms_ms(*shape, gpu, fp8=each, weight_gradient=trained, recipe=linear.recipe) or 0.0 for each in (False, True))
+    casts = modelled_casts_ms(linear, rows, gpu)
+    return Gain(bf16, fp8, casts, casts, UNCERTAINTY, times, False, gpu.name)
+
+
+def modelled_casts_ms(linear: Linear, rows: int, gpu: GpuSpec) -> float:
+    """The casts of a compiled layer, or of one of Transformer Engine."""
+    k, n = linear.in_features, linear.out_features
+    if linear.recipe in TE_CAST_BYTES:
+        return memory_ms(TE_CAST_BYTES[linear.recipe] * (rows * k + k * n + rows * n), gpu)
+    return casts_ms(rows, k, n, gpu, compiled=True, recipe=linear.recipe or "tensorwise")
+
+
+def fused_share(rows: int, linear: Linear) -> float:
+    """What is left of the time of casts that were timed alone when they are fused with what makes the activations."""
+    activations, weight = rows * (linear.in_features + linear.out_features), WEIGHT_BYTES * linear.in_features * linear.out_features
+    return (FUSED_BYTES * activations + weight) / (ALONE_BYTES * activations + weight)
+
+
+def losing(facts: Facts) -> dict[str, Gain]:
+    """The layers that lose, whatever their tokens and recipe.
+
+    Where the batch is made up, its tokens are no fault of the model: they lose with many tokens too. What loses rowwise and
+    not tensorwise has the wrong recipe, not the wrong shape.
+    """
+    found, tokens = gains(facts), None if is_given(facts) else MANY_TOKENS
+    layers = {linear.name: linear for linear in judged(facts)}
+    return {name: gain for name, gain in found.items() if gain.loses and _loses_at_best(layers[name], facts, tokens)}
+
+
+def _loses_at_best(linear: Linear, facts: Facts, tokens: int | None) -> bool:
+    """Whether the model says that it loses with so many tokens, the step's own where None, and scaled by tensors."""
+    rowwise = linear.recipe in ("rowwise", "rowwise_with_gw_hp")
+    if not rowwise and tokens is None:
+        return True
+    best = gain_of(msgspec.structs.replace(linear, recipe="tensorwise") if rowwise else linear, facts, None, tokens)
+    return best is not None and best.ms < 0
+
+
+def is_given(facts: Facts) -> bool:
+    """Whether the tokens of a step are the user's own."""
+    return recorded(facts.workload) and facts.workload.batch_source == "given"
+
+
+def losing_apart(facts: Facts) -> dict[str, Gain]:
+    """Heads and routers that lose."""
+    roles = {linear.name: linear.role for linear in judged(facts)}
+    return {name: gain for name, gain in losing(facts).items() if roles[name] in APART}
+
+
+def losing_body(facts: Facts) -> dict[str, Gain]:
+    """Layers of the body that lose, where that is worth a filter and more tokens would not mend it; without LoRA's matrices."""
+    body = {linear.name for linear in judged(facts) if linear.role not in APART and linear.adapter != "adapter"}
+    found = {name: gain for name, gain in losing(facts).items() if name in body}
+    return found if found and loss_pct(found.values(), facts) >= WORTH_PCT and crossing(facts) is None else {}
+
+
+def loss_pct(of: Iterable[Gain], facts: Facts) -> float:
+    """What these layers lose at least, as a share of the time that all GEMMs of the model would take in BF16."""
+    in_bf16 = sum(gain.times * gain.bf16_ms for gain in gains(facts).values())
+    return -sum(gain.most_ms for gain in of) / in_bf16 * flops_share_pct(judged(facts))
+
+
+def to_keep(facts: Facts) -> tuple[str, ...]:
+    """Names of the layers that are better left in BF16, in the order of the model."""
+    found = losing_apart(facts) | losing_body(facts)
+    return tuple(linear.name for linear in judged(facts) if linear.name in found)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Tokens of a micro-batch with which FP8 begins to pay."""
+
+    tokens: int
+    speedup_now: float
+    """BF16 GEMMs / (FP8 GEMMs + casts), with the tokens there are."""
+    speedup_then: float
+    measured: bool
+    """Whether ``speedup_now`` rests on what was timed."""
+    gpu: str
+
+
+def crossing(facts: Facts) -> Crossing | None:
+    """Where FP8 begins to pay; None where it pays now, does not with `MANY_TOKENS` either, or the batch is not the user's."""
+    now, tokens = list(gains(facts).values()), step_tokens(facts)
+    if not now or not tokens or not is_given(facts) or speedup(now) * (1 + max(gain.margin for gain in now)) >= 1:
+        return None
+    more = tokens
+    while (more := more * 2) <= MANY_TOKENS:
+        then = [gain for linear in judged(facts) if (gain := gain_of(linear, facts, None, more))]
+        if speedup(then) > 1:
+            return Crossing(more, speedup(now), speedup(then), all(gain.measured for gain in now), now[0].gpu)
+    return None
+
+
+def speedup(of: Iterable[Gain]) -> float:
+    """GEMMs in BF16 / GEMMs and fused casts in FP8."""
+    of = list(of)
+    return sum(gain.times * gain.bf16_ms for gain in of) / sum(gain.times * (gain.fp8_ms + gain.fused_casts_ms) for gain in of)
+
+
+def saving(of: Iterable[Gain]) -> Saving:
+    """What BF16 saves of a step for layers that lose: a model of the step even where each was timed, because each was timed alone."""
+    of = list(of)
+    low, high = -sum(gain.most_ms for gain in of), -sum(gain.ms for gain in of)
+    apart = 0.0 if all(gain.measured for gain in of) else UNCERTAINTY
+    return Saving(low=low * (1 - apart), high=high * (1 + apart), basis="modelled", gpu=of[0].gpu)
+
+
+def basis(of: Iterable[Gain]) -> str:
+    """Where the numbers come from, in words that begin a sentence."""
+    of = list(of)
+    return f"{'Timed alone' if all(gain.measured for gain in of) else 'Modelled'} on {of[0].gpu}"

@@ -1,0 +1,178 @@
+"""Derive the constants of `fp8doctor.cost` from a recorded sweep: ``python tests/benchmarks/calibrate_cost.py [SWEEP.json]``
+
+Prints each constant as it is and as the sweep of `gemm_sweep.py` has it (default: measured/h200_sweep.json), then how far the
+model of a GEMM is off before and after, beside torchao's roofline on the same shapes. It changes no file: a constant is taken
+over by hand, with the sweep named as its source, and `cost_model.py` then says what that does to whole steps.
+
+The sweep runs at sustained clocks, so the fitted efficiencies belong to the `gemm.SUSTAINED` of this checkout: take that over
+first, then run this again. Casts were timed alone; in a model they are fused with their neighbours, so what whole layers take (``layers``) is shown too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from fp8doctor.cost import casts, casts_ms, gemm, gpu_spec, gpus, step, step_gemms_ms
+from fp8doctor.cost.host import FP8_HOST_MS
+from tests.benchmarks.cost_model import gemm_errors, gemm_rows
+
+SWEEP = Path(__file__).resolve().parent / "measured" / "h200_sweep.json"
+
+GEMM_CONSTANTS = {"GEMM_EFFICIENCY_BF16": 1.0, "GEMM_EFFICIENCY_FP8": 1.0, "TILE_MS": 1.0, "UNALIGNED": 1.0, "128x128": 1.0, "128x64": 1.0}
+"""What is fitted, and the factor it starts at. The last two are rates of `gemm.TILES`."""
+
+STEPS = (1.2, 1.05, 1.01)
+"""Factors that the fit tries up and down, coarse to fine."""
+
+
+def main() -> int:
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else SWEEP
+    if not path.exists():
+        print(f"no sweep at {path}: run tests/benchmarks/gemm_sweep.py on a GPU first", file=sys.stderr)
+        return 1
+    sweep = json.loads(path.read_text("utf-8"))
+    gpu = gpu_spec(sweep["gpu"].removeprefix("NVIDIA ")) if sweep["gpu"] != "none" else gpu_spec("H200")
+    print(f"{sweep['gpu']} · {sweep['date']} · torch {sweep['versions']['torch']} · torchao {sweep['versions']['torchao']} · left out {sweep['left_out']}\n")
+    lines = [*simple(sweep, gpu), *cast_bytes(sweep, gpu)]
+    before = gemm_errors(sweep, gpu)
+    lines += fitted(sweep, gpu)
+    print(tabulate(lines, ("constant", "now", "from the sweep"), tablefmt="github", disable_numparse=True))
+    print("\nMean error of a GEMM\n")
+    after = {label: ours for label, _, ours, _ in gemm_errors(sweep, gpu)}
+    table = [(label, count, share(ours), share(after[label]), share(theirs)) for label, count, ours, theirs in before]
+    print(tabulate(table, ("GEMMs", "count", "now", "fitted", "torchao"), tablefmt="github", disable_numparse=True))
+    print("\nWhole compiled layers, with the constants as they are but for the fitted GEMMs\n")
+    print(tabulate(whole_layers(sweep, gpu), ("recipe", "(M, K, N)", "ms", "modelled", "error"), tablefmt="github", disable_numparse=True))
+    return 0
+
+
+def simple(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str]]:
+    """Constants that one group of measurements gives directly."""
+    parts: dict[str, list[list[Any]]] = {}
+    for name, *row in sweep["parts"]:
+        parts.setdefault(name, []).append(row)
+    peak_bytes = gpu.memory_tb_s * 1e9
+    effective = peak_bytes * gpus.MEMORY_EFFICIENCY
+
+    def per_element(name: str, of: float = effective) -> float:
+        elements, ms = max(parts[name])
+        return float(ms * of / elements)
+
+    copied, ms = max(parts["copy"])
+    found = [
+        ("gpus.MEMORY_EFFICIENCY", gpus.MEMORY_EFFICIENCY, 4 * copied / ms / peak_bytes),
+        ("gemm.KERNEL_LAUNCH_MS", gemm.KERNEL_LAUNCH_MS, parts["launch"][0][1]),
+        ("step.OPTIMIZER_BYTES", step.OPTIMIZER_BYTES, per_element("adamw torch.bfloat16")),
+        ("step.LOSS_BYTES fp32", step.LOSS_BYTES["fp32"], per_element("loss fp32")),
+        ("step.LOSS_BYTES 16bit", step.LOSS_BYTES["16bit"], per_element("loss 16bit")),
+    ]
+    for kind, m, k, n, burst, sustained, *_ in sweep["clocks"]:
+        found.append((f"gemm.SUSTAINED ({kind} at {(m, k, n)})", gemm.SUSTAINED, burst / sustained))
+    for width, efficiency in step.ATTENTION_EFFICIENCY.items():
+        rates = [
+            4 * batch * heads * length**2 * head * (0.5 if causal else 1.0) * (1 + step.BACKWARD_OF_ATTENTION) / both / (gpu.bf16_tflops * 1e9)
+            for batch, heads, length, head, causal, _, both in parts["attention"]
+            if head == width
+        ]
+        if rates:
+            found.append((f"step.ATTENTION_EFFICIENCY {width} ({min(rates):.2f} to {max(rates):.2f})", efficiency, statistics.median(rates)))
+    host = {name: ms for name, _, _, ms in sweep["host"]}
+    if {"linear", "float8", "float8 compiled"} <= host.keys():
+        found.append(("host.FP8_HOST_MS eager", FP8_HOST_MS["eager"], host["float8"] - host["linear"]))
+        found.append(("host.FP8_HOST_MS compiled", FP8_HOST_MS["compiled"], host["float8 compiled"] - host["linear"]))
+    return [(name, f"{now:.4g}", f"{then:.4g}") for name, now, then in found]
+
+
+def cast_bytes(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str]]:
+    """Effective bytes per element of torchao's casts."""
+    effective = gpu.memory_tb_s * 1e9 * gpus.MEMORY_EFFICIENCY
+    measured: dict[tuple[str, ...], list[float]] = {}
+    for recipe, role, direction, mode, rows, columns, ms in sweep["casts"]:
+        measured.setdefault((recipe, role, direction, mode), []).append(ms * effective / (rows * columns))
+    middle = {key: statistics.median(values) for key, values in measured.items()}
+    one = [value for (recipe, role, _, mode), value in middle.items() if mode == "eager" and recipe == "tensorwise" and role in ("input", "weight")]
+    found = [("casts.EAGER_CAST_BYTES", f"{casts.EAGER_CAST_BYTES:.1f}", f"{statistics.mean(one):.1f}")] if one else []
+    after = middle.get(("rowwise", "rescale of a gradient", "backward", "compiled"), 0.0)
+    for recipe, now in casts.COMPILED_CAST_BYTES.items():
+        parts = {role: total(middle, recipe, role) for role in ("input", "gradient", "weight")}
+        if None in parts.values():
+            continue
+        extra = {"rowwise": after, "rowwise_with_gw_hp": after}.get(recipe, 0.0)  # the input gradient has as many elements as the input
+        activation = statistics.mean((parts["input"] + extra, parts["gradient"]))
+        weight = parts["weight"] + (after if recipe == "rowwise" else 0.0)
+        found.append((f"casts.COMPILED_CAST_BYTES {recipe}", f"{now.activation:.1f}, {now.weight:.1f}", f"{activation:.1f}, {weight:.1f}"))
+    return found
+
+
+def total(middle: dict[tuple[str, ...], float], recipe: str, role: str) -> Any:
+    """All compiled casts of one role in a step; None where none was measured."""
+    parts = [value for (name, of, _, mode), value in middle.items() if (name, of, mode) == (recipe, role, "compiled")]
+    return sum(parts) if parts else None
+
+
+def fitted(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str]]:
+    """The constants of `fp8doctor.cost.gemm` that bring the sweep nearest, one after the other; they stay set in this process."""
+    start = {name: getattr(gemm, name) for name in ("GEMM_EFFICIENCY_BF16", "GEMM_EFFICIENCY_FP8", "TILE_MS", "UNALIGNED", "TILES")}
+    rates = {"128x128": 0.9, "128x64": 0.7} | {f"{rows}x{columns}": rate for rows, columns, rate in start["TILES"]}
+    factors = dict(GEMM_CONSTANTS)
+    rows = list(gemm_rows(sweep))
+
+    def error() -> float:
+        for name in ("GEMM_EFFICIENCY_BF16", "GEMM_EFFICIENCY_FP8", "TILE_MS", "UNALIGNED"):
+            setattr(gemm, name, start[name] * factors[name])
+        gemm.TILES = tuple(
+            (tile[0], tile[1], tile[2] * factors[{(128, 128): "128x128", (128, 64): "128x64", (64, 128): "128x64"}.get(tile[:2], "")]) if tile[2] < 1 else tile
+            for tile in start["TILES"]
+        )
+        gemm.gemm_ms.cache_clear()
+        return statistics.mean(abs(math.log((gemm.gemm_ms(*shape, gpu, fp8=kind != "bf16") or ms) / ms)) for kind, _, shape, ms in rows)
+
+    descend(error, factors)
+    now = {name: start[name] for name in ("GEMM_EFFICIENCY_BF16", "GEMM_EFFICIENCY_FP8", "TILE_MS", "UNALIGNED")} | {"128x128": rates["128x128"]}
+    now["128x64"] = rates["128x64"]
+    return [(f"gemm.{name}", f"{now[name]:.4g}", f"{now[name] * factors[name]:.4g}") for name in factors]
+
+
+def descend(error: Callable[[], float], factors: dict[str, float]) -> None:
+    """Coordinate descent: every factor up or down by ever smaller steps while that helps."""
+    best = error()
+    for factor in STEPS:
+        improved = True
+        while improved:
+            improved = False
+            for name in factors:
+                for change in (factor, 1 / factor):
+                    kept = factors[name]
+                    factors[name] = kept * change
+                    found = error()
+                    if found < best - 1e-6:
+                        best, improved = found, True
+                    else:
+                        factors[name] = kept
+    error()
+
+
+def whole_layers(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> Iterable[tuple[str, str, str, str, str]]:
+    for recipe, m, k, n, ms in sweep["layers"]:
+        fp8 = recipe != "bf16"
+        modelled = step_gemms_ms(m, k, n, gpu, fp8=fp8, recipe=recipe) or 0.0
+        modelled += casts_ms(m, k, n, gpu, compiled=True, recipe=recipe) if fp8 else 0.0
+        yield recipe, str((m, k, n)), f"{ms:.3f}", f"{modelled:.3f}", f"{100 * (modelled / ms - 1):+.0f} %"
+
+
+def share(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

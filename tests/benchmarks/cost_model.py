@@ -1,0 +1,330 @@
+"""The modelled step held to steps measured on an H200, beside torchao's own roofline: ``python tests/benchmarks/cost_model.py``
+
+Prints Markdown. Every row of measured/h200_steps.json: its time, and its ratio to compiled BF16 of the same job, as modelled
+by `fp8doctor.cost.step` and by ``torchao.testing.training.roofline_utils``. Tables 2.1 and 2.2 have bounds (`BOUND`, right
+sign, nearer than torchao); the others are shown. Then the arms of tests/patients/recorded that the model can say something of.
+
+torchao knows GEMMs and casts of Linears alone, no H200, and no difference between eager and compiled but fusion. It is given
+its H100 with the H200's bandwidth, and fusion for compiled arms. So its errors are given for the rows that it has something to
+say about, too: compiled FP8 without checkpointing.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from fp8doctor.cost import GpuSpec, gemm_ms, gpu_spec
+from fp8doctor.cost.step import compiled, in_bf16, modelled_step, with_recipe
+from fp8doctor.facts import Arm, Blocks, Facts, Linear, Network, Workload
+from fp8doctor.measured import EVEN
+from fp8doctor.report import read_saved
+
+HERE = Path(__file__).resolve().parent
+MEASURED = HERE / "measured" / "h200_steps.json"
+SWEEP = HERE / "measured" / "h200_sweep.json"
+RECORDED = HERE.parent / "patients" / "recorded"
+
+BOUND = 0.35
+"""Largest error of time and ratio, as a share."""
+
+BOUNDED = ("2.1", "2.2")
+"""Tables that the bound holds for."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured arm, with what was modelled of it."""
+
+    table: str
+    job: str
+    arm: str
+    ms: float
+    modelled_ms: float
+    ratio: float
+    """Compiled BF16 / this arm, as measured."""
+    modelled_ratio: float
+    torchao_ratio: float
+    torchao_says_something: bool
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.arm == "BF16 compiled"
+
+    @property
+    def is_even(self) -> bool:
+        """Within what the verdict calls even, and what the same job differs by from one day to the next."""
+        return abs(self.ratio - 1) < EVEN
+
+    @property
+    def right_sign(self) -> bool:
+        return (self.ratio > 1) == (self.modelled_ratio > 1)
+
+    @property
+    def time_error(self) -> float:
+        return self.modelled_ms / self.ms - 1
+
+    @property
+    def error(self) -> float:
+        return self.modelled_ratio / self.ratio - 1
+
+    @property
+    def torchao_error(self) -> float:
+        return self.torchao_ratio / self.ratio - 1
+
+
+def measured_steps() -> list[dict[str, Any]]:
+    """The rows as they are recorded."""
+    steps: list[dict[str, Any]] = json.loads(MEASURED.read_text("utf-8"))["steps"]
+    return steps
+
+
+def facts_of(step: dict[str, Any]) -> Facts:
+    """What examining the job of a row would find, as far as the cost model reads it."""
+    return job(json.loads(MEASURED.read_text("utf-8"))["models"][step["model"]], step)
+
+
+def rows() -> list[Row]:
+    """Every measured step, with what was modelled of it."""
+    measured = json.loads(MEASURED.read_text("utf-8"))
+    jobs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for step in measured["steps"]:
+        jobs.setdefault((step["table"], step["model"], step["layers"], step["batch"], step["sequence"], step.get("lora_rank")), []).append(step)
+    gpu = gpu_spec(measured["gpu"])
+    found = []
+    for (table, name, layers, batch, length, rank), steps in jobs.items():
+        model = measured["models"][name]
+        modelled, roofline = {}, {}
+        for step in steps:
+            facts = job(model, step)
+            one = modelled_step(facts, gpu, loss=model["loss"])
+            assert one is not None
+            modelled[step["arm"]], roofline[step["arm"]] = one.step_ms, torchao_ms(facts)
+        base = next(step for step in steps if step["arm"] == "BF16 compiled")
+        label = f"{name}, {layers} layers, {batch} x {length}" + (f", LoRA {rank}" if rank else "")
+        for step in steps:
+            arm = step["arm"]
+            found.append(
+                Row(
+                    table, label, arm, step["ms"], modelled[arm], base["ms"] / step["ms"], modelled[base["arm"]] / modelled[arm],
+                    roofline[base["arm"]] / roofline[arm],
+                    step["compiled"] and step["fp8"] in ("tensorwise", "rowwise", "rowwise_with_gw_hp") and not step["checkpointing"],
+                )
+            )  # fmt: skip
+    return found
+
+
+def job(model: dict[str, Any], step: dict[str, Any]) -> Facts:
+    """A measured step as the facts that examining its model gives, as far as the cost model reads them."""
+    width, hidden, key = model["width"], model["hidden"], model["kv_heads"] * model["head_dim"]
+    shapes = {
+        "q_proj": (width, width), "k_proj": (width, key), "v_proj": (width, key), "o_proj": (width, width),
+        "gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width),
+    }  # fmt: skip
+    rank, fp8 = step.get("lora_rank"), step["fp8"]
+    te = fp8 == "delayed"
+    linears = []
+    for layer in range(step["layers"]):
+        for name, (k, n) in shapes.items():
+            path = f"layers.{layer}.{name}"
+            skipped = step.get("without_ends") and not linears
+            common = {"compiled": f"layers.{layer}" if step["compiled"] else None, "checkpointed": f"layers.{layer}" if step["checkpointing"] else None}
+            common |= {"features": {}, "gemms": 1, "role": "body"}
+            linears.append(
+                Linear(
+                    name=f"{path}.base_layer" if rank else path, in_features=k, out_features=n, requires_grad=not rank, dtype="bfloat16",
+                    adapter="base" if rank else None, **in_precision(None if skipped else fp8), **common,
+                )
+            )  # fmt: skip
+            for adapter, (a, b) in {"lora_A": (k, rank), "lora_B": (rank, n)}.items() if rank else ():
+                linears.append(
+                    Linear(
+                        name=f"{path}.{adapter}.default", in_features=a, out_features=b, requires_grad=True, dtype="float32", adapter="adapter",
+                        **in_precision(None), **common,
+                    )
+                )  # fmt: skip
+    body = sum(linear.in_features * linear.out_features for linear in linears if linear.requires_grad)
+    words = model["vocabulary"] * width
+    trained = body if rank else body + words * (1 if model["tied"] else 2)
+    head = Linear(
+        name="lm_head", in_features=width, out_features=model["vocabulary"], gemms=1, role="head", requires_grad=not rank, dtype="bfloat16",
+        adapter=None, compiled=None, checkpointed=None, features={}, **in_precision(fp8 if te else None),
+    )  # fmt: skip
+    return Facts(
+        network=Network(
+            linears=(*linears, head), trainable_parameters=trained, vocabulary=model["vocabulary"], blocks=(Blocks(name="layers", kind=model["block"]),)
+        ),
+        workload=Workload(tokens=step["batch"] * step["sequence"], sequence_length=step["sequence"], accumulate=1),
+    )
+
+
+def in_precision(recipe: str | None) -> dict[str, Any]:
+    if recipe is None:
+        return {"use": "none", "stack": "torch", "recipe": None}
+    return {"use": "training", "stack": "transformer_engine" if recipe == "delayed" else "torchao", "recipe": recipe}
+
+
+def torchao_gpu() -> str:
+    """torchao's H100 with the H200's bandwidth, under the H200's name."""
+    from torchao.testing.training import roofline_utils as roofline
+
+    roofline.gpu_name_to_specs.setdefault("NVIDIA H200", roofline.gpu_name_to_specs["NVIDIA H100"] | {"peak_mem_bw_bytes_sec": 4.8e12})
+    return "NVIDIA H200"
+
+
+def torchao_ms(facts: Facts) -> float:
+    """The GEMMs and casts of all Linears as torchao's roofline estimates them."""
+    import torch
+    from torchao.testing.training import roofline_utils as roofline
+
+    gpu, tokens, total = torchao_gpu(), facts.workload.tokens, 0.0
+    known: dict[tuple[Any, ...], float] = {}
+    for linear in facts.network.linears:
+        shape, recipe = (tokens, linear.in_features, linear.out_features), linear.recipe
+        fused = linear.compiled is not None
+        key = (shape, recipe, fused)
+        if key not in known:
+            dtype = torch.float8_e4m3fn if recipe else torch.bfloat16
+            recipe = "tensorwise" if recipe == "delayed" else recipe
+            seconds = float(roofline.get_gemm_time_sympy(*shape, dtype, recipe, None, gpu))
+            if recipe:
+                seconds += float(roofline.get_float8_mem_sympy(*shape, recipe, None, fused, gpu))
+            known[key] = 1e3 * seconds
+        total += known[key]
+    return total
+
+
+def gemm_rows(sweep: dict[str, Any]) -> Iterator[tuple[str, str, tuple[int, int, int], float]]:
+    """Kind, role, (M, K, N) of the GEMM itself, and ms, of every GEMM that was swept."""
+    for kind, role, m, k, n, ms in sweep["gemms"]:
+        yield kind, role, {"output": (m, k, n), "input_gradient": (m, n, k), "weight_gradient": (k, m, n)}[role], ms
+
+
+def gemm_errors(sweep: dict[str, Any], gpu: GpuSpec) -> list[tuple[str, int, float, float]]:
+    """What they are, how many, and the mean error of the model's time and of torchao's."""
+    import torch
+    from torchao.testing.training import roofline_utils as roofline
+
+    errors: dict[str, list[tuple[float, float]]] = {}
+    for kind, role, shape, ms in gemm_rows(sweep):
+        dtype = torch.bfloat16 if kind == "bf16" else torch.float8_e4m3fn
+        theirs = 1e3 * float(roofline.get_individual_gemm_time_sympy(*shape, dtype, None, torchao_gpu()))
+        ours = gemm_ms(*shape, gpu, fp8=kind != "bf16") or theirs
+        size = "narrow" if min(shape) < 256 else "under 0.05 ms" if ms < 0.05 else "larger"
+        pair = abs(ours / ms - 1), abs(theirs / ms - 1)
+        for label in (f"{kind}, {size}", f"{kind}, {role}", "all"):
+            errors.setdefault(label, []).append(pair)
+    return [(label, len(pairs), *(statistics.mean(each) for each in zip(*pairs, strict=True))) for label, pairs in sorted(errors.items())]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One arm of a trial that was recorded on an H200, and the same modelled from the facts of that recording."""
+
+    patient: str
+    arm: str
+    ms: float
+    modelled_ms: float
+
+
+def recorded_arms() -> Iterator[Recorded]:
+    """The arms that are variants of the whole model, where the model has a number for them."""
+    for path in sorted(RECORDED.glob("h200-*.json")):
+        facts = read_saved(path)[0]
+        arms = {arm.name: arm for arm in facts.trial.arms if arm.tried and arm.step_ms} if facts.trial and facts.trial.arms else {}
+        for arm in arms.values():
+            variant = as_facts(facts, arm)
+            one = modelled_step(variant, gpu_spec("H200")) if variant else None
+            if one and arm.step_ms:
+                yield Recorded(path.stem.removeprefix("h200-"), arm.name, arm.step_ms, one.step_ms)
+
+
+def as_facts(facts: Facts, arm: Arm) -> Facts | None:
+    """What the arm ran; None for arms whose change the facts cannot express."""
+    if arm.name == "as_is":
+        return facts
+    if arm.name in ("bf16", "bf16_compiled"):
+        return compiled(in_bf16(facts), yes=arm.name == "bf16_compiled")
+    recipes = {"recipe-tensorwise": "tensorwise", "recipe-rowwise": "rowwise", "recipe-rowwise-with-gw-hp": "rowwise_with_gw_hp"}
+    treatments = set(arm.treatments)
+    if arm.base == "prescribed" or "compile-blocks" in treatments:
+        facts = compiled(facts, yes=True)
+    elif arm.base != "as_is" or not treatments:
+        return None
+    for name in treatments & recipes.keys():
+        facts = with_recipe(facts, recipes[name])
+    return facts if treatments <= {*recipes, "compile-blocks"} else None
+
+
+def sign(row: Row) -> str:
+    """Whether faster and slower are told apart; a row that is even has no sign to get right."""
+    if row.is_baseline:
+        return ""
+    return ("right" if row.right_sign else "wrong") + (" (even)" if row.is_even else "")
+
+
+def mean(errors: Iterator[float]) -> float:
+    return statistics.mean(abs(error) for error in errors)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:+.0f} %"
+
+
+def main() -> int:
+    """Print the tables; 1 when a bound is missed."""
+    every = rows()
+    missed = []
+    for table in dict.fromkeys(row.table for row in every):
+        here = [row for row in every if row.table == table]
+        print(f"\n## Table {table}\n")
+        header = ("job", "arm", "ms", "modelled", "error", "ratio", "modelled", "error", "sign", "torchao", "error")
+        cells = [
+            (row.job, row.arm, f"{row.ms:.1f}", f"{row.modelled_ms:.1f}", percent(row.time_error), f"{row.ratio:.2f}", f"{row.modelled_ratio:.2f}",
+             "" if row.is_baseline else percent(row.error), sign(row),
+             f"{row.torchao_ratio:.2f}", "" if row.is_baseline else percent(row.torchao_error))
+            for row in here
+        ]  # fmt: skip
+        print(tabulate(cells, header, tablefmt="github", disable_numparse=True))
+    print("\n## Mean error of the ratio\n")
+    lines = []
+    for label, chosen in (("2.1 and 2.2", [row for row in every if row.table in BOUNDED]), ("the others", [row for row in every if row.table not in BOUNDED])):
+        held = [row for row in chosen if not row.is_baseline]
+        modest = [row for row in held if row.torchao_says_something]
+        for what, some in ((f"{label}, every arm", held), (f"{label}, compiled torchao arms", modest)):
+            ours, theirs = mean(row.error for row in some), mean(row.torchao_error for row in some)
+            signs = sum(row.right_sign for row in some), sum((row.ratio > 1) == (row.torchao_ratio > 1) for row in some)
+            lines.append((what, len(some), f"{100 * ours:.1f} %", f"{signs[0]} of {len(some)}", f"{100 * theirs:.1f} %", f"{signs[1]} of {len(some)}"))
+            if label == "2.1 and 2.2" and ours >= theirs:
+                missed.append(f"{what}: torchao is nearer")
+        if label == "2.1 and 2.2":
+            missed += [f"{row.job} {row.arm}: {percent(row.error)}" for row in held if abs(row.error) > BOUND or not (row.right_sign or row.is_even)]
+            missed += [f"{row.job} {row.arm}: time {percent(row.time_error)}" for row in chosen if abs(row.time_error) > BOUND]
+    print(tabulate(lines, ("rows", "count", "fp8doctor", "right sign", "torchao", "right sign"), tablefmt="github", disable_numparse=True))
+    print("\n## Arms of recorded trials\n")
+    arms = list(recorded_arms())
+    print(tabulate([(a.patient, a.arm, f"{a.ms:.1f}", f"{a.modelled_ms:.1f}", percent(a.modelled_ms / a.ms - 1)) for a in arms],
+                   ("patient", "arm", "ms", "modelled", "error"), tablefmt="github", disable_numparse=True))  # fmt: skip
+    print(f"\nMean error of the time {100 * mean(a.modelled_ms / a.ms - 1 for a in arms):.0f} % over {len(arms)} arms.")
+    if SWEEP.exists():
+        print("\n## Mean error of a GEMM's time\n")
+        lines = [
+            (label, count, f"{100 * ours:.0f} %", f"{100 * theirs:.0f} %")
+            for label, count, ours, theirs in gemm_errors(json.loads(SWEEP.read_text("utf-8")), gpu_spec("H200"))
+        ]
+        print(tabulate(lines, ("GEMMs", "count", "fp8doctor", "torchao"), tablefmt="github", disable_numparse=True))
+    print("\n" + (f"Missed: {'; '.join(missed)}" if missed else "Every bound held."))
+    return bool(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

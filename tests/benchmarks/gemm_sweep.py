@@ -1,0 +1,506 @@
+"""Time what a training step is made of on this GPU, shape by shape: ``python tests/benchmarks/gemm_sweep.py OUT.json``
+
+Needs torch and torchao alone, one GPU, and under 4 minutes; ``--tiny`` runs every line on a CPU in seconds and its times mean
+nothing. Writes one JSON: GEMMs in BF16 and FP8 over tokens, widths, LoRA's ranks, heads and sides that fit no tile, in the
+three layouts of training; torchao's casts, compiled and eager; compiled Linears as a whole; optimizer, attention, norm, loss,
+bandwidth; what modules take of the host. `calibrate_cost.py` reads it.
+
+Times are of the GPU: CUDA events around many calls, captured as a graph where a call is shorter than its launch. Operands
+rotate through memory larger than the L2. Large GEMMs run before every measurement, while the host prepares it, so that the
+clocks are those of a GPU at work; what is not measured within ``--seconds`` is counted in ``left_out``. A measurement that
+fails is named in ``failures`` and costs nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+Call = Callable[[int], object]
+
+HEAT_MS, WINDOW_MS = 20.0, 15.0
+"""GEMMs before a measurement, and its length; a call longer than a third of it is made three times."""
+
+SHORT_MS = 0.1
+"""A call that is expected to be shorter is captured as a graph."""
+
+SHARES = {"clocks": 0.05, "gemms": 0.50, "parts": 0.10, "casts": 0.20, "layers": 0.15}
+"""Of the seconds, in this order; what one group leaves goes to the next."""
+
+TOKENS = (8192, 16384, 4096, 2048, 1024)
+
+WIDTHS = (
+    *((width, width) for width in (512, 1024, 2048, 4096, 8192, 16384)),
+    *((1024, 4096), (4096, 1024), (2048, 8192), (8192, 2048), (4096, 14336), (14336, 4096), (8192, 28672), (28672, 8192)),
+    *((1536, 6144), (6144, 1536), (4096, 11008), (11008, 4096), (5120, 13824)),
+    *((2048, 512), (8192, 1024)),
+    *((1040, 1040), (2064, 2064), (4112, 4112), (3000, 3000)),
+    *((1024, 32000), (4096, 32000), (1024, 50257), (2048, 128256), (4096, 128256)),
+    *itertools.chain.from_iterable(((width, rank), (rank, width)) for width in (2048, 4096) for rank in (8, 16, 32, 64)),
+)
+"""(in, out): squares, MLPs, keys of grouped queries, sides that 256 does not divide, heads, LoRA's pairs."""
+
+ROLES = ("output", "input_gradient", "weight_gradient")
+
+
+class Timer:
+    """Times calls on one device."""
+
+    def __init__(self, device: str, tiny: bool) -> None:
+        self.device, self.tiny = device, tiny
+        self.cuda = device == "cuda"
+        if self.cuda:
+            self.side, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+            side = torch.randn(8192, 8192, device=device).bfloat16()
+            self.hot = (side, side.clone(), torch.empty_like(side))
+            self.heat_calls = 1
+            torch.mm(*self.hot[:2], out=self.hot[2])
+            self.heat_calls = max(1, round(HEAT_MS / self.loop(lambda _: torch.mm(*self.hot[:2], out=self.hot[2]), 1, 20)))
+
+    def heat(self) -> None:
+        for _ in range(self.heat_calls):
+            torch.mm(*self.hot[:2], out=self.hot[2])
+
+    def ms(self, call: Call, copies: int = 1, expected_ms: float = 1.0) -> float:
+        """Time of one ``call(i)`` for i of 0 to ``copies`` - 1 in turn."""
+        calls = 2 if self.tiny else max(3, min(512, round(WINDOW_MS / max(expected_ms, 0.005))))
+        if not self.cuda:
+            began = time.perf_counter()
+            for index in range(calls):
+                call(index % copies)
+            return (time.perf_counter() - began) * 1e3 / calls
+        self.heat()
+        call(0)
+        if expected_ms < SHORT_MS:
+            try:
+                return self.replay(call, copies, calls)
+            except RuntimeError:
+                torch.cuda.synchronize()
+        return self.loop(call, copies, calls)
+
+    def loop(self, call: Call, copies: int, calls: int) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for index in range(calls):
+            call(index % copies)
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / calls
+
+    def replay(self, call: Call, copies: int, calls: int) -> float:
+        graph = torch.cuda.CUDAGraph()
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            call(0)
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                for index in range(calls):
+                    call(index % copies)
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self.side)
+        self.heat()
+        graph.replay()
+        return self.loop(lambda _: graph.replay(), 1, 2) / calls
+
+    def host_ms(self, call: Call) -> float:
+        """Wall time of one call where the host is what limits it."""
+        calls = 2 if self.tiny else 30
+        for index in range(calls):
+            call(index)
+        self.wait()
+        began = time.perf_counter()
+        for index in range(calls):
+            call(index)
+        self.wait()
+        return (time.perf_counter() - began) * 1e3 / calls
+
+    def wait(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+
+
+class Operands:
+    """Matrices of random values cut out of one piece of memory per dtype, each copy elsewhere."""
+
+    def __init__(self, device: str, elements: int) -> None:
+        self.memory: dict[torch.dtype, torch.Tensor] = {}
+        self.elements, self.device = elements, device
+        self.rotate_bytes = 2 * torch.cuda.get_device_properties(0).L2_cache_size if device == "cuda" else 1
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+            whole = torch.empty(elements, dtype=dtype, device=device)
+            for part in whole.split(1 << 26):
+                part.copy_(torch.randn(part.numel(), device=device))
+            self.memory[dtype] = whole
+
+    def matrices(self, rows: int, columns: int, dtype: torch.dtype, copies: int, shift: int = 0) -> list[torch.Tensor]:
+        """``copies`` matrices that overlap only when the memory is used up; ``shift`` keeps two operands apart."""
+        size = rows * columns
+        step = -(-size // 256) * 256
+        room = max(1, (self.elements - size) // 256 + 1) * 256
+        offsets = ((shift + index * step) % room // 256 * 256 for index in range(copies))
+        return [self.memory[dtype][offset : offset + size].view(rows, columns) for offset in (min(each, self.elements - size) for each in offsets)]
+
+    def copies(self, bytes_each: int) -> int:
+        return max(1, min(32, -(-self.rotate_bytes // bytes_each)))
+
+
+class Sweep:
+    """The measurements and what became of them."""
+
+    def __init__(self, device: str, seconds: float, tiny: bool) -> None:
+        self.began, self.seconds, self.tiny, self.device = time.monotonic(), seconds, tiny, device
+        self.timer = Timer(device, tiny)
+        self.operands = Operands(device, 1 << 20 if tiny else 16384 * 128256 + (1 << 20))
+        self.rows: dict[str, list[list[Any]]] = {group: [] for group in (*SHARES, "host")}
+        self.left_out = dict.fromkeys(SHARES, 0)
+        self.failures: list[str] = []
+
+    def run(self) -> None:
+        due = 0.0
+        for group, share in SHARES.items():
+            due += share * self.seconds
+            for name, measure in getattr(self, group)():
+                if time.monotonic() - self.began > due and not self.tiny:
+                    self.left_out[group] += 1
+                    continue
+                try:
+                    measure()
+                except Exception as error:
+                    self.failures.append(f"{group} {name}: {type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}")
+
+    def add(self, group: str, *row: Any) -> None:
+        self.rows[group].append([round(value, 6) if isinstance(value, float) else value for value in row])
+
+    def clocks(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """A large GEMM after a rest and after seconds of itself."""
+        m, k, n = (64, 32, 48) if self.tiny else (16384, 4096, 16384)
+        for kind in ("bf16", "fp8"):
+
+            def measure(kind: str = kind) -> None:
+                call, copies = self.gemm(kind, "output", m, k, n)
+                call(0)
+                self.timer.wait()
+                if not self.tiny:
+                    time.sleep(1.0)
+                burst = self.plain(call, copies, 10)
+                rest, began = burst, time.monotonic()
+                while time.monotonic() - began < (0.0 if self.tiny else 1.5):
+                    rest = self.plain(call, copies, 40)
+                self.add("clocks", kind, m, k, n, burst, rest, *state())
+
+            yield kind, measure
+
+    def plain(self, call: Call, copies: int, calls: int) -> float:
+        return self.timer.loop(call, copies, calls) if self.timer.cuda else self.timer.ms(call, copies)
+
+    def gemms(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Every shape; all of one number of tokens before the next, so that what is left out is known."""
+        tokens, widths = ((64,), ((32, 48), (48, 16), (40, 33))) if self.tiny else (TOKENS, WIDTHS)
+        for m, (k, n) in itertools.product(tokens, widths):
+            for kind, role in (*itertools.product(("bf16", "fp8"), ROLES), ("fp8_rowwise", "output")):
+                if kind != "bf16" and (k % 16 or n % 16):
+                    continue
+
+                def measure(kind: str = kind, role: str = role, m: int = m, k: int = k, n: int = n) -> None:
+                    call, copies = self.gemm(kind, role, m, k, n)
+                    peak = 0.7e12 if kind == "bf16" else 1.3e12
+                    expected = 1e3 * max(2 * m * k * n / (peak * 1e3), 2 * (m * k + k * n + m * n) / 4e12)
+                    self.add("gemms", kind, role, m, k, n, self.timer.ms(call, copies, expected))
+
+                yield f"{kind} {role} {(m, k, n)}", measure
+
+    def gemm(self, kind: str, role: str, m: int, k: int, n: int) -> tuple[Call, int]:
+        """One GEMM of a Linear with ``m`` tokens, as training lays it out, and how many copies of its operands there are."""
+        a, b = {"output": ((m, k), (n, k)), "input_gradient": ((m, n), (k, n)), "weight_gradient": ((n, m), (k, m))}[role]
+        bytes_each = (1 if kind != "bf16" else 2) * (a[0] * a[1] + b[0] * b[1])
+        copies = self.operands.copies(bytes_each)
+        shift = copies * a[0] * a[1]
+        if kind == "bf16":
+            if role == "output":
+                left, right = self.operands.matrices(*a, torch.bfloat16, copies), [w.t() for w in self.operands.matrices(n, k, torch.bfloat16, copies, shift)]
+            elif role == "input_gradient":
+                left, right = self.operands.matrices(*a, torch.bfloat16, copies), self.operands.matrices(n, k, torch.bfloat16, copies, shift)
+            else:
+                left = [g.t() for g in self.operands.matrices(m, n, torch.bfloat16, copies)]
+                right = self.operands.matrices(m, k, torch.bfloat16, copies, shift)
+            return (lambda index: torch.mm(left[index], right[index])), copies
+        gradient = role != "output"
+        left = self.operands.matrices(*a, torch.float8_e5m2 if gradient else torch.float8_e4m3fn, copies)
+        right = [each.t() for each in self.operands.matrices(*b, torch.float8_e4m3fn, copies, shift)]
+        rowwise = kind == "fp8_rowwise"
+        one = torch.ones((), device=self.device)
+        scales = (torch.ones(a[0], 1, device=self.device), torch.ones(1, b[0], device=self.device)) if rowwise else (one, one)
+
+        def scaled(index: int) -> torch.Tensor:
+            return torch._scaled_mm(left[index], right[index], *scales, out_dtype=torch.bfloat16, use_fast_accum=not gradient)
+
+        return scaled, copies
+
+    def parts(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Bandwidth, launches, optimizer, attention, norm, loss, and the host's time of modules."""
+        device, timer = self.device, self.timer
+
+        def bandwidth() -> None:
+            for elements in (1 << 10,) if self.tiny else (1 << 24, 1 << 26, 1 << 28):
+                source = torch.randn(elements, device=device).bfloat16()
+                target = torch.empty_like(source)
+                self.add("parts", "copy", elements, timer.ms(lambda _, to=target, of=source: to.copy_(of), 1, 4 * elements / 4e9))
+
+        def launch() -> None:
+            one = torch.ones(1, device=device)
+            self.add("parts", "launch", 1, timer.ms(lambda _: one.add_(1), 1, 0.002))
+
+        def adamw(dtype: torch.dtype) -> None:
+            weights = [nn.Parameter(torch.randn(1 << (8 if self.tiny else 24), device=device, dtype=dtype)) for _ in range(16)]
+            for weight in weights:
+                weight.grad = torch.randn_like(weight)
+            optimizer = torch.optim.AdamW(weights, lr=1e-5, fused=True)
+            optimizer.step()
+            elements = sum(weight.numel() for weight in weights)
+            self.add("parts", f"adamw {dtype}", elements, timer.ms(lambda _: optimizer.step(), 1, 2.0))
+
+        def attention(batch: int, heads: int, length: int, width: int, causal: bool) -> None:
+            q, k, v = (torch.randn(batch, heads, length, width, device=device).bfloat16().requires_grad_() for _ in range(3))
+            gradient = torch.randn_like(q)
+
+            def both(_: int) -> None:
+                functional.scaled_dot_product_attention(q, k, v, is_causal=causal).backward(gradient)
+                q.grad = k.grad = v.grad = None
+
+            def forward(_: int) -> None:
+                with torch.no_grad():
+                    functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+            self.add("parts", "attention", batch, heads, length, width, causal, timer.ms(forward, 1, 0.3), timer.ms(both, 1, 1.0))
+
+        def norm(rows: int, width: int) -> None:
+            x, weight = torch.randn(rows, width, device=device).bfloat16().requires_grad_(), torch.ones(width, device=device, dtype=torch.bfloat16)
+            gradient = torch.randn_like(x)
+
+            def both(_: int) -> None:
+                functional.rms_norm(x, (width,), weight).backward(gradient)
+                x.grad = None
+
+            self.add("parts", "rms_norm", rows * width, timer.ms(both, 1, 0.3))
+
+        def swiglu(rows: int, width: int) -> None:
+            gate, up = (torch.randn(rows, width, device=device).bfloat16().requires_grad_() for _ in range(2))
+            gradient = torch.randn_like(gate)
+
+            def both(_: int) -> None:
+                (functional.silu(gate) * up).backward(gradient)
+                gate.grad = up.grad = None
+
+            self.add("parts", "swiglu", rows * width, timer.ms(both, 1, 0.5))
+
+        def loss(rows: int, vocabulary: int, upcast: bool) -> None:
+            logits = torch.randn(rows, vocabulary, device=device, dtype=torch.bfloat16).requires_grad_()
+            target = torch.randint(0, vocabulary, (rows,), device=device)
+
+            def both(_: int) -> None:
+                functional.cross_entropy(logits.float() if upcast else logits, target).backward()
+                logits.grad = None
+
+            self.add("parts", "loss fp32" if upcast else "loss 16bit", rows * vocabulary, timer.ms(both, 1, 3.0))
+
+        def host(name: str, width: int, tokens: int) -> None:
+            layer: nn.Module = nn.Linear(width, width, bias=False, device=device, dtype=torch.bfloat16)
+            if name.startswith("float8"):
+                layer = float8(layer, "tensorwise")
+            if name.endswith("compiled"):
+                layer.compile(backend="eager" if self.tiny else "inductor", dynamic=False)
+            x, gradient = torch.randn(tokens, width, device=device).bfloat16().requires_grad_(), torch.randn(tokens, width, device=device).bfloat16()
+            self.add("host", name, tokens, width, timer.host_ms(lambda _: step(layer, x, gradient)))
+
+        yield "copy", bandwidth
+        yield "launch", launch
+        yield "adamw bf16", lambda: adamw(torch.bfloat16)
+        yield "adamw fp32", lambda: adamw(torch.float32)
+        sizes = ((1, 2, 16, 8),) if self.tiny else ((16, 16, 1024, 64), (4, 32, 2048, 128), (4, 32, 2048, 64), (1, 32, 8192, 128), (1, 32, 8192, 64))
+        for each in sizes:
+            yield f"attention {each}", lambda each=each: attention(*each, True)
+        yield "attention, all of it", lambda: attention(*(sizes[0] if self.tiny else (64, 16, 256, 64)), False)
+        for rows, width in ((8, 16),) if self.tiny else ((16384, 1024), (8192, 4096)):
+            yield "norm", lambda rows=rows, width=width: norm(rows, width)
+            yield "swiglu", lambda rows=rows, width=width: swiglu(rows, 4 * width)
+        for vocabulary, upcast in itertools.product((32,) if self.tiny else (32000, 128256), (False, True)):
+            yield f"loss {vocabulary}", lambda vocabulary=vocabulary, upcast=upcast: loss(16 if self.tiny else 8192, vocabulary, upcast)
+        for name in ("linear", "float8", "float8 compiled"):
+            yield f"host {name}", lambda name=name: host(name, *((32, 16) if self.tiny else (2048, 256)))
+
+    def casts(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """torchao's casts of one tensor, by recipe: those of a forward and of a backward apart, as compiled graphs are."""
+        sizes = ((32, 48),) if self.tiny else ((16384, 1024), (8192, 4096), (4096, 14336))
+        for rows, columns in sizes:
+
+            def rescale(rows: int = rows, columns: int = columns) -> None:
+                copies = self.operands.copies(2 * rows * columns)
+                tensors = self.operands.matrices(rows, columns, torch.bfloat16, copies)
+                scales = torch.ones(rows, 1, device=self.device), torch.ones(1, columns, device=self.device)
+                torch._dynamo.reset()
+                run = torch.compile(lambda x: x.mul_(scales[0] * scales[1]), dynamic=False, backend="eager" if self.tiny else "inductor")
+                time_ms = self.timer.ms(lambda index: run(tensors[index]), copies, rows * columns * 4 / 4e9)
+                self.add("casts", "rowwise", "rescale of a gradient", "backward", "compiled", rows, columns, time_ms)
+
+            yield "rescale", rescale
+            for (recipe, role, direction), casts in CASTS.items():
+                for compiled in (True, False):
+
+                    def measure(
+                        rows: int = rows, columns: int = columns, recipe: str = recipe, role: str = role, direction: str = direction,
+                        casts: tuple[Cast, ...] = casts, compiled: bool = compiled,
+                    ) -> None:  # fmt: skip
+                        copies = self.operands.copies(2 * rows * columns)
+                        tensors = self.operands.matrices(rows, columns, torch.bfloat16, copies)
+
+                        def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                            return tuple(cast(x, *each) for each in casts)
+
+                        if compiled:
+                            torch._dynamo.reset()
+                            run = torch.compile(run, dynamic=False, backend="eager" if self.tiny else "inductor")
+                        expected = rows * columns * (8 if compiled else 60) / 4e9
+                        time_ms = self.timer.ms(lambda index: run(tensors[index]), copies, expected)
+                        self.add("casts", recipe, role, direction, "compiled" if compiled else "eager", rows, columns, time_ms)
+
+                    yield f"{recipe} {role} {direction}", measure
+
+    def layers(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """One compiled Linear, forward and backward, in BF16 and with each recipe."""
+        shapes = ((64, 32, 48),) if self.tiny else ((8192, 4096, 4096), (16384, 1024, 4096), (8192, 4096, 14336))
+        for (m, k, n), recipe in itertools.product(shapes, ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")):
+
+            def measure(m: int = m, k: int = k, n: int = n, recipe: str = recipe) -> None:
+                torch._dynamo.reset()
+                layer: nn.Module = nn.Linear(k, n, bias=False, device=self.device, dtype=torch.bfloat16)
+                if recipe != "bf16":
+                    layer = float8(layer, recipe)
+                layer.compile(dynamic=False, backend="eager" if self.tiny else "inductor")
+                x, gradient = torch.randn(m, k, device=self.device).bfloat16().requires_grad_(), torch.randn(m, n, device=self.device).bfloat16()
+                step(layer, x, gradient)
+                self.add("layers", recipe, m, k, n, self.timer.ms(lambda _: step(layer, x, gradient), 1, 6e3 * m * k * n / 1e15))
+
+            yield f"{recipe} {(m, k, n)}", measure
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "what": "one measurement per row, times in ms",
+            "gpu": torch.cuda.get_device_name() if self.timer.cuda else "none",
+            "multiprocessors": torch.cuda.get_device_properties(0).multi_processor_count if self.timer.cuda else None,
+            "l2_bytes": torch.cuda.get_device_properties(0).L2_cache_size if self.timer.cuda else None,
+            "versions": {name: metadata.version(name) for name in ("torch", "torchao")} | {"python": platform.python_version(), "cuda": torch.version.cuda},
+            "date": datetime.now(UTC).date().isoformat(),
+            "seconds": round(time.monotonic() - self.began, 1),
+            "fields": FIELDS,
+            **self.rows,
+            "left_out": self.left_out,
+            "failures": self.failures,
+        }
+
+
+FIELDS = {
+    "clocks": ["kind", "m", "k", "n", "burst_ms", "sustained_ms", "sm_clock_mhz", "power_w"],
+    "gemms": ["kind", "role", "tokens", "in", "out", "ms"],
+    "parts": "name, its sizes, ms; attention: batch, heads, length, width of a head, causal, forward ms, forward and backward ms",
+    "casts": ["recipe", "role", "direction", "mode", "rows", "columns", "ms"],
+    "layers": ["recipe", "tokens", "in", "out", "forward and backward ms"],
+    "host": ["module", "tokens", "width", "forward and backward ms"],
+}
+
+Cast = tuple[torch.dtype, int | None, bool]
+"""Float8 dtype; the axis along which a scale is shared, None for one scale; whether the copy is transposed."""
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+CASTS: dict[tuple[str, str, str], tuple[Cast, ...]] = {
+    ("tensorwise", "input", "forward"): ((E4M3, None, False),),
+    ("tensorwise", "input", "backward"): ((E4M3, None, True),),
+    ("tensorwise", "weight", "forward"): ((E4M3, None, False),),
+    ("tensorwise", "weight", "backward"): ((E4M3, None, True),),
+    ("tensorwise", "gradient", "backward"): ((E5M2, None, False), (E5M2, None, True)),
+    ("rowwise", "input", "forward"): ((E4M3, -1, False),),
+    ("rowwise", "input", "backward"): ((E4M3, 0, True),),
+    ("rowwise", "weight", "forward"): ((E4M3, -1, False),),
+    ("rowwise", "weight", "backward"): ((E4M3, 0, True),),
+    ("rowwise", "gradient", "backward"): ((E4M3, -1, False), (E4M3, 0, True)),
+    ("rowwise_with_gw_hp", "input", "forward"): ((E4M3, -1, False),),
+    ("rowwise_with_gw_hp", "weight", "forward"): ((E4M3, -1, False),),
+    ("rowwise_with_gw_hp", "weight", "backward"): ((E4M3, None, True),),
+    ("rowwise_with_gw_hp", "gradient", "backward"): ((E4M3, -1, False),),
+}
+"""What ``matmul_with_hp_or_float8_args`` of torchao 0.18 casts, with the layouts that its GEMMs ask for. Rowwise gradients are
+scaled after their GEMM, too (``addmm_float8_unwrapped``)."""
+
+
+def cast(x: torch.Tensor, dtype: torch.dtype, axis: int | None, transposed: bool) -> torch.Tensor:
+    """One cast as torchao makes it."""
+    from torchao.float8.config import ScalingGranularity
+    from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
+
+    granularity = ScalingGranularity.TENSORWISE if axis is None else ScalingGranularity.AXISWISE
+    scale = tensor_to_scale(x, dtype, False, None, granularity, axis, axis is not None)
+    data = to_fp8_saturated(x.to(torch.float32) * scale, dtype)
+    return data.t().contiguous() if transposed else data
+
+
+def float8(layer: nn.Module, recipe: str) -> nn.Module:
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    return convert_to_float8_training(layer, config=Float8LinearConfig.from_recipe_name(recipe))
+
+
+def step(layer: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Forward and backward; gradients are dropped."""
+    layer(x).backward(gradient)
+    x.grad = None
+    layer.zero_grad(set_to_none=True)
+
+
+def state() -> tuple[float | None, float | None]:
+    """Clock in MHz and power in W, where NVML's Python package is there."""
+    try:
+        return float(torch.cuda.clock_rate()), torch.cuda.power_draw() / 1e3
+    except Exception:
+        return None, None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=215.0)
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    if not arguments.tiny and not torch.cuda.is_available():
+        print("no GPU; --tiny only shows that the code runs", file=sys.stderr)
+        return 1
+    sweep = Sweep("cuda" if torch.cuda.is_available() else "cpu", arguments.seconds, arguments.tiny)
+    sweep.run()
+    result = sweep.result()
+    lines = ",\n".join(
+        f'"{key}": ' + ("[\n" + ",\n".join(json.dumps(row) for row in value) + "\n]" if key in sweep.rows and value else json.dumps(value))
+        for key, value in result.items()
+    )
+    arguments.out.write_text("{\n" + lines + "\n}\n")
+    counts = ", ".join(f"{len(rows)} {group}" for group, rows in sweep.rows.items())
+    print(f"{result['gpu']}: {counts} in {result['seconds']} s; left out {sweep.left_out}; {len(sweep.failures)} failed")
+    for failure in sweep.failures[:20]:
+        print(f"  {failure}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

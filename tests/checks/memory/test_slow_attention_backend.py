@@ -1,0 +1,250 @@
+"""MEM004 on real transformers models and torch's own attention, and its treatments timed in a trial on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlavaConfig, LlavaForConditionalGeneration
+
+from fp8doctor.checks.memory.slow_attention_backend import slow_attention_backend
+from fp8doctor.examine.attention import BACKENDS, sdp_backends
+from fp8doctor.facts import Arm, ArmCut, Breakdown, Facts, KernelGroup
+from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.measured import measured
+from fp8doctor.registry import discover, run, select
+from fp8doctor.trial.arms import Of
+from fp8doctor.trial.treatments import Case, NotTried, treatments
+from fp8doctor.trial.variant import ArmPlan, Variant
+from tests.checks.arms import ran, timed
+from tests.checks.trials import tried
+from tests.examine.models import SIZES, llama, lora
+
+Look = Callable[..., Facts]
+
+
+def found(facts: Facts) -> Finding:
+    finding = slow_attention_backend(facts)
+    assert isinstance(finding, Finding)
+    return finding
+
+
+def reason(facts: Facts) -> str:
+    answer = slow_attention_backend(facts)
+    assert isinstance(answer, NotApplicable)
+    return answer.reason
+
+
+class Own(nn.Module):
+    """A decoder's attention that calls torch's, or computes it by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(64, 192)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.proj(x).chunk(3, dim=-1)
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+class ByHand(Own):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.proj(x).chunk(3, dim=-1)
+        return (query @ key.transpose(-1, -2)).softmax(-1) @ value
+
+
+def test_eager_attention_of_a_class_that_has_sdpa(look: Look) -> None:
+    model = llama(attn_implementation="eager")
+    finding = found(look(model))
+    assert finding.title == "Attention is eager in LlamaForCausalLM"
+    assert finding.evidence["eager"] == ("the model",)
+    assert finding.treatment is not None
+    assert finding.treatment.name == "attention-sdpa"
+    exec(finding.treatment.code, {"model": model})
+    assert slow_attention_backend(look(model)) is None
+
+
+def test_the_module_that_has_the_configuration_is_named(look: Look) -> None:
+    two = {"num_hidden_layers": 2}
+    with torch.device("meta"):
+        model = LlavaForConditionalGeneration(LlavaConfig(text_config={"model_type": "llama", **two}, vision_config={"model_type": "clip_vision_model", **two}))
+    assert slow_attention_backend(look(model)) is None
+    model.set_attn_implementation({"text_config": "eager"})
+    finding = found(look(model))
+    assert (finding.title, finding.evidence["eager"]) == ("Attention is eager in LlamaModel", ("model.language_model",))
+    assert finding.treatment is not None
+    exec(finding.treatment.code, {"model": model})
+    assert slow_attention_backend(look(model)) is None
+
+
+def test_behind_peft(look: Look) -> None:
+    model = lora(llama(attn_implementation="eager"))
+    finding = found(look(model))
+    assert finding.treatment is not None
+    exec(finding.treatment.code, {"model": model})
+    assert slow_attention_backend(look(model)) is None
+
+
+def gemma2(**settings: Any) -> nn.Module:
+    with torch.device("meta"):
+        return Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=16, **settings))
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (gemma2, "attn_logit_softcapping=50.0"),
+        (lambda: gemma2(attn_logit_softcapping=None), "transformers has no other for Gemma2ForCausalLM"),
+        (lambda: llama(attn_implementation="eager", output_attentions=True), "output_attentions=True"),
+    ],
+    ids=["capped logits", "no other", "attentions are wanted"],
+)
+def test_eager_attention_that_is_needed(look: Look, build: Callable[[], nn.Module], expected: str) -> None:
+    assert reason(look(build())) == f"attention is eager, and has to be: {expected}"
+
+
+def test_capped_logits_of_a_class_that_says_it_has_sdpa(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So said Gemma 2 in transformers 4, and left the cap out."""
+    monkeypatch.setattr(Gemma2ForCausalLM, "_supports_sdpa", True)
+    assert "attn_logit_softcapping=50.0" in reason(look(gemma2(attn_implementation="eager")))
+
+
+@pytest.mark.parametrize("model", [llama, Own, lambda: nn.MultiheadAttention(64, 4)], ids=["transformers", "own", "torch"])
+def test_torchs_attention_is_healthy_unless_only_math_is_left(look: Look, model: Callable[[], nn.Module]) -> None:
+    assert slow_attention_backend(look(model())) is None
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):
+        assert slow_attention_backend(look(model())) is None, "a fused one is left"
+    with sdpa_kernel([SDPBackend.MATH]):
+        finding = found(look(model()))
+        assert finding.explanation == "What is left to scaled_dot_product_attention is math."
+        assert finding.treatment is not None
+        exec(finding.treatment.code, {"torch": torch})
+        assert slow_attention_backend(look(model())) is None
+
+
+def test_looking_at_the_backends_changes_none() -> None:
+    assert sdp_backends() == BACKENDS
+    with sdpa_kernel([SDPBackend.MATH]):
+        assert sdp_backends() == ("math",)
+    assert sdp_backends() == BACKENDS
+    assert not torch.cuda.is_initialized()
+
+
+def test_only_math_does_not_matter_to_what_never_asks(look: Look) -> None:
+    with sdpa_kernel([SDPBackend.MATH]):
+        assert reason(look(nn.Sequential(nn.Linear(32, 32)))).startswith("nothing tells how attention is computed")
+
+
+def profiled(*groups: tuple[str, str | None, float], attention_ms: float = 0.0, reliable: bool = True) -> Arm:
+    """The step as it is with a breakdown as a trial on a GPU would have made it: 10 ms at the deepest cut."""
+    breakdown = Breakdown(
+        families_ms={"gemm_16bit": 5.0, "attention": attention_ms},
+        reliable=reliable,
+        groups=tuple(KernelGroup(name=name, family="pointwise", operator=operator, count=12, time_ms=ms) for name, operator, ms in groups),
+    )
+    return ran("as_is", cuts=(ArmCut(step_ms=4.0), ArmCut(step_ms=10.0)), breakdown=breakdown)
+
+
+BMM = ("nvjet_sm90_tst_64x64_4x4_bz_TNN", "aten::bmm", 1.0)
+EAGER = ("cunn_SoftMaxForward<float, 4>", "aten::_softmax", 0.6)
+COMPILED = ("triton_per_fused__softmax_add_3", None, 0.6)
+LOSS = ("triton_red_fused__log_softmax_nll_loss_7", None, 3.0)
+
+
+@pytest.mark.parametrize("softmax", [EAGER, COMPILED], ids=["eager", "compiled"])
+def test_kernels_of_a_step_show_what_no_configuration_tells(look: Look, softmax: tuple[str, str | None, float]) -> None:
+    finding = found(timed(look(ByHand()), profiled(BMM, softmax, LOSS)))
+    assert finding.title == "Attention runs as batched GEMMs and a softmax: 16 % of the step"
+    assert (finding.evidence["softmax_ms"], finding.evidence["batched_gemm_ms"]) == (0.6, 1.0)
+    assert finding.treatment is not None
+    x = torch.ones(1, 8, 64)
+    names = dict(zip(("query", "key", "value"), Own().proj(x).chunk(3, dim=-1), strict=True)) | {"torch": torch}
+    exec(finding.treatment.code, names)
+    assert "output" in names
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        profiled(BMM, LOSS),
+        profiled(EAGER),
+        profiled(BMM, EAGER, attention_ms=0.4),
+        profiled(BMM, EAGER, reliable=False),
+        profiled(("gemm", "aten::bmm", 0.5), ("softmax", "aten::_softmax", 0.1)),
+        ran("as_is", breakdown=None, cuts=(ArmCut(step_ms=10.0),)),
+        ran("as_is", cuts=(ArmCut(step_ms=10.0),)),
+    ],
+    ids=["a loss", "a router", "fused attention runs", "unreliable", "a tenth is not reached", "not profiled", "not recorded"],
+)
+def test_kernels_that_prove_nothing(look: Look, arm: Arm) -> None:
+    assert slow_attention_backend(timed(look(llama()), arm)) is None
+
+
+def test_profiled_kernels_are_evidence_for_the_configuration_too(look: Look) -> None:
+    finding = found(timed(look(llama(attn_implementation="eager")), profiled(BMM, EAGER)))
+    assert finding.explanation.endswith("Profiled, its softmax and batched GEMMs take 16 % of the step.")
+    assert finding.evidence["share_pct"] == pytest.approx(16.0)
+    assert "has to be" in reason(timed(look(gemma2()), profiled(BMM, EAGER)))
+
+
+def alone(name: str) -> Callable[[Of, ArmPlan], list[ArmPlan]]:
+    """The arm of the treatment that the finding names."""
+
+    def plans(of: Of, as_is: ArmPlan) -> list[ArmPlan]:
+        (finding,) = run(select(discover(), ["MEM004"]), of.facts)[0]
+        assert finding.treatment is not None
+        assert finding.treatment.name == name
+        return [of.arm(as_is, finding.treatment)]
+
+    return plans
+
+
+TOKENS = torch.arange(64).reshape(1, 64)
+
+
+def test_the_trial_times_fused_attention_and_measures_the_finding() -> None:
+    model = llama(attn_implementation="eager").bfloat16()
+    facts = tried(model, {"input_ids": TOKENS, "labels": TOKENS}, "as_is", more=alone("attention-sdpa"))
+    arms = {arm.name: arm.reason for arm in facts.trial.arms}
+    assert arms["attention-sdpa"] is None
+    (finding,), _ = measured(facts, *run(select(discover(), ["MEM004"]), facts))
+    assert finding.saving_ms is not None
+    assert finding.saving_ms.basis == "measured"
+    assert model.config._attn_implementation == "eager"
+
+
+def test_the_trial_switches_the_backends_on_for_its_arm_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[tuple[str, ...]] = set()
+    inner = functional.scaled_dot_product_attention
+
+    def watched(*arguments: Any, **settings: Any) -> torch.Tensor:
+        seen.add(sdp_backends())
+        return inner(*arguments, **settings)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
+    with sdpa_kernel([SDPBackend.MATH]):
+        facts = tried(Own().bfloat16(), torch.ones(2, 16, 64).bfloat16(), "as_is", more=alone("fused-attention-on"))
+        assert sdp_backends() == ("math",)
+    assert {arm.name: arm.reason for arm in facts.trial.arms}["fused-attention-on"] is None
+    assert seen == {("math",), BACKENDS}
+    assert facts.trial.harm == ()
+
+
+def test_treatments_that_do_not_apply(look: Look) -> None:
+    with pytest.raises(NotTried, match="no fused backend is switched off"):
+        treatments()["fused-attention-on"].function(Variant(Own(), None), Case(look(Own()), "fused-attention-on"))
+
+
+def test_attention_that_is_taken_when_the_model_is_built(look: Look) -> None:
+    """Falcon asks once, in its constructor, and transformers' switch only warns."""
+    from transformers import FalconConfig, FalconForCausalLM
+
+    model = FalconForCausalLM(FalconConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=96, attn_implementation="eager"))
+    assert found(look(model)).title == "Attention is eager in FalconForCausalLM"
+    with pytest.raises(NotTried, match="FalconForCausalLM takes its attention when it is built"):
+        treatments()["attention-sdpa"].function(Variant(model, None), Case(look(model), "attention-sdpa"))

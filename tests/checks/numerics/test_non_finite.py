@@ -1,0 +1,83 @@
+"""NUM001 on real Float8Linears, one of which overflows, in a real trial on the CPU."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor.checks.numerics.non_finite import HEALTHY, SICK, non_finite
+from fp8doctor.facts import Facts
+from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.trial.treatments import carry_out
+from tests.checks.arms import failed, ran
+from tests.checks.numerics.outliers import Overflowing, batch, decoder, in_fp8
+from tests.checks.trials import tried
+
+
+def overflowing() -> nn.Module:
+    model = in_fp8(decoder(None, None))
+    model[1].down.__class__ = Overflowing  # type: ignore[index, union-attr]
+    return model
+
+
+def test_an_overflow_that_only_fp8_has_is_named_and_bf16_mends_it() -> None:
+    model = overflowing()
+    facts = tried(model, batch(), "as_is", "bf16")
+    assert [(arm.name, arm.non_finite) for arm in facts.trial.arms] == [("as_is", ("loss", "gradients")), ("bf16", ())]
+    finding = non_finite(facts)
+    assert isinstance(finding, Finding)
+    assert finding.title == "NaN or infinity in loss and gradients in FP8"
+    assert finding.evidence["layers"] == ("1.down",)
+    assert finding.evidence["finite_arms"] == ("bf16",)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert finding.treatment is not None
+    assert finding.treatment.layers == ("1.down",)
+    treated = carry_out([finding.treatment], model, facts)
+    assert non_finite(tried(treated, batch(), "as_is", "bf16")) is None
+
+
+def test_a_step_that_bf16_cannot_do_either() -> None:
+    model = in_fp8(decoder(None, lambda x: x * torch.inf))
+    answer = non_finite(tried(model, batch(), "as_is", "bf16"))
+    assert isinstance(answer, NotApplicable)
+    assert "not finite in BF16 either" in answer.reason
+
+
+def test_untrained_weights_are_looked_at_too() -> None:
+    """Made-up weights say nothing about precision, but a NaN is a NaN."""
+    torch.manual_seed(0)
+    model = in_fp8(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16())
+    model[1].__class__ = Overflowing  # type: ignore[index]
+    facts = tried(model, batch(), "as_is", "bf16")
+    assert "trial.numerics" in facts.trial.gaps
+    finding = non_finite(facts)
+    assert isinstance(finding, Finding)
+    assert "is not known" in finding.explanation
+    assert finding.treatment is None
+
+
+def with_arms(facts: Facts, *arms: object) -> Facts:
+    return msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms))
+
+
+def test_the_prescription_is_looked_at_too() -> None:
+    arms = (ran("as_is", non_finite=()), ran("bf16", non_finite=()), ran("prescribed", non_finite=("gradients",)))
+    finding = non_finite(with_arms(HEALTHY, *arms))
+    assert isinstance(finding, Finding)
+    assert finding.title == "NaN or infinity in gradients in the prescribed FP8 step, not in the step as it is"
+    assert "it comes from compiled code, or builds up" in finding.explanation
+
+
+@pytest.mark.parametrize(
+    "arms",
+    [
+        (failed("as_is", "it raises"), ran("bf16", non_finite=())),
+        (ran("as_is", non_finite=("loss",)), failed("bf16", "it raises")),
+        (ran("as_is", non_finite=None), ran("bf16", non_finite=())),
+    ],
+    ids=["no FP8", "no BF16", "nobody saw"],
+)
+def test_without_both_there_is_no_answer(arms: tuple[object, ...]) -> None:
+    assert isinstance(non_finite(with_arms(SICK, *arms)), NotApplicable)

@@ -1,0 +1,93 @@
+"""One real job on the CPU, profiled as it is, once for all checks of this area; and what it is compared with."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import convert_to_float8_training
+
+from fp8doctor.facts import Arm, Facts
+from tests.checks.arms import ran
+from tests.checks.step.profiled import profiled, replaced
+from tests.checks.trials import tried
+
+WIDTH, TOKENS, VOCABULARY = 128, 32, 16384
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH, bias=False), nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.silu(self.up(x)))
+
+
+class Decoder(nn.Module):
+    """Two blocks in FP8 and a wide head, which multiplies in fp32 or in BF16."""
+
+    def __init__(self, head: torch.dtype) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2)).bfloat16()
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False, dtype=head)
+        convert_to_float8_training(self, module_filter_fn=lambda layer, name: name != "head")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.to(self.head.weight.dtype))  # type: ignore[no-any-return]
+
+
+def job(head: torch.dtype, *, fused: bool) -> Facts:
+    """The job with its trial, said to be of a GPU: checks of the step do not judge a CPU, whose FP8 is emulated.
+
+    The step takes what its profile says, and the profile is relied upon: a machine that does other things meanwhile is
+    no matter here.
+    """
+    torch.manual_seed(0)
+    model = Decoder(head)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused, foreach=False)
+    facts = tried(model, torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16), "as_is", optimizer=optimizer)
+    (arm,) = facts.trial.arms
+    found = arm.breakdown
+    assert found, arm.reason
+    families = {family: found.scale * ms for family, ms in found.families_ms.items()}
+    parts = msgspec.structs.replace(found, families_ms=families, idle_ms=0.0, scale=1.0, reliable=True)
+    return with_arms(facts, ran("as_is", found.busy_ms, breakdown=parts))
+
+
+def with_arms(facts: Facts, *arms: Arm) -> Facts:
+    return msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, device="cuda", gpu="a CPU", arms=arms))
+
+
+def families_of(facts: Facts) -> dict[str, float]:
+    """Families of the step as it is, in ms."""
+    found = facts.trial.arms[0].breakdown
+    assert found
+    return dict(found.families_ms)
+
+
+def only(facts: Facts, *families: str) -> Facts:
+    """The real step without all the rest, so that these families are more than its noise."""
+    kept = {family: ms for family, ms in families_of(facts).items() if family in families}
+    real = replaced(facts.trial.arms[0], families_ms=kept, busy_ms=sum(kept.values()))
+    return with_arms(facts, msgspec.structs.replace(real, step_ms=sum(kept.values()), rounds_ms=(sum(kept.values()),) * 6))
+
+
+def beside(facts: Facts, families: dict[str, float]) -> Facts:
+    """The real step beside a BF16 one that was put together."""
+    return with_arms(facts, facts.trial.arms[0], profiled("bf16", sum(families.values()), arm={"graphs_run": 0}, **families))
+
+
+@pytest.fixture(scope="package")
+def sick() -> Facts:
+    """A head in fp32, and AdamW in a loop over the parameters."""
+    return job(torch.float32, fused=False)
+
+
+@pytest.fixture(scope="package")
+def treated() -> Facts:
+    """A head in BF16, and fused AdamW."""
+    return job(torch.bfloat16, fused=True)

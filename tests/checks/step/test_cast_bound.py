@@ -1,0 +1,132 @@
+"""STP002: a real step on the CPU beside a BF16 one that was put together, and steps in the proportions of an H200."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from torch import nn
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+from fp8doctor import load_report
+from fp8doctor.checks.step.cast_bound import cast_bound
+from fp8doctor.diagnose import diagnose
+from fp8doctor.facts import Arm, Facts
+from fp8doctor.finding import Finding, NotApplicable
+from tests.checks.arms import timed
+from tests.checks.step.conftest import beside, families_of, only
+from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, profiled, replaced, unprofiled
+from tests.facts_of import DECODER_468M
+from tests.patients.record import HERE
+
+Look = Callable[..., Facts]
+
+
+def in_fp8(recipe: str = "tensorwise") -> nn.Module:
+    model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).bfloat16()
+    return convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(recipe))
+
+
+def test_the_casts_of_a_real_step_and_their_modules(sick: Facts) -> None:
+    finding = cast_bound(beside(only(sick, "gemm_fp8", "cast"), {"gemm_16bit": families_of(sick)["gemm_fp8"]}))
+    assert isinstance(finding, Finding)
+    assert finding.evidence["casts_ms"] == pytest.approx(families_of(sick)["cast"])
+    assert finding.evidence["gemms_saved_ms"] == pytest.approx(0.0)
+    dearest = finding.evidence["modules_with_most_casts"]
+    assert isinstance(dearest, tuple)
+    assert len(dearest) == 3
+    assert set(dearest) < {"blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down"}
+    assert "model.blocks[" in finding.explanation
+    assert finding.treatment is not None
+    assert finding.treatment.code == "for block in model.blocks:\n    block.compile()"
+
+
+def test_gemms_that_pay_for_the_casts(sick: Facts) -> None:
+    paid = families_of(sick)
+    paid["gemm_16bit"] = paid.get("gemm_16bit", 0.0) + 2 * paid.pop("cast")
+    assert cast_bound(beside(sick, paid)) is None
+
+
+def test_both_numbers_of_the_uncompiled_decoder(look: Look) -> None:
+    finding = cast_bound(timed(look(in_fp8(), tokens=16384), FP8_EAGER, BF16))
+    assert isinstance(finding, Finding)
+    assert finding.title == "Casts cost 273.6 ms a step, and the GEMMs save 33.0 in FP8"
+    assert finding.explanation == (
+        "The step takes 273.4 ms more than the best BF16 (92.7 ms), and casts that the GEMMs do not pay for are 240.6 ms of it."
+    )  # fmt: skip
+
+
+def test_compiling_treats_it(look: Look) -> None:
+    model = in_fp8()
+    finding = cast_bound(timed(look(model, tokens=16384), FP8_EAGER, BF16))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    scope = {"model": model}
+    exec(finding.treatment.code, {"torch": __import__("torch")} | scope, scope)
+    compiled = msgspec.structs.replace(FP8_COMPILED, name="as_is")
+    assert cast_bound(timed(look(scope["model"], tokens=16384), compiled, BF16)) is None
+
+
+def test_a_compiled_recipe_with_dear_casts(look: Look) -> None:
+    model = in_fp8("rowwise")
+    model.compile()
+    slow = profiled("as_is", 122.6, arm={"graphs_run": 24}, gemm_fp8=36.0, gemm_16bit=4.2, cast=55.0, attention=11.0, pointwise=13.0)
+    finding = cast_bound(timed(look(model, tokens=16384), slow, BF16))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert finding.treatment.name == "recipe-tensorwise"
+    model = in_fp8()
+    model.compile()
+    finding = cast_bound(timed(look(model, tokens=16384), slow, BF16))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is None, "everything that is known was done"
+
+
+def test_gemms_that_are_no_faster_are_said_to_be(look: Look) -> None:
+    slow = profiled("as_is", 140.0, gemm_fp8=70.0, cast=30.0, attention=11.0, pointwise=13.0)
+    finding = cast_bound(timed(look(in_fp8(), tokens=256), slow, BF16))
+    assert isinstance(finding, Finding)
+    assert finding.title == "Casts cost 30.0 ms a step, and the GEMMs cost 7.6 more in FP8"
+
+
+def test_its_cause_takes_the_treatment() -> None:
+    report = diagnose(timed(DECODER_468M, FP8_EAGER, BF16, FP8_COMPILED))
+    assert {"CMP001", "STP002"} <= {finding.code for finding in report.findings}
+    assert [step.mends for step in report.prescription] == [("CMP001",)]
+
+
+SILENT = {
+    "FP8 is faster for another reason": (profiled("as_is", 85.0, gemm_fp8=60.0, cast=10.0, attention=5.0, pointwise=8.0), BF16),
+    "FP8 pays": (msgspec.structs.replace(FP8_COMPILED, name="as_is"), BF16),
+    "idle, not casts": (profiled("as_is", 140.0, gemm_fp8=36.0, cast=20.0, attention=11.0, pointwise=18.0), BF16),
+}
+NO_ANSWER = {
+    "not profiled": (unprofiled("as_is", 366.1), BF16),
+    "BF16 not profiled": (FP8_EAGER, unprofiled("bf16_compiled", 92.7)),
+    "unreliable": (replaced(FP8_EAGER, reliable=False), BF16),
+    "no BF16": (FP8_EAGER,),
+}
+
+
+@pytest.mark.parametrize("arms", SILENT.values(), ids=SILENT)
+def test_it_is_silent(look: Look, arms: tuple[Arm, ...]) -> None:
+    assert cast_bound(timed(look(in_fp8(), tokens=16384), *arms)) is None
+
+
+@pytest.mark.parametrize("arms", NO_ANSWER.values(), ids=NO_ANSWER)
+def test_there_is_no_answer(look: Look, arms: tuple[Arm, ...]) -> None:
+    assert isinstance(cast_bound(timed(look(in_fp8(), tokens=16384), *arms)), NotApplicable)
+
+
+def test_a_cpu_and_a_model_without_fp8_are_not_judged(look: Look) -> None:
+    assert isinstance(cast_bound(timed(look(in_fp8(), tokens=16384), FP8_EAGER, BF16, device="cpu")), NotApplicable)
+    assert isinstance(cast_bound(timed(look(nn.Sequential(nn.Linear(64, 64)), tokens=16384), FP8_EAGER, BF16)), NotApplicable)
+
+
+@pytest.mark.parametrize("code", ["STP001", "STP002", "STP003", "STP004", "STP006", "STP007"])
+@pytest.mark.parametrize("patient", ["decoder_468m", "accelerate_te", "llama_8b"])
+def test_recordings_from_before_there_were_breakdowns_are_unknown(patient: str, code: str) -> None:
+    report = load_report(HERE / "recorded" / f"h200-{patient}.json")
+    outcome = next(each for each in report.outcomes if each.code == code)
+    assert (outcome.outcome, outcome.reason) == ("unknown", "trial.arms.breakdown was not recorded")

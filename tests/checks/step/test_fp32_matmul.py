@@ -1,0 +1,54 @@
+"""STP004: real steps on the CPU, with a head in fp32 and in BF16."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from fp8doctor.checks.step.fp32_matmul import fp32_matmul
+from fp8doctor.facts import Facts
+from fp8doctor.finding import Finding, NotApplicable
+from tests.checks.step.conftest import families_of, with_arms
+from tests.checks.step.profiled import profiled, replaced, unprofiled
+
+
+def test_a_head_in_fp32_is_named(sick: Facts) -> None:
+    finding = fp32_matmul(sick)
+    assert isinstance(finding, Finding)
+    assert finding.evidence["gemm_fp32_ms"] == pytest.approx(families_of(sick)["gemm_fp32"])
+    assert (finding.evidence["modules"], finding.evidence["fp32_linears"]) == (("head",), 1)
+    assert "Launched by model.head (" in finding.explanation
+    assert finding.treatment is not None
+    assert finding.treatment.name == "autocast-bf16"
+
+
+def test_a_head_in_bf16_is_healthy(treated: Facts) -> None:
+    assert families_of(treated)["gemm_16bit"] > 0
+    assert fp32_matmul(treated) is None
+
+
+def test_compiled_regions_name_no_module_but_the_weights_are_known(sick: Facts) -> None:
+    finding = fp32_matmul(with_arms(sick, replaced(sick.trial.arms[0], modules=())))
+    assert isinstance(finding, Finding)
+    assert finding.explanation.endswith("1 Linears have fp32 weights, the first is model.head.")
+    assert finding.evidence["modules"] == ("head",)
+
+
+def test_a_product_that_upcasts_under_autocast(sick: Facts) -> None:
+    training = msgspec.structs.replace(sick.training, autocast="bfloat16")
+    linears = tuple(msgspec.structs.replace(each, dtype="bfloat16") for each in sick.network.linears)
+    facts = msgspec.structs.replace(sick, training=training, network=msgspec.structs.replace(sick.network, linears=linears))
+    finding = fp32_matmul(with_arms(facts, replaced(facts.trial.arms[0], modules=())))
+    assert isinstance(finding, Finding)
+    assert finding.explanation.endswith("No Linear has fp32 weights: the operands are cast up before the product.")
+    assert finding.treatment is not None
+    assert finding.treatment.name == "product-in-bf16"
+
+
+def test_a_small_share_is_left_alone(sick: Facts) -> None:
+    assert fp32_matmul(with_arms(sick, profiled("as_is", 100.0, gemm_fp8=80.0, gemm_fp32=2.9))) is None
+
+
+def test_there_is_no_answer(sick: Facts) -> None:
+    assert isinstance(fp32_matmul(with_arms(sick, unprofiled("as_is", 100.0))), NotApplicable)
+    assert isinstance(fp32_matmul(msgspec.structs.replace(sick, trial=msgspec.structs.replace(sick.trial, device="cpu"))), NotApplicable)

@@ -1,0 +1,105 @@
+"""STP001: real models; the idle time is put together, because a CPU that computes cannot wait for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import convert_to_float8_training
+
+from fp8doctor.checks.step.host_bound import host_bound
+from fp8doctor.facts import Arm, Facts
+from fp8doctor.finding import Finding, NotApplicable
+from tests.checks.arms import timed
+from tests.checks.step.conftest import with_arms
+from tests.checks.step.profiled import BF16, FP8_EAGER, profiled, replaced, unprofiled
+from tests.stand_ins import transformer_engine
+
+Look = Callable[..., Facts]
+
+WAITING = profiled("as_is", 41.5, host_wait_pct=92.0, gemm_fp8=4.0, cast=2.0, pointwise=8.5)
+BUSY = profiled("as_is", 41.5, host_wait_pct=92.0, gemm_fp8=4.0, cast=26.0, pointwise=10.5)
+SMALL_BF16 = profiled("bf16_compiled", 13.2, host_wait_pct=80.0, gemm_16bit=7.0, pointwise=4.0)
+
+
+def in_te(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    transformer_engine.install(monkeypatch)
+    return nn.Sequential(transformer_engine.Linear(1024, 1024, bias=False))
+
+
+def test_late_launches(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = host_bound(timed(look(in_te(monkeypatch), tokens=256), WAITING, SMALL_BF16))
+    assert isinstance(finding, Finding)
+    assert finding.title == "The GPU is idle for 65 % of the step, waiting for the host"
+    assert finding.explanation == (
+        "It has nothing to do for 27.0 of 41.5 ms, and 92 % of its gaps end with a kernel that was launched too late. There are 2,000 kernels a step, of 7 µs. "
+        "In the best BF16 step it is idle for 2.2 ms."
+    )
+    assert finding.treatment is not None
+    assert finding.treatment.name == "larger-batch"
+    assert host_bound(timed(look(in_te(monkeypatch), tokens=512), BUSY, SMALL_BF16)) is None
+
+
+def test_the_kernels_of_a_real_step_are_counted(sick: Facts) -> None:
+    real = sick.trial.arms[0]
+    assert real.breakdown
+    assert real.step_ms
+    busy = real.breakdown.busy_ms
+    waiting = msgspec.structs.replace(replaced(real, idle_ms=busy, host_wait_pct=80.0), step_ms=2 * busy)
+    finding = host_bound(with_arms(sick, waiting))
+    assert isinstance(finding, Finding)
+    assert finding.evidence["kernels"] == real.breakdown.kernels > 100
+    assert finding.evidence["idle_pct"] == pytest.approx(50.0)
+    assert host_bound(sick) is None
+
+
+def test_what_is_eager_is_compiled_first(look: Look) -> None:
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64)).bfloat16())
+    finding = host_bound(timed(look(model, tokens=256), WAITING))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert finding.treatment.name.startswith("compile-")
+
+
+@pytest.mark.parametrize(("accumulate", "treatment"), [(1, "cuda-graphs"), (4, "larger-batch")])
+def test_what_is_compiled_is_launched_as_graphs(look: Look, accumulate: int, treatment: str) -> None:
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64)).bfloat16())
+    compiled = look(torch.compile(model), tokens=256)
+    facts = msgspec.structs.replace(compiled, workload=msgspec.structs.replace(compiled.workload, accumulate=accumulate))
+    finding = host_bound(timed(facts, WAITING))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert finding.treatment.name == treatment
+
+
+def test_it_is_information_where_fp8_is_faster_and_without_fp8(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    slower = profiled("bf16", 60.0, host_wait_pct=95.0, gemm_16bit=10.0)
+    faster = host_bound(timed(look(in_te(monkeypatch), tokens=256), WAITING, slower))
+    plain = host_bound(timed(look(nn.Sequential(nn.Linear(64, 64)), tokens=256), WAITING))
+    assert isinstance(faster, Finding)
+    assert isinstance(plain, Finding)
+    assert (faster.severity, plain.severity) == ("info", "info")
+
+
+SILENT = {
+    "uncompiled FP8 at many tokens: the GPU is busy": replaced(FP8_EAGER, host_wait_pct=99.0),
+    "gaps of another kind": replaced(WAITING, host_wait_pct=10.0),
+    "no gaps were seen": replaced(WAITING, host_wait_pct=None),
+}
+
+
+@pytest.mark.parametrize("arm", SILENT.values(), ids=SILENT)
+def test_it_is_silent(look: Look, monkeypatch: pytest.MonkeyPatch, arm: Arm) -> None:
+    assert host_bound(timed(look(in_te(monkeypatch), tokens=256), arm, BF16)) is None
+
+
+@pytest.mark.parametrize("arm", [unprofiled("as_is", 41.5), replaced(WAITING, reliable=False)], ids=["not profiled", "unreliable"])
+def test_there_is_no_answer(look: Look, monkeypatch: pytest.MonkeyPatch, arm: Arm) -> None:
+    assert isinstance(host_bound(timed(look(in_te(monkeypatch), tokens=256), arm)), NotApplicable)
+
+
+def test_a_cpu_is_not_judged(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(host_bound(timed(look(in_te(monkeypatch), tokens=256), WAITING, device="cpu")), NotApplicable)

@@ -1,0 +1,28 @@
+"""A Llama that Accelerate's torchao path converted and that is compiled block by block: it trains, and no checkpoint can be written.
+
+The optimizer is made after the conversion, so that it holds the wrapped weights. ``save_pretrained`` and a Trainer stop with
+"Attempted to access the data pointer on an invalid python storage".
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"
+os.environ["ACCELERATE_FP8_BACKEND"] = "AO"
+
+import accelerate_eager
+import torch
+from accelerate_eager import example_batch
+
+__all__ = ["build_model", "example_batch"]
+
+MUST = ("MOD010",)
+MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "MOD007", "MEM004", "SHP001")
+
+
+def build_model(layers: int = 4) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model, _ = accelerate_eager.build_model(layers)
+    for block in model.model.layers:
+        block.compile()
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)

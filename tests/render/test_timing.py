@@ -1,0 +1,170 @@
+"""The table of steps with where the time goes, and the sentences under it; breakdowns composed in measured proportions."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from fp8doctor.facts import Arm, Facts, Family, recorded
+from fp8doctor.render import markdown, text
+from fp8doctor.render.terminal import columns
+from fp8doctor.render.timing import COLUMNS, timing
+from fp8doctor.report import Report
+from fp8doctor.waterfall import PARTS, REST
+from tests.checks.arms import failed, timed
+from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, replaced, unprofiled
+from tests.facts_of import DECODER_468M
+from tests.render.reports import report
+
+
+def shown(arm: Arm, gib: float) -> Arm:
+    assert arm.step_ms is not None
+    return msgspec.structs.replace(arm, low_ms=arm.step_ms - 0.4, high_ms=arm.step_ms + 0.4, peak_gib=gib)
+
+
+ARMS = (
+    shown(FP8_EAGER, 24.7),
+    shown(unprofiled("bf16", 103.6), 24.7),
+    shown(BF16, 21.7),
+    shown(FP8_COMPILED, 17.2),
+    failed("recipe-rowwise", "the budget of 60 s was used up before it"),
+)
+
+TABLE = """\
+  ms a step              total  FP8 GEMM  other GEMM  casts  attention  other  idle   GiB
+  BF16             103.6 ± 0.4                                                       24.7
+  BF16, compiled    92.7 ± 0.4         -        62.4      -       11.1   17.9   1.3  21.7
+  FP8, as it is    366.1 ± 0.4      25.2         4.2  273.6       10.4   39.4  13.3  24.7
+  FP8, prescribed   88.3 ± 0.4      32.1         4.2   23.7       10.1   15.1   3.1  17.2
+  recipe rowwise   not timed: the budget of 60 s was used up before it
+  FP8, as it is, against BF16, compiled: +273.4 ms = casts +273.6, GEMMs −33.0, norms and pointwise
+  +21.5, idle +12.0, attention −0.7 ms.
+  FP8, prescribed, against BF16, compiled: −4.4 ms = GEMMs −26.1, casts +21.0, idle +1.8, attention
+  −1.0, optimizer −0.1 ms (2.7 ms of norm and pointwise work runs inside the casts and is not
+  counted as theirs).
+  Timed: 4 variants in turn on NVIDIA H200, the whole model.
+"""
+
+NARROW = """\
+  ms a step                      GiB
+  BF16             103.6 ± 0.4  24.7
+  BF16, compiled    92.7 ± 0.4  21.7
+  FP8, as it is    366.1 ± 0.4  24.7
+  FP8, prescribed   88.3 ± 0.4  17.2
+  recipe rowwise   not timed: the budget of 60 s was used up
+                   before it
+  BF16, compiled: other GEMM 62.4, attention 11.1, other
+  17.9, idle 1.3 ms.
+"""
+
+MARKDOWN = """\
+||ms a step|FP8 GEMM|other GEMM|casts|attention|other|idle|GiB|
+|BF16|103.6 ± 0.4|||||||24.7|
+|BF16, compiled|92.7 ± 0.4|-|62.4|-|11.1|17.9|1.3|21.7|
+|FP8, as it is|366.1 ± 0.4|25.2|4.2|273.6|10.4|39.4|13.3|24.7|
+"""
+"""Without backslashes, rules and the spaces around cells."""
+
+NEVER_PROFILED = """\
+  ms a step                     GiB
+  BF16            103.6 ± 0.4  24.7
+  BF16, compiled   92.7 ± 0.4  21.7
+  FP8, as it is   366.1 ± 0.4  24.7
+  Timed: 3 variants in turn on NVIDIA H200, the whole model.
+"""
+
+
+def of(*arms: Arm, **trial: Any) -> Report:
+    facts = timed(DECODER_468M, *arms)
+    return report(msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, **trial)), "FP8 runs at 0.25x of BF16.")
+
+
+def notes(*arms: Arm, **trial: Any) -> tuple[str, ...]:
+    found = timing(of(*arms, **trial).facts)
+    assert found is not None
+    return found.notes
+
+
+def test_the_table_says_where_the_time_goes() -> None:
+    assert TABLE in text.render(of(*ARMS))
+
+
+def test_the_table_without_gib() -> None:
+    """A CPU has no peak: the column is left out, as an empty one always was."""
+    lines = text.render(of(FP8_EAGER, BF16)).splitlines()
+    assert "  ms a step       total  FP8 GEMM  other GEMM  casts  attention  other  idle" in lines
+
+
+def test_where_it_does_not_fit_the_parts_are_told_below() -> None:
+    assert NARROW in text.render(of(*ARMS), width=60)
+
+
+@pytest.mark.parametrize("width", [40, 60, 79, 86, 87, 100, 140])
+@pytest.mark.parametrize("ascii", [False, True])
+def test_no_line_is_wider_than_asked(width: int, ascii: bool) -> None:
+    screen = text.render(of(*ARMS), width=width, ascii=ascii)
+    assert all(columns(line) <= width and line == line.rstrip() for line in screen.splitlines())
+
+
+def test_markdown_has_the_same_columns_and_sentences() -> None:
+    screen = markdown.render(of(*ARMS))
+    rows = [re.sub(r" *\| *", "|", line.replace("\\", "")) for line in screen.splitlines() if line.startswith("| ")]
+    assert "\n".join(rows).startswith(MARKDOWN)
+    assert "\n\nFP8, as it is, against BF16, compiled: +273.4 ms = casts +273.6, GEMMs −33.0, " in screen
+
+
+def test_a_trial_without_breakdowns_looks_as_before() -> None:
+    arms = (shown(unprofiled("as_is", 366.1), 24.7), shown(unprofiled("bf16", 103.6), 24.7), shown(unprofiled("bf16_compiled", 92.7), 21.7))
+    assert NEVER_PROFILED in text.render(of(*arms))
+    older = [msgspec.structs.replace(each, breakdown=msgspec.UNSET) for each in arms]
+    assert NEVER_PROFILED in text.render(of(*older))
+    assert "GEMM |" not in markdown.render(of(*older))
+
+
+def test_there_is_nothing_to_note_where_the_parts_are_plain() -> None:
+    assert notes(*ARMS) == ()
+
+
+def test_scaled_parts_name_the_factor() -> None:
+    assert notes(replaced(FP8_COMPILED, scale=1.08), replaced(BF16, scale=1.021)) == (
+        "Scaled down to the step: BF16, compiled (profiled, its kernels took 1.02 times as long); "
+        "FP8, prescribed (profiled, its kernels took 1.08 times as long).",
+    )
+
+
+def test_unreliable_parts_are_called_so_and_explain_nothing() -> None:
+    facts = of(replaced(FP8_EAGER, reliable=False, scale=1.4, busy_ms=512.5), BF16).facts
+    found = timing(facts)
+    assert found is not None
+    assert found.notes == ("Unreliable parts: FP8, as it is (profiled, its kernels took 512.5 ms).",)
+    assert found.differences == ()
+
+
+def test_what_no_rule_knows_is_told_above_one_per_cent() -> None:
+    told = notes(replaced(FP8_EAGER, unclassified_pct=2.3), replaced(FP8_COMPILED, unclassified_pct=1.0), replaced(BF16, unclassified_pct=0.4))
+    assert told == ("In kernels that no rule knows (in other): 2.3 % of FP8, as it is.",)
+
+
+def test_a_profile_that_failed_has_its_reason() -> None:
+    reason = "another profiler is active in this process, and a second one would end it"
+    arm = msgspec.structs.replace(BF16, breakdown=msgspec.UNSET)
+    assert not recorded(arm.breakdown)
+    assert notes(arm, gaps={"trial.arms.breakdown": reason}) == (f"Where the time goes is not known of every variant: {reason}.",)
+
+
+def test_a_model_without_fp8_has_the_difference_that_fp8_would_make() -> None:
+    plain = tuple(msgspec.structs.replace(each, stack="torch", use="none") for each in DECODER_468M.network.linears)
+    without: Facts = msgspec.structs.replace(DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=plain))
+    arms = (msgspec.structs.replace(BF16, name="as_is"), msgspec.structs.replace(FP8_COMPILED, name="float8_tensorwise", treatments=()))
+    found = timing(timed(without, *arms))
+    assert found is not None
+    assert [each.partition(":")[0] for each in found.differences] == ["FP8, tensorwise, compiled, against As it is"]
+
+
+def test_every_family_has_its_column_and_its_part() -> None:
+    assert sorted(family for families in COLUMNS.values() for family in families) == sorted(get_args(Family))
+    assert {family for families in PARTS.values() for family in families} == set(get_args(Family)) - {"unknown"}
+    assert REST == "unclassified"

@@ -1,0 +1,344 @@
+"""Names of kernels -> families. Where the names are from stands above them.
+
+Arguments of templates and tiles that the source does not give are cut (``...``) or filled in.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from fp8doctor.facts import Family
+from fp8doctor.kernels import FP8_GEMM_KERNEL, classify, work_inside
+from fp8doctor.trial import evidence
+
+SEEN_ON_AN_H200: dict[Family, tuple[str, ...]] = {
+    # torch 2.11.0+cu130, torchao 0.18.0, Transformer Engine 2.20.2; kernels.md 1.1 to 1.3.
+    "gemm_fp8": (
+        "nvjet_sm90_qqtst_256x128_128x4_1x2_h_bz_coopA_TNT",
+        "nvjet_sm90_qqtst_320x128_128x3_1x2_h_bz_coopB_TNT",
+        "nvjet_sm90_qqtst_192x192_128x4_2x1_v_bz_coopB_TNN",
+        "nvjet_sm90_qrtst_128x128_128x6_2x1_v_bz_coopA_algo2_TNT",
+        "nvjet_sm90_qrtst_128x160_128x5_2x1_v_bz_coopA_algo2_TNT",
+        "nvjet_sm90_qrtst_128x64_128x8_1x2_h_bz_algo2_TNT",
+        "nvjet_sm90_qrtst_144x128_128x6_1x2_h_bz_coopA_algo2_TNN",
+    ),
+    "gemm_16bit": (
+        "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT",
+        "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT",
+        "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN",
+        "nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_NNT",
+        "nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_NTT",
+        "nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_TNT",
+        "nvjet_sm90_tst_128x128_64x6_1x2_h_bz_splitK_NTT",
+        "nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_TNN",
+    ),
+    "cast": (
+        "void at::native::vectorized_elementwise_kernel<4, at::native::float8_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}, ...>",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::float8_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#2}, ...>",
+        "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::float8_copy_kernel_cuda(...)>>",
+        "triton_poi_fused__scaled_mm__to_copy_clamp_clone_mul_reciprocal_silu_t_view_3",
+        "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_silu_t_view_13",
+        "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_silu_t_view_14",
+        "triton_poi_fused__fused_rms_norm__scaled_mm__to_copy_clamp_clone_mul_reciprocal_silu_silu_backward_t_view_8",
+        "triton_red_fused_abs_max_mul_silu_view_13",
+        "triton_red_fused_abs_max_mul_silu_silu_backward_view_4",
+        "void cast_transpose_optimized_kernel(__nv_bfloat16 const*, float const*, __nv_fp8_e4m3*, __nv_fp8_e4m3*, float const*)",
+        "void cast_transpose_optimized_kernel(__nv_bfloat16 const*, float const*, __nv_fp8_e5m2*, __nv_fp8_e5m2*, float const*)",
+        "void transformer_engine::(anonymous namespace)::amax_kernel<16, true, __nv_bfloat16>",
+        "transformer_engine::(anonymous namespace)::compute_scale_from_amax_kernel",
+        "void transformer_engine::delayed_scaling_recipe::(anonymous namespace)::amax_and_scale_update_impl::kernel_bulk",
+    ),
+    "attention": (
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1_kernel0_0",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x64_1x4x1_cga1x1x1_kernel0_0",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128_1x4x1_cga1x1x1_kernel0_0",
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, cutlass::bfloat16_t>>",
+        "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, 64, 128, 8, cutlass::bfloat16_t>>",
+    ),
+    "optimizer": (
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::FusedOptimizerTensorListMetadata<4>, ...>",
+    ),
+    "norm": (
+        "void at::native::(anonymous namespace)::layer_norm_grad_input_kernel_vectorized<c10::BFloat16, float, true>",
+        "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<c10::BFloat16, float, 32, 2, 64, true, true, true>",
+        "triton_per_fused__fused_rms_norm__unsafe_view_add_4",
+        "triton_red_fused__fused_rms_norm__unsafe_view_add_4",
+        "triton_per_fused__fused_rms_norm__fused_rms_norm_backward_add_view_4",
+    ),
+    "loss": (
+        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, c10::BFloat16, float, ...LogSoftMaxForwardEpilogue>",
+        "void at::native::(anonymous namespace)::cunn_SoftMaxBackward<8, c10::BFloat16, float, ...LogSoftMaxBackwardEpilogue>",
+        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float, ...LogSoftMaxForwardEpilogue>",
+    ),
+    "pointwise": (
+        "void at::native::vectorized_elementwise_kernel<8, at::native::BinaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16, ...>>",
+        "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>, ...>",
+        "void at::native::vectorized_elementwise_kernel<8, at::native::(anonymous namespace)::silu_kernel(at::TensorIteratorBase&)>",
+        "void at::native::vectorized_elementwise_kernel<8, at::native::(anonymous namespace)::silu_backward_kernel(at::TensorIteratorBase&)>",
+        "void at::native::unrolled_elementwise_kernel<at::native::bfloat16_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}>",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, ...>",
+        "void at::native::(anonymous namespace)::CatArrayBatchedCopy_alignedK_contig<...>",
+        "triton_poi_fused__unsafe_view_mul_silu_2",
+        "triton_poi_fused__unsafe_view_mul_silu_silu_backward_view_2",
+    ),
+    "copy": ("Memset (Device)",),
+}
+
+PUBLIC_TRACES_AND_SOURCES: dict[Family, tuple[str, ...]] = {
+    # kernels.md 2: older CUDA, Ada, Blackwell, CUTLASS, Transformer Engine's sources, NCCL.
+    "gemm_fp8": (
+        "nvjet_qqtst_112x128_128x7_2x1_v_bz_coopA_algo2_TNN",
+        "nvjet_sm90_qqtst_128x128_128x6_1x2_h_bz_ovscale_TNT",
+        "sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x128_warpgroupsize1x1x1_execute_segment_k_off_kernel__5x_cublas",
+        "sm90_xmma_gemm_e4m3f32_e4m3f32_f32_tn_n_tilesize128x128x128",
+        "sm89_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n__5x_cublas",
+        "nvjet_qqtst_256x192_128x4_2x1_2cta_h_bz_Avec32UE8M0_Bvec32UE8M0_TNT",
+        "cutlass3x_sm90_tensorop_s64x128x32gemm_e4m3_e4m3_f32_bf16_bf16_128x128x128_2x1x1_0_tnt_align16_warpspecialized",
+        "void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel_for_sm9x<cutlass::gemm::kernel::GemmUniversal<..., cutlass::float_e4m3_t, ...>>>",
+        "void deep_gemm::fp8_gemm_kernel<...>",
+        "sm90_fp8_gemm_1d2d_impl",
+        # torchao 0.18, prototype/blockwise_fp8_training/kernels.py; Unsloth 2026.10 on an H200.
+        "triton_fp8_gemm_1x128_128x128_kernel",
+        "blockwise_fp8_gemm_kernel",
+        # torch 2.13, torch/_inductor/kernel/mm.py: its template named by the operator.
+        "triton_tem_fused__scaled_mm_3",
+    ),
+    "gemm_16bit": (
+        "nvjet_tst_192x192_64x4_1x1_h_bz_coopB_bias_TNN",
+        "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NTN",
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel__5x_cublas",
+        "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn",
+        "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_128x128_32x5_tn_align8>",
+        "nvjet_sm90_tss_128x128_64x6_1x2_h_bz_splitK_TNT",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16, true, false, false>",
+        "void gemv2T_kernel_val<int, int, __nv_bfloat16, __nv_bfloat16, __nv_bfloat16, float, 128, 16, 4, 4, false>",
+    ),
+    "gemm_fp32": (
+        "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_execute_kernel__5x_cublas",
+        "nvjet_sss_128x128_32x6_1x2_h_bz_TNT",
+        "nvjet_sm90_sss_128x128_32x6_1x2_h_bz_TNT",
+        "cutlass_80_tensorop_s1688gemm_128x128_16x5_tn_align4",
+        "cutlass_80_simt_sgemm_128x128_8x5_tn_align1",
+        "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16",
+        "ampere_sgemm_128x64_tn",
+    ),
+    "cast": (
+        "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_t_view_4",
+        "triton_poi_fused__scaled_mm__to_copy_clamp_div_t_transpose_view_5",
+        "triton_red_fused_abs_max_2",
+        "triton_red_fused__to_copy_abs_clamp_max_mul_reciprocal_3",
+        "void transformer_engine::(anonymous namespace)::cast_fp8_2D_kernel<...>",
+        "void transformer_engine::(anonymous namespace)::cast_fp8_1D_kernel<...>",
+        "void transformer_engine::(anonymous namespace)::cast_fp8_gated_kernel<...>",
+        "void transformer_engine::unary_kernel<...>",
+        "void transformer_engine::cast_transpose_fusion_kernel_optimized<...>",
+        "void transformer_engine::cast_transpose_fused_kernel_notaligned<...>",
+        "void transformer_engine::dgated_act_cast_transpose_kernel<...>",
+        "void transformer_engine::(anonymous namespace)::multi_cast_transpose_kernel<...>",
+        "transpose_optimized_kernel(...)",
+        "void transformer_engine::(anonymous namespace)::transpose_general_kernel<...>",
+        "void transformer_engine::(anonymous namespace)::zero_amax_kernel(float*)",
+        "void transformer_engine::(anonymous namespace)::block_scaled_1d_cast_transpose_kernel<...>",
+        "void transformer_engine::(anonymous namespace)::block_scaled_cast_transpose_kernel<...>",
+        "fp8_block_scaling_partial_cast_kernel",
+        "void transformer_engine::quantize_mxfp8_kernel<...>",
+        "void transformer_engine::(anonymous namespace)::multi_tensor_swizzle_row_scaling_kernel<...>",
+        # torchao 0.18, prototype/blockwise_fp8_training/kernels.py and prototype/mx_formats/kernels.py.
+        "triton_fp8_blockwise_act_quant_lhs_kernel",
+        "triton_fp8_blockwise_weight_quant_transposed_rhs_kernel",
+        "to_mxfp8_dim1_kernel",
+        # unsloth, kernels/fp8.py.
+        "act_quant_kernel",
+        "weight_dequant_kernel",
+    ),
+    "attention": (
+        "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<...>>>",
+        "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnBwdSm90<...>>>",
+        "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t, ...>::Params)",
+        "triton_tem_fused_flex_attention_0",
+        # torch 2.13, aten/src/ATen/native/cuda/PersistentSoftmax.cuh: is_log_softmax is the fifth argument, is_masked the sixth.
+        "void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, c10::BFloat16, float, 10, false, false>",
+        "void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, c10::BFloat16, float, 10, false, true>",
+    ),
+    "loss": (
+        "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true, false>",
+        "void at::native::(anonymous namespace)::nll_loss_forward_reduce_cuda_kernel_2d<float, float, long>",
+        "liger_cross_entropy_kernel",
+        "triton_red_fused__log_softmax_nll_loss_forward_1",
+    ),
+    "norm": (
+        "_rms_norm_forward_kernel",
+        "_rms_layernorm_forward",
+        "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0",
+        "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<...>",
+    ),
+    "communication": (
+        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*, unsigned long, ncclWork*)",
+        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL",
+        "ncclKernel_AllReduce_RING_LL_Sum_float",
+        "kuserbuffers_pushrecv",
+    ),
+    "copy": ("Memcpy HtoD (Pageable -> Device)", "Memcpy DtoD (Device -> Device)", "Memcpy DtoH (Device -> Pinned)"),
+    "pointwise": (
+        "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16, long, unsigned int, 2, 2, -2, true>",
+        "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<c10::BFloat16, float, long>",
+        "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<...>",
+        "void kDequantizeBlockwise<__nv_bfloat16, 512, 64, 8, 2>(float*, unsigned char*, float*, __nv_bfloat16*, int, int)",
+    ),
+    "unknown": ("", "my_own_kernel", "triton_tem_fused_mystery_0", "gemm_of_no_known_type", "Optimizer.step#AdamW.step"),
+}
+
+ALL = [(name, family) for names in (SEEN_ON_AN_H200, PUBLIC_TRACES_AND_SOURCES) for family, group in names.items() for name in group]
+
+ABS = "void at::native::vectorized_elementwise_kernel<8, at::native::AbsFunctor<c10::BFloat16>, std::array<char*, 2ul> >"
+AMAX = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<c10::BFloat16, at::native::func_wrapper_t<..., at::native::MaxNanFunctor<...>>>>"
+CLAMP = "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::launch_clamp_scalar(...)>"
+SCALE = "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<at::native::BinaryFunctor<float, float, float, ...>>>"
+COPY = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}>"
+EAGER_CAST = ((ABS, "aten::abs"), (AMAX, "aten::max"), (CLAMP, "aten::clamp"), (SCALE, "aten::mul"), (COPY, "aten::copy_"), ("Memset (Device)", "aten::max"))
+
+
+@pytest.mark.parametrize(("name", "family"), ALL, ids=[name[:60] for name, _ in ALL])
+def test_name_alone(name: str, family: Family) -> None:
+    assert classify(name) == family
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        # torchao 0.18: autograd functions of float8_linear.py, float8_training_tensor.py and prototype/.
+        "matmul_with_hp_or_float8_args",
+        "autograd::engine::evaluate_function: matmul_with_hp_or_float8_argsBackward",
+        "_ToFloat8ConstrFunc",
+        "NoopFwToFloat8BwDynamicBackward",
+        "fp8_blockwise_mm",
+        "_Float8GroupedMM",
+        "mx_mm",
+        "torchao::triton_fp8_blockwise_act_quant_lhs",
+        "torchao::mxfp8_quantize_2d_1x32_cutedsl",
+    ],
+)
+@pytest.mark.parametrize(("name", "launcher"), EAGER_CAST)
+def test_eager_cast_is_told_by_what_it_was_launched_in(operator: str, name: str, launcher: str) -> None:
+    assert work_inside(operator) == "cast"
+    assert classify(name, launcher, inside="cast") == "cast"
+    assert classify(name, launcher) == ("copy" if name.startswith("Mem") else "pointwise")
+
+
+def test_eager_cast_is_told_by_the_type_of_its_tensors() -> None:
+    assert classify(COPY, "aten::copy_", ("c10::Float8_e4m3fn", "float", "Scalar")) == "cast"
+    assert classify(COPY, "aten::copy_", ("c10::BFloat16", "float", "Scalar")) == "pointwise"
+
+
+@pytest.mark.parametrize(
+    "operator", ["aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2", "torchao::blockwise_scaled_mm"]
+)
+def test_fp8_operator_is_an_fp8_gemm_whatever_the_kernel_but_its_casts_and_fills(operator: str) -> None:
+    assert classify("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", operator) == "gemm_fp8"
+    assert classify("a_kernel_of_a_library_to_come", operator) == "gemm_fp8"
+    assert classify("", operator) == "gemm_fp8"
+    assert classify("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", operator) == "cast"
+    assert classify("Memset (Device)", operator) == "cast"
+    assert work_inside(operator) == "gemm_fp8"
+    assert classify(COPY, "aten::copy_", inside="gemm_fp8") == "cast"
+    assert classify("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n", "aten::mm", ("float", "float"), "gemm_fp8") == "gemm_fp8"
+
+
+@pytest.mark.parametrize(
+    ("operator", "types", "family"),
+    [
+        ("aten::mm", ("float", "float"), "gemm_fp32"),
+        ("aten::addmm", ("c10::BFloat16", "float", "float", "Scalar"), "gemm_fp32"),
+        ("aten::addmm", ("float", "c10::BFloat16", "c10::BFloat16", "Scalar"), "gemm_16bit"),
+        ("aten::bmm", ("c10::Half", "c10::Half"), "gemm_16bit"),
+        ("aten::linear", ("c10::BFloat16", "c10::BFloat16", ""), "gemm_16bit"),
+        ("aten::convolution", ("float", "float", "", "ScalarList"), "gemm_fp32"),
+        ("aten::_int_mm", ("signed char", "signed char"), "unknown"),
+    ],
+)
+def test_gemm_is_told_by_the_types_of_its_matrices(operator: str, types: tuple[str, ...], family: Family) -> None:
+    assert classify("", operator, types) == family
+    assert classify("gemm_of_no_known_type", operator, types) == family
+
+
+def test_gemm_inside_an_fp8_layer_keeps_its_own_type() -> None:
+    """rowwise_with_gw_hp multiplies one of its three in BF16."""
+    assert classify("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NTT", "aten::mm", inside="cast") == "gemm_16bit"
+
+
+def test_bias_that_addmm_copies_is_no_gemm() -> None:
+    assert classify(COPY, "aten::addmm", ("float", "float", "float")) == "pointwise"
+
+
+@pytest.mark.parametrize(
+    "name", ["triton_red_fused_abs_max_2", "triton_red_fused__to_copy_abs_clamp_max_mul_reciprocal_3", "triton_poi_fused__to_copy_clamp_mul_1"]
+)
+def test_generated_amax_is_the_users_own_in_a_step_without_fp8(name: str) -> None:
+    assert classify(name) == "cast"
+    assert classify(name, fp8_step=False) == "pointwise"
+
+
+def test_generated_kernel_of_a_compiled_optimizer() -> None:
+    name = "triton_poi_fused_addcdiv_lerp_mul_sqrt_0"
+    assert classify(name, name, inside=work_inside("Optimizer.step#AdamW.step")) == "optimizer"
+    assert classify(name, name) == "pointwise"
+
+
+def test_generated_kernel_beside_a_scaled_mm_is_no_gemm() -> None:
+    name = "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_t_view_4"
+    assert classify(name, fp8_step=False) == "cast"
+    assert not FP8_GEMM_KERNEL.search(name)
+
+
+@pytest.mark.parametrize(
+    ("operator", "around", "family"),
+    [
+        ("aten::mul_", "Optimizer.step#AdamW.step", "optimizer"),
+        ("aten::pow", "aten::rms_norm", "norm"),
+        ("aten::mul", "aten::_scaled_dot_product_attention_math", "attention"),
+        ("aten::sub", "aten::cross_entropy_loss", "loss"),
+        ("aten::mul", "autograd::engine::evaluate_function: MulBackward0", "pointwise"),
+        ("aten::mul", "aten::linear", "pointwise"),
+    ],
+)
+def test_pointwise_kernel_serves_the_operator_around_it(operator: str, around: str, family: Family) -> None:
+    assert classify(SCALE, operator, inside=work_inside(around)) == family
+    assert classify("", operator, inside=work_inside(around)) == family
+
+
+@pytest.mark.parametrize(
+    ("operator", "family"),
+    [
+        ("aten::_fused_adamw_", "optimizer"),
+        ("aten::_foreach_add_", "optimizer"),
+        ("aten::native_layer_norm_backward", "norm"),
+        ("aten::_log_softmax_backward_data", "loss"),
+        ("aten::_softmax", "attention"),
+        ("aten::_flash_attention_forward", "attention"),
+        ("aten::embedding", "pointwise"),
+        ("aten::index_put_", "pointwise"),
+        ("c10d::allreduce_", "communication"),
+        ("mylib::fancy", "unknown"),
+        ("aten::operator_to_come", "unknown"),
+    ],
+)
+def test_operator_alone(operator: str, family: Family) -> None:
+    assert classify("", operator) == family
+    assert classify("a_kernel_of_a_library_to_come", operator) == family
+
+
+def test_pointwise_kernel_serves_the_operator_that_launched_it() -> None:
+    assert classify(SCALE, "aten::native_layer_norm") == "norm"
+
+
+def test_copy_from_the_host_is_no_cast() -> None:
+    assert classify("Memcpy HtoD (Pageable -> Device)", "aten::copy_", inside="cast") == "copy"
+    assert classify("Memcpy DtoD (Device -> Device)", "aten::copy_", inside="cast") == "cast"
+
+
+def test_kernels_and_operators_that_prove_fp8_are_the_same_ones() -> None:
+    assert evidence.FP8_GEMM_KERNEL is FP8_GEMM_KERNEL
+    assert all(FP8_GEMM_KERNEL.search(name) for name, family in ALL if family == "gemm_fp8" and not name.startswith("triton_tem"))
+    assert not any(FP8_GEMM_KERNEL.search(name) for name, family in ALL if family != "gemm_fp8")

@@ -1,0 +1,52 @@
+"""What is expected of a step that nobody timed, held to trials of the same jobs on an H200."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fp8doctor import load_report
+from fp8doctor.diagnose import judge
+from fp8doctor.facts import Facts
+from fp8doctor.finding import Finding
+from fp8doctor.measured import timed
+from fp8doctor.modelled import expected
+from fp8doctor.registry import discover, run
+
+RECORDED = Path(__file__).parent / "patients" / "recorded"
+
+MODEL_ERROR = 0.15
+"""How far the modelled speedup of these jobs may be off. Two jobs with adapters or frozen weights are further off and left
+out: tests/benchmarks/results/cost_model_h200.md."""
+
+
+def examined(name: str) -> tuple[Facts, tuple[Finding, ...]]:
+    facts = load_report(RECORDED / f"h200-{name}.json").facts
+    return facts, run(discover(), facts)[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["decoder_468m", "decoder_454m", "decoder_468m_compiled", "llama_8b_float8", "llama_8b", "te_fused", "checkpointed_needlessly"]
+)
+def test_the_expected_speedup_is_near_the_measured_one(name: str) -> None:
+    facts, findings = examined(name)
+    expects, verdict = expected(facts, findings), timed(facts)
+    assert expects is not None
+    assert verdict is not None
+    assert verdict.speedup == pytest.approx(expects.as_is, rel=MODEL_ERROR)
+    assert verdict.achievable_speedup == pytest.approx(max(expects.as_is, expects.compiled), rel=MODEL_ERROR)
+
+
+@pytest.mark.parametrize("name", ["compile_disabled", "llama_kv_cache", "te_without_autocast", "emulated", "moe"])
+def test_nothing_is_expected_of_what_is_not_what_it_seems(name: str) -> None:
+    assert expected(*examined(name)) is None
+
+
+def test_the_verdict_says_that_it_is_modelled_and_on_which_gpu() -> None:
+    facts, findings = examined("decoder_468m")
+    verdict = judge(facts, findings)
+    assert (verdict.status, verdict.basis) == ("not_measured", "modelled")
+    assert verdict.summary.endswith("About 0.26x of the best BF16 as it is, 1.05x compiled (modelled on H200).")
+    assert verdict.speedup is None
+    assert verdict.achievable_speedup == pytest.approx(1.05, abs=0.01)

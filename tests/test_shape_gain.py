@@ -1,0 +1,135 @@
+"""What FP8 gives a layer: as timed where it was, else as modelled, and when it counts as a loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from fp8doctor.facts import Facts, LayerShape, Linear, Network, Trial, Workload
+from fp8doctor.shape_gain import crossing, gains, losing, losing_apart, losing_body, saving, to_keep
+
+TOKENS = 8192
+
+
+def linear(name: str, k: int, n: int, **fields: Any) -> Linear:
+    plain: dict[str, Any] = {"recipe": "tensorwise", "features": {}, "gemms": 1, "requires_grad": True, "role": "body", "adapter": None}
+    return Linear(name=name, kind="x.Float8Linear", stack="torchao", use="training", in_features=k, out_features=n, **{**plain, **fields})
+
+
+def facts(*linears: Linear, tokens: int | None = TOKENS, source: str = "given", accumulate: int = 1, gpu: str = "H200", trial: Any = None) -> Facts:
+    flops = sum(each.in_features * each.out_features for each in linears)
+    shared = tuple(msgspec.structs.replace(each, flops_share_pct=100 * each.in_features * each.out_features / flops) for each in linears)
+    workload = Workload(batch_source=source, batch_size=1, sequence_length=tokens, tokens=tokens, accumulate=accumulate)  # type: ignore[arg-type]
+    made = Facts(network=Network(linears=shared), workload=workload, assumed_gpu=gpu)
+    return msgspec.structs.replace(made, trial=trial) if trial else made
+
+
+def shape(name: str, *, bf16: float, fp8: float | None, casts: float | None) -> LayerShape:
+    return LayerShape(m=TOKENS, k=2048, n=2048, recipe="tensorwise", layers=(name,), trained=True, bf16_ms=bf16, fp8_ms=fp8, casts_ms=casts, reason=None)
+
+
+def timed(*shapes: LayerShape, device: str = "cuda") -> Trial:
+    return Trial(device=device, gpu="NVIDIA H200" if device == "cuda" else None, shapes=shapes)
+
+
+WIDE, NARROW = linear("up", 2048, 8192), linear("k", 2048, 64)
+
+
+def test_wide_layers_gain_and_narrow_ones_lose_by_the_model() -> None:
+    found = gains(facts(WIDE, NARROW))
+    assert (found["up"].ms > 0, found["up"].loses) == (True, False)
+    assert (found["k"].ms < 0, found["k"].loses) == (True, True)
+    assert (found["k"].measured, found["k"].gpu) == (False, "H200")
+
+
+def test_what_was_timed_stands_before_the_model() -> None:
+    trial = timed(shape("up", bf16=1.0, fp8=0.6, casts=0.9), shape("k", bf16=1.0, fp8=0.5, casts=0.2))
+    found = gains(facts(WIDE, NARROW, trial=trial, accumulate=4))
+    assert found["up"].ms == pytest.approx(4 * (1.0 - 0.6 - 0.9))
+    assert (found["up"].loses, found["k"].loses) == (True, False)
+    assert (found["up"].measured, found["up"].gpu) == (True, "NVIDIA H200")
+
+
+@pytest.mark.parametrize(("casts", "loses"), [(0.55, False), (0.70, True)])
+def test_casts_timed_alone_may_still_be_fused(casts: float, loses: bool) -> None:
+    """Fused they move 4 of 6 bytes of the activations: 0.55 becomes less than what the GEMMs save, 0.70 does not."""
+    found = gains(facts(WIDE, trial=timed(shape("up", bf16=1.0, fp8=0.6, casts=casts))))
+    assert found["up"].ms < 0
+    assert found["up"].loses is loses
+
+
+@pytest.mark.parametrize("fields", [{"device": "cpu"}, {}], ids=["on a CPU", "casts not timed"])
+def test_what_says_nothing_about_a_gpu_is_modelled(fields: dict[str, str]) -> None:
+    trial = timed(shape("up", bf16=1.0, fp8=9.0, casts=None if not fields else 9.0), **fields)
+    assert gains(facts(WIDE, trial=trial)) == gains(facts(WIDE))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"role": "experts"}, {"recipe": "mxfp8"}, {"recipe": None}, {"features": {"emulate": True}}],
+    ids=["experts", "another recipe", "no recipe", "emulated"],
+)
+def test_layers_that_are_not_judged(odd: dict[str, Any]) -> None:
+    assert gains(facts(linear("k", 2048, 64, **odd))) == {}
+
+
+def test_nothing_is_judged_without_tokens_without_fp8_or_off_the_multiples_of_16() -> None:
+    assert gains(facts(NARROW, tokens=None)) == gains(facts(NARROW, gpu="A100")) == gains(facts(linear("k", 2048, 1000))) == gains(Facts()) == {}
+
+
+def test_made_up_tokens_are_no_fault_of_the_model() -> None:
+    few = facts(linear("up", 4096, 4096), tokens=256)
+    assert set(losing(few)) == {"up"}
+    made_up = msgspec.structs.replace(few, workload=msgspec.structs.replace(few.workload, batch_source="made up"))
+    assert losing(made_up) == {}
+    assert set(losing(facts(NARROW, source="made up"))) == {"k"}
+
+
+def test_a_dear_recipe_is_not_a_small_shape() -> None:
+    assert losing(facts(linear("up", 1024, 4096, recipe="rowwise"), tokens=16384)) == {}
+    assert set(losing(facts(linear("k", 2048, 64, recipe="rowwise")))) == {"k"}
+
+
+def test_heads_and_routers_stand_apart_and_the_adapters_of_lora_are_left_to_its_check() -> None:
+    of = facts(WIDE, NARROW, linear("gate", 2048, 64, role="router"), linear("score", 2048, 16, role="head"), linear("a", 2048, 16, adapter="adapter"))
+    assert set(losing_apart(of)) == {"gate", "score"}
+    assert set(losing_body(of)) == {"k"}
+    assert to_keep(of) == ("k", "gate", "score")
+
+
+def test_a_loss_that_nobody_would_see_is_not_worth_a_filter() -> None:
+    large = tuple(linear(f"up{i}", 8192, 28672) for i in range(4))
+    assert losing(facts(*large, NARROW))
+    assert losing_body(facts(*large, NARROW)) == {}
+
+
+def test_where_fp8_begins_to_pay() -> None:
+    found = crossing(facts(linear("up", 4096, 4096), tokens=256))
+    assert found is not None
+    assert found.speedup_now < 0.8 < 1 < found.speedup_then
+    assert 1024 <= found.tokens <= 4096
+    assert to_keep(facts(linear("up", 4096, 4096), tokens=256)) == ()
+
+
+@pytest.mark.parametrize(
+    "of",
+    [facts(linear("up", 4096, 4096)), facts(NARROW, tokens=256), facts(linear("up", 4096, 4096), tokens=256, source="made up"), Facts()],
+    ids=["enough tokens", "too narrow for any", "made up", "nothing known"],
+)
+def test_where_no_number_of_tokens_is_to_be_named(of: Facts) -> None:
+    assert crossing(of) is None
+
+
+def test_timed_shapes_say_that_tokens_are_too_few() -> None:
+    of = facts(linear("up", 4096, 4096), tokens=256, trial=timed(shape("up", bf16=0.030, fp8=0.025, casts=0.030)))
+    found = crossing(of)
+    assert found is not None
+    assert (found.measured, found.gpu) == (True, "NVIDIA H200")
+
+
+def test_the_saving_of_leaving_layers_in_bf16_is_a_model_of_the_step() -> None:
+    timed_alone = saving(gains(facts(WIDE, trial=timed(shape("up", bf16=1.0, fp8=0.6, casts=0.9)))).values())
+    assert (timed_alone.basis, timed_alone.gpu, timed_alone.high) == ("modelled", "NVIDIA H200", pytest.approx(0.5))
+    assert 0 < timed_alone.low < timed_alone.high

@@ -1,0 +1,503 @@
+"""Splitting a profiled step: real traces of torch.profiler on the CPU, and composed ones for what only a GPU does."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.checkpoint import checkpoint
+from torchao.float8 import convert_to_float8_training
+
+from fp8doctor.facts import Family
+from fp8doctor.record import UnreadableDocument
+from fp8doctor.timeline import MODULE, ProfiledStep, read_trace, step_of
+from fp8doctor.trial.evidence import quiet_profiler
+from tests.benchmarks.trace_speed import Composer
+
+CAST = "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_t_view_4"
+FP8 = "nvjet_sm90_qqtst_256x128_128x4_1x2_h_bz_coopA_TNT"
+BF16 = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+ABS = "void at::native::vectorized_elementwise_kernel<8, at::native::AbsFunctor<c10::BFloat16>>"
+CLAMP = "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::launch_clamp_scalar(...)>"
+TO_FP8 = "void at::native::vectorized_elementwise_kernel<4, at::native::float8_copy_kernel_cuda(...)::{lambda(float)#1}>"
+
+
+def annotated(model: nn.Module) -> nn.Module:
+    """Every module's forward inside an annotation, as the trial makes them."""
+    for name, module in model.named_modules():
+        open_ = ExitStack()
+
+        def begin(module: nn.Module, inputs: object, name: str = name, open_: ExitStack = open_) -> None:
+            open_.enter_context(record_function(f"{MODULE}{type(module).__qualname__} {name}"))
+
+        def end(module: nn.Module, inputs: object, output: object, open_: ExitStack = open_) -> None:
+            open_.close()
+
+        module.register_forward_pre_hook(begin)
+        module.register_forward_hook(end)
+    return model
+
+
+def traced(step: Callable[[], object], folder: Path) -> Path:
+    """A real trace of one step on this machine's CPU."""
+    path = folder / "trace.json"
+    with quiet_profiler(), profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        step()
+    profiler.export_chrome_trace(str(path))
+    return path
+
+
+def training_step(model: nn.Module, width: int = 32) -> Callable[[], object]:
+    batch = torch.randn(16, width, dtype=torch.bfloat16, requires_grad=True)
+    return lambda: model(batch).float().pow(2).mean().backward()
+
+
+def split(step: Callable[[], object], folder: Path) -> ProfiledStep:
+    step()
+    return step_of(read_trace(traced(step, folder)))
+
+
+def bf16(*modules: nn.Module) -> nn.Module:
+    return annotated(nn.Sequential(*modules).bfloat16())
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(32, 32, bias=False)
+
+
+# Real traces.
+
+
+def test_eager_fp8_model(tmp_path: Path) -> None:
+    model = bf16(convert_to_float8_training(nn.Sequential(linear(), nn.SiLU(), linear())))
+    step = split(training_step(model), tmp_path)
+    groups = {(group.name, group.family): group for group in step.groups}
+    assert groups["aten::_scaled_mm", "gemm_fp8"].count == 6
+    assert groups["aten::abs", "cast"].count == 2 * 2 * 6, "aten::abs calls aten::abs with its result"
+    assert [name for name, family in groups if family == "gemm_fp8"] == ["aten::_scaled_mm"], "with all that a CPU does in its place"
+    assert not {family for _, family in groups} & {"unknown", "gemm_16bit", "gemm_fp32"}
+    assert {module.name: set(module.families_ms) for module in step.modules} == {
+        "0.0": {"cast", "gemm_fp8"},
+        "0.1": {"pointwise"},
+        "0.2": {"cast", "gemm_fp8"},
+    }
+    assert step.host_wait_pct is None
+    assert not step.on_gpu
+    assert_adds_up(step)
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_compiled_fp8_model(backend: str, tmp_path: Path) -> None:
+    """Inductor's C++ loops leave no events, so the graph's own time is of no known family, and is named. Its backward takes long to compile."""
+    model = convert_to_float8_training(nn.Sequential(linear())).bfloat16()
+    model.compile(backend=backend)
+    forward = functools.partial(model, torch.randn(16, 32, dtype=torch.bfloat16))
+    step = split(training_step(model) if backend == "aot_eager" else forward, tmp_path)
+    assert step.families_ms["gemm_fp8"] > 0
+    graphs = {"CompiledFunction", "CompiledFunctionBackward"} if backend == "aot_eager" else {"CompiledFunction"}
+    assert {group.name for group in step.groups if group.family == "unknown"} == graphs
+    assert step.unclassified_ms == step.families_ms["unknown"]
+    assert step.modules == ()
+    assert_adds_up(step)
+
+
+def test_the_one_layer_with_casts_is_named(tmp_path: Path) -> None:
+    model = bf16(linear(), convert_to_float8_training(nn.Sequential(linear())), linear())
+    step = split(training_step(model), tmp_path)
+    assert {module.name for module in step.modules if "cast" in module.families_ms} == {"1.0"}
+    [sick] = [module for module in step.modules if module.name == "1.0"]
+    assert sick.kind == "Float8Linear"
+    assert sick.families_ms["cast"] == pytest.approx(step.families_ms["cast"])
+
+
+class InFp32(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(input.float(), self.weight.float()).to(input.dtype)
+
+
+def test_the_one_fp32_matmul_is_named(tmp_path: Path) -> None:
+    step = split(training_step(bf16(linear(), InFp32(32, 32), linear())), tmp_path)
+    [sick] = [module for module in step.modules if "gemm_fp32" in module.families_ms]
+    assert (sick.name, sick.kind) == ("1", "InFp32")
+    assert sick.families_ms["gemm_fp32"] == pytest.approx(step.families_ms["gemm_fp32"])
+    [matmul] = [group for group in step.groups if group.family == "gemm_fp32"]
+    assert (matmul.name, matmul.count) == ("aten::mm", 3), "forward and both of the backward"
+
+
+class _MatmulInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor) -> torch.Tensor:
+        return input.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        wide = gradient.float()
+        return (wide @ wide.t() @ wide).to(gradient.dtype)
+
+
+class SlowBackward(nn.Module):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = _MatmulInBackward.apply(input)
+        return result
+
+
+def test_backward_belongs_to_the_module_of_its_forward(tmp_path: Path) -> None:
+    step = split(training_step(bf16(linear(), SlowBackward(), linear())), tmp_path)
+    assert {module.name for module in step.modules if "gemm_fp32" in module.families_ms} == {"1"}
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.reentrant = inner, reentrant
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = checkpoint(self.inner, input, use_reentrant=self.reentrant)
+        return result
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputed_forward_belongs_to_its_module(reentrant: bool, tmp_path: Path) -> None:
+    step = split(training_step(bf16(linear(), Checkpointed(InFp32(32, 32), reentrant))), tmp_path)
+    [matmul] = [group for group in step.groups if group.family == "gemm_fp32"]
+    assert matmul.count == 4
+    [sick] = [module for module in step.modules if "gemm_fp32" in module.families_ms]
+    assert sick.name == "1.inner"
+    assert sick.families_ms["gemm_fp32"] == pytest.approx(step.families_ms["gemm_fp32"])
+
+
+def test_the_users_own_amax_is_no_cast(tmp_path: Path) -> None:
+    class Clipped(nn.Module):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return input.clamp(-input.abs().max(), input.abs().amax())
+
+    step = split(training_step(bf16(linear(), Clipped(), linear())), tmp_path)
+    assert "cast" not in step.families_ms
+
+
+def test_optimizer_without_a_fused_kernel(tmp_path: Path) -> None:
+    model = bf16(linear())
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False, fused=False)
+    forward = training_step(model)
+
+    def whole() -> None:
+        forward()
+        optimizer.step()
+
+    step = split(whole, tmp_path)
+    assert {group.family for group in step.groups if group.name in ("aten::addcdiv_", "aten::lerp_")} == {"optimizer"}
+
+
+def test_keys_of_other_versions_and_gzip(tmp_path: Path) -> None:
+    path = traced(training_step(bf16(linear())), tmp_path)
+    document = json.loads(path.read_bytes())
+    expected = step_of(read_trace(path))
+    document["distributedInfo"] = {"rank": 0}
+    document["traceEvents"] = [event | {"novel": [1]} for event in document["traceEvents"]] + [{"ph": "X", "cat": "novel", "ts": 1, "name": "new"}]
+    packed = tmp_path / "trace.json.gz"
+    packed.write_bytes(gzip.compress(json.dumps(document).encode()))
+    assert step_of(read_trace(packed)) == expected
+
+
+# Composed traces: what kineto writes of a GPU.
+
+
+class Composed:
+    """A composed trace, times in microseconds."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.correlation = 0
+
+    def add(self, category: str, name: str, start: float, end: float, thread: int, **arguments: Any) -> None:
+        self.events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start, "dur": end - start, "args": arguments})
+
+    def operator(self, name: str, start: float, end: float, identity: int, thread: int = 10, **arguments: Any) -> None:
+        self.add("cpu_op", name, start, end, thread, **{"External id": identity}, **arguments)
+
+    def module(self, kind: str, name: str, start: float, end: float, thread: int = 10) -> None:
+        self.add("user_annotation", f"{MODULE}{kind} {name}", start, end, thread)
+
+    def kernel(
+        self,
+        name: str,
+        start: float,
+        end: float,
+        *,
+        launched: float = 0.0,
+        stream: int = 7,
+        operator: int | None = None,
+        category: str = "kernel",
+        thread: int = 10,
+    ) -> None:
+        self.correlation += 1
+        link = {} if operator is None else {"External id": operator}
+        self.add("cuda_runtime", "cudaLaunchKernel", launched, launched + 2, thread, correlation=self.correlation, cbid=211)
+        self.add(category, name, start, end, stream, correlation=self.correlation, stream=stream, device=0, **link)
+
+    def read(self, folder: Path) -> ProfiledStep:
+        path = folder / "composed.json"
+        path.write_text(json.dumps({"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": 0, "traceEvents": self.events}))
+        return step_of(read_trace(path))
+
+
+def test_compute_owns_before_communication_before_copy(tmp_path: Path) -> None:
+    trace = Composed()
+    trace.kernel(BF16, 100, 200)
+    trace.kernel(NCCL, 150, 300, stream=20)
+    trace.kernel("Memcpy DtoH (Device -> Pinned)", 50, 400, stream=21, category="gpu_memcpy")
+    trace.kernel(FP8, 180, 250, stream=22)
+    step = trace.read(tmp_path)
+    assert step.families_ms == pytest.approx({"copy": 0.15, "gemm_16bit": 0.1, "gemm_fp8": 0.05, "communication": 0.05})
+    assert step.busy_ms == step.window_ms == pytest.approx(0.35)
+    assert step.host_wait_pct is None
+    assert step.kernels == 4
+    assert_adds_up(step)
+
+
+def test_rows_of_annotations_and_waits_are_no_work(tmp_path: Path) -> None:
+    trace = Composed()
+    trace.kernel(BF16, 100, 200)
+    trace.kernel("Memset (Device)", 200, 210, category="gpu_memset")
+    trace.add("gpu_user_annotation", "Optimizer.step#AdamW.step", 90, 600, 7)
+    trace.add("cuda_sync", "Stream Wait Event", 210, 500, 7, stream=7, correlation=99)
+    trace.add("overhead", "Activity Buffer Request", 0, 900, 10)
+    step = trace.read(tmp_path)
+    assert step.families_ms == pytest.approx({"gemm_16bit": 0.1, "copy": 0.01})
+    assert step.window_ms == pytest.approx(0.11)
+
+
+@pytest.mark.parametrize(("launches", "waited"), [((150, 240), 0.0), ((150, 260), 75.0), ((205, 260), 100.0), ((205, 240), 25.0)])
+def test_gap_is_the_hosts_when_the_launch_came_after_the_gpu_ran_dry(launches: tuple[float, float], waited: float, tmp_path: Path) -> None:
+    trace = Composed()
+    trace.kernel(BF16, 100, 200, launched=0)
+    trace.kernel(BF16, 210, 250, launched=launches[0])
+    trace.kernel(BF16, 220, 230, launched=0, stream=20)
+    trace.kernel(BF16, 280, 300, launched=launches[1])
+    assert trace.read(tmp_path).host_wait_pct == pytest.approx(waited)
+
+
+def test_operators_are_not_taken_for_kernels_that_the_profiler_lost(tmp_path: Path) -> None:
+    trace = Composed()
+    trace.operator("aten::mm", 0, 50, 1)
+    trace.add("cuda_runtime", "cudaLaunchKernel", 10, 12, 10, correlation=1, cbid=211)
+    with pytest.raises(UnreadableDocument, match="the profiler did not see the GPU"):
+        trace.read(tmp_path)
+
+
+def test_gap_of_a_kernel_without_a_known_launch_is_not_the_hosts(tmp_path: Path) -> None:
+    trace = Composed()
+    trace.kernel(BF16, 100, 200)
+    trace.add("kernel", BF16, 300, 400, 7, stream=7)
+    trace.add("cuda_runtime", "cudaGetDevice", 250, 251, 10)
+    trace.add("kernel", BF16, 500, 600, 7)
+    step = trace.read(tmp_path)
+    assert step.host_wait_pct == 0.0
+    assert step.on_gpu
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["by External id", "by the time of the launch"])
+def test_launching_operator(linked: bool, tmp_path: Path) -> None:
+    trace = Composed()
+    trace.operator("matmul_with_hp_or_float8_args", 0, 50, 1)
+    trace.operator("aten::abs", 10, 20, 2)
+    trace.operator("aten::abs", 30, 40, 3, thread=11)
+    trace.kernel(ABS, 100, 200, launched=15, operator=2 if linked else None)
+    trace.kernel(ABS, 200, 300, launched=35, operator=3 if linked else None, thread=11)
+    trace.kernel(ABS, 300, 310, launched=60)
+    step = trace.read(tmp_path)
+    assert [(group.family, group.operator, group.count, group.time_ms) for group in step.groups] == [
+        ("pointwise", None, 2, pytest.approx(0.11)),
+        ("cast", "aten::abs", 1, pytest.approx(0.1)),
+    ]
+
+
+def test_of_two_that_begin_together_the_longer_is_around_the_other(tmp_path: Path) -> None:
+    trace = Composed()
+    trace.operator("aten::mm", 10, 12, 1)
+    trace.module("Linear", "head", 10, 30)
+    trace.kernel(BF16, 100, 200, operator=1)
+    assert [module.name for module in trace.read(tmp_path).modules] == ["head"]
+
+
+def test_inductor_kernels_by_name(tmp_path: Path) -> None:
+    """Inductor's launcher opens an operator with the kernel's name (triton_heuristics.py of torch 2.13)."""
+    trace = Composed()
+    trace.operator("CompiledFunction", 0, 90, 1)
+    arguments = {"kernel_backend": "triton", "kernel_hash": "cabc", "grid": "grid(1024,)", "stream": 7}
+    trace.operator(CAST, 10, 20, 2, **arguments)
+    trace.operator("triton_red_fused_abs_max_2", 20, 30, 3, **arguments)
+    trace.operator("aten::_scaled_mm", 30, 40, 4)
+    trace.kernel(CAST, 100, 110, operator=2)
+    trace.kernel("triton_red_fused_abs_max_2", 110, 120, operator=3)
+    trace.kernel("a_gemm_to_come", 120, 150, operator=4)
+    assert trace.read(tmp_path).families_ms == pytest.approx({"gemm_fp8": 0.03, "cast": 0.02})
+
+
+def test_types_of_the_operators_inputs(tmp_path: Path) -> None:
+    trace = Composed()
+    trace.operator("aten::mm", 10, 20, 1, **{"Input type": ["float", "float"], "Input Dims": [[32, 32], [32, 32]]})
+    trace.operator("aten::_foreach_add_", 20, 30, 2, **{"Input type": ["TensorList", "", "Scalar"]})
+    trace.kernel("a_gemm_of_no_known_type", 100, 110, operator=1)
+    trace.kernel(CLAMP, 110, 120, operator=2)
+    assert trace.read(tmp_path).families_ms == pytest.approx({"gemm_fp32": 0.01, "optimizer": 0.01})
+
+
+def test_amax_of_a_step_without_fp8_is_no_cast(tmp_path: Path) -> None:
+    trace = Composed()
+    trace.kernel("triton_red_fused_abs_max_2", 100, 110)
+    trace.kernel(BF16, 110, 120)
+    assert "cast" not in trace.read(tmp_path).families_ms
+
+
+def test_eager_cast_in_a_cuda_graph_is_told_by_its_end(tmp_path: Path) -> None:
+    trace = Composed()
+    for index, name in enumerate((CLAMP, BF16, ABS, CLAMP, CLAMP, TO_FP8, CLAMP, FP8, ABS, BF16, CLAMP, TO_FP8)):
+        trace.add("kernel", name, 100 + 10 * index, 110 + 10 * index, 7, stream=7)
+    step = trace.read(tmp_path)
+    assert {(group.name, group.family): group.count for group in step.groups} == {
+        (ABS, "cast"): 1,
+        (ABS, "pointwise"): 1,
+        (CLAMP, "cast"): 2,
+        (CLAMP, "pointwise"): 3,
+        (TO_FP8, "cast"): 2,
+        (BF16, "gemm_16bit"): 2,
+        (FP8, "gemm_fp8"): 1,
+    }
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["links", "no links"])
+def test_backward_on_the_thread_of_autograd(linked: bool, tmp_path: Path) -> None:
+    """The forward of thread 10 and a recomputation of thread 11 count the same sequence numbers; the links say whose a node is."""
+    trace = Composed()
+    trace.module("Block", "first", 0, 20)
+    trace.operator("aten::mm", 5, 10, 1, **{"Sequence number": 7, "Fwd thread id": 0})
+    trace.operator("aten::detach", 12, 13, 2, **{"Sequence number": 8, "Fwd thread id": 0})
+    trace.module("Block", "second", 20, 40)
+    trace.operator("aten::mm", 25, 30, 3, **{"Sequence number": 8, "Fwd thread id": 0})
+    trace.operator("autograd::engine::evaluate_function: MmBackward0", 50, 60, 4, thread=11, **{"Sequence number": 8, "Fwd thread id": 1})
+    trace.module("Block", "recomputed", 62, 70, thread=11)
+    trace.operator("aten::mm", 63, 65, 5, thread=11, **{"Sequence number": 7, "Fwd thread id": 0})
+    trace.operator("autograd::engine::evaluate_function: MmBackward0", 80, 90, 6, thread=11, **{"Sequence number": 7, "Fwd thread id": 1})
+    trace.operator("aten::mm", 82, 84, 7, thread=11)
+    for index, operator in enumerate((1, 3, 4, 5, 7)):
+        trace.kernel(BF16, 100 + 10 * index, 110 + 10 * index, operator=operator)
+    if linked:
+        ends = {"pid": 1, "cat": "fwdbwd", "name": "fwdbwd", "id": 1}
+        trace.events += [{"ph": "s", "tid": 10, "ts": 25, **ends}, {"ph": "f", "tid": 11, "ts": 50, "bp": "e", **ends}]
+    times = {module.name: module.families_ms["gemm_16bit"] for module in trace.read(tmp_path).modules}
+    assert times == pytest.approx({"first": 0.02 if linked else 0.01, "second": 0.02, "recomputed": 0.01})
+
+
+def test_children_are_apart_from_their_module(tmp_path: Path) -> None:
+    trace = Composed()
+    trace.module("Model", "", 0, 90)
+    trace.module("a.b.Inner", "layers.0", 10, 40)
+    trace.operator("aten::mm", 12, 14, 1)
+    trace.operator("aten::mm", 50, 54, 2)
+    trace.kernel(BF16, 100, 130, operator=1)
+    trace.kernel(BF16, 130, 140, operator=2)
+    modules = trace.read(tmp_path).modules
+    assert [(each.kind, each.name, each.families_ms) for each in modules] == [
+        ("a.b.Inner", "layers.0", {"gemm_16bit": pytest.approx(0.03)}),
+        ("Model", "", {"gemm_16bit": pytest.approx(0.01)}),
+    ]
+
+
+def test_trace_of_the_benchmark_is_one_of_eager_fp8(tmp_path: Path) -> None:
+    path = tmp_path / "composed.json"
+    path.write_text("".join(Composer(150).text()))
+    step = step_of(read_trace(path))
+    assert step.kernels >= 150
+    assert set(step.families_ms) == {"cast", "gemm_fp8"}
+
+
+NAMES = (BF16, FP8, CAST, NCCL, "Memcpy HtoD (Pinned -> Device)", "a_kernel_to_come")
+ACTIVITIES = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 400), st.integers(0, 60), st.integers(7, 9)), min_size=1, max_size=40)
+
+
+@given(activities=ACTIVITIES, seed=st.integers(0, 1000))
+def test_every_instant_has_one_owner_whatever_the_order(
+    activities: list[tuple[str, int, int, int]], seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    steps = []
+    for shuffled in (activities, random.Random(seed).sample(activities, len(activities))):
+        trace = Composed()
+        for name, start, length, stream in shuffled:
+            trace.add("kernel", name, start, start + length, stream, stream=stream)
+        steps.append(trace.read(folder))
+    assert steps[0] == steps[1]
+    busy = {instant for _, start, length, _ in activities for instant in range(start, start + length)}
+    computing = {instant for name, start, length, _ in activities if name not in NAMES[3:5] for instant in range(start, start + length)}
+    alone: dict[Family, set[int]] = {"communication": computing, "copy": computing | _instants(activities, NCCL)}
+    assert steps[0].busy_ms == pytest.approx(len(busy) / 1e3)
+    for (family, others), name in zip(alone.items(), NAMES[3:5], strict=True):
+        assert steps[0].families_ms.get(family, 0.0) == pytest.approx(len(_instants(activities, name) - others) / 1e3)
+    assert_adds_up(steps[0])
+
+
+def _instants(activities: list[tuple[str, int, int, int]], wanted: str) -> set[int]:
+    return {instant for name, start, length, _ in activities if name == wanted for instant in range(start, start + length)}
+
+
+def assert_adds_up(step: ProfiledStep) -> None:
+    assert sum(step.families_ms.values()) == pytest.approx(step.busy_ms)
+    assert sum(group.time_ms for group in step.groups) == pytest.approx(step.busy_ms)
+    assert sum(group.count for group in step.groups) == step.kernels
+    assert step.busy_ms <= step.window_ms + 1e-9
+    for module in step.modules:
+        assert all(time <= step.families_ms[family] + 1e-9 for family, time in module.families_ms.items())
+
+
+# What is no trace.
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "the trace is empty"),
+        (b" ", "the trace is not JSON"),
+        (b'{"traceEvents": [', "the trace is not JSON"),
+        (b'{"traceEvents": [{"ph": "X", "dur": NaN}]}', "the trace is not JSON"),
+        (b"\xff\xfe", "the trace is not JSON"),
+        (b"[" * 100_000, "it is not a trace of torch.profiler"),
+        (b"[1, 2]", "it is not a trace of torch.profiler: Expected `object`, got `array`"),
+        (b"{}", "it is not a trace of torch.profiler: Object missing required field `traceEvents`"),
+        (b'{"traceEvents": [{"ts": "soon"}]}', r"it is not a trace of torch.profiler: Expected `float`, got `str` - at `\$.traceEvents\[0\].ts`"),
+        (gzip.compress(b'{"traceEvents": []}')[:-9], "the trace cannot be read"),
+        (gzip.compress(b"{}" * 99)[:12] + b"broken", "the trace cannot be read"),
+        (b'{"traceEvents": []}', "the trace holds neither kernels nor operators"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::empty", "ts": 1, "dur": 2}]}', "the trace holds neither kernels nor operators"),
+    ],
+)
+def test_what_is_no_trace_is_refused_in_a_sentence(content: bytes, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableDocument, match=sentence):
+        step_of(read_trace(path))
+
+
+def test_missing_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableDocument, match=r"the trace cannot be read: .*No such file"):
+        read_trace(tmp_path / "none.json")
+
+
+def test_reading_a_trace_needs_no_torch() -> None:
+    code = "import sys, fp8doctor.timeline; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])

@@ -1,0 +1,103 @@
+"""Why a step takes longer: parts that add up, from breakdowns composed in the proportions of measured ones."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8doctor.facts import Arm
+from fp8doctor.waterfall import PARTS, breakdown_of, in_words, waits_for_the_host, waterfall, why_unknown
+from tests.checks.arms import ran
+from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, profiled, replaced, unprofiled
+
+
+def test_uncompiled_casts_are_the_difference() -> None:
+    found = waterfall(FP8_EAGER, BF16)
+    assert found is not None
+    assert found.difference_ms == pytest.approx(273.4)
+    assert found.gemms_saved_ms == pytest.approx(33.0)
+    assert found.casts_unpaid_ms == pytest.approx(273.6 - 33.0)
+    assert found.fused_ms == 0
+    assert in_words(found) == (
+        "casts +273.6, GEMMs −33.0, norms and pointwise +21.5, idle +12.0, attention −0.7 ms"
+    )  # fmt: skip
+
+
+def test_what_a_fused_cast_kernel_does_besides_is_no_cost_of_the_casts() -> None:
+    found = waterfall(FP8_COMPILED, BF16)
+    assert found is not None
+    assert found.fused_ms == pytest.approx(12.4 - 9.7)
+    assert found.parts_ms["casts"] == pytest.approx(23.7 - 2.7)
+    assert found.parts_ms["norms and pointwise"] == pytest.approx(0.0)
+    assert found.casts_unpaid_ms == 0
+    assert "(2.7 ms of norm and pointwise work runs inside the casts and is not counted as theirs)" in in_words(found)
+
+
+def test_uncompiled_casts_fuse_with_nothing() -> None:
+    found = waterfall(msgspec.structs.replace(FP8_COMPILED, graphs_run=0), BF16)
+    assert found is not None
+    assert found.fused_ms == 0
+    assert found.parts_ms["casts"] == pytest.approx(23.7)
+
+
+def test_no_more_is_taken_off_than_the_casts_cost() -> None:
+    fp8 = profiled("as_is", 80.0, arm={"graphs_run": 24}, gemm_fp8=40.0, cast=3.0, pointwise=2.0)
+    bf16 = profiled("bf16", 100.0, gemm_16bit=70.0, pointwise=20.0)
+    found = waterfall(fp8, bf16)
+    assert found is not None
+    assert found.parts_ms["casts"] == 0
+    assert found.parts_ms["norms and pointwise"] == pytest.approx(-15.0)
+
+
+families = st.fixed_dictionaries({family: st.floats(0, 300) for part in PARTS.values() for family in part} | {"unknown": st.floats(0, 300)})
+
+
+@given(families, families, st.floats(0.1, 3000), st.floats(0.1, 3000))
+def test_the_parts_add_up_to_the_difference_of_the_steps(fp8: dict[str, float], bf16: dict[str, float], step: float, other: float) -> None:
+    found = waterfall(profiled("as_is", step, **fp8), profiled("bf16", other, **bf16))
+    assert found is not None
+    assert sum(found.parts_ms.values()) == pytest.approx(step - other, abs=1e-6)
+
+
+def test_what_no_rule_knows_is_unclassified() -> None:
+    found = waterfall(profiled("as_is", 100.0, gemm_fp8=50.0, unknown=7.0), profiled("bf16", 100.0, gemm_16bit=50.0))
+    assert found is not None
+    assert found.parts_ms["unclassified"] == pytest.approx(7.0)
+    assert found.parts_ms["idle"] == pytest.approx(-7.0)
+
+
+UNKNOWN = {
+    "never profiled": (unprofiled("as_is", 100.0), "was not profiled"),
+    "recorded before there were breakdowns": (ran("as_is", 100.0), "was not profiled"),
+    "unreliable": (replaced(FP8_EAGER, reliable=False), "has no reliable breakdown"),
+}
+
+
+@pytest.mark.parametrize(("arm", "reason"), UNKNOWN.values(), ids=UNKNOWN)
+def test_without_two_breakdowns_it_is_unknown(arm: Arm, reason: str) -> None:
+    assert breakdown_of(arm) is None
+    assert waterfall(arm, BF16) is None
+    assert waterfall(FP8_EAGER, arm) is None
+    assert why_unknown(arm) == reason
+
+
+@pytest.mark.parametrize(
+    ("idle_ms", "host_wait_pct", "waits"),
+    [(14.0, 87.0, True), (14.0, 20.0, False), (14.0, None, False), (2.0, 87.0, False)],
+    ids=["launches are late", "the gaps have another cause", "no gap was seen", "the GPU is busy"],
+)
+def test_idle_time_is_the_hosts_when_launches_come_late(idle_ms: float, host_wait_pct: float | None, waits: bool) -> None:
+    arm = profiled("as_is", 36.8, gemm_fp8=36.8 - idle_ms, host_wait_pct=host_wait_pct)
+    assert waits_for_the_host(arm) is waits
+
+
+def test_uncompiled_fp8_at_many_tokens_does_not_wait_for_the_host() -> None:
+    assert not waits_for_the_host(replaced(FP8_EAGER, host_wait_pct=100.0))
+
+
+def test_steps_alike_have_no_parts() -> None:
+    same = waterfall(msgspec.structs.replace(BF16, name="bf16"), BF16)
+    assert same is not None
+    assert in_words(same) == "no part differs"

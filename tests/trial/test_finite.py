@@ -1,0 +1,75 @@
+"""Loss and gradients that are not finite are seen, and stay out of the weights."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor.trial.finite import WatchedSteps
+
+
+def watched(factor: float, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, sparse: bool = False) -> tuple[WatchedSteps, nn.Embedding]:
+    """A step whose loss is a sum of weights times ``factor``."""
+    torch.manual_seed(0)
+    model = nn.Embedding(8, 4, sparse=sparse)
+    optimizer = kind(model.parameters(), lr=1e-3)  # type: ignore[call-arg]
+
+    def step() -> torch.Tensor:
+        loss = (model(torch.tensor([1, 2])) * factor).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return WatchedSteps(step, optimizer), model
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_finite(sparse: bool) -> None:
+    steps, model = watched(2.0, torch.optim.SGD if sparse else torch.optim.AdamW, sparse)
+    before = model.weight.detach().clone()
+    steps()
+    assert steps.non_finite() == ()
+    assert steps.unwatched() is steps._step
+    assert not torch.equal(model.weight, before), "a finite update is carried out"
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_stay_out_of_the_weights(factor: float, sparse: bool) -> None:
+    steps, model = watched(factor, torch.optim.SGD if sparse else torch.optim.AdamW, sparse)
+    steps()
+    assert steps.non_finite() == ("loss", "gradients")
+    steps.unwatched()()
+    assert model.weight.isfinite().all()
+    assert not model._forward_hooks
+    assert not steps._optimizer._optimizer_step_pre_hooks
+
+
+def test_a_large_gradient_is_finite() -> None:
+    """The largest element is looked at, not a norm that overflows by itself."""
+    steps, _ = watched(2e38)
+    steps()
+    assert "gradients" not in (steps.non_finite() or ())
+
+
+class WithoutConstructor(torch.optim.SGD):
+    """An optimizer of somebody's that never calls torch's constructor."""
+
+    def __init__(self, parameters: object, lr: float) -> None:
+        self.param_groups = [{"params": list(parameters), "lr": lr}]  # type: ignore[call-overload]
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        pass
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        pass
+
+
+def test_nobody_sees_behind_an_optimizer_without_hooks() -> None:
+    steps, _ = watched(math.nan, WithoutConstructor)
+    steps()
+    assert steps.non_finite() is None

@@ -1,0 +1,264 @@
+"""What an arm's memory is made of: tensors of real replicas and optimizers counted, and the parts at full depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.optim import AdamW8bit
+
+from fp8doctor.facts import MemoryParts, Target, Workload
+from fp8doctor.job import Job
+from fp8doctor.stacks import fp8_copies
+from fp8doctor.trial.arms import as_it_is
+from fp8doctor.trial.bench import Attempt, Bench
+from fp8doctor.trial.depth import Cut, Plan, Stack
+from fp8doctor.trial.memory import Held, full_peak, gib, gradients_of, held, memory_parts
+from fp8doctor.trial.variant import ArmPlan
+from tests.stand_ins import transformer_engine
+from tests.trial.test_conductor import Decoder
+
+CPU = torch.device("cpu")
+OTHER = torch.device("cuda")
+PLAN = Plan((Stack("blocks", 32, 0, 1),), (Cut({"blocks": 4}), Cut({"blocks": 12})))
+
+
+def bytes_of(value: float | None) -> int:
+    assert value is not None
+    return round(value * 2**30)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Held:
+    """One step, and what is held."""
+    with gradients_of(model, optimizer, CPU) as gradients:
+        model(torch.ones(32, 32)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return held(model, optimizer, gradients.found_gib, CPU)
+
+
+def linears() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False))
+
+
+@pytest.mark.parametrize(
+    ("convert", "copies"),
+    [
+        (lambda model: model, 0),
+        (convert_to_float8_training, 0),
+        (lambda model: convert_to_float8_training(model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True)), 0),
+    ],
+    ids=["ordinary", "torchao casts anew", "torchao wraps"],
+)
+def test_parts_of_a_step(convert: Callable[[nn.Module], nn.Module], copies: int) -> None:
+    model = convert(linears())
+    parts = step(model, torch.optim.AdamW(model.parameters()))
+    weights = 4 * 2 * 32 * 64
+    assert (bytes_of(parts.weights_gib), bytes_of(parts.gradients_gib), bytes_of(parts.fp8_copies_gib)) == (weights, weights, copies)
+    assert bytes_of(parts.optimizer_gib) == 2 * weights + 2 * 4, "two moments and a counter for each weight"
+
+
+def test_what_is_frozen_has_neither_gradient_nor_state() -> None:
+    model = linears()
+    model[0].requires_grad_(False)
+    parts = step(model, torch.optim.SGD([model[1].weight], momentum=0.9))
+    half = 4 * 32 * 64
+    assert [bytes_of(each) for each in (parts.weights_gib, parts.gradients_gib, parts.optimizer_gib)] == [2 * half, half, half]
+
+
+def test_what_the_step_did_not_use_has_no_gradient() -> None:
+    model = linears()
+    model[1].idle = nn.Linear(64, 64)
+    parts = step(model, torch.optim.SGD(model.parameters()))
+    assert bytes_of(parts.gradients_gib) == 4 * 2 * 32 * 64
+
+
+def test_a_shared_weight_counts_once() -> None:
+    model = nn.Sequential(nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False))
+    model[1].weight = model[0].weight
+    assert bytes_of(step(model, torch.optim.SGD(model.parameters())).weights_gib) == 4 * 32 * 32
+
+
+def test_an_8_bit_optimizer_is_counted_by_what_it_stores() -> None:
+    """Its states say float32; inside are one byte for each value and the scales."""
+    model = nn.Sequential(nn.Linear(32, 512, bias=False), nn.Linear(512, 32, bias=False))
+    optimizer = AdamW8bit(model.parameters())
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    with torch.compiler.set_stance("force_eager"):  # it compiles its step, which takes half a minute
+        optimizer.step()
+    found = bytes_of(held(model, optimizer, None, CPU).optimizer_gib)
+    values = 2 * 2 * 32 * 512
+    assert values < found < 1.3 * values
+
+
+def test_what_lies_on_another_device_is_not_counted() -> None:
+    assert gib([torch.ones(1024, 1024)], OTHER) == 0.0
+
+
+def test_gradients_are_those_that_the_optimizer_finds() -> None:
+    model = linears()
+    optimizer = torch.optim.SGD([model[0].weight])
+    with gradients_of(model, optimizer, CPU) as gradients:
+        assert gradients.found_gib is None
+        for _ in range(2):
+            model(torch.ones(32, 32)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert bytes_of(gradients.now_gib()) == 4 * 32 * 64, "nobody clears the one outside the optimizer"
+        assert bytes_of(gradients.found_gib) == 2 * 4 * 32 * 64
+    optimizer.step()
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_an_optimizer_that_does_not_tell_when_it_begins() -> None:
+    class Other:
+        """A stand-in for an optimizer that is none of torch's."""
+
+        def __init__(self) -> None:
+            self.param_groups: list[Any] = [{"params": []}]
+
+    with gradients_of(linears(), Other(), CPU) as gradients:  # type: ignore[arg-type]
+        assert gradients.found_gib is None
+    holds = [Held(1.0, 0.0, 2.0, None)] * 2
+    assert memory_parts(PLAN, 9.0, holds) is None
+    assert full_peak(PLAN, [4.0, 6.0], holds) == pytest.approx(11.0)
+
+
+class Float8Tensor(torch.Tensor):
+    """A stand-in for Transformer Engine's: BF16 from outside, FP8 data, its transpose and a scale inside."""
+
+    __module__ = "transformer_engine.pytorch.tensor.float8_tensor"
+
+    @staticmethod
+    def __new__(cls: Any, rows: int, columns: int) -> Any:
+        made = torch.Tensor._make_wrapper_subclass(cls, (rows, columns), dtype=torch.bfloat16)  # type: ignore[attr-defined]
+        made._data, made._transpose = torch.zeros(rows, columns, dtype=torch.uint8), torch.zeros(columns, rows, dtype=torch.uint8)
+        made._scale_inv = torch.ones(1)
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), settings: Any = None) -> Any:
+        if function is torch.ops.aten.detach.default:
+            return arguments[0]
+        raise NotImplementedError(function)
+
+
+class Workspace:
+    """A stand-in for MXFP8TensorStorage, which is no tensor."""
+
+    __module__ = "transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage"
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self._rowwise_data = torch.zeros(rows, columns, dtype=torch.uint8)
+        self._columnwise_data = torch.zeros(rows, columns, dtype=torch.uint8)
+        self._rowwise_scale_inv = torch.zeros(rows, columns // 32, dtype=torch.uint8)
+        self._columnwise_scale_inv = None
+
+
+def test_transformer_engine_that_caches_fp8_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformer_engine.install(monkeypatch)
+    layer = transformer_engine.Linear(64, 32, bias=False)
+    model = nn.Sequential(layer)
+    optimizer = torch.optim.SGD(model.parameters())
+    assert fp8_copies(layer) == []
+    layer._fp8_workspaces = {"weight": Workspace(32, 64)}
+    parts = held(model, optimizer, None, CPU)
+    assert (bytes_of(parts.weights_gib), bytes_of(parts.fp8_copies_gib)) == (4 * 32 * 64, 2 * 32 * 64 + 32 * 2)
+    assert parts.static_gib == pytest.approx(parts.weights_gib + parts.fp8_copies_gib)
+
+
+def test_transformer_engine_with_fp8_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformer_engine.install(monkeypatch)
+    layer = transformer_engine.Linear(64, 32, bias=False)
+    layer.weight = nn.Parameter(Float8Tensor(32, 64), requires_grad=False)
+    parts = held(nn.Sequential(layer), torch.optim.SGD([torch.ones(1)]), None, CPU)
+    assert (bytes_of(parts.weights_gib), bytes_of(parts.fp8_copies_gib)) == (32 * 64 + 4, 32 * 64)
+
+
+HOLDS = [Held(1.0, 0.5, 2.0, 1.0), Held(2.0, 1.5, 4.0, 2.0)]
+
+
+def test_parts_at_full_depth_add_up_to_the_peak() -> None:
+    peak = full_peak(PLAN, [8.0, 16.0], HOLDS)
+    parts = memory_parts(PLAN, peak, HOLDS)
+    assert peak == pytest.approx(36.0)
+    assert parts is not None
+    assert (parts.weights_gib, parts.fp8_copies_gib, parts.gradients_gib, parts.optimizer_gib) == pytest.approx((4.5, 4.0, 4.5, 9.0))
+    assert parts.activations_gib == pytest.approx(14.0)
+    assert sum(getattr(parts, field) for field in MemoryParts.__struct_fields__ if field.endswith("_gib")) == pytest.approx(peak)
+
+
+def test_no_peak_is_below_what_a_step_holds_for_sure() -> None:
+    """With a small batch the loss decides at the cuts, and the gradients of all blocks at full depth."""
+    assert full_peak(PLAN, [20.0, 20.5], HOLDS) == pytest.approx(22.0)
+    assert memory_parts(PLAN, 22.0, HOLDS).activations_gib == pytest.approx(0.0)  # type: ignore[union-attr]
+
+
+def test_without_a_peak_there_are_no_parts() -> None:
+    assert full_peak(PLAN, [None, None], HOLDS) is None
+    assert memory_parts(PLAN, None, HOLDS) is None
+
+
+def warm(bench: Bench) -> list[Held]:
+    attempt = Attempt(ArmPlan("as_is", as_it_is))
+    bench.build(attempt)
+    assert attempt.reason is None
+    return [ready.held for ready in attempt.ready]
+
+
+def test_an_arm_of_the_bench_at_both_cuts_and_at_full_depth() -> None:
+    model = convert_to_float8_training(Decoder(26))
+    job = Job(model=model, target=Target(), workload=Workload(accumulate=2), batch=torch.randint(0, 96, (1, 16)), loss=lambda output, batch: output.mean())
+    bench = Bench(job, ["blocks"], CPU)
+    try:
+        holds = warm(bench)
+        weights = sum(4 * each.numel() for each in model.parameters())
+        parts = memory_parts(bench.plan, 1.0, holds)
+        assert parts is not None
+        assert (bytes_of(parts.weights_gib), bytes_of(parts.gradients_gib), parts.fp8_copies_gib) == (weights, weights, 0.0)
+        assert bytes_of(parts.optimizer_gib) == pytest.approx(2 * weights, rel=1e-3)
+        assert all(each.static_gib < each.least_gib for each in holds)
+    finally:
+        bench.close()
+
+
+class Counters:
+    """A stand-in for CUDA's allocator: what was allocated before the step, and the peak in it."""
+
+    def __init__(self, before: int, peak: int) -> None:
+        self.before, self.peak = before, peak
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: self.before)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: self.peak)
+        monkeypatch.setattr(torch.cuda, "memory_stats", lambda device=None: {})
+
+
+def test_the_peak_is_that_of_the_arm_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies that an arm keeps, and gradients that nobody clears, were allocated before the step; they are the arm's own."""
+    model = nn.Sequential(nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False))
+    optimizer = torch.optim.SGD([model[0].weight], momentum=0.9)
+
+    def train() -> torch.Tensor:
+        loss = model(torch.ones(32, 32)).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    bench = Bench.__new__(Bench)
+    bench.device, bench._handed_out = OTHER, []
+    Counters(before=5 * 2**30, peak=7 * 2**30).install(monkeypatch)
+    monkeypatch.setattr("fp8doctor.trial.memory.gib", lambda tensors, device: gib(tensors, CPU))
+    ready = bench._warm(train, model, optimizer)
+    weight = 4 * 32 * 32 / 2**30
+    assert ready.held == Held(2 * weight, 0.0, weight, 2 * weight)
+    assert ready.peak_gib == pytest.approx(3 * weight + weight + 2.0)

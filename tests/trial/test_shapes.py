@@ -1,0 +1,368 @@
+"""The shapes of real converted models, timed on a CPU: the very code that a GPU runs, with the host's clock."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+from torchao.float8.float8_training_tensor import LinearMMConfig
+
+import fp8doctor.trial
+from fp8doctor.cures import keep_in_bf16
+from fp8doctor.examine import examine
+from fp8doctor.facts import Facts, LayerShape, Linear, Network, Target, Trial, Workload, recorded
+from fp8doctor.job import Job
+from fp8doctor.prescription import Step
+from fp8doctor.record import NOT_RECORDED
+from fp8doctor.trial import casts, dynamo_state, shapes, timer
+from fp8doctor.trial.arms import arms, held_to_shapes
+from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.variant import ArmPlan
+
+CPU = torch.device("cpu")
+TOKENS = 48
+
+
+@pytest.fixture(autouse=True)
+def few_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(shapes, "ROUNDS", shapes.FEWEST_ROUNDS)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo for real, which decides what is compiled again, and its graphs run as they are."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(shapes, "COMPILING_S", {"cpu": 0.0})
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.up = nn.Linear(64, 64, bias=False), nn.Linear(64, 16, bias=False), nn.Linear(64, 128, bias=False)
+        self.down = nn.Linear(128, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(self.q(x) + self.k(x).mean()))
+
+
+def decoder(recipe: str = "tensorwise", frozen: bool = False) -> nn.Module:
+    model = nn.Sequential(Block(), Block()).bfloat16()
+    if frozen:
+        model[1].requires_grad_(False)
+    return convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(recipe))
+
+
+def job(model: nn.Module) -> Job:
+    workload = Workload(batch_source="given", batch_size=TOKENS, sequence_length=None, tokens=TOKENS, accumulate=1)
+    return Job(model=model, target=Target(), workload=workload, batch=torch.ones(TOKENS, 64, dtype=torch.bfloat16))
+
+
+def probed(model: nn.Module, seconds: float = 5.0) -> tuple[LayerShape, ...]:
+    return shapes.probe(examine(job(model)), CPU, until=time.monotonic() + seconds)
+
+
+def test_every_distinct_shape_is_timed_once_the_largest_first() -> None:
+    found = probed(decoder(frozen=True))
+    sides = {(shape.k, shape.n, shape.trained): shape.layers for shape in found}
+    assert sides == {
+        (64, 128, True): ("0.up",), (128, 64, True): ("0.down",), (64, 64, True): ("0.q",), (64, 16, True): ("0.k",),
+        (64, 128, False): ("1.up",), (128, 64, False): ("1.down",), (64, 64, False): ("1.q",), (64, 16, False): ("1.k",),
+    }  # fmt: skip
+    assert (found[-1].k, found[-1].n) == (64, 16)
+    assert {(shape.m, shape.recipe) for shape in found} == {(TOKENS, "tensorwise")}
+    assert all(shape.bf16_ms > 0 and shape.fp8_ms and shape.fp8_ms > 0 for shape in found)
+
+
+def test_layers_of_one_shape_are_one() -> None:
+    assert {shape.layers for shape in probed(decoder())} == {("0.q", "1.q"), ("0.k", "1.k"), ("0.up", "1.up"), ("0.down", "1.down")}
+
+
+def test_without_time_to_compile_the_gemms_are_there_and_the_reason() -> None:
+    for shape in probed(decoder()):
+        assert (shape.casts_ms, shape.reason) == (None, "its casts were not timed: no time was left")
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+def test_casts_are_compiled_once_for_each_kind(recipe: str, quick_compiler: None) -> None:
+    from torch._dynamo.utils import counters
+
+    before = counters["stats"]["unique_graphs"]
+    found = probed(decoder(recipe, frozen=recipe != "rowwise_with_gw_hp"), seconds=60)
+    assert [shape.casts_ms is not None and shape.casts_ms > 0 for shape in found] == [True] * len(found)
+    assert [shape.reason for shape in found] == [None] * len(found)
+    assert counters["stats"]["unique_graphs"] - before == len({shape.trained for shape in found})
+
+
+def test_square_layers_alone_leave_the_sizes_open_too(quick_compiler: None) -> None:
+    from torch._dynamo.utils import counters
+
+    before = counters["stats"]["unique_graphs"]
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16())
+    assert all(shape.casts_ms for shape in probed(model, seconds=60))
+    assert counters["stats"]["unique_graphs"] - before == 1
+
+
+def test_where_nothing_compiles_the_casts_have_no_number(quick_compiler: None) -> None:
+    with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
+        found = probed(decoder(), seconds=60)
+    assert {shape.casts_ms for shape in found} == {None}
+    assert {shape.reason for shape in found} == {"its casts were not timed: RuntimeError: torch.compile compiles nothing in this process"}
+
+
+def test_the_process_is_left_as_it_was(quick_compiler: None) -> None:
+    from torch._dynamo.utils import counters
+
+    of = job(decoder())
+    torch.manual_seed(5)
+    before = {key: dict(value) for key, value in counters.items()}, torch.get_rng_state()
+    found, gap = shapes.probe_beside(of, examine(of), CPU, until=time.monotonic() + 60, progress=lambda text, arm: None, reason_against=None)
+    assert gap is None
+    assert all(shape.casts_ms for shape in found)
+    assert {key: dict(value) for key, value in counters.items()} == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert _debug_get_cache_entry_list(casts.casts.__code__) == []
+
+
+def test_operands_are_laid_out_as_in_training() -> None:
+    shape = LayerShape(m=48, k=64, n=32, recipe="tensorwise", trained=True)
+    of = shapes.Operands.of(shape, CPU)
+    bf16, fp8 = shapes.bf16_gemms(of, True), shapes.fp8_gemms(of, shape, True)
+    made = [(a().shape, b().shape) for a, b in zip(bf16.values(), fp8.values(), strict=True)]  # type: ignore[attr-defined]
+    assert made == [((48, 32),) * 2, ((48, 64),) * 2, ((32, 64),) * 2]
+    exact, rounded = bf16["bf16 output"](), fp8["fp8 output"]()
+    assert (exact - rounded).norm() / exact.norm() < 0.1  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "trained", "in_fp8"), [("tensorwise", True, 3), ("tensorwise", False, 2), ("rowwise", True, 3), ("rowwise_with_gw_hp", True, 2)]
+)
+def test_how_many_gemms_are_in_fp8(recipe: str, trained: bool, in_fp8: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(shapes, "scaled_mm", lambda *operands, fast: calls.append((operands[0].dtype, operands[2].shape, fast)))
+    shape = LayerShape(m=48, k=64, n=32, recipe=recipe, trained=trained)
+    of = shapes.Operands.of(shape, CPU)
+    for gemm in shapes.fp8_gemms(of, shape, True).values():
+        gemm()
+    gradient = torch.float8_e5m2 if recipe == "tensorwise" else torch.float8_e4m3fn
+    rows = torch.Size([]) if recipe == "tensorwise" else torch.Size([48, 1])
+    assert calls == [(torch.float8_e4m3fn, rows, True)] + [(gradient, torch.Size([]), False)] * (in_fp8 - 1)
+    assert len(shapes.bf16_gemms(of, trained)) == (3 if trained else 2)
+
+
+def test_casts_are_those_of_torchao() -> None:
+    input, weight, gradient = (torch.randn(side, dtype=torch.bfloat16) for side in ((48, 64), (32, 64), (48, 32)))
+    made = casts.casts("tensorwise", True, *casts.arguments(input, weight, gradient))
+    wanted = [(input, torch.float8_e4m3fn), (gradient, torch.float8_e5m2), (weight, torch.float8_e4m3fn)]
+    expected = [hp_tensor_to_float8_dynamic(tensor, dtype, LinearMMConfig())._data.float() for tensor, dtype in wanted]
+    into, grad, weights, again, into_t, grad_t = (each.float() for each in made)
+    assert all(torch.equal(a, b) for a, b in zip((into, grad, weights), expected, strict=True))
+    assert torch.equal(again, weights.t())
+    assert torch.equal(into_t, into.t())
+    assert torch.equal(grad_t, grad.t())
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "current"])
+def test_every_operand_of_an_fp8_gemm_is_cast(recipe: str) -> None:
+    tensors = casts.arguments(*(torch.randn(side, dtype=torch.bfloat16) for side in ((48, 64), (32, 64), (48, 32))))
+    sides = lambda trained: sorted(tuple(each.shape) for each in casts.casts(recipe, trained, *tensors))  # noqa: E731
+    forward = [(32, 64), (48, 32), (48, 64), (64, 32)]
+    assert sides(False) == forward
+    assert sides(True) == (forward if recipe == "rowwise_with_gw_hp" else sorted([*forward, (64, 48), (32, 48)]))
+
+
+def test_more_than_a_dozen_shapes_are_cut_and_said_to_be() -> None:
+    model = convert_to_float8_training(nn.Sequential(*(nn.Linear(16, 16 * each, bias=False) for each in range(1, 16))).bfloat16())
+    found, gap = shapes.timed(examine(job(model)), CPU, until=time.monotonic() + 5)
+    assert len(found) == shapes.MOST_SHAPES
+    assert {shape.n for shape in found} == {16 * each for each in range(4, 16)}
+    assert gap == "3 of 15 shapes, which have 5 % of the GEMM FLOPs, were not timed"
+
+
+def test_an_fp8_gemm_that_fails_costs_the_fp8_of_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    gemm = shapes.scaled_mm
+
+    def narrow_fails(a: torch.Tensor, b: torch.Tensor, *rest: Any, **fields: Any) -> torch.Tensor:
+        if b.shape[1] == 16:
+            raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+        return gemm(a, b, *rest, **fields)
+
+    monkeypatch.setattr(shapes, "scaled_mm", narrow_fails)
+    found = {shape.layers[0]: shape for shape in probed(decoder())}
+    assert (found["0.k"].fp8_ms, found["0.k"].casts_ms, found["0.k"].reason) == (None, None, "RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED")
+    assert found["0.k"].bf16_ms > 0
+    assert found["0.up"].fp8_ms
+
+
+def test_a_shape_for_which_the_memory_is_too_small_costs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = shapes.Operands.of
+
+    def of(shape: LayerShape, device: torch.device) -> Any:
+        if shape.n == 128:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return make(shape, device)
+
+    monkeypatch.setattr(shapes.Operands, "of", of)
+    found, gap = shapes.timed(examine(job(decoder())), CPU, until=time.monotonic() + 5)
+    assert {shape.layers[0] for shape in found} == {"0.q", "0.k", "0.down"}
+    assert gap == "M 48, K 64, N 128: OutOfMemoryError: CUDA out of memory"
+
+
+def test_without_time_nothing_is_timed_and_said_so() -> None:
+    found, gap = shapes.timed(examine(job(decoder())), CPU, until=time.monotonic() - 1)
+    assert found == ()
+    assert gap is not None
+    assert gap.count("no time was left") == 4
+
+
+def test_a_gemm_too_large_for_a_cpu_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "CPU_FLOPS", 2 * TOKENS * 64 * 64)
+    found, gap = shapes.timed(examine(job(decoder())), CPU, until=time.monotonic() + 5)
+    assert {shape.layers[0] for shape in found} == {"0.q", "0.k"}
+    assert "M 48, K 64, N 128: ValueError: too large to be timed on a CPU" in (gap or "")
+
+
+def test_of_a_model_without_fp8_what_a_conversion_would_take() -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 100), nn.Linear(96, 64)).bfloat16()
+    model.head = nn.Linear(64, 32)
+    model[2].requires_grad_(False)
+    found = [(shape.layers, shape.recipe, shape.trained) for shape in probed(model)]
+    assert found == [(("0",), "tensorwise", True), (("2",), "tensorwise", False)]
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(64, 100)), nn.Sequential(nn.Conv2d(3, 4, 3))], ids=["unaligned", "no Linear"])
+def test_where_there_is_nothing_to_time_it_is_said(model: nn.Module) -> None:
+    of = job(model.bfloat16())
+    told = shapes.probe_beside(of, examine(of), CPU, until=time.monotonic() + 5, progress=lambda text, arm: None, reason_against=None)
+    assert told == ((), shapes.NOTHING_TO_TIME)
+
+
+def trial_of(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> tuple[Trial, dict[str, Any]]:
+    """`run_trial` with a conductor that only notes what it is given."""
+    seen: dict[str, Any] = {}
+
+    def noting(job: Job, lists: Any, planned: Any, device: torch.device, **given: Any) -> Trial:
+        seen.update(given, arms=[plan.name for plan in planned])
+        return Trial(device="cpu", arms=(), gaps={"trial.arms": "x"})
+
+    monkeypatch.setattr(fp8doctor.trial, "conduct", noting)
+    of = job(decoder())
+    told: list[Any] = []
+    made = fp8doctor.trial.run_trial(of, examine(of), (), CPU, budget_s=60, progress=lambda *each: told.append(each), **fields)
+    return made, {**seen, "told": told}
+
+
+def test_a_trial_begins_with_the_shapes_and_pays_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, seen = trial_of(monkeypatch)
+    assert {shape.layers for shape in made.shapes} == {("0.q", "1.q"), ("0.k", "1.k"), ("0.up", "1.up"), ("0.down", "1.down")}
+    assert made.gaps == {"trial.arms": "x"}
+    assert seen["told"] == [("timing the GEMMs of its shapes", "shapes")]
+    assert seen["budget_s"] == 60
+    assert 0 < seen["spent_s"] < 60
+    assert "keep-in-bf16" not in seen["arms"], "a CPU says nothing about which shapes lose on a GPU"
+
+
+def test_the_compilers_workers_serve_the_arms_too_and_end_with_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(dynamo_state, "stop_new_workers", lambda before: order.append("stopped"))
+    monkeypatch.setattr(fp8doctor.trial, "conduct", lambda *arguments, **fields: order.append("conducted") or Trial())
+    of = job(decoder())
+    fp8doctor.trial.run_trial(of, examine(of), (), CPU, budget_s=60, progress=lambda text, arm: None)
+    assert order == ["conducted", "stopped"]
+
+
+def test_a_worker_that_died_of_the_shapes_leaves_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, seen = trial_of(monkeypatch, skip={"shapes": "the process was killed"})
+    assert not recorded(made.shapes)
+    assert made.gaps == {"trial.arms": "x", "trial.shapes": "the process was killed"}
+    assert seen["told"] == []
+
+
+def test_what_goes_wrong_in_timing_the_shapes_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "timed", lambda *arguments, **fields: 1 / 0)
+    made, _ = trial_of(monkeypatch)
+    assert not recorded(made.shapes)
+    assert made.gaps["trial.shapes"] == "ZeroDivisionError: division by zero"
+
+
+def planted(model: nn.Module, *losing: str) -> tuple[Job, Facts]:
+    """Facts of a real model with shapes as a GPU may have timed them: these layers lose, the others gain."""
+    of = job(model)
+    facts = examine(of)
+
+    def shape(linear: Linear) -> LayerShape:
+        fp8 = 2.0 if linear.name in losing else 0.5
+        return LayerShape(
+            m=TOKENS, k=linear.in_features, n=linear.out_features, recipe="tensorwise", trained=True, layers=(linear.name,),
+            bf16_ms=1.0, fp8_ms=fp8, casts_ms=0.1, reason=None,
+        )  # fmt: skip
+
+    trial = Trial(device="cuda", gpu="NVIDIA H200", shapes=tuple(shape(linear) for linear in facts.network.linears))
+    return of, msgspec.structs.replace(facts, trial=trial)
+
+
+def step(*layers: str, code: str = "SHP002") -> Step:
+    return Step(code=code, mends=(code,), title="t", treatment=keep_in_bf16(layers))
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    for block in model:  # type: ignore[attr-defined]
+        block.compile(backend="eager")
+    return model
+
+
+def plans(of: Job, facts: Facts, *steps: Step) -> dict[str, ArmPlan]:
+    return {plan.name: plan for plan in arms(facts, steps, of)}
+
+
+def test_layers_that_lose_when_timed_are_tried_in_bf16_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(timer, "LEAST_ROUNDS", 2)
+    of, facts = planted(compiled(decoder()), "0.k", "1.k")
+    plan = plans(of, facts)["keep-in-bf16"]
+    assert (plan.base, plan.explored, plan.fp8) == ("as_is", True, True)
+    tried = [each for name, each in plans(of, facts).items() if name in ("as_is", "keep-in-bf16")]
+    ran = {arm.name: (arm.reason, arm.fp8_gemms) for arm in conduct(of, [], tried, CPU, budget_s=60, progress=lambda text, arm: None).arms}
+    assert ran["as_is"] == (None, 8 * 3)
+    assert ran["keep-in-bf16"] == (None, 6 * 3)
+
+
+@pytest.mark.parametrize("losing", [(), ("0.q", "0.k", "0.up", "0.down", "1.q", "1.k", "1.up", "1.down")], ids=["none", "all"])
+def test_where_none_or_all_lose_there_is_nothing_to_try(losing: tuple[str, ...]) -> None:
+    assert "keep-in-bf16" not in plans(*planted(compiled(decoder()), *losing))
+
+
+def test_uncompiled_layers_lose_for_another_reason() -> None:
+    assert "keep-in-bf16" not in plans(*planted(decoder(), "0.k", "1.k"))
+
+
+def test_a_proposal_by_the_model_is_held_to_what_was_timed() -> None:
+    _, facts = planted(compiled(decoder()), "1.k")
+    (kept,) = held_to_shapes([step("0.k", "1.k")], facts)
+    assert kept.layers == ("1.k",)
+    none_loses = msgspec.structs.replace(facts, trial=planted(decoder())[1].trial)
+    assert held_to_shapes([step("0.k")], none_loses) == []
+    other = step("0.q", code="NUM002")
+    assert held_to_shapes([other], facts) == [other.treatment]
+
+
+def test_a_proposal_stands_where_nothing_was_timed() -> None:
+    of, facts = planted(compiled(decoder()), "1.k")
+    untimed = msgspec.structs.replace(facts, trial=NOT_RECORDED)
+    assert plans(of, untimed, step("0.k", "1.k"))["prescribed"].treatments == ("keep-in-bf16",)
+
+
+def test_facts_without_layers_have_no_shapes() -> None:
+    assert shapes.distinct(Facts(network=Network(linears=()), workload=Workload(tokens=64))) == []

@@ -1,0 +1,405 @@
+"""Where the step goes: real trials on a CPU, profiled, and every way in which a profile may fail."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torchao.float8 import convert_to_float8_training
+
+from fp8doctor import inspect_model
+from fp8doctor.facts import Arm, Breakdown, KernelGroup, Target, Trial, Workload, recorded
+from fp8doctor.job import Job
+from fp8doctor.timeline import MODULE, ProfiledStep, read_trace, step_of
+from fp8doctor.trial import bench, depth, timer, trace
+from fp8doctor.trial.arms import eager_bf16
+from fp8doctor.trial.breakdown import breakdown
+from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.depth import Cut, Plan, Stack
+from fp8doctor.trial.evidence import profiler_in_use
+from fp8doctor.trial.trace import ANOTHER_PROFILER, KeepTrace, annotated
+from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """One round, one thread, cuts to one and two blocks, and a folder for temporary files in which nothing may be left."""
+    monkeypatch.setattr(bench, "MOST_WARM_UP", bench.LEAST_WARM_UP)
+    monkeypatch.setattr(timer, "LEAST_ROUNDS", 2)
+    monkeypatch.setattr(timer, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(depth, "LEAST_WORTH_CUTTING", 4)
+    monkeypatch.setattr(depth, "DEPTHS", ((1, 2),))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    threads, level = torch.get_num_threads(), os.environ.get("KINETO_LOG_LEVEL")
+    torch.set_num_threads(1)
+    yield scratch
+    torch.set_num_threads(threads)
+    assert list(scratch.iterdir()) == []
+    assert not profiler_in_use()
+    assert os.environ.get("KINETO_LOG_LEVEL") == level
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_to_collect() -> Iterator[None]:
+    """Every trial ends with a garbage collection, half a second with all that the tests have loaded."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+class Router(nn.Module):
+    """A matrix product in fp32, planted."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.float() @ self.weight.float()).to(x.dtype)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.linear(self.norm(x))
+
+
+class Net(nn.Module):
+    """Blocks of small layers, one much larger layer, and a router."""
+
+    def __init__(self, blocks: int = 2, width: int = 32, times: int = 64, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.large = nn.Linear(width, times * width, bias=False)
+        self.router = Router(width)
+        self.checkpointed = checkpointed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return self.large(self.router(x))
+
+
+def job(accumulate: int = 1, **settings: Any) -> Job:
+    model = convert_to_float8_training(Net(**settings).bfloat16())
+    model.router.float()
+    return Job(model=model, target=Target(), workload=Workload(accumulate=accumulate), batch=torch.ones(64, 32, dtype=torch.bfloat16))
+
+
+def compiled_blocks(variant: Variant) -> Variant:
+    for block in variant.model.blocks:  # type: ignore[union-attr]
+        block.compile(backend="aot_eager")
+    return variant
+
+
+AS_IS = ArmPlan("as_is", as_it_is, fp8=True)
+BF16 = ArmPlan("bf16", eager_bf16, fp8=False)
+COMPILED = ArmPlan("prescribed", compiled_blocks, ("compile-blocks",), fp8=True, base="as_is", change=compiled_blocks, compiled=True)
+
+
+def trial(of: Job, *arms: ArmPlan, keep_trace: KeepTrace | None = None, skip: dict[str, str] | None = None) -> Trial:
+    return conduct(of, ["blocks"], arms, CPU, budget_s=60, progress=lambda text, arm: None, skip=skip, keep_trace=keep_trace)
+
+
+def by_name(of: Trial) -> dict[str, Arm]:
+    return {arm.name: arm for arm in of.arms}
+
+
+@functools.cache
+def deep() -> Trial:
+    """A trial at two depths, which several tests look at."""
+    return trial(job(blocks=26), AS_IS, BF16, COMPILED)
+
+
+@functools.cache
+def whole() -> Trial:
+    """A trial without cuts: no part of it is an extrapolation of single steps of a busy CPU."""
+    return trial(job(), AS_IS, BF16, COMPILED)
+
+
+def modules(of: Breakdown) -> dict[str, dict[str, float]]:
+    return {module.name: module.families_ms for module in of.modules}
+
+
+# What a real trial tells
+
+
+@pytest.mark.parametrize("name", ["as_is", "bf16", "prescribed"])
+def test_parts_and_idle_time_add_up_to_the_step(name: str) -> None:
+    for of in (deep(), whole()):
+        arm = by_name(of)[name]
+        assert arm.breakdown is not None
+        assert arm.step_ms == pytest.approx(sum(arm.breakdown.families_ms.values()) + arm.breakdown.idle_ms)
+        assert sum(arm.breakdown.families_ms.values()) * arm.breakdown.scale == pytest.approx(arm.breakdown.busy_ms)
+        assert "trial.arms.breakdown" not in of.gaps
+        assert of.harm == ()
+    assert arm.breakdown.idle_ms >= 0
+
+
+def test_fp8_and_casts_are_in_the_fp8_step_only() -> None:
+    families = {arm.name: arm.breakdown.families_ms for arm in whole().arms}  # type: ignore[union-attr]
+    assert families["as_is"]["gemm_fp8"] > 0
+    assert families["as_is"]["cast"] > 0
+    assert families["prescribed"]["gemm_fp8"] > 0
+    assert not {"gemm_fp8", "cast"}.intersection(families["bf16"])
+
+
+def test_kernels_are_those_of_the_whole_model() -> None:
+    deep_cut, one_cut = (by_name(of)["as_is"].breakdown for of in (deep(), whole()))
+    assert deep_cut is not None
+    assert one_cut is not None
+    in_blocks = {name: sum(group.count for group in told.groups) for name, told in (("deepest", deep_cut), ("whole", one_cut))}
+    assert in_blocks["deepest"] == in_blocks["whole"] == one_cut.kernels
+    assert [group.count for group in deep_cut.groups if group.name == "aten::_scaled_mm"] == [3 * (2 + 1)]
+    assert 26 / 3 * one_cut.kernels < deep_cut.kernels < 26 / 2 * one_cut.kernels
+
+
+def test_an_eager_arm_names_its_modules_and_a_compiled_one_has_none() -> None:
+    arms = by_name(deep())
+    assert {"blocks.0.norm", "blocks.1.linear", "large", "router"} <= modules(arms["as_is"].breakdown).keys()  # type: ignore[arg-type]
+    kinds = {module.name: module.kind for module in arms["as_is"].breakdown.modules}  # type: ignore[union-attr]
+    assert kinds["large"] == "torchao.float8.float8_linear.Float8Linear"
+    assert kinds["router"] == f"{__name__}.Router"
+    assert arms["prescribed"].graphs_run == 2
+    assert arms["prescribed"].breakdown.modules == ()  # type: ignore[union-attr]
+
+
+def test_the_layer_with_the_largest_casts_leads_and_fp32_has_a_name() -> None:
+    told = modules(by_name(trial(job(times=512), AS_IS))["as_is"].breakdown)  # type: ignore[arg-type]
+    casts = {name: families.get("cast", 0.0) for name, families in told.items()}
+    assert max(casts, key=lambda name: casts[name]) == "large"
+    assert [name for name, families in told.items() if families.get("gemm_fp32")] == ["router"]
+
+
+def test_a_recomputed_module_keeps_its_name() -> None:
+    plain, twice = (by_name(trial(job(checkpointed=again), AS_IS))["as_is"] for again in (False, True))
+    assert (plain.fp8_gemms, twice.fp8_gemms) == (3 * 3, 3 * 3 + 2)
+    for arm in (plain, twice):
+        assert arm.breakdown is not None
+        assert modules(arm.breakdown)["blocks.1.linear"]["gemm_fp8"] > 0
+
+
+def test_a_step_is_all_its_micro_batches() -> None:
+    once, thrice = (by_name(trial(job(accumulate=times), AS_IS))["as_is"] for times in (1, 3))
+
+    def products(arm: Arm) -> int:
+        return sum(group.count for group in arm.breakdown.groups if group.name == "aten::_scaled_mm")  # type: ignore[union-attr]
+
+    assert products(thrice) == 3 * products(once) == thrice.fp8_gemms
+    assert thrice.step_ms == pytest.approx(sum(thrice.breakdown.families_ms.values()) + thrice.breakdown.idle_ms)  # type: ignore[union-attr]
+
+
+def test_through_inspect_model() -> None:
+    of = job()
+    report = inspect_model(of.model, of.batch, device="cpu", budget_s=1e-3)
+    assert explained(report.facts.trial) == {"as_is"}
+    assert "large" in modules(by_name(report.facts.trial)["as_is"].breakdown)  # type: ignore[arg-type]
+
+
+# Which arms
+
+
+def explained(of: Trial) -> set[str]:
+    return {arm.name for arm in of.arms if recorded(arm.breakdown) and arm.breakdown is not None}
+
+
+def test_what_is_not_compared_is_not_profiled() -> None:
+    other = ArmPlan("other", as_it_is, ("other",), fp8=True, base="as_is")
+    of = trial(job(), AS_IS, BF16, other)
+    assert explained(of) == {"as_is", "bf16"}
+    assert by_name(of)["other"].breakdown is None
+
+
+def test_a_refused_baseline_gives_its_place_to_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "full_ms", lambda plan, samples, arm: [1.0 if arm.name == "bf16_compiled" else 2.0] * 6)
+    of = trial(job(), AS_IS, BF16, replace(BF16, name="bf16_compiled", compiled=True))
+    assert by_name(of)["bf16_compiled"].reason == "nothing in it was compiled"
+    assert explained(of) == {"as_is", "bf16"}
+
+
+def test_a_model_without_fp8_explains_its_best_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "full_ms", lambda plan, samples, arm: [1.0 if arm.name == "float8_rowwise" else 2.0] * 6)
+    plain = ArmPlan("as_is", eager_bf16, fp8=False)
+    of = trial(job(), plain, *(ArmPlan(f"float8_{recipe}", as_it_is, fp8=True) for recipe in ("tensorwise", "rowwise")))
+    assert explained(of) == {"as_is", "float8_rowwise"}
+
+
+def test_what_an_exploration_makes_the_prescription_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fp8doctor.trial.combining.full_ms", lambda plan, samples, arm: [1.0 if arm.name == "better" else 2.0] * 6)
+    better = ArmPlan("better", as_it_is, ("better",), fp8=True, base="as_is", explored=True)
+    of = trial(job(), AS_IS, BF16, better)
+    assert by_name(of)["prescribed"].treatments == ("better",)
+    assert explained(of) == {"as_is", "bf16", "prescribed"}
+
+
+# What fails
+
+
+def fails(*arguments: Any, **options: Any) -> Any:
+    raise RuntimeError("planted")
+
+
+FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "the profiler": lambda patch: patch.setattr(torch.profiler.profile, "start", fails),
+    "the export": lambda patch: patch.setattr(torch.profiler.profile, "export_chrome_trace", fails),
+    "reading": lambda patch: patch.setattr(trace, "read_trace", fails),
+    "the analysis": lambda patch: patch.setattr(trace, "step_of", fails),
+    "whoever keeps the trace": lambda patch: None,
+}
+
+
+@pytest.mark.parametrize("what", FAILURES)
+def test_a_failure_costs_the_breakdown_and_nothing_else(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    FAILURES[what](monkeypatch)
+    of = trial(job(), AS_IS, BF16, keep_trace=fails if what == "whoever keeps the trace" else None)
+    arms = by_name(of)
+    assert of.gaps["trial.arms.breakdown"] == "profiling a step fails with RuntimeError: planted"
+    assert [arm.breakdown for arm in of.arms if recorded(arm.breakdown)] == []
+    assert {name: (arm.tried, arm.fp8_gemms, arm.graphs_run) for name, arm in arms.items()} == {"as_is": (True, 9, 0), "bf16": (True, 0, 0)}
+    assert of.harm == ()
+
+
+def test_the_users_profiler_goes_on() -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as users:
+        torch.ones(3).cumsum(0)
+        of = trial(job(), AS_IS, BF16, COMPILED)
+        torch.ones(3).cumprod(0)
+    raw: Any = users.profiler
+    assert {"aten::cumsum", "aten::cumprod"} <= {event.name() for event in raw.kineto_results.events()}
+    assert of.gaps["trial.arms.breakdown"] == ANOTHER_PROFILER
+    assert {name: (arm.tried, arm.fp8_gemms) for name, arm in by_name(of).items()} == {"as_is": (True, 9), "bf16": (True, 0), "prescribed": (True, 9)}
+    assert by_name(of)["prescribed"].graphs_run == 2
+
+
+def test_a_process_that_died_of_a_profile_is_followed_by_one_without() -> None:
+    of = trial(job(), AS_IS, skip={"breakdown": "the process was killed by SIGSEGV"})
+    assert of.gaps["trial.arms.breakdown"] == "the process was killed by SIGSEGV"
+    assert by_name(of)["as_is"].tried
+
+
+# Annotations
+
+
+class Stumbling(nn.Module):
+    """Its second module raises, and the model goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(8, 8), nn.Linear(9, 9), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        try:
+            x = self.second(x)
+        except RuntimeError:
+            x = self.third(x)
+        return x
+
+
+def test_a_call_that_raises_is_closed_and_no_hook_stays(small: Path) -> None:
+    model = Stumbling()
+    with annotated(model), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        model(torch.ones(4, 8)).sum().backward()
+    assert not any(module._forward_hooks or module._forward_pre_hooks or module._forward_hooks_always_called for module in model.modules())
+    file = small / "trace.json"
+    profile.export_chrome_trace(str(file))
+    events = [event for event in json.loads(file.read_text())["traceEvents"] if event["name"].startswith(MODULE)]
+    told = {module.name: module.families_ms for module in step_of(read_trace(file)).modules}
+    file.unlink()
+    spans = {event["name"].rpartition(" ")[2]: (event["ts"], event["ts"] + event["dur"]) for event in events}
+    assert spans.keys() == {"", "first", "second", "third"}
+    assert spans["second"][1] <= spans["third"][0]
+    assert {"first", "third"} <= told.keys()
+
+
+def test_a_trace_that_is_kept_holds_the_annotations_of_the_deepest_cut(tmp_path: Path) -> None:
+    def keep(arm: str, file: Path) -> None:
+        (tmp_path / f"{arm}.json").write_bytes(file.read_bytes())
+
+    trial(job(blocks=26), AS_IS, COMPILED, keep_trace=keep)
+    kept = {path.stem: json.loads(path.read_text())["traceEvents"] for path in tmp_path.glob("*.json")}
+    names = {arm: {event["name"].rpartition(" ")[2] for event in events if event["name"].startswith(MODULE)} for arm, events in kept.items()}
+    assert kept.keys() == {"as_is", "prescribed"}
+    assert {"blocks.1.linear", "router"} <= names["as_is"]
+    assert names["prescribed"] == set()
+
+
+# From the cuts to full depth
+
+PLAN = Plan((Stack("blocks", 26, 0, 1),), (Cut({"blocks": 4}), Cut({"blocks": 12})))
+
+
+def at(busy_ms: float, kernels: int = 10, unclassified_ms: float = 0.0, groups: tuple[KernelGroup, ...] = (), **families_ms: float) -> ProfiledStep:
+    return ProfiledStep(
+        families_ms=families_ms, busy_ms=busy_ms, window_ms=2 * busy_ms, host_wait_pct=None, kernels=kernels, unclassified_ms=unclassified_ms,
+        groups=groups, modules=(),
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_every_family_is_on_the_line_of_the_step() -> None:
+    shallow, deepest = at(10.0, 100, 1.0, cast=4.0, gemm_fp8=5.0, unknown=1.0), at(26.0, 260, 1.0, cast=12.0, gemm_fp8=13.0, unknown=1.0)
+    told = breakdown(PLAN, [shallow, deepest], 60.0, 1.0)
+    assert told.families_ms == pytest.approx({"cast": 26.0, "gemm_fp8": 27.0, "unknown": 1.0})
+    assert (told.busy_ms, told.idle_ms, told.scale, told.kernels, told.reliable) == (54.0, 6.0, 1.0, 540, True)
+    assert told.unclassified_pct == pytest.approx(100 / 54)
+
+
+@pytest.mark.parametrize(("step_ms", "reliable"), [(50.0, True), (47.5, True), (46.0, False)])
+def test_more_busy_than_the_step_is_scaled_until_it_says_nothing(step_ms: float, reliable: bool) -> None:
+    told = breakdown(PLAN, [at(10.0, cast=10.0), at(26.0, cast=26.0)], step_ms, 1.0)
+    assert told.families_ms == pytest.approx({"cast": step_ms})
+    assert (told.busy_ms, told.idle_ms, told.scale) == pytest.approx((54.0, 0.0, 54.0 / step_ms))
+    assert told.reliable is reliable
+
+
+@pytest.mark.parametrize(("shrinking_ms", "reliable"), [(1.0, True), (4.0, False)])
+def test_a_family_that_would_be_negative_is_none(shrinking_ms: float, reliable: bool) -> None:
+    told = breakdown(PLAN, [at(10.0 + shrinking_ms, cast=10.0, copy=shrinking_ms), at(26.0, cast=26.0)], 60.0, 1.0)
+    assert told.families_ms.keys() == {"cast"}
+    assert told.families_ms["cast"] == pytest.approx(told.busy_ms)
+    assert told.reliable is reliable
+
+
+def test_an_arm_with_more_tokens_is_told_for_those_of_the_step_as_it_is() -> None:
+    told = breakdown(Plan((), (Cut({}),)), [at(100.0, 30, cast=100.0)], 60.0, 2.0)
+    assert (told.families_ms, told.busy_ms, told.idle_ms, told.kernels) == ({"cast": 50.0}, 50.0, 10.0, 30)
+
+
+def test_unknown_kernels_are_kept_however_short() -> None:
+    groups = tuple(KernelGroup(name=str(number), family="unknown" if number in (3, 90) else "cast") for number in range(100))
+    told = breakdown(Plan((), (Cut({}),)), [at(1.0, groups=groups, cast=1.0)], 2.0, 1.0)
+    assert [group.name for group in told.groups] == [*map(str, range(30)), "90"]
+
+
+def test_a_step_that_the_line_puts_below_zero_has_no_reliable_parts() -> None:
+    told = breakdown(PLAN, [at(10.0, cast=10.0), at(26.0, cast=26.0)], -1.0, 1.0)
+    assert told.reliable is False
+    assert sum(told.families_ms.values()) + told.idle_ms == pytest.approx(-1.0)
+
+
+@given(st.lists(st.tuples(*[st.floats(0, 1e3)] * 3), min_size=2, max_size=2), st.floats(1e-3, 1e5))
+def test_parts_always_add_up(cuts: list[tuple[float, ...]], step_ms: float) -> None:
+    told = breakdown(PLAN, [at(sum(parts), cast=parts[0], copy=parts[1], norm=parts[2]) for parts in cuts], step_ms, 1.0)
+    assert sum(told.families_ms.values()) + told.idle_ms == pytest.approx(step_ms)
+    assert told.idle_ms >= -1e-9
+    assert all(part >= 0 for part in told.families_ms.values())
