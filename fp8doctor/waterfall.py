@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fp8doctor.facts import Arm, Breakdown, recorded
+from fp8doctor.facts import Arm, Breakdown, Facts, recorded
+from fp8doctor.finding import NotApplicable
 
 PARTS = {
     "GEMMs": ("gemm_fp8", "gemm_16bit", "gemm_fp32"),
@@ -110,3 +111,12 @@ def waits_for_the_host(arm: Arm) -> bool:
     if found is None or not arm.step_ms or not recorded(found.host_wait_pct) or found.host_wait_pct is None:
         return False
     return 100 * found.idle_ms / arm.step_ms > HOST_BOUND_PCT and found.host_wait_pct >= HOST_WAIT_PCT
+
+
+def profiled_on_gpu(facts: Facts) -> tuple[Arm, Breakdown, float] | NotApplicable:
+    """The step as it is on a GPU, its breakdown and its ms; the answer of a check that looks at it where there is none."""
+    now = next((each for each in facts.trial.arms if each.name == "as_is" and each.tried), None)
+    if facts.trial.device == "cpu" or now is None or not now.step_ms:
+        return NotApplicable(reason="the step as it is was not timed on a GPU")
+    found = breakdown_of(now)
+    return (now, found, now.step_ms) if found else NotApplicable(reason=f"the step as it is {why_unknown(now)}")

@@ -25,10 +25,10 @@ from __future__ import annotations
 
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, ModuleTime, Network, Training, Trial
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import EVEN, arm
+from fp8doctor.measured import EVEN
 from fp8doctor.overview import in_python, percent
 from fp8doctor.registry import check
-from fp8doctor.waterfall import SHOWN_MS, breakdown_of, why_unknown
+from fp8doctor.waterfall import SHOWN_MS, profiled_on_gpu
 
 SMALL_PCT = 100 * EVEN
 """Share of the step, in per cent, below which fp32 GEMMs are left alone: what this tool calls even."""
@@ -42,14 +42,12 @@ NAMED = 3
     explained_by=("LORA002", "MEM003"),
 )  # fmt: skip
 def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
-    now = arm(facts.trial, "as_is")
-    if facts.trial.device == "cpu" or now is None or not now.step_ms:
-        return NotApplicable(reason="the step as it is was not timed on a GPU")
-    found = breakdown_of(now)
-    if found is None:
-        return NotApplicable(reason=f"the step as it is {why_unknown(now)}")
+    profiled = profiled_on_gpu(facts)
+    if isinstance(profiled, NotApplicable):
+        return profiled
+    _, found, step_ms = profiled
     fp32 = found.families_ms.get("gemm_fp32", 0.0)
-    share = 100 * fp32 / now.step_ms
+    share = 100 * fp32 / step_ms
     if share < SMALL_PCT:
         return None
     most = sorted((each for each in found.modules if each.families_ms.get("gemm_fp32", 0.0) >= SHOWN_MS), key=lambda each: -each.families_ms["gemm_fp32"])
@@ -61,7 +59,7 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"GEMMs in fp32 take {fp32:.1f} ms, {percent(share)} of the step",
         explanation=f"In BF16 the same products take a fraction of it. {where}",
-        evidence={"gemm_fp32_ms": fp32, "share_pct": share, "step_ms": now.step_ms, "modules": tuple(names[:NAMED]), "fp32_linears": len(weights)},
+        evidence={"gemm_fp32_ms": fp32, "share_pct": share, "step_ms": step_ms, "modules": tuple(names[:NAMED]), "fp32_linears": len(weights)},
         treatment=treatment(facts),
     )
 

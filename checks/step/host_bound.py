@@ -26,11 +26,11 @@ from __future__ import annotations
 
 from fp8doctor.facts import Arm, Blocks, Breakdown, Facts, Linear, Network, Training, Trial, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import arm, best_bf16, timed, uses_fp8
+from fp8doctor.measured import best_bf16, timed, uses_fp8
 from fp8doctor.overview import percent
 from fp8doctor.regions import compile_treatment, needs_compile
 from fp8doctor.registry import check
-from fp8doctor.waterfall import breakdown_of, waits_for_the_host, why_unknown
+from fp8doctor.waterfall import breakdown_of, profiled_on_gpu, waits_for_the_host
 
 
 @check(
@@ -38,21 +38,19 @@ from fp8doctor.waterfall import breakdown_of, waits_for_the_host, why_unknown
     explained_by=("ENV006", "CMP001", "CMP002", "CMP003", "CMP005", "SHP003"),
 )  # fmt: skip
 def host_bound(facts: Facts) -> Finding | NotApplicable | None:
-    now = arm(facts.trial, "as_is")
-    if facts.trial.device == "cpu" or now is None or not now.step_ms:
-        return NotApplicable(reason="the step as it is was not timed on a GPU")
-    found = breakdown_of(now)
-    if found is None:
-        return NotApplicable(reason=f"the step as it is {why_unknown(now)}")
+    profiled = profiled_on_gpu(facts)
+    if isinstance(profiled, NotApplicable):
+        return profiled
+    now, found, step_ms = profiled
     if not waits_for_the_host(now):
         return None
     bf16, verdict = best_bf16(facts), timed(facts)
     beside = breakdown_of(bf16) if bf16 and bf16 is not now else None
     compared = f" In the best BF16 step it is idle for {beside.idle_ms:.1f} ms." if beside else ""
-    idle = 100 * found.idle_ms / now.step_ms
+    idle = 100 * found.idle_ms / step_ms
     return Finding(
         title=f"The GPU is idle for {percent(idle)} of the step, waiting for the host",
-        explanation=f"It has nothing to do for {found.idle_ms:.1f} of {now.step_ms:.1f} ms, and {percent(found.host_wait_pct or 0.0)} of its gaps end with a "
+        explanation=f"It has nothing to do for {found.idle_ms:.1f} of {step_ms:.1f} ms, and {percent(found.host_wait_pct or 0.0)} of its gaps end with a "
         f"kernel that was launched too late. There are {found.kernels:,} kernels a step, of {1e3 * found.busy_ms / max(found.kernels, 1):.0f} µs.{compared}",
         evidence={
             "idle_ms": found.idle_ms,
@@ -60,7 +58,7 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
             "host_wait_pct": found.host_wait_pct,
             "kernels": found.kernels,
             "busy_ms": found.busy_ms,
-            "step_ms": now.step_ms,
+            "step_ms": step_ms,
             "bf16_idle_ms": beside.idle_ms if beside else None,
         },
         severity="info" if not uses_fp8(facts) or (verdict and verdict.status == "fp8_faster") else None,

@@ -26,10 +26,10 @@ from __future__ import annotations
 from fp8doctor.cures import describe
 from fp8doctor.facts import Arm, Breakdown, Facts, KernelGroup, Linear, Network, Training, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.measured import arm, uses_fp8
+from fp8doctor.measured import uses_fp8
 from fp8doctor.overview import percent
 from fp8doctor.registry import check
-from fp8doctor.waterfall import breakdown_of, why_unknown
+from fp8doctor.waterfall import profiled_on_gpu
 
 SHARE_PCT = 5.0
 """Share of the step, in per cent, from which it is worth a word. A choice: above what this tool calls even (3 %), because fusing
@@ -47,14 +47,12 @@ FUSED_ARM = "fused-optimizer"
     needs=("network.linears", "training.optimizer", "trial.arms.breakdown"), explained_by=("ENV006",),
 )  # fmt: skip
 def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
-    now = arm(facts.trial, "as_is")
-    if facts.trial.device == "cpu" or now is None or not now.step_ms:
-        return NotApplicable(reason="the step as it is was not timed on a GPU")
-    found = breakdown_of(now)
-    if found is None:
-        return NotApplicable(reason=f"the step as it is {why_unknown(now)}")
+    profiled = profiled_on_gpu(facts)
+    if isinstance(profiled, NotApplicable):
+        return profiled
+    _, found, step_ms = profiled
     spent = found.families_ms.get("optimizer", 0.0)
-    share = 100 * spent / now.step_ms
+    share = 100 * spent / step_ms
     if share < SHARE_PCT or not could_be_fused(facts, found):
         return None
     groups = [group for group in found.groups if group.family == "optimizer"]
@@ -67,7 +65,7 @@ def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
             "optimizer": facts.training.optimizer,
             "optimizer_ms": spent,
             "share_pct": share,
-            "step_ms": now.step_ms,
+            "step_ms": step_ms,
             "kernels": tuple(group.name for group in groups),
             "kernel_counts": tuple(group.count for group in groups),
         },
