@@ -1,7 +1,8 @@
 """The most that FP8 can give: the best BF16 step with its GEMMs at the speed of FP8 and every cast for free.
 
 No change of the casts can beat it, so it says when there is little to look for. It rests on FP8 GEMMs that were timed, in a
-step or alone; where there are none, on the datasheet, and is called modelled then.
+step or alone, where these are all that FP8 could take, with one scale for a whole tensor, which gives the fastest GEMMs.
+Another recipe, or a layer left out, would bound only the job as it is: then it rests on the datasheet, and is called modelled.
 """
 
 from __future__ import annotations
@@ -10,9 +11,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fp8doctor.cost import modelled_gpu, step_gemms_ms, step_tokens
-from fp8doctor.facts import Arm, Breakdown, Facts, recorded
+from fp8doctor.facts import Arm, Breakdown, Facts, Linear, recorded
 from fp8doctor.finding import Basis
 from fp8doctor.waterfall import breakdown_of, part_ms
+
+PER_TENSOR = ("tensorwise", "delayed", "current")
+"""Recipes with one scale for a whole tensor and all three GEMMs in FP8: torchao's, and Transformer Engine's."""
+
+MULTIPLE = 16
+"""What K and N have to be multiples of. Source: torch ``_check_scaled_mm_sizes``."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +47,58 @@ def bound(facts: Facts, bf16: Arm, fp8: Iterable[Arm]) -> Ceiling | None:
     """The bound for a job whose best BF16 is ``bf16``; ``fp8`` are arms that do the same work in FP8.
 
     Of what was measured the least time counts, because it is a bound. None when the BF16 step was not profiled, or nothing
-    is known about the FP8 GEMMs.
+    is known about the FP8 GEMMs of the whole model. A step that was profiled is never denied, whatever its recipe.
     """
     step = breakdown_of(bf16)
     if step is None or not bf16.step_ms:
         return None
     gemms = part_ms(step, "GEMMs")
-    measured = [("measured", *each) for each in (_in_a_step(fp8), _alone(facts, gemms)) if each]
-    modelled = [("modelled", *each) for each in (_by_datasheet(facts, gemms),) if each]
-    known = min(measured, key=lambda each: each[2], default=None) or next(iter(modelled), None)
+    arms = list(fp8)
+    measured = [each for each in (_in_a_step(_whole(facts, arms)), _alone(facts, gemms)) if each]
+    known = min(measured, key=lambda each: each[1], default=None) or _by_datasheet(facts, gemms)
     if known is None:
         return None
-    basis: Basis = "measured" if known[0] == "measured" else "modelled"
-    fastest = min(known[2], gemms)
-    return Ceiling(bf16.step_ms / (bf16.step_ms - gemms + fastest), basis, known[1], gemms, fastest, bf16.step_ms)
+    basis: Basis = "measured" if measured else "modelled"
+    reached = _in_a_step(arms)
+    fastest = min(known[1], gemms, *([reached[1]] if reached else ()))
+    return Ceiling(bf16.step_ms / (bf16.step_ms - gemms + fastest), basis, known[0], gemms, fastest, bf16.step_ms)
+
+
+def _whole(facts: Facts, arms: Iterable[Arm]) -> list[Arm]:
+    """The arms in which every layer that FP8 could take is in FP8, with one scale for a whole tensor."""
+    if _left_out(facts):
+        return []
+    return [each for each in arms if _is_whole(each, _per_tensor(facts))]
+
+
+def _per_tensor(facts: Facts) -> bool:
+    """Whether every FP8 layer, as it is, has one scale for a whole tensor."""
+    return all(linear.recipe in PER_TENSOR for linear in facts.network.linears if linear.use == "training")
+
+
+def _is_whole(arm: Arm, as_is: bool) -> bool:
+    """``as_is`` is what holds for the layers as they are, where the arm changes neither their recipe nor which are in FP8."""
+    changes = arm.treatments if recorded(arm.treatments) else ()
+    recipes = [each for each in changes if each.startswith(("recipe-", "convert-"))]
+    if "keep-in-bf16" in changes:
+        return False
+    return all(each.endswith("-tensorwise") for each in recipes) if recipes else as_is
+
+
+def _left_out(facts: Facts) -> bool:
+    """Whether a layer is not in FP8, nor converted by the trial, that FP8 could take; heads, routers and adapters are left out by good custom."""
+    none = not any(linear.use == "training" for linear in facts.network.linears)
+    return any(_fits(linear) and not (none and _is_tried(linear)) for linear in facts.network.linears)
+
+
+def _fits(linear: Linear) -> bool:
+    plain = linear.use == "none" and linear.stack == "torch" and linear.role in ("body", "experts") and linear.adapter != "adapter"
+    return plain and linear.in_features % MULTIPLE == 0 and linear.out_features % MULTIPLE == 0
+
+
+def _is_tried(linear: Linear) -> bool:
+    """Whether the trial's own conversion of a model without FP8 takes this layer."""
+    return linear.role == "body" and not linear.kind.endswith(".Conv1D") and not linear.features.get("functional")
 
 
 def _in_a_step(arms: Iterable[Arm]) -> tuple[str, float] | None:
@@ -73,7 +118,7 @@ def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
     """The step's GEMMs, sped up as those of the Linears are that were timed alone."""
     shapes = facts.trial.shapes if recorded(facts.trial) and recorded(facts.trial.shapes) else ()
     bf16 = sum(len(each.layers) * each.bf16_ms for each in shapes)
-    if not bf16 or all(each.fp8_ms is None for each in shapes):
+    if not bf16 or all(each.fp8_ms is None for each in shapes) or _left_out(facts) or not _per_tensor(facts):
         return None
     best = sum(len(each.layers) * min(each.bf16_ms, each.fp8_ms if each.fp8_ms is not None else each.bf16_ms) for each in shapes)
     return "the GEMMs of every shape timed alone", gemms_ms * best / bf16

@@ -259,13 +259,13 @@ def measured(facts: Facts, findings: Sequence[Finding], outcomes: Sequence[Outco
 def _saved_alone(facts: Facts, finding: Finding) -> Interval | None:
     """What the treatment of a finding saved where an arm carried it out alone on top of its base; None where none did.
 
-    A finding of a measured check brings its own.
+    A finding of a measured check brings its own. BF16 is held to the best that FP8 reaches: what else is saved is the other treatments' gain.
     """
     if finding.treatment is None or (finding.saving_ms is not None and finding.saving_ms.basis == "measured"):
         return None
     if finding.treatment.name == "stay-in-bf16":
-        as_is, bf16 = arm(facts.trial, "as_is"), best_bf16(facts)
-        return saved_ms(as_is, bf16) if as_is and bf16 else None
+        fp8, bf16 = best_fp8(facts) if uses_fp8(facts) else None, best_bf16(facts)
+        return saved_ms(fp8, bf16) if fp8 and bf16 else None
     for alone in facts.trial.arms:
         base = base_of(facts.trial, alone) if alone.tried and alone.treatments == (finding.treatment.name,) else None
         if base is not None:

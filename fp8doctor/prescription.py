@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fp8doctor.cures import keep_in_bf16
+from fp8doctor.cures import STAY_IN_BF16, keep_in_bf16
 from fp8doctor.facts import Facts
 from fp8doctor.finding import SEVERITIES, Finding, Saving, Treatment
 from fp8doctor.record import Record
@@ -53,6 +53,7 @@ class Prescription(tuple[Step, ...]):
 def prescribe(findings: Iterable[Finding], explained_by: Mapping[str, tuple[str, ...]], facts: Facts | None = None) -> Prescription:
     """Rank the treatments of ``findings``: what makes FP8 impossible first, then by ms saved, then by severity.
 
+    To give FP8 up comes last: it is measured against FP8 with all other steps.
     ``explained_by`` maps a code to the codes that cause it; a symptom whose cause was found too, as more than
     information, is dropped, and so is information that saves nothing. Findings that name the same treatment become one step.
     """
@@ -69,10 +70,11 @@ def prescribe(findings: Iterable[Finding], explained_by: Mapping[str, tuple[str,
     return Prescription((_step(sorted(group, key=_rank), facts) for group in ranked), facts)
 
 
-def _rank(finding: Finding) -> tuple[bool, float, int, str]:
+def _rank(finding: Finding) -> tuple[bool, bool, float, int, str]:
+    gives_up = finding.treatment is not None and finding.treatment.name == STAY_IN_BF16.name
     blocks_fp8 = finding.severity == "error"
     saved = finding.saving_ms.middle if finding.saving_ms else 0.0
-    return not blocks_fp8, -saved, -SEVERITIES.index(finding.severity or "info"), finding.code
+    return gives_up, not blocks_fp8, -saved, -SEVERITIES.index(finding.severity or "info"), finding.code
 
 
 def _step(group: list[Finding], facts: Facts | None) -> Step:

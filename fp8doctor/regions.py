@@ -45,13 +45,14 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     return Treatment(name="compile-blocks", summary="compile block by block, after the conversion to FP8", code="\n".join(lines))
 
 
-def compile_loop(blocks: Blocks, network: Network) -> str:
-    """The lines that compile every block of a list."""
+def compile_loop(blocks: Blocks, network: Network, mode: str | None = None) -> str:
+    """The lines that compile every block of a list, in the compiler's own mode where none is given."""
+    chosen = f'mode="{mode}"' if mode else ""
     container = in_python(blocks.name, network)
     if not has_forward_of_torch(blocks):
-        return f"for block in {blocks_in_python(blocks, network)}:\n    block.compile()"
+        return f"for block in {blocks_in_python(blocks, network)}:\n    block.compile({chosen})"
     pairs = f"i, block in enumerate({container})" if blocks.container == "list" else f"i, block in {container}.items()"
-    return f"for {pairs}:\n    {container}[i] = torch.compile(block)"
+    return f"for {pairs}:\n    {container}[i] = torch.compile(block{chosen and f', {chosen}'})"
 
 
 def compile_line(linear: Linear, network: Network) -> str:

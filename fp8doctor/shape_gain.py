@@ -23,9 +23,20 @@ from fp8doctor.overview import flops_share_pct
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "current")
 """Recipes whose GEMMs and casts are known here: torchao's, and Transformer Engine's that scale whole tensors."""
 
+ROWWISE = ("rowwise", "rowwise_with_gw_hp")
+"""Those of them that scale rows and columns."""
+
 ALONE_BYTES, FUSED_BYTES, WEIGHT_BYTES = 6.0, 4.0, 8.0
 """Bytes per element that tensorwise casts of an activation move by themselves, and fused with what makes it; and those of a
 weight, which the optimizer makes. Source: torchao 0.18 ``roofline_utils``; the other recipes move more, the same read less."""
+
+ALONE_FROZEN_BYTES, FUSED_FROZEN_BYTES = 5.0, 3.0
+"""The same of an activation of a frozen layer, written in one layout. Source: torchao 0.18 ``roofline_utils``, less one write."""
+
+FROZEN_CAST_SHARE = {"tensorwise": 5.0 / 9.0, "rowwise": 6.4 / 25.0, "rowwise_with_gw_hp": 1.0, "delayed": 3.0 / 4.7, "current": 5.0 / 6.8}
+"""What is left of the cast bytes of an activation in a frozen layer: without a weight gradient, input and gradient are written
+once, as they lie. Of the effective bytes of `fp8doctor.cost.casts`: two reads of 2 bytes and a write of 1, one read less with
+delayed scales; rowwise what ``rowwise_with_gw_hp`` takes, which casts them once whether the weight is trained or not."""
 
 REPEATS_WITHIN = 0.03
 """Share by which two kernels timed in turn may differ by chance; a step timed against its own replica repeats within 0.02."""
@@ -38,7 +49,10 @@ WORTH_PCT = 2.0
 within that a step measured against itself repeats."""
 
 MANY_TOKENS = 65_536
-"""The most tokens of a micro-batch that are thought of: where the batch is made up, a layer has to lose even at these."""
+"""The most tokens of a micro-batch that are thought of: a layer is too small or too narrow where it loses even at these."""
+
+PAYS_FROM = 1.03
+"""Speedup from which FP8 pays; below it is called even. A convention of this tool, that of `fp8doctor.measured.EVEN`."""
 
 APART = ("head", "router")
 """Roles of layers whose rounding goes straight into the loss or the routing."""
@@ -120,16 +134,18 @@ def gain_of(linear: Linear, facts: Facts, timed: LayerShape | None, tokens: int 
 
 def modelled_casts_ms(linear: Linear, rows: int, gpu: GpuSpec) -> float:
     """The casts of a compiled layer, or of one of Transformer Engine."""
-    k, n = linear.in_features, linear.out_features
-    if linear.recipe in TE_CAST_BYTES:
-        return memory_ms(TE_CAST_BYTES[linear.recipe] * (rows * k + k * n + rows * n), gpu)
-    return casts_ms(rows, k, n, gpu, compiled=True, recipe=linear.recipe or "tensorwise")
+    k, n, recipe = linear.in_features, linear.out_features, linear.recipe or "tensorwise"
+    cast_rows = round(rows * FROZEN_CAST_SHARE[recipe]) if linear.requires_grad is False else rows
+    if recipe in TE_CAST_BYTES:
+        return memory_ms(TE_CAST_BYTES[recipe] * (cast_rows * k + k * n + cast_rows * n), gpu)
+    return casts_ms(cast_rows, k, n, gpu, compiled=True, recipe=recipe)
 
 
 def fused_share(rows: int, linear: Linear) -> float:
     """What is left of the time of casts that were timed alone when they are fused with what makes the activations."""
     activations, weight = rows * (linear.in_features + linear.out_features), WEIGHT_BYTES * linear.in_features * linear.out_features
-    return (FUSED_BYTES * activations + weight) / (ALONE_BYTES * activations + weight)
+    fused, alone = (FUSED_FROZEN_BYTES, ALONE_FROZEN_BYTES) if linear.requires_grad is False else (FUSED_BYTES, ALONE_BYTES)
+    return (fused * activations + weight) / (alone * activations + weight)
 
 
 def losing(facts: Facts) -> dict[str, Gain]:
@@ -144,12 +160,22 @@ def losing(facts: Facts) -> dict[str, Gain]:
 
 
 def _loses_at_best(linear: Linear, facts: Facts, tokens: int | None) -> bool:
-    """Whether the model says that it loses with so many tokens, the step's own where None, and scaled by tensors."""
-    rowwise = linear.recipe in ("rowwise", "rowwise_with_gw_hp")
-    if not rowwise and tokens is None:
+    """Whether the model says beyond doubt that it loses with so many tokens, the step's own where None, and scaled by tensors."""
+    if linear.recipe not in ROWWISE and tokens is None:
         return True
-    best = gain_of(msgspec.structs.replace(linear, recipe="tensorwise") if rowwise else linear, facts, None, tokens)
-    return best is not None and best.ms < 0
+    best = _at_best(linear, facts, tokens)
+    return best is not None and best.loses
+
+
+def _at_best(linear: Linear, facts: Facts, tokens: int | None) -> Gain | None:
+    """What the model gives it with so many tokens, scaled by tensors."""
+    return gain_of(msgspec.structs.replace(linear, recipe="tensorwise") if linear.recipe in ROWWISE else linear, facts, None, tokens)
+
+
+def _has_too_few_tokens(linear: Linear, facts: Facts) -> bool:
+    """Whether the model lets it win with `MANY_TOKENS` and not with those there are."""
+    now, then = _at_best(linear, facts, None), _at_best(linear, facts, MANY_TOKENS)
+    return now is not None and then is not None and now.ms <= 0 < then.ms
 
 
 def is_given(facts: Facts) -> bool:
@@ -158,15 +184,15 @@ def is_given(facts: Facts) -> bool:
 
 
 def losing_apart(facts: Facts) -> dict[str, Gain]:
-    """Heads and routers that lose."""
-    roles = {linear.name: linear.role for linear in judged(facts)}
-    return {name: gain for name, gain in losing(facts).items() if roles[name] in APART}
+    """Heads and routers that lose, and with many tokens too: what only few tokens make lose is not narrow."""
+    apart = {linear.name: linear for linear in judged(facts) if linear.role in APART}
+    return {name: gain for name, gain in losing(facts).items() if name in apart and _loses_at_best(apart[name], facts, MANY_TOKENS)}
 
 
 def losing_body(facts: Facts) -> dict[str, Gain]:
     """Layers of the body that lose, where that is worth a filter and more tokens would not mend it; without LoRA's matrices."""
-    body = {linear.name for linear in judged(facts) if linear.role not in APART and linear.adapter != "adapter"}
-    found = {name: gain for name, gain in losing(facts).items() if name in body}
+    body = {linear.name: linear for linear in judged(facts) if linear.role not in APART and linear.adapter != "adapter"}
+    found = {name: gain for name, gain in losing(facts).items() if name in body and not _has_too_few_tokens(body[name], facts)}
     return found if found and loss_pct(found.values(), facts) >= WORTH_PCT and crossing(facts) is None else {}
 
 
@@ -203,7 +229,7 @@ def crossing(facts: Facts) -> Crossing | None:
     more = tokens
     while (more := more * 2) <= MANY_TOKENS:
         then = [gain for linear in judged(facts) if (gain := gain_of(linear, facts, None, more))]
-        if speedup(then) > 1:
+        if then and speedup(then) >= PAYS_FROM:
             return Crossing(more, speedup(now), speedup(then), all(gain.measured for gain in now), now[0].gpu)
     return None
 

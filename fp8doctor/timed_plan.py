@@ -9,21 +9,29 @@ from fp8doctor.interval import Interval
 from fp8doctor.measured import PRESCRIBED, arm, base_of, saved_ms, stays_in_bf16
 from fp8doctor.prescription import Prescription, Step
 
+CHANGES_FP8 = ("CMP", "DST", "MOD", "SHP")
+"""How the codes begin whose treatments change how FP8 runs: before they are carried out nothing tells whether to give FP8 up."""
+
 
 def as_timed(proposed: Prescription, facts: Facts) -> Prescription:
-    """The proposed steps, held to the trial; as they are without one.
+    """The proposed steps, held to the trial; as they are without one, but never to mend FP8 and to give it up.
 
     Once a prescription was timed, the steps are what it consists of, beside those that no arm carried out. Where FP8 stays
     slower than BF16 beyond doubt, the last step says so.
     """
-    if not recorded(facts.trial):
-        return proposed
-    steps, saved = _of_the_total(proposed, facts), stays_in_bf16(facts)
+    steps, saved = _of_the_total(proposed, facts) if recorded(facts.trial) else list(proposed), stays_in_bf16(facts)
+    others = [step for step in steps if step.treatment.name != STAY_IN_BF16.name]
+    gives_up = [step for step in steps if step.treatment.name == STAY_IN_BF16.name]
     if saved is not None:
-        last = _step(STAY_IN_BF16, "FP8 stays slower than BF16 with everything that was tried", saved, facts)
-        named = next((step for step in steps if step.treatment.name == STAY_IN_BF16.name), last)
-        steps = [*(step for step in steps if step is not named), named]
-    return Prescription(steps, facts)
+        gives_up = gives_up or [_step(STAY_IN_BF16, "FP8 stays slower than BF16 with everything that was tried", saved, facts)]
+    elif _prescription_was_timed(facts) or any(code.startswith(CHANGES_FP8) for step in others for code in step.mends):
+        gives_up = []
+    return Prescription(others + gives_up, facts)
+
+
+def _prescription_was_timed(facts: Facts) -> bool:
+    """Whether it was timed on a GPU; a CPU only emulates FP8."""
+    return recorded(facts.trial) and facts.trial.device != "cpu" and arm(facts.trial, PRESCRIBED) is not None
 
 
 def _of_the_total(proposed: Prescription, facts: Facts) -> list[Step]:

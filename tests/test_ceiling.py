@@ -101,6 +101,75 @@ def test_an_arm_that_does_less_work_says_nothing_about_the_gemms() -> None:
     assert found.source == "the GEMMs of the arm as_is"
 
 
+ROWWISE: dict[str | None, Facts] = {
+    recipe: msgspec.structs.replace(
+        ON_H200,
+        network=msgspec.structs.replace(
+            ON_H200.network, linears=tuple(msgspec.structs.replace(each, recipe=recipe if each.use == "training" else None) for each in ON_H200.network.linears)
+        ),
+    )
+    for recipe in ("rowwise", "rowwise_with_gw_hp", None)
+}
+HALF = msgspec.structs.replace(
+    ON_H200,
+    network=msgspec.structs.replace(
+        ON_H200.network,
+        linears=tuple(
+            msgspec.structs.replace(each, use="none", stack="torch", recipe=None) if each.name.endswith((".u", ".g")) else each
+            for each in ON_H200.network.linears
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize("facts", [*ROWWISE.values(), HALF], ids=[*map(str, ROWWISE), "layers left out"])
+def test_the_job_as_it_is_does_not_bound_the_model(facts: Facts) -> None:
+    slow = msgspec.structs.replace(shape(1.0, 0.95), recipe="rowwise" if facts is not HALF else "tensorwise")
+    found = ceiling(with_shapes(timed(facts, BF16, FP8_EAGER, replaced(FP8_COMPILED, families_ms={"gemm_fp8": 60.0})), slow))
+    modelled = ceiling(timed(ON_H200, BF16, *NOT_PROFILED))
+    assert found is not None
+    assert modelled is not None
+    assert (found.basis, found.source) == ("modelled", "the datasheet of H200")
+    assert found.speedup == pytest.approx(modelled.speedup)
+
+
+def test_what_was_measured_of_a_dearer_recipe_is_not_denied() -> None:
+    found = ceiling(timed(ROWWISE["rowwise"], BF16, FP8_EAGER, replaced(FP8_COMPILED, families_ms={"gemm_fp8": 10.0})))
+    assert found is not None
+    assert (found.basis, found.fp8_gemms_ms) == ("modelled", 10.0)
+
+
+@pytest.mark.parametrize(("recipe", "treatment", "basis"), [("rowwise", "recipe-tensorwise", "measured"), ("tensorwise", "recipe-rowwise", "modelled"),
+                                                            ("tensorwise", "keep-in-bf16", "modelled")])  # fmt: skip
+def test_a_prescription_that_changes_the_recipe_or_the_layers(recipe: str, treatment: str, basis: str) -> None:
+    facts = ON_H200 if recipe == "tensorwise" else ROWWISE[recipe]
+    changed = msgspec.structs.replace(FP8_COMPILED, treatments=("compile-blocks", treatment))
+    found = ceiling(timed(facts, BF16, unprofiled("as_is", 366.1), changed))
+    assert found is not None
+    assert found.basis == basis
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current"])
+def test_transformer_engines_recipes_for_whole_tensors_bound_it(recipe: str) -> None:
+    linears = tuple(
+        msgspec.structs.replace(each, stack="transformer_engine", recipe=recipe) if each.use == "training" else each for each in ON_H200.network.linears
+    )
+    facts = msgspec.structs.replace(ON_H200, network=msgspec.structs.replace(ON_H200.network, linears=linears))
+    found = ceiling(timed(facts, BF16, FP8_EAGER))
+    assert found is not None
+    assert found.basis == "measured"
+
+
+@pytest.mark.parametrize(("recipe", "basis"), [("tensorwise", "measured"), ("rowwise", "modelled")])
+def test_the_conversion_of_a_model_without_fp8(recipe: str, basis: str) -> None:
+    plain = tuple(msgspec.structs.replace(each, stack="torch", use="none", recipe=None) for each in ON_H200.network.linears)
+    facts = msgspec.structs.replace(ON_H200, network=msgspec.structs.replace(ON_H200.network, linears=plain))
+    arms = (msgspec.structs.replace(BF16, name="as_is"), msgspec.structs.replace(FP8_COMPILED, name=f"float8_{recipe}", treatments=(f"convert-{recipe}",)))
+    found = ceiling(timed(facts, *arms))
+    assert found is not None
+    assert found.basis == basis
+
+
 UNKNOWN: dict[str, tuple[Arm, ...]] = {
     "BF16 was not profiled": (unprofiled("bf16_compiled", 92.7), FP8_EAGER),
     "its breakdown is unreliable": (replaced(BF16, reliable=False), FP8_EAGER),

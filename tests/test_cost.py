@@ -11,6 +11,7 @@ from fp8doctor.cost import (
     GPUS,
     amdahl,
     casts_ms,
+    eager_balance,
     eager_cast_saving,
     gemm,
     gemm_ms,
@@ -175,6 +176,11 @@ def test_accumulation_multiplies_the_casts() -> None:
     assert one
     assert four
     assert four.middle == pytest.approx(4 * one.middle)
+    single, fourfold = (eager_balance(Facts(workload=Workload(tokens=16384, accumulate=n)), linears) for n in (1, 4))
+    assert single
+    assert fourfold
+    for part in ("casts_ms", "host_ms", "gemms_saved_ms"):
+        assert getattr(fourfold, part) == pytest.approx(4 * getattr(single, part))
 
 
 def test_without_tokens_or_fp8_tensor_cores_no_saving_is_claimed() -> None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from fp8doctor import load_report
 from fp8doctor.diagnose import diagnose
 from fp8doctor.facts import Arm, ArmCut, Facts, Gpu, Trial
 from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.measured import NO_FP8_GEMM, NO_TIME_LEFT, best_bf16, measured, ratio
+from fp8doctor.prescription import prescribe
 from fp8doctor.render.text import render
+from fp8doctor.timed_plan import as_timed
 from tests.facts_of import DECODER_468M
+
+RECORDED = Path(__file__).parent / "patients" / "recorded"
 
 GPU = Gpu(name="NVIDIA H200", vendor="nvidia", compute_capability="9.0", architecture=None, visible=True)
 
@@ -301,11 +307,48 @@ def test_fp8_that_never_ran_is_told_what_it_would_give() -> None:
     assert "Once it runs: 88.3 ms, 1.05x of BF16." in diagnose(Of(arms, bases={"te-autocast": "as_is"}).facts()).verdict.summary
 
 
-def test_staying_in_bf16_is_weighed_by_the_best_bf16() -> None:
-    finding = Finding(title="t", explanation="e", code="STP003", treatment=Treatment(name="stay-in-bf16", summary="s", code="c"))
-    saving = measured(Of(SLOW).facts(), (finding,), ())[0][0].saving_ms
+LOSING = Finding(
+    title="t", explanation="e", code="SHP002", severity="warning", treatment=Treatment(name="stay-in-bf16", summary="s", code="c"),
+    saving_ms=Saving(low=9.0, high=9.0, basis="modelled", gpu="H200"),
+)  # fmt: skip
+EAGER = Finding(title="t", explanation="e", code="CMP001", severity="warning", treatment=Treatment(name="compile-blocks", summary="s", code="c"))
+EVEN_FP8 = Of({**SLOW, "prescribed": around(92.7)}, bases={"prescribed": "as_is"})
+
+
+@pytest.mark.parametrize(("prescribed", "saved"), [(100.0, 7.3), (88.3, -4.4)])
+def test_staying_in_bf16_is_weighed_by_the_best_of_both(prescribed: float, saved: float) -> None:
+    saving = measured(Of({**SLOW, "prescribed": around(prescribed)}).facts(), (LOSING,), ())[0][0].saving_ms
     assert saving is not None
-    assert round(saving.middle, 1) == round(366.1 - 92.7, 1)
+    assert round(saving.middle, 1) == saved
+
+
+def test_staying_in_bf16_saves_nothing_of_a_model_without_fp8() -> None:
+    arms: dict[str, tuple[float, ...] | str] = {"as_is": around(103.6), "bf16_compiled": around(92.7), "float8_tensorwise": around(99.0)}
+    assert measured(Of(arms).facts(without_fp8()), (LOSING,), ())[0] == (LOSING,)
+
+
+@pytest.mark.parametrize(
+    ("facts", "findings", "names"),
+    [
+        (DECODER_468M, (LOSING, EAGER), ["compile-blocks"]),
+        (DECODER_468M, (LOSING,), ["stay-in-bf16"]),
+        (DECODER_468M, (LOSING, msgspec.structs.replace(EAGER, code="MEM001")), ["compile-blocks", "stay-in-bf16"]),
+        (EVEN_FP8.facts(), (LOSING, EAGER), ["compile-blocks"]),
+        (Of({**SLOW, "prescribed": around(100.0)}).facts(), (LOSING, EAGER), ["compile-blocks", "stay-in-bf16"]),
+    ],
+    ids=["no trial", "nothing else", "nothing else of FP8's own", "even once prescribed", "slower even as prescribed"],
+)
+def test_fp8_is_never_mended_and_given_up_in_one_plan_unless_that_was_measured(facts: Facts, findings: tuple[Finding, ...], names: list[str]) -> None:
+    assert [step.treatment.name for step in as_timed(prescribe(findings, {}, facts), facts)] == names
+
+
+@pytest.mark.parametrize("patient", ["accelerate_eager", "nf4_base", "setting_without_effect"])
+def test_recordings_whose_layers_all_lose_are_not_told_to_mend_fp8_and_to_give_it_up(patient: str) -> None:
+    report = load_report(RECORDED / f"h200-{patient}.json")
+    losing = next(each for each in report.findings if each.code == "SHP002")
+    assert losing.treatment is not None
+    assert losing.treatment.name == "stay-in-bf16"
+    assert "stay-in-bf16" not in [step.treatment.name for step in report.prescription]
 
 
 def test_variants_without_a_time_for_one_reason_stand_in_one_line() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fp8doctor import load_report
@@ -11,8 +12,9 @@ from fp8doctor.diagnose import judge
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
 from fp8doctor.measured import timed
-from fp8doctor.modelled import expected
+from fp8doctor.modelled import expected, in_words
 from fp8doctor.registry import discover, run
+from fp8doctor.render.text import render
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
 
@@ -36,6 +38,25 @@ def test_the_expected_speedup_is_near_the_measured_one(name: str) -> None:
     assert verdict is not None
     assert verdict.speedup == pytest.approx(expects.as_is, rel=MODEL_ERROR)
     assert verdict.achievable_speedup == pytest.approx(max(expects.as_is, expects.compiled), rel=MODEL_ERROR)
+
+
+@pytest.mark.parametrize("name", ["te_fused", "te_autocast", "accelerate_te"])
+def test_nothing_is_promised_of_compiling_what_is_not_torchaos(name: str) -> None:
+    expects = expected(*examined(name))
+    assert expects is not None
+    assert expects.compiled == expects.as_is
+    assert "compiled" not in in_words(expects)
+
+
+@pytest.mark.parametrize(("name", "clear"), [("vit_large", False), ("decoder_350m", True)])
+def test_slower_fp8_that_is_only_modelled_is_not_called_fine(name: str, clear: bool) -> None:
+    report = load_report(RECORDED / f"h200-{name}.json")
+    assert report.verdict.basis == "modelled"
+    assert report.verdict.achievable_speedup is not None
+    assert (report.verdict.achievable_speedup >= 1) == clear
+    screen = " ".join(render(msgspec.structs.replace(report, findings=(), prescription=())).split())
+    assert ("Nothing was found that should be changed." in screen) == clear
+    assert ("The cost model expects FP8 to be slower than BF16 here" in screen) != clear
 
 
 @pytest.mark.parametrize("name", ["compile_disabled", "llama_kv_cache", "te_without_autocast", "emulated", "moe"])

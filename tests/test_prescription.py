@@ -90,3 +90,7 @@ def test_the_trial_can_put_into_words_whatever_it_tries_unasked() -> None:
 
 def test_equal_findings_are_ordered_by_code() -> None:
     assert codes(found("BBB001"), found("AAA001")) == ["AAA001", "BBB001"]
+
+
+def test_giving_fp8_up_comes_last_whatever_it_saves() -> None:
+    assert codes(found("AAA001", saved_ms=50, treatment="stay-in-bf16"), found("BBB001", saved_ms=1), found("CCC001")) == ["BBB001", "CCC001", "AAA001"]

@@ -53,7 +53,10 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     balance = eager_balance(facts, eager)
     modelled = ""
     if balance:
-        modelled = f" Modelled on {balance.gpu}: these casts cost {balance.casts_ms:,.0f} ms a step, the FP8 GEMMs save {balance.gemms_saved_ms:,.1f} ms."
+        cost = f"these casts cost {balance.casts_ms:,.0f} ms a step"
+        if balance.host_ms > balance.casts_ms:
+            cost = f"these casts take {balance.casts_ms:,.1f} ms of the GPU a step, and launching them keeps the host busy for {balance.host_ms:,.0f} ms"
+        modelled = f" Modelled on {balance.gpu}: {cost}, the FP8 GEMMs save {balance.gemms_saved_ms:,.1f} ms."
     return Finding(
         title=f"{len(eager)} of {len(fp8)} FP8 Linears run eagerly",
         explanation=f"Uncompiled, each of them casts its input, weight and gradient in about {EAGER_KERNELS} kernels a step; compiled, in about 9.{modelled}",
@@ -63,6 +66,7 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
             "first": eager[0].name,
             "extra_kernels_per_step": EAGER_KERNELS * len(eager),
             "modelled_casts_ms": balance.casts_ms if balance else None,
+            "modelled_host_ms": balance.host_ms if balance else None,
             "modelled_gemms_saved_ms": balance.gemms_saved_ms if balance else None,
         },
         saving_ms=eager_cast_saving(facts, eager),

@@ -84,7 +84,7 @@ def low_precision_layer(facts: Facts) -> Finding | NotApplicable | None:
     worst, names = low[0], tuple(each.layer.name for each in low)
     more = f" and {len(low) - NAMED} more" if len(low) > NAMED else ""
     return Finding(
-        title=f"{len(low)} of {plural(len(layers), 'FP8 layer')} lose far more than the others: {', '.join(names[:NAMED])}{more}",
+        title=f"{len(low)} of {plural(len(layers), 'FP8 layer')} {loss(low)}: {', '.join(names[:NAMED])}{more}",
         explanation=(
             f"The {worst.what} of {worst.layer.name} is {worst.sqnr_db:.1f} dB above its error, that of the median layer {worst.median_db:.1f}. "
             f"{why(low)}Every layer was fed alone with what BF16 feeds it."
@@ -126,6 +126,12 @@ def sqnr(layer: LayerNumerics) -> dict[str, float]:
 def median(values: Sequence[float]) -> float:
     """The upper one of an even number; 0 of none."""
     return sorted(values)[len(values) // 2] if values else 0.0
+
+
+def loss(low: Sequence[Low]) -> str:
+    """What these layers do; beside the others only where all of them are far below the median."""
+    apart = all(each.sqnr_db < each.median_db - FAR_BELOW_DB for each in low)
+    return f"{'loses' if len(low) == 1 else 'lose'} {'far more than the others' if apart else 'too much precision'}"
 
 
 def why(low: Sequence[Low]) -> str:

@@ -16,7 +16,7 @@ this very step:
     recipe = Float8CurrentScaling()                  # after, or DelayedScaling(margin=1)
 
 A lower learning rate and clipping help where gradients grow, in BF16 too; when BF16 is not finite
-either, this check says nothing, because FP8 is not the cause.
+either, compiled or not, this check says nothing, because FP8 need not be the cause.
 
 Evidence: torch 2.11 and older cast 1000 to NaN in E4M3 (2.12 and newer to 448), which is why
 torchao clamps before (`to_fp8_saturated`); torch 2.13 still casts 1e9 to infinity in E5M2.
@@ -49,8 +49,10 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
     bf16 = [each for name in ("bf16", "bf16_compiled") if (each := arm(facts.trial, name)) and each.non_finite is not None]
     if not seen or not bf16:
         return NotApplicable(reason=f"no step in {'BF16' if seen else 'FP8'} could be looked at")
-    if all(each.non_finite for each in bf16):
-        return NotApplicable(reason="loss or gradients are not finite in BF16 either")
+    sick_bf16 = [each for each in bf16 if each.non_finite]
+    if sick_bf16:
+        told = " and ".join(f"{' and '.join(each.non_finite or ())} in {each.name}" for each in sick_bf16)
+        return NotApplicable(reason=f"loss or gradients are not finite in BF16 either: {told}")
     sick = [each for each in seen if each.non_finite]
     layers = tuple(each.name for each in facts.trial.numerics if each.non_finite) if recorded(facts.trial.numerics) else ()
     if not sick and not layers:

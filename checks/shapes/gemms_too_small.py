@@ -17,8 +17,8 @@ What to do. Leave these layers out of the conversion; the others keep their gain
 
 It fires only beyond doubt: slower with casts fused as far as they can be, by 3 % where it was
 timed and 25 % where it is modelled, and in all at least 2 % of the model's GEMM time. A layer that
-only rowwise scaling makes too dear has the wrong recipe (SHP005); one that more tokens would mend
-has too few (SHP003).
+only rowwise scaling makes too dear has the wrong recipe (SHP005); one that more tokens, up to
+65,536 in a micro-batch, would mend has too few (SHP003).
 
 Evidence: torchao's own filter leaves out K <= 4096 with N <= 1024 (`_auto_filter_for_recipe`, 0.12
 to 0.18, tuned on H100). Compiled (M, K, N) = (1024, 2048, 1024) runs at 0.80x, (4096, 8192, 16384)

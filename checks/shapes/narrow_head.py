@@ -7,7 +7,8 @@ Why it costs time. A head with a handful of classes and a router with a few doze
 whole stream of activations for a result of a few columns: their GEMMs are bound by memory, and
 casting that stream moves more bytes than the GEMM itself. What FP8 rounds here goes straight into
 the loss or into the choice of the experts, so that it harms accuracy too. A head as wide as a
-vocabulary is another matter: it may well gain, and is not named here.
+vocabulary is another matter: with enough tokens it may well gain. What is named here is modelled to
+lose by more than 25 % with 65,536 tokens in a micro-batch too.
 
 What to do. Leave it out of the conversion.
 

@@ -15,8 +15,8 @@ steps of accumulation in exchange, which trains the same.
     per_device_train_batch_size=32, gradient_accumulation_steps=1    # after: 1 x 8192 tokens
 
 It fires when the model says that all FP8 layers together lose by more than it can be wrong (25 %),
-or by 3 % where they were timed alone, and that more tokens would turn it. Where no number of tokens
-does, the layers are too small (SHP002).
+or by 3 % where they were timed alone, and that more tokens would make them faster by 3 %. Where no
+number of tokens does, the layers are too small (SHP002).
 
 Evidence: Llama 1B, eight layers, one H200 (torch 2.11), FP8 against compiled BF16: 256 tokens
 compiled torchao 0.62x, Transformer Engine 0.32x; 8192 tokens 1.08x and 1.06x, compiled.
@@ -45,8 +45,10 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
         return None
     tokens = facts.workload.tokens
     how = "timed alone" if found.measured else "modelled"
+    where = "in a micro-batch" if facts.workload.accumulate > 1 else "a step"
+    batch = global_batch(facts.workload, found)
     return Finding(
-        title=f"{tokens:,} tokens a step are too few for FP8; from about {found.tokens:,} on it pays",
+        title=f"{tokens:,} tokens {where} are too few for FP8; from about {found.tokens:,} on it pays",
         explanation=f"GEMMs and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of BF16 with these tokens ({how} on {found.gpu}), "
         f"and at {found.speedup_then:.2f}x with {found.tokens:,} (modelled).",
         evidence={
@@ -58,18 +60,35 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
             "speedup_then": round(found.speedup_then, 3),
             "timed_alone": found.measured,
         },
-        treatment=Treatment(name="more-tokens", summary=f"{found.tokens:,} tokens in a micro-batch", code=more_tokens(facts.workload, found)),
+        treatment=Treatment(
+            name="more-tokens",
+            summary=f"{found.tokens:,} tokens in a micro-batch" + (f"; {batch}" if batch else ""),
+            code=more_tokens(facts.workload, found),
+        ),
     )
 
 
 def more_tokens(workload: Workload, found: Crossing) -> str:
     """The lines that change batch and accumulation."""
-    times = found.tokens // (workload.tokens or 1)
+    times, fewer = _changed(workload, found)
     batch, accumulate = workload.batch_size or 1, workload.accumulate
     lines = [f"batch_size = {batch * times}   # from {batch}, or longer sequences: {found.tokens:,} tokens"]
     if accumulate > 1:
-        lines.append(f"accumulate = {max(1, accumulate // times)}   # from {accumulate}")
+        lines.append(f"accumulate = {fewer}   # from {accumulate}")
     return "\n".join(lines)
+
+
+def global_batch(workload: Workload, found: Crossing) -> str:
+    """What these lines make of the batch of one step of the optimizer; empty where it stays."""
+    times, fewer = _changed(workload, found)
+    change = times * fewer / workload.accumulate
+    return "" if change == 1 else f"the global batch {'grows' if change > 1 else 'shrinks'} to {round(change, 2):g} times its size, which changes the training"
+
+
+def _changed(workload: Workload, found: Crossing) -> tuple[int, int]:
+    """How many times the micro-batch becomes as large, and how many of them make a step of the optimizer then."""
+    times = found.tokens // (workload.tokens or 1)
+    return times, max(1, workload.accumulate // times)
 
 
 def _decoder(batch_size: int) -> Facts:

@@ -7,7 +7,8 @@ Why it costs time. FP8 pays where the GEMMs save more than the casts around them
 grows with M x K x N, its casts with M x K + K x N + M x N: narrow layers and few tokens lose,
 uncompiled casts lose everywhere, because each runs as some ten kernels that read the tensor anew.
 Rowwise recipes cast twice as much. Compiled casts also do the norm or the activation before them;
-what BF16 spends on those and FP8 does not is not counted as theirs.
+what BF16 spends on those and FP8 does not is not counted as theirs. Where the GEMMs leave casts
+unpaid for that are less than 3 % of the BF16 step, nothing is said.
 
 What to do. Compile, so that casts fuse; leave small layers in BF16; take the recipe with the
 cheapest casts. Where it stays so, BF16 is faster.
@@ -28,11 +29,14 @@ from __future__ import annotations
 from fp8doctor.cures import recipe
 from fp8doctor.facts import Arm, Blocks, Breakdown, Facts, Linear, ModuleTime, Network, Training, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import arm, best_bf16, timed, uses_fp8
+from fp8doctor.measured import EVEN, arm, best_bf16, timed, uses_fp8
 from fp8doctor.overview import in_python
 from fp8doctor.regions import compile_treatment, needs_compile
 from fp8doctor.registry import check
 from fp8doctor.waterfall import SHOWN_MS, waterfall, why_unknown
+
+SMALL_PCT = 100 * EVEN
+"""Share of the BF16 step, in per cent, below which casts that the GEMMs do not pay for are left alone: what this tool calls even."""
 
 NAMED = 3
 """Modules that are named. A choice of length."""
@@ -53,7 +57,7 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
     if found is None:
         return NotApplicable(reason="; ".join(f"{each.name} {why_unknown(each)}" for each in (now, bf16) if waterfall(each, each) is None))
     casts, saved = found.parts_ms["casts"], found.gemms_saved_ms
-    if verdict.status != "fp8_slower" or found.casts_unpaid_ms < SHOWN_MS:
+    if verdict.status != "fp8_slower" or 100 * found.casts_unpaid_ms < SMALL_PCT * (bf16.step_ms or 0.0):
         return None
     most = dearest(now.breakdown.modules if now.breakdown else ())
     named = ", ".join(f"{in_python(each.name, facts.network)} ({each.families_ms['cast']:.1f} ms)" for each in most)

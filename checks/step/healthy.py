@@ -27,12 +27,14 @@ from fp8doctor.registry import check
 
 
 @check("STP005", "healthy", area="step", severity="info", needs=("network.linears", "trial.arms"))
-def healthy(facts: Facts) -> Finding | NotApplicable | None:
+def healthy(facts: Facts) -> Finding | NotApplicable:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
     verdict = timed(facts)
-    if verdict is None or verdict.status != "fp8_faster" or verdict.bf16_step_ms is None or verdict.step_ms is None:
-        return None
+    if verdict is None or verdict.status == "not_measured":
+        return NotApplicable(reason="the step was not timed")
+    if verdict.status != "fp8_faster" or verdict.bf16_step_ms is None or verdict.step_ms is None:
+        return NotApplicable(reason="FP8 is not faster than BF16 here")
     most = ceiling(facts)
     left = verdict.step_ms - verdict.bf16_step_ms / most.speedup if most else None
     bound = (

@@ -27,10 +27,13 @@ from __future__ import annotations
 from fp8doctor.facts import Arm, Blocks, Breakdown, Facts, Linear, Network, Training, Trial, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.measured import best_bf16, timed, uses_fp8
-from fp8doctor.overview import percent
-from fp8doctor.regions import compile_treatment, needs_compile
+from fp8doctor.overview import in_python, percent
+from fp8doctor.regions import WHY_WRAPPED, compile_loop, compile_treatment, needs_compile
 from fp8doctor.registry import check
 from fp8doctor.waterfall import breakdown_of, profiled_on_gpu, waits_for_the_host
+
+GRAPHS = "reduce-overhead"
+"""The mode of torch.compile that records CUDA graphs."""
 
 
 @check(
@@ -72,17 +75,49 @@ def treatment(facts: Facts) -> Treatment:
     if eager:
         return compile_treatment(facts, eager)
     accumulate = facts.workload.accumulate if recorded(facts.workload) and recorded(facts.workload.accumulate) else 1
-    if accumulate == 1 and any(linear.compiled is not None for linear in facts.network.linears):
+    compiled = list(dict.fromkeys(linear.compiled for linear in facts.network.linears if recorded(linear.compiled) and linear.compiled is not None))
+    if accumulate == 1 and compiled:
         return Treatment(
             name="cuda-graphs",
             summary="let the compiler record its kernels as CUDA graphs, each of which is one launch",
-            code='for block in blocks:   # where they are compiled now\n    block.compile(mode="reduce-overhead")',
+            code=f"# in place of what compiles it now\n{as_graphs(compiled, facts.network)}",
         )
-    return Treatment(
-        name="larger-batch",
-        summary="put more tokens into a micro-batch, and accumulate over fewer",
-        code="TrainingArguments(..., per_device_train_batch_size=2 * BATCH, gradient_accumulation_steps=STEPS // 2)",
-    )
+    return larger_batch(facts, accumulate)
+
+
+def as_graphs(compiled: list[str], network: Network) -> str:
+    """The lines that compile these modules into CUDA graphs, a list of blocks in a loop."""
+    if "" in compiled:
+        return f'model = torch.compile(model, mode="{GRAPHS}")'
+    lists = [each for each in network.blocks if any(is_in(name, each) for name in compiled)]
+    loops = [compile_loop(each, network, GRAPHS) for each in lists]
+    beside = [in_python(name, network) for name in compiled if not any(is_in(name, each) for each in lists)]
+    lines = [*loops, *(f'{each} = torch.compile({each}, mode="{GRAPHS}")' for each in beside)]
+    return "\n".join([WHY_WRAPPED, *lines] if any("torch.compile(" in each for each in loops) else lines)
+
+
+def is_in(name: str, blocks: Blocks) -> bool:
+    """Whether a module is one of these blocks, or inside of one."""
+    return not blocks.name or name.startswith(f"{blocks.name}.")
+
+
+def larger_batch(facts: Facts, accumulate: int) -> Treatment:
+    """More samples in a micro-batch and as many less micro-batches, in the words of the Trainer where there is one."""
+    trainer = facts.training.trainer if recorded(facts.training) and recorded(facts.training.trainer) else None
+    size = facts.workload.batch_size if recorded(facts.workload) and facts.workload.batch_source == "given" and recorded(facts.workload.batch_size) else None
+    times = next((each for each in range(2, accumulate) if accumulate % each == 0), max(accumulate, 2))
+    samples = str(times * size) if size else f"{times} * BATCH"
+    micro_batches = max(accumulate // times, 1)
+    if trainer:
+        steps = f", gradient_accumulation_steps={micro_batches}" if accumulate > 1 else ""
+        kind = trainer.kind.rpartition(".")[2] if recorded(trainer.kind) else "TrainingArguments"
+        code = f"{kind}(..., per_device_train_batch_size={samples}{steps})"
+    else:
+        code = f"batch_size = {samples}   # samples in a micro-batch, {size or 'BATCH'} now"
+        code += f"\naccumulate = {micro_batches}   # micro-batches in a step, {accumulate} now" if accumulate > 1 else ""
+    if accumulate > 1:
+        return Treatment(name="larger-batch", summary="put more tokens into a micro-batch, and accumulate over fewer", code=code)
+    return Treatment(name="larger-batch", summary="put more tokens into a step, which changes the batch that the optimizer sees", code=code)
 
 
 def _llama_1b_in_te(idle_ms: float) -> Facts:

@@ -76,7 +76,7 @@ def _two_steps(bf16: dict[str, float], fp8: dict[str, float]) -> Facts:
         )
         for name, families in (("as_is", fp8), ("bf16_compiled", bf16))
     )  # fmt: skip
-    network = Network(linears=(Linear(use="training"),))
+    network = Network(linears=(Linear(use="training", recipe="tensorwise"),))
     return Facts(gpus=(), network=network, trial=Trial(device="cuda", arms=arms, reliable=True))
 
 

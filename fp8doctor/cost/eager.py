@@ -23,8 +23,11 @@ class Balance:
     """What FP8 costs and gives in one step of these layers, uncompiled, modelled."""
 
     casts_ms: float
+    """Of the GPU."""
     gemms_saved_ms: float
     gpu: str
+    host_ms: float = 0.0
+    """What launching the casts takes of the host meanwhile."""
 
 
 def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
@@ -32,15 +35,22 @@ def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
     gpu, tokens = modelled_gpu(facts), step_tokens(facts)
     if tokens is None or gpu.fp8_tflops is None:
         return None
-    casts = saved = 0.0
+    casts = host = saved = 0.0
     for linear in eager:
         count = linear.gemms if recorded(linear.gemms) else 1
         trained = linear.requires_grad is not False
         shape = (tokens, linear.in_features, linear.out_features)
         bf16, fp8 = (step_gemms_ms(*shape, gpu, fp8=in_fp8, weight_gradient=trained) or 0.0 for in_fp8 in (False, True))
         casts += count * casts_ms(*shape, gpu, compiled=False)
+        host += count * FP8_HOST_MS["eager"]
         saved += count * (bf16 - fp8)
-    return Balance(casts, saved, gpu.name)
+    times = micro_batches(facts)
+    return Balance(casts * times, saved * times, gpu.name, host * times)
+
+
+def micro_batches(facts: Facts) -> int:
+    """Of one step; one where that is not known."""
+    return facts.workload.accumulate if recorded(facts.workload) and recorded(facts.workload.accumulate) else 1
 
 
 def step_tokens(facts: Facts) -> int | None:
@@ -67,6 +77,5 @@ def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
         busy += count * (casts_ms(*shape, gpu, compiled=False) - casts_ms(*shape, gpu, compiled=True, recipe=recipe))
         busy += count * (between_ms(linear, tokens, gpu, how) - between_ms(linear, tokens, gpu, "compiled"))
         host += count * (FP8_HOST_MS["eager"] - FP8_HOST_MS["compiled"] + HOST_MS["eager"] - HOST_MS["compiled"])
-    accumulate = facts.workload.accumulate if recorded(facts.workload.accumulate) else 1
-    saved = max(busy, host) * accumulate
+    saved = max(busy, host) * micro_batches(facts)
     return Saving(low=saved * (1 - UNCERTAINTY), high=saved * (1 + UNCERTAINTY), basis="modelled", gpu=gpu.name)

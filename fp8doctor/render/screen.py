@@ -113,6 +113,8 @@ def _all_clear(report: Report) -> str:
     """What to say when no check found anything."""
     if report.verdict.status == "fp8_slower":
         return "FP8 is slower than BF16 here, and no check of this version explains why."
+    if report.verdict.basis == "modelled" and (report.verdict.achievable_speedup or 1.0) < 1:
+        return "The cost model expects FP8 to be slower than BF16 here, and no check explains why; only a trial on the GPU tells."
     return "Nothing was found that should be changed."
 
 

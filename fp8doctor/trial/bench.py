@@ -200,16 +200,16 @@ class Bench:
             attempt.ready.clear()
             for optimizer in self.optimizers:
                 optimizer.zero_grad(set_to_none=True)
-            self._still_there(attempt)
+            self.still_there(attempt.plan.name)
             free(self.device)
 
-    def _still_there(self, attempt: Attempt) -> None:
-        """Raise `DeviceLost` when the failure of an arm left the GPU's context unusable."""
+    def still_there(self, arm: str) -> None:
+        """Raise `DeviceLost` when the failure of ``arm`` left the GPU's context unusable."""
         if self.device.type == "cuda":
             try:
                 torch.cuda.synchronize(self.device)
             except RuntimeError as error:
-                raise DeviceLost(attempt.plan.name, f"it took the GPU's context down: {sentence(error)}") from error
+                raise DeviceLost(arm, f"it took the GPU's context down: {sentence(error)}") from error
 
     def _warm(self, step: Callable[[], torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> Ready:
         began, retries = time.monotonic(), self._alloc_retries()

@@ -29,10 +29,11 @@ def breakdown(plan: Plan, steps: Sequence[ProfiledStep], step_ms: float, tokens_
     scale = max(1.0, busy / step_ms) if step_ms > 0 else 1.0
     share = busy / (scale * sum(parts.values())) if parts else 0.0
     unclassified = max(0.0, plan.full([step.unclassified_ms for step in steps]) / tokens_ratio)
+    idle = step_ms - busy / scale
     deepest = steps[-1]
     return Breakdown(
         families_ms={name: share * value for name, value in parts.items()},
-        idle_ms=step_ms - busy / scale,
+        idle_ms=max(0.0, idle) if step_ms > 0 else idle,
         host_wait_pct=deepest.host_wait_pct,
         busy_ms=busy,
         scale=scale,

@@ -36,6 +36,9 @@ EXPLORING_SHARE, FINAL_SHARE = 0.5, 0.25
 """With explorations: the share of the budget after which no further one is built, and the share kept for what they give
 together, which may begin while half of that is left."""
 
+LAST_PROFILE = 2.0
+"""Budgets after which no further step is profiled: what is left is proven without."""
+
 
 def conduct(
     job: Job,
@@ -80,18 +83,19 @@ def _timed(
     except Exception as error:
         return _without_times(device, f"{STEP_RAISES}{sentence(error)}", budget_s, began)
     attempts = [Attempt(plan, reason=skip.get(plan.name)) for plan in arms]
-    tracer = Tracer(bench, progress, keep_trace, reason_against=skip.get(BREAKDOWN))
+    tracer = Tracer(bench, progress, keep_trace, reason_against=skip.get(BREAKDOWN), until=began + LAST_PROFILE * budget_s)
     _build(bench, attempts, budget_s, began, progress)
     timed = [attempt for attempt in attempts if attempt.reason is None]
     progress(f"timing {len(timed)} variants of the step", None)
     try:
         kept = FINAL_SHARE if any(explores(attempt.plan) for attempt in timed) else PROOF_SHARE
         samples = bench.time(timed, until=began + budget_s * (1 - kept))
+        late = time.monotonic() - began > budget_s * (1 - FINAL_SHARE / 2)
         tracer.explain(timed, samples)
+        progress("proving what each variant ran", None)
         for attempt in timed:
             if attempt.proof is None:
                 bench.prove(attempt)
-        late = time.monotonic() - began > budget_s * (1 - FINAL_SHARE / 2)
         against = skip.get(COMBINATION) or (_used_up(budget_s) if late else None)
         final = best_total(Window(bench, attempts, samples), until=began + budget_s, reason_against=against, progress=progress)
         if final:

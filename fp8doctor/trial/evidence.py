@@ -189,15 +189,19 @@ def profiled(step: Callable[[], object], device: torch.device, *, to_read: bool 
 
 
 def counted(profile: torch.profiler.profile, device: torch.device) -> StepProof:
-    """What a profiled step ran. On CUDA FP8 GEMMs are counted by kernel, which covers every stack."""
-    operators = kernels = regions = 0
+    """What a profiled step ran. On CUDA FP8 GEMMs are counted by kernel, which covers every stack; not where no kernel was seen."""
+    operators = kernels = regions = seen = 0
     raw: Any = profile.profiler
     for event in raw.kineto_results.events():
         name = event.name()
         operators += name in FP8_OPERATORS
-        kernels += event.device_type() == DeviceType.CUDA and bool(FP8_GEMM_KERNEL.search(name))
+        on_gpu = event.device_type() == DeviceType.CUDA
+        seen += on_gpu
+        kernels += on_gpu and bool(FP8_GEMM_KERNEL.search(name))
         regions += name.startswith(COMPILED_REGION)
-    return StepProof(kernels if device.type == "cuda" else operators, regions)
+    if device.type == "cuda":
+        return StepProof(kernels if seen else None, regions)
+    return StepProof(operators, regions)
 
 
 def _observed(step: Callable[[], object], device: torch.device) -> StepProof:

@@ -261,8 +261,10 @@ def fp8_gemms(of: Operands, shape: LayerShape, fast: bool) -> dict[str, Operatio
     """The same in FP8. What a transposed copy holds does not change the time: it is the same memory read in another shape."""
     m, k, n = shape.m, shape.k, shape.n
     input, weight, gradient = of.input.to(casts.E4M3), of.weight.to(casts.E4M3), of.gradient.to(casts.gradient_dtype(shape.recipe))
-    one = torch.ones((), device=input.device)
-    rows, columns = (torch.ones(side, device=input.device) for side in ((m, 1), (1, n))) if shape.recipe.startswith("rowwise") else (one, one)
+    one = torch.ones((), dtype=torch.float32, device=input.device)  # whatever the default dtype is
+    rows, columns = (
+        (torch.ones(side, dtype=torch.float32, device=input.device) for side in ((m, 1), (1, n))) if shape.recipe.startswith("rowwise") else (one, one)
+    )
     gemms: dict[str, Operation] = {
         "fp8 output": lambda: scaled_mm(input, weight.t(), rows, columns, fast=fast),
         "fp8 input gradient": lambda: scaled_mm(gradient, weight.view(k, n).t(), one, one, fast=False),
@@ -288,6 +290,7 @@ def _with_casts(shapes: list[LayerShape], bench: Timer, until: float) -> list[La
         return [_without_casts(shape, reason) for shape in shapes]
     try:
         compiled = casts.compiled(_examples(wanted, bench.device))
+        until = max(until, time.monotonic() + len(wanted) * SHAPE_S)  # the compiler may have taken all the time: then it is not for nothing
         for shape in wanted:
             if time.monotonic() > until and done:
                 break

@@ -6,8 +6,10 @@ for the traces is handed each before that.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -45,6 +47,8 @@ class Tracer:
     keep: KeepTrace | None = None
     reason_against: str | None = None
     """Why nothing is to be profiled."""
+    until: float = math.inf
+    """The clock (``time.monotonic``) after which nothing more is profiled."""
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -71,7 +75,8 @@ class Tracer:
     def trace(self, attempt: Attempt) -> StepProof:
         """Profile a step at every cut, the deepest first, which proves the arm. A failure costs the breakdown only."""
         attempt.profiled, device = (), self.bench.device
-        if reason := self.reason_against or (ANOTHER_PROFILER if profiler_in_use() else None):
+        late = "the budget was used up before it" if time.monotonic() > self.until and attempt.plan.name != "as_is" else None
+        if reason := self.reason_against or (ANOTHER_PROFILER if profiler_in_use() else late):
             self.failures.append(reason)
             return prove(attempt.ready[-1].step, device)
         self.progress(f"profiling one step ({attempt.plan.name})", BREAKDOWN)
@@ -92,10 +97,11 @@ class Tracer:
                     steps.append(step)
                     file.unlink()
         except Exception as error:
+            self.bench.still_there(BREAKDOWN)
             self.failures.append(scrub(f"profiling a step fails with {sentence(error)}"))
         else:
             attempt.profiled = tuple(reversed(steps))
-        return proof or prove(attempt.ready[-1].step, device)
+        return proof if proof and proof.fp8_gemms is not None else prove(attempt.ready[-1].step, device)
 
 
 def _profile(ready: Ready, device: torch.device) -> torch.profiler.profile:

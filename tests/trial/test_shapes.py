@@ -366,3 +366,13 @@ def test_a_proposal_stands_where_nothing_was_timed() -> None:
 
 def test_facts_without_layers_have_no_shapes() -> None:
     assert shapes.distinct(Facts(network=Network(linears=()), workload=Workload(tokens=64))) == []
+
+
+def test_scales_are_in_single_precision_whatever_the_default_is() -> None:
+    facts = examine(job(decoder()))
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = shapes.probe(facts, CPU, until=time.monotonic() + 5.0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(shape.fp8_ms is not None for shape in found)

@@ -56,6 +56,14 @@ def test_an_eager_decoder(decoder: nn.Module, look: Look) -> None:
     assert finding.treatment.code == "for block in model.blocks:\n    block.compile()"
 
 
+@pytest.mark.parametrize(("tokens", "host"), [(256, True), (262_144, False)])
+def test_with_few_tokens_it_is_the_host_that_the_casts_keep_busy(tokens: int, host: bool, decoder: nn.Module, look: Look) -> None:
+    finding = eager_float8(look(decoder, tokens=tokens))
+    assert isinstance(finding, Finding)
+    assert ("launching them keeps the host busy for 10 ms" in finding.explanation) == host
+    assert "cost 0 ms" not in finding.explanation
+
+
 def test_the_printed_treatment_makes_it_silent(decoder: nn.Module, look: Look) -> None:
     finding = eager_float8(look(decoder, tokens=4096))
     assert isinstance(finding, Finding)

@@ -124,6 +124,23 @@ def test_what_is_low(layers: tuple[LayerNumerics, ...], named: dict[str, str]) -
     assert found == named
 
 
+@pytest.mark.parametrize(
+    ("layers", "title"),
+    [
+        ((layer("a"), layer("b"), layer("c", 4.0)), "1 of 3 FP8 layers loses far more than the others: c"),
+        ((layer("a"), layer("b"), layer("c"), layer("d", 4.0), layer("e", 5.0)), "2 of 5 FP8 layers lose far more than the others: d, e"),
+        (tuple(layer(name, 4.0, 4.0) for name in "abcd"), "4 of 4 FP8 layers lose too much precision: a, b, c and 1 more"),
+        ((layer("a", 4.0, 4.0),), "1 of 1 FP8 layer loses too much precision: a"),
+        ((layer("a", 9.0, 9.0), layer("b", 9.0, 9.0), layer("c", 9.0, 1.0)), "3 of 3 FP8 layers lose too much precision: c, a, b"),
+    ],
+    ids=["one", "two", "all alike", "the only one", "all, one more so"],
+)
+def test_the_title_compares_only_what_differs(layers: tuple[LayerNumerics, ...], title: str) -> None:
+    finding = low_precision_layer(with_layers(*layers))
+    assert isinstance(finding, Finding)
+    assert finding.title == title
+
+
 def test_what_the_casts_clipped_is_said() -> None:
     odd = msgspec.structs.replace(layer("c", 3.0), saturated_pct=22.0)
     finding = low_precision_layer(with_layers(layer("a"), layer("b"), odd))

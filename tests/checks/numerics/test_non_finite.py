@@ -70,6 +70,14 @@ def test_the_prescription_is_looked_at_too() -> None:
     assert "it comes from compiled code, or builds up" in finding.explanation
 
 
+@pytest.mark.parametrize("names", [("bf16",), ("bf16_compiled",), ("bf16", "bf16_compiled")], ids=" and ".join)
+def test_any_bf16_that_is_not_finite_clears_fp8(names: tuple[str, ...]) -> None:
+    bf16 = (ran(name, non_finite=("gradients",) if name in names else ()) for name in ("bf16", "bf16_compiled"))
+    answer = non_finite(with_arms(SICK, ran("as_is", non_finite=("gradients",)), *bf16))
+    assert isinstance(answer, NotApplicable)
+    assert answer.reason == "loss or gradients are not finite in BF16 either: " + " and ".join(f"gradients in {name}" for name in names)
+
+
 @pytest.mark.parametrize(
     "arms",
     [

@@ -89,6 +89,14 @@ def test_ordinary_decoders_are_healthy(kv_heads: int, width: int, hidden: int, l
     assert outcome_of("SHP002", look(float8(llama(kv_heads, width, hidden)), tokens=TOKENS)).outcome == "healthy"
 
 
+def test_the_frozen_layers_of_a_lora_have_too_few_tokens_and_not_too_small_a_shape(look: Look) -> None:
+    model = get_peft_model(llama(8, 4096, 14336), LoraConfig(r=16, target_modules="all-linear"))
+    convert_to_float8_training(model, module_filter_fn=lambda layer, name: "lora" not in name and "head" not in name)
+    facts = look(model, tokens=2048)
+    assert {linear.requires_grad for linear in facts.network.linears if linear.use == "training"} == {False}
+    assert outcome_of("SHP002", facts).outcome == "healthy"
+
+
 def test_where_every_layer_loses_bf16_is_the_treatment(look: Look) -> None:
     finding = found(look(float8(llama(4, 256, 1024)), tokens=TOKENS))
     assert finding.treatment is not None

@@ -82,8 +82,9 @@ def test_routers_are_blamed(look: Look) -> None:
     assert finding.treatment.code.startswith('keep = {f"layers.{i}.router" for i in range(2)}\n')
 
 
-def test_a_head_as_wide_as_a_vocabulary_is_healthy(look: Look) -> None:
-    assert outcome_of("SHP004", look(converted(causal), tokens=TOKENS)).outcome == "healthy"
+@pytest.mark.parametrize("tokens", [TOKENS, 512], ids=["many tokens", "few tokens"])
+def test_a_head_as_wide_as_a_vocabulary_is_healthy(tokens: int, look: Look) -> None:
+    assert outcome_of("SHP004", look(converted(causal), tokens=tokens)).outcome == "healthy"
 
 
 @pytest.mark.parametrize("make", [lambda: classifier(3), lambda: AutoModelForCausalLM.from_config(MixtralConfig(**SIZES, num_local_experts=4))])

@@ -41,11 +41,29 @@ def test_one_short_sequence_is_too_little(look: Look) -> None:
     finding = finding_of("SHP003", with_batch(look(llama()), 1, 256, accumulate=32))
     assert finding is not None
     assert finding.severity == "warning"
-    assert finding.title == "256 tokens a step are too few for FP8; from about 4,096 on it pays"
+    assert finding.title == "256 tokens in a micro-batch are too few for FP8; from about 4,096 on it pays"
     assert finding.evidence["crossing_tokens"] == 4096
     assert "(modelled on H100)" in finding.explanation
     assert finding.treatment is not None
     assert finding.treatment.code == "batch_size = 16   # from 1, or longer sequences: 4,096 tokens\naccumulate = 2   # from 32"
+    assert finding.treatment.summary == "4,096 tokens in a micro-batch"
+
+
+@pytest.mark.parametrize(
+    ("sequence", "accumulate", "where", "batch"),
+    [
+        (256, 1, "a step", "grows to 16"),
+        (256, 4, "in a micro-batch", "grows to 4"),
+        (256, 24, "in a micro-batch", "shrinks to 0.67"),
+        (32, 1, "a step", "grows to 128"),
+    ],
+)
+def test_a_global_batch_that_does_not_stay_is_told(sequence: int, accumulate: int, where: str, batch: str, look: Look) -> None:
+    finding = finding_of("SHP003", with_batch(look(llama()), 1, sequence, accumulate))
+    assert finding is not None
+    assert finding.title.startswith(f"{sequence} tokens {where} are too few")
+    assert finding.treatment is not None
+    assert finding.treatment.summary == f"4,096 tokens in a micro-batch; the global batch {batch} times its size, which changes the training"
 
 
 def test_the_printed_batch_makes_it_silent(look: Look) -> None:

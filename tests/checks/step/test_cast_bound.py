@@ -96,6 +96,12 @@ def test_its_cause_takes_the_treatment() -> None:
     assert [step.mends for step in report.prescription] == [("CMP001",)]
 
 
+@pytest.mark.parametrize(("casts_ms", "fires"), [(0.1, False), (2.7, False), (2.9, True)])
+def test_casts_are_a_disease_from_three_per_cent_of_bf16(look: Look, casts_ms: float, fires: bool) -> None:
+    now = profiled("as_is", 110.0, gemm_fp8=62.4, cast=casts_ms, attention=25.0, pointwise=19.0)
+    assert isinstance(cast_bound(timed(look(in_fp8(), tokens=16384), now, BF16)), Finding) is fires
+
+
 SILENT = {
     "FP8 is faster for another reason": (profiled("as_is", 85.0, gemm_fp8=60.0, cast=10.0, attention=5.0, pointwise=8.0), BF16),
     "FP8 pays": (msgspec.structs.replace(FP8_COMPILED, name="as_is"), BF16),

@@ -12,12 +12,19 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model, load_report
 from fp8doctor.diagnose import diagnose
+from fp8doctor.finding import Outcome
+from fp8doctor.render.text import render
+from fp8doctor.report import Report
 from tests.checks.arms import timed
 from tests.checks.step.profiled import BF16, FP8_COMPILED
 from tests.facts_of import DECODER_468M
 from tests.stand_ins.scaled_mm import needs_scaled_mm
 
 RECORDED = Path(__file__).parents[2] / "patients" / "recorded"
+
+
+def outcome_of(report: Report) -> Outcome:
+    return next(each for each in report.outcomes if each.code == "STP005")
 
 
 def test_compiled_fp8_on_an_h200_pays() -> None:
@@ -32,8 +39,22 @@ def test_compiled_fp8_on_an_h200_pays() -> None:
 def test_slow_fp8_is_not_called_healthy() -> None:
     model = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16())
     report = inspect_model(model, torch.ones(16, 64, dtype=torch.bfloat16), device="cpu", budget_s=5)
-    assert next(each.outcome for each in report.outcomes if each.code == "STP005") == "healthy"
+    outcome = outcome_of(report)
+    assert (outcome.outcome, outcome.reason) == ("not_applicable", "FP8 is not faster than BF16 here")
     assert report.verdict.status == "fp8_slower"
+
+
+@pytest.mark.parametrize("recording", ["decoder_468m", "te_without_autocast"])
+def test_a_recorded_slowdown_is_not_called_healthy(recording: str) -> None:
+    report = load_report(RECORDED / f"h200-{recording}.json")
+    assert (outcome_of(report).outcome, outcome_of(report).reason) == ("not_applicable", "FP8 is not faster than BF16 here")
+    assert "[✓] step" not in render(report)
+
+
+def test_what_could_not_be_timed_is_not_called_healthy() -> None:
+    failed = msgspec.structs.replace(BF16, name="as_is", tried=False, reason="the GPU's memory is too small for it", step_ms=None, rounds_ms=())
+    outcome = outcome_of(diagnose(timed(DECODER_468M, failed, BF16)))
+    assert (outcome.outcome, outcome.reason) == ("not_applicable", "the step was not timed")
 
 
 def test_what_is_left_against_the_ceiling() -> None:

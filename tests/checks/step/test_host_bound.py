@@ -11,7 +11,7 @@ from torch import nn
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.checks.step.host_bound import host_bound
-from fp8doctor.facts import Arm, Facts
+from fp8doctor.facts import Arm, Facts, TrainerArguments
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import timed
 from tests.checks.step.conftest import with_arms
@@ -73,6 +73,78 @@ def test_what_is_compiled_is_launched_as_graphs(look: Look, accumulate: int, tre
     assert isinstance(finding, Finding)
     assert finding.treatment is not None
     assert finding.treatment.name == treatment
+
+
+class Plain(nn.Module):
+    """Blocks whose forward is their own, in a list."""
+
+    def __init__(self, block: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(block() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x)  # type: ignore[no-any-return]
+
+
+def sequential() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64))
+
+
+@pytest.mark.parametrize("block", [Own, sequential])
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_lines_for_graphs_run(look: Look, block: Callable[[], nn.Module], whole: bool) -> None:
+    model = convert_to_float8_training(Plain(block).bfloat16())
+    if whole:
+        model.compile()
+    else:
+        for i, each in enumerate(model.layers):
+            model.layers[i] = torch.compile(each)
+    finding = host_bound(timed(look(model, tokens=256), WAITING))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert ("for " in finding.treatment.code) is not whole
+    fresh = convert_to_float8_training(Plain(block).bfloat16())
+    scope = {"model": fresh, "torch": torch}
+    exec(finding.treatment.code, scope)
+    assert all(linear.compiled is not None for linear in look(scope["model"], tokens=256).network.linears)
+    assert 'mode="reduce-overhead"' in finding.treatment.code
+
+
+TRAINER = TrainerArguments(kind="trl.trainer.sft_config.SFTConfig")
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "batch_size", "trainer", "code"),
+    [
+        (8, 4, TRAINER, "SFTConfig(..., per_device_train_batch_size=8, gradient_accumulation_steps=4)"),
+        (3, 4, TRAINER, "SFTConfig(..., per_device_train_batch_size=12, gradient_accumulation_steps=1)"),
+        (9, None, TRAINER, "SFTConfig(..., per_device_train_batch_size=3 * BATCH, gradient_accumulation_steps=3)"),
+        (1, 4, TRAINER, "SFTConfig(..., per_device_train_batch_size=8)"),
+        (1, 4, None, "batch_size = 8   # samples in a micro-batch, 4 now"),
+        (2, 4, None, "batch_size = 8   # samples in a micro-batch, 4 now\naccumulate = 1   # micro-batches in a step, 2 now"),
+    ],
+)
+def test_a_larger_batch_in_the_words_of_the_job(
+    look: Look, monkeypatch: pytest.MonkeyPatch, accumulate: int, batch_size: int | None, trainer: TrainerArguments | None, code: str
+) -> None:
+    facts = look(in_te(monkeypatch), tokens=256)
+    workload = msgspec.structs.replace(facts.workload, accumulate=accumulate, batch_size=batch_size, batch_source="given")
+    facts = msgspec.structs.replace(facts, workload=workload, training=msgspec.structs.replace(facts.training, trainer=trainer))
+    finding = host_bound(timed(facts, WAITING))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert (finding.treatment.name, finding.treatment.code) == ("larger-batch", code)
 
 
 def test_it_is_information_where_fp8_is_faster_and_without_fp8(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
