@@ -32,12 +32,7 @@ def _unset_settings() -> Iterator[None]:
 @pytest.fixture
 def forget_accelerate() -> Iterator[None]:
     """Accelerate's shared state is put back to nothing, before and after."""
-    from accelerate.state import AcceleratorState, GradientState, PartialState
-
-    def forget() -> None:
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-        PartialState._reset_state()
+    from tests.stand_ins.accelerate_state import forget
 
     forget()
     yield

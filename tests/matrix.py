@@ -21,6 +21,7 @@ from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.report import read_saved
 from tests.clinic import examined, patients
 from tests.stand_ins import nvml
+from tests.stand_ins.accelerate_state import accelerator
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
 
@@ -29,8 +30,6 @@ NAMES_SHOWN = 4
 
 
 NOT_SEEN = {
-    ("GPU003", "sick"): "needs Accelerate on an A100",
-    ("GPU003", "healthy"): "needs Accelerate on an A100",
     ("CMP003", "sick"): "needs a recording; seen in a trial on a CPU",
     ("CMP006", "sick"): "needs a recording of a model that is compiled as one",
     ("CKP001", "healthy"): "needs a recording of a model that does not fit without checkpointing",
@@ -56,6 +55,9 @@ def objects() -> Iterator[tuple[str, Facts]]:
     capped = nvml.h100(nvmlDeviceGetPowerManagementLimit=200_000)
     for name, device in (("an A100", nvml.a100()), ("an H100", nvml.h100()), ("an H100 at 200 W", capped)):
         yield f"{name} (stand-in)", machine(device)
+    for name, precision in (("Accelerate on an A100", None), ("Accelerate in BF16 on an A100", "bf16")):
+        with accelerator(precision, nvml.a100()):
+            yield f"{name} (stand-in)", machine(nvml.a100())
 
 
 def machine(device: nvml.Device) -> Facts:

@@ -6,40 +6,24 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-import torch
 from torch import nn
 
 from fp8doctor.checks.device.silent_fp16_fallback import HEALTHY, SICK
 from fp8doctor.facts import Facts, Gpu, TrainerArguments
 from tests.checks.environment.live import finding_of, outcome_of
-from tests.stand_ins.nvml import Device, StandIn, a100, gpu, h100
+from tests.stand_ins.accelerate_state import accelerator
+from tests.stand_ins.nvml import Device, a100, gpu, h100
 
 Look = Callable[..., Facts]
 
 
 @pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch, forget_accelerate: None, look: Look) -> Callable[..., Facts]:
+def job(look: Look) -> Callable[..., Facts]:
     """Facts of a plain model beside an Accelerator on a machine with these GPUs, the first of which nvidia-smi names."""
 
     def made(precision: str | None, *devices: Device, variable: str | None = "fp8") -> Facts:
-        import accelerate.utils.environment as environment
-        from accelerate.state import AcceleratorState
-        from accelerate.utils import TorchDynamoPlugin
-
-        if variable:
-            monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", variable)
-        first = ".".join(map(str, devices[0].answers["nvmlDeviceGetCudaComputeCapability"]))
-        environment.check_cuda_fp8_capability.cache_clear()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(environment.subprocess, "check_output", lambda *_, **__: first + "\n")
-            patch.setattr(environment, "_nvidia_smi", lambda: "nvidia-smi")
-            patch.setattr(torch.cuda, "is_available", lambda: True)
-            patch.setattr(torch.cuda, "get_device_capability", lambda: first)
-            AcceleratorState(mixed_precision=precision, cpu=True, dynamo_plugin=TorchDynamoPlugin(), _from_accelerator=True)
-        environment.check_cuda_fp8_capability.cache_clear()
-        StandIn(*devices).install(monkeypatch)
-        monkeypatch.setattr(torch.version, "cuda", "13.0")
-        return look(nn.Linear(64, 64))
+        with accelerator(precision, *devices, variable=variable):
+            return look(nn.Linear(64, 64))
 
     return made
 
