@@ -91,6 +91,28 @@ for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
 result = "operators of two Linears: " + ", ".join(said)
 """
 
+TRAINER = """
+import os, tempfile
+import transformers
+from fp8doctor import inspect_model
+net = transformers.LlamaForCausalLM(transformers.LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, vocab_size=64))
+{arguments}
+report = inspect_model(transformers.Trainer(model=net, args=arguments), trial=False)
+found = [f"{finding.code} {finding.title}" for finding in report.findings if finding.code == "ENV001"]
+result = f"mixed_precision {report.facts.training.accelerate.mixed_precision}; fp8doctor: {found[0] if found else 'no ENV001'}"
+"""
+FP8_HERE = '\nos.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"\n'
+ARGUMENTS = "arguments = transformers.TrainingArguments(output_dir=tempfile.mkdtemp(), use_cpu=True)"
+BF16 = FP8_HERE + "arguments = transformers.TrainingArguments(output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=True)"
+SFT = FP8_HERE + "import trl\narguments = trl.SFTConfig(output_dir=tempfile.mkdtemp(), use_cpu=True)"
+
+TRANSFORMERS_4 = (
+    "transformers==4.57.1", "huggingface_hub==0.36.0", "tokenizers==0.22.1",
+    "requests==2.34.2", "urllib3==2.8.0", "certifi==2026.10.18", "charset_normalizer==3.5.2",
+)  # fmt: skip
+TRANSFORMERS_5 = ("transformers==5.23.0",)
+TRL = ("trl==1.16.0", "datasets==5.2.0", "pyarrow==26.0.1", "pandas==3.1.1", "multiprocess==0.70.19", "dill==0.4.1", "xxhash==4.1.0")
+
 FP8 = {"ACCELERATE_MIXED_PRECISION": "fp8"}
 NAMED = FP8 | {"ACCELERATE_FP8_BACKEND": "TE"}
 
@@ -119,6 +141,10 @@ CASES: tuple[tuple[str, str, dict[str, str], tuple[tuple[str, ...], ...]], ...] 
         {},
         (("peft==0.18.1", "torchao==0.17.0"), ("peft==0.19.0", "torchao==0.17.0")),
     ),
+    ("FP8 by environment, before TrainingArguments", ON_A_GPU + TRAINER.replace("{arguments}", FP8_HERE + ARGUMENTS), {}, (TRANSFORMERS_4, TRANSFORMERS_5)),
+    ("FP8 by environment, after TrainingArguments", ON_A_GPU + TRAINER.replace("{arguments}", ARGUMENTS + FP8_HERE), {}, (TRANSFORMERS_4, TRANSFORMERS_5)),
+    ("FP8 by environment, TrainingArguments(bf16=True)", ON_A_GPU + TRAINER.replace("{arguments}", BF16), {}, (TRANSFORMERS_4, TRANSFORMERS_5)),
+    ("FP8 by environment, SFTConfig as it is", ON_A_GPU + TRAINER.replace("{arguments}", SFT), {}, (TRL,)),
     ("eager Float8Linear, forward and backward", OPERATORS, {}, tuple((f"torchao=={each}",) for each in ("0.11.0", "0.13.0", "0.16.0", "0.18.0"))),
 )
 """What is tried, the lines, the variables, and the wheels of each run."""
