@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fp8doctor.cost import modelled_gpu, step_gemms_ms, step_tokens
+from fp8doctor.cost import gemms, modelled_gpu, step_gemms_ms, step_tokens
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, recorded
 from fp8doctor.finding import Basis
 from fp8doctor.waterfall import breakdown_of, part_ms
@@ -131,7 +131,7 @@ def _by_datasheet(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
         return None
     bf16 = best = 0.0
     for linear in facts.network.linears:
-        shape, count = (tokens, linear.in_features, linear.out_features), linear.gemms if recorded(linear.gemms) else 1
+        shape, count = (tokens, linear.in_features, linear.out_features), gemms(linear)
         trained = linear.requires_grad is not False
         wide, narrow = (step_gemms_ms(*shape, gpu, fp8=in_fp8, weight_gradient=trained) or 0.0 for in_fp8 in (False, True))
         bf16 += count * wide

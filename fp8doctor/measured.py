@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from fp8doctor.ceiling import Ceiling, bound
+from fp8doctor.cost import micro_batches
 from fp8doctor.facts import Arm, Facts, Trial, recorded
 from fp8doctor.finding import Finding, Outcome, Saving
 from fp8doctor.interval import Interval, interval
@@ -158,7 +159,7 @@ def timed(facts: Facts) -> Verdict | None:
     if as_is is None:
         return _without_as_is(facts.trial, bf16)
     tokens = facts.workload.tokens if recorded(facts.workload) else None
-    accumulate = facts.workload.accumulate if recorded(facts.workload) and recorded(facts.workload.accumulate) else 1
+    accumulate = micro_batches(facts)
     speed = tokens * accumulate / as_is.step_ms * 1e3 if tokens and as_is.step_ms else None
     fp8 = best_fp8(facts)
     measure = fair_bf16(facts, fp8) if fp8 else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fp8doctor.cost import casts_ms, memory_ms, modelled_gpu, step_gemms_ms, step_tokens
+from fp8doctor.cost import casts_ms, gemms, memory_ms, micro_batches, modelled_gpu, step_gemms_ms, step_tokens
 from fp8doctor.cost.casts import TE_CAST_BYTES
 from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.cost.gpus import GpuSpec
@@ -119,8 +119,7 @@ def _runs(linear: Linear) -> bool:
 def gain_of(linear: Linear, facts: Facts, timed: LayerShape | None, tokens: int | None = None) -> Gain | None:
     """What FP8 gives one layer: as timed, else as modelled with ``tokens`` rows, the step's own where none are given."""
     gpu, rows = modelled_gpu(facts), tokens or step_tokens(facts)
-    accumulate = facts.workload.accumulate if recorded(facts.workload) and recorded(facts.workload.accumulate) else 1
-    times = accumulate * (linear.gemms if recorded(linear.gemms) else 1)
+    times = micro_batches(facts) * gemms(linear)
     if timed is not None and timed.fp8_ms is not None and timed.casts_ms is not None:
         fused = timed.casts_ms * fused_share(timed.m, linear)
         return Gain(timed.bf16_ms, timed.fp8_ms, timed.casts_ms, fused, REPEATS_WITHIN, times, True, facts.trial.gpu or gpu.name)

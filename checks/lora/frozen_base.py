@@ -26,7 +26,7 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.h
 
 from __future__ import annotations
 
-from fp8doctor.cost import Balance, modelled_gpu, step_gemms_ms, step_tokens, weight_casts_ms
+from fp8doctor.cost import Balance, gemms, micro_batches, modelled_gpu, step_gemms_ms, step_tokens, weight_casts_ms
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.measured import arm, fair_bf16, ratio, uses_fp8
@@ -83,16 +83,12 @@ def is_stored_in_fp8(linear: Linear) -> bool:
     return recorded(linear.features) and linear.features.get("primary_weights_in_fp8") is True
 
 
-def gemms(linear: Linear) -> int:
-    return linear.gemms if recorded(linear.gemms) else 1
-
-
 def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:
     """What the two GEMMs of these layers save in FP8 and what casting their weights costs; None when it cannot be modelled."""
     gpu, tokens = modelled_gpu(facts), step_tokens(facts)
     if tokens is None or gpu.fp8_tflops is None:
         return None
-    accumulate = facts.workload.accumulate if recorded(facts.workload.accumulate) else 1
+    accumulate = micro_batches(facts)
     casts = saved = 0.0
     for linear in frozen:
         shape = (tokens, linear.in_features, linear.out_features)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fp8doctor.cost import gemms
 from fp8doctor.facts import Arm, Facts, Gpu, Linear, Network, Trial, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.measured import arm, uses_fp8
@@ -153,7 +154,7 @@ def copies_gib(facts: Facts, layers: list[Linear]) -> float:
     """FP8 copies of these weights: one, or two where the GPU's GEMMs need the transposed one too."""
     gpu = next((gpu for gpu in facts.gpus if gpu.visible), None) if recorded(facts.gpus) else None
     copies = 2 if gpu is None or gpu.compute_capability in NEEDS_TRANSPOSED else 1
-    return copies * sum(linear.in_features * linear.out_features * (linear.gemms if recorded(linear.gemms) else 1) for linear in layers) / 2**30
+    return copies * sum(linear.in_features * linear.out_features * gemms(linear) for linear in layers) / 2**30
 
 
 def treatment(facts: Facts, eager: list[Linear], copies: list[Linear]) -> Treatment | None:

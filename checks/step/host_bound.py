@@ -24,6 +24,7 @@ https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html
 
 from __future__ import annotations
 
+from fp8doctor.cost import micro_batches
 from fp8doctor.facts import Arm, Blocks, Breakdown, Facts, Linear, Network, Training, Trial, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.measured import best_bf16, timed, uses_fp8
@@ -74,7 +75,7 @@ def treatment(facts: Facts) -> Treatment:
     eager = [linear for linear in facts.network.linears if needs_compile(linear) and linear.compiled is None]
     if eager:
         return compile_treatment(facts, eager)
-    accumulate = facts.workload.accumulate if recorded(facts.workload) and recorded(facts.workload.accumulate) else 1
+    accumulate = micro_batches(facts)
     compiled = list(dict.fromkeys(linear.compiled for linear in facts.network.linears if recorded(linear.compiled) and linear.compiled is not None))
     if accumulate == 1 and compiled:
         return Treatment(

@@ -7,7 +7,8 @@ elements, times ms. On another GPU the efficiencies of the H200 are assumed. How
 
 from fp8doctor.cost.amdahl import amdahl
 from fp8doctor.cost.casts import casts_ms, weight_casts_ms
-from fp8doctor.cost.eager import Balance, eager_balance, eager_cast_saving, step_tokens
+from fp8doctor.cost.counts import gemms, micro_batches, step_tokens
+from fp8doctor.cost.eager import Balance, eager_balance, eager_cast_saving
 from fp8doctor.cost.gemm import gemm_ms, large_gemm_speedup, step_gemms_ms
 from fp8doctor.cost.gpus import GPUS, GpuSpec, gpu_spec, memory_ms, modelled_gpu
 
@@ -20,9 +21,11 @@ __all__ = [
     "eager_balance",
     "eager_cast_saving",
     "gemm_ms",
+    "gemms",
     "gpu_spec",
     "large_gemm_speedup",
     "memory_ms",
+    "micro_batches",
     "modelled_gpu",
     "step_gemms_ms",
     "step_tokens",

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from fp8doctor.cost.between import between_ms, uncompiled
 from fp8doctor.cost.casts import COMPILED_CAST_BYTES, casts_ms
+from fp8doctor.cost.counts import gemms, micro_batches, step_tokens
 from fp8doctor.cost.gemm import step_gemms_ms
 from fp8doctor.cost.gpus import modelled_gpu
 from fp8doctor.cost.host import FP8_HOST_MS, HOST_MS
-from fp8doctor.facts import Facts, Linear, recorded
+from fp8doctor.facts import Facts, Linear
 from fp8doctor.finding import Saving
 
 UNCERTAINTY = 0.25
@@ -37,7 +38,7 @@ def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
         return None
     casts = host = saved = 0.0
     for linear in eager:
-        count = linear.gemms if recorded(linear.gemms) else 1
+        count = gemms(linear)
         trained = linear.requires_grad is not False
         shape = (tokens, linear.in_features, linear.out_features)
         bf16, fp8 = (step_gemms_ms(*shape, gpu, fp8=in_fp8, weight_gradient=trained) or 0.0 for in_fp8 in (False, True))
@@ -46,17 +47,6 @@ def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
         saved += count * (bf16 - fp8)
     times = micro_batches(facts)
     return Balance(casts * times, saved * times, gpu.name, host * times)
-
-
-def micro_batches(facts: Facts) -> int:
-    """Of one step; one where that is not known."""
-    return facts.workload.accumulate if recorded(facts.workload) and recorded(facts.workload.accumulate) else 1
-
-
-def step_tokens(facts: Facts) -> int | None:
-    """Rows of the GEMMs in one micro-batch; None when that is not known."""
-    tokens = facts.workload.tokens if recorded(facts.workload) else None
-    return tokens if recorded(tokens) else None
 
 
 def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
@@ -71,7 +61,7 @@ def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
     how = uncompiled(facts)
     busy = host = 0.0
     for linear in eager:
-        count = linear.gemms if recorded(linear.gemms) else 1
+        count = gemms(linear)
         shape = (tokens, linear.in_features, linear.out_features)
         recipe = linear.recipe if linear.recipe in COMPILED_CAST_BYTES else "tensorwise"
         busy += count * (casts_ms(*shape, gpu, compiled=False) - casts_ms(*shape, gpu, compiled=True, recipe=recipe))

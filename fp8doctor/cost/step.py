@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from fp8doctor.cost.between import between_ms, uncompiled
 from fp8doctor.cost.casts import COMPILED_CAST_BYTES, TE_CAST_BYTES, casts_ms
-from fp8doctor.cost.eager import step_tokens
+from fp8doctor.cost.counts import gemms, micro_batches, step_tokens
 from fp8doctor.cost.gemm import gemm_ms, step_gemms_ms
 from fp8doctor.cost.gpus import GpuSpec, memory_ms, modelled_gpu
 from fp8doctor.cost.host import FP8_HOST_MS, HOST_MS
@@ -93,7 +93,7 @@ def modelled_step(facts: Facts, gpu: GpuSpec | None = None, *, loss: Literal["fp
             kernels += count * FP8_KERNELS[mode]
     families["attention"] += attention_ms(facts, tokens, gpu)
     families["loss"] += loss_ms(facts, tokens, gpu, LOSS_BYTES[loss])
-    accumulate = facts.workload.accumulate if recorded(facts.workload.accumulate) else 1
+    accumulate = micro_batches(facts)
     families = {family: time * accumulate for family, time in families.items()}
     families["optimizer"] = optimizer_ms(facts.network, gpu)
     busy = sum(families.values())
@@ -144,10 +144,6 @@ def mode_of(linear: Linear) -> str:
     if linear.stack == "transformer_engine":
         return "transformer_engine"
     return "eager" if linear.compiled is None else "compiled"
-
-
-def gemms(linear: Linear) -> int:
-    return linear.gemms if recorded(linear.gemms) else 1
 
 
 def attention_ms(facts: Facts, tokens: int, gpu: GpuSpec) -> float:

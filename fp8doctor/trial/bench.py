@@ -200,16 +200,8 @@ class Bench:
             attempt.ready.clear()
             for optimizer in self.optimizers:
                 optimizer.zero_grad(set_to_none=True)
-            self.still_there(attempt.plan.name)
+            still_there(self.device, attempt.plan.name)
             free(self.device)
-
-    def still_there(self, arm: str) -> None:
-        """Raise `DeviceLost` when the failure of ``arm`` left the GPU's context unusable."""
-        if self.device.type == "cuda":
-            try:
-                torch.cuda.synchronize(self.device)
-            except RuntimeError as error:
-                raise DeviceLost(arm, f"it took the GPU's context down: {sentence(error)}") from error
 
     def _warm(self, step: Callable[[], torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> Ready:
         began, retries = time.monotonic(), self._alloc_retries()
@@ -319,6 +311,15 @@ def _watched(ready: Ready) -> Callable[[], object]:
         return result
 
     return step
+
+
+def still_there(device: torch.device, part: str) -> None:
+    """Raise `DeviceLost` when the failure of ``part`` of the trial left the GPU's context unusable."""
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError as error:
+            raise DeviceLost(part, f"it took the GPU's context down: {sentence(error)}") from error
 
 
 def sentence(error: BaseException) -> str:

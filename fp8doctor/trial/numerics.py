@@ -28,7 +28,7 @@ from fp8doctor.stacks import NoTwin, recognise
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
 from fp8doctor.stacks.transformer_engine import as_before
 from fp8doctor.trial.arms import eager_bf16
-from fp8doctor.trial.bench import Bench, DeviceLost, sentence
+from fp8doctor.trial.bench import Bench, sentence, still_there
 from fp8doctor.trial.compiling import give_own_code
 from fp8doctor.trial.made_up import made_up
 from fp8doctor.trial.precision_lost import Casts, Difference
@@ -65,17 +65,9 @@ def with_numerics(trial: Trial, bench: Bench, until: float, against: str | None 
         reason = f"it raises {sentence(error)}"
     else:
         return msgspec.structs.replace(trial, numerics=layers)
-    _still_there(bench.device)
+    still_there(bench.device, NUMERICS)
     gaps = dict(trial.gaps) if recorded(trial.gaps) else {}
     return msgspec.structs.replace(trial, gaps=gaps | {"trial.numerics": reason})
-
-
-def _still_there(device: torch.device) -> None:
-    if device.type == "cuda":
-        try:
-            torch.cuda.synchronize(device)
-        except RuntimeError as error:
-            raise DeviceLost(NUMERICS, f"the numerics took the GPU's context down: {sentence(error)}") from error
 
 
 def layer_numerics(bench: Bench, until: float, against: str | None = None) -> tuple[LayerNumerics, ...]:

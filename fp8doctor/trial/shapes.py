@@ -28,7 +28,7 @@ from fp8doctor.overview import flops_share_pct, percent
 from fp8doctor.record import NOT_RECORDED
 from fp8doctor.shape_gain import MULTIPLE, judged
 from fp8doctor.trial import casts
-from fp8doctor.trial.bench import DeviceLost, sentence
+from fp8doctor.trial.bench import DeviceLost, sentence, still_there
 from fp8doctor.trial.undisturbed import free, undisturbed
 
 ARM = "shapes"
@@ -106,7 +106,7 @@ def timed(facts: Facts, device: torch.device, *, until: float) -> tuple[tuple[La
         try:
             shapes.append(_with_gemms(shape, bench, shape.layers[0] not in slow))
         except (RuntimeError, ValueError) as error:  # out of memory is one
-            bench.still_there(error)
+            still_there(bench.device, ARM)
             reasons.append(f"{in_words(shape)}: {sentence(error)}")
             free(device)
     shapes = _with_casts(shapes, bench, until)
@@ -196,14 +196,6 @@ class Timer:
             torch.cuda.synchronize(self.device)
         return {name: float(begin.elapsed_time(end)) for name, (begin, end) in marks.items()}
 
-    def still_there(self, error: BaseException) -> None:
-        """Raise `DeviceLost` when the error left the GPU's context unusable."""
-        if self.on_gpu:
-            try:
-                torch.cuda.synchronize(self.device)
-            except RuntimeError:
-                raise DeviceLost(ARM, f"it took the GPU's context down: {sentence(error)}") from error
-
     def close(self) -> None:
         """Give the memory back."""
         self._buffer = None
@@ -242,7 +234,7 @@ def _with_gemms(shape: LayerShape, bench: Timer, fast: bool) -> LayerShape:
         for operation in fp8.values():
             operation()
     except (RuntimeError, ValueError) as error:
-        bench.still_there(error)
+        still_there(bench.device, ARM)
         times = bench.turns(bf16)
         return msgspec.structs.replace(shape, bf16_ms=sum(times.values()), fp8_ms=None, casts_ms=None, reason=sentence(error))
     # In turns of a BF16 GEMM and an FP8 one: each has the clocks that the other had.
@@ -297,7 +289,7 @@ def _with_casts(shapes: list[LayerShape], bench: Timer, until: float) -> list[La
             operation = functools.partial(compiled, shape.recipe, shape.trained, *_cast_arguments(shape, bench.device))
             done[shape] = msgspec.structs.replace(shape, casts_ms=bench.turns({"casts": operation}, LAUNCH_FLUSHES)["casts"])
     except Exception as error:  # whatever the compiler raises
-        bench.still_there(error)
+        still_there(bench.device, ARM)
         reason = sentence(error)
     return [done.get(shape) or _without_casts(shape, reason) for shape in shapes]
 

@@ -24,7 +24,7 @@ from fp8doctor.measured import PRESCRIBED
 from fp8doctor.record import UnreadableDocument
 from fp8doctor.scrub import scrub
 from fp8doctor.timeline import MODULE, ProfiledStep, read_trace, step_of
-from fp8doctor.trial.bench import Attempt, Bench, Ready, sentence
+from fp8doctor.trial.bench import Attempt, Bench, Ready, sentence, still_there
 from fp8doctor.trial.depth import cleaned
 from fp8doctor.trial.evidence import StepProof, counted, profiled, profiler_in_use, prove
 from fp8doctor.trial.results import Samples, full_ms
@@ -97,7 +97,7 @@ class Tracer:
                     steps.append(step)
                     file.unlink()
         except Exception as error:
-            self.bench.still_there(BREAKDOWN)
+            still_there(device, BREAKDOWN)
             self.failures.append(scrub(f"profiling a step fails with {sentence(error)}"))
         else:
             attempt.profiled = tuple(reversed(steps))
