@@ -98,13 +98,17 @@ def inspect_model(
 
 def _timed(job: Job, facts: Facts, device: str | None, budget_s: float, selected: Sequence[str], ignored: Sequence[str]) -> Facts:
     """The facts with the trial, where there is something to time the model on."""
-    from fp8doctor.trial import choose_device, run_trial
+    from fp8doctor.trial import DeviceLost, choose_device, lost_with, run_trial
 
     where = choose_device(device)
     if where is None:
         return facts
     hypotheses = diagnose.diagnose(facts, select=selected, ignore=ignored).prescription
-    return msgspec.structs.replace(facts, trial=run_trial(job, facts, hypotheses, where, budget_s=budget_s, progress=lambda text, arm: None))
+    try:
+        trial = run_trial(job, facts, hypotheses, where, budget_s=budget_s, progress=lambda text, arm: None)
+    except DeviceLost as lost:
+        trial = lost_with(lost, where, budget_s)
+    return msgspec.structs.replace(facts, trial=trial)
 
 
 def _cut(job: Job, network: Network, layers: int) -> Job:

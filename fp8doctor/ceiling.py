@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fp8doctor.cost import gemms, modelled_gpu, step_gemms_ms, step_tokens
+from fp8doctor.cost import gemms, micro_batches, modelled_gpu, step_gemms_ms, step_tokens
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, recorded
 from fp8doctor.finding import Basis
 from fp8doctor.waterfall import breakdown_of, part_ms
@@ -115,13 +115,17 @@ def _in_a_step(arms: Iterable[Arm]) -> tuple[str, float] | None:
 
 
 def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
-    """The step's GEMMs, sped up as those of the Linears are that were timed alone."""
+    """The step's GEMMs, those of the Linears sped up as they are alone; what else the step multiplies stays as it is.
+
+    That is a head left out of FP8, the products of eager attention, adapters, or what is multiplied in fp32.
+    """
     shapes = facts.trial.shapes if recorded(facts.trial) and recorded(facts.trial.shapes) else ()
     bf16 = sum(len(each.layers) * each.bf16_ms for each in shapes)
     if not bf16 or all(each.fp8_ms is None for each in shapes) or _left_out(facts) or not _per_tensor(facts):
         return None
     best = sum(len(each.layers) * min(each.bf16_ms, each.fp8_ms if each.fp8_ms is not None else each.bf16_ms) for each in shapes)
-    return "the GEMMs of every shape timed alone", gemms_ms * best / bf16
+    theirs = min(gemms_ms, bf16 * micro_batches(facts))
+    return "the GEMMs of every shape timed alone", gemms_ms - theirs * (1 - best / bf16)
 
 
 def _by_datasheet(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:

@@ -14,8 +14,9 @@ from fp8doctor.measured import NO_FP8, measured, timed
 from fp8doctor.modelled import expected, in_words
 from fp8doctor.overview import fp8_was_asked_for
 from fp8doctor.prescription import prescribe
-from fp8doctor.report import Report, Tool, Verdict, now, read_saved, tool
+from fp8doctor.report import Report, Tool, now, read_saved, tool
 from fp8doctor.timed_plan import as_timed
+from fp8doctor.verdict import Verdict
 
 
 def diagnose(

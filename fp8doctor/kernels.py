@@ -1,11 +1,15 @@
 """What a GPU kernel does, told by the operator that launched it, by the operators around that one, and by its name.
 
-Names: seen on an H200 with torch 2.11, torchao 0.18 and Transformer Engine 2.20, or taken from public traces and from sources
-(tests/test_kernels.py says which). Operators: torch 2.13 and torchao 0.18 (``torchao/float8/float8_linear.py``).
+Names: seen on an H200 with torch 2.11, torchao 0.18 and Transformer Engine 2.20.2, or taken from public traces, from sources
+and from the symbols of Transformer Engine's library (tests/test_kernels.py says which). Operators: torch 2.13 and torchao 0.18
+(``torchao/float8/float8_linear.py``).
 
 An eager FP8 cast is ordinary kernels: abs, max, clamp, copy. What makes them FP8 work is where they were launched: inside the
 autograd function of an FP8 linear (``matmul_with_hp_or_float8_args``, its backward, ``_ToFloat8ConstrFunc``), or on a tensor
 of an FP8 type. The same kernels outside, such as the user's own ``x.abs().max()``, are pointwise.
+
+A GEMM inside torch's attention is attention: its math backend multiplies the scores in fp32, whatever type it is given. In a
+compiled graph no operator stands around it, so there it is a GEMM beside a generated softmax.
 """
 
 from __future__ import annotations
@@ -54,6 +58,19 @@ _GENERATED_CAST = re.compile(r"amax|abs_.*max|_to_copy.*clamp.*(reciprocal|div|m
 """Casts that do not name FP8; in a step without FP8 GEMMs they are the user's own arithmetic."""
 
 _NAME_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
+    (
+        "attention",
+        re.compile(
+            r"transformer_engine::(fused_attn|flash_attention|context_parallel|kv_cache|multi_tensor_transpose_to_bhsd)::"
+            r"|cudnn::fusion::(compute_dot|convert_d[qkv]|fmha|lean_reduc)"
+        ),
+    ),
+    ("optimizer", re.compile(r"multi_tensor_(adam|sgd|l2norm)::")),
+    (
+        "cast",
+        re.compile(r"multi_tensor_compute_scale::|transformer_engine.*(AmaxKernel|AmaxMemcpy|AmaxTma|Hadamard|scale_inv_kernel|zero_scales_kernel|nvfp4_)"),
+    ),
+    ("pointwise", re.compile(r"setup_grouped_gemm|grouped_bias_add|compute_grouped_tensor_offsets|convert_int32_to_int64|multi_tensor_pad_last_dim::")),
     ("loss", re.compile(r"LogSoftMax|softmax_warp_\w+<[^,<>]*,[^,<>]*,[^,<>]*, ?\d+, true|nll_loss|cross_entropy|[Ll]oss_?([Ff]or|[Bb]ack)ward")),
     ("attention", re.compile(r"flash_(fwd|bwd)|flash::|FlashAttn|fmha|cudnn.*sdpa|attn_(fwd|bwd)|attention|BatchPrefill|softmax", re.IGNORECASE)),
     ("gemm_fp8", FP8_GEMM_KERNEL),
@@ -73,7 +90,8 @@ _NAME_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
         "pointwise",
         re.compile(
             r"elementwise|vectorized_|unrolled_|reduce_kernel|CatArrayBatched|copy_kernel|fill|index|embedding|at::native|dropout|silu|gelu|swiglu|geglu"
-            r"|rope|rotary|gather|scatter|^void (at_cuda_detail::)?cub::|\bthrust::|RadixSort|nchwToNhwc|nhwcToNchw|kDequantizeBlockwise|kQuantizeBlockwise",
+            r"|rope|rotary|gather|scatter|^void (at_cuda_detail::)?cub::|\bthrust::|RadixSort|nchwToNhwc|nhwcToNchw|kDequantizeBlockwise|kQuantizeBlockwise"
+            r"|^(void )?transformer_engine::|moe_(un)?permute|nv::topk::|cublasLt::epilogue",
             re.IGNORECASE,
         ),
     ),
@@ -84,7 +102,7 @@ _OPERATOR_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
     ("communication", re.compile(r"^(c10d|_c10d_functional|nccl|symm_mem)::|^record_param_comms|^nccl:")),
     ("optimizer", re.compile(r"^aten::(_fused_(adam|adamw|sgd|adagrad)|_foreach_|_amp_)|^Optimizer\.")),
     ("loss", re.compile(r"^aten::.*(log_softmax|nll_loss|cross_entropy|kl_div|(mse|l1|huber|margin|embedding)_loss)")),
-    ("attention", re.compile(r"scaled_dot_product|flash_attn|attention|^aten::_(safe_)?softmax")),
+    ("attention", re.compile(r"scaled_dot_product|flash_attn|attention|^FusedAttnFunc|^AttnFuncWith|^aten::_(safe_)?softmax")),
     ("norm", re.compile(r"^aten::.*(layer|rms|batch|group|instance)_norm")),
     (
         _TYPED_GEMM,
@@ -134,7 +152,7 @@ def classify(name: str, operator: str | None = None, input_types: Sequence[str] 
         return "cast" if named in ("pointwise", "copy", "cast") else "gemm_fp8"
     launched = _first(_OPERATOR_RULES, operator) if operator else None
     if named == _TYPED_GEMM or (named is None and launched == _TYPED_GEMM):
-        return "gemm_fp8" if inside == "gemm_fp8" else _gemm(name, operator, input_types)
+        return inside if inside in ("gemm_fp8", "attention") else _gemm(name, operator, input_types)
     if named not in (None, "pointwise", "copy"):
         return named
     if named != "copy" and any("Float8" in each for each in input_types):

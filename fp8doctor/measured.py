@@ -12,7 +12,7 @@ from fp8doctor.cost import micro_batches
 from fp8doctor.facts import Arm, Facts, Trial, recorded
 from fp8doctor.finding import Finding, Outcome, Saving
 from fp8doctor.interval import Interval, interval
-from fp8doctor.report import Status, Verdict
+from fp8doctor.verdict import Status, Verdict
 
 EVEN = 0.03
 """A speedup within this of 1 is called even. A convention of this tool."""
@@ -116,19 +116,41 @@ def saved_ms(base: Arm, changed: Arm) -> Interval:
     return interval([a - b for a, b in zip(base.rounds_ms, changed.rounds_ms, strict=True)])
 
 
+def saved_by(facts: Facts, treatment: str) -> Interval | None:
+    """What a treatment saved of a step, in ms, where an arm carried it out alone on top of its base; None where none did."""
+    for alone in facts.trial.arms if recorded(facts.trial) and recorded(facts.trial.arms) else ():
+        base = base_of(facts.trial, alone) if alone.tried and alone.treatments == (treatment,) else None
+        if base is not None:
+            return saved_ms(base, alone)
+    return None
+
+
+def fp8_pays(facts: Facts) -> bool:
+    """Whether a whole step in FP8, as it is or as prescribed, was timed on a GPU and is not slower than the best BF16 of its like."""
+    if not recorded(facts.trial) or not recorded(facts.trial.arms) or facts.trial.device == "cpu":
+        return False
+    ratios = [ratio(bf16, fp8) for fp8 in fp8_totals(facts) if (bf16 := fair_bf16(facts, fp8))]
+    return any(each.high >= 1 or each.median > 1 - EVEN for each in ratios)
+
+
 def waits_for_time(trial: Trial) -> bool:
     """Whether a change was not tried because the budget left no time for it."""
     return any(not each.tried and each.treatments and (each.reason or "").endswith(NO_TIME_LEFT) for each in trial.arms)
 
 
+WORTH_WAITING = 1.10
+"""Most that FP8 can give, as a ratio to BF16, below which no variant that was left out is waited for. A convention of this tool."""
+
+
 def stays_in_bf16(facts: Facts) -> Interval | None:
     """What BF16 saves of the best total in FP8, in ms, when FP8 stays slower beyond doubt; None when it does not or is not known.
 
-    It is not known while a variant waits to be tried, nor on a CPU, which only emulates FP8.
+    It is not known while a variant waits to be tried, unless there is little that any of them could give, nor on a CPU, which
+    only emulates FP8.
     """
     if not recorded(facts.trial) or not recorded(facts.network) or not uses_fp8(facts) or facts.trial.device == "cpu":
         return None
-    if waits_for_time(facts.trial):
+    if waits_for_time(facts.trial) and not ((most := ceiling(facts)) and most.speedup < WORTH_WAITING):
         return None
     fp8, bf16 = best_fp8(facts), best_bf16(facts)
     if fp8 is None or bf16 is None or ratio(bf16, fp8).high >= 1:
@@ -204,7 +226,7 @@ def _promise(facts: Facts) -> str:
     """What the plan gives, or that nothing that was tried makes FP8 as fast as BF16."""
     prescribed, as_is = arm(facts.trial, PRESCRIBED), arm(facts.trial, "as_is")
     stays = " Nothing that was tried makes FP8 as fast: stay in BF16." if stays_in_bf16(facts) else ""
-    if prescribed is None or as_is is None or saved_ms(as_is, prescribed).high <= 0:
+    if prescribed is None or as_is is None or saved_ms(as_is, prescribed).low <= 0:
         return stays
     measure = fair_bf16(facts, prescribed)
     if measure is None:
@@ -217,7 +239,7 @@ def _promise(facts: Facts) -> str:
 def _most(facts: Facts) -> str:
     """What FP8 can give at most, where that is known."""
     most = ceiling(facts)
-    return f" FP8 cannot give this model more than about {most.speedup:.2f}x on this GPU{'' if most.basis == 'measured' else ' (modelled)'}." if most else ""
+    return f" FP8 cannot give this step more than about {most.speedup:.2f}x on this GPU{'' if most.basis == 'measured' else ' (modelled)'}." if most else ""
 
 
 def _offer(trial: Trial, bf16: Arm | None, fp8: Arm | None) -> str:
@@ -267,8 +289,4 @@ def _saved_alone(facts: Facts, finding: Finding) -> Interval | None:
     if finding.treatment.name == "stay-in-bf16":
         fp8, bf16 = best_fp8(facts) if uses_fp8(facts) else None, best_bf16(facts)
         return saved_ms(fp8, bf16) if fp8 and bf16 else None
-    for alone in facts.trial.arms:
-        base = base_of(facts.trial, alone) if alone.tried and alone.treatments == (finding.treatment.name,) else None
-        if base is not None:
-            return saved_ms(base, alone)
-    return None
+    return saved_by(facts, finding.treatment.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, recorded
 from fp8doctor.finding import Treatment
-from fp8doctor.overview import in_python
+from fp8doctor.overview import in_python, plural
 
 NEEDS_COMPILE = ("Float8Linear", "MXLinear", "MXFP8Linear")
 """Classes whose casts only the compiler fuses, by class name; torchao 0.10 to 0.18."""
@@ -29,20 +29,28 @@ def needs_compile(linear: Linear) -> bool:
 def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     """Compile the lists of blocks that hold these layers, and the few of them beside the blocks; else the whole model.
 
-    A KV cache would make every block a version of its own, of which Dynamo keeps 8: it is switched off with them.
+    Those few alone where all blocks are compiled already. A KV cache would make every block a version of its own, of which
+    Dynamo keeps 8: it is switched off where blocks are compiled.
     """
     network = facts.network
     lists = [each for each in network.blocks if any(is_inside(linear, each) for linear in uncovered)]
     beside = [linear for linear in uncovered if not any(is_inside(linear, each) for each in lists)]
-    if not lists or len(beside) > BESIDE_AT_MOST:
+    if len(beside) > BESIDE_AT_MOST or not (lists or blocks_are_compiled(network)):
         code = f"{WHY_WRAPPED}\nmodel = torch.compile(model)" if has_forward_of_torch(network) else "model.compile()"
         return Treatment(name="compile-model", summary="compile the model", code=code)
     lines = [compile_loop(each, network) for each in lists] + [compile_line(linear, network) for linear in beside]
     if any("torch.compile(" in each for each in lines):
         lines.insert(0, WHY_WRAPPED)
+    if not lists:
+        return Treatment(name="compile-layers", summary=f"compile {plural(len(beside), 'layer')} beside the compiled blocks", code="\n".join(lines))
     if recorded(facts.training) and facts.training.use_cache is True:
         lines.append(f"{cache_off(facts)}   # else every block is compiled anew, up to 8 of them")
     return Treatment(name="compile-blocks", summary="compile block by block, after the conversion to FP8", code="\n".join(lines))
+
+
+def blocks_are_compiled(network: Network) -> bool:
+    """Whether the model has repeated blocks, and all of them are compiled."""
+    return bool(network.blocks) and all(recorded(each.compiled) and each.compiled == each.count for each in network.blocks)
 
 
 def compile_loop(blocks: Blocks, network: Network, mode: str | None = None) -> str:

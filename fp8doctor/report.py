@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
-from fp8doctor.finding import SEVERITIES, Basis, Finding, Outcome, Severity
+from fp8doctor.finding import SEVERITIES, Finding, Outcome, Severity
 from fp8doctor.prescription import Prescription, Step
 from fp8doctor.record import Record, UnreadableDocument, decode, encode, from_builtins, to_builtins
+from fp8doctor.verdict import Verdict
 
 if TYPE_CHECKING:
     Plan = Prescription
@@ -21,30 +22,12 @@ else:
 SCHEMA_VERSION = 1
 """Raised only when a key is renamed or changes its meaning; new keys keep it."""
 
-Status = Literal["fp8_not_engaged", "no_fp8", "not_measured", "fp8_slower", "fp8_even", "fp8_faster"]
-
 
 class Tool(Record, frozen=True, kw_only=True):
     """What wrote the report."""
 
     name: str = "fp8doctor"
     version: str = ""
-
-
-class Verdict(Record, frozen=True, kw_only=True):
-    """The answer in one record. ``speedup`` is best BF16 / as it is; what was not measured is None."""
-
-    status: Status
-    summary: str
-    """One to three sentences."""
-    speedup: float | None = None
-    speedup_low: float | None = None
-    speedup_high: float | None = None
-    basis: Basis | None = None
-    achievable_speedup: float | None = None
-    step_ms: float | None = None
-    bf16_step_ms: float | None = None
-    tokens_per_s: float | None = None
 
 
 class ReportFailed(Exception):

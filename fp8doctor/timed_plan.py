@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from fp8doctor.cures import STAY_IN_BF16, describe
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Saving, Treatment
 from fp8doctor.interval import Interval
-from fp8doctor.measured import PRESCRIBED, arm, base_of, saved_ms, stays_in_bf16
+from fp8doctor.measured import PRESCRIBED, arm, base_of, best_bf16, saved_ms, stays_in_bf16
 from fp8doctor.prescription import Prescription, Step
+from fp8doctor.regions import WHY_WRAPPED, cache_off, compile_loop
 
 CHANGES_FP8 = ("CMP", "DST", "MOD", "SHP")
 """How the codes begin whose treatments change how FP8 runs: before they are carried out nothing tells whether to give FP8 up."""
+
+
+WITHOUT_CONVERSION = "# leave out the conversion to FP8"
 
 
 def as_timed(proposed: Prescription, facts: Facts) -> Prescription:
@@ -24,9 +30,23 @@ def as_timed(proposed: Prescription, facts: Facts) -> Prescription:
     gives_up = [step for step in steps if step.treatment.name == STAY_IN_BF16.name]
     if saved is not None:
         gives_up = gives_up or [_step(STAY_IN_BF16, "FP8 stays slower than BF16 with everything that was tried", saved, facts)]
+        gives_up = [msgspec.structs.replace(step, treatment=as_best(step.treatment, facts)) for step in gives_up]
     elif _prescription_was_timed(facts) or any(code.startswith(CHANGES_FP8) for step in others for code in step.mends):
         gives_up = []
     return Prescription(others + gives_up, facts)
+
+
+def as_best(bf16: Treatment, facts: Facts) -> Treatment:
+    """To stay in BF16, in the lines that make the BF16 that was timed fastest."""
+    best, network = best_bf16(facts), facts.network
+    if best is None:
+        return bf16
+    if best.name == "bf16":
+        return msgspec.structs.replace(bf16, summary=bf16.summary.replace(", compiled", ""), code=WITHOUT_CONVERSION)
+    loops = [compile_loop(each, network) for each in network.blocks] or ["model = torch.compile(model)"]
+    wrapped = [WHY_WRAPPED] if network.blocks and any("torch.compile(" in each for each in loops) else []
+    cache = [cache_off(facts)] if network.blocks and recorded(facts.training) and facts.training.use_cache is True else []
+    return msgspec.structs.replace(bf16, code="\n".join([WITHOUT_CONVERSION, *wrapped, *loops, *cache]))
 
 
 def _prescription_was_timed(facts: Facts) -> bool:

@@ -9,12 +9,14 @@ was open, and none where none was. ``gpu_user_annotation`` and ``cuda_sync`` lie
 
 from __future__ import annotations
 
+import gc
 import gzip
 import mmap
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain, islice, pairwise
@@ -122,12 +124,25 @@ class ProfiledStep:
     """False where the trace holds nothing of a GPU, so that a CPU's operators were split."""
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Without Python's garbage collector, which would look through hundreds of thousands of events that are all alive again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_collector_paused()
 def read_trace(path: Path) -> Trace:
     """Read a trace, plain or compressed by gzip. Raises `fp8doctor.record.UnreadableDocument`."""
     try:
         if not Path(path).stat().st_size:
             raise UnreadableDocument("the trace is empty")
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0), prot=mmap.PROT_READ) as content:
             document = decoder(_Document).decode(gzip.decompress(content) if content[:2] == _GZIP else content)
     except (OSError, EOFError, zlib.error) as error:
         raise UnreadableDocument(f"the trace cannot be read: {error}") from None
@@ -176,8 +191,9 @@ class _Modules:
     names: list[tuple[str, str]] = field(default_factory=list)
     """Kind and name."""
     numbers: dict[tuple[str, str], int] = field(default_factory=dict)
-    forward: dict[_Thread, dict[int, _Place]] = field(default_factory=lambda: defaultdict(dict))
-    """Thread -> sequence number -> where its operator stood. Of several the last is right: a number is used up when a node is made."""
+    forward: dict[_Thread, dict[int, tuple[_Place, Family | None]]] = field(default_factory=lambda: defaultdict(dict))
+    """Thread -> sequence number -> where its operator stood, and inside what work. Of several the last is right: a number is used
+    up when a node is made."""
     threads: dict[int, _Thread] = field(default_factory=dict)
     """``Fwd thread id`` -> the thread, which operators of the forward do not tell."""
 
@@ -189,15 +205,19 @@ class _Modules:
         return number
 
     def owner(self, place: _Place) -> int | None:
-        if not isinstance(place, tuple):
-            return place
-        thread, sequence = place
-        if thread in self.threads:
-            found = self.forward[self.threads[thread]].get(sequence)
-        else:
-            candidates = [numbers[sequence] for numbers in self.forward.values() if sequence in numbers]
-            found = candidates[0] if len(candidates) == 1 else None
+        found = self._of_the_forward(place)[0] if isinstance(place, tuple) else place
         return found if isinstance(found, int) else None
+
+    def work(self, operator: _Operator) -> Family | None:
+        """What an operator serves: in the backward what its forward served."""
+        return self._of_the_forward(operator.place)[1] if operator.inside is None and isinstance(operator.place, tuple) else operator.inside
+
+    def _of_the_forward(self, node: tuple[int, int]) -> tuple[_Place, Family | None]:
+        thread, sequence = node
+        if thread in self.threads:
+            return self.forward[self.threads[thread]].get(sequence, (None, None))
+        candidates = [numbers[sequence] for numbers in self.forward.values() if sequence in numbers]
+        return candidates[0] if len(candidates) == 1 else (None, None)
 
 
 _Span = tuple[int, int, int, int]
@@ -229,6 +249,7 @@ class _Works:
     """Begin of the call that launched each, -1 where none is known."""
 
 
+@_collector_paused()
 def step_of(trace: Trace) -> ProfiledStep:
     """Split the step that the trace holds. Raises `fp8doctor.record.UnreadableDocument` where it holds no activity, or lost the GPU's."""
     if trace.launches and not trace.gpu:
@@ -342,7 +363,7 @@ def _of_gpu(trace: Trace, modules: _Modules) -> _Works:
     operators = _launching_operators(trace, activities, launches, modules)
     numbers: dict[tuple[str, str | None, tuple[str, ...], Family | None], int] = {}
     numbered = [
-        numbers.setdefault((event.name, operator.name, operator.types, operator.inside), len(numbers))
+        numbers.setdefault((event.name, operator.name, operator.types, modules.work(operator)), len(numbers))
         for event, operator in zip(activities, operators, strict=True)
     ]
     fp8_step = any(FP8_GEMM_KERNEL.search(name) or (operator is not None and is_fp8_gemm(operator)) for name, operator, _, _ in numbers)
@@ -407,6 +428,8 @@ def _walk(trace: Trace, modules: _Modules, wanted: set[int], untold: dict[_Threa
     links, effects = _link(trace), _Effects()
     for thread in {*trace.host, *untold}:
         forward, to_place = modules.forward[thread], untold.get(thread, [])
+        ahead = iter(sorted(launch.ts for launch in to_place))
+        next_untold = next(ahead, inf)
         opened: list[tuple[float, Family | None, _Place, _Event | None]] = []
         until = inf
         inside: Family | None = None
@@ -427,13 +450,14 @@ def _walk(trace: Trace, modules: _Modules, wanted: set[int], untold: dict[_Threa
                         if arguments.forward_thread not in modules.threads and (thread, start) in links:
                             modules.threads[arguments.forward_thread] = links[thread, start]
                     else:
-                        forward[sequence] = place
+                        forward[sequence] = place, inside
                 if arguments.external in wanted:
                     found[arguments.external] = _Operator(event.name, arguments.types, inside, there)
                 then = effects[event.name] or inside
-                if to_place:
+                if start + event.dur > next_untold:
                     by = event
             elif event.cat in _LAUNCH:
+                next_untold = next(ahead, inf)
                 if operator is not None:
                     found[-arguments.correlation] = _Operator(operator.name, operator.args.types, inside, place)
             elif event.name.startswith(MODULE):
@@ -479,7 +503,7 @@ def _of_cpu(trace: Trace, modules: _Modules) -> _Works:
             if _COMPILED_GRAPH.match(event.name) or not (_NO_WORK.match(event.name) or _NO_OPERATOR.match(event.name)):
                 operator = operators[event.args.external]
                 owner, whole = len(works.kinds), is_fp8_gemm(event.name)
-                works.kinds.append(_Kind(event.name, classify("", event.name, operator.types, operator.inside), event.name))
+                works.kinds.append(_Kind(event.name, classify("", event.name, operator.types, modules.work(operator)), event.name))
                 works.places.append(operator.place)
         while opened:
             since = _own(works, since, opened[-1][0], owner)

@@ -106,11 +106,16 @@ def signed(ms: float) -> str:
 
 
 def waits_for_the_host(arm: Arm) -> bool:
-    """Whether the GPU runs dry for a good part of the step because launches come late."""
+    """Whether the GPU runs dry for a good part of the step because launches come late, in the shortest step that the median may be too.
+
+    A host that others disturb makes single rounds longer, which says nothing about the job.
+    """
     found = breakdown_of(arm)
     if found is None or not arm.step_ms or not recorded(found.host_wait_pct) or found.host_wait_pct is None:
         return False
-    return 100 * found.idle_ms / arm.step_ms > HOST_BOUND_PCT and found.host_wait_pct >= HOST_WAIT_PCT
+    shortest = arm.low_ms if recorded(arm.low_ms) and arm.low_ms else arm.step_ms
+    idle = found.idle_ms - (arm.step_ms - shortest)
+    return 100 * idle / shortest > HOST_BOUND_PCT and found.host_wait_pct >= HOST_WAIT_PCT
 
 
 def profiled_on_gpu(facts: Facts) -> tuple[Arm, Breakdown, float] | NotApplicable:

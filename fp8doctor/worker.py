@@ -31,6 +31,7 @@ from fp8doctor.discovery import in_words
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target, Trial, recorded
 from fp8doctor.job import Job
+from fp8doctor.kept import without
 from fp8doctor.load import compiled, load, locate
 from fp8doctor.order import TrialOrder
 from fp8doctor.record import UnreadableDocument, decoder, settle
@@ -138,7 +139,7 @@ def examine_in_worker(
 
     Raises `UserError` for what the user can mend. A child that dies, hangs or talks nonsense costs what it had not yet
     said: the facts so far come back with the problem. One that dies of an arm of the trial is followed by another
-    without that arm, `MOST_WORKERS` in all.
+    without that arm, `MOST_WORKERS` in all; when the times were known before, they are kept.
     """
     source = locate(target) if target is not None else None
     if source is not None and source.path is not None:
@@ -173,7 +174,7 @@ def _examined(request: dict[str, Any], facts: Facts, load_timeout: float, progre
             if line is None:
                 if time.monotonic() - began > limit:
                     if arm is not None:
-                        raise _ArmFailed(arm, f"it took longer than {limit:g} s")
+                        return _without(facts, arm, f"it took longer than {limit:g} s")
                     return _incomplete(facts, f"{doing} took longer than {limit:g} s and was stopped; --load-timeout allows it more")
                 continue
             try:
@@ -188,7 +189,7 @@ def _examined(request: dict[str, Any], facts: Facts, load_timeout: float, progre
             elif isinstance(message, Traced):
                 traces[message.file] = message.problem
             elif isinstance(message, Lost):
-                raise _ArmFailed(message.arm, message.reason)
+                return _without(facts, message.arm, message.reason)
             elif not isinstance(message, Examined):
                 child.finish()
                 if isinstance(message, Mistake):
@@ -196,8 +197,15 @@ def _examined(request: dict[str, Any], facts: Facts, load_timeout: float, progre
                 return _incomplete(facts, message.sentence) if isinstance(message, Failure) else Examination(facts, None)
         end = _end(child.returncode)
         if arm is not None:
-            raise _ArmFailed(arm, f"the process {end}")
+            return _without(facts, arm, f"the process {end}")
         return _incomplete(facts, f"the worker {end} while {doing}")
+
+
+def _without(facts: Facts, arm: str, reason: str) -> Examination:
+    """The trial that was known before the child failed at what it can do without. Raises `_ArmFailed` when none was."""
+    if not recorded(facts.trial):
+        raise _ArmFailed(arm, reason)
+    return Examination(msgspec.structs.replace(facts, trial=without(facts.trial, arm, reason)), None)
 
 
 def _incomplete(facts: Facts, sentence: str) -> Examination:
@@ -380,8 +388,11 @@ def _trial(channel: _Channel, job: Job, facts: Facts, order: TrialOrder, skip: d
         if file is not None:
             channel.send(_kept(trace, file))
 
+    def keep(trial: Trial) -> None:
+        channel.send(Examined(msgspec.structs.replace(facts, trial=trial).to_dict()))
+
     try:
-        return run_trial(job, facts, hypotheses, device, budget_s=order.budget_s, progress=progress, skip=skip, keep_trace=keep_trace)
+        return run_trial(job, facts, hypotheses, device, budget_s=order.budget_s, progress=progress, skip=skip, keep_trace=keep_trace, keep=keep)
     except DeviceLost as lost:
         channel.send(Lost(lost.arm, str(lost)))
         os._exit(1)

@@ -18,10 +18,25 @@ from fp8doctor.render.terminal import columns
 CATALOGUE = registry.discover()
 CHECKS = Path(__file__).resolve().parents[1] / "checks"
 
-IMPORTABLE = {"facts", "finding", "measured", "record", "registry", "overview", "cost", "regions", "cures", "disturbed", "waterfall", "ceiling", "shape_gain"}
+IMPORTABLE = {
+    "facts",
+    "finding",
+    "measured",
+    "record",
+    "registry",
+    "overview",
+    "cost",
+    "regions",
+    "cures",
+    "disturbed",
+    "waterfall",
+    "ceiling",
+    "shape_gain",
+    "plain_attention",
+}
 """Modules of fp8doctor that a check may import (``record`` for the type of evidence, ``regions`` for the one way in which
 every check says what to compile, ``cures`` for the lines of what the trial proposes too, ``disturbed`` for when a
-trial calls its own times unreliable). No torch, no os, no sys."""
+trial calls its own times unreliable, ``plain_attention`` for the GEMMs that two checks would claim). No torch, no os, no sys."""
 
 STANDARD = {"__future__", "collections", "collections.abc", "dataclasses", "itertools", "math", "re", "functools", "typing", "packaging.version"}
 """Modules from outside the project that a pure function of the facts may want."""

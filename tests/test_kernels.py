@@ -190,13 +190,66 @@ PUBLIC_TRACES_AND_SOURCES: dict[Family, tuple[str, ...]] = {
     "unknown": ("", "my_own_kernel", "triton_tem_fused_mystery_0", "gemm_of_no_known_type", "Optimizer.step#AdamW.step"),
 }
 
-ALL = [(name, family) for names in (SEEN_ON_AN_H200, PUBLIC_TRACES_AND_SOURCES) for family, group in names.items() for name in group]
+TRANSFORMER_ENGINE: dict[Family, tuple[str, ...]] = {
+    # Transformer Engine 2.20.2: the kernels in the symbols of its library (transformer_engine_cu13 on PyPI, libtransformer_engine.so),
+    # those with fused_attn, reduce_dbias and cublasLt seen on an H200; cuDNN's helpers: seen there, and in public traces (lean_reduction).
+    "attention": (
+        "void cudnn::fusion::compute_dot_do_o_specialized<true, 128>(void const*, void const*, void*, void*, unsigned int, ...)",
+        "void cudnn::fusion::convert_dq_to_16bits<true>(void const*, void*, unsigned int, ...)",
+        "void cudnn::fusion::fmha_reduce_head<true>(void const*, void*, unsigned int, ...)",
+        "void cudnn::fusion::lean_reduction_kernel<...>",
+        "transformer_engine::fused_attn::extract_seed_and_offset(long*, bool, long*, unsigned long, long*, unsigned long, unsigned int)",
+        "transformer_engine::fused_attn::cu_seqlens_to_actual_seqlens(...)",
+        "void transformer_engine::flash_attention::prepare_kernel_fwd<__nv_bfloat16>(__nv_bfloat16 const*, __nv_bfloat16*, unsigned long, ...)",
+        "void transformer_engine::context_parallel::thd_lse_kernel<false, transformer_engine::context_parallel::ReadLseFunctor>(float*, float*, int*, ...)",
+        "transformer_engine::context_parallel::thd_partition_indices_kernel(...)",
+        "void transformer_engine::kv_cache::copy_to_kv_cache_kernel<__nv_fp8_e4m3>(...)",
+        "void transformer_engine::multi_tensor_transpose_to_bhsd::transpose_to_bhsd_kernel<__nv_fp8_e4m3, false>(...)",
+        "void transformer_engine::scaled_masked_softmax_warp_forward<__nv_bfloat16, __nv_bfloat16, float, 9>(...)",
+    ),
+    "cast": (
+        "void transformer_engine::(anonymous namespace)::HadamardAmaxTmaKernel<...>",
+        "transformer_engine::(anonymous namespace)::GraphSafeMultiZeroAmaxKernel(...)",
+        "transformer_engine::(anonymous namespace)::MultiAmaxMemcpyD2DKernelPreRHT(...)",
+        "transformer_engine::(anonymous namespace)::update_tensor_scale_inv_kernel(float const*, float*)",
+        "void transformer_engine::(anonymous namespace)::unswizzle_scaling_kernel<...>",
+        "transformer_engine::nvfp4_recipe::nvfp4_transpose_kernel(unsigned char const*, unsigned char*, unsigned long, unsigned long)",
+        "transformer_engine::dispatch::mxfp8::quantize_kernel::zero_scales_kernel(unsigned char*, unsigned long, float const*)",
+        "void transformer_engine::gated_act_kernel<8, true, float, transformer_engine::Empty, ..., __nv_bfloat16, __nv_fp8_e4m3>(...)",
+        "void multi_tensor_apply_kernel<TensorListMetadata<3, false>, transformer_engine::multi_tensor_compute_scale::ComputeScaleAndScaleInvFunctor, ...>",
+    ),
+    "optimizer": (
+        "void multi_tensor_apply_kernel<TensorListMetadata<5, true>, transformer_engine::multi_tensor_adam::AdamFunctorMaster<__nv_fp8_e5m2, float, ...>>",
+        "void multi_tensor_apply_kernel<TensorListMetadata<1, false>, transformer_engine::multi_tensor_l2norm::L2NormFunctor<float>, ...>",
+        "transformer_engine::multi_tensor_l2norm::cleanup(...)",
+    ),
+    "loss": ("void transformer_engine::fused_router::fused_moe_aux_loss_forward_kernel<...>",),
+    "pointwise": (
+        "void transformer_engine::detail::reduce_dbias_kernel<4, float, __nv_bfloat16>(__nv_bfloat16*, float const*, int, int)",
+        "void transformer_engine::dispatch::common::kernel::group_reduce_dbias_kernel<2, float>(...)",
+        "void transformer_engine::fused_rope_forward_kernel<__nv_bfloat16>(__nv_bfloat16 const*, int const*, float const*, ...)",
+        "void transformer_engine::fused_qkv_rope_backward_kernel<...>",
+        "void transformer_engine::gated_act_kernel<16, false, float, transformer_engine::SiTUGLUParam, ..., __nv_bfloat16, __nv_bfloat16>(...)",
+        "void transformer_engine::unary_grad_kernel<16, false, float, transformer_engine::Empty, ..., __nv_bfloat16, __nv_bfloat16>(...)",
+        "void transformer_engine::(anonymous namespace)::multi_padding_kernel<32, __nv_bfloat16>(...)",
+        "transformer_engine::multi_tensor_pad_last_dim::multi_tensor_pad_last_dim_kernel(transformer_engine::multi_tensor_pad_last_dim::MultiPadParams)",
+        "void transformer_engine::fused_router::fused_topk_with_score_function_forward_kernel<__nv_bfloat16, ...>",
+        "void moe_permute_kernel<__nv_bfloat16, __nv_bfloat16, 128, false>(...)",
+        "void moe_unpermute_kernel<__nv_bfloat16, __nv_bfloat16, true>(...)",
+        "void nv::topk::last_filter_kernel<__nv_bfloat16, int, 11, false>(...)",
+        "(anonymous namespace)::setup_grouped_gemm_kernel(void**, void**, ..., float**, float**, ...)",
+        "void cublasLt::epilogue::impl::globalKernelBgradAB_v2<8, 128, __nv_bfloat16, __nv_bfloat16, float>(...)",
+    ),
+}
+
+ALL = [(name, family) for names in (SEEN_ON_AN_H200, PUBLIC_TRACES_AND_SOURCES, TRANSFORMER_ENGINE) for family, group in names.items() for name in group]
 
 ABS = "void at::native::vectorized_elementwise_kernel<8, at::native::AbsFunctor<c10::BFloat16>, std::array<char*, 2ul> >"
 AMAX = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<c10::BFloat16, at::native::func_wrapper_t<..., at::native::MaxNanFunctor<...>>>>"
 CLAMP = "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::launch_clamp_scalar(...)>"
 SCALE = "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<at::native::BinaryFunctor<float, float, float, ...>>>"
 COPY = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}>"
+FP8_GEMM = "nvjet_sm90_qqtst_256x128_128x4_1x2_h_bz_coopA_TNT"
 EAGER_CAST = ((ABS, "aten::abs"), (AMAX, "aten::max"), (CLAMP, "aten::clamp"), (SCALE, "aten::mul"), (COPY, "aten::copy_"), ("Memset (Device)", "aten::max"))
 
 
@@ -266,6 +319,20 @@ def test_gemm_is_told_by_the_types_of_its_matrices(operator: str, types: tuple[s
 def test_gemm_inside_an_fp8_layer_keeps_its_own_type() -> None:
     """rowwise_with_gw_hp multiplies one of its three in BF16."""
     assert classify("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NTT", "aten::mm", inside="cast") == "gemm_16bit"
+
+
+@pytest.mark.parametrize("name", ["", "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3", "nvjet_sm90_tst_64x64_4x4_bz_TNN"])
+def test_gemm_inside_torchs_attention_is_attention(name: str) -> None:
+    """The math backend of scaled_dot_product_attention computes in fp32 whatever it is given."""
+    assert classify(name, "aten::bmm", ("float", "float"), inside=work_inside("aten::_scaled_dot_product_attention_math")) == "attention"
+    assert classify(FP8_GEMM, "aten::_scaled_mm", inside="attention") == "gemm_fp8"
+
+
+@pytest.mark.parametrize("operator", ["FusedAttnFunc", "FusedAttnFuncBackward", "AttnFuncWithCPAndKVP2P"])
+def test_what_transformer_engines_attention_launches(operator: str) -> None:
+    """Autograd functions of Transformer Engine 2.20.2, ``pytorch/attention/dot_product_attention``."""
+    assert classify("a_kernel_of_a_library_to_come", operator) == "attention"
+    assert classify(COPY, "aten::copy_", inside=work_inside(operator)) == "attention"
 
 
 def test_bias_that_addmm_copies_is_no_gemm() -> None:

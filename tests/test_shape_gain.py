@@ -9,8 +9,22 @@ import pytest
 
 from fp8doctor.cost import memory_ms, modelled_gpu
 from fp8doctor.facts import Facts, LayerShape, Linear, Network, Trial, Workload
+from fp8doctor.interval import Interval
 from fp8doctor.measured import EVEN
-from fp8doctor.shape_gain import RECIPES, crossing, gains, losing, losing_apart, losing_body, modelled_casts_ms, saving, to_keep
+from fp8doctor.shape_gain import (
+    LEAST_IN_STEP,
+    RECIPES,
+    acquitted,
+    crossing,
+    gains,
+    losing,
+    losing_apart,
+    losing_body,
+    modelled_casts_ms,
+    saving,
+    to_keep,
+)
+from tests.checks.arms import ran
 
 TOKENS = 8192
 
@@ -47,25 +61,108 @@ def test_wide_layers_gain_and_narrow_ones_lose_by_the_model() -> None:
 
 
 def test_what_was_timed_stands_before_the_model() -> None:
-    trial = timed(shape("up", bf16=1.0, fp8=0.6, casts=0.9), shape("k", bf16=1.0, fp8=0.5, casts=0.2))
+    trial = timed(shape("up", bf16=1.0, fp8=0.9, casts=1.1), shape("k", bf16=1.0, fp8=0.5, casts=0.2))
     found = gains(facts(WIDE, NARROW, trial=trial, accumulate=4))
-    assert found["up"].ms == pytest.approx(4 * (1.0 - 0.6 - 0.9))
+    assert found["up"].ms == pytest.approx(4 * (1.0 - 0.9 - 1.1))
     assert (found["up"].loses, found["k"].loses) == (True, False)
     assert (found["up"].measured, found["up"].gpu) == (True, "NVIDIA H200")
 
 
-@pytest.mark.parametrize(("casts", "loses"), [(0.55, False), (0.70, True)])
-def test_casts_timed_alone_may_still_be_fused(casts: float, loses: bool) -> None:
-    """Fused they move 4 of 6 bytes of the activations: 0.55 becomes less than what the GEMMs save, 0.70 does not."""
-    found = gains(facts(WIDE, trial=timed(shape("up", bf16=1.0, fp8=0.6, casts=casts))))
+@pytest.mark.parametrize(("casts", "loses"), [(0.17 / LEAST_IN_STEP, False), (0.19 / LEAST_IN_STEP, True)])
+def test_casts_timed_alone_are_fewer_in_a_step(casts: float, loses: bool) -> None:
+    """The fewest make 0.85 more than 1.03, or not."""
+    found = gains(facts(WIDE, trial=timed(shape("up", bf16=1.0, fp8=0.85, casts=casts))))
     assert found["up"].ms < 0
     assert found["up"].loses is loses
 
 
-@pytest.mark.parametrize("fields", [{"device": "cpu"}, {}], ids=["on a CPU", "casts not timed"])
-def test_what_says_nothing_about_a_gpu_is_modelled(fields: dict[str, str]) -> None:
-    trial = timed(shape("up", bf16=1.0, fp8=9.0, casts=None if not fields else 9.0), **fields)
+def test_casts_that_took_far_longer_alone_than_in_any_step_accuse_nobody() -> None:
+    """Seen on an H200: 2048 x 2048 took 0.29 ms in one process and 0.57 in another, as the compiler chose its tiles; in the steps 0.19."""
+    modelled = gains(facts(WIDE))["up"].casts_ms
+    found = gains(facts(WIDE, trial=timed(shape("up", bf16=1.0, fp8=0.6, casts=2.0))))["up"]
+    assert (found.least_casts_ms, found.loses) == (modelled, False)
+
+
+def test_layers_that_all_lose_alone_in_a_step_that_pays_are_not_accused() -> None:
+    trial = msgspec.structs.replace(timed(shape("k", bf16=1.0, fp8=1.0, casts=0.3)), arms=(ran("as_is", 90.0), ran("bf16", 100.0)), reliable=True)
+    assert losing(facts(NARROW, trial=trial))
+    assert losing_body(facts(NARROW, trial=trial)) == {}
+    slower = msgspec.structs.replace(trial, arms=(ran("as_is", 110.0), ran("bf16", 100.0)))
+    assert list(losing_body(facts(NARROW, trial=slower))) == ["k"]
+
+
+DECODER_468M = ((1024, 4096, 48, 0.547, 0.318, 0.297), (1024, 1024, 96, 0.161, 0.108, 0.136), (4096, 1024, 24, 0.544, 0.316, 0.297))
+SIDES_OF_1B = ((2048, 8192, 32), (8192, 2048, 16), (2048, 2048, 32), (2048, 512, 32))
+LLAMA_1B = {
+    "with eager attention": ((1.038, 0.587, 0.427), (1.036, 0.580, 0.500), (0.280, 0.164, 0.189), (0.094, 0.070, 0.130)),
+    "with a KV cache": ((1.065, 0.601, 0.355), (1.062, 0.593, 0.355), (0.291, 0.167, 0.150), (0.096, 0.071, 0.100)),
+}
+FEW_TOKENS = ((0.073, 0.056, 0.133), (0.072, 0.055, 0.140), (0.034, 0.031, 0.064), (0.027, 0.025, 0.046))
+
+
+def as_timed(tokens: int, *shapes: tuple[int, int, int, float, float, float]) -> Facts:
+    layers = [(f"{k}x{n}.{i}", k, n) for k, n, count, *_ in shapes for i in range(count)]
+    measured = [
+        LayerShape(
+            m=tokens, k=k, n=n, recipe="tensorwise", trained=True, layers=tuple(f"{k}x{n}.{i}" for i in range(count)),
+            bf16_ms=bf16, fp8_ms=fp8, casts_ms=casts, reason=None,
+        )
+        for k, n, count, bf16, fp8, casts in shapes
+    ]  # fmt: skip
+    return facts(*(linear(*each) for each in layers), tokens=tokens, trial=timed(*measured))
+
+
+def test_a_decoder_that_gains_in_the_step_is_accused_of_nothing() -> None:
+    """decoder_468m on an H200: GEMMs and casts alone 0.81x, the compiled step 1.06x of BF16."""
+    of = as_timed(16384, *DECODER_468M)
+    assert sum(gain.ms for gain in gains(of).values()) < 0
+    assert crossing(of) is None
+    assert to_keep(of) == ()
+
+
+@pytest.mark.parametrize("run", LLAMA_1B.values(), ids=LLAMA_1B)
+def test_two_runs_of_the_same_shapes_are_judged_alike(run: tuple[tuple[float, float, float], ...]) -> None:
+    """Llama 1B twice on one kind of H200, the casts 1.0 to 1.4 times as long: keys and values lose, by too little for a filter."""
+    of = as_timed(8192, *((*sides, *times) for sides, times in zip(SIDES_OF_1B, run, strict=True)))
+    assert {name.partition(".")[0] for name in losing(of)} == {"2048x512"}
+    assert to_keep(of) == ()
+
+
+def test_a_batch_of_few_tokens_is_still_one() -> None:
+    """few_tokens on an H200: the compiled step runs at 0.60x."""
+    of = as_timed(256, *((*sides, *times) for sides, times in zip(SIDES_OF_1B, FEW_TOKENS, strict=True)))
+    found = crossing(of)
+    assert found is not None
+    assert found.speedup_now < 0.7
+
+
+def test_what_the_step_gained_less_than_the_least_loss_acquits() -> None:
+    found = gains(facts(WIDE, trial=timed(shape("up", bf16=1.0, fp8=0.9, casts=1.0)))).values()
+    low, high = -sum(gain.most_ms for gain in found), -sum(gain.ms for gain in found)
+    assert 0 < low < high
+    interval = lambda most: Interval(median=0.0, low=-1.0, high=most)  # noqa: E731
+    assert acquitted(found, interval(0.9 * low))
+    assert not acquitted(found, interval(1.1 * low))
+    assert not acquitted(found, interval(-0.1)), "what costs is refuted by the trial, and said to be"
+    assert not acquitted(found, None)
+
+
+def test_what_was_timed_on_a_cpu_is_modelled() -> None:
+    trial = timed(shape("up", bf16=1.0, fp8=9.0, casts=9.0), device="cpu")
     assert gains(facts(WIDE, trial=trial)) == gains(facts(WIDE))
+
+
+def test_gemms_whose_casts_are_missing_keep_their_times() -> None:
+    (found,), (modelled,) = (gains(facts(WIDE, trial=trial)).values() for trial in (timed(shape("up", bf16=1.0, fp8=0.6, casts=None)), None))
+    assert (found.bf16_ms, found.fp8_ms, found.gpu) == (1.0, 0.6, "NVIDIA H200")
+    assert (found.casts_ms, found.margin, found.measured) == (modelled.casts_ms, modelled.margin, False)
+
+
+def test_the_rows_that_the_trial_saw_stand_before_the_tokens() -> None:
+    trial = Trial(device="cuda", gpu="NVIDIA H200", rows={"k": (64, 64, 32)})
+    found, few = gains(facts(WIDE, NARROW, trial=trial, accumulate=4)), gains(facts(NARROW, tokens=64))
+    assert found["up"] == gains(facts(WIDE, accumulate=4))["up"]
+    assert (found["k"].bf16_ms, found["k"].times, few["k"].times) == (few["k"].bf16_ms, 4 * 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -141,13 +238,6 @@ def test_a_frozen_layer_casts_its_activations_in_one_layout(recipe: str) -> None
     assert frozen == trained if recipe == "rowwise_with_gw_hp" else frozen < 0.85 * trained
 
 
-@pytest.mark.parametrize(("trained", "loses"), [(True, True), (False, False)])
-def test_casts_of_a_frozen_layer_fuse_to_less(trained: bool, loses: bool) -> None:
-    """Fused they move 3 of 5 bytes of the activations, not 4 of 6."""
-    layer = linear("up", 2048, 8192, requires_grad=trained)
-    assert gains(facts(layer, trial=timed(shape("up", bf16=1.0, fp8=0.6, casts=0.60))))["up"].loses is loses
-
-
 def test_heads_and_routers_stand_apart_and_the_adapters_of_lora_are_left_to_its_check() -> None:
     of = facts(WIDE, NARROW, linear("gate", 2048, 64, role="router"), linear("score", 2048, 16, role="head"), linear("a", 2048, 16, adapter="adapter"))
     assert set(losing_apart(of)) == {"gate", "score"}
@@ -194,8 +284,8 @@ def test_timed_shapes_say_that_tokens_are_too_few() -> None:
 
 
 def test_the_saving_of_leaving_layers_in_bf16_is_a_model_of_the_step() -> None:
-    timed_alone = saving(gains(facts(WIDE, trial=timed(shape("up", bf16=1.0, fp8=0.6, casts=0.9)))).values())
-    assert (timed_alone.basis, timed_alone.gpu, timed_alone.high) == ("modelled", "NVIDIA H200", pytest.approx(0.5))
+    timed_alone = saving(gains(facts(WIDE, trial=timed(shape("up", bf16=1.0, fp8=0.8, casts=0.9)))).values())
+    assert (timed_alone.basis, timed_alone.gpu, timed_alone.high) == ("modelled", "NVIDIA H200", pytest.approx(0.7))
     assert 0 < timed_alone.low < timed_alone.high
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import gzip
 import json
 import random
@@ -18,6 +19,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import checkpoint
 from torchao.float8 import convert_to_float8_training
@@ -159,6 +162,22 @@ class SlowBackward(nn.Module):
 def test_backward_belongs_to_the_module_of_its_forward(tmp_path: Path) -> None:
     step = split(training_step(bf16(linear(), SlowBackward(), linear())), tmp_path)
     assert {module.name for module in step.modules if "gemm_fp32" in module.families_ms} == {"1"}
+
+
+class MathAttention(nn.Module):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        heads = input.view(1, 4, 4, 32)
+        with sdpa_kernel([SDPBackend.MATH]):
+            return functional.scaled_dot_product_attention(heads, heads, heads).reshape(16, 32) + input
+
+
+def test_backward_serves_what_its_forward_served(tmp_path: Path) -> None:
+    """GEMMs of torch's attention are attention, those of the Linears beside it are not."""
+    step = split(training_step(bf16(linear(), MathAttention(), linear())), tmp_path)
+    gemms = {(group.name, group.family): group.count for group in step.groups if group.name in ("aten::bmm", "aten::mm")}
+    assert gemms == {("aten::bmm", "attention"): 6, ("aten::mm", "gemm_16bit"): 6}
+    [own] = [module for module in step.modules if module.kind == "MathAttention"]
+    assert own.families_ms.keys() <= {"attention", "pointwise"}
 
 
 class Checkpointed(nn.Module):
@@ -501,3 +520,16 @@ def test_missing_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
 def test_reading_a_trace_needs_no_torch() -> None:
     code = "import sys, fp8doctor.timeline; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(enabled: bool, tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text("{}")
+    was = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(UnreadableDocument):
+            step_of(read_trace(tmp_path / "trace.json"))
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if was else gc.disable)()

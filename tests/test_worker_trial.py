@@ -119,3 +119,44 @@ def test_a_device_that_is_not_there_is_the_users_mistake(tmp_path: Path, device:
     (tmp_path / "model.py").write_text(MODEL.replace("{compile}", "pass"))
     with pytest.raises(UserError, match=sentence):
         examine_in_worker(str(tmp_path / "model.py"), trial=TrialOrder(5.0, device), progress=lambda text: None)
+
+
+FP8_MODEL = """
+import os
+import sys
+import torch
+from torch import nn
+from torchao.float8 import convert_to_float8_training
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+    def forward(self, x):
+        frame = sys._getframe()
+        while frame is not None:
+            if frame.f_code.co_filename.endswith(os.path.join("trial", "{part}.py")):
+                os._exit(9)
+            frame = frame.f_back
+        return self.linear(x)
+
+def build_model():
+    model = Model().bfloat16()
+    model.linear.weight.data *= torch.logspace(-1, 1, 32).unsqueeze(1)  # as no initialiser draws them
+    return convert_to_float8_training(model)
+
+def example_batch():
+    return torch.ones(16, 32, dtype=torch.bfloat16)
+"""
+
+
+def test_a_process_that_dies_after_the_times_are_known_keeps_them(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(FP8_MODEL.replace("{part}", "numerics"))
+    said: list[str] = []
+    examination = examine_in_worker(str(tmp_path / "model.py"), trial=TrialOrder(20.0, "cpu", select=("NUM",)), progress=said.append)
+    assert examination.problem is None
+    trial = examination.facts.trial
+    assert {arm.name: arm.tried for arm in trial.arms if arm.name in ("as_is", "bf16")} == {"as_is": True, "bf16": True}
+    assert trial.gaps["trial.numerics"] == "the process ended with exit code 9"
+    assert trial.shapes is not NOT_RECORDED
+    assert not any("starting again" in line for line in said)

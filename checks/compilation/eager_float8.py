@@ -16,6 +16,10 @@ quicker to compile.
     for block in model.layers:                       # after: two more lines
         block.compile()
 
+Where the blocks are compiled already and a layer beside them is not, compile that one alone.
+
+    model.head.compile()
+
 Not for Transformer Engine, whose casts are hand-written kernels, nor for Float8LinearNoCompile.
 
 Evidence: measured on one H200 (torch 2.11, torchao 0.18): 0.25x of compiled BF16 at width 1024,
@@ -28,11 +32,15 @@ from __future__ import annotations
 from fp8doctor.cost import eager_balance, eager_cast_saving
 from fp8doctor.facts import Blocks, Facts, Linear, Network, Training, Workload
 from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.overview import in_python
 from fp8doctor.regions import compile_treatment, idle_marks, is_below, needs_compile
 from fp8doctor.registry import check
 
 EAGER_KERNELS = 83
 """Extra kernels per uncompiled Float8Linear and step, counted on one H200 (82.4 and 83.0; torch 2.11, torchao 0.18)."""
+
+NAMED = 3
+"""Layers that are named where only some are eager. A choice of length."""
 
 
 @check(
@@ -57,9 +65,12 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
         if balance.host_ms > balance.casts_ms:
             cost = f"these casts take {balance.casts_ms:,.1f} ms of the GPU a step, and launching them keeps the host busy for {balance.host_ms:,.0f} ms"
         modelled = f" Modelled on {balance.gpu}: {cost}, the FP8 GEMMs save {balance.gemms_saved_ms:,.1f} ms."
+    names = ", ".join(in_python(linear.name, facts.network) for linear in eager[:NAMED]) + (f" and {len(eager) - NAMED} more" if len(eager) > NAMED else "")
+    which = f"Eager: {names}. " if len(eager) < len(fp8) else ""
     return Finding(
         title=f"{len(eager)} of {len(fp8)} FP8 Linears run eagerly",
-        explanation=f"Uncompiled, each of them casts its input, weight and gradient in about {EAGER_KERNELS} kernels a step; compiled, in about 9.{modelled}",
+        explanation=f"{which}Uncompiled, each of them casts its input, weight and gradient in about {EAGER_KERNELS} kernels a step; "
+        f"compiled, in about 9.{modelled}",
         evidence={
             "eager_linears": len(eager),
             "fp8_linears": len(fp8),

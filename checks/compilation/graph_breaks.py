@@ -1,7 +1,8 @@
 """Graph breaks inside the compiled layers
 
 Looks at: the graph breaks that Dynamo met while the step as it is was compiled in the trial, why,
-and how many compiled regions then ran in one step: many more than blocks means split blocks.
+and how many compiled regions then ran in one step: many more than blocks, micro-batches and
+recomputed forwards account for means split blocks.
 
 Why it costs time. At a break the graph ends: the casts of an FP8 Linear can no longer be fused with
 the norm or activation beside it, and what stands between two graphs runs eagerly. A break in a loop
@@ -32,6 +33,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from fp8doctor.cost import micro_batches
 from fp8doctor.facts import Arm, ArmCut, Blocks, CompileMark, Facts, Linear, Network, Training, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.measured import arm
@@ -42,6 +44,13 @@ from fp8doctor.registry import check
 SPLIT, BESIDE = 1.5, 4
 """Blocks count as split from this many regions per block on, and at least this many more regions than blocks: a compiled loss
 or optimizer beside them has a few of its own. A choice: every second block in two pieces."""
+
+AROUND_THE_CALL = ("huggingface", "unsloth")
+"""Forms that recompute a layer from around its call, so from around what ``layer.compile()`` compiles; transformers does it
+inside from 5.23 on."""
+
+WITHOUT_RECOMPUTE = ("compiler_budget", "offload")
+"""Forms that enter no region again: the compiler recomputes inside of its own graph, an offload fetches."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,8 @@ def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
     if as_is is None:
         return NotApplicable(reason="the step as it is was not timed")
     cut = as_is.cuts[-1]
-    whole = whole_regions(facts, cut)
+    passes = micro_batches(facts)
+    whole = passes * whole_regions(facts, cut)
     split = (as_is.graphs_run or 0) >= max(SPLIT * whole, whole + BESIDE)
     if not cut.graph_breaks and not split:
         return None
@@ -123,12 +133,14 @@ def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity="warning" if harmful else "info",
         title=title if cut.graph_breaks else f"Compiled blocks run in pieces: {as_is.graphs_run} regions in a step, not {whole}",
-        explanation=f"One step entered {plural(as_is.graphs_run or 0, 'compiled region')}; whole blocks would be {whole}."
+        explanation=f"One step entered {plural(as_is.graphs_run or 0, 'compiled region')}; whole blocks would be {whole}"
+        + (f" in {passes} micro-batches." if passes > 1 else ".")
         + (f" {plural(len(fp8), 'FP8 Linear')} under them need the compiler to fuse their casts." if harmful else ""),
         evidence={
             "graph_breaks": cut.graph_breaks,
             "reasons": reasons,
             "graphs_run": as_is.graphs_run,
+            "whole_regions": whole,
             "compile_marks": len(marks),
             "compiled_fp8_linears": len(fp8),
         },
@@ -137,16 +149,32 @@ def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def whole_regions(facts: Facts, cut: ArmCut) -> int:
-    """Regions that one step enters when no block is split: marked blocks and modules, or all blocks of a model compiled from above.
+    """Regions that one micro-batch enters when no block is split: marked blocks and modules, or all blocks of a model compiled from above.
 
-    Such a model that is split between its blocks is as fast as one that is not.
+    Such a model that is split between its blocks is as fast as one that is not. What checkpointing recomputes is entered twice.
     """
     lists = {blocks.name: cut.blocks.get(blocks.name, blocks.count) for blocks in facts.network.blocks}
     marks = [mark.name for mark in facts.training.compile_marks]
-    marked = {name.rpartition(".")[0] for name in marks if name}
-    blocks = sum(count for name, count in lists.items() if name in marked)
-    beside = sum(not name or name.rpartition(".")[0] not in lists for name in marks)
+    marked = {name.rpartition(".")[0]: entries(name, cut, facts) for name in marks if name}
+    blocks = sum(count * marked[name] for name, count in lists.items() if name in marked)
+    beside = sum(entries(name, cut, facts) for name in marks if not name or name.rpartition(".")[0] not in lists)
     return blocks + beside if blocks else max(beside, sum(lists.values()))
+
+
+def entries(mark: str, cut: ArmCut, facts: Facts) -> int:
+    """How often one forward and backward enter what is compiled here: twice where a checkpoint is around it.
+
+    Of a wrapper and a region with the same name either may be around the other: then pieces are Dynamo's only where it counted
+    a break. A checkpoint that only a run could see (``active`` None) counts.
+    """
+    checkpointing = facts.training.checkpointing if recorded(facts.training.checkpointing) else ()
+    for each in checkpointing:
+        if each.active is False or each.form in WITHOUT_RECOMPUTE:
+            continue
+        above = mark != each.name and (not each.name or mark.startswith(f"{each.name}."))
+        if above or (mark == each.name and (each.form in AROUND_THE_CALL or not cut.graph_breaks)):
+            return 2
+    return 1
 
 
 def kind_of(reason: str, facts: Facts) -> Kind:

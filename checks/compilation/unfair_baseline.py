@@ -60,12 +60,14 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no layer is set up for FP8 training")
     if eager is None or eager.name == best.name:
         return None
+    eager_fp8 = all(linear.compiled is None for linear in facts.network.linears if linear.use == "training")
     naive, fair = ratio(eager, as_is).median, ratio(best, as_is).median
     if in_words(eager, as_is) == in_words(best, as_is) and naive - fair <= EVEN:
         return None
     return Finding(
         title=f"Against eager BF16 this FP8 reads {naive:.2f}x; against the best BF16 it is {fair:.2f}x",
-        explanation=f"Compiling alone gives BF16 {ratio(eager, best).median:.2f}x: eager it takes {eager.step_ms:.1f} ms, compiled {best.step_ms:.1f} ms.",
+        explanation=f"Compiling alone gives BF16 {ratio(eager, best).median:.2f}x: eager it takes {eager.step_ms:.1f} ms, compiled {best.step_ms:.1f} ms."
+        f"{' This FP8 is not compiled.' if eager_fp8 else ''}",
         evidence={"speedup_over_eager_bf16": naive, "speedup_over_best_bf16": fair, "bf16_step_ms": eager.step_ms, "best_bf16_step_ms": best.step_ms},
         treatment=Treatment(name="compile-baseline", summary="compile the BF16 baseline before comparing", code=baseline(facts)),
     )

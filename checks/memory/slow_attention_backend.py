@@ -5,9 +5,9 @@ backends that this process lets torch's `scaled_dot_product_attention` use, and,
 profiled, the kernels that attention really ran.
 
 Why it costs time. A fused kernel (flash, cuDNN, memory-efficient) never writes the scores to
-memory. Eager attention and torch's math backend do: heads x tokens x tokens of them, several passes
-over each, forward and backward, growing with the square of the sequence. FP8 makes the Linears
-faster and leaves this as it is, so its share grows. It helps BF16 as much.
+memory. Eager attention and torch's math backend do, the latter in fp32: heads x tokens x tokens of
+them, several passes over each, forward and backward, growing with the square of the sequence. FP8
+makes the Linears faster and leaves this as it is, so its share grows. It helps BF16 as much.
 
 What to do. Let torch choose; it takes the fastest backend that fits each call.
 
@@ -16,6 +16,10 @@ What to do. Let torch choose; it takes the fastest backend that fits each call.
     torch.backends.cuda.enable_flash_sdp(False)                               # before
     torch.backends.cuda.enable_flash_sdp(True)                                # after
 
+Where torch's attention falls back by itself, a mask is the usual cause. Flash takes none, cuDNN
+none that needs a gradient, and no fused one a mask without stride 1 in its last dimension, such as
+T5's permuted position bias before transformers 5.20. `sdpa_kernel` without math lets torch say why.
+
 Eager attention that something needs is left alone: `output_attentions=True`, capped logits (Gemma
 2), or a class for which transformers has no other. Which backend a call takes depends on its mask,
 head size and dtype, which only a profiled step shows; an fp32 step is MEM003's.
@@ -23,38 +27,43 @@ head size and dtype, which only a profiled step shows; an fp32 step is MEM003's.
 Evidence: with transformers 5.23, run on a CPU, the configuration decides in every call.
 https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
 https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/modeling_utils.py
+https://github.com/huggingface/transformers/tree/v5.20.0/src/transformers/integrations
+https://github.com/pytorch/pytorch/blob/v2.13.0/aten/src/ATen/native/transformers/sdp_utils_cpp.h
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
 
-from fp8doctor.facts import Attention, Facts, KernelGroup, Network, Training, recorded
+from packaging.version import Version
+
+from fp8doctor.facts import Attention, Facts, Network, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.measured import arm
 from fp8doctor.overview import in_python, percent
+from fp8doctor.plain_attention import PlainAttention, plain_attention
 from fp8doctor.record import Value
 from fp8doctor.registry import check
 
 FUSED = frozenset(("flash", "mem_efficient", "cudnn"))
 """Backends of torch that never write the scores to memory. Source: ``torch.nn.attention.SDPBackend``, torch 2.13."""
 
-SHARE_PCT = 10.0
-"""Share of a step, in per cent, that softmax and batched GEMMs have to take before their kernels alone are called attention.
-A choice: a router's softmax and the small batched GEMMs of other layers stay far below."""
+CONTIGUOUS_BIAS = "5.20.0"
+"""First transformers whose ``create_position_bias_mask`` returns a contiguous mask: ``integrations/sdpa_attention.py`` of 5.17.0
+to 5.19.0 and of 5.20.0, 5.22.0, 5.23.0."""
 
-SOFTMAX = ("aten::_softmax", "aten::_softmax_backward_data", "aten::_safe_softmax")
-BATCHED_GEMM = ("aten::bmm", "aten::baddbmm")
-"""Operators that launch the kernels of eager attention and of the math backend. The loss's softmax is ``aten::_log_softmax``."""
+T5_FAMILY = re.compile(r"\.models\.(t5|mt5|umt5|longt5|switch_transformers|pop2piano|udop)\.")
+"""Models of transformers 5.17 that permute a learned position bias and hand it to the attention."""
 
 
 @check("MEM004", "slow-attention-backend", area="memory", severity="warning", needs=("network.attentions", "training.sdp_backends"))
 def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
     attentions, backends = facts.network.attentions, facts.training.sdp_backends
     eager = [each for each in attentions if each.implementation == "eager" and each.has_sdpa and each.needs_eager is None]
-    unfused = plain_kernels(facts)
-    seen = f" {unfused.sentence}" if unfused else ""
-    evidence: dict[str, Value | tuple[Value, ...]] = {"sdp_backends": backends, **(unfused.evidence if unfused else {})}
+    now = arm(facts.trial, "as_is") if recorded(facts.trial) and recorded(facts.trial.arms) else None
+    unfused = plain_attention(now) if now else None
+    seen = f" {unfused_sentence(unfused)}" if unfused else ""
+    evidence: dict[str, Value | tuple[Value, ...]] = {"sdp_backends": backends, **(evidence_of(unfused) if unfused else {})}
     if eager:
         names = ", ".join(dict.fromkeys(each.kind.rpartition(".")[2] for each in eager))
         return Finding(
@@ -76,52 +85,58 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason=f"attention is eager, and has to be: {needed[0]}")
     if unfused:
         return Finding(
-            title=f"Attention runs as batched GEMMs and a softmax: {percent(unfused.share_pct)} of the step",
-            explanation=f"{unfused.sentence} No fused attention ran.",
+            title=f"Attention runs as batched GEMMs and a softmax: {percent(unfused.share_pct)} of the GPU's time",
+            explanation=" ".join((unfused_sentence(unfused), *(["Other calls run a fused kernel."] if unfused.beside_fused else []), *why(facts))),
             evidence=evidence,
-            treatment=CALL_TORCHS,
+            treatment=treatment(facts),
         )
     if attentions:
         return None
     return NotApplicable(reason="nothing tells how attention is computed, and no profiled step shows it")
 
 
-@dataclass(frozen=True)
-class Plain:
-    """Attention as it was profiled in one step of the deepest cut, without a fused kernel."""
-
-    softmax_ms: float
-    gemm_ms: float
-    share_pct: float
-
-    @property
-    def sentence(self) -> str:
-        return f"Profiled, its softmax and batched GEMMs take {percent(self.share_pct)} of the step."
-
-    @property
-    def evidence(self) -> dict[str, float]:
-        return {"softmax_ms": self.softmax_ms, "batched_gemm_ms": self.gemm_ms, "share_pct": self.share_pct}
+def unfused_sentence(plain: PlainAttention) -> str:
+    return f"Profiled, its softmax, batched GEMMs and what stands between them take {plain.total_ms:.1f} ms, {percent(plain.share_pct)} of the GPU's time."
 
 
-def plain_kernels(facts: Facts) -> Plain | None:
-    """What the step as it is spends on softmax and batched GEMMs, if no fused attention ran and it is `SHARE_PCT` or more."""
-    now = arm(facts.trial, "as_is") if recorded(facts.trial) and recorded(facts.trial.arms) else None
-    breakdown = now.breakdown if now and recorded(now.breakdown) else None
-    if now is None or breakdown is None or not breakdown.reliable or breakdown.families_ms.get("attention") or not recorded(now.cuts):
-        return None
-    step_ms = now.cuts[-1].step_ms
-    softmax_ms = sum(group.time_ms for group in breakdown.groups if is_softmax(group))
-    gemm_ms = sum(group.time_ms for group in breakdown.groups if group.operator in BATCHED_GEMM)
-    if not step_ms or not softmax_ms or not gemm_ms:
-        return None
-    share_pct = 100 * (softmax_ms + gemm_ms) / step_ms
-    return Plain(softmax_ms, gemm_ms, share_pct) if share_pct >= SHARE_PCT else None
+def evidence_of(plain: PlainAttention) -> dict[str, Value | tuple[Value, ...]]:
+    return {
+        "softmax_ms": plain.softmax_ms,
+        "batched_gemm_ms": plain.gemm_ms,
+        "between_ms": plain.others_ms,
+        "share_pct": plain.share_pct,
+        "beside_fused": plain.beside_fused,
+    }
 
 
-def is_softmax(group: KernelGroup) -> bool:
-    """Whether these kernels are a softmax: by their operator, or by the name that the compiler gives them."""
-    compiled = group.name.startswith("triton_") and "_softmax" in group.name.replace("log_softmax", "")
-    return group.operator in SOFTMAX or compiled
+def why(facts: Facts) -> list[str]:
+    """What makes torch's attention compute it so, as far as the facts tell."""
+    if bias_not_contiguous(facts):
+        return [
+            f"Before {CONTIGUOUS_BIAS} transformers hands the position bias over as a permuted view. Fused backends want stride 1 in its last "
+            "dimension, so torch's attention takes its math backend, in fp32."
+        ]
+    if calls_torchs(facts):
+        return ["The model calls torch's attention; a call that no fused backend accepts takes its math backend, which computes in fp32."]
+    return []
+
+
+def treatment(facts: Facts) -> Treatment:
+    if bias_not_contiguous(facts):
+        return UPGRADE_TRANSFORMERS
+    return ASK_TORCH if calls_torchs(facts) else CALL_TORCHS
+
+
+def calls_torchs(facts: Facts) -> bool:
+    return any(each.implementation == "sdpa" for each in facts.network.attentions)
+
+
+def bias_not_contiguous(facts: Facts) -> bool:
+    """Whether a model of T5's family has its bias from a transformers that leaves it permuted."""
+    packages = facts.software.packages if recorded(facts.software) and recorded(facts.software.packages) else {}
+    version = packages["transformers"].version if "transformers" in packages else None
+    biased = any(each.implementation == "sdpa" and T5_FAMILY.search(each.kind) for each in facts.network.attentions)
+    return biased and version is not None and Version(version) < Version(CONTIGUOUS_BIAS)
 
 
 def no_other(attention: Attention) -> str | None:
@@ -145,6 +160,18 @@ SWITCH_ON = Treatment(
     name="fused-attention-on",
     summary="leave torch's fused attention on, and let torch choose",
     code="torch.backends.cuda.enable_flash_sdp(True)\ntorch.backends.cuda.enable_mem_efficient_sdp(True)\ntorch.backends.cuda.enable_cudnn_sdp(True)",
+)
+UPGRADE_TRANSFORMERS = Treatment(
+    name="contiguous-position-bias",
+    summary="take a transformers that hands the position bias over contiguous, which the memory-efficient backend accepts",
+    code=f'pip install "transformers>={CONTIGUOUS_BIAS}"',
+)
+ASK_TORCH = Treatment(
+    name="say-why-not-fused",
+    summary="let torch say why no fused backend takes the call, and mend the argument that it names",
+    code="from torch.nn.attention import SDPBackend, sdpa_kernel\n"
+    "with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):\n"
+    "    loss = compute_loss(model, batch)   # raises where it would fall back, and warns why",
 )
 CALL_TORCHS = Treatment(
     name="call-fused-attention",

@@ -15,6 +15,9 @@ this very step:
     recipe = DelayedScaling(amax_history_len=16)     # before: last steps' scale, today's values
     recipe = Float8CurrentScaling()                  # after, or DelayedScaling(margin=1)
 
+Compiled code may saturate where the same cast in eager code does not: a layer that overflows alone,
+run eagerly, in steps that were finite is a warning.
+
 A lower learning rate and clipping help where gradients grow, in BF16 too; when BF16 is not finite
 either, compiled or not, this check says nothing, because FP8 need not be the cause.
 
@@ -57,10 +60,12 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
     layers = tuple(each.name for each in facts.trial.numerics if each.non_finite) if recorded(facts.trial.numerics) else ()
     if not sick and not layers:
         return None
-    what = " and ".join(dict.fromkeys(name for each in sick for name in each.non_finite or ())) or f"what {plural(len(layers), 'layer')} give"
+    what = " and ".join(dict.fromkeys(name for each in sick for name in each.non_finite or ()))
     step = "FP8" if not sick or sick[0].name == "as_is" else "the prescribed FP8 step, not in the step as it is"
+    alone = f"{plural(len(layers), 'FP8 layer')} {verb(layers)} NaN or infinity when {'it runs' if len(layers) == 1 else 'they run'} alone, eagerly"
     return Finding(
-        title=f"NaN or infinity in {what} in {step}",
+        severity="error" if sick else "warning",
+        title=f"NaN or infinity in {what} in {step}" if sick else f"{alone}; the steps that ran were finite",
         explanation=f"On the same weights and the same batch BF16 is finite. {where(facts, layers)}",
         evidence={
             "non_finite": tuple(dict.fromkeys(name for each in sick for name in each.non_finite or ())),
@@ -72,11 +77,16 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
+def verb(layers: tuple[str, ...]) -> str:
+    """What one layer, or several, do to such a value."""
+    return "gives" if len(layers) == 1 else "give"
+
+
 def where(facts: Facts, layers: tuple[str, ...]) -> str:
     """Which layers it comes from, as far as that is known."""
     if layers:
         more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
-        return f"Fed alone with the input of BF16, {', '.join(layers[:NAMED])}{more} are where it begins."
+        return f"Fed alone with the input of BF16, {', '.join(layers[:NAMED])}{more} {verb(layers)} it."
     if recorded(facts.trial.numerics) and facts.trial.numerics:
         return f"None of {plural(len(facts.trial.numerics), 'layer')} that were fed alone, eagerly, gives any: it comes from compiled code, or builds up."
     return "The layers were not looked at one by one, so where it begins is not known."

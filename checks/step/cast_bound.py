@@ -1,7 +1,7 @@
 """The casts cost more than the FP8 GEMMs save
 
 Looks at: the step as it is and the best BF16 step, kernel by kernel: what casts, amax and
-transposes add, and what the GEMMs save.
+transposes add, and what the GEMMs save. Modules outside of compiled regions are named.
 
 Why it costs time. FP8 pays where the GEMMs save more than the casts around them cost. A GEMM
 grows with M x K x N, its casts with M x K + K x N + M x N: narrow layers and few tokens lose,
@@ -61,7 +61,8 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
         return None
     most = dearest(now.breakdown.modules if now.breakdown else ())
     named = ", ".join(f"{in_python(each.name, facts.network)} ({each.families_ms['cast']:.1f} ms)" for each in most)
-    where = f" Most of them are in {named}." if most else ""
+    outside = "Outside the compiled regions the most are in" if recorded(now.graphs_run) and now.graphs_run else "The most are in"
+    where = f" {outside} {named}." if most else ""
     gemms = f"save {saved:.1f}" if saved > 0 else f"cost {-saved:.1f} more"
     return Finding(
         title=f"Casts cost {casts:.1f} ms a step, and the GEMMs {gemms} in FP8",
@@ -80,7 +81,7 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def dearest(modules: tuple[ModuleTime, ...]) -> list[ModuleTime]:
-    """The modules whose own casts take longest; they are known where nothing is compiled."""
+    """The modules whose own casts take longest; they are known outside of compiled regions."""
     casting = [each for each in modules if each.families_ms.get("cast", 0.0) >= SHOWN_MS]
     return sorted(casting, key=lambda each: -each.families_ms["cast"])[:NAMED]
 

@@ -2,13 +2,13 @@
 
 Looks at: the measured step as it is against the best BF16 of the same model, eager or compiled.
 
-Why it matters. Nothing is wrong here, and a report should say so: FP8 GEMMs were seen in the
-step, and the step is faster than BF16 by more than the timing's own uncertainty. What FP8 can
-gain at most is bounded by the share of the GEMMs in the step (Amdahl): 60 % at 1.5x gives 1.25x,
-not 1.5x. Where the steps were profiled the report says how far that bound, every cast for free,
-is away: what is left are the casts, and the layers that are still in BF16.
+Why it matters. A report should also say what works: FP8 GEMMs were seen in the step, and the step
+is faster than BF16 by more than the timing's own uncertainty. Other findings may say how it gets
+faster still. What FP8 can gain at most is bounded by the share of the GEMMs in the step (Amdahl):
+60 % at 1.5x gives 1.25x, not 1.5x. Where the steps were profiled the report says how far that
+bound, every cast for free, is away: what is left are the casts.
 
-What to do. Keep it, and hold later changes to it:
+What to do. Keep FP8, and hold later changes to it:
 
     fp8doctor model.py                        # before: looked at once
     fp8doctor model.py --min-speedup 1.1      # after: a gate that fails when the gain is lost

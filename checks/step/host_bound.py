@@ -8,7 +8,8 @@ each uncompiled layer of torchao, and 0.9 ms of host time instead of 0.15 for ea
 Transformer Engine. With few tokens the GPU is done before the next launch comes, and FP8 makes no
 step shorter that waits for the host. That the host is busy proves nothing: it is for 84 to 99 %
 of every healthy step. Nor is uncompiled FP8 at many tokens host-bound: there the GPU is busy with
-casts.
+casts. It fires where the GPU is idle for more than 10 % of even the shortest step that the rounds
+allow: other programs on the host make some rounds longer.
 
 What to do. Fewer launches, or more work for each: compile; CUDA graphs; a larger batch in fewer
 micro-batches.
@@ -27,11 +28,14 @@ from __future__ import annotations
 from fp8doctor.cost import micro_batches
 from fp8doctor.facts import Arm, Blocks, Breakdown, Facts, Linear, Network, Training, Trial, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import best_bf16, timed, uses_fp8
+from fp8doctor.measured import PRESCRIBED, arm, best_bf16, timed, uses_fp8
 from fp8doctor.overview import in_python, percent
 from fp8doctor.regions import WHY_WRAPPED, compile_loop, compile_treatment, needs_compile
 from fp8doctor.registry import check
 from fp8doctor.waterfall import breakdown_of, profiled_on_gpu, waits_for_the_host
+
+MOST = 0.5
+"""Share of the BF16 step above which idle time sets its pace: most of it."""
 
 GRAPHS = "reduce-overhead"
 """The mode of torch.compile that records CUDA graphs."""
@@ -50,12 +54,12 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
         return None
     bf16, verdict = best_bf16(facts), timed(facts)
     beside = breakdown_of(bf16) if bf16 and bf16 is not now else None
-    compared = f" In the best BF16 step it is idle for {beside.idle_ms:.1f} ms." if beside else ""
     idle = 100 * found.idle_ms / step_ms
     return Finding(
         title=f"The GPU is idle for {percent(idle)} of the step, waiting for the host",
-        explanation=f"It has nothing to do for {found.idle_ms:.1f} of {step_ms:.1f} ms, and {percent(found.host_wait_pct or 0.0)} of its gaps end with a "
-        f"kernel that was launched too late. There are {found.kernels:,} kernels a step, of {1e3 * found.busy_ms / max(found.kernels, 1):.0f} µs.{compared}",
+        explanation=f"The GPU has nothing to do for {found.idle_ms:.1f} of {step_ms:.1f} ms, and {percent(found.host_wait_pct or 0.0)} of its gaps end with a "
+        f"kernel that was launched too late. A step launches {found.kernels:,} kernels of {1e3 * found.busy_ms / max(found.kernels, 1):.0f} µs on average."
+        f"{in_bf16(bf16, beside)}{as_prescribed(facts)}",
         evidence={
             "idle_ms": found.idle_ms,
             "idle_pct": idle,
@@ -68,6 +72,23 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
         severity="info" if not uses_fp8(facts) or (verdict and verdict.status == "fp8_faster") else None,
         treatment=treatment(facts),
     )
+
+
+def in_bf16(bf16: Arm | None, beside: Breakdown | None) -> str:
+    """How the best BF16 step fares, and whether the host is its limit too."""
+    if bf16 is None or beside is None or not bf16.step_ms:
+        return ""
+    too = ": the host sets the pace there too, which FP8 cannot change" if waits_for_the_host(bf16) and beside.idle_ms > MOST * bf16.step_ms else ""
+    return f" The best BF16 step launches {beside.kernels:,} and is idle for {beside.idle_ms:.1f} of {bf16.step_ms:.1f} ms{too}."
+
+
+def as_prescribed(facts: Facts) -> str:
+    """What is left to do where the changes that were timed are not enough."""
+    changed = arm(facts.trial, PRESCRIBED)
+    left = breakdown_of(changed) if changed and waits_for_the_host(changed) else None
+    if changed is None or left is None or not changed.step_ms:
+        return ""
+    return f" With the changes that were timed it is idle for {left.idle_ms:.1f} of {changed.step_ms:.1f} ms still: more tokens a step or CUDA graphs are left."
 
 
 def treatment(facts: Facts) -> Treatment:

@@ -29,7 +29,7 @@ from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.measured import best_bf16, ceiling, stays_in_bf16
 from fp8doctor.overview import percent
 from fp8doctor.registry import check
-from fp8doctor.waterfall import IDLE, PARTS, breakdown_of, part_ms, why_unknown
+from fp8doctor.waterfall import IDLE, PARTS, breakdown_of, part_ms, waits_for_the_host, why_unknown
 
 LITTLE = 1.10
 """Speedup of the ceiling below which there is little to gain: the least that torchao reports for FP8 as it really is at 8B,
@@ -50,8 +50,9 @@ def little_to_gain(facts: Facts) -> Finding | NotApplicable | None:
     largest = max(others, key=lambda part: others[part])
     return Finding(
         title=f"FP8 cannot give more than about {most.speedup:.2f}x here: GEMMs are {percent(most.gemms_pct)} of the step",
-        explanation=f"They take {most.gemms_ms:.1f} of {most.step_ms:.1f} ms of the best BF16 step and would take {most.fp8_gemms_ms:.1f} in FP8 "
-        f"({most.basis}, {most.source}), with every cast for free. The largest part that FP8 leaves as it is: {largest}, {others[largest]:.1f} ms.",
+        explanation=f"The GEMMs take {most.gemms_ms:.1f} of {most.step_ms:.1f} ms of the best BF16 step and would take {most.fp8_gemms_ms:.1f} in FP8 "
+        f"({most.basis}, {most.source}), with every cast for free. The largest part that FP8 leaves as it is: {largest}, {others[largest]:.1f} ms"
+        f"{', which more tokens a step would fill' if largest == IDLE and waits_for_the_host(bf16) else ''}.",
         evidence={
             "ceiling": most.speedup,
             "basis": most.basis,

@@ -2,7 +2,8 @@
 
 Looks at: what the step as it is takes more than the best BF16, and how much of that is accounted
 for: by changes that were timed and gave it back, by casts that the GEMMs do not pay for, by a GPU
-that waits for the host.
+that waits for the host, and, where the best BF16 is compiled and this FP8 is not, by the norms and
+pointwise kernels that compiling fuses, up to what compiling gave BF16.
 
 Why it matters. A doctor who has no diagnosis has to say so. When less than four fifths of the
 difference are accounted for, the treatments above cannot be the whole story, and BF16 stays
@@ -22,12 +23,12 @@ https://docs.pytorch.org/docs/stable/profiler.html
 
 from __future__ import annotations
 
-from fp8doctor.facts import Arm, Breakdown, Facts, Linear, Network, Trial
+from fp8doctor.facts import Arm, Breakdown, Facts, Linear, Network, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.measured import EVEN, arm, best_bf16, best_fp8, ratio, uses_fp8, waits_for_time
 from fp8doctor.overview import percent
 from fp8doctor.registry import check
-from fp8doctor.waterfall import IDLE, in_words, waits_for_the_host, waterfall, why_unknown
+from fp8doctor.waterfall import IDLE, Waterfall, in_words, waits_for_the_host, waterfall, why_unknown
 
 EXPLAINED = 0.8
 """Share of the difference that has to be accounted for. The bar of the catalogue: what is left is then within the spread
@@ -53,7 +54,8 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
     if found is None:
         return NotApplicable(reason="; ".join(f"{each.name} {why_unknown(each)}" for each in (best, bf16) if waterfall(each, each) is None))
     casts, idle = found.casts_unpaid_ms, max(0.0, found.parts_ms[IDLE]) if waits_for_the_host(best) else 0.0
-    explained = given_back + casts + idle
+    fused = gained_by_compiling(facts, best, bf16, found)
+    explained = given_back + casts + idle + fused
     if explained >= EXPLAINED * gap:
         return None
     tried = f"Changes that were timed give {given_back:.1f} ms back. With them, a" if best is not now else "A"
@@ -66,12 +68,28 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
             "given_back_by_changes_ms": given_back,
             "casts_beyond_gemms_ms": casts,
             "idle_for_the_host_ms": idle,
+            "fused_in_bf16_only_ms": fused,
             "of_arm": best.name,
             "parts": tuple(found.parts_ms),
             "parts_ms": tuple(found.parts_ms.values()),
         },
         treatment=Treatment(name="look-at-the-trace", summary="look at the step's trace beside that of BF16", code="fp8doctor model.py --trace step.json.gz"),
     )
+
+
+def gained_by_compiling(facts: Facts, fp8: Arm, bf16: Arm, found: Waterfall) -> float:
+    """What the fused norms and pointwise kernels of a compiled BF16 save that this FP8, which is not compiled, still spends."""
+    eager = arm(facts.trial, "bf16")
+    if eager is None or bf16 is eager or not (eager.step_ms and bf16.step_ms) or is_compiled(facts, fp8):
+        return 0.0
+    return max(0.0, min(eager.step_ms - bf16.step_ms, found.parts_ms["norms and pointwise"]))
+
+
+def is_compiled(facts: Facts, fp8: Arm) -> bool:
+    """Whether an FP8 layer is compiled in this arm. Regions that ran do not tell: Transformer Engine compiles functions of its own."""
+    treatments = fp8.treatments if recorded(fp8.treatments) else ()
+    as_is = any(linear.compiled is not None for linear in facts.network.linears if linear.use == "training")
+    return as_is or any(name.startswith(("compile-", "cuda-graphs")) for name in treatments)
 
 
 def _slower_by(attention_ms: float, casts_ms: float) -> Facts:

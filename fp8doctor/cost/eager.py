@@ -15,8 +15,8 @@ from fp8doctor.facts import Facts, Linear
 from fp8doctor.finding import Saving
 
 UNCERTAINTY = 0.25
-"""Half-width of the interval around a modelled saving. Of 12 measured savings of 32 to 621 ms 9 lie inside it; three with
-adapters in FP32 save up to 9 % more. One H200, tests/benchmarks/measured/h200_steps.json."""
+"""Half-width of the interval around a modelled saving. Of 12 measured savings of 32 to 621 ms 11 lie inside it; one with
+adapters in FP32 saves 6 % more. One H200, tests/benchmarks/measured/h200_steps.json."""
 
 
 @dataclass(frozen=True)

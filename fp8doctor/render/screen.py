@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fp8doctor import registry
+from fp8doctor.cures import STAY_IN_BF16
 from fp8doctor.facts import recorded
 from fp8doctor.finding import Finding, Outcome, Saving
 from fp8doctor.overview import counts
@@ -46,7 +47,7 @@ class Remedy:
     """Empty when the trial found it and no check names it; the name is then that of the treatment."""
     name: str
     saving: str
-    """In words, with what it rests on; empty when it is not known."""
+    """In words, with what it rests on, or the number of the step where it is told; empty when it is not known."""
     explanation: str
     treatment: str
     lines: str
@@ -83,10 +84,15 @@ class Screen:
 def first_screen(report: Report, *, quiet: bool = False) -> Screen:
     """What a report says; with ``quiet`` only findings that are at least a warning, and the verdict."""
     findings = [finding for finding in report.findings if not quiet or finding.severity in ("warning", "error")]
-    prescription = _prescription(report, findings)
+    checks = registry.discover()
+    steps = _steps(report, findings)
+    prescription = _prescription(report, findings, steps)
     shown = {remedy.code for remedy in prescription}
-    others = tuple(_remedy(finding, report) for finding in findings if finding.code not in shown)
-    areas = {check.code: check.area for check in registry.discover()}
+    causes = {check.code: check.explained_by for check in checks}
+    others = tuple(
+        _remedy(finding, report, saving=_of_another(finding, steps, causes.get(finding.code, ()))) for finding in findings if finding.code not in shown
+    )
+    areas = {check.code: check.area for check in checks}
     healthy = any(outcome.outcome == "healthy" for outcome in report.outcomes)
     crashed = [] if quiet else [outcome for outcome in report.outcomes if outcome.outcome == "crashed"]
     troubles = [Line(_mark(finding, report), finding.area, f"{finding.title} ({finding.code})") for finding in findings]
@@ -124,18 +130,38 @@ def _only_environment(report: Report) -> bool:
 
 
 def _mark(finding: Finding, report: Report) -> Mark:
-    """The mark of a finding; the one that heads the prescription is bad whatever its severity, unless information."""
+    """The mark of a finding; the one that heads the prescription is bad whatever its severity, unless information or it may save nothing."""
     severity = finding.severity or "info"
-    if severity == "warning" and report.prescription and report.prescription[0].code == finding.code:
+    saves = finding.saving_ms is None or finding.saving_ms.low is None or finding.saving_ms.low > 0
+    if severity == "warning" and saves and report.prescription and report.prescription[0].code == finding.code:
         return "bad"
     return MARK_OF_SEVERITY[severity]
 
 
-def _prescription(report: Report, findings: Iterable[Finding]) -> tuple[Remedy, ...]:
+def _steps(report: Report, findings: Iterable[Finding]) -> list[Step]:
     """The steps in their order: those of the findings shown, and those that the trial found by itself."""
+    shown = {finding.code for finding in findings}
+    return [step for step in report.prescription if step.code in shown or not step.code]
+
+
+def _prescription(report: Report, findings: Iterable[Finding], steps: Sequence[Step]) -> tuple[Remedy, ...]:
     by_code = {finding.code: finding for finding in findings}
-    steps = [step for step in report.prescription if step.code in by_code or not step.code]
-    return tuple(_remedy(by_code[step.code], report, number, step) if step.code else _found_by_the_trial(step, number) for number, step in enumerate(steps, 1))
+    return tuple(
+        _remedy(by_code[step.code], report, number, step, saving_in_words(by_code[step.code].saving_ms)) if step.code else _found_by_the_trial(step, number)
+        for number, step in enumerate(steps, 1)
+    )
+
+
+def _of_another(finding: Finding, steps: Sequence[Step], causes: Collection[str]) -> str:
+    """What stands beside a finding without a number: the step that mends it or its cause, whose saving is told there, else its own saving.
+
+    What BF16 would save is told where it is prescribed only.
+    """
+    name = finding.treatment.name if finding.treatment else None
+    for number, step in enumerate(steps, 1):
+        if step.treatment.name == name or (finding.severity != "info" and set(causes).intersection(step.mends)):
+            return f"see {number}"
+    return "" if name == STAY_IN_BF16.name else saving_in_words(finding.saving_ms)
 
 
 def _found_by_the_trial(step: Step, number: int) -> Remedy:
@@ -151,14 +177,14 @@ def _found_by_the_trial(step: Step, number: int) -> Remedy:
     )
 
 
-def _remedy(finding: Finding, report: Report, number: int | None = None, step: Step | None = None) -> Remedy:
+def _remedy(finding: Finding, report: Report, number: int | None = None, step: Step | None = None, saving: str = "") -> Remedy:
     also = f" (also mends {', '.join(step.mends[1:])})" if step and step.mends[1:] else ""
     return Remedy(
         number=number,
         mark=_mark(finding, report),
         code=finding.code,
         name=finding.name,
-        saving=saving_in_words(finding.saving_ms),
+        saving=saving,
         explanation=finding.explanation,
         treatment=f"{step.treatment.summary}{also}" if step else "",
         lines=step.treatment.code if step else "",

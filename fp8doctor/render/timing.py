@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, recorded
-from fp8doctor.measured import FIRST, best_bf16, fp8_totals, uses_fp8
+from fp8doctor.measured import FIRST, NO_TIME_LEFT, best_bf16, fp8_totals, uses_fp8, waits_for_time
 from fp8doctor.overview import percent, plural
 from fp8doctor.waterfall import in_words, signed, waterfall
 
@@ -19,6 +19,9 @@ COLUMNS = {
     "other": ("norm", "pointwise", "optimizer", "loss", "communication", "copy", "unknown"),
 }
 """Columns of the table -> families of `Breakdown`; idle time stands behind them."""
+
+RECIPE = "recipe-"
+"""How the names of arms begin that try another recipe of torchao."""
 
 NONE_MS = 0.05
 """Time of a part, in ms, below which it counts as none: it would be printed as 0.0."""
@@ -78,16 +81,18 @@ def _together(rows: list[Row]) -> tuple[Row, ...]:
     """The rows, those without a time that share a long list's reason counted in one at its first place."""
     shared = Counter(row.note for row in rows if row.note)
     shown: list[Row] = []
+    told: set[str] = set()
     for row in rows:
         if shared[row.note] < MANY:
             shown.append(row)
-        elif all(each.note != row.note for each in shown):
-            shown.append(Row(f"{shared[row.note]} more variants", "", "", row.note))
+        elif row.note not in told:
+            told.add(row.note)
+            shown.append(Row(f"{shared[row.note]} more variants", "", "", row.note.replace(NO_TIME_LEFT, "was used up before them")))
     return tuple(shown)
 
 
 def label(name: str, fp8: bool) -> str:
-    """What an arm is called: ``FP8, as it is``, ``BF16, compiled``, ``FP8, prescribed``."""
+    """What an arm is called: ``FP8, as it is``, ``BF16, compiled``, ``FP8, prescribed``, ``FP8, rowwise_with_gw_hp``."""
     named = {
         "as_is": f"{'FP8, a' if fp8 else 'A'}s it is",
         "bf16": "BF16",
@@ -99,6 +104,8 @@ def label(name: str, fp8: bool) -> str:
     }
     if name in named:
         return named[name]
+    if name.startswith(RECIPE):
+        return f"FP8, {name.removeprefix(RECIPE).replace('-', '_')}"
     return f"FP8, {name.removeprefix('float8_')}, compiled" if name.startswith("float8_") else name.replace("-", " ")
 
 
@@ -130,6 +137,8 @@ def _notes(trial: Trial, arms: list[Arm], fp8: bool) -> Iterator[str]:
         ],
     }
     yield from (f"{what}: {'; '.join(names)}." for what, names in told.items() if names)
+    if waits_for_time(trial) and recorded(trial.budget_s) and trial.budget_s:
+        yield f"More time for the rest: --budget {2 * trial.budget_s:g}."
     gaps = trial.gaps if recorded(trial.gaps) else {}
     yield from (f"Where the time goes is not known of every variant: {reason}." for path, reason in gaps.items() if path == "trial.arms.breakdown")
 

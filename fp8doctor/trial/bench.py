@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Health
+from fp8doctor.facts import Health, Trial
 from fp8doctor.job import Job
 from fp8doctor.measured import NO_FP8_GEMM
 from fp8doctor.trial import depth
@@ -56,6 +57,8 @@ class Ready:
     peak_gib: float | None
     alloc_retries: int | None
     warm_up_s: float
+    step_s: float
+    """The last step of the warm-up: about what one step takes."""
     non_finite: tuple[str, ...] | None
     """What was NaN or infinite while it warmed up, as `Arm.non_finite`."""
     frames_in_window: int = 0
@@ -73,16 +76,19 @@ class Attempt:
     beside: str | None = None
     """The arm beside which it was timed alone, because not all fit at once."""
     proof: StepProof | None = None
+    build_s: float = 0.0
     profiled: tuple[ProfiledStep, ...] | None = None
     """One profiled step per cut; empty where profiling failed, None where it was not asked for."""
 
 
 class DeviceLost(Exception):
-    """An arm left the GPU unusable for this process (a sticky CUDA error). ``arm`` names it."""
+    """An arm left the GPU unusable for this process (a sticky CUDA error). ``arm`` names it, or the part of the trial that did."""
 
     def __init__(self, arm: str, reason: str) -> None:
         super().__init__(reason)
         self.arm = arm
+        self.trial: Trial | None = None
+        """What was known before, where every arm had been timed and proven."""
 
 
 class Bench:
@@ -99,6 +105,8 @@ class Bench:
         self.bases: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._handed_out: list[Ready] = []
+        self.at_work = "as_is"
+        """The arm that is built, timed or proven now."""
         root = unwrapped(job.model)
         names = {cleaned(name): name for name, _ in root.named_modules()}
         *larger, smallest = depth.plans(root, [names[name] for name in lists if name in names])
@@ -123,34 +131,10 @@ class Bench:
         self.plan = plan
         tripwire = Tripwire(unwrapped(self.job.model))
         for cut in plan.cuts:
-            job, base, memo = self._cut(cut)
+            job, base, memo = cut_of(self.job, cut, self.device)
             self.bases.append(base.train())
             self.optimizers.append(optimizer_for(job, base.parameters(), memo))
             self._first_step(cut, tripwire)
-
-    def _cut(self, cut: depth.Cut) -> tuple[Job, nn.Module, Mapping[int, Any]]:
-        """A cut on the device: from the model file's own function where that makes it, else from a copy of the model.
-
-        With it come the job that it belongs to and the memo from that job's parameters to the cut's.
-        """
-        job, cuts = self.job, dict(cut.indices)
-        if job.rebuild is not None and len(cut.kept) == 1:
-            ((name, blocks),) = cut.kept.items()
-            try:
-                with self.device:
-                    model, optimizer = job.rebuild(blocks)
-                depth.compare(unwrapped(job.model), unwrapped(model), name, blocks)
-            except (UserError, depth.NotTheCut) as error:
-                if isinstance(error.__cause__, torch.OutOfMemoryError):
-                    raise torch.OutOfMemoryError(str(error)) from error
-                if any(parameter.is_meta for parameter in job.model.parameters()):
-                    raise NotReplicable(f"the model file's own cut to {blocks} blocks cannot be used: {error}") from error
-            else:
-                job, cuts = replace(job, model=model, optimizer=optimizer), {}
-        here = job is not self.job and all(tensor.device == self.device for tensor in (*job.model.parameters(), *job.model.buffers()))
-        if here:
-            return job, job.model, {id(parameter): parameter for parameter in job.model.parameters()}
-        return job, *replicate(job.model, device=self.device, cuts=cuts)
 
     def _first_step(self, cut: depth.Cut, tripwire: Tripwire) -> None:
         """One eager step under the tripwire, which also counts the executed blocks and makes the optimizer's state."""
@@ -182,6 +166,7 @@ class Bench:
 
         The replica of the self-check is made at the first cut only.
         """
+        self.at_work, began = attempt.plan.name, time.monotonic()
         try:
             for number, base in enumerate(self.bases[:1] if attempt.plan.name == SELF_CHECK else self.bases):
                 replica = replicate(base, share=True)[0]
@@ -196,6 +181,7 @@ class Bench:
             attempt.reason, attempt.short = "the GPU's memory is too small for it", True
         except Exception as error:
             attempt.reason = f"it raises {sentence(error)}"
+        attempt.build_s = time.monotonic() - began
         if attempt.reason is not None:
             attempt.ready.clear()
             for optimizer in self.optimizers:
@@ -209,34 +195,52 @@ class Bench:
         with compilations(model) as compiled, gradients_of(model, optimizer, self.device) as gradients:
             for count in range(MOST_WARM_UP):
                 before = compiled_so_far()
+                if count >= LEAST_WARM_UP - 1:
+                    self._finish()
                 if count == LEAST_WARM_UP - 1 and self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)
                     torch.cuda.reset_peak_memory_stats(self.device)
                     allocated, kept_gib = torch.cuda.memory_allocated(self.device), gradients.now_gib()
+                stepped = time.monotonic()
                 watched()
                 if count >= LEAST_WARM_UP - 1 and compiled_so_far() == before:
                     break
+            self._finish()
+            step_s = time.monotonic() - stepped
         holds, peak = held(model, optimizer, gradients.found_gib, self.device), None
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
             peak = holds.static_gib + kept_gib + (torch.cuda.max_memory_allocated(self.device) - allocated) / 2**30
         tried_again = None if retries is None else (self._alloc_retries() or 0) - retries
-        ready = Ready(watched.unwatched(), model, compiled, holds, peak, tried_again, time.monotonic() - began, watched.non_finite())
+        ready = Ready(watched.unwatched(), model, compiled, holds, peak, tried_again, time.monotonic() - began, step_s, watched.non_finite())
         self._handed_out.append(ready)
         return ready
+
+    def _finish(self) -> None:
+        """Wait for the GPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _alloc_retries(self) -> int | None:
         return torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0) if self.device.type == "cuda" else None
 
-    def time(self, attempts: Sequence[Attempt], until: float) -> dict[tuple[str, int], list[float]]:
+    def time(self, attempts: Sequence[Attempt], until: float, latest: float = math.inf) -> dict[tuple[str, int], list[float]]:
         """The interleaved window: samples in ms by arm and cut."""
-        watched: dict[tuple[str, int], Callable[[], object]] = {}
-        for attempt in attempts:
-            for number, ready in enumerate(attempt.ready):
-                watched[attempt.plan.name, number] = _watched(ready)
-        return interleave(watched, self.device, until, self.observer.look)
+        ready = {(attempt.plan.name, number): each for attempt in attempts for number, each in enumerate(attempt.ready)}
+        watched = {key: self._watched(key[0], each) for key, each in ready.items()}
+        expected_ms = {key: 1e3 * each.step_s for key, each in ready.items()}
+        return interleave(watched, self.device, until, self.observer.look, latest=latest, expected_ms=expected_ms)
 
-    def time_in_pairs(self, attempts: Sequence[Attempt], samples: dict[tuple[str, int], list[float]], tracer: Tracer, until: float) -> None:
+    def _watched(self, arm: str, ready: Ready) -> Callable[[], object]:
+        """The step, noting whose it is and whether something was compiled in it."""
+
+        def step() -> object:
+            self.at_work, before = arm, compiled_so_far().frames
+            result = ready.step()
+            ready.frames_in_window += compiled_so_far().frames - before
+            return result
+
+        return step
+
+    def time_in_pairs(self, attempts: Sequence[Attempt], samples: dict[tuple[str, int], list[float]], tracer: Tracer, until: float, latest: float) -> None:
         """Time what did not fit beside the others, each alone beside a reference, and add it to ``samples``.
 
         The reference (eager BF16, else the step as it is) is built and timed anew each time: what is added are its
@@ -249,13 +253,14 @@ class Bench:
         for attempt in attempts:
             if not attempt.short or time.monotonic() > until:
                 continue
+            tracer.progress(f"timing {attempt.plan.name} beside {reference.plan.name} alone", attempt.plan.name)
             self._let_go()
             beside = Attempt(reference.plan)
             again = Attempt(attempt.plan)
             for each in (beside, again):
                 self.build(each)
             if beside.reason is None and again.reason is None:
-                pair = self.time((beside, again), until)
+                pair = self.time((beside, again), until, latest)
                 attempt.reason, attempt.ready, attempt.beside = None, again.ready, reference.plan.name
                 for number in range(len(again.ready)):
                     ratio = statistics.median(a / b for a, b in zip(pair[attempt.plan.name, number], pair[reference.plan.name, number], strict=True))
@@ -267,6 +272,7 @@ class Bench:
 
     def prove(self, attempt: Attempt, tracer: Tracer | None = None) -> None:
         """Profile one step of the deepest cut and judge whether the arm ran what it says; with a tracer, learn where it goes too."""
+        self.at_work = attempt.plan.name
         attempt.proof = tracer.trace(attempt) if tracer else prove(attempt.ready[-1].step, self.device)
         if attempt.plan.fp8 is True and not attempt.proof.fp8_gemms:
             attempt.reason = NO_FP8_GEMM if attempt.proof.fp8_gemms == 0 else UNSEEN
@@ -297,20 +303,33 @@ class Bench:
         free(self.device)
 
 
+def cut_of(job: Job, cut: depth.Cut, device: torch.device) -> tuple[Job, nn.Module, Mapping[int, Any]]:
+    """A cut on the device: from the model file's own function where that makes it, else from a copy of the model.
+
+    With it come the job that it belongs to and the memo from that job's parameters to the cut's.
+    """
+    of, cuts = job, dict(cut.indices)
+    if job.rebuild is not None and len(cut.kept) == 1:
+        ((name, blocks),) = cut.kept.items()
+        try:
+            with device:
+                model, optimizer = job.rebuild(blocks)
+            depth.compare(unwrapped(job.model), unwrapped(model), name, blocks)
+        except (UserError, depth.NotTheCut) as error:
+            if isinstance(error.__cause__, torch.OutOfMemoryError):
+                raise torch.OutOfMemoryError(str(error)) from error
+            if any(parameter.is_meta for parameter in job.model.parameters()):
+                raise NotReplicable(f"the model file's own cut to {blocks} blocks cannot be used: {error}") from error
+        else:
+            of, cuts = replace(job, model=model, optimizer=optimizer), {}
+    here = of is not job and all(tensor.device == device for tensor in (*of.model.parameters(), *of.model.buffers()))
+    if here:
+        return of, of.model, {id(parameter): parameter for parameter in of.model.parameters()}
+    return of, *replicate(of.model, device=device, cuts=cuts)
+
+
 def _gone() -> torch.Tensor:
     raise RuntimeError("this arm was let go of")
-
-
-def _watched(ready: Ready) -> Callable[[], object]:
-    """The step, noting whether something was compiled in it."""
-
-    def step() -> object:
-        before = compiled_so_far().frames
-        result = ready.step()
-        ready.frames_in_window += compiled_so_far().frames - before
-        return result
-
-    return step
 
 
 def still_there(device: torch.device, part: str) -> None:

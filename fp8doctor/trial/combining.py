@@ -7,7 +7,7 @@ so that every round of what is compared shares clocks and heat. The fastest tota
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fp8doctor.interval import Interval, interval
@@ -15,6 +15,7 @@ from fp8doctor.measured import COMBINATION, PRESCRIBED
 from fp8doctor.trial.arms import together
 from fp8doctor.trial.bench import Attempt, Bench
 from fp8doctor.trial.results import Samples, full_ms
+from fp8doctor.trial.trace import Tracer
 from fp8doctor.trial.treatments import family
 from fp8doctor.trial.variant import ArmPlan
 
@@ -49,7 +50,7 @@ class Window:
         return interval([a - b for a, b in zip(self.ms(over), self.ms(attempt), strict=True)])
 
 
-def best_total(window: Window, *, until: float, reason_against: str | None, progress: Callable[[str, str | None], None]) -> Final | None:
+def best_total(window: Window, tracer: Tracer, *, until: float, latest: float, reason_against: str | None) -> Final | None:
     """The prescription after the explorations; None when it stays what it is. ``reason_against`` forbids another window."""
     as_is = window.timed("as_is")
     base = window.timed(PRESCRIBED) or as_is
@@ -62,7 +63,7 @@ def best_total(window: Window, *, until: float, reason_against: str | None, prog
     plan, best = min(alone, key=lambda each: interval(window.ms(each[1])).median)
     single = Attempt(plan, best.ready, proof=best.proof)
     if len(winners) > 1:
-        return _combined(window, base.plan, winners, single, best, until, reason_against, progress)
+        return _combined(window, base.plan, winners, single, best, tracer, until, latest, reason_against)
     return Final([single], _samples_of(window.samples, best.plan.name, PRESCRIBED))
 
 
@@ -89,25 +90,29 @@ def rivals_of(window: Window, base: Attempt, as_is: Attempt) -> list[tuple[ArmPl
 
 
 def _combined(
-    window: Window, base: ArmPlan, winners: Sequence[Attempt], single: Attempt, best: Attempt, until: float,
-    reason_against: str | None, progress: Callable[[str, str | None], None],
+    window: Window, base: ArmPlan, winners: Sequence[Attempt], single: Attempt, best: Attempt, tracer: Tracer,
+    until: float, latest: float, reason_against: str | None,
 ) -> Final:  # fmt: skip
     """Everything that gained, timed beside the best of it alone; the faster of the two is the prescription."""
     both = Attempt(together(base, [each.plan for each in winners], COMBINATION), reason=reason_against)
     if both.reason is None:
-        progress("building what gained, together", COMBINATION)
+        tracer.progress("building what gained, together", COMBINATION)
         window.bench.build(both)
     if both.reason is not None:
         return Final([single, both], _samples_of(window.samples, best.plan.name, PRESCRIBED))
     references = [each for name in BASELINES if (each := window.timed(name))]
-    progress("timing what gained, together", None)
-    samples = window.bench.time([*references, single, both], until)
-    window.bench.prove(both)
+    tracer.progress("timing what gained, together", COMBINATION)
+    samples = window.bench.time([*references, single, both], until, latest)
     final = Window(window.bench, [*references, single, both], samples)
-    if both.reason is None and final.gain(both, single).median > 0:
+    if final.gain(both, single).median > 0:
         both.plan = replace(both.plan, name=PRESCRIBED)
-        samples |= _samples_of(samples, COMBINATION, PRESCRIBED)
-        return Final([*references, both], samples)
+        window.bench.prove(both, tracer)
+        if both.reason is None:
+            return Final([*references, both], samples | _samples_of(samples, COMBINATION, PRESCRIBED))
+        both.plan = replace(both.plan, name=COMBINATION)
+    else:
+        tracer.progress("proving what gained, together", COMBINATION)
+        window.bench.prove(both)
     return Final([*references, single, both], samples)
 
 

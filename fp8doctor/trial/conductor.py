@@ -2,7 +2,8 @@
 
 What is dropped last comes first: as it is, both BF16 baselines, the prescription, then single treatments, then what nobody
 proposed. An arm that fails (out of memory, a compile error) costs itself and nothing else; an arm without proof that it
-ran what its label says has no number but a reason. The arms that the report compares are explained by the very profile
+ran what its label says has no number but a reason. An arm that may be left out is begun when all that it will take fits into
+the budget (`fp8doctor.trial.budget`). The arms that the report compares are explained by the very profile
 that proves them (`fp8doctor.trial.trace`). `fp8doctor.trial.combining` makes one prescription of what gained.
 """
 
@@ -15,29 +16,23 @@ from dataclasses import replace
 import msgspec
 import torch
 
-from fp8doctor.facts import Trial
+from fp8doctor.facts import Trial, recorded
 from fp8doctor.job import Job
-from fp8doctor.measured import COMBINATION, NO_TIME_LEFT, STEP_RAISES
-from fp8doctor.trial.bench import SELF_CHECK, Attempt, Bench, DeviceLost, sentence
-from fp8doctor.trial.combining import Window, best_total
-from fp8doctor.trial.digest import NO_DOUBT, digest, harm, what_harm
-from fp8doctor.trial.numerics import NUMERICS, with_numerics
+from fp8doctor.kept import without
+from fp8doctor.measured import COMBINATION, PRESCRIBED, STEP_RAISES
+from fp8doctor.trial.bench import SELF_CHECK, Attempt, Bench, DeviceLost, Ready, sentence, still_there
+from fp8doctor.trial.budget import BEGUN_LATE, LAST_PROFILE, MUST_BEGIN_SHARE, Budget, Cost, expected
+from fp8doctor.trial.combining import Final, Window, best_total
+from fp8doctor.trial.digest import CONTEXT, digest, harm, with_harm
+from fp8doctor.trial.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.replica import NotReplicable, OriginalTouched
 from fp8doctor.trial.results import gpu_name, report
 from fp8doctor.trial.trace import BREAKDOWN, KeepTrace, Tracer
 from fp8doctor.trial.undisturbed import free, undisturbed
 from fp8doctor.trial.variant import ArmPlan
 
-WINDOW_SHARE, PROOF_SHARE = 0.4, 0.1
-"""Shares of the budget kept for the timed window with what follows it, and for the proof of each arm alone; building and
-compiling may use the rest."""
-
-EXPLORING_SHARE, FINAL_SHARE = 0.5, 0.25
-"""With explorations: the share of the budget after which no further one is built, and the share kept for what they give
-together, which may begin while half of that is left."""
-
-LAST_PROFILE = 2.0
-"""Budgets after which no further step is profiled: what is left is proven without."""
+NEEDED = ("as_is", "bf16", "bf16_compiled", PRESCRIBED, SELF_CHECK)
+"""What a report cannot do without, and the first conversion of a model without FP8."""
 
 
 def conduct(
@@ -50,82 +45,115 @@ def conduct(
     progress: Callable[[str, str | None], None],
     skip: Mapping[str, str] | None = None,
     keep_trace: KeepTrace | None = None,
+    keep: Callable[[Trial], object] = lambda trial: None,
     spent_s: float = 0.0,
 ) -> Trial:
     """Time ``arms`` of the job on ``device`` within ``budget_s`` seconds, in the order of their importance, and do no harm.
 
     ``lists`` names the lists of repeated blocks, ``skip`` maps arms that are not to be built to the reason. ``keep_trace`` is
-    handed the trace of every arm that is profiled. ``spent_s`` of the budget are gone already. A model that cannot be copied,
-    or whose own step raises, gives a Trial with a reason and no times.
+    handed the trace of every arm that is profiled, ``keep`` what is known so far whenever a part begins that the trial can do
+    without. ``spent_s`` of the budget are gone already. A model that cannot be copied, or whose own step raises, gives a Trial
+    with a reason and no times.
 
-    Raises `DeviceLost` when an arm took the GPU's context down, so that a new process can go on without it.
+    Raises `DeviceLost` when an arm took the GPU's context down, so that a new process can go on without it, or with what
+    was known.
     """
-    began = time.monotonic() - spent_s
+    budget = Budget(budget_s, time.monotonic() - spent_s)
     if job.batch is None:
-        return _without_times(device, "there is no batch to run it on; give one, as example_batch() in a model file", budget_s, began)
+        return _without_times(device, "there is no batch to run it on; give one, as example_batch() in a model file", budget)
+    progress("noting the state of the model", None)
     before = digest(job)
     with undisturbed(job) as put_back:
-        trial = _timed(job, lists, arms, device, budget_s, began, progress, skip or {}, keep_trace)
-    return _with_harm(trial, (*put_back, *harm(before, digest(job))))
+        trial = _timed(job, lists, arms, device, budget, progress, skip or {}, keep_trace, keep)
+        progress("looking at what was changed", None)
+    try:
+        still_there(device, "")
+    except DeviceLost:
+        return with_harm(trial, (*put_back, CONTEXT))
+    return with_harm(trial, (*put_back, *harm(before, digest(job))))
 
 
 def _timed(
-    job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], device: torch.device, budget_s: float, began: float,
-    progress: Callable[[str, str | None], None], skip: Mapping[str, str], keep_trace: KeepTrace | None,
+    job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], device: torch.device, budget: Budget,
+    progress: Callable[[str, str | None], None], skip: Mapping[str, str], keep_trace: KeepTrace | None, keep: Callable[[Trial], object],
 ) -> Trial:  # fmt: skip
     """The trial itself; what it leaves behind is its caller's concern."""
+    progress("copying the model to the device", None)
     try:
         bench = Bench(job, lists, device)
     except (NotReplicable, OriginalTouched) as error:
-        return _without_times(device, str(error), budget_s, began)
+        return _without_times(device, str(error), budget)
     except torch.OutOfMemoryError:
-        return _without_times(device, "the memory of the GPU is too small for even a cut of the model", budget_s, began)
+        return _without_times(device, "the memory of the GPU is too small for even a cut of the model", budget)
     except Exception as error:
-        return _without_times(device, f"{STEP_RAISES}{sentence(error)}", budget_s, began)
+        return _without_times(device, f"{STEP_RAISES}{sentence(error)}", budget)
+    budget = replace(budget, numerics=NUMERICS not in skip and worth_measuring(bench))
     attempts = [Attempt(plan, reason=skip.get(plan.name)) for plan in arms]
-    tracer = Tracer(bench, progress, keep_trace, reason_against=skip.get(BREAKDOWN), until=began + LAST_PROFILE * budget_s)
-    _build(bench, attempts, budget_s, began, progress)
-    timed = [attempt for attempt in attempts if attempt.reason is None]
-    progress(f"timing {len(timed)} variants of the step", None)
+    tracer = Tracer(bench, progress, keep_trace, reason_against=skip.get(BREAKDOWN), until=budget.began + LAST_PROFILE * budget.seconds)
     try:
-        kept = FINAL_SHARE if any(explores(attempt.plan) for attempt in timed) else PROOF_SHARE
-        samples = bench.time(timed, until=began + budget_s * (1 - kept))
-        late = time.monotonic() - began > budget_s * (1 - FINAL_SHARE / 2)
-        tracer.explain(timed, samples)
-        progress("proving what each variant ran", None)
-        for attempt in timed:
-            if attempt.proof is None:
-                bench.prove(attempt)
-        against = skip.get(COMBINATION) or (_used_up(budget_s) if late else None)
-        final = best_total(Window(bench, attempts, samples), until=began + budget_s, reason_against=against, progress=progress)
-        if final:
-            tracer.explain(final.attempts, final.samples)
-        bench.time_in_pairs(attempts, samples, tracer, until=began + budget_s)
-        trial = report(
-            bench.plan, device, attempts, samples, final, health=bench.health(), gaps=tracer.gaps, budget_s=budget_s, elapsed_s=time.monotonic() - began
-        )  # fmt: skip
-        progress("measuring what FP8 does to each layer", NUMERICS)
-        no_time = _used_up(budget_s) if time.monotonic() - began > budget_s else None
-        trial = with_numerics(trial, bench, until=began + budget_s, against=skip.get(NUMERICS) or no_time)
+        trial = _of_arms(bench, attempts, tracer, budget, skip, keep)
     except DeviceLost:
         raise
     except Exception as error:
-        trial = _without_times(device, f"a variant that had run before stopped the timing with {sentence(error)}", budget_s, began)
-    final = None
-    attempts.clear()
-    timed.clear()
-    bench.close()
-    return msgspec.structs.replace(trial, elapsed_s=time.monotonic() - began)
+        still_there(device, bench.at_work)
+        trial = _without_times(device, f"a variant that had run before stopped the timing with {sentence(error)}", budget)
+    finally:
+        attempts.clear()
+        bench.close()
+    return msgspec.structs.replace(trial, elapsed_s=budget.spent_s)
 
 
-def _build(bench: Bench, attempts: Sequence[Attempt], budget_s: float, began: float, progress: Callable[[str, str | None], None]) -> None:
-    """Make every arm that is not to be skipped and for which there is time."""
+def _of_arms(bench: Bench, attempts: Sequence[Attempt], tracer: Tracer, budget: Budget, skip: Mapping[str, str], keep: Callable[[Trial], object]) -> Trial:
+    """Build, time, prove, combine what gained, and then the numerics. From the proofs on a lost GPU costs no time that is known."""
+    _build(bench, attempts, budget, tracer.progress)
+    timed = [attempt for attempt in attempts if attempt.reason is None]
+    costs, explored = _costs(timed), [attempt.plan.name for attempt in timed if explores(attempt.plan)]
+    tracer.progress(f"timing {len(timed)} variants of the step", None)
+    samples = bench.time(timed, until=budget.window_until(costs, explored), latest=budget.window_latest())
+    tracer.explain(timed, samples)
+    for attempt in timed:
+        if attempt.proof is None and attempt.plan.name != SELF_CHECK:
+            tracer.progress(f"proving what {in_words(attempt.plan.name)} ran", attempt.plan.name)
+            bench.prove(attempt)
+
+    def known(final: Final | None = None) -> Trial:
+        return report(
+            bench.plan, bench.device, attempts, samples, final, health=bench.health(), gaps=tracer.gaps, budget_s=budget.seconds, elapsed_s=budget.spent_s
+        )  # fmt: skip
+
+    trial = known()
+    keep(trial)
+    try:
+        against = skip.get(COMBINATION) or (None if budget.final_fits(costs, explored, budget.spent_s) else budget.used_up)
+        window, latest = Window(bench, attempts, samples), budget.window_latest()
+        final = best_total(window, tracer, until=budget.end - budget.closing_s(), latest=latest, reason_against=against)
+        if final:
+            tracer.explain(final.attempts, final.samples)
+        bench.time_in_pairs(attempts, samples, tracer, until=budget.end, latest=latest)
+        trial = known(final)
+        keep(trial)
+        tracer.progress("measuring what FP8 does to each layer", NUMERICS)
+        return with_numerics(trial, bench, until=budget.numerics_until(), against=skip.get(NUMERICS))
+    except DeviceLost as lost:
+        lost.trial = without(trial, lost.arm, str(lost))
+        raise
+    except Exception as error:
+        reason = f"it raises {sentence(error)}"
+        try:
+            still_there(bench.device, bench.at_work)
+        except DeviceLost as lost:
+            lost.trial = without(trial, lost.arm, str(lost))
+            raise
+        return without(trial, bench.at_work, reason)
+
+
+def _build(bench: Bench, attempts: Sequence[Attempt], budget: Budget, progress: Callable[[str, str | None], None]) -> None:
+    """Make every arm that is not to be skipped and for which there is time, as it is in any case."""
     for attempt in attempts:
         if attempt.reason is not None:
             continue
-        share = EXPLORING_SHARE if explores(attempt.plan) else 1 - WINDOW_SHARE
-        if time.monotonic() - began > budget_s * share and attempt.plan.name != "as_is":
-            attempt.reason = _used_up(budget_s)
+        if attempt.plan.name != "as_is" and not _there_is_time(attempt.plan, attempts, budget):
+            attempt.reason = budget.used_up
             continue
         if attempt.plan.name == SELF_CHECK and not any(each.plan.name == "bf16" and each.reason is None for each in attempts):
             attempt.plan = replace(attempts[0].plan, name=SELF_CHECK)
@@ -133,28 +161,40 @@ def _build(bench: Bench, attempts: Sequence[Attempt], budget_s: float, began: fl
         bench.build(attempt)
 
 
+def _there_is_time(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> bool:
+    """Whether the arm may be begun: what a report needs until a late hour, the rest when all that it will take is there."""
+    spent_s = budget.spent_s
+    if spent_s > BEGUN_LATE.get(plan.name, MUST_BEGIN_SHARE) * budget.seconds:
+        return False
+    costs = _costs(attempts)
+    needed = plan.name in NEEDED or (plan.name.startswith("float8_") and not any(name.startswith("float8_") for name in costs))
+    cost = expected(costs, plan.base, name=plan.name, compiles=plan.compiled, unasked=plan.explored)
+    return needed or cost is None or budget.fits(cost, plan.name, costs, spent_s, unasked=plan.explored)
+
+
+def _costs(attempts: Sequence[Attempt]) -> dict[str, Cost]:
+    """What the arms that were built have cost."""
+    return {
+        each.plan.name: Cost(each.build_s, tuple(ready.step_s for ready in each.ready), any(_compiled(ready) for ready in each.ready))
+        for each in attempts
+        if each.ready
+    }
+
+
+def _compiled(ready: Ready) -> bool:
+    return recorded(ready.compiled.graphs) and ready.compiled.graphs > 0
+
+
 def explores(plan: ArmPlan) -> bool:
     """Whether the arm may become a part of the prescription unasked; a mere measurement may not, and needs no final window."""
     return plan.explored and bool(plan.treatments)
 
 
-def _used_up(budget_s: float) -> str:
-    return f"the budget of {budget_s:g} s {NO_TIME_LEFT}"
-
-
-def _with_harm(trial: Trial, changed: Sequence[str]) -> Trial:
-    """The trial with what it changed outside its replicas, which makes its times doubtful too."""
-    if not changed:
-        return msgspec.structs.replace(trial, harm=())
-    reason = "; ".join(filter(None, (trial.reason, what_harm(changed))))
-    return msgspec.structs.replace(trial, harm=tuple(changed), reason=reason, reliable=trial.reliable and NO_DOUBT.issuperset(changed))
-
-
-def _without_times(device: torch.device, reason: str, budget_s: float, began: float) -> Trial:
+def _without_times(device: torch.device, reason: str, budget: Budget) -> Trial:
     free(device)
     return Trial(
         device=device.type, gpu=gpu_name(device), blocks={}, arms=(), self_check_ratio=None, reliable=False, reason=reason,
-        budget_s=budget_s, elapsed_s=time.monotonic() - began,
+        budget_s=budget.seconds, elapsed_s=budget.spent_s,
     )  # fmt: skip
 
 

@@ -16,14 +16,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
+from fp8doctor.facts import Trial
 from fp8doctor.job import Job
 from fp8doctor.trial import settings
 from fp8doctor.trial.step import tensors
 
 FOLDER, MEMORY = "files in the current folder", "memory of the GPU"
+
+CONTEXT = "the GPU's context in this process, which is unusable now"
 
 NO_DOUBT = frozenset({FOLDER, MEMORY})
 """May be the work of another process or thread, and disturbs no timing."""
@@ -77,6 +81,14 @@ def harm(before: Digest, after: Digest) -> list[str]:
         elif not settings.alike(value, after[name]):
             changed.append(name)
     return changed
+
+
+def with_harm(trial: Trial, changed: Sequence[str]) -> Trial:
+    """The trial with what it changed outside its replicas, which makes its times doubtful too."""
+    if not changed:
+        return msgspec.structs.replace(trial, harm=())
+    reason = "; ".join(filter(None, (trial.reason, what_harm(changed))))
+    return msgspec.structs.replace(trial, harm=tuple(changed), reason=reason, reliable=trial.reliable and NO_DOUBT.issuperset(changed))
 
 
 def what_harm(names: Sequence[str]) -> str:

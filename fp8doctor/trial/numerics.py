@@ -74,7 +74,7 @@ def layer_numerics(bench: Bench, until: float, against: str | None = None) -> tu
     """FP8 layers of the deepest cut, one by one; empty when there are none. Raises `NotMeasured`, or what the model raises."""
     base = bench.bases[-1]
     fp8 = _eager(base)
-    names = [name for name, module in modules(fp8).items() if any(layer.use == "training" for layer in recognise(module, {}))]
+    names = _fp8_layers(fp8)
     if not names:
         return ()
     reason = against or made_up(bench.job, base, names)
@@ -103,6 +103,20 @@ def layer_numerics(bench: Bench, until: float, against: str | None = None) -> tu
         late = f"the budget {NO_TIME_LEFT}" if time.monotonic() > until else "none of the FP8 layers runs in a step"
         raise NotMeasured("; ".join(dict.fromkeys(alone.failures)) or late)
     return tuple(alone.found[name] for name in chosen if name in alone.found)
+
+
+def worth_measuring(bench: Bench) -> bool:
+    """Whether there are numerics to measure that say something, so that time is kept for them."""
+    base = bench.bases[-1]
+    try:
+        names = _fp8_layers(_eager(base))
+        return bool(names) and made_up(bench.job, base, names) is None
+    except Exception:  # which measuring them will meet too, and say
+        return False
+
+
+def _fp8_layers(model: nn.Module) -> list[str]:
+    return [name for name, module in modules(model).items() if any(layer.use == "training" for layer in recognise(module, {}))]
 
 
 def _eager(base: nn.Module) -> nn.Module:

@@ -10,9 +10,10 @@ import torch
 
 from fp8doctor.disturbed import disturbance
 from fp8doctor.facts import Arm, ArmCut, Breakdown, Health, Trial
-from fp8doctor.interval import interval
+from fp8doctor.interval import CONFIDENCE, interval
 from fp8doctor.measured import FIRST
 from fp8doctor.record import NOT_RECORDED
+from fp8doctor.trial import timer
 from fp8doctor.trial.bench import SELF_CHECK, Attempt
 from fp8doctor.trial.breakdown import breakdown
 from fp8doctor.trial.depth import Plan, cleaned
@@ -36,7 +37,7 @@ def report(
     """Medians with intervals, at every cut and at full depth, as plain facts."""
     ratio = _self_check(attempts, samples)
     apart = f"the step timed against its own copy gives {ratio:.3f} instead of 1.00" if ratio and abs(ratio - 1) > SELF_CHECK_TOLERANCE else None
-    reasons = [reason for reason in (apart, disturbance(health)) if reason]
+    reasons = [reason for reason in (apart, disturbance(health), _too_few(samples, final.samples if final else {})) if reason]
     return Trial(
         device=device.type,
         gpu=gpu_name(device),
@@ -62,6 +63,14 @@ def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
     if of is None or SELF_CHECK not in names:
         return None
     return interval([a / b for a, b in zip(samples[of, 0], samples[SELF_CHECK, 0], strict=True)]).median
+
+
+def _too_few(*windows: Samples) -> str | None:
+    """Why the intervals hold the true medians with less confidence than they say; None when they do not."""
+    rounds = min((len(values) for samples in windows for values in samples.values()), default=timer.LEAST_ROUNDS)
+    if rounds >= timer.LEAST_ROUNDS:
+        return None
+    return f"there was time for only {rounds} of the {timer.LEAST_ROUNDS} rounds that an interval of {CONFIDENCE:.0%} confidence needs"
 
 
 def _both_windows(first: Sequence[Arm], final: Sequence[Arm]) -> tuple[Arm, ...]:

@@ -1,12 +1,7 @@
 """The GEMMs of the model's own shapes, timed alone in BF16 and in FP8, and the casts that FP8 needs for them.
 
-The three GEMMs of a training Linear, in the layouts of torchao 0.18 (``float8_linear.py``, ``float8_ops.py``) and Transformer
-Engine: the first operand row-major, the second column-major, e4m3 by e4m3 forward, the gradient in the dtype of the recipe.
-BF16 and FP8 take turns, so that they share clocks, and before each the L2 cache is flushed: in a step a large operand comes from
-memory. The casts (`fp8doctor.trial.casts`) are timed without what they could be fused with.
-
-A gradient GEMM under rowwise scaling runs as torchao runs it, with the tensorwise kernel; the pass over its output that
-follows, which the compiler may fuse, is left out.
+BF16 and FP8 GEMMs (`fp8doctor.trial.gemms`) take turns, so that they share clocks, and before each the L2 cache is flushed: in a
+step a large operand comes from memory. The casts (`fp8doctor.trial.casts`) are timed without what they could be fused with.
 """
 
 from __future__ import annotations
@@ -15,20 +10,19 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 import msgspec
 import torch
 from torch import Tensor
 
-from fp8doctor.cost import step_tokens
 from fp8doctor.facts import Facts, LayerShape, Linear
 from fp8doctor.job import Job
 from fp8doctor.overview import flops_share_pct, percent
 from fp8doctor.record import NOT_RECORDED
-from fp8doctor.shape_gain import MULTIPLE, judged
+from fp8doctor.shape_gain import MULTIPLE, calls_of, judged, rows_of
 from fp8doctor.trial import casts
 from fp8doctor.trial.bench import DeviceLost, sentence, still_there
+from fp8doctor.trial.gemms import Operands, Operation, bf16_gemms, fp8_gemms
 from fp8doctor.trial.undisturbed import free, undisturbed
 
 ARM = "shapes"
@@ -60,8 +54,6 @@ CPU_FLOPS = 2e9
 """FLOPs of one GEMM up to which it is timed on a CPU, whose FP8 GEMMs do some 1e10 a second."""
 
 NOTHING_TO_TIME = "there is no FP8 layer, nor one to convert, whose rows, sides and recipe are known here"
-
-Operation = Callable[[], object]
 
 
 def probe(facts: Facts, device: torch.device, *, until: float) -> tuple[LayerShape, ...]:
@@ -116,14 +108,17 @@ def timed(facts: Facts, device: torch.device, *, until: float) -> tuple[tuple[La
 
 def distinct(facts: Facts) -> list[tuple[LayerShape, float]]:
     """The shapes of what is, or could be, in FP8, not timed yet, with their shares of the GEMM FLOPs in per cent, the largest first."""
-    tokens = step_tokens(facts)
-    found: dict[tuple[int, int, str, bool], list[Linear]] = {}
-    for linear in of_interest(facts) if tokens else ():
-        key = (linear.in_features, linear.out_features, linear.recipe or "tensorwise", linear.requires_grad)
-        found.setdefault(key, []).append(linear)
+    found: dict[tuple[int, int, int, str, bool], list[Linear]] = {}
+    for linear in of_interest(facts):
+        rows = rows_of(linear, facts)
+        if rows:
+            key = (rows, linear.in_features, linear.out_features, linear.recipe or "tensorwise", linear.requires_grad)
+            found.setdefault(key, []).append(linear)
+    flops = {key: key[0] * sum((linear.flops_share_pct or 0.0) * calls_of(linear, facts) for linear in linears) for key, linears in found.items()}
+    scale = flops_share_pct(linear for linears in found.values() for linear in linears) / (sum(flops.values()) or 1.0)
     shapes = [
-        (LayerShape(m=tokens or 0, k=k, n=n, recipe=recipe, trained=trained, layers=tuple(each.name for each in linears)), flops_share_pct(linears))
-        for (k, n, recipe, trained), linears in found.items()
+        (LayerShape(m=m, k=k, n=n, recipe=recipe, trained=trained, layers=tuple(each.name for each in linears)), scale * flops[m, k, n, recipe, trained])
+        for (m, k, n, recipe, trained), linears in found.items()
     ]
     return sorted(shapes, key=lambda each: -each[1])
 
@@ -208,21 +203,6 @@ def _host_ms(operation: Operation) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
-@dataclass(frozen=True)
-class Operands:
-    """What one Linear multiplies in a step: input (M, K), weight (N, K), output gradient (M, N)."""
-
-    input: Tensor
-    weight: Tensor
-    gradient: Tensor
-
-    @classmethod
-    def of(cls, shape: LayerShape, device: torch.device) -> Operands:
-        generator = torch.Generator(device).manual_seed(0)
-        sides = ((shape.m, shape.k), (shape.n, shape.k), (shape.m, shape.n))
-        return cls(*(torch.empty(each, dtype=torch.bfloat16, device=device).normal_(generator=generator) for each in sides))
-
-
 def _with_gemms(shape: LayerShape, bench: Timer, fast: bool) -> LayerShape:
     """The shape with its GEMMs timed; ``fast`` says how the forward accumulates."""
     if not bench.on_gpu and 2 * shape.m * shape.k * shape.n > CPU_FLOPS:
@@ -243,55 +223,42 @@ def _with_gemms(shape: LayerShape, bench: Timer, fast: bool) -> LayerShape:
     return msgspec.structs.replace(shape, bf16_ms=in_bf16, fp8_ms=in_fp8, casts_ms=None, reason=None)
 
 
-def bf16_gemms(of: Operands, trained: bool) -> dict[str, Operation]:
-    """Output, input gradient and weight gradient, as a Linear computes them."""
-    gemms: dict[str, Operation] = {"bf16 output": lambda: of.input @ of.weight.t(), "bf16 input gradient": lambda: of.gradient @ of.weight}
-    return gemms | {"bf16 weight gradient": lambda: of.gradient.t() @ of.input} if trained else gemms
-
-
-def fp8_gemms(of: Operands, shape: LayerShape, fast: bool) -> dict[str, Operation]:
-    """The same in FP8. What a transposed copy holds does not change the time: it is the same memory read in another shape."""
-    m, k, n = shape.m, shape.k, shape.n
-    input, weight, gradient = of.input.to(casts.E4M3), of.weight.to(casts.E4M3), of.gradient.to(casts.gradient_dtype(shape.recipe))
-    one = torch.ones((), dtype=torch.float32, device=input.device)  # whatever the default dtype is
-    rows, columns = (
-        (torch.ones(side, dtype=torch.float32, device=input.device) for side in ((m, 1), (1, n))) if shape.recipe.startswith("rowwise") else (one, one)
-    )
-    gemms: dict[str, Operation] = {
-        "fp8 output": lambda: scaled_mm(input, weight.t(), rows, columns, fast=fast),
-        "fp8 input gradient": lambda: scaled_mm(gradient, weight.view(k, n).t(), one, one, fast=False),
-    }
-    if not shape.trained:
-        return gemms
-    if shape.recipe == "rowwise_with_gw_hp":
-        return gemms | {"weight gradient, kept in bf16": lambda: of.gradient.t() @ of.input}
-    return gemms | {"fp8 weight gradient": lambda: scaled_mm(gradient.view(n, m), input.view(k, m).t(), one, one, fast=False)}
-
-
-def scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, fast: bool) -> Tensor:
-    """One FP8 GEMM with BF16 output, as torchao and plain torch call it (torch 2.6 to 2.13). ``fast`` accumulates with less precision."""
-    return torch._scaled_mm(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=fast)
-
-
 def _with_casts(shapes: list[LayerShape], bench: Timer, until: float) -> list[LayerShape]:
-    """The shapes with their casts timed, as far as the time goes; the reason where they are not."""
-    wanted = [shape for shape in shapes if shape.fp8_ms is not None]
+    """The shapes with their casts timed, as far as the time goes; the reason where they are not.
+
+    They are compiled for one number of rows after the other, the one with the most FLOPs first.
+    """
     done: dict[LayerShape, LayerShape] = {}
-    reason = "no time was left"
-    if not wanted or until - time.monotonic() < COMPILING_S[bench.device.type]:
-        return [_without_casts(shape, reason) for shape in shapes]
+    for rows in dict.fromkeys(shape.m for shape in shapes):
+        wanted = [shape for shape in shapes if shape.fp8_ms is not None and shape.m == rows]
+        if wanted and until - time.monotonic() >= COMPILING_S[bench.device.type]:
+            done |= _casts_timed(wanted, bench, until)
+    return [done.get(shape) or _without_casts(shape, "no time was left") for shape in shapes]
+
+
+def _casts_timed(wanted: list[LayerShape], bench: Timer, until: float) -> dict[LayerShape, LayerShape]:
+    """Those shapes, which have the same rows, that the time was enough for."""
+    done: dict[LayerShape, LayerShape] = {}
     try:
         compiled = casts.compiled(_examples(wanted, bench.device))
-        until = max(until, time.monotonic() + len(wanted) * SHAPE_S)  # the compiler may have taken all the time: then it is not for nothing
-        for shape in wanted:
-            if time.monotonic() > until and done:
-                break
+    except Exception as error:  # whatever the compiler raises
+        return {shape: _failed(shape, error, bench) for shape in wanted}
+    until = max(until, time.monotonic() + len(wanted) * SHAPE_S)  # the compiler may have taken all the time: then it is not for nothing
+    for shape in wanted:
+        if time.monotonic() > until and done:
+            break
+        try:
             operation = functools.partial(compiled, shape.recipe, shape.trained, *_cast_arguments(shape, bench.device))
             done[shape] = msgspec.structs.replace(shape, casts_ms=bench.turns({"casts": operation}, LAUNCH_FLUSHES)["casts"])
-    except Exception as error:  # whatever the compiler raises
-        still_there(bench.device, ARM)
-        reason = sentence(error)
-    return [done.get(shape) or _without_casts(shape, reason) for shape in shapes]
+        except Exception as error:  # the compiler may be asked again, and the memory be too small for one of them
+            done[shape] = _failed(shape, error, bench)
+    return done
+
+
+def _failed(shape: LayerShape, error: Exception, bench: Timer) -> LayerShape:
+    still_there(bench.device, ARM)
+    free(bench.device)
+    return _without_casts(shape, sentence(error))
 
 
 def _without_casts(shape: LayerShape, reason: str) -> LayerShape:

@@ -10,8 +10,8 @@ import math
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
 from fp8doctor.interval import interval
 from fp8doctor.measured import PRESCRIBED
 from fp8doctor.record import UnreadableDocument
@@ -26,7 +27,7 @@ from fp8doctor.scrub import scrub
 from fp8doctor.timeline import MODULE, ProfiledStep, read_trace, step_of
 from fp8doctor.trial.bench import Attempt, Bench, Ready, sentence, still_there
 from fp8doctor.trial.depth import cleaned
-from fp8doctor.trial.evidence import StepProof, counted, profiled, profiler_in_use, prove
+from fp8doctor.trial.evidence import StepProof, compiled_so_far, counted, profiled, profiler_in_use, prove
 from fp8doctor.trial.results import Samples, full_ms
 
 BREAKDOWN = "breakdown"
@@ -85,7 +86,7 @@ class Tracer:
         try:
             with tempfile.TemporaryDirectory(prefix="fp8doctor-") as folder:
                 for ready in reversed(attempt.ready):
-                    profile = _profile(ready, device)
+                    profile = self._profile(ready)
                     proof = proof or counted(profile, device)
                     file = Path(folder, f"{len(steps)}.json")
                     profile.export_chrome_trace(str(file))
@@ -103,23 +104,38 @@ class Tracer:
             attempt.profiled = tuple(reversed(steps))
         return proof if proof and proof.fp8_gemms is not None else prove(attempt.ready[-1].step, device)
 
+    def _profile(self, ready: Ready) -> torch.profiler.profile:
+        """A step with the modules named that may be; without names where that compiled something after all."""
+        before, modules = compiled_so_far(), _nameable(ready, self.bench.job.training_step)
+        with annotated(modules):
+            profile = profiled(ready.step, self.bench.device, to_read=True)
+        return profile if not modules or compiled_so_far() == before else profiled(ready.step, self.bench.device, to_read=True)
 
-def _profile(ready: Ready, device: torch.device) -> torch.profiler.profile:
-    with annotated(ready.model) if ready.model is not None and ready.compiled.graphs == 0 else nullcontext():
-        return profiled(ready.step, device, to_read=True)
+
+def _nameable(ready: Ready, training_step: Callable[..., Any] | None) -> dict[str, nn.Module]:
+    """The modules that are in no compiled region and contain none.
+
+    A hook inside a region would be compiled with it, and what contains a region would own kernels of modules without a
+    name. A mark that compiles no frame of its module lets Dynamo meet a hook all the same.
+    """
+    if ready.model is None or (ready.compiled.graphs and step_mark(training_step)):
+        return {}
+    marks = ((module, compile_mark(module, "")) for module in ready.model.modules() if is_called(module))
+    regions = [module for module, mark in marks if mark and (ready.compiled.graphs or not mark.compiles)]
+    inside = {id(each) for region in regions for each in region.modules()}
+    return {name: module for name, module in ready.model.named_modules() if inside.isdisjoint(map(id, module.modules()))}
 
 
 @contextmanager
-def annotated(model: nn.Module) -> Iterator[None]:
-    """Name every call of a module of ``model`` in a profile, the way `fp8doctor.timeline` reads it.
+def annotated(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Name every call of these modules in a profile, the way `fp8doctor.timeline` reads it.
 
-    Not for compiled regions, which a hook would compile again. A call that raises is closed too: checkpointing ends a
-    recomputation so, as soon as it has what it needs.
+    A call that raises is closed too: checkpointing ends a recomputation so, as soon as it has what it needs.
     """
     calls = _Calls()
     handles: list[Any] = []
     try:
-        for name, module in model.named_modules():
+        for name, module in modules.items():
             kind = f"{type(module).__module__}.{type(module).__qualname__}"
             handles.append(module.register_forward_pre_hook(calls.beginning(f"{MODULE}{kind} {cleaned(name)}"), prepend=True))
             handles.append(module.register_forward_hook(calls.ending, always_call=True))

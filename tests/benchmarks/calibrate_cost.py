@@ -4,8 +4,9 @@ Prints each constant as it is and as the sweep of `gemm_sweep.py` has it (defaul
 model of a GEMM is off before and after, beside torchao's roofline on the same shapes. It changes no file: a constant is taken
 over by hand, with the sweep named as its source, and `cost_model.py` then says what that does to whole steps.
 
-The sweep runs at sustained clocks, so the fitted efficiencies belong to the `gemm.SUSTAINED` of this checkout: take that over
-first, then run this again. Casts were timed alone; in a model they are fused with their neighbours, so what whole layers take (``layers``) is shown too.
+The sweep runs back to back, at the clock that the power limit leaves; `gemm.IN_A_STEP` comes from kernel times of whole steps. Casts
+were timed alone: in a step they are fused with their neighbours. What a sweep does not hold is left out,
+and short times hold the host's launches where ``not_captured`` is not empty.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from tests.benchmarks.cost_model import gemm_errors, gemm_rows
 
 SWEEP = Path(__file__).resolve().parent / "measured" / "h200_sweep.json"
 
-GEMM_CONSTANTS = {"GEMM_EFFICIENCY_BF16": 1.0, "GEMM_EFFICIENCY_FP8": 1.0, "TILE_MS": 1.0, "UNALIGNED": 1.0, "128x128": 1.0, "128x64": 1.0}
-"""What is fitted, and the factor it starts at. The last two are rates of `gemm.TILES`."""
+EFFICIENCIES = ("GEMM_EFFICIENCY_BF16", "GEMM_EFFICIENCY_FP8", "UNALIGNED")
+"""What is fitted beside the tile's part of `gemm.BACK_TO_BACK`."""
 
 STEPS = (1.2, 1.05, 1.01)
 """Factors that the fit tries up and down, coarse to fine."""
@@ -42,7 +43,8 @@ def main() -> int:
         return 1
     sweep = json.loads(path.read_text("utf-8"))
     gpu = gpu_spec(sweep["gpu"].removeprefix("NVIDIA ")) if sweep["gpu"] != "none" else gpu_spec("H200")
-    print(f"{sweep['gpu']} · {sweep['date']} · torch {sweep['versions']['torch']} · torchao {sweep['versions']['torchao']} · left out {sweep['left_out']}\n")
+    versions = f"torch {sweep['versions']['torch']} · torchao {sweep['versions']['torchao']}"
+    print(f"{sweep['gpu']} · {sweep['date']} · {versions} · left out {sweep['left_out']} · not captured {sweep.get('not_captured')}\n")
     lines = [*simple(sweep, gpu), *cast_bytes(sweep, gpu)]
     before = gemm_errors(sweep, gpu)
     lines += fitted(sweep, gpu)
@@ -51,8 +53,9 @@ def main() -> int:
     after = {label: ours for label, _, ours, _ in gemm_errors(sweep, gpu)}
     table = [(label, count, share(ours), share(after[label]), share(theirs)) for label, count, ours, theirs in before]
     print(tabulate(table, ("GEMMs", "count", "now", "fitted", "torchao"), tablefmt="github", disable_numparse=True))
-    print("\nWhole compiled layers, with the constants as they are but for the fitted GEMMs\n")
-    print(tabulate(whole_layers(sweep, gpu), ("recipe", "(M, K, N)", "ms", "modelled", "error"), tablefmt="github", disable_numparse=True))
+    if sweep["layers"]:
+        print("\nWhole compiled layers, with the constants as they are but for the fitted GEMMs\n")
+        print(tabulate(whole_layers(sweep, gpu), ("recipe", "(M, K, N)", "ms", "modelled", "error"), tablefmt="github", disable_numparse=True))
     return 0
 
 
@@ -64,24 +67,24 @@ def simple(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str
     peak_bytes = gpu.memory_tb_s * 1e9
     effective = peak_bytes * gpus.MEMORY_EFFICIENCY
 
-    def per_element(name: str, of: float = effective) -> float:
-        elements, ms = max(parts[name])
-        return float(ms * of / elements)
-
-    copied, ms = max(parts["copy"])
-    found = [
-        ("gpus.MEMORY_EFFICIENCY", gpus.MEMORY_EFFICIENCY, 4 * copied / ms / peak_bytes),
-        ("gemm.KERNEL_LAUNCH_MS", gemm.KERNEL_LAUNCH_MS, parts["launch"][0][1]),
-        ("step.OPTIMIZER_BYTES", step.OPTIMIZER_BYTES, per_element("adamw torch.bfloat16")),
-        ("step.LOSS_BYTES fp32", step.LOSS_BYTES["fp32"], per_element("loss fp32")),
-        ("step.LOSS_BYTES 16bit", step.LOSS_BYTES["16bit"], per_element("loss 16bit")),
-    ]
+    found: list[tuple[str, float, float]] = []
+    if "copy" in parts:
+        copied, ms = max(parts["copy"])
+        found.append(("gpus.MEMORY_EFFICIENCY", gpus.MEMORY_EFFICIENCY, 4 * copied / ms / peak_bytes))
+    for name, constant, now in (
+        ("adamw torch.bfloat16", "step.OPTIMIZER_BYTES", step.OPTIMIZER_BYTES),
+        ("loss fp32", "step.LOSS_BYTES fp32", step.LOSS_BYTES["fp32"]),
+        ("loss 16bit", "step.LOSS_BYTES 16bit", step.LOSS_BYTES["16bit"]),
+    ):
+        if name in parts:
+            elements, ms = max(parts[name])
+            found.append((constant, now, ms * effective / elements))
     for kind, m, k, n, burst, sustained, *_ in sweep["clocks"]:
-        found.append((f"gemm.SUSTAINED ({kind} at {(m, k, n)})", gemm.SUSTAINED, burst / sustained))
+        found.append((f"gemm.BACK_TO_BACK clock ({kind} at {(m, k, n)})", gemm.BACK_TO_BACK.clock, burst / sustained))
     for width, efficiency in step.ATTENTION_EFFICIENCY.items():
         rates = [
             4 * batch * heads * length**2 * head * (0.5 if causal else 1.0) * (1 + step.BACKWARD_OF_ATTENTION) / both / (gpu.bf16_tflops * 1e9)
-            for batch, heads, length, head, causal, _, both in parts["attention"]
+            for batch, heads, length, head, causal, _, both in parts.get("attention", ())
             if head == width
         ]
         if rates:
@@ -94,53 +97,53 @@ def simple(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str
 
 
 def cast_bytes(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str]]:
-    """Effective bytes per element of torchao's casts."""
+    """Effective bytes per element of torchao's casts: of the largest tensor, where launches count least."""
     effective = gpu.memory_tb_s * 1e9 * gpus.MEMORY_EFFICIENCY
-    measured: dict[tuple[str, ...], list[float]] = {}
-    for recipe, role, direction, mode, rows, columns, ms in sweep["casts"]:
-        measured.setdefault((recipe, role, direction, mode), []).append(ms * effective / (rows * columns))
-    middle = {key: statistics.median(values) for key, values in measured.items()}
-    one = [value for (recipe, role, _, mode), value in middle.items() if mode == "eager" and recipe == "tensorwise" and role in ("input", "weight")]
-    found = [("casts.EAGER_CAST_BYTES", f"{casts.EAGER_CAST_BYTES:.1f}", f"{statistics.mean(one):.1f}")] if one else []
-    after = middle.get(("rowwise", "rescale of a gradient", "backward", "compiled"), 0.0)
-    for recipe, now in casts.COMPILED_CAST_BYTES.items():
-        parts = {role: total(middle, recipe, role) for role in ("input", "gradient", "weight")}
+    largest = max((rows * columns for *_, rows, columns, _ in sweep["casts"]), default=0)
+    measured = {
+        (recipe, role, direction, mode): ms * effective / largest
+        for recipe, role, direction, mode, rows, columns, ms in sweep["casts"]
+        if rows * columns == largest
+    }
+    one = [value for (recipe, role, _, mode), value in measured.items() if mode == "eager" and recipe == "tensorwise" and role in ("input", "weight")]
+    now = casts.EAGER_CAST_BYTES
+    found = [("casts.EAGER_CAST_BYTES", f"{now.activation:.1f}, {now.weight:.1f}", f"{statistics.mean(one):.1f}")] if one else []
+    after = measured.get(("rowwise", "rescale of a gradient", "backward", "compiled"), 0.0)
+    for recipe, bytes_now in casts.COMPILED_CAST_BYTES.items():
+        parts = {role: total(measured, recipe, role) for role in ("input", "gradient", "weight")}
         if None in parts.values():
             continue
         extra = {"rowwise": after, "rowwise_with_gw_hp": after}.get(recipe, 0.0)  # the input gradient has as many elements as the input
         activation = statistics.mean((parts["input"] + extra, parts["gradient"]))
         weight = parts["weight"] + (after if recipe == "rowwise" else 0.0)
-        found.append((f"casts.COMPILED_CAST_BYTES {recipe}", f"{now.activation:.1f}, {now.weight:.1f}", f"{activation:.1f}, {weight:.1f}"))
+        found.append((f"casts.COMPILED_CAST_BYTES {recipe}", f"{bytes_now.activation:.1f}, {bytes_now.weight:.1f}", f"{activation:.1f}, {weight:.1f}"))
     return found
 
 
-def total(middle: dict[tuple[str, ...], float], recipe: str, role: str) -> Any:
+def total(measured: dict[tuple[str, ...], float], recipe: str, role: str) -> Any:
     """All compiled casts of one role in a step; None where none was measured."""
-    parts = [value for (name, of, _, mode), value in middle.items() if (name, of, mode) == (recipe, role, "compiled")]
+    parts = [value for (name, of, _, mode), value in measured.items() if (name, of, mode) == (recipe, role, "compiled")]
     return sum(parts) if parts else None
 
 
 def fitted(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str]]:
     """The constants of `fp8doctor.cost.gemm` that bring the sweep nearest, one after the other; they stay set in this process."""
-    start = {name: getattr(gemm, name) for name in ("GEMM_EFFICIENCY_BF16", "GEMM_EFFICIENCY_FP8", "TILE_MS", "UNALIGNED", "TILES")}
-    rates = {"128x128": 0.9, "128x64": 0.7} | {f"{rows}x{columns}": rate for rows, columns, rate in start["TILES"]}
-    factors = dict(GEMM_CONSTANTS)
+    start = {name: getattr(gemm, name) for name in EFFICIENCIES}
+    pace = gemm.BACK_TO_BACK
+    factors = dict.fromkeys((*EFFICIENCIES, "tile_ms"), 1.0)
     rows = list(gemm_rows(sweep))
 
     def error() -> float:
-        for name in ("GEMM_EFFICIENCY_BF16", "GEMM_EFFICIENCY_FP8", "TILE_MS", "UNALIGNED"):
+        for name in EFFICIENCIES:
             setattr(gemm, name, start[name] * factors[name])
-        gemm.TILES = tuple(
-            (tile[0], tile[1], tile[2] * factors[{(128, 128): "128x128", (128, 64): "128x64", (64, 128): "128x64"}.get(tile[:2], "")]) if tile[2] < 1 else tile
-            for tile in start["TILES"]
-        )
+        gemm.BACK_TO_BACK = pace._replace(tile_ms=pace.tile_ms * factors["tile_ms"])
         gemm.gemm_ms.cache_clear()
-        return statistics.mean(abs(math.log((gemm.gemm_ms(*shape, gpu, fp8=kind != "bf16") or ms) / ms)) for kind, _, shape, ms in rows)
+        times = ((gemm.gemm_ms(*shape, gpu, fp8=kind != "bf16", pace=gemm.BACK_TO_BACK) or ms, ms) for kind, _, shape, ms in rows)
+        return statistics.mean(abs(math.log(modelled / ms)) for modelled, ms in times)
 
     descend(error, factors)
-    now = {name: start[name] for name in ("GEMM_EFFICIENCY_BF16", "GEMM_EFFICIENCY_FP8", "TILE_MS", "UNALIGNED")} | {"128x128": rates["128x128"]}
-    now["128x64"] = rates["128x64"]
-    return [(f"gemm.{name}", f"{now[name]:.4g}", f"{now[name] * factors[name]:.4g}") for name in factors]
+    found = [(f"gemm.{name}", f"{start[name]:.4g}", f"{start[name] * factors[name]:.4g}") for name in EFFICIENCIES]
+    return [*found, ("gemm.BACK_TO_BACK tile_ms", f"{pace.tile_ms:.4g}", f"{pace.tile_ms * factors['tile_ms']:.4g}")]
 
 
 def descend(error: Callable[[], float], factors: dict[str, float]) -> None:

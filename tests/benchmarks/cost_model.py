@@ -1,8 +1,10 @@
-"""The modelled step held to steps measured on an H200, beside torchao's own roofline: ``python tests/benchmarks/cost_model.py``
+"""The modelled step held to steps measured on an H200, beside torchao's own roofline: ``python tests/benchmarks/cost_model.py [FOLDER]``
 
 Prints Markdown. Every row of measured/h200_steps.json: its time, and its ratio to compiled BF16 of the same job, as modelled
 by `fp8doctor.cost.step` and by ``torchao.testing.training.roofline_utils``. Tables 2.1 and 2.2 have bounds (`BOUND`, right
-sign, nearer than torchao); the others are shown. Then the arms of tests/patients/recorded that the model can say something of.
+sign, nearer than torchao); the others are shown. Then the reports of timed models in FOLDER (default: tests/patients/recorded):
+what a user without a GPU would have been told of each (`fp8doctor.modelled`) beside what its trial measured, the time of each arm,
+and, where arms were profiled, its GEMMs and what runs between them. `CALIBRATED` names those that the constants come from.
 
 torchao knows GEMMs and casts of Linears alone, no H200, and no difference between eager and compiled but fusion. It is given
 its H100 with the H200's bandwidth, and fusion for compiled arms. So its errors are given for the rows that it has something to
@@ -19,14 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from fp8doctor.cost import GpuSpec, gemm_ms, gpu_spec
+from fp8doctor.cost import GpuSpec, gemm, gemm_ms, gpu_spec
 from fp8doctor.cost.step import compiled, in_bf16, modelled_step, with_recipe
-from fp8doctor.facts import Arm, Blocks, Facts, Linear, Network, Workload
+from fp8doctor.diagnose import diagnose
+from fp8doctor.facts import NOT_RECORDED, Arm, Blocks, Facts, Linear, Network, Workload, recorded
 from fp8doctor.measured import EVEN
+from fp8doctor.modelled import expected
 from fp8doctor.report import read_saved
 
 HERE = Path(__file__).resolve().parent
@@ -39,6 +44,13 @@ BOUND = 0.35
 
 BOUNDED = ("2.1", "2.2")
 """Tables that the bound holds for."""
+
+CALIBRATED = ("decoder_468m", "decoder_468m_compiled", "llama_8b_float8")
+"""Recorded patients whose kernel times went into constants of `fp8doctor.cost`. The others are held out."""
+
+ROWS_UNKNOWN = ("cast_heavy_layer",)
+"""Patients whose GEMMs have other rows than the batch has tokens, which only a forward shows: what is told of them is wrong. They
+are shown and not counted."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +215,12 @@ def torchao_ms(facts: Facts) -> float:
     return total
 
 
+def swept() -> dict[str, Any]:
+    """The recorded sweep of `gemm_sweep.py`."""
+    sweep: dict[str, Any] = json.loads(SWEEP.read_text("utf-8"))
+    return sweep
+
+
 def gemm_rows(sweep: dict[str, Any]) -> Iterator[tuple[str, str, tuple[int, int, int], float]]:
     """Kind, role, (M, K, N) of the GEMM itself, and ms, of every GEMM that was swept."""
     for kind, role, m, k, n, ms in sweep["gemms"]:
@@ -218,7 +236,7 @@ def gemm_errors(sweep: dict[str, Any], gpu: GpuSpec) -> list[tuple[str, int, flo
     for kind, role, shape, ms in gemm_rows(sweep):
         dtype = torch.bfloat16 if kind == "bf16" else torch.float8_e4m3fn
         theirs = 1e3 * float(roofline.get_individual_gemm_time_sympy(*shape, dtype, None, torchao_gpu()))
-        ours = gemm_ms(*shape, gpu, fp8=kind != "bf16") or theirs
+        ours = gemm_ms(*shape, gpu, fp8=kind != "bf16", pace=gemm.BACK_TO_BACK) or theirs
         size = "narrow" if min(shape) < 256 else "under 0.05 ms" if ms < 0.05 else "larger"
         pair = abs(ours / ms - 1), abs(theirs / ms - 1)
         for label in (f"{kind}, {size}", f"{kind}, {role}", "all"):
@@ -234,18 +252,83 @@ class Recorded:
     arm: str
     ms: float
     modelled_ms: float
+    gemms: tuple[float, float] | None
+    """Measured and modelled; None where the arm was not profiled."""
+    between: tuple[float, float] | None
+    """The same of casts, loss and what else is neither GEMM nor attention nor optimizer: compiled, casts are fused with it."""
+
+    @property
+    def error(self) -> float:
+        return self.modelled_ms / self.ms - 1
+
+    @property
+    def use(self) -> str:
+        return use(self.patient)
 
 
-def recorded_arms() -> Iterator[Recorded]:
-    """The arms that are variants of the whole model, where the model has a number for them."""
-    for path in sorted(RECORDED.glob("h200-*.json")):
+@dataclass(frozen=True)
+class Told:
+    """Best BF16 / FP8 as it is: what the trial measured, and what would have been told without it."""
+
+    patient: str
+    measured: float
+    modelled: float | None
+    """None where nothing would have been told."""
+
+    @property
+    def use(self) -> str:
+        return use(self.patient)
+
+    @property
+    def is_even(self) -> bool:
+        return abs(self.measured - 1) < EVEN
+
+
+def use(patient: str) -> str:
+    """What the patient is to the constants."""
+    return "calibrated" if patient in CALIBRATED else "rows unknown" if patient in ROWS_UNKNOWN else "held out"
+
+
+GEMMS = ("gemm_fp8", "gemm_16bit", "gemm_fp32")
+BETWEEN = ("cast", "pointwise", "norm", "copy", "loss")
+"""Families of `fp8doctor.facts.Breakdown`."""
+
+
+def reports(folder: Path) -> Iterator[tuple[str, Facts, dict[str, Arm]]]:
+    """Every timed model of a folder: its name, its facts, and the arms that were timed."""
+    for path in sorted(folder.glob("*.json")):
+        if "facts" not in json.loads(path.read_bytes()):
+            continue
         facts = read_saved(path)[0]
-        arms = {arm.name: arm for arm in facts.trial.arms if arm.tried and arm.step_ms} if facts.trial and facts.trial.arms else {}
+        if recorded(facts.trial) and recorded(facts.trial.arms) and facts.trial.gpu and "H200" in facts.trial.gpu:
+            yield path.stem.removeprefix("h200-"), facts, {arm.name: arm for arm in facts.trial.arms if arm.tried and arm.step_ms}
+
+
+def recorded_arms(folder: Path = RECORDED) -> Iterator[Recorded]:
+    """The arms that are variants of the whole model, where the model has a number for them."""
+    for patient, facts, arms in reports(folder):
         for arm in arms.values():
             variant = as_facts(facts, arm)
             one = modelled_step(variant, gpu_spec("H200")) if variant else None
-            if one and arm.step_ms:
-                yield Recorded(path.stem.removeprefix("h200-"), arm.name, arm.step_ms, one.step_ms)
+            if one is None or not arm.step_ms:
+                continue
+            parts = arm.breakdown.families_ms if recorded(arm.breakdown) and arm.breakdown else None
+            gemms, between = (
+                (sum(parts.get(each, 0.0) for each in names), sum(one.families_ms.get(each, 0.0) for each in names)) if parts else None
+                for names in (GEMMS, BETWEEN)
+            )
+            yield Recorded(patient, arm.name, arm.step_ms, one.step_ms, gemms, between)
+
+
+def told(folder: Path = RECORDED) -> Iterator[Told]:
+    """Every timed model with FP8, without what its trial found."""
+    for patient, facts, arms in reports(folder):
+        best = min((arms[name].step_ms or 0.0 for name in ("bf16", "bf16_compiled") if name in arms), default=None)
+        if best is None or "as_is" not in arms or all(linear.use != "training" for linear in facts.network.linears):
+            continue
+        untimed = replace(facts, trial=NOT_RECORDED)
+        says = expected(untimed, diagnose(untimed).findings)
+        yield Told(patient, best / (arms["as_is"].step_ms or 0.0), says and says.as_is)
 
 
 def as_facts(facts: Facts, arm: Arm) -> Facts | None:
@@ -310,20 +393,51 @@ def main() -> int:
             missed += [f"{row.job} {row.arm}: {percent(row.error)}" for row in held if abs(row.error) > BOUND or not (row.right_sign or row.is_even)]
             missed += [f"{row.job} {row.arm}: time {percent(row.time_error)}" for row in chosen if abs(row.time_error) > BOUND]
     print(tabulate(lines, ("rows", "count", "fp8doctor", "right sign", "torchao", "right sign"), tablefmt="github", disable_numparse=True))
-    print("\n## Arms of recorded trials\n")
-    arms = list(recorded_arms())
-    print(tabulate([(a.patient, a.arm, f"{a.ms:.1f}", f"{a.modelled_ms:.1f}", percent(a.modelled_ms / a.ms - 1)) for a in arms],
-                   ("patient", "arm", "ms", "modelled", "error"), tablefmt="github", disable_numparse=True))  # fmt: skip
-    print(f"\nMean error of the time {100 * mean(a.modelled_ms / a.ms - 1 for a in arms):.0f} % over {len(arms)} arms.")
-    if SWEEP.exists():
-        print("\n## Mean error of a GEMM's time\n")
-        lines = [
-            (label, count, f"{100 * ours:.0f} %", f"{100 * theirs:.0f} %")
-            for label, count, ours, theirs in gemm_errors(json.loads(SWEEP.read_text("utf-8")), gpu_spec("H200"))
-        ]
-        print(tabulate(lines, ("GEMMs", "count", "fp8doctor", "torchao"), tablefmt="github", disable_numparse=True))
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDED
+    print_told(list(told(folder)))
+    print_arms(list(recorded_arms(folder)))
+    print("\n## Mean error of a GEMM's time\n")
+    lines = [(label, count, f"{100 * ours:.0f} %", f"{100 * theirs:.0f} %") for label, count, ours, theirs in gemm_errors(swept(), gpu_spec("H200"))]
+    print(tabulate(lines, ("GEMMs", "count", "fp8doctor", "torchao"), tablefmt="github", disable_numparse=True))
     print("\n" + (f"Missed: {'; '.join(missed)}" if missed else "Every bound held."))
     return bool(missed)
+
+
+def print_told(rows: list[Told]) -> None:
+    """Best BF16 / FP8 as it is, per patient."""
+    print("\n## Best BF16 / FP8 as it is, of recorded patients\n")
+    cells = [
+        (row.patient, row.use, f"{row.measured:.3f}", f"{row.modelled:.3f}" if row.modelled else "nothing",
+         percent(row.modelled / row.measured - 1) if row.modelled else "",
+         "" if not row.modelled else "even" if row.is_even else "right" if (row.measured > 1) == (row.modelled > 1) else "wrong")
+        for row in rows
+    ]  # fmt: skip
+    print(tabulate(cells, ("patient", "use", "measured", "told", "error", "sign"), tablefmt="github", disable_numparse=True))
+    errors = [abs(row.modelled / row.measured - 1) for row in rows if row.modelled and row.use == "held out"]
+    if errors:
+        print(f"\nTold and held out: {len(errors)}, mean error {100 * statistics.mean(errors):.1f} %, median {100 * statistics.median(errors):.1f} %.")
+
+
+def print_arms(arms: list[Recorded]) -> None:
+    """Time, GEMMs and what lies between, per arm."""
+    print("\n## Arms of recorded trials (ms)\n")
+    cells = [(a.patient, a.arm, a.use, f"{a.ms:.1f}", f"{a.modelled_ms:.1f}", percent(a.error), *pair(a.gemms), *pair(a.between)) for a in arms]
+    header = ("patient", "arm", "use", "step", "modelled", "error", "GEMMs", "modelled", "error", "casts, pointwise, loss", "modelled", "error")
+    print(tabulate(cells, header, tablefmt="github", disable_numparse=True))
+    for label in ("calibrated", "held out"):
+        some = [each for each in arms if each.use == label]
+        times = {
+            "step": [(each.ms, each.modelled_ms) for each in some],
+            "GEMMs": [each.gemms for each in some if each.gemms],
+            "casts, pointwise, loss": [each.between for each in some if each.between],
+        }
+        errors = {what: [abs(modelled / ms - 1) for ms, modelled in pairs if ms] for what, pairs in times.items()}
+        said = "; ".join(f"{what}: {100 * statistics.median(found):.1f} % over {len(found)}" for what, found in errors.items() if found)
+        print(f"\nMedian error, {label}: {said}.")
+
+
+def pair(times: tuple[float, float] | None) -> tuple[str, str, str]:
+    return (f"{times[0]:.1f}", f"{times[1]:.1f}", percent(times[1] / times[0] - 1)) if times and times[0] else ("", "", "")
 
 
 if __name__ == "__main__":

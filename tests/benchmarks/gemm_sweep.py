@@ -8,7 +8,8 @@ bandwidth; what modules take of the host. `calibrate_cost.py` reads it.
 Times are of the GPU: CUDA events around many calls, captured as a graph where a call is shorter than its launch. Operands
 rotate through memory larger than the L2. Large GEMMs run before every measurement, while the host prepares it, so that the
 clocks are those of a GPU at work; what is not measured within ``--seconds`` is counted in ``left_out``. A measurement that
-fails is named in ``failures`` and costs nothing else.
+fails is named in ``failures`` and costs nothing else; ``not_captured`` counts short calls that could not be captured, whose times hold
+the host's launches.
 """
 
 from __future__ import annotations
@@ -62,8 +63,9 @@ class Timer:
     def __init__(self, device: str, tiny: bool) -> None:
         self.device, self.tiny = device, tiny
         self.cuda = device == "cuda"
+        self.not_captured: dict[str, int] = {}
         if self.cuda:
-            self.side, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+            self.side, self.graph = torch.cuda.Stream(), None
             side = torch.randn(8192, 8192, device=device).bfloat16()
             self.hot = (side, side.clone(), torch.empty_like(side))
             self.heat_calls = 1
@@ -87,8 +89,11 @@ class Timer:
         if expected_ms < SHORT_MS:
             try:
                 return self.replay(call, copies, calls)
-            except RuntimeError:
+            except RuntimeError as error:
+                why = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
+                self.not_captured[why] = self.not_captured.get(why, 0) + 1
                 torch.cuda.synchronize()
+                torch.cuda.default_generators[0].graphsafe_set_state(torch.Generator("cuda").graphsafe_get_state())  # the old one takes itself for captured
         return self.loop(call, copies, calls)
 
     def loop(self, call: Call, copies: int, calls: int) -> float:
@@ -102,16 +107,18 @@ class Timer:
 
     def replay(self, call: Call, copies: int, calls: int) -> float:
         graph = torch.cuda.CUDAGraph()
+        pool = (self.graph.pool(),) if self.graph else ()  # that of the graph before, which is alive until this one is captured
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
             call(0)
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            graph.capture_begin(*pool, capture_error_mode="thread_local")
             try:
                 for index in range(calls):
                     call(index % copies)
             finally:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(self.side)
+        self.graph = graph
         self.heat()
         graph.replay()
         return self.loop(lambda _: graph.replay(), 1, 2) / calls
@@ -408,6 +415,7 @@ class Sweep:
             "fields": FIELDS,
             **self.rows,
             "left_out": self.left_out,
+            "not_captured": self.timer.not_captured,
             "failures": self.failures,
         }
 

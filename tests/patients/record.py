@@ -18,7 +18,9 @@ NOT_PATIENTS = {"__init__", "record"}
 TIMED = (
     "decoder_468m", "decoder_454m", "decoder_468m_compiled", "llama_8b", "llama_8b_float8", "lora", "gpt2_conv1d",
     "te_autocast", "te_without_autocast", "te_fused", "accelerate_te", "rowwise_narrow", "checkpointed_needlessly",
-    "llama_8b_lora_r8", "llama_8b_lora_r32", "llama_kv_cache",
+    "llama_8b_lora_r8", "llama_8b_lora_r32", "llama_kv_cache", "vit", "encoder_decoder", "few_tokens", "llama_eager_attention", "multi_query",
+    "narrow_head", "cannot_be_saved", "lora_fp32", "cast_heavy_layer", "fp32_matmul", "trained_decoder", "trained_outlier", "static_scale",
+    "graph_breaks", "te_transformer", "vit_large",
 )  # fmt: skip
 """Patients whose recording holds a trial; the others are examined only."""
 

@@ -1,4 +1,7 @@
-"""ViT-L/16 at full size, encoder converted by torchao and compiled layer by layer, classifier in BF16."""
+"""ViT-L/16 at full size, encoder converted by torchao and compiled layer by layer, classifier in BF16: all as it should be, and too narrow.
+
+Measured on one H200 (torch 2.11, torchao 0.18): 57.6 ms a step in BF16, 74.8 in FP8, 62.8 without the 1024 x 1024 layers.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ import torch
 from torchao.float8 import convert_to_float8_training
 from transformers import ViTConfig, ViTForImageClassification
 
-MUST: tuple[str, ...] = ()
+MUST = ("SHP002",)
 MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001")
-HEALTHY = True
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from fp8doctor.facts import Blocks, Checkpointing, Environment, Facts, Gpu, Linear, Network, Package, Software, Target, Training
 from fp8doctor.finding import Finding, Outcome, Saving, Treatment
 from fp8doctor.prescription import prescribe
-from fp8doctor.report import Report, Tool, Verdict
+from fp8doctor.report import Report, Tool
+from fp8doctor.verdict import Verdict
 from tests.facts_of import DECODER_468M
 
 AREA_OF = {

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json as standard_json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.finding import Outcome
+from fp8doctor import registry
+from fp8doctor.cures import STAY_IN_BF16
+from fp8doctor.finding import Outcome, Saving
+from fp8doctor.prescription import prescribe
 from fp8doctor.render import json, markdown, text
 from fp8doctor.render.screen import first_screen
 from fp8doctor.render.terminal import columns
 from fp8doctor.report import schema
-from tests.render.reports import EAGER_DECODER, LORA, ON_A_GPU, SCREENS
+from tests.facts_of import DECODER_468M
+from tests.render.reports import EAGER, EAGER_DECODER, LORA, ON_A_GPU, SCREENS, UNALIGNED, report
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -77,8 +82,8 @@ def test_ascii_is_ascii_and_says_the_same(name: str) -> None:
 def test_colour_changes_nothing_but_colour() -> None:
     import re
 
-    for report in SCREENS.values():
-        assert re.sub(r"\x1b\[[0-9;]*m", "", text.render(report, colour=True, verbose=True)) == text.render(report, verbose=True)
+    for each in SCREENS.values():
+        assert re.sub(r"\x1b\[[0-9;]*m", "", text.render(each, colour=True, verbose=True)) == text.render(each, verbose=True)
 
 
 def test_the_counts_are_always_there() -> None:
@@ -106,3 +111,29 @@ def test_what_waits_for_a_trial_decides_only_an_area_of_its_own() -> None:
     outcomes = (Outcome(code="GPU001", **waits), Outcome(code="GPU005", outcome="not_applicable", reason="a GPU"), Outcome(code="CKP002", **waits))
     screen = first_screen(replace(EAGER_DECODER, findings=(), prescription=EAGER_DECODER.prescription[:0], outcomes=outcomes))
     assert {line.area: line.mark for line in screen.areas} == {"device": "not_applicable", "checkpointing": "unknown"}
+
+
+def test_a_saving_is_told_once_where_its_step_is() -> None:
+    """Beside a symptom, or what the same step mends, stands that step; what BF16 would save only where it is prescribed."""
+    mended = replace(EAGER, code="MEM001", name="more-memory-than-bf16", severity="info")
+    symptom = replace(UNALIGNED, code="CMP007", treatment=None)
+    bf16 = replace(UNALIGNED, code="GPU002", severity="info", treatment=STAY_IN_BF16)
+    own = replace(UNALIGNED, severity="info", saving_ms=Saving(low=-2.0, high=-1.0, basis="measured", gpu="NVIDIA H200"))
+    causes = {"CMP007": ("CMP001",)}
+    made = report(DECODER_468M, "", (EAGER, mended, symptom, bf16, own))
+    made = replace(made, prescription=prescribe(made.findings[:1], {}))
+    with pytest.MonkeyPatch.context() as patch:
+        catalogue = [SimpleNamespace(code=code, area="shapes", explained_by=causes.get(code, ())) for code in ("CMP001", "CMP007")]
+        patch.setattr(registry, "discover", lambda: catalogue)
+        screen = first_screen(made)
+    assert [remedy.saving for remedy in screen.prescription] == ["−250 to −330 ms a step, modelled on H100 SXM"]
+    assert {remedy.code: remedy.saving for remedy in screen.others} == {
+        "MEM001": "see 1", "CMP007": "see 1", "GPU002": "", "SHP001": "+2.0 to +1.0 ms a step, measured on NVIDIA H200",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("low", "mark"), [(0.4, "bad"), (-0.1, "warning")])
+def test_what_may_save_nothing_is_no_more_than_a_warning(low: float, mark: str) -> None:
+    finding = replace(UNALIGNED, saving_ms=Saving(low=low, high=2.2, basis="measured", gpu="NVIDIA H200"))
+    made = report(DECODER_468M, "", (finding,))
+    assert [line.mark for line in first_screen(made).troubles] == [mark]

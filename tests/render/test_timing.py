@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from fp8doctor.facts import Arm, Facts, Family, recorded
+from fp8doctor.measured import NO_TIME_LEFT
 from fp8doctor.render import markdown, text
 from fp8doctor.render.terminal import columns
 from fp8doctor.render.timing import COLUMNS, timing
@@ -39,7 +40,7 @@ TABLE = """\
   BF16, compiled    92.7 ± 0.4         -        62.4      -       11.1   17.9   1.3  21.7
   FP8, as it is    366.1 ± 0.4      25.2         4.2  273.6       10.4   39.4  13.3  24.7
   FP8, prescribed   88.3 ± 0.4      32.1         4.2   23.7       10.1   15.1   3.1  17.2
-  recipe rowwise   not timed: the budget of 60 s was used up before it
+  FP8, rowwise     not timed: the budget of 60 s was used up before it
   FP8, as it is, against BF16, compiled: +273.4 ms = casts +273.6, GEMMs −33.0, norms and pointwise
   +21.5, idle +12.0, attention −0.7 ms.
   FP8, prescribed, against BF16, compiled: −4.4 ms = GEMMs −26.1, casts +21.0, idle +1.8, attention
@@ -54,7 +55,7 @@ NARROW = """\
   BF16, compiled    92.7 ± 0.4  21.7
   FP8, as it is    366.1 ± 0.4  24.7
   FP8, prescribed   88.3 ± 0.4  17.2
-  recipe rowwise   not timed: the budget of 60 s was used up
+  FP8, rowwise     not timed: the budget of 60 s was used up
                    before it
   BF16, compiled: other GEMM 62.4, attention 11.1, other
   17.9, idle 1.3 ms.
@@ -168,3 +169,28 @@ def test_every_family_has_its_column_and_its_part() -> None:
     assert sorted(family for families in COLUMNS.values() for family in families) == sorted(get_args(Family))
     assert {family for families in PARTS.values() for family in families} == set(get_args(Family)) - {"unknown"}
     assert REST == "unclassified"
+
+
+WIDE = ("recipe-rowwise", "recipe-rowwise-with-gw-hp")
+
+
+def waiting(*names: str) -> tuple[Arm, ...]:
+    return tuple(msgspec.structs.replace(failed(name, f"the budget of 60 s {NO_TIME_LEFT}"), treatments=(name,)) for name in names)
+
+
+def test_what_the_budget_left_no_time_for_stands_in_one_line_and_how_to_time_it_below() -> None:
+    found = timing(of(*ARMS[:-1], *waiting(*WIDE, "fused-optimizer"), budget_s=60.0).facts)
+    assert found is not None
+    assert [(row.label, row.note) for row in found.rows if row.note] == [("3 more variants", "not timed: the budget of 60 s was used up before them")]
+    assert found.notes == ("More time for the rest: --budget 120.",)
+    assert notes(*ARMS[:-1], budget_s=60.0) == ()
+
+
+def test_a_recipe_has_torchaos_own_name_and_the_table_of_a_large_model_fits() -> None:
+    found = timing(of(FP8_EAGER, *waiting(*WIDE)).facts)
+    assert found is not None
+    assert [row.label for row in found.rows if row.note] == ["FP8, rowwise", "FP8, rowwise_with_gw_hp"]
+    large = [replaced(each, families_ms={**each.breakdown.families_ms, "gemm_16bit": 527.2, "cast": 151.7}) for each in (FP8_EAGER, BF16) if each.breakdown]
+    arms = [msgspec.structs.replace(each, step_ms=773.5, low_ms=752.0, high_ms=795.0, peak_gib=107.9) for each in large]
+    assert "  FP8, rowwise_with_gw_hp  not timed" in text.render(of(*arms, *waiting(*WIDE)))
+    assert "  ms a step                       total  FP8 GEMM" in text.render(of(*arms, *waiting(*WIDE)))

@@ -23,6 +23,7 @@ from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.variant import ArmPlan
 from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama, lora
+from tests.stand_ins import transformer_engine as te
 
 TOKENS = {"input_ids": torch.arange(32).reshape(2, 16), "labels": torch.arange(32).reshape(2, 16)}
 BASELINES = {"as_is": None, "bf16": None, "bf16_compiled": None, "bf16_again": None}
@@ -84,6 +85,32 @@ def test_a_recipe_that_does_not_run_on_this_gpu_is_not_tried() -> None:
     of = job(float8(Stacked().bfloat16()))
     facts = msgspec.structs.replace(examine(of), recipe_tries={"rowwise": "not supported"})
     assert [plan.name for plan in arms(facts, steps("compile-blocks"), of) if plan.explored] == ["recipe-rowwise-with-gw-hp"]
+
+
+class InTransformerEngine(nn.Module):
+    """A block of two of its layers; one of them may be a fused one."""
+
+    def __init__(self, up: type[te.TransformerEngineBaseModule], down: type[te.TransformerEngineBaseModule]) -> None:
+        super().__init__()
+        self.up, self.down = (kind(32, 32) for kind in (up, down))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+@pytest.mark.parametrize(("kinds", "explored"), [((te.Linear, te.Linear), True), ((te.LayerNormLinear, te.Linear), True), ((te.LayerNormMLP,) * 2, False)])
+def test_uncompiled_transformer_engine_is_tried_block_by_block(kinds: Any, explored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    te.install(monkeypatch)
+    model = Stacked(lambda: InTransformerEngine(*kinds))  # type: ignore[arg-type]
+    assert bases(job(model)).get("compile-blocks") == ("as_is" if explored else None)
+    for block in model.blocks:
+        block.compile(backend="eager")
+    assert "compile-blocks" not in bases(job(model))
+
+
+def test_transformer_engine_without_blocks_is_not_compiled_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    te.install(monkeypatch)
+    assert not {"compile-blocks", "compile-model"} & set(bases(job(InTransformerEngine(te.Linear, te.Linear))))
 
 
 def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:

@@ -34,9 +34,9 @@ def mean(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return output.float().mean()
 
 
-def trial(*arms: ArmPlan, model: nn.Module, **settings: Any) -> Trial:
+def trial(*arms: ArmPlan, model: nn.Module, progress: Callable[[str, str | None], None] = lambda text, arm: None, **settings: Any) -> Trial:
     job = Job(**{"model": model, "target": Target(), "workload": Workload(accumulate=1), "batch": torch.randint(0, 96, (1, 8)), "loss": mean, **settings})
-    return conduct(job, ["blocks"], arms or (AS_IS,), torch.device("cpu"), budget_s=30, progress=lambda text, arm: None)
+    return conduct(job, ["blocks"], arms or (AS_IS,), torch.device("cpu"), budget_s=30, progress=progress)
 
 
 def on_meta(blocks: int) -> Decoder:
@@ -144,7 +144,10 @@ def with_own_weights(variant: Variant) -> Variant:
 def test_what_does_not_fit_beside_the_others_is_timed_beside_bf16_alone(memory: Memory, room: int, beside: str | None) -> None:
     memory.blocks = room  # three of the user's model, and three for each arm with weights of its own
     heavy = [ArmPlan(name, with_own_weights) for name in ("one", "other")]
-    arms = {arm.name: arm for arm in trial(AS_IS, BF16, *heavy, model=Decoder(3), loss=memory.loss).arms}
+    said: list[tuple[str, str | None]] = []
+    result = trial(AS_IS, BF16, *heavy, model=Decoder(3), loss=memory.loss, progress=lambda text, arm: said.append((text, arm)))
+    arms = {arm.name: arm for arm in result.arms}
+    assert (("timing other beside bf16 alone", "other") in said) is (beside is not None)
     assert {name: arm.reason for name, arm in arms.items()} == dict.fromkeys(arms)
     assert {name: arm.beside for name, arm in arms.items()} == {"as_is": None, "bf16": None, "one": None, "other": beside}
     assert {len(arm.rounds_ms) for arm in arms.values()} == {timer.LEAST_ROUNDS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +17,19 @@ from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor.facts import Arm, Target, Trial, Workload
+import fp8doctor.trial
+from fp8doctor import inspect_model
+from fp8doctor.facts import Arm, Target, Trial, Workload, recorded
 from fp8doctor.job import Job
 from fp8doctor.trial import bench, conductor, timer
 from fp8doctor.trial.arms import chain, eager_bf16, on_model
+from fp8doctor.trial.bench import DeviceLost
+from fp8doctor.trial.budget import CLOSING_SHARE, LATEST, Budget
 from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.digest import CONTEXT
+from fp8doctor.trial.evidence import StepProof
+from fp8doctor.trial.numerics import NUMERICS
+from fp8doctor.trial.trace import BREAKDOWN
 from fp8doctor.trial.treatments import NotTried, compile_blocks
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
 
@@ -92,7 +101,7 @@ def test_every_arm_carries_its_proof() -> None:
     assert [dict(cut.blocks) for cut in arms["as_is"].cuts] == [{"blocks": 4}, {"blocks": 12}]
     assert [cut.graphs_compiled for cut in arms["prescribed"].cuts] == [1, 1]
     assert arms["as_is"].step_ms is not None
-    assert len(arms["as_is"].rounds_ms) >= 6
+    assert len(arms["as_is"].rounds_ms) >= timer.LEAST_ROUNDS
 
 
 def test_the_full_step_is_predicted_from_the_cuts() -> None:
@@ -298,24 +307,204 @@ def test_times_are_given_for_the_tokens_of_the_step_as_it_is() -> None:
 
 
 def test_explorations_go_first_when_the_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conductor, "EXPLORING_SHARE", 0.0)
-    arms = run(job(blocks=3), AS_IS, BF16, explored("unasked", as_it_is, AS_IS), explored("measurement", as_it_is, AS_IS, ()))
-    assert (arms["bf16"].tried, arms["unasked"].reason) == (True, "the budget of 600 s was used up before it")
-    assert arms["measurement"].tried
+    monkeypatch.setattr(Budget, "fits", lambda self, *cost, unasked: False)
+    proposal = ArmPlan("proposal", as_it_is, ("proposal",), True, "as_is")
+    arms = run(job(blocks=3), AS_IS, BF16, proposal, explored("unasked", as_it_is, AS_IS), explored("measurement", as_it_is, AS_IS, ()))
+    late = "the budget of 600 s was used up before it"
+    assert {name: arm.reason for name, arm in arms.items()} == {"as_is": None, "bf16": None, "proposal": late, "unasked": late, "measurement": late}
 
 
-@pytest.mark.parametrize(("treatments", "share"), [(("unasked",), 1 - conductor.FINAL_SHARE), ((), 1 - conductor.PROOF_SHARE)])
-def test_time_for_a_final_window_is_kept_only_where_there_may_be_one(treatments: tuple[str, ...], share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("spent", [0.5, 0.7, 1.5, 2.5])
+@pytest.mark.parametrize(("needed", "share"), [("bf16", 2.0), ("bf16_compiled", 2.0), ("prescribed", 1.0), ("float8_rowwise", 0.6)])
+def test_a_baseline_is_begun_after_a_compilation_that_took_the_whole_budget(spent: float, needed: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen on an H200: one graph of 24 FP8 blocks compiles for 80 s. A step without BF16 beside it says nothing."""
+    monkeypatch.setattr(Budget, "spent_s", property(lambda self: spent * self.seconds))
+    arms = run(job(blocks=3), AS_IS, replace(BF16, name=needed))
+    assert arms[needed].tried is (spent < share)
+
+
+def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Budget, "fits", lambda self, *cost, unasked: False)
+    arms = run(job(blocks=3), AS_IS, ArmPlan("float8_tensorwise", as_it_is, ("x",), base="as_is"), ArmPlan("float8_rowwise", as_it_is, ("x",), base="as_is"))
+    assert {name: arm.tried for name, arm in arms.items()} == {"as_is": True, "float8_tensorwise": True, "float8_rowwise": False}
+
+
+def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     ends, timed = [], bench.Bench.time
 
-    def noted(self: bench.Bench, attempts: Any, until: float) -> Any:
-        ends.append(until - time.monotonic())
-        return timed(self, attempts, until)
+    def noted(self: bench.Bench, attempts: Any, until: float, latest: float) -> Any:
+        ends.append((until - time.monotonic(), latest - time.monotonic()))
+        return timed(self, attempts, until, latest)
 
     monkeypatch.setattr(bench.Bench, "time", noted)
     began = time.monotonic()
-    run(job(blocks=3), AS_IS, explored("unasked", as_it_is, AS_IS, treatments))
-    assert share * 600 - (time.monotonic() - began) <= ends[0] <= share * 600
+    run(job(blocks=3), AS_IS, explored("unasked", as_it_is, AS_IS))
+    ((until, latest),) = ends
+    assert 600 * (1 - CLOSING_SHARE) - 10 - (time.monotonic() - began) <= until < 600 * (1 - CLOSING_SHARE)
+    assert LATEST * 600 - (time.monotonic() - began) <= latest <= LATEST * 600
+
+
+@pytest.mark.parametrize("window", ["first", "final"])
+def test_fewer_rounds_than_the_interval_needs_are_not_called_reliable(window: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=CLOCK, monotonic=time.monotonic))
+    latest = iter([0.0 if window == "first" else math.inf, 0.0])
+    monkeypatch.setattr(Budget, "window_latest", lambda self: next(latest))
+    result = trial(ticking(), AS_IS, TICKING_BF16, explored("a", faster(0.8), AS_IS), explored("b", faster(0.7), AS_IS))
+    assert {arm.name: len(arm.rounds_ms) for arm in result.arms if arm.name in ("prescribed", "a")} == {"prescribed": 1, "a": 1 if window == "first" else 5}
+    assert result.reliable is False
+    assert result.reason == "there was time for only 1 of the 5 rounds that an interval of 90% confidence needs"
+
+
+# What the process dies of is named before it begins, and what was known is kept.
+
+
+def doing(part: list[str | None]) -> Callable[[str, str | None], None]:
+    return lambda text, arm: part.append(arm if arm is not None else text)
+
+
+def test_the_part_that_runs_is_named() -> None:
+    said: list[str | None] = ["nothing"]
+    ran: dict[str, list[str | None]] = {"eager": [], "other": []}
+
+    def noting(name: str) -> Callable[[Variant], Variant]:
+        def make(variant: Variant) -> Variant:
+            forward = variant.model.forward
+
+            def noted(tokens: torch.Tensor) -> torch.Tensor:
+                ran[name].append(said[-1])
+                return forward(tokens)
+
+            variant.model.forward = noted  # type: ignore[method-assign]
+            return variant
+
+        return make
+
+    laid_out: list[str | None] = []
+
+    def loss(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        laid_out.append(said[-1])
+        return output.float().mean()
+
+    arms = [ArmPlan("as_is", noting("eager"), fp8=True), ArmPlan("other", noting("other"))]
+    conduct(job(blocks=3, loss=loss), ["blocks"], arms, CPU, budget_s=600, progress=doing(said))
+    assert laid_out[0] == "copying the model to the device"
+    assert list(dict.fromkeys(ran["eager"])) == ["as_is", "timing 2 variants of the step", BREAKDOWN]
+    assert list(dict.fromkeys(ran["other"])) == ["other", "timing 2 variants of the step"]
+    assert ran["other"][-1] == "other"
+    assert said[1] == "noting the state of the model"
+    assert said[-1] == "looking at what was changed"
+
+
+def test_the_copy_of_the_check_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    proven: list[str] = []
+    monkeypatch.setattr(bench, "prove", lambda step, device: proven.append(at[0].at_work) or StepProof(0, 0))
+    at: list[bench.Bench] = []
+    made = bench.Bench.__init__
+    monkeypatch.setattr(bench.Bench, "__init__", lambda self, *of: (at.append(self), made(self, *of))[1])
+    result = trial(job(blocks=3), AS_IS, BF16, ArmPlan("bf16_again", BF16.make, fp8=False), explored("unasked", BF16.make, BF16, ()))
+    assert result.self_check_ratio is not None
+    assert "bf16_again" not in proven
+    assert "unasked" in proven
+
+
+def test_nothing_that_is_compared_is_profiled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What gained together is proven by the profile that explains it."""
+    seen, proven = [], bench.Bench.prove
+
+    def noted(self: bench.Bench, attempt: bench.Attempt, tracer: Any = None) -> None:
+        seen.append((attempt.plan.name, tracer is not None))
+        proven(self, attempt, tracer)
+
+    monkeypatch.setattr(bench.Bench, "prove", noted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timer, "time", SimpleNamespace(perf_counter=CLOCK, monotonic=time.monotonic))
+        trial(ticking(), AS_IS, TICKING_BF16, explored("a", faster(0.8), AS_IS), explored("b", faster(0.7), AS_IS))
+    assert seen == [("as_is", True), ("bf16", True), ("a", False), ("b", False), ("prescribed", True)]
+
+
+def lost_at(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
+    """A stand-in for a CUDA context that is gone: the question whether it is there, which a CPU always answers with yes."""
+
+    def gone(device: torch.device, part: str) -> None:
+        if part in parts:
+            raise DeviceLost(part, "it took the GPU's context down: RuntimeError: planted")
+
+    monkeypatch.setattr(conductor, "still_there", gone)
+
+
+def test_a_context_that_is_gone_afterwards_is_harm_and_nothing_on_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost_at(monkeypatch, "")
+    digests: list[Job] = []
+    monkeypatch.setattr(conductor, "digest", lambda of: digests.append(of) or {})
+    result = trial(job(blocks=3, loss=lambda output, batch: output.nonsense), AS_IS)
+    assert "the training step raises AttributeError" in (result.reason or "")
+    assert (result.harm, result.reliable, len(digests)) == ((CONTEXT,), False, 1)
+
+
+def test_the_arm_that_loses_the_device_while_all_are_timed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost_at(monkeypatch, "worn")
+    with pytest.raises(DeviceLost) as lost:
+        trial(job(blocks=3), AS_IS, worn())
+    assert (lost.value.arm, lost.value.trial) == ("worn", None)
+
+
+@pytest.mark.parametrize("raised", [DeviceLost(NUMERICS, "it took the GPU's context down"), RuntimeError("worn out")], ids=["device lost", "raises"])
+def test_a_device_that_is_lost_after_the_proofs_costs_no_time_that_is_known(raised: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> Trial:
+        raise raised
+
+    monkeypatch.setattr(conductor, "with_numerics", fails)
+    monkeypatch.setattr(conductor, "still_there", lambda device, part: None)
+    kept: list[Trial] = []
+    tell: dict[str, Any] = {"budget_s": 600, "progress": lambda text, arm: None, "keep": kept.append}
+    if isinstance(raised, DeviceLost):
+        with pytest.raises(DeviceLost) as lost:
+            conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], CPU, **tell)
+        known = lost.value.trial
+        assert known is not None
+        assert known.gaps == {"trial.numerics": "it took the GPU's context down"}
+    else:
+        known = conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], CPU, **tell)
+    assert [(arm.name, arm.tried) for arm in known.arms[:2]] == [("as_is", True), ("bf16", True)]
+    assert [arm.step_ms for arm in kept[-1].arms] == [arm.step_ms for arm in known.arms[:2]]
+
+
+KNOWN = Trial(device="cpu", arms=(Arm(name="as_is", tried=True, step_ms=1.0),), reliable=True, reason=None, gaps={"trial.numerics": "planted"})
+
+
+@pytest.mark.parametrize("known", [KNOWN, None], ids=["times are known", "nothing is known"])
+def test_a_live_model_whose_device_is_lost_has_a_report_that_says_so(known: Trial | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loses(*_: object, keep: Callable[[Trial], object], **__: object) -> Trial:
+        lost = DeviceLost("numerics", "it took the GPU's context down: planted")
+        lost.trial = known
+        raise lost
+
+    monkeypatch.setattr(fp8doctor.trial, "conduct", loses)
+    of = job(blocks=1)
+    found = inspect_model(of.model, of.batch, loss=of.loss, device="cpu", budget_s=1, select="NUM").facts.trial
+    assert (found.harm, found.reliable) == ((CONTEXT,), False)
+    assert CONTEXT in (found.reason or "")
+    if known:
+        assert found.arms == known.arms
+        assert recorded(found.shapes) or "trial.shapes" in found.gaps
+        assert found.gaps["trial.numerics"] == "planted"
+    else:
+        assert (found.reason or "").startswith("numerics: it took the GPU's context down: planted")
+
+
+def test_the_time_of_numerics_that_say_something_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of one job have structure; those of the other are as an initialiser draws them."""
+    seen: list[bool] = []
+    rest = Budget.after_window_s
+    monkeypatch.setattr(Budget, "after_window_s", lambda self, costs: (seen.append(self.numerics), rest(self, costs))[1])
+    trained, fresh = job(blocks=3), job(blocks=3)
+    for parameter in trained.model.parameters():
+        if parameter.dim() == 2:
+            parameter.data *= torch.logspace(-1, 1, parameter.shape[0]).unsqueeze(1)
+    measured, not_measured = (trial(of, AS_IS) for of in (trained, fresh))
+    assert (seen[0], seen[-1]) == (True, False)
+    assert recorded(measured.numerics)
+    assert "as an initialiser draws them" in not_measured.gaps["trial.numerics"]
 
 
 def failing(error: Exception) -> ArmPlan:
@@ -382,7 +571,9 @@ def test_without_a_batch_nothing_is_timed_and_no_step_is_blamed() -> None:
     assert result.reason == "there is no batch to run it on; give one, as example_batch() in a model file"
 
 
-def test_a_variant_that_fails_while_it_is_timed_leaves_a_reason() -> None:
+def worn() -> ArmPlan:
+    """An arm that raises in its sixth step, in the window."""
+
     def make(variant: Variant) -> Variant:
         forward, left = variant.model.forward, [5]
 
@@ -395,7 +586,11 @@ def test_a_variant_that_fails_while_it_is_timed_leaves_a_reason() -> None:
         variant.model.forward = ending  # type: ignore[method-assign]
         return variant
 
-    result = trial(job(blocks=3), AS_IS, ArmPlan("worn", make))
+    return ArmPlan("worn", make)
+
+
+def test_a_variant_that_fails_while_it_is_timed_leaves_a_reason() -> None:
+    result = trial(job(blocks=3), AS_IS, worn())
     assert result.arms == ()
     assert result.reason == "a variant that had run before stopped the timing with RuntimeError: worn out"
 

@@ -23,7 +23,7 @@ from fp8doctor.facts import Facts, LayerShape, Linear, Network, Target, Trial, W
 from fp8doctor.job import Job
 from fp8doctor.prescription import Step
 from fp8doctor.record import NOT_RECORDED
-from fp8doctor.trial import casts, dynamo_state, shapes, timer
+from fp8doctor.trial import casts, dynamo_state, gemms, shapes, timer
 from fp8doctor.trial.arms import arms, held_to_shapes
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.variant import ArmPlan
@@ -122,6 +122,29 @@ def test_where_nothing_compiles_the_casts_have_no_number(quick_compiler: None) -
     assert {shape.reason for shape in found} == {"its casts were not timed: RuntimeError: torch.compile compiles nothing in this process"}
 
 
+def test_casts_that_fail_cost_those_of_their_shape(quick_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = casts.arguments
+
+    def too_large(input: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if weight.shape == (64, 64):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return arguments(input, weight, gradient)
+
+    monkeypatch.setattr(casts, "arguments", too_large)
+    found = {shape.layers[0]: shape for shape in probed(decoder(), seconds=60)}
+    assert (found["0.q"].casts_ms, found["0.q"].reason) == (None, "its casts were not timed: OutOfMemoryError: CUDA out of memory")
+    assert all(found[name].casts_ms for name in ("0.k", "0.up", "0.down"))
+
+
+def test_layers_of_other_rows_have_casts_of_their_own(quick_compiler: None) -> None:
+    facts = examine(job(decoder()))
+    seen = {linear.name: (16,) for linear in facts.network.linears if linear.name.startswith("1.")}
+    of = msgspec.structs.replace(facts, trial=Trial(device="cpu", gpu=None, rows=seen))
+    found = shapes.probe(of, CPU, until=time.monotonic() + 60)
+    assert sorted((shape.m, shape.layers[0][0]) for shape in found) == [(16, "1")] * 4 + [(TOKENS, "0")] * 4
+    assert all(shape.casts_ms for shape in found)
+
+
 def test_the_process_is_left_as_it_was(quick_compiler: None) -> None:
     from torch._dynamo.utils import counters
 
@@ -138,8 +161,8 @@ def test_the_process_is_left_as_it_was(quick_compiler: None) -> None:
 
 def test_operands_are_laid_out_as_in_training() -> None:
     shape = LayerShape(m=48, k=64, n=32, recipe="tensorwise", trained=True)
-    of = shapes.Operands.of(shape, CPU)
-    bf16, fp8 = shapes.bf16_gemms(of, True), shapes.fp8_gemms(of, shape, True)
+    of = gemms.Operands.of(shape, CPU)
+    bf16, fp8 = gemms.bf16_gemms(of, True), gemms.fp8_gemms(of, shape, True)
     made = [(a().shape, b().shape) for a, b in zip(bf16.values(), fp8.values(), strict=True)]  # type: ignore[attr-defined]
     assert made == [((48, 32),) * 2, ((48, 64),) * 2, ((32, 64),) * 2]
     exact, rounded = bf16["bf16 output"](), fp8["fp8 output"]()
@@ -151,15 +174,15 @@ def test_operands_are_laid_out_as_in_training() -> None:
 )
 def test_how_many_gemms_are_in_fp8(recipe: str, trained: bool, in_fp8: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(shapes, "scaled_mm", lambda *operands, fast: calls.append((operands[0].dtype, operands[2].shape, fast)))
+    monkeypatch.setattr(gemms, "scaled_mm", lambda *operands, fast: calls.append((operands[0].dtype, operands[2].shape, fast)))
     shape = LayerShape(m=48, k=64, n=32, recipe=recipe, trained=trained)
-    of = shapes.Operands.of(shape, CPU)
-    for gemm in shapes.fp8_gemms(of, shape, True).values():
+    of = gemms.Operands.of(shape, CPU)
+    for gemm in gemms.fp8_gemms(of, shape, True).values():
         gemm()
     gradient = torch.float8_e5m2 if recipe == "tensorwise" else torch.float8_e4m3fn
     rows = torch.Size([]) if recipe == "tensorwise" else torch.Size([48, 1])
     assert calls == [(torch.float8_e4m3fn, rows, True)] + [(gradient, torch.Size([]), False)] * (in_fp8 - 1)
-    assert len(shapes.bf16_gemms(of, trained)) == (3 if trained else 2)
+    assert len(gemms.bf16_gemms(of, trained)) == (3 if trained else 2)
 
 
 def test_casts_are_those_of_torchao() -> None:
@@ -192,14 +215,14 @@ def test_more_than_a_dozen_shapes_are_cut_and_said_to_be() -> None:
 
 
 def test_an_fp8_gemm_that_fails_costs_the_fp8_of_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    gemm = shapes.scaled_mm
+    gemm = gemms.scaled_mm
 
     def narrow_fails(a: torch.Tensor, b: torch.Tensor, *rest: Any, **fields: Any) -> torch.Tensor:
         if b.shape[1] == 16:
             raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
         return gemm(a, b, *rest, **fields)
 
-    monkeypatch.setattr(shapes, "scaled_mm", narrow_fails)
+    monkeypatch.setattr(gemms, "scaled_mm", narrow_fails)
     found = {shape.layers[0]: shape for shape in probed(decoder())}
     assert (found["0.k"].fp8_ms, found["0.k"].casts_ms, found["0.k"].reason) == (None, None, "RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED")
     assert found["0.k"].bf16_ms > 0
@@ -207,14 +230,14 @@ def test_an_fp8_gemm_that_fails_costs_the_fp8_of_its_shape(monkeypatch: pytest.M
 
 
 def test_a_shape_for_which_the_memory_is_too_small_costs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = shapes.Operands.of
+    make = gemms.Operands.of
 
     def of(shape: LayerShape, device: torch.device) -> Any:
         if shape.n == 128:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return make(shape, device)
 
-    monkeypatch.setattr(shapes.Operands, "of", of)
+    monkeypatch.setattr(gemms.Operands, "of", of)
     found, gap = shapes.timed(examine(job(decoder())), CPU, until=time.monotonic() + 5)
     assert {shape.layers[0] for shape in found} == {"0.q", "0.k", "0.down"}
     assert gap == "M 48, K 64, N 128: OutOfMemoryError: CUDA out of memory"
@@ -268,7 +291,7 @@ def test_a_trial_begins_with_the_shapes_and_pays_for_them(monkeypatch: pytest.Mo
     made, seen = trial_of(monkeypatch)
     assert {shape.layers for shape in made.shapes} == {("0.q", "1.q"), ("0.k", "1.k"), ("0.up", "1.up"), ("0.down", "1.down")}
     assert made.gaps == {"trial.arms": "x"}
-    assert seen["told"] == [("timing the GEMMs of its shapes", "shapes")]
+    assert seen["told"] == [("counting the rows of its layers", "rows"), ("timing the GEMMs of its shapes", "shapes")]
     assert seen["budget_s"] == 60
     assert 0 < seen["spent_s"] < 60
     assert "keep-in-bf16" not in seen["arms"], "a CPU says nothing about which shapes lose on a GPU"
@@ -284,9 +307,9 @@ def test_the_compilers_workers_serve_the_arms_too_and_end_with_the_trial(monkeyp
 
 
 def test_a_worker_that_died_of_the_shapes_leaves_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, seen = trial_of(monkeypatch, skip={"shapes": "the process was killed"})
+    made, seen = trial_of(monkeypatch, skip={"shapes": "the process was killed", "rows": "it too"})
     assert not recorded(made.shapes)
-    assert made.gaps == {"trial.arms": "x", "trial.shapes": "the process was killed"}
+    assert made.gaps == {"trial.arms": "x", "trial.shapes": "the process was killed", "trial.rows": "it too"}
     assert seen["told"] == []
 
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from fp8doctor.interval import CONFIDENCE
 from fp8doctor.trial import timer
 from fp8doctor.trial.timer import LEAST_ROUNDS, MOST_ROUNDS, STEPS_PER_VISIT, interleave, visit_ms
 
 CPU = torch.device("cpu")
 
 
-def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample() -> None:
+def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds_taken = LEAST_ROUNDS + 1  # in which B has every place once
+    monkeypatch.setattr(timer, "LEAST_ROUNDS", rounds_taken)
     order: list[str] = []
     samples = interleave({(name, 0): (lambda name=name: order.append(name)) for name in "ABC"}, CPU, until=0.0)
-    assert {key: len(times) for key, times in samples.items()} == dict.fromkeys([("A", 0), ("B", 0), ("C", 0)], LEAST_ROUNDS)
+    assert {key: len(times) for key, times in samples.items()} == dict.fromkeys([("A", 0), ("B", 0), ("C", 0)], rounds_taken)
     rounds = ["".join(order[at : at + 3 * STEPS_PER_VISIT : STEPS_PER_VISIT]) for at in range(0, len(order), 3 * STEPS_PER_VISIT)]
-    assert [sorted(each) for each in rounds] == [["A", "B", "C"]] * LEAST_ROUNDS
+    assert [sorted(each) for each in rounds] == [["A", "B", "C"]] * rounds_taken
     assert len({each.index("B") for each in rounds}) == 3
 
 
@@ -41,11 +46,33 @@ def test_a_long_step_is_visited_for_fewer_steps(monkeypatch: pytest.MonkeyPatch)
 
     def visit(step: str, device: torch.device, steps: int, look: object) -> float:
         asked[step].append(steps)
-        return {"short": 250.0, "long": 251.0}[step]
+        return {"short": 200.0, "long": 201.0}[step]
 
     monkeypatch.setattr(timer, "visit_ms", visit)
     interleave({(name, 0): name for name in asked}, CPU, until=0.0)  # type: ignore[misc]
     assert asked == {"short": [3] * LEAST_ROUNDS, "long": [3, *[2] * (LEAST_ROUNDS - 1)]}
+    asked["long"].clear()
+    interleave({("long", 0): "long"}, CPU, until=0.0, expected_ms={("long", 0): 240.0})  # type: ignore[dict-item]
+    assert asked["long"] == [2] * LEAST_ROUNDS
+
+
+def test_the_least_rounds_are_what_the_interval_needs() -> None:
+    covered = [1 - 2 / 2**rounds for rounds in (LEAST_ROUNDS - 1, LEAST_ROUNDS)]
+    assert covered[0] < CONFIDENCE <= covered[1]
+
+
+def test_no_round_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, noise = [0.0], random.Random(1)
+
+    def visit(step: object, device: torch.device, steps: int, look: object) -> float:
+        now[0] += 2.0
+        return noise.uniform(1, 2)
+
+    monkeypatch.setattr(timer, "visit_ms", visit)
+    monkeypatch.setattr(timer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for until, latest, rounds in ((17.0, math.inf, 8), (0.0, math.inf, LEAST_ROUNDS), (0.0, 7.0, 3), (0.0, 0.0, 1)):
+        now[0] = 0.0
+        assert len(interleave({("A", 0): lambda: None}, CPU, until, latest=latest)["A", 0]) == rounds
 
 
 def test_the_gpu_is_looked_at_once_a_visit() -> None:

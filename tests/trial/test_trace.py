@@ -24,12 +24,12 @@ from fp8doctor import inspect_model
 from fp8doctor.facts import Arm, Breakdown, KernelGroup, Target, Trial, Workload, recorded
 from fp8doctor.job import Job
 from fp8doctor.timeline import MODULE, ProfiledStep, read_trace, step_of
-from fp8doctor.trial import bench, depth, timer, trace
+from fp8doctor.trial import bench, depth, evidence, timer, trace
 from fp8doctor.trial.arms import eager_bf16
 from fp8doctor.trial.breakdown import breakdown
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.depth import Cut, Plan, Stack
-from fp8doctor.trial.evidence import profiler_in_use
+from fp8doctor.trial.evidence import compiled_so_far, profiler_in_use
 from fp8doctor.trial.trace import ANOTHER_PROFILER, KeepTrace, annotated
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
 
@@ -174,14 +174,14 @@ def test_kernels_are_those_of_the_whole_model() -> None:
     assert 26 / 3 * one_cut.kernels < deep_cut.kernels < 26 / 2 * one_cut.kernels
 
 
-def test_an_eager_arm_names_its_modules_and_a_compiled_one_has_none() -> None:
+def test_modules_are_named_outside_of_compiled_regions() -> None:
     arms = by_name(deep())
     assert {"blocks.0.norm", "blocks.1.linear", "large", "router"} <= modules(arms["as_is"].breakdown).keys()  # type: ignore[arg-type]
     kinds = {module.name: module.kind for module in arms["as_is"].breakdown.modules}  # type: ignore[union-attr]
     assert kinds["large"] == "torchao.float8.float8_linear.Float8Linear"
     assert kinds["router"] == f"{__name__}.Router"
     assert arms["prescribed"].graphs_run == 2
-    assert arms["prescribed"].breakdown.modules == ()  # type: ignore[union-attr]
+    assert modules(arms["prescribed"].breakdown).keys() == {"large", "router"}  # type: ignore[arg-type]
 
 
 def test_the_layer_with_the_largest_casts_leads_and_fp32_has_a_name() -> None:
@@ -189,6 +189,138 @@ def test_the_layer_with_the_largest_casts_leads_and_fp32_has_a_name() -> None:
     casts = {name: families.get("cast", 0.0) for name, families in told.items()}
     assert max(casts, key=lambda name: casts[name]) == "large"
     assert [name for name, families in told.items() if families.get("gemm_fp32")] == ["router"]
+
+
+def test_beside_compiled_blocks_a_module_keeps_all_that_is_its_own() -> None:
+    """Forward and backward: a node of the backward is a layer's own though its neighbours are graphs."""
+    arm = by_name(whole())["prescribed"]
+    told = modules(arm.breakdown)  # type: ignore[arg-type]
+    assert told["router"]["gemm_fp32"] == pytest.approx(arm.breakdown.families_ms["gemm_fp32"] * arm.breakdown.scale)  # type: ignore[union-attr]
+    assert 0 < told["large"]["gemm_fp8"] < arm.breakdown.families_ms["gemm_fp8"] * arm.breakdown.scale  # type: ignore[union-attr]
+
+
+def compiled_in_place(model: Any) -> None:
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+
+
+def compiled_by_wrappers(model: Any) -> None:
+    for name, block in model.blocks.named_children():
+        model.blocks[int(name)] = torch.compile(block, backend="aot_eager")
+
+
+def compiled_forwards(model: Any) -> None:
+    for block in model.blocks:
+        block.forward = torch.compile(block.forward, backend="aot_eager")
+
+
+def compiled_list(model: Any) -> None:
+    """A list is never called: its mark does nothing."""
+    model.blocks.compile(backend="aot_eager")
+
+
+def compiled_in_vain(model: Any) -> None:
+    """A mark that compiles no frame of its layer; every function that the layer's call meets is compiled, so are hooks."""
+    model.router = nn.Sequential(nn.Linear(32, 32, dtype=torch.bfloat16))
+    model.router.compile(backend="aot_eager")
+
+
+def compiled_whole(model: Any) -> None:
+    model.compile(backend="aot_eager")
+
+
+class Attending(nn.Module):
+    """Calls a compiled function, as attention that is compiled by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(32, 32, bias=False, dtype=torch.bfloat16)
+        self.attend = torch.compile(lambda x: x + torch.mm(x, x.T).softmax(-1) @ x, backend="aot_eager")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attend(self.query(x))  # type: ignore[no-any-return]
+
+
+def calling_a_compiled_function(model: Any) -> None:
+    model.router = Attending()
+
+
+IN_BLOCKS = {"blocks.0", "blocks.0.norm", "blocks.0.linear", "blocks.1", "blocks.1.norm", "blocks.1.linear"}
+BESIDE = {"large", "router"}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (compiled_in_place, BESIDE),
+        (compiled_by_wrappers, BESIDE),
+        (compiled_forwards, BESIDE),
+        (compiled_list, IN_BLOCKS | BESIDE),
+        (compiled_in_vain, IN_BLOCKS | {"large"}),
+        (calling_a_compiled_function, IN_BLOCKS | BESIDE | {"router.query"}),
+        (compiled_whole, set()),
+    ],
+)
+def test_names_compile_nothing(change: Callable[[Any], None], named: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    of, compiled_nothing = job(), watch_profiles(monkeypatch)
+    change(of.model)
+    (arm,) = trial(of, AS_IS).arms
+    assert modules(arm.breakdown).keys() == named  # type: ignore[arg-type]
+    assert compiled_nothing == [True]
+
+
+def watch_profiles(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each profile that is made from now on compiled nothing."""
+    found = []
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        before = compiled_so_far()
+        profile = evidence.profiled(*arguments, **options)
+        found.append(compiled_so_far() == before)
+        return profile
+
+    monkeypatch.setattr(trace, "profiled", watched)
+    return found
+
+
+def test_a_compiled_step_names_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where it goes on eagerly, in which every function it meets is compiled, so are hooks."""
+
+    @torch.compile(backend="aot_eager")
+    def training_step(model: Any, batch: torch.Tensor) -> torch.Tensor:
+        for block in model.blocks:
+            torch._dynamo.graph_break()
+            batch = block(batch)
+        return batch.float().mean()
+
+    compiled_nothing = watch_profiles(monkeypatch)
+    (arm,) = trial(replace(job(), training_step=training_step), AS_IS).arms
+    assert arm.graphs_run
+    assert arm.breakdown.modules == ()  # type: ignore[union-attr]
+    assert compiled_nothing == [True]
+
+
+def test_what_a_name_compiles_after_all_is_profiled_anew_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A region that the model holds beside its modules, so that no mark tells what is inside."""
+
+    class Hidden(nn.Module):
+        def __init__(self, inside: nn.Module) -> None:
+            super().__init__()
+            self.__dict__["held"] = nn.Sequential(inside)
+            self.held.compile(backend="aot_eager")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.held(x)  # type: ignore[no-any-return]
+
+    def hide(variant: Variant) -> Variant:
+        variant.model.after = nn.Linear(32, 32, bias=False, dtype=torch.bfloat16)
+        variant.model.router = Hidden(variant.model.after)
+        return variant
+
+    compiled_nothing = watch_profiles(monkeypatch)
+    (arm,) = trial(job(), replace(AS_IS, make=hide)).arms
+    assert compiled_nothing == [False, True]
+    assert arm.breakdown.modules == ()  # type: ignore[union-attr]
 
 
 def test_a_recomputed_module_keeps_its_name() -> None:
@@ -318,7 +450,7 @@ class Stumbling(nn.Module):
 
 def test_a_call_that_raises_is_closed_and_no_hook_stays(small: Path) -> None:
     model = Stumbling()
-    with annotated(model), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with annotated(dict(model.named_modules())), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         model(torch.ones(4, 8)).sum().backward()
     assert not any(module._forward_hooks or module._forward_pre_hooks or module._forward_hooks_always_called for module in model.modules())
     file = small / "trace.json"
@@ -341,7 +473,7 @@ def test_a_trace_that_is_kept_holds_the_annotations_of_the_deepest_cut(tmp_path:
     names = {arm: {event["name"].rpartition(" ")[2] for event in events if event["name"].startswith(MODULE)} for arm, events in kept.items()}
     assert kept.keys() == {"as_is", "prescribed"}
     assert {"blocks.1.linear", "router"} <= names["as_is"]
-    assert names["prescribed"] == set()
+    assert names["prescribed"] == {"large", "router"}
 
 
 # From the cuts to full depth

@@ -7,10 +7,13 @@ from, and the Parameters that all arms share, as they were.
 from __future__ import annotations
 
 import warnings
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.utils.transformer_engine import contextual_fp8_autocast
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional
@@ -302,6 +305,21 @@ def test_what_is_compiled(name: str, compiled: list[int]) -> None:
     assert [blocks.compiled for blocks in network(changed).blocks] == compiled
     assert {linear.compiled for linear in network(changed).linears} == ({""} if name == "compile-model" else {"blocks.0", "blocks.1", "blocks.2", "head"})
     assert {linear.compiled for linear in network(model).linears} == {None}
+
+
+def test_a_layer_beside_compiled_blocks_is_compiled_and_the_blocks_stay_as_they_are() -> None:
+    model = convert_to_float8_training(Stacked().bfloat16())
+    for block in model.blocks:
+        block.compile(backend="eager")
+    assert {linear.name for linear in network(model).linears if linear.compiled is None} == {"head"}
+    changed = applied("compile-layers", model).model
+    assert {mark.name: (mark.backend, mark.compiles) for mark in training(changed).compile_marks} == {
+        **{f"blocks.{i}": ("eager", True) for i in range(3)}, "head": ("inductor", True),
+    }  # fmt: skip
+    changed.head.compile(backend="eager")  # type: ignore[union-attr]
+    assert frames(changed.head, torch.ones(16, 32, dtype=torch.bfloat16)) == 1, "a Float8Linear compiles in place"  # type: ignore[arg-type]
+    with pytest.raises(NotTried, match="no uncompiled FP8 layer beside its blocks"):
+        applied("compile-layers", changed)
 
 
 class Nested(nn.Module):
@@ -683,7 +701,7 @@ def test_attention_that_transformers_refuses_is_not_tried() -> None:
 
 def test_every_treatment_has_a_name_that_findings_can_have() -> None:
     assert set(treatments()) >= {
-        "compile-blocks", "compile-model", "recipe-tensorwise", "recipe-rowwise", "recipe-rowwise-with-gw-hp", "keep-in-bf16", "stay-in-bf16",
+        "compile-blocks", "compile-model", "compile-layers", "recipe-tensorwise", "recipe-rowwise", "recipe-rowwise-with-gw-hp", "keep-in-bf16", "stay-in-bf16",
         "checkpointing-off", "te-autocast", "adapters-to-bf16", "autocast-bf16", "bf16-parameters", "attention-sdpa", "fused-optimizer", "larger-batch",
         "cuda-graphs", "cache-off", "convert-tensorwise", "convert-rowwise", "fused-attention-on",
     }  # fmt: skip
@@ -694,7 +712,27 @@ def test_every_treatment_has_a_name_that_findings_can_have() -> None:
 
 def test_every_treatment_is_fp8s_own_or_helps_bf16_too() -> None:
     """A prescription is held to BF16 with the changes that help BF16 too, so a new treatment has to be one or the other."""
-    own = {"compile-blocks", "compile-model", "keep-in-bf16", "stay-in-bf16", "te-autocast", "cache-off"}
+    own = {"compile-blocks", "compile-model", "compile-layers", "keep-in-bf16", "stay-in-bf16", "te-autocast", "cache-off"}
     own |= {name for name in treatments() if name.startswith(("recipe-", "convert-"))}
     assert own | HELPS_BF16_TOO == set(treatments())
     assert not own & HELPS_BF16_TOO
+
+
+def test_accelerates_wrappers_stay_around_blocks_that_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BF16 autocast as `Accelerator.prepare` puts it around the forward, and around that the FP8 autocast of Transformer Engine."""
+    library = te.install(monkeypatch, "fp8")
+    monkeypatch.setattr(library, "fp8_autocast", lambda enabled, fp8_recipe: te.autocast(enabled, fp8_recipe))
+    monkeypatch.setattr("accelerate.utils.transformer_engine.is_transformer_engine_available", lambda: True)
+    recipe = te.DelayedScaling()
+    model = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(Stacked(lambda: nn.Sequential(te.Linear(32, 32), nn.ReLU())))  # type: ignore[arg-type]
+    model.forward = MethodType(contextual_fp8_autocast(model.forward, recipe), model)
+    replica = replicate(model, share=True)[0]
+    give_own_code(replica)
+    compiled = block_by_block(replica, facts(model), backend="eager")
+    output = compiled(torch.arange(16).reshape(2, 8))
+    layers = [module for module in compiled.modules() if isinstance(module, te.Linear)]
+    assert [(layer.fp8, layer.fp8_meta["recipe"]) for layer in layers] == [(True, recipe)] * 3
+    assert training(compiled).forward_chain == training(model).forward_chain
+    assert output.dtype == torch.float32, "converted back by Accelerate"
+    assert not any(module.fp8 for module in model.modules() if isinstance(module, te.Linear))
+    assert compiled.forward.__self__ is compiled

@@ -1,8 +1,8 @@
-"""compile-blocks, compile-model, cuda-graphs: what torch.compile covers, and how its kernels are launched."""
+"""compile-blocks, compile-model, compile-layers, cuda-graphs: what torch.compile covers, and how its kernels are launched."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,19 @@ def compile_it(variant: Variant, case: Case) -> Variant:
     if case.name == "compile-model":
         return replace(variant, model=compile_blocks(variant.model, []))
     return replace(variant, model=block_by_block(variant.model, case.facts, beside(case.facts)))
+
+
+@treatment("compile-layers")
+def compile_layers(variant: Variant, case: Case) -> Variant:
+    """The FP8 layers beside the blocks that are eager; what is compiled already stays as it is."""
+    eager = {linear.name for linear in case.facts.network.linears if linear.compiled is None}
+    named = modules(variant.model)
+    places = [place_of(named, name) for name in beside(case.facts) if name in eager and name in named]
+    if not places:
+        raise NotTried("it has no uncompiled FP8 layer beside its blocks")
+    compile_places(places, {})
+    give_wrappers_own_code(variant.model)
+    return variant
 
 
 @treatment("cuda-graphs")
@@ -74,14 +87,22 @@ def compile_blocks(model: nn.Module, lists: Sequence[str], beside: Sequence[str]
     if not places:
         model = compiled(model, settings)
     else:
-        for name in beside:
-            if name in named:
-                above, _, child = name.rpartition(".")
-                places.append((named[above], child))
-        for parent, child in places:
-            parent._modules[child] = compiled(parent._modules[child], settings)
+        places += [place_of(named, name) for name in beside if name in named]
+        compile_places(places, settings)
     give_wrappers_own_code(model)
     return model
+
+
+def place_of(named: Mapping[str, nn.Module], name: str) -> tuple[nn.Module, str]:
+    """The parent of a module, and the module's name there."""
+    above, _, child = name.rpartition(".")
+    return named[above], child
+
+
+def compile_places(places: Iterable[tuple[nn.Module, str]], settings: Mapping[str, Any]) -> None:
+    """Compile the modules at these places."""
+    for parent, child in places:
+        parent._modules[child] = compiled(parent._modules[child], settings)
 
 
 def compiled(module: nn.Module | None, settings: Mapping[str, Any]) -> Any:

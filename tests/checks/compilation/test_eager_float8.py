@@ -160,7 +160,42 @@ def test_one_block_left_out(decoder: nn.Module, look: Look) -> None:
     finding = eager_float8(look(decoder, tokens=4096))
     assert isinstance(finding, Finding)
     assert finding.title == "2 of 6 FP8 Linears run eagerly"
+    assert finding.explanation.startswith("Eager: model.blocks[2].up, model.blocks[2].down. Uncompiled, ")
     assert finding.evidence["first"] == "blocks.2.up"
+
+
+def test_which_are_eager_is_said_of_three(decoder: nn.Module, look: Look) -> None:
+    assert "Eager: " not in eager(look(decoder, tokens=4096)).explanation, "all of them"
+    decoder.blocks[0].compile()
+    found = eager(look(decoder, tokens=4096))
+    assert found.explanation.startswith("Eager: model.blocks[1].up, model.blocks[1].down, model.blocks[2].up and 1 more. Uncompiled, ")
+
+
+def test_a_layer_beside_compiled_blocks_is_compiled_alone(look: Look) -> None:
+    model = convert_to_float8_training(InDict().bfloat16())
+    for block in model.blocks.values():
+        block.compile()
+    finding = eager(look(model, tokens=4096))
+    assert finding.explanation.startswith("Eager: model.head. ")
+    assert finding.treatment is not None
+    assert (finding.treatment.name, finding.treatment.code) == ("compile-layers", "model.head.compile()")
+    exec(finding.treatment.code, {"model": model})
+    for check in (eager_float8, compile_without_effect, only_linears_compiled):
+        assert check(look(model, tokens=4096)) is None
+
+
+def test_blocks_that_are_eager_too_are_no_reason_to_compile_a_head_alone(look: Look) -> None:
+    model = InDict().bfloat16()
+    convert_to_float8_training(model, module_filter_fn=lambda layer, name: name == "head")
+    finding = eager(look(model, tokens=4096))
+    assert finding.treatment is not None
+    assert finding.treatment.code == "model.compile()"
+
+
+def eager(facts: Facts) -> Finding:
+    finding = eager_float8(facts)
+    assert isinstance(finding, Finding)
+    return finding
 
 
 def test_bf16_does_not_need_it(look: Look) -> None:

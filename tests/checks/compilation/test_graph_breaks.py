@@ -10,6 +10,8 @@ import msgspec
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.checkpoint import checkpoint
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.checks.compilation.graph_breaks import graph_breaks
@@ -17,6 +19,7 @@ from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import ran, timed
 from tests.checks.trials import tried
+from tests.examine.models import llama
 from tests.stand_ins import transformer_engine as stand_in
 
 BATCH = torch.ones(32, 32, dtype=torch.bfloat16)
@@ -160,6 +163,86 @@ def test_pieces_without_a_counted_break() -> None:
     assert (finding.severity, finding.title) == ("warning", "Compiled blocks run in pieces: 8 regions in a step, not 4")
     assert finding.treatment is not None
     assert finding.treatment.name == "show-graph-breaks"
+
+
+@pytest.mark.parametrize(("regions", "split"), [(128, False), (256, True)])
+def test_regions_are_counted_per_micro_batch(regions: int, split: bool) -> None:
+    """The trial's step has one micro-batch; one of 32 enters 32 times as many regions."""
+    facts = tried(blocks_compiled(inside=gives_up if split else nothing), BATCH, "as_is")
+    (arm,) = facts.trial.arms
+    assert arm.graphs_run == regions / 32
+    facts = msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, accumulate=32))
+    finding = graph_breaks(timed(facts, msgspec.structs.replace(arm, graphs_run=regions)))
+    assert (isinstance(finding, Finding) and finding.severity == "warning") is split
+    if isinstance(finding, Finding):
+        assert finding.explanation.startswith("One step entered 256 compiled regions; whole blocks would be 128 in 32 micro-batches.")
+
+
+class Checkpointing(Decoder):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return self.head(x)
+
+
+def called(inside: Any) -> nn.Module:
+    model = Checkpointing(inside)
+    for block in model.blocks:
+        block.compile(backend="eager")
+    return model
+
+
+def wrapped_inside(inside: Any) -> nn.Module:
+    """The wrapper is compiled, and what it recomputes is in the region."""
+    model = Decoder(inside)
+    for number in range(4):
+        model.blocks[number] = checkpoint_wrapper(model.blocks[number])
+        model.blocks[number].compile(backend="eager")
+    return model
+
+
+def wrapped_around(inside: Any) -> nn.Module:
+    model = called(inside)
+    model.__class__ = Decoder
+    for number in range(4):
+        model.blocks[number] = checkpoint_wrapper(model.blocks[number])
+    return model
+
+
+def transformers_own(inside: Any) -> nn.Module:
+    """Two layers; before 5.23 the checkpoint is around what is compiled."""
+    model = llama(num_hidden_layers=2)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in model.model.layers:
+        layer.compile(backend="eager")
+    return model.train()
+
+
+@pytest.mark.parametrize(
+    ("build", "regions"),
+    [(called, (8,)), (wrapped_inside, (4,)), (wrapped_around, (8,)), (transformers_own, (2, 4))],
+)
+def test_what_checkpointing_recomputes_is_entered_twice(build: Callable[[Any], nn.Module], regions: tuple[int, ...]) -> None:
+    batch = {"input_ids": torch.ones(2, 32, dtype=torch.long), "labels": torch.ones(2, 32, dtype=torch.long)} if build is transformers_own else BATCH
+    facts = tried(convert_to_float8_training(build(nothing).bfloat16()), batch, "as_is")
+    assert facts.trial.arms[0].graphs_run in regions
+    assert graph_breaks(facts) is None
+
+
+def test_a_break_beside_a_checkpoint_is_found() -> None:
+    finding = graph_breaks(tried(convert_to_float8_training(called(gives_up).bfloat16()), BATCH, "as_is"))
+    assert isinstance(finding, Finding)
+    assert finding.severity == "warning"
+
+
+def test_of_a_wrapper_and_a_region_a_counted_break_decides() -> None:
+    """Their names do not tell which is around the other; a region twice a block, as in the wrapped blocks above."""
+    facts = tried(convert_to_float8_training(wrapped_inside(prints).bfloat16()), BATCH, "as_is")
+    arm = facts.trial.arms[0]
+    assert arm.cuts[-1].graph_breaks
+    finding = graph_breaks(timed(facts, msgspec.structs.replace(arm, graphs_run=8)))
+    assert isinstance(finding, Finding)
+    assert finding.severity == "warning"
 
 
 def test_a_compiled_loss_beside_the_blocks() -> None:

@@ -89,3 +89,15 @@ def test_any_bf16_that_is_not_finite_clears_fp8(names: tuple[str, ...]) -> None:
 )
 def test_without_both_there_is_no_answer(arms: tuple[object, ...]) -> None:
     assert isinstance(non_finite(with_arms(SICK, *arms)), NotApplicable)
+
+
+def test_a_layer_that_overflows_alone_under_finite_steps_is_a_warning() -> None:
+    """Seen on an H200: a cast of torch 2.11 gives NaN beyond 448, compiled it saturates."""
+    arms = (ran("as_is", non_finite=()), ran("bf16", non_finite=()))
+    facts = with_arms(SICK, *arms)
+    finding = non_finite(facts)
+    assert isinstance(finding, Finding)
+    assert finding.severity == "warning"
+    assert finding.title == "1 FP8 layer gives NaN or infinity when it runs alone, eagerly; the steps that ran were finite"
+    assert "down gives it." in finding.explanation
+    assert "BF16" in finding.explanation

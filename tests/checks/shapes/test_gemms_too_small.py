@@ -14,6 +14,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fp8doctor.cures import keep_in_bf16
+from fp8doctor.diagnose import diagnose
 from fp8doctor.facts import Facts, LayerShape, Trial
 from fp8doctor.finding import Finding
 from tests.checks.arms import ran
@@ -126,8 +127,8 @@ def test_the_matrices_of_lora_are_left_to_its_own_check(look: Look) -> None:
     assert outcome_of("SHP002", facts).outcome == "healthy"
 
 
-def timed(facts: Facts, *losing: str) -> Facts:
-    """The facts with every layer's shape as a GPU may have timed it: these lose, the others gain."""
+def timed(facts: Facts, *losing: str, kept_ms: float = 97.0) -> Facts:
+    """The facts with every layer's shape as a GPU may have timed it, these lose, the others gain; and the step without them."""
     shapes = tuple(
         LayerShape(
             m=TOKENS, k=each.in_features, n=each.out_features, recipe="tensorwise", trained=True, layers=(each.name,),
@@ -135,7 +136,7 @@ def timed(facts: Facts, *losing: str) -> Facts:
         )
         for each in facts.network.linears if each.use == "training"
     )  # fmt: skip
-    arms = (ran("as_is", 100.0), ran("keep-in-bf16", 97.0, base="as_is", treatments=("keep-in-bf16",)))
+    arms = (ran("as_is", 100.0), ran("keep-in-bf16", kept_ms, base="as_is", treatments=("keep-in-bf16",)))
     return msgspec.structs.replace(facts, trial=Trial(device="cuda", gpu="NVIDIA H200", shapes=shapes, arms=arms, reliable=True, reason=None))
 
 
@@ -145,6 +146,19 @@ def test_what_was_timed_alone_has_the_word(look: Look) -> None:
     assert finding.evidence["timed_alone"] is True
     assert finding.treatment is not None
     assert set(finding.treatment.layers) == {f"model.layers.{i}.self_attn.{name}" for i in range(3) for name in ("q_proj", "o_proj")}
+
+
+@pytest.mark.parametrize(("kept_ms", "outcome"), [(99.8, "sick"), (99.95, "healthy"), (100.5, "refuted")], ids=["gains", "too little", "costs"])
+def test_what_the_whole_step_gained_without_them_has_the_last_word(kept_ms: float, outcome: str, look: Look) -> None:
+    """Six layers that lose 0.017 ms each at the least."""
+    facts = timed(look(float8(llama(8, 1024)), tokens=TOKENS), "q_proj", "o_proj", kept_ms=kept_ms)
+    found = diagnose(facts)
+    assert {each.code: each.outcome for each in found.outcomes}["SHP002"] == outcome
+    told = [each.explanation for each in found.findings if each.code == "SHP002"]
+    saved = f"{100 - kept_ms:.2f}".replace("-", "−")
+    assert [each.endswith(f" The whole step was timed without them in FP8: that saves {saved} to {saved} ms.") for each in told] == (
+        [] if outcome == "healthy" else [True]
+    )
 
 
 def test_timed_layers_that_gain_acquit_what_the_model_accused(look: Look) -> None:

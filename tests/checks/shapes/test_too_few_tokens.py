@@ -13,7 +13,8 @@ from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fp8doctor.cost import GPUS
-from fp8doctor.facts import Facts, Workload
+from fp8doctor.facts import Facts, Trial, Workload
+from tests.checks.arms import ran
 from tests.checks.environment.live import finding_of, outcome_of
 
 Look = Callable[..., Facts]
@@ -96,6 +97,19 @@ def test_layers_that_no_number_of_tokens_helps_are_too_small_instead(look: Look)
     facts = with_batch(look(llama(256)), 1, 256)
     assert outcome_of("SHP003", facts).outcome == "healthy"
     assert outcome_of("SHP002", facts).outcome == "sick"
+
+
+@pytest.mark.parametrize(
+    ("prescribed_ms", "device", "outcome"),
+    [(92.0, "cuda", "healthy"), (102.0, "cuda", "healthy"), (110.0, "cuda", "sick"), (92.0, "cpu", "sick")],
+    ids=["faster", "even", "slower", "on a CPU"],
+)
+def test_a_whole_step_that_is_not_slower_shows_that_the_tokens_suffice(prescribed_ms: float, device: str, outcome: str, look: Look) -> None:
+    arms = (ran("as_is", 300.0), ran("bf16_compiled", 100.0), ran("prescribed", prescribed_ms, base="as_is", treatments=("compile-blocks",)))
+    facts = with_batch(look(llama()), 1, 256)
+    assert outcome_of("SHP003", facts).outcome == "sick"
+    facts = msgspec.structs.replace(facts, trial=Trial(device=device, gpu=None, arms=arms, reliable=True, reason=None))
+    assert outcome_of("SHP003", facts).outcome == outcome
 
 
 def test_a_gpu_without_fp8_is_another_matter(look: Look) -> None:

@@ -41,21 +41,25 @@ class Decoder(nn.Module):
 
 
 def job(head: torch.dtype, *, fused: bool) -> Facts:
-    """The job with its trial, said to be of a GPU: checks of the step do not judge a CPU, whose FP8 is emulated.
+    """The job with its trial, relied upon."""
+    torch.manual_seed(0)
+    model = Decoder(head)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused, foreach=False)
+    return relied_upon(tried(model, torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16), "as_is", optimizer=optimizer))
+
+
+def relied_upon(facts: Facts) -> Facts:
+    """The trial of one arm, said to be of a GPU: checks of the step do not judge a CPU, whose FP8 is emulated.
 
     The step takes what its profile says, and the profile is relied upon: a machine that does other things meanwhile is
     no matter here.
     """
-    torch.manual_seed(0)
-    model = Decoder(head)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=fused, foreach=False)
-    facts = tried(model, torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16), "as_is", optimizer=optimizer)
     (arm,) = facts.trial.arms
     found = arm.breakdown
     assert found, arm.reason
     families = {family: found.scale * ms for family, ms in found.families_ms.items()}
     parts = msgspec.structs.replace(found, families_ms=families, idle_ms=0.0, scale=1.0, reliable=True)
-    return with_arms(facts, ran("as_is", found.busy_ms, breakdown=parts))
+    return with_arms(facts, ran("as_is", found.busy_ms, breakdown=parts, graphs_run=arm.graphs_run))
 
 
 def with_arms(facts: Facts, *arms: Arm) -> Facts:

@@ -35,12 +35,30 @@ def test_late_launches(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(finding, Finding)
     assert finding.title == "The GPU is idle for 65 % of the step, waiting for the host"
     assert finding.explanation == (
-        "It has nothing to do for 27.0 of 41.5 ms, and 92 % of its gaps end with a kernel that was launched too late. There are 2,000 kernels a step, of 7 µs. "
-        "In the best BF16 step it is idle for 2.2 ms."
+        "The GPU has nothing to do for 27.0 of 41.5 ms, and 92 % of its gaps end with a kernel that was launched too late. "
+        "A step launches 2,000 kernels of 7 µs on average. "
+        "The best BF16 step launches 2,000 and is idle for 2.2 of 13.2 ms."
     )
     assert finding.treatment is not None
     assert finding.treatment.name == "larger-batch"
     assert host_bound(timed(look(in_te(monkeypatch), tokens=512), BUSY, SMALL_BF16)) is None
+
+
+def test_bf16_and_a_prescription_that_keep_the_gpu_busy_or_do_not(look: Look) -> None:
+    """As a ViT on an H200: 104.8 of 137.7 ms, 25.8 of 34.5 compiled, 11.9 of 18.5 in BF16."""
+    facts = look(convert_to_float8_training(nn.Sequential(nn.Linear(64, 64)).bfloat16()), tokens=3152)
+    still = profiled("prescribed", 34.5, host_wait_pct=99.0, gemm_fp8=2.1, cast=3.7, pointwise=2.9)
+    bf16 = profiled("bf16", 18.5, host_wait_pct=98.0, gemm_16bit=3.1, pointwise=3.5)
+    finding = host_bound(timed(facts, WAITING, bf16, still))
+    assert isinstance(finding, Finding)
+    assert finding.explanation.endswith(
+        " idle for 11.9 of 18.5 ms: the host sets the pace there too, which FP8 cannot change."
+        " With the changes that were timed it is idle for 25.8 of 34.5 ms still: more tokens a step or CUDA graphs are left."
+    )
+    busy = replaced(bf16, host_wait_pct=20.0)
+    mended = host_bound(timed(facts, WAITING, busy, profiled("prescribed", 9.0, host_wait_pct=99.0, gemm_fp8=4.0, cast=2.0, pointwise=2.5)))
+    assert isinstance(mended, Finding)
+    assert mended.explanation.endswith("idle for 11.9 of 18.5 ms."), "the gaps of BF16 are not the host's, and the changes mend FP8"
 
 
 def test_the_kernels_of_a_real_step_are_counted(sick: Facts) -> None:

@@ -1,0 +1,222 @@
+"""The rows of every layer, seen in one forward of a cut of real models."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import convert_to_float8_training
+from transformers import T5Config, T5ForConditionalGeneration
+
+import fp8doctor.trial
+from fp8doctor.examine import examine
+from fp8doctor.facts import Trial, recorded
+from fp8doctor.job import Job
+from fp8doctor.trial import rows, shapes
+from fp8doctor.trial.depth import Cut
+from tests.trial.test_shapes import CPU, TOKENS, job
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def seen(of: Job, reason_against: str | None = None) -> tuple[rows.Rows, str | None]:
+    return rows.seen_beside(of, examine(of), CPU, progress=lambda text, arm: None, reason_against=reason_against)
+
+
+def t5(layers: int = 3) -> nn.Module:
+    config = T5Config(d_model=32, d_ff=64, d_kv=16, num_layers=layers, num_heads=2, vocab_size=64, decoder_start_token_id=0, use_cache=False)
+    return convert_to_float8_training(T5ForConditionalGeneration(config).bfloat16(), module_filter_fn=lambda layer, name: name != "lm_head")
+
+
+def sentences() -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.ones(4, 16, dtype=torch.long), "labels": torch.ones(4, 4, dtype=torch.long)}
+
+
+class Frames(nn.Module):
+    """Blocks behind a layer that sees eight times their rows, and before a head that sees one of them for each sample."""
+
+    def __init__(self, blocks: int = 3) -> None:
+        super().__init__()
+        self.frames = nn.Linear(32, 32)
+        self.b = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 32)) for _ in range(blocks))
+        self.head = nn.Linear(32, 16)
+        self.unused = nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.frames(x).view(x.shape[0], -1, 8, 32).mean(2)
+        for block in self.b:
+            x = block(x)
+        return self.head(x[:, 0])
+
+
+def frames(blocks: int = 3) -> Job:
+    model = convert_to_float8_training(Frames(blocks).bfloat16())
+    return replace(job(model), batch=torch.ones(16, 32, 32, dtype=torch.bfloat16))
+
+
+def test_an_encoder_and_a_decoder_see_different_rows() -> None:
+    found, gap = seen(replace(job(t5()), batch=sentences()))
+    assert gap is None
+    assert len(found) == 3 * 6 + 3 * 10
+    for number in range(3):
+        assert found[f"encoder.block.{number}.layer.0.SelfAttention.q"] == found[f"decoder.block.{number}.layer.1.EncDecAttention.k"] == (64,)
+        assert found[f"decoder.block.{number}.layer.1.EncDecAttention.q"] == found[f"decoder.block.{number}.layer.2.DenseReluDense.wo"] == (16,)
+
+
+def test_layers_before_and_behind_the_blocks_have_their_own() -> None:
+    found, _ = seen(frames())
+    assert found == {"frames": (16 * 32,), "head": (16,), **{f"b.{block}.{layer}": (16 * 4,) for block in range(3) for layer in range(2)}}
+
+
+def test_the_shapes_are_those_of_the_rows() -> None:
+    of = frames()
+    facts = msgspec.structs.replace(examine(of), trial=Trial(device="cpu", gpu=None, rows=seen(of)[0]))
+    assert {(shape.m, shape.k, shape.n, len(shape.layers)) for shape, _ in shapes.distinct(facts)} == {
+        (512, 32, 32, 1), (64, 32, 64, 3), (64, 64, 32, 3), (16, 32, 16, 1), (TOKENS, 32, 16, 1),
+    }  # fmt: skip
+    shares = {(shape.m, shape.n): share for shape, share in shapes.distinct(facts)}
+    assert shares[64, 64] == pytest.approx(shares[16, 16] * 4 * 4 * 3)
+    assert sum(shares.values()) == pytest.approx(100)
+
+
+def test_only_a_cut_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[dict[str, int]] = []
+    make = rows.cut_of
+
+    def noting(job: Job, cut: Cut, device: torch.device) -> Any:
+        kept.append(dict(cut.kept))
+        return make(job, cut, device)
+
+    monkeypatch.setattr(rows, "cut_of", noting)
+    found, _ = seen(frames(30))
+    assert kept == [{"b": 1}]
+    assert found["b.0.0"] == found["b.29.0"] == (64,)
+
+
+class Striding(nn.Module):
+    """One special block, then two kinds in turn, of which the second sees half the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (128, *itertools.islice(itertools.cycle((64, 96)), 6))
+        self.b = nn.ModuleList(nn.Sequential(nn.Linear(32, width), nn.Linear(width, 32)) for width in widths)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.b:
+            x = x + (block(x) if block[0].out_features != 96 else block(x[:24]).mean())  # type: ignore[index, operator, union-attr]
+        return x
+
+
+def test_a_block_that_was_cut_away_has_the_rows_of_its_kind() -> None:
+    found, _ = seen(replace(job(convert_to_float8_training(Striding().bfloat16())), batch=torch.ones(TOKENS, 32, dtype=torch.bfloat16)))
+    assert [found[f"b.{number}.1"] for number in range(7)] == [(48,), (48,), (24,), (48,), (24,), (48,), (24,)]
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.layer(input=x))[:24] + self.layer(x[:24])
+
+
+def test_every_call_is_counted() -> None:
+    found, _ = seen(replace(job(convert_to_float8_training(Shared().bfloat16())), batch=torch.ones(TOKENS, 32, dtype=torch.bfloat16)))
+    assert found == {"layer": (48, 48, 24)}
+
+
+def test_a_model_without_weights_is_built_by_its_model_file() -> None:
+    make = lambda layers: convert_to_float8_training(Frames(layers).bfloat16())  # noqa: E731
+    with torch.device("meta"):
+        whole = make(30)
+    found, gap = seen(replace(frames(), model=whole, rebuild=lambda layers: (make(layers), None)))
+    assert gap is None
+    assert found["b.29.0"] == (64,)
+
+
+def test_nothing_is_compiled_and_nothing_of_the_users_is_touched() -> None:
+    of = frames()
+    of.model.compile(backend=lambda graph, examples: 1 / 0)
+    torch.manual_seed(5)
+    before = torch.get_rng_state(), {name: value._version for name, value in of.model.state_dict(keep_vars=True).items()}
+    found, gap = seen(of)
+    assert (len(found), gap) == (8, None)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert {name: value._version for name, value in of.model.state_dict(keep_vars=True).items()} == before[1]
+    assert not any(module._forward_pre_hooks for module in of.model.modules())
+
+
+def test_a_step_of_the_users_own_is_the_forward() -> None:
+    of = replace(frames(), training_step=lambda model, batch: model(batch[:4]).float().mean())
+    assert seen(of)[0]["b.0.0"] == (4 * 4,)
+
+
+def test_what_is_not_asked_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "seen", lambda *arguments: 1 / 0)
+    assert seen(job(nn.Sequential(nn.Linear(64, 100)).bfloat16())) == ({}, None)
+    assert seen(frames(), reason_against="the process was killed")[1] == "the process was killed"
+    assert seen(replace(frames(), batch=None))[1] == rows.NO_BATCH
+
+
+def raising(*arguments: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    ("of", "reason"),
+    [
+        (lambda: replace(frames(), batch=torch.ones(3, 5, dtype=torch.bfloat16)), "RuntimeError: "),
+        (lambda: replace(frames(), training_step=raising), "OutOfMemoryError: CUDA out of memory"),
+        (lambda: replace(frames(), training_step=functools.partial(_runs, of=frames().model)), None),
+    ],
+    ids=["the forward raises", "memory", "another model"],
+)
+def test_where_the_forward_fails_the_tokens_stand_in(of: Any, reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = of()
+    found, gap = seen(made)
+    if reason is None:
+        assert found == {}, "no hook saw a layer of the model"
+    else:
+        assert not recorded(found)
+        assert (gap or "").startswith(reason)
+    monkeypatch.setattr(fp8doctor.trial, "conduct", lambda *arguments, **fields: Trial(device="cpu", arms=()))
+    trial = fp8doctor.trial.run_trial(made, examine(made), (), CPU, budget_s=60, progress=lambda text, arm: None)
+    assert {shape.m for shape in trial.shapes} == {TOKENS}
+    assert trial.gaps.get("trial.rows") == gap
+
+
+def _runs(model: nn.Module, batch: torch.Tensor, of: nn.Module) -> torch.Tensor:
+    return of(batch).float().mean()
+
+
+def test_a_step_that_runs_the_original_is_found_out() -> None:
+    of = frames()
+    of.training_step = functools.partial(_runs, of=of.model)
+    found, gap = seen(of)
+    assert not recorded(found)
+    assert "of the original" in (gap or "")
+
+
+def test_a_trial_begins_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8doctor.trial, "conduct", lambda *arguments, **fields: Trial(device="cpu", arms=()))
+    told: list[Any] = []
+    of = frames()
+    trial = fp8doctor.trial.run_trial(of, examine(of), (), CPU, budget_s=60, progress=lambda *each: told.append(each))
+    assert told == [("counting the rows of its layers", "rows"), ("timing the GEMMs of its shapes", "shapes")]
+    assert trial.rows["frames"] == (512,)
+    assert {shape.m for shape in trial.shapes} == {512, 64, 16, TOKENS}
+    assert "trial.rows" not in trial.gaps
