@@ -24,6 +24,7 @@ STEP_RAISES = "the training step raises "
 """How the reason of a trial begins whose model could be copied and whose own step failed."""
 
 NO_TIME_LEFT = "was used up before it"
+NOT_EXPECTED_TO_FIT = "would not have been enough for it"
 """How the reason of an arm ends for which the budget left no time."""
 
 NO_FP8_GEMM = "no FP8 GEMM was seen in its step"
@@ -135,7 +136,7 @@ def fp8_pays(facts: Facts) -> bool:
 
 def waits_for_time(trial: Trial) -> bool:
     """Whether a change was not tried because the budget left no time for it."""
-    return any(not each.tried and each.treatments and (each.reason or "").endswith(NO_TIME_LEFT) for each in trial.arms)
+    return any(not each.tried and each.treatments and (each.reason or "").endswith((NO_TIME_LEFT, NOT_EXPECTED_TO_FIT)) for each in trial.arms)
 
 
 WORTH_WAITING = 1.10
@@ -228,12 +229,12 @@ def _promise(facts: Facts) -> str:
     stays = " Nothing that was tried makes FP8 as fast: stay in BF16." if stays_in_bf16(facts) else ""
     if prescribed is None or as_is is None or saved_ms(as_is, prescribed).low <= 0:
         return stays
-    measure = fair_bf16(facts, prescribed)
+    measure, changes = fair_bf16(facts, prescribed), " and ".join(prescribed.treatments if recorded(prescribed.treatments) else ()) or "the changes below"
     if measure is None:
         names = " and ".join(sorted(HELPS_BF16_TOO.intersection(prescribed.treatments)))
-        return f" With the changes below: {prescribed.step_ms:.1f} ms. BF16 would gain from {names} too, which was not timed.{stays}"
+        return f" With {changes}: {prescribed.step_ms:.1f} ms. BF16 would gain from {names} too, which was not timed.{stays}"
     alike = f" with checkpointing off too ({measure.step_ms:.1f} ms)" if measure.name == "bf16_without_checkpointing" else ""
-    return f" With the changes below: {prescribed.step_ms:.1f} ms, {ratio(measure, prescribed).median:.2f}x of BF16{alike}.{stays}"
+    return f" With {changes}: {prescribed.step_ms:.1f} ms, {ratio(measure, prescribed).median:.2f}x of BF16{alike}.{stays}"
 
 
 def _most(facts: Facts) -> str:

@@ -150,7 +150,7 @@ def rows_of(linear: Linear, facts: Facts) -> int | None:
 def calls_of(linear: Linear, facts: Facts) -> int:
     """Calls with so many rows in one forward; one where nobody saw them."""
     seen = _seen_rows(linear, facts)
-    return max(1, round(sum(seen) / max(seen))) if seen else 1
+    return max(1, round(sum(seen) / max(seen))) if any(seen) else 1
 
 
 def _seen_rows(linear: Linear, facts: Facts) -> tuple[int, ...]:
@@ -212,9 +212,9 @@ def losing_body(facts: Facts) -> dict[str, Gain]:
     """Layers of the body that lose, where that is worth a filter and more tokens would not mend it; without LoRA's matrices."""
     body = {linear.name: linear for linear in judged(facts) if linear.role not in APART and linear.adapter != "adapter"}
     found = {name: gain for name, gain in losing(facts).items() if name in body and not _has_too_few_tokens(body[name], facts)}
-    everything = len(found) == len(gains(facts))
-    worth_it = loss_pct(found.values(), facts) >= WORTH_PCT and crossing(facts) is None and not (everything and fp8_pays(facts))
-    return found if found and worth_it else {}
+    if not found or (len(found) == len(gains(facts)) and fp8_pays(facts)):
+        return {}
+    return found if loss_pct(found.values(), facts) >= WORTH_PCT and crossing(facts) is None else {}
 
 
 def loss_pct(of: Iterable[Gain], facts: Facts) -> float:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from fp8doctor.facts import Arm, Breakdown, Facts, recorded
 from fp8doctor.finding import NotApplicable
+from fp8doctor.plain_attention import plain_attention
 
 PARTS = {
     "GEMMs": ("gemm_fp8", "gemm_16bit", "gemm_fp32"),
@@ -59,8 +62,19 @@ class Waterfall:
 
 def breakdown_of(arm: Arm) -> Breakdown | None:
     """Where the arm's step goes; None where that was not profiled, or what came out means nothing."""
-    found = arm.breakdown if recorded(arm.breakdown) else None
+    found = with_attention_together(arm)
     return found if found is not None and found.reliable and arm.step_ms else None
+
+
+def with_attention_together(arm: Arm) -> Breakdown | None:
+    """The arm's breakdown with the fp32 products of attention under ``attention``, which no operator encloses in a compiled graph."""
+    found = arm.breakdown if recorded(arm.breakdown) else None
+    plain = plain_attention(arm) if found is not None else None
+    if found is None or plain is None or not plain.of_fp32_gemms:
+        return found
+    own_ms = plain.of_fp32_gemms * found.families_ms["gemm_fp32"]
+    moved = {"gemm_fp32": found.families_ms["gemm_fp32"] - own_ms, "attention": found.families_ms.get("attention", 0.0) + own_ms}
+    return msgspec.structs.replace(found, families_ms=found.families_ms | moved)
 
 
 def why_unknown(arm: Arm) -> str:

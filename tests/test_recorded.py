@@ -120,8 +120,8 @@ def test_the_founding_case_is_bound_by_casts_and_not_by_the_host() -> None:
 
 
 LEAST_CLASSIFIED_PCT = 99.0
-"""Of the time of the kernels. ViT, encoder-decoder and te_transformer were recorded after the rules were written, and for none of
-their kernels."""
+"""Of the time of the kernels. Of ViT, encoder-decoder and te_transformer no kernel was looked at to write a rule; before Transformer
+Engine's names were taken over from te_fused and from the symbols of its library, 98.7 % of te_transformer's were known."""
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
@@ -134,3 +134,9 @@ def test_what_every_kernel_does_is_known(recording: Path) -> None:
         assert sum(arm.breakdown.families_ms.values()) + arm.breakdown.idle_ms == pytest.approx(arm.step_ms, rel=0.01)
     if recording.stem.partition("-")[2] in ("vit", "encoder_decoder", "te_transformer"):
         assert len(profiled) >= 2
+
+
+def test_blocks_in_pieces_without_a_counted_break_name_the_usual_cause() -> None:
+    (finding,) = (each for each in load_report(RECORDED / "h200-graph_breaks.json").findings if each.code == "CMP003")
+    assert (finding.evidence["graph_breaks"], finding.evidence["graphs_run"]) == (0, 48)
+    assert "a branch that depends on data" in finding.explanation

@@ -83,6 +83,13 @@ def test_casts_that_took_far_longer_alone_than_in_any_step_accuse_nobody() -> No
     assert (found.least_casts_ms, found.loses) == (modelled, False)
 
 
+def test_a_model_without_fp8_and_a_layer_without_rows_lose_nothing() -> None:
+    none = facts(msgspec.structs.replace(WIDE, use="none", stack="torch"), trial=timed(shape("up", bf16=1.0, fp8=0.9, casts=0.5)))
+    assert (losing_body(none), to_keep(none)) == ({}, ())
+    idle = msgspec.structs.replace(timed(shape("up", bf16=1.0, fp8=0.5, casts=0.2)), rows={"up": (8192,), "k": (0,)})
+    assert set(gains(facts(WIDE, NARROW, trial=idle))) >= {"up"}
+
+
 def test_layers_that_all_lose_alone_in_a_step_that_pays_are_not_accused() -> None:
     trial = msgspec.structs.replace(timed(shape("k", bf16=1.0, fp8=1.0, casts=0.3)), arms=(ran("as_is", 90.0), ran("bf16", 100.0)), reliable=True)
     assert losing(facts(NARROW, trial=trial))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8doctor.facts import Arm
+from fp8doctor.facts import Arm, ArmCut, KernelGroup
 from fp8doctor.waterfall import PARTS, breakdown_of, in_words, waits_for_the_host, waterfall, why_unknown
 from tests.checks.arms import ran
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, profiled, replaced, unprofiled
@@ -98,6 +98,19 @@ def test_a_host_that_others_disturb_is_not_the_jobs(low_ms: float, waits: bool) 
     """Seen on an H200: the 468 M decoder beside three other trials on one host, 406.5 ms (375.9 to 437) with the GPU busy for 356.6."""
     arm = profiled("as_is", 406.5, host_wait_pct=93.4, arm={"low_ms": low_ms}, cast=282.8, gemm_fp8=30.7, pointwise=43.1)
     assert waits_for_the_host(arm) is waits
+
+
+def test_attentions_own_products_are_attention_in_compiled_graphs_too() -> None:
+    """Seen on an H200, T5: the same fp32 products stood under attention in the eager step and under GEMMs in the compiled one."""
+    groups = (
+        KernelGroup(name="sm80_xmma_gemm_f32f32", family="gemm_fp32", operator="aten::bmm", count=144, time_ms=13.8),
+        KernelGroup(name="triton_red_fused__safe_softmax", family="attention", operator="t", count=11, time_ms=8.0),
+    )
+    arm = profiled("bf16_compiled", 48.4, arm={"cuts": (ArmCut(blocks={}, step_ms=48.4),)}, gemm_16bit=10.9, gemm_fp32=13.8, attention=13.0, pointwise=8.8)
+    found = breakdown_of(replaced(arm, groups=groups, busy_ms=46.5))
+    assert found is not None
+    assert (found.families_ms["gemm_fp32"], found.families_ms["attention"]) == (pytest.approx(0.0), pytest.approx(26.8))
+    assert sum(found.families_ms.values()) == pytest.approx(46.5)
 
 
 def test_uncompiled_fp8_at_many_tokens_does_not_wait_for_the_host() -> None:

@@ -135,7 +135,8 @@ def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
         title=title if cut.graph_breaks else f"Compiled blocks run in pieces: {as_is.graphs_run} regions in a step, not {whole}",
         explanation=f"One step entered {plural(as_is.graphs_run or 0, 'compiled region')}; whole blocks would be {whole}"
         + (f" in {passes} micro-batches." if passes > 1 else ".")
-        + (f" {plural(len(fp8), 'FP8 Linear')} under them need the compiler to fuse their casts." if harmful else ""),
+        + (f" {plural(len(fp8), 'FP8 Linear')} under them need the compiler to fuse their casts." if harmful else "")
+        + ("" if cut.graph_breaks else " Dynamo counted no break: it counts none at a branch that depends on data, such as `if x.isnan().any()`."),
         evidence={
             "graph_breaks": cut.graph_breaks,
             "reasons": reasons,

@@ -96,7 +96,8 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def unfused_sentence(plain: PlainAttention) -> str:
-    return f"Profiled, its softmax, batched GEMMs and what stands between them take {plain.total_ms:.1f} ms, {percent(plain.share_pct)} of the GPU's time."
+    parts = "its softmax, batched GEMMs and what stands between them"
+    return f"Profiled, {parts} take at least {plain.total_ms:.1f} ms, {percent(plain.share_pct)} of the GPU's time."
 
 
 def evidence_of(plain: PlainAttention) -> dict[str, Value | tuple[Value, ...]]:

@@ -66,7 +66,7 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity="error" if sick else "warning",
         title=f"NaN or infinity in {what} in {step}" if sick else f"{alone}; the steps that ran were finite",
-        explanation=f"On the same weights and the same batch BF16 is finite. {where(facts, layers)}",
+        explanation=f"On the same weights and the same batch BF16 is finite.{mended(sick, seen)} {where(facts, layers)}",
         evidence={
             "non_finite": tuple(dict.fromkeys(name for each in sick for name in each.non_finite or ())),
             "arms": tuple(each.name for each in sick),
@@ -75,6 +75,11 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=treatment(facts, layers, sick),
     )
+
+
+def mended(sick: list[Arm], seen: list[Arm]) -> str:
+    """Says where the prescription was finite; compiled code may saturate where eager code does not."""
+    return " The prescribed step was finite." if [each.name for each in sick] == ["as_is"] and len(seen) > 1 else ""
 
 
 def verb(layers: tuple[str, ...]) -> str:

@@ -33,7 +33,7 @@ PREFIX = "recipe-"
 """How the arms begin that differ from their base by the recipe alone; torchao's name of it follows, with dashes."""
 
 
-@check("SHP005", "recipe-too-dear", area="shapes", severity="warning", needs=("network.linears.recipe", "trial.arms"))
+@check("SHP005", "recipe-too-dear", area="shapes", severity="warning", needs=("network.linears.recipe", "trial.arms"), explained_by=("DST001",))
 def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     own = sorted({linear.recipe or "unknown" for linear in facts.network.linears if linear.use == "training"})
     if not own:
@@ -62,7 +62,7 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
         severity="info" if on_cpu else None,
         title=f"The recipe {recipe} is {gain.median:.2f}x as fast as {', '.join(own)}",
         explanation=(
-            f"With all else equal the step takes {best.step_ms:.1f} instead of {base.step_ms:.1f} ms, timed in turn. "
+            f"The step takes {best.step_ms:.1f} instead of {base.step_ms:.1f} ms, timed in turn. "
             + ("Timed on a CPU, which says nothing about a GPU." if on_cpu else "The recipes differ in exactness too: watch the loss.")
         ),
         evidence=evidence,

@@ -29,7 +29,6 @@ from fp8doctor.facts import Arm, Breakdown, Facts, Linear, ModuleTime, Network, 
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.measured import EVEN
 from fp8doctor.overview import in_python, percent
-from fp8doctor.plain_attention import plain_attention
 from fp8doctor.registry import check
 from fp8doctor.waterfall import SHOWN_MS, profiled_on_gpu
 
@@ -48,9 +47,8 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
     profiled = profiled_on_gpu(facts)
     if isinstance(profiled, NotApplicable):
         return profiled
-    now, found, step_ms = profiled
-    attention = plain_attention(now)
-    fp32 = found.families_ms.get("gemm_fp32", 0.0) * (1 - (attention.of_fp32_gemms if attention else 0.0))
+    _, found, step_ms = profiled
+    fp32 = found.families_ms.get("gemm_fp32", 0.0)
     share = 100 * fp32 / step_ms
     if share < SMALL_PCT:
         return None

@@ -15,6 +15,7 @@ from fp8doctor.prescription import Step
 from fp8doctor.render.header import machine, model, product
 from fp8doctor.render.timing import Timing, timing
 from fp8doctor.report import Report
+from fp8doctor.verdict import Status
 
 Mark = Literal["bad", "warning", "info", "healthy", "not_applicable", "unknown"]
 
@@ -105,7 +106,7 @@ def first_screen(report: Report, *, quiet: bool = False) -> Screen:
         verdict=report.verdict.summary,
         timing=timing(report.facts),
         troubles=tuple(troubles),
-        areas=() if quiet else _calm_areas(report.outcomes, areas, {line.area for line in troubles}),
+        areas=() if quiet else _calm_areas(report.outcomes, areas, {line.area for line in troubles}, report.verdict.status),
         all_clear=_all_clear(report) if healthy and not report.findings else "",
         prescription=prescription,
         others=others,
@@ -215,16 +216,19 @@ def _position(area: str) -> int:
     return registry.AREAS.index(area) if area in registry.AREAS else len(registry.AREAS)
 
 
-def _calm_areas(outcomes: Iterable[Outcome], areas: dict[str, str], troubled: set[str]) -> tuple[Line, ...]:
+def _calm_areas(outcomes: Iterable[Outcome], areas: dict[str, str], troubled: set[str], status: Status) -> tuple[Line, ...]:
     """One mark for each area without trouble: healthy if a check says so, else unknown if one could not answer.
 
-    Checks that only wait for a trial decide where there are no others: that nothing was timed is said below.
+    A step that is slower than BF16 is not called healthy where no check of it found anything. Checks that only wait for a trial
+    decide where there are no others: that nothing was timed is said below.
     """
     marks: dict[str, set[Mark]] = {}
     for outcome in sorted(outcomes, key=_waits_for_a_trial):
         area = _area(outcome, areas)
         if outcome.outcome != "sick" and area not in troubled and not (_waits_for_a_trial(outcome) and area in marks):
-            marks.setdefault(area, set()).add(MARK_OF_OUTCOME[outcome.outcome])
+            mark = MARK_OF_OUTCOME[outcome.outcome]
+            slow = area == "step" and status in ("fp8_slower", "fp8_not_engaged")
+            marks.setdefault(area, set()).add("not_applicable" if slow and mark == "healthy" else mark)
     order: tuple[Mark, ...] = ("healthy", "unknown", "not_applicable")
     return tuple(Line(next(mark for mark in order if mark in marks[area]), area) for area in sorted(marks, key=_position))
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, recorded
-from fp8doctor.measured import FIRST, NO_TIME_LEFT, best_bf16, fp8_totals, uses_fp8, waits_for_time
+from fp8doctor.measured import FIRST, PRESCRIBED, best_bf16, fair_bf16, fp8_totals, uses_fp8, waits_for_time
 from fp8doctor.overview import percent, plural
-from fp8doctor.waterfall import in_words, signed, waterfall
+from fp8doctor.waterfall import in_words, signed, waterfall, with_attention_together
 
 COLUMNS = {
     "FP8 GEMM": ("gemm_fp8",),
@@ -66,11 +66,17 @@ def timing(facts: Facts) -> Timing | None:
         return None
     fp8 = recorded(facts.network) and uses_fp8(facts)
     order = {"bf16": 0, "bf16_compiled": 1, "as_is": 1.5 if fp8 else -1, "prescribed": 2}
-    shown = [arm for arm in facts.trial.arms if not arm.name.endswith(FIRST)]
+    shown = [arm for arm in facts.trial.arms if not arm.name.endswith(FIRST) and not _is_prescribed(arm, facts.trial)]
     arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
     rows = _together([_row(arm, fp8) for arm in arms])
     columns = (*COLUMNS, "idle") if any(row.parts for row in rows) else ()
     return Timing(rows, columns, _differences(facts), tuple(_notes(facts.trial, arms, fp8)), _basis(facts.trial))
+
+
+def _is_prescribed(arm: Arm, trial: Trial) -> bool:
+    """Whether the very arm stands in the row of the prescription too, because nothing else gained."""
+    prescribed = next((each for each in trial.arms if each.name == PRESCRIBED and each.tried), None)
+    return prescribed is not None and arm is not prescribed and arm.tried and arm.rounds_ms == prescribed.rounds_ms
 
 
 MANY = 3
@@ -87,7 +93,7 @@ def _together(rows: list[Row]) -> tuple[Row, ...]:
             shown.append(row)
         elif row.note not in told:
             told.add(row.note)
-            shown.append(Row(f"{shared[row.note]} more variants", "", "", row.note.replace(NO_TIME_LEFT, "was used up before them")))
+            shown.append(Row(f"{shared[row.note]} more variants", "", "", row.note.removesuffix("it") + "them"))
     return tuple(shown)
 
 
@@ -118,7 +124,7 @@ def _row(arm: Arm, fp8: bool) -> Row:
 
 
 def _profiled(arm: Arm) -> Breakdown | None:
-    return arm.breakdown if arm.tried and recorded(arm.breakdown) else None
+    return with_attention_together(arm) if arm.tried else None
 
 
 def _parts(breakdown: Breakdown) -> tuple[str, ...]:
@@ -138,7 +144,8 @@ def _notes(trial: Trial, arms: list[Arm], fp8: bool) -> Iterator[str]:
     }
     yield from (f"{what}: {'; '.join(names)}." for what, names in told.items() if names)
     if waits_for_time(trial) and recorded(trial.budget_s) and trial.budget_s:
-        yield f"More time for the rest: --budget {2 * trial.budget_s:g}."
+        took_s = max(trial.budget_s, trial.elapsed_s or 0.0)
+        yield f"More time for the rest: --budget {2 * trial.budget_s if took_s < 1.2 * trial.budget_s else 30 * round((took_s + trial.budget_s) / 30):g}."
     gaps = trial.gaps if recorded(trial.gaps) else {}
     yield from (f"Where the time goes is not known of every variant: {reason}." for path, reason in gaps.items() if path == "trial.arms.breakdown")
 
@@ -152,7 +159,7 @@ def _differences(facts: Facts) -> tuple[str, ...]:
     if bf16 is None:
         return ()
     fp8 = uses_fp8(facts)
-    found = [each for arm in fp8_totals(facts) if (each := waterfall(arm, bf16))]
+    found = [each for arm in fp8_totals(facts) if (arm.name == "as_is" or fair_bf16(facts, arm) is bf16) and (each := waterfall(arm, bf16))]
     return tuple(f"{label(each.of, fp8)}, against {label(bf16.name, fp8)}: {signed(each.difference_ms)} ms = {in_words(each)}." for each in found)
 
 
@@ -172,6 +179,8 @@ def _basis(trial: Trial) -> str:
         parts.append(f"{trial.elapsed_s:.0f} s")
     if trial.self_check_ratio:
         parts.append(f"a copy of BF16 came out at {trial.self_check_ratio:.3f} of it")
+    elif len(timed) > 1:
+        parts.append("not checked against a copy")
     apart = [label(arm.name, True) for arm in timed if recorded(arm.beside) and arm.beside]
     alone = f" Memory did not hold all at once: {', '.join(apart)} took turns with BF16 only." if apart else ""
     return f"Timed: {', '.join(parts)}.{alone}"

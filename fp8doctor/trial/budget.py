@@ -10,16 +10,16 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fp8doctor.measured import NO_TIME_LEFT, PRESCRIBED
+from fp8doctor.measured import NO_TIME_LEFT, NOT_EXPECTED_TO_FIT, PRESCRIBED
 from fp8doctor.trial import timer
 from fp8doctor.trial.bench import SELF_CHECK
 
 MUST_BEGIN_SHARE = 0.6
 """Share of the budget after which nothing is begun but what `BEGUN_LATE` names; what it compiles then may end later."""
 
-BEGUN_LATE = {"bf16": 2.0, "bf16_compiled": 2.0, PRESCRIBED: 1.0}
+BEGUN_LATE = {"bf16": 2.0, "bf16_compiled": 2.0, PRESCRIBED: 1.0, SELF_CHECK: 1.0}
 """Arm -> budgets until which it may be begun, because the report is little without it: where one graph of 24 FP8 blocks compiles
-for 80 s, a step with nothing beside it would be all that those gave."""
+for 80 s, a step with nothing beside it would be all that those gave. The copy that the timing is checked against costs 0.3 to 2.2 s."""
 
 NUMERICS_SHARE, CLOSING_SHARE = 0.08, 0.05
 """Shares of the budget kept for the numerics, where they can say something, and for the end: letting go of everything and
@@ -82,6 +82,11 @@ class Budget:
     def used_up(self) -> str:
         """The reason of what it leaves no time for."""
         return f"the budget of {self.seconds:g} s {NO_TIME_LEFT}"
+
+    @property
+    def too_short(self) -> str:
+        """The reason of what is not expected to fit into what is left of it."""
+        return f"the budget of {self.seconds:g} s {NOT_EXPECTED_TO_FIT}"
 
     def closing_s(self) -> float:
         """The numerics and the end."""

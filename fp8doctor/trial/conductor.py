@@ -152,8 +152,8 @@ def _build(bench: Bench, attempts: Sequence[Attempt], budget: Budget, progress: 
     for attempt in attempts:
         if attempt.reason is not None:
             continue
-        if attempt.plan.name != "as_is" and not _there_is_time(attempt.plan, attempts, budget):
-            attempt.reason = budget.used_up
+        if attempt.plan.name != "as_is" and (reason := _no_time_for(attempt.plan, attempts, budget)):
+            attempt.reason = reason
             continue
         if attempt.plan.name == SELF_CHECK and not any(each.plan.name == "bf16" and each.reason is None for each in attempts):
             attempt.plan = replace(attempts[0].plan, name=SELF_CHECK)
@@ -161,15 +161,16 @@ def _build(bench: Bench, attempts: Sequence[Attempt], budget: Budget, progress: 
         bench.build(attempt)
 
 
-def _there_is_time(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> bool:
-    """Whether the arm may be begun: what a report needs until a late hour, the rest when all that it will take is there."""
+def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> str | None:
+    """Why the arm may not be begun: what a report needs may until a late hour, the rest when all that it will take is there."""
     spent_s = budget.spent_s
     if spent_s > BEGUN_LATE.get(plan.name, MUST_BEGIN_SHARE) * budget.seconds:
-        return False
+        return budget.used_up if spent_s > budget.seconds else budget.too_short
     costs = _costs(attempts)
     needed = plan.name in NEEDED or (plan.name.startswith("float8_") and not any(name.startswith("float8_") for name in costs))
     cost = expected(costs, plan.base, name=plan.name, compiles=plan.compiled, unasked=plan.explored)
-    return needed or cost is None or budget.fits(cost, plan.name, costs, spent_s, unasked=plan.explored)
+    fits = needed or cost is None or budget.fits(cost, plan.name, costs, spent_s, unasked=plan.explored)
+    return None if fits else budget.too_short
 
 
 def _costs(attempts: Sequence[Attempt]) -> dict[str, Cost]:

@@ -90,7 +90,9 @@ def te_is_eager(seen: Seen) -> bool:
 
 def some_lose(seen: Seen) -> bool:
     """Layers that were timed alone and lose even with compiled casts, beside others that do not; an uncompiled layer loses anyway."""
-    kept = to_keep(seen.facts) if timed_shapes(seen.facts) and (seen.compiled or all(each.stack == "transformer_engine" for each in seen.in_fp8)) else ()
+    if not seen.in_fp8 or not timed_shapes(seen.facts) or not (seen.compiled or all(each.stack == "transformer_engine" for each in seen.in_fp8)):
+        return False
+    kept = to_keep(seen.facts)
     return 0 < len(kept) < len(seen.in_fp8)
 
 

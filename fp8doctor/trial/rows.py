@@ -74,7 +74,7 @@ def seen(job: Job, lists: Iterable[str], wanted: Iterable[str], device: torch.de
     autocast = torch.autocast(device.type, dtype=job.autocast) if job.autocast else nullcontext()
     with Tripwire(original).armed(), _counted(layers.values()) as rows, torch.no_grad(), autocast:
         job.training_step(model, batch) if job.training_step else call(model, batch)
-    return {name: tuple(rows[module]) for name, module in layers.items() if rows[module]}
+    return {name: tuple(rows[module]) for name, module in layers.items() if any(rows[module])}
 
 
 def _twins(original: nn.Module, plan: depth.Plan, modules: Mapping[str, nn.Module]) -> dict[str, str]:

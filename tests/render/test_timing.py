@@ -15,7 +15,7 @@ from fp8doctor.render.terminal import columns
 from fp8doctor.render.timing import COLUMNS, timing
 from fp8doctor.report import Report
 from fp8doctor.waterfall import PARTS, REST
-from tests.checks.arms import failed, timed
+from tests.checks.arms import failed, ran, timed
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, replaced, unprofiled
 from tests.facts_of import DECODER_468M
 from tests.render.reports import report
@@ -46,7 +46,7 @@ TABLE = """\
   FP8, prescribed, against BF16, compiled: −4.4 ms = GEMMs −26.1, casts +21.0, idle +1.8, attention
   −1.0, optimizer −0.1 ms (2.7 ms of norm and pointwise work runs inside the casts and is not
   counted as theirs).
-  Timed: 4 variants in turn on NVIDIA H200, the whole model.
+  Timed: 4 variants in turn on NVIDIA H200, the whole model, not checked against a copy.
 """
 
 NARROW = """\
@@ -74,7 +74,7 @@ NEVER_PROFILED = """\
   BF16            103.6 ± 0.4  24.7
   BF16, compiled   92.7 ± 0.4  21.7
   FP8, as it is   366.1 ± 0.4  24.7
-  Timed: 3 variants in turn on NVIDIA H200, the whole model.
+  Timed: 3 variants in turn on NVIDIA H200, the whole model, not checked against a copy.
 """
 
 
@@ -91,6 +91,13 @@ def notes(*arms: Arm, **trial: Any) -> tuple[str, ...]:
 
 def test_the_table_says_where_the_time_goes() -> None:
     assert TABLE in text.render(of(*ARMS))
+
+
+def test_a_treatment_that_is_the_whole_prescription_has_one_row() -> None:
+    alone = msgspec.structs.replace(ARMS[3], name="compile-blocks")
+    other = ran("cache-off", 99.0, treatments=("cache-off",))
+    rows = [row.label for row in (timing(timed(DECODER_468M, *ARMS, alone, other)) or pytest.fail("no table")).rows]
+    assert rows == ["BF16", "BF16, compiled", "FP8, as it is", "FP8, prescribed", "FP8, rowwise", "cache off"]
 
 
 def test_the_table_without_gib() -> None:

@@ -13,13 +13,14 @@ from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor.examine import examine
-from fp8doctor.facts import Facts, Target, Workload
+from fp8doctor.facts import Facts, Target, Trial, Workload
 from fp8doctor.finding import Treatment
 from fp8doctor.job import Job
 from fp8doctor.prescription import Step
 from fp8doctor.trial import timer
 from fp8doctor.trial.arms import arms
 from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.shapes import distinct
 from fp8doctor.trial.variant import ArmPlan
 from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama, lora
@@ -54,6 +55,18 @@ def steps(*names: str) -> list[Step]:
 
 def plans(of: Job, *proposed: str) -> dict[str, ArmPlan]:
     return {plan.name: plan for plan in arms(examine(of), steps(*proposed), of)}
+
+
+def test_a_bf16_model_whose_shapes_were_timed_on_a_gpu_has_its_arms() -> None:
+    """Nothing of it is in FP8, so that no layer loses and none is to be kept in BF16."""
+    of = job(llama().bfloat16(), workload=Workload(batch_source="given", tokens=32, accumulate=1))
+    facts = examine(of)
+    shapes = tuple(msgspec.structs.replace(each, bf16_ms=1.0, fp8_ms=0.9, casts_ms=0.5, reason=None) for each, _ in distinct(facts))
+    assert shapes
+    timed = msgspec.structs.replace(facts, trial=Trial(device="cuda", gpu="NVIDIA H200", shapes=shapes, arms=()))
+    names = [plan.name for plan in arms(timed, [], of)]
+    assert {"as_is", "bf16_compiled"} <= set(names)
+    assert "keep-in-bf16" not in names
 
 
 def bases(of: Job, *proposed: str) -> dict[str, str | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor import load_report
 from fp8doctor.checks.lora.adapter_share import adapter_share
 from fp8doctor.facts import Arm, Facts
 from fp8doctor.finding import Finding, NotApplicable
@@ -100,10 +98,13 @@ def test_a_real_step_without_its_adapters(monkeypatch: pytest.MonkeyPatch) -> No
     assert finding.evidence["measured_on"] == "CPU"
 
 
-def test_no_ceiling_where_bf16_with_such_adapters_was_not_timed() -> None:
-    """The recorded prescription casts the adapters to BF16, which no BF16 arm does."""
-    report = load_report(Path(__file__).parents[2] / "patients" / "recorded" / "h200-lora.json")
-    finding = next(each for each in report.findings if each.code == "LORA001")
-    assert finding.evidence["time_share_pct"] is not None
+def test_no_ceiling_where_bf16_with_such_adapters_was_not_timed(lora: nn.Module, look: Look) -> None:
+    """The prescription casts the adapters to BF16, which no BF16 arm does."""
+    prescribed = ran("prescribed", 100.0, base="as_is", treatments=("compile-blocks", "adapters-to-bf16"))
+    finding = adapter_share(
+        timed(look(lora, tokens=4096), ran("as_is", 400.0), ran("bf16_compiled", 150.0), prescribed, ran("without_adapters", 80.0, base="prescribed"))
+    )
+    assert isinstance(finding, Finding)
+    assert finding.evidence["time_share_pct"] == pytest.approx(20.0)
     assert finding.evidence["fp8_ceiling"] is None
     assert "x of BF16" not in finding.explanation

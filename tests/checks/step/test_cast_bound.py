@@ -14,6 +14,7 @@ from fp8doctor.checks.step.cast_bound import cast_bound
 from fp8doctor.diagnose import diagnose
 from fp8doctor.facts import Arm, Facts
 from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.record import NOT_RECORDED
 from tests.checks.arms import timed
 from tests.checks.step.conftest import beside, families_of, only
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, profiled, replaced, unprofiled
@@ -133,6 +134,8 @@ def test_a_cpu_and_a_model_without_fp8_are_not_judged(look: Look) -> None:
 @pytest.mark.parametrize("code", ["STP001", "STP002", "STP003", "STP004", "STP006", "STP007"])
 @pytest.mark.parametrize("patient", ["decoder_468m", "accelerate_te", "llama_8b"])
 def test_recordings_from_before_there_were_breakdowns_are_unknown(patient: str, code: str) -> None:
-    report = load_report(HERE / "recorded" / f"h200-{patient}.json")
-    outcome = next(each for each in report.outcomes if each.code == code)
+    facts = load_report(HERE / "recorded" / f"h200-{patient}.json").facts
+    arms = tuple(msgspec.structs.replace(each, breakdown=NOT_RECORDED) for each in facts.trial.arms)
+    before = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms, gaps={}))
+    outcome = next(each for each in diagnose(before).outcomes if each.code == code)
     assert (outcome.outcome, outcome.reason) == ("unknown", "trial.arms.breakdown was not recorded")

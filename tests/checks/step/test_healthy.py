@@ -13,6 +13,7 @@ from torchao.float8 import convert_to_float8_training
 from fp8doctor import inspect_model, load_report
 from fp8doctor.diagnose import diagnose
 from fp8doctor.finding import Outcome
+from fp8doctor.record import NOT_RECORDED
 from fp8doctor.render.text import render
 from fp8doctor.report import Report
 from tests.checks.arms import timed
@@ -66,7 +67,9 @@ def test_what_is_left_against_the_ceiling() -> None:
 
 
 def test_without_a_breakdown_nothing_is_said_of_a_ceiling() -> None:
-    report = load_report(RECORDED / "h200-decoder_468m_compiled.json")
-    finding = next(each for each in report.findings if each.code == "STP005")
+    facts = load_report(RECORDED / "h200-decoder_468m_compiled.json").facts
+    arms = tuple(msgspec.structs.replace(each, breakdown=NOT_RECORDED) for each in facts.trial.arms)
+    before = msgspec.structs.replace(facts.trial, arms=arms, shapes=NOT_RECORDED)
+    finding = next(each for each in diagnose(msgspec.structs.replace(facts, trial=before)).findings if each.code == "STP005")
     assert finding.evidence["ceiling"] is None
     assert finding.explanation.endswith("timed in turn in one process.")
