@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fp8doctor.cost import gemms, micro_batches, modelled_gpu, step_gemms_ms, step_tokens
+from fp8doctor.cost import calls_of, gemms, micro_batches, modelled_gpu, rows_of, step_gemms_ms
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, recorded
 from fp8doctor.finding import Basis
 from fp8doctor.waterfall import breakdown_of, part_ms
@@ -130,12 +130,15 @@ def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
 
 def _by_datasheet(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
     """The step's GEMMs, sped up as those of the Linears are by the cost model."""
-    gpu, tokens = modelled_gpu(facts), step_tokens(facts)
-    if tokens is None or gpu.fp8_tflops is None or not recorded(facts.network):
+    gpu = modelled_gpu(facts)
+    if gpu.fp8_tflops is None or not recorded(facts.network):
         return None
     bf16 = best = 0.0
     for linear in facts.network.linears:
-        shape, count = (tokens, linear.in_features, linear.out_features), gemms(linear)
+        rows, count = rows_of(linear, facts), gemms(linear) * calls_of(linear, facts)
+        if not rows:
+            return None
+        shape = (rows, linear.in_features, linear.out_features)
         trained = linear.requires_grad is not False
         wide, narrow = (step_gemms_ms(*shape, gpu, fp8=in_fp8, weight_gradient=trained) or 0.0 for in_fp8 in (False, True))
         bf16 += count * wide

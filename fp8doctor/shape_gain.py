@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fp8doctor.cost import casts_ms, gemms, memory_ms, micro_batches, modelled_gpu, step_gemms_ms, step_tokens
+from fp8doctor.cost import calls_of, casts_ms, gemms, memory_ms, micro_batches, modelled_gpu, rows_of, step_gemms_ms, step_tokens
 from fp8doctor.cost.casts import TE_CAST_BYTES
 from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.cost.gpus import GpuSpec
@@ -139,23 +139,6 @@ def gain_of(linear: Linear, facts: Facts, timed: LayerShape | None, rows: int | 
     shape, trained = (rows, linear.in_features, linear.out_features), linear.requires_grad is not False
     bf16, fp8 = (step_gemms_ms(*shape, gpu, fp8=each, weight_gradient=trained, recipe=linear.recipe) or 0.0 for each in (False, True))
     return Gain(bf16, fp8, casts, casts, UNCERTAINTY, times, False, gpu.name)
-
-
-def rows_of(linear: Linear, facts: Facts) -> int | None:
-    """Rows of one call: as the trial saw them, else the tokens of a micro-batch; None where neither is known."""
-    seen = _seen_rows(linear, facts)
-    return max(seen) if seen else step_tokens(facts)
-
-
-def calls_of(linear: Linear, facts: Facts) -> int:
-    """Calls with so many rows in one forward; one where nobody saw them."""
-    seen = _seen_rows(linear, facts)
-    return max(1, round(sum(seen) / max(seen))) if any(seen) else 1
-
-
-def _seen_rows(linear: Linear, facts: Facts) -> tuple[int, ...]:
-    rows = facts.trial.rows if recorded(facts.trial) and recorded(facts.trial.rows) else {}
-    return rows.get(linear.name, ())
 
 
 def modelled_casts_ms(linear: Linear, rows: int, gpu: GpuSpec) -> float:

@@ -197,3 +197,15 @@ def test_it_is_unknown_without_a_profiled_bf16_step(arms: tuple[Arm, ...]) -> No
 
 def test_a_cpu_says_nothing_about_a_gpu() -> None:
     assert ceiling(timed(ON_H200, BF16, FP8_EAGER, device="cpu")) is None
+
+
+def test_the_datasheet_is_asked_with_the_rows_that_the_trial_saw() -> None:
+    """A million frames go through one narrow layer, 8,192 tokens through the others: their GEMMs are not those of a million rows."""
+    facts = timed(ON_H200, BF16, *NOT_PROFILED)
+    linears = [each for each in facts.network.linears if each.use == "training"]
+    few = {each.name: (16,) for each in linears}
+    plenty, little = (ceiling(each) for each in (facts, msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, rows=few))))
+    assert plenty is not None
+    assert little is not None
+    assert (plenty.basis, little.basis) == ("modelled", "modelled")
+    assert little.fp8_gemms_ms > plenty.fp8_gemms_ms

@@ -140,3 +140,8 @@ def test_blocks_in_pieces_without_a_counted_break_name_the_usual_cause() -> None
     (finding,) = (each for each in load_report(RECORDED / "h200-graph_breaks.json").findings if each.code == "CMP003")
     assert (finding.evidence["graph_breaks"], finding.evidence["graphs_run"]) == (0, 48)
     assert "a branch that depends on data" in finding.explanation
+
+
+def test_one_missing_fact_is_told_with_its_reason() -> None:
+    screen = " ".join(str(load_report(RECORDED / "h200-decoder_468m.json")).split())
+    assert "Not looked at: NUM002 (the weights are as an initialiser draws them," in screen

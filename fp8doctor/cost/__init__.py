@@ -7,7 +7,7 @@ elements, times ms. On another GPU the efficiencies of the H200 are assumed. How
 
 from fp8doctor.cost.amdahl import amdahl
 from fp8doctor.cost.casts import casts_ms, weight_casts_ms
-from fp8doctor.cost.counts import gemms, micro_batches, step_tokens
+from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of, step_tokens
 from fp8doctor.cost.eager import Balance, eager_balance, eager_cast_saving
 from fp8doctor.cost.gemm import gemm_ms, large_gemm_speedup, step_gemms_ms
 from fp8doctor.cost.gpus import GPUS, GpuSpec, gpu_spec, memory_ms, modelled_gpu
@@ -17,6 +17,7 @@ __all__ = [
     "Balance",
     "GpuSpec",
     "amdahl",
+    "calls_of",
     "casts_ms",
     "eager_balance",
     "eager_cast_saving",
@@ -27,6 +28,7 @@ __all__ = [
     "memory_ms",
     "micro_batches",
     "modelled_gpu",
+    "rows_of",
     "step_gemms_ms",
     "step_tokens",
     "weight_casts_ms",

@@ -19,3 +19,20 @@ def micro_batches(facts: Facts) -> int:
 def gemms(linear: Linear) -> int:
     """GEMMs of its shape in one forward; one where that is not known."""
     return linear.gemms if recorded(linear.gemms) else 1
+
+
+def rows_of(linear: Linear, facts: Facts) -> int | None:
+    """Rows of one call: as the trial saw them, else the tokens of a micro-batch; None where neither is known."""
+    seen = _seen_rows(linear, facts)
+    return max(seen) if seen else step_tokens(facts)
+
+
+def calls_of(linear: Linear, facts: Facts) -> int:
+    """Calls with so many rows in one forward; one where nobody saw them."""
+    seen = _seen_rows(linear, facts)
+    return max(1, round(sum(seen) / max(seen))) if any(seen) else 1
+
+
+def _seen_rows(linear: Linear, facts: Facts) -> tuple[int, ...]:
+    rows = facts.trial.rows if recorded(facts.trial) and recorded(facts.trial.rows) else {}
+    return rows.get(linear.name, ())

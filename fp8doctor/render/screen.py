@@ -257,5 +257,7 @@ def _not_looked_at(report: Report) -> str:
     unknown = [outcome.code for outcome in report.outcomes if outcome.outcome == "unknown" and not _waits_for_a_trial(outcome)]
     if unknown:
         named = " ".join(unknown) if len(unknown) <= CODES_NAMED else f"{len(unknown)} checks"
-        gaps.append(f"{named} (facts missing)")
+        reasons = {outcome.reason for outcome in report.outcomes if outcome.code in unknown}
+        told = reasons.pop() if len(reasons) == 1 else None
+        gaps.append(f"{named} ({told.partition(': ')[2] if told and ': ' in told else 'facts missing'})")
     return f"{', '.join(gaps)}." if gaps else ""

@@ -15,11 +15,12 @@ import msgspec
 import torch
 from torch import Tensor
 
+from fp8doctor.cost import calls_of, rows_of
 from fp8doctor.facts import Facts, LayerShape, Linear
 from fp8doctor.job import Job
 from fp8doctor.overview import flops_share_pct, percent
 from fp8doctor.record import NOT_RECORDED
-from fp8doctor.shape_gain import MULTIPLE, calls_of, judged, rows_of
+from fp8doctor.shape_gain import MULTIPLE, judged
 from fp8doctor.trial import casts
 from fp8doctor.trial.bench import DeviceLost, sentence, still_there
 from fp8doctor.trial.gemms import Operands, Operation, bf16_gemms, fp8_gemms
