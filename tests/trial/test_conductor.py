@@ -310,7 +310,7 @@ def test_explorations_go_first_when_the_time_is_short(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Budget, "fits", lambda self, *cost, unasked: False)
     proposal = ArmPlan("proposal", as_it_is, ("proposal",), True, "as_is")
     arms = run(job(blocks=3), AS_IS, BF16, proposal, explored("unasked", as_it_is, AS_IS), explored("measurement", as_it_is, AS_IS, ()))
-    late = "the budget of 600 s was used up before it"
+    late = "the budget of 600 s would not have been enough for it"
     assert {name: arm.reason for name, arm in arms.items()} == {"as_is": None, "bf16": None, "proposal": late, "unasked": late, "measurement": late}
 
 
