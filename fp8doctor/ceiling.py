@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from fp8doctor.cost import calls_of, gemms, micro_batches, modelled_gpu, rows_of, step_gemms_ms
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, recorded
 from fp8doctor.finding import Basis
+from fp8doctor.overview import fits_fp8
 from fp8doctor.waterfall import breakdown_of, part_ms
 
 PER_TENSOR = ("tensorwise", "delayed", "current")
 """Recipes with one scale for a whole tensor and all three GEMMs in FP8: torchao's, and Transformer Engine's."""
-
-MULTIPLE = 16
-"""What K and N have to be multiples of. Source: torch ``_check_scaled_mm_sizes``."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def _left_out(facts: Facts) -> bool:
 
 def _fits(linear: Linear) -> bool:
     plain = linear.use == "none" and linear.stack == "torch" and linear.role in ("body", "experts") and linear.adapter != "adapter"
-    return plain and linear.in_features % MULTIPLE == 0 and linear.out_features % MULTIPLE == 0
+    return plain and fits_fp8(linear)
 
 
 def _is_tried(linear: Linear) -> bool:

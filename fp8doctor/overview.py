@@ -80,6 +80,15 @@ def fp8_layers(linears: tuple[Linear, ...]) -> tuple[Layers, ...]:
     return tuple(sorted(kinds, key=lambda layers: layers.count))
 
 
+FP8_MULTIPLE = 16
+"""Elements; what both sides of an FP8 GEMM's weight have to be multiples of. Source: torch ``_check_scaled_mm_sizes``, CUDA only."""
+
+
+def fits_fp8(linear: Linear) -> bool:
+    """Whether an FP8 GEMM takes both sides of the layer's weight as they are."""
+    return linear.in_features % FP8_MULTIPLE == 0 and linear.out_features % FP8_MULTIPLE == 0
+
+
 def flops_share_pct(linears: Iterable[Linear]) -> float:
     """The share of the model's GEMM FLOPs that these layers have together, as far as it is known."""
     return sum(linear.flops_share_pct or 0.0 for linear in linears)

@@ -21,7 +21,7 @@ from fp8doctor.facts import Facts, LayerShape, Linear, recorded
 from fp8doctor.finding import Saving
 from fp8doctor.interval import Interval
 from fp8doctor.measured import fp8_pays
-from fp8doctor.overview import flops_share_pct
+from fp8doctor.overview import fits_fp8, flops_share_pct
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "current")
 """Recipes whose GEMMs and casts are known here: torchao's, and Transformer Engine's that scale whole tensors."""
@@ -47,9 +47,6 @@ delayed scales; rowwise what ``rowwise_with_gw_hp`` takes, which casts them once
 
 REPEATS_WITHIN = 0.03
 """Share by which two kernels timed in turn may differ by chance; a step timed against its own replica repeats within 0.02."""
-
-MULTIPLE = 16
-"""What K and N have to be multiples of. Source: torch ``_check_scaled_mm_sizes``."""
 
 WORTH_PCT = 2.0
 """Loss of all body layers that lose, in per cent of the time of the model's GEMMs in BF16, below which it is not worth a filter:
@@ -121,7 +118,7 @@ def judged(facts: Facts) -> list[Linear]:
 
 def _runs(linear: Linear) -> bool:
     emulated = recorded(linear.features) and linear.features.get("emulate")
-    return not emulated and linear.in_features % MULTIPLE == 0 and linear.out_features % MULTIPLE == 0
+    return not emulated and fits_fp8(linear)
 
 
 def gain_of(linear: Linear, facts: Facts, timed: LayerShape | None, rows: int | None = None) -> Gain | None:

@@ -29,11 +29,8 @@ from __future__ import annotations
 
 from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Training, Use
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import fp8_was_asked_for
+from fp8doctor.overview import FP8_MULTIPLE, fits_fp8, fp8_was_asked_for
 from fp8doctor.registry import check
-
-MULTIPLE = 16
-"""Both sides of an FP8 GEMM's weight, in elements. Source: ``_check_scaled_mm_sizes`` in torch, CUDA only."""
 
 ENDS_SKIPPED = 2
 """Linears that Accelerate's torchao path never converts, the first and the last. Source: accelerate 1.15 ``utils/ao.py``."""
@@ -100,7 +97,7 @@ def why_none(facts: Facts) -> tuple[str, Treatment]:
     """The likeliest reason, from what the layers are, and what to do about it."""
     linears = facts.network.linears
     conv1d = [linear for linear in linears if linear.kind.endswith(".Conv1D")]
-    aligned = [linear for linear in linears if linear.in_features % MULTIPLE == 0 and linear.out_features % MULTIPLE == 0]
+    aligned = [linear for linear in linears if fits_fp8(linear)]
     if conv1d:
         return f"{len(conv1d)} of them are Conv1D, which no converter takes for a Linear.", Treatment(
             name="conv1d-to-linear",
@@ -114,10 +111,10 @@ def why_none(facts: Facts) -> tuple[str, Treatment]:
             code="model, optimizer = accelerator.prepare(model, optimizer)   # or convert_to_float8_training(model)",
         )
     if not aligned:
-        return f"No Linear has both sides divisible by {MULTIPLE}, so the converter skipped all of them.", Treatment(
+        return f"No Linear has both sides divisible by {FP8_MULTIPLE}, so the converter skipped all of them.", Treatment(
             name="pad-dimensions",
-            summary=f"make the widths multiples of {MULTIPLE}",
-            code=f"hidden_size = {MULTIPLE} * math.ceil(hidden_size / {MULTIPLE})",
+            summary=f"make the widths multiples of {FP8_MULTIPLE}",
+            code=f"hidden_size = {FP8_MULTIPLE} * math.ceil(hidden_size / {FP8_MULTIPLE})",
         )
     if len(linears) <= ENDS_SKIPPED:
         return "Accelerate's torchao path leaves out the first and the last Linear, and there are no others.", Treatment(

@@ -31,7 +31,7 @@ from __future__ import annotations
 from fp8doctor.cost import GpuSpec, amdahl, casts_ms, gpu_spec, large_gemm_speedup, modelled_gpu, step_gemms_ms, step_tokens
 from fp8doctor.facts import CompileMark, Facts, Linear, Network, Training, Use, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import flops_share_pct, percent, plural
+from fp8doctor.overview import fits_fp8, flops_share_pct, percent, plural
 from fp8doctor.registry import check
 
 WORTH_MENTIONING_PCT = 5.0
@@ -41,9 +41,6 @@ than the 2 % within which a step measured against itself repeats."""
 MOST = 0.5
 """Part of the convertible FLOPs that a filter of the user's own has to convert. Below it FP8 gives the GEMMs at most 1.3x
 (Amdahl, FP8 at 1.89x), which the casts eat: 5 to 25 % of a compiled step on one H200."""
-
-MULTIPLE = 16
-"""Elements; sides of an FP8 GEMM. Source: torch ``_check_scaled_mm_sizes``."""
 
 TE_AUTOCAST = "accelerate.utils.transformer_engine.contextual_fp8_autocast"
 """The wrapper that Accelerate puts around a forward after its Transformer Engine conversion (1.2 to 1.15)."""
@@ -154,7 +151,7 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
 
 def is_candidate(linear: Linear) -> bool:
     """Whether this is an ordinary layer that an FP8 GEMM could take; heads, routers and adapters are left out by good custom."""
-    aligned = linear.in_features % MULTIPLE == 0 and linear.out_features % MULTIPLE == 0
+    aligned = fits_fp8(linear)
     return linear.use == "none" and linear.stack == "torch" and linear.role in ("body", "experts") and linear.adapter != "adapter" and aligned
 
 
@@ -204,7 +201,7 @@ def is_behind_a_stop(linear: Linear, facts: Facts) -> bool:
     for each in facts.network.linears:
         if each is linear:
             return False
-        unaligned = each.in_features % MULTIPLE != 0 or each.out_features % MULTIPLE != 0
+        unaligned = not fits_fp8(each)
         parent, dot, _ = each.name.rpartition(".")
         if each.use == "none" and each.role != "experts" and unaligned and linear.name.startswith(parent + dot):
             return True

@@ -15,7 +15,8 @@ from fp8doctor.trial import timer
 from fp8doctor.trial.bench import SELF_CHECK
 
 MUST_BEGIN_SHARE = 0.6
-"""Share of the budget after which nothing is begun but what `BEGUN_LATE` names; what it compiles then may end later."""
+"""Share of the budget after which nothing is begun but what `BEGUN_LATE` names; what it compiles then may end later. A convention of
+this tool, as `LATEST` and `LAST_PROFILE` are."""
 
 BEGUN_LATE = {"bf16": 2.0, "bf16_compiled": 2.0, PRESCRIBED: 1.0, SELF_CHECK: 1.0}
 """Arm -> budgets until which it may be begun, because the report is little without it: where one graph of 24 FP8 blocks compiles

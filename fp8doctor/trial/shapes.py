@@ -18,9 +18,9 @@ from torch import Tensor
 from fp8doctor.cost import calls_of, rows_of
 from fp8doctor.facts import Facts, LayerShape, Linear
 from fp8doctor.job import Job
-from fp8doctor.overview import flops_share_pct, percent
+from fp8doctor.overview import fits_fp8, flops_share_pct, percent
 from fp8doctor.record import NOT_RECORDED
-from fp8doctor.shape_gain import MULTIPLE, judged
+from fp8doctor.shape_gain import judged
 from fp8doctor.trial import casts
 from fp8doctor.trial.bench import DeviceLost, sentence, still_there
 from fp8doctor.trial.gemms import Operands, Operation, bf16_gemms, fp8_gemms
@@ -133,9 +133,8 @@ def of_interest(facts: Facts) -> list[Linear]:
 
 
 def _is_candidate(linear: Linear) -> bool:
-    aligned = linear.in_features % MULTIPLE == 0 and linear.out_features % MULTIPLE == 0
     plain = linear.use == "none" and linear.stack == "torch" and linear.role == "body" and linear.adapter != "adapter"
-    return aligned and plain and not linear.kind.endswith(".Conv1D") and not linear.features.get("functional")
+    return fits_fp8(linear) and plain and not linear.kind.endswith(".Conv1D") and not linear.features.get("functional")
 
 
 def _beyond(wanted: list[tuple[LayerShape, float]]) -> list[str]:

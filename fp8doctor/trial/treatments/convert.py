@@ -9,6 +9,7 @@ from typing import cast
 from torch import nn
 
 from fp8doctor.facts import Facts
+from fp8doctor.overview import FP8_MULTIPLE
 from fp8doctor.stacks import recognise
 from fp8doctor.trial.depth import cleaned
 from fp8doctor.trial.treatments.recipe import config_of
@@ -16,9 +17,6 @@ from fp8doctor.trial.treatments.registry import Case, NotTried, treatment
 from fp8doctor.trial.variant import Variant
 
 PREFIX = "convert-"
-
-ALIGNMENT = 16
-"""Elements to which both dimensions of an FP8 GEMM operand must be aligned. Source: ``torch._scaled_mm``."""
 
 
 @treatment("convert-tensorwise", "convert-rowwise")
@@ -38,7 +36,7 @@ def to_float8(model: nn.Module, recipe: str, skip: Sequence[str] = ()) -> nn.Mod
     from torchao.float8 import convert_to_float8_training  # type: ignore[import-untyped]
 
     def wanted(module: nn.Module, name: str) -> bool:
-        return cleaned(name) not in skip and all(size % ALIGNMENT == 0 for size in module.weight.shape)  # type: ignore[union-attr]
+        return cleaned(name) not in skip and all(size % FP8_MULTIPLE == 0 for size in module.weight.shape)  # type: ignore[union-attr]
 
     converted = cast(nn.Module, convert_to_float8_training(model, config=config, module_filter_fn=wanted))
     if not any(layer.use == "training" for module in converted.modules() for layer in recognise(module, {})):
