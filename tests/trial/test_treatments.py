@@ -619,7 +619,8 @@ def test_a_live_model_is_changed_in_place_and_the_rest_is_said_once() -> None:
     assert changed is model
     assert set(in_fp8(model).values()) == {"rowwise"}
     assert [blocks.compiled for blocks in network(model).blocks] == [3]
-    assert [str(each.message) for each in said] == [
+    # torch warns of its own parts where this is the first test of a process that compiles.
+    assert [text for each in said if (text := str(each.message)).startswith("fp8doctor")] == [
         "fp8doctor did not carry out unset-variable (by hand: the summary of unset-variable), fused-optimizer (it changes the optimizer), "
         "cache-off (no configuration in it asks for a cache)"
     ]
