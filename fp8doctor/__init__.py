@@ -1,6 +1,7 @@
 """fp8doctor says why FP8 training is slower than BF16 on your GPU and your model, and what to change.
 
-``from fp8doctor import inspect_model`` in a notebook or before an expensive run; ``fp8doctor model.py`` on the command line.
+``from fp8doctor import inspect_model`` in a notebook or before an expensive run; ``fp8doctor model.py`` on
+the command line.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fp8doctor.api import inspect_model
-    from fp8doctor.diagnose import replay as load_report
-    from fp8doctor.report import Report
+    from fp8doctor.report import Report, load_report
 
 __all__ = ["Report", "inspect_model", "load_report"]
 
@@ -30,9 +30,9 @@ def __getattr__(name: str) -> Any:
 
         return inspect_model
     if name == "load_report":
-        from fp8doctor.diagnose import replay
+        from fp8doctor.report import load_report
 
-        return replay
+        return load_report
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

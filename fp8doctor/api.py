@@ -9,11 +9,21 @@ from typing import Any
 
 import msgspec
 
-from fp8doctor import cost, diagnose, workload
+from fp8doctor import cost
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Network, Target, recorded
-from fp8doctor.job import Job, checked_accumulate, checked_autocast, checked_batch, is_optimizer, is_trainer, plan_of
-from fp8doctor.record import NOT_RECORDED
+from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.loading.batch import core, describe, resolve
+from fp8doctor.loading.job import (
+    Job,
+    checked_accumulate,
+    checked_autocast,
+    checked_batch,
+    is_optimizer,
+    is_trainer,
+    plan_of,
+)
 from fp8doctor.report import Report
 
 
@@ -34,16 +44,17 @@ def inspect_model(
     select: str | Sequence[str] | None = None,
     ignore: str | Sequence[str] | None = None,
 ) -> Report:
-    """Say what keeps FP8 from being faster on this model. The model, its state and the process stay as they are.
+    """Say what keeps FP8 from being faster on this model. The model, its state and the process stay as they
+    are.
 
-    ``model`` is a ``torch.nn.Module`` or a transformers Trainer. ``batch`` is a mapping (keyword arguments), a tuple
-    (positional arguments) or a tensor. ``optimizer`` is an instance, or a callable that would build one; the latter is
-    not called on your model. ``autocast`` is the dtype the step runs under, ``accumulate`` the micro-batches of a step.
-    ``trial`` times copies of the model for about ``budget_s`` seconds on ``device`` (None: the current CUDA device, and
-    without one nothing is timed; ``cpu`` works and says nothing about a GPU).
-    ``layers`` looks at a copy with so many blocks of every list of repeated blocks instead, for a model that is too large or
-    too slow to time: the report is about that smaller model, and its name says so. Without it the trial cuts by itself where
-    that pays, and predicts the step of the whole.
+    ``model`` is a ``torch.nn.Module`` or a transformers Trainer. ``batch`` is a mapping (keyword arguments),
+    a tuple (positional arguments) or a tensor. ``optimizer`` is an instance, or a callable that would build
+    one; the latter is not called on your model. ``autocast`` is the dtype the step runs under, ``accumulate``
+    the micro-batches of a step. ``trial`` times copies of the model for about ``budget_s`` seconds on
+    ``device`` (None: the current CUDA device, and without one nothing is timed; ``cpu`` works and says
+    nothing about a GPU). ``layers`` looks at a copy with so many blocks of every list of repeated blocks
+    instead, for a model that is too large or too slow to time: the report is about that smaller model, and
+    its name says so. Without it the trial cuts by itself where that pays, and predicts the step of the whole.
     ``assume_gpu`` names the GPU whose costs are modelled; ``select`` and ``ignore`` hold prefixes of codes.
 
     Raises TypeError or ValueError in a sentence for what does not fit.
@@ -55,7 +66,9 @@ def inspect_model(
         if value is not None and not callable(value):
             raise TypeError(f"{name} has to be callable, not {type(value).__name__}")
     if optimizer is not None and not is_optimizer(optimizer) and not callable(optimizer):
-        raise TypeError(f"optimizer has to be an optimizer, or a callable that builds one, not {type(optimizer).__name__}")
+        raise TypeError(
+            f"optimizer has to be an optimizer, or a callable that builds one, not {type(optimizer).__name__}"
+        )
     autocast, accumulate = checked_autocast(autocast), checked_accumulate(accumulate)
     if plan:
         optimizer = optimizer if optimizer is not None else plan.optimizer
@@ -67,12 +80,17 @@ def inspect_model(
         raise ValueError(f"layers has to be a whole number of blocks, 1 or more, not {layers!r}")
     gpu = _known_gpu(assume_gpu)
     selected, ignored = _codes("select", select), _codes("ignore", ignore)
-    made = workload.resolve(root, checked_batch(batch, "batch") if batch is not None else None, plan=plan)
+    made = resolve(root, checked_batch(batch, "batch") if batch is not None else None, plan=plan)
     job = Job(
         model=root,
-        target=Target(kind="live", name=type(workload.core(root)).__name__, attribute=None),
-        workload=workload.describe(
-            root, made, computes_loss=bool(loss or training_step), optimizer=optimizer is not None, autocast=autocast, accumulate=accumulate
+        target=Target(kind="live", name=type(core(root)).__name__, attribute=None),
+        workload=describe(
+            root,
+            made,
+            computes_loss=bool(loss or training_step),
+            optimizer=optimizer is not None,
+            autocast=autocast,
+            accumulate=accumulate,
         ),
         batch=made.value,
         loss=loss,
@@ -91,19 +109,27 @@ def inspect_model(
     try:
         if trial:
             facts = _timed(job, facts, device, budget_s, selected, ignored)
-        return diagnose.diagnose(facts, select=selected, ignore=ignored)
+        return Report.of(diagnose(facts, select=selected, ignore=ignored))
     except UserError as error:
         raise ValueError(str(error)) from None
 
 
-def _timed(job: Job, facts: Facts, device: str | None, budget_s: float, selected: Sequence[str], ignored: Sequence[str]) -> Facts:
+def _timed(
+    job: Job,
+    facts: Facts,
+    device: str | None,
+    budget_s: float,
+    selected: Sequence[str],
+    ignored: Sequence[str],
+) -> Facts:
     """The facts with the trial, where there is something to time the model on."""
-    from fp8doctor.trial import DeviceLost, choose_device, lost_with, run_trial
+    from fp8doctor.trial import DeviceLost, lost_with, run_trial
+    from fp8doctor.trial.measure.device import choose_device
 
     where = choose_device(device)
     if where is None:
         return facts
-    hypotheses = diagnose.diagnose(facts, select=selected, ignore=ignored).prescription
+    hypotheses = diagnose(facts, select=selected, ignore=ignored).prescription
     try:
         trial = run_trial(job, facts, hypotheses, where, budget_s=budget_s, progress=lambda text, arm: None)
     except DeviceLost as lost:
@@ -112,9 +138,10 @@ def _timed(job: Job, facts: Facts, device: str | None, budget_s: float, selected
 
 
 def _cut(job: Job, network: Network, layers: int) -> Job:
-    """The job on a copy, over the very parameters, that keeps the first ``layers`` blocks of every list; its name says so."""
-    from fp8doctor.trial.depth import cleaned
-    from fp8doctor.trial.replica import NotReplicable, replicate, unwrapped
+    """The job on a copy, over the very parameters, that keeps the first ``layers`` blocks of every list; its
+    name says so."""
+    from fp8doctor.trial.copies.depth import cleaned
+    from fp8doctor.trial.copies.replica import NotReplicable, replicate, unwrapped
 
     if not network.blocks:
         raise ValueError(f"layers={layers}, and the model has no list of repeated blocks to cut")
@@ -122,7 +149,9 @@ def _cut(job: Job, network: Network, layers: int) -> Job:
     if not longer:
         return job
     try:
-        cuts = {name: range(layers) for name, _ in unwrapped(job.model).named_modules() if cleaned(name) in longer}
+        cuts = {
+            name: range(layers) for name, _ in unwrapped(job.model).named_modules() if cleaned(name) in longer
+        }
         model = replicate(job.model, cuts=cuts, share=True)[0]
     except NotReplicable as error:
         raise ValueError(f"layers={layers}: {error}") from None
@@ -135,10 +164,14 @@ def _checked_model(model: Any) -> Any:
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        what = f"the class {model.__name__}; build it first" if inspect.isclass(model) else type(model).__name__
+        what = (
+            f"the class {model.__name__}; build it first" if inspect.isclass(model) else type(model).__name__
+        )
         raise TypeError(f"model has to be a torch.nn.Module or a transformers Trainer, not {what}")
     if not any(True for _ in model.parameters()):
-        raise ValueError(f"the model ({type(model).__name__}) has no parameters, so there is nothing to train")
+        raise ValueError(
+            f"the model ({type(model).__name__}) has no parameters, so there is nothing to train"
+        )
     return model
 
 
@@ -157,12 +190,17 @@ def _codes(argument: str, value: Any) -> tuple[str, ...]:
     """Prefixes of codes, from a string with commas or a sequence of strings."""
     parts = [value] if isinstance(value, str) else value or ()
     if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
-        raise TypeError(f"{argument} has to be codes such as 'CMP,ENV001', or a sequence of them, not {type(value).__name__}")
+        raise TypeError(
+            f"{argument} has to be codes such as 'CMP,ENV001', or a sequence "
+            "of them, not "
+            f"{type(value).__name__}"
+        )
     return tuple(code for part in parts for each in part.split(",") if (code := each.strip()))
 
 
 def _with_uncalled_optimizer(facts: Facts, factory: Any) -> Facts:
-    """The facts with an optimizer that is known by its class at most: it was given as a callable, which is not called."""
+    """The facts with an optimizer that is known by its class at most: it was given as a callable, which is
+    not called."""
     if not recorded(facts.training):
         return facts
     name = f"{factory.__module__}.{factory.__qualname__}" if inspect.isclass(factory) else NOT_RECORDED
@@ -170,5 +208,7 @@ def _with_uncalled_optimizer(facts: Facts, factory: Any) -> Facts:
     gaps = {**(facts.gaps if recorded(facts.gaps) else {}), "training.parameters_outside_optimizer": reason}
     if name is NOT_RECORDED:
         gaps["training.optimizer"] = reason
-    training = msgspec.structs.replace(facts.training, optimizer=name, parameters_outside_optimizer=NOT_RECORDED)
+    training = msgspec.structs.replace(
+        facts.training, optimizer=name, parameters_outside_optimizer=NOT_RECORDED
+    )
     return msgspec.structs.replace(facts, training=training, gaps=gaps)

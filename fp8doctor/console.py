@@ -1,4 +1,5 @@
-"""What is printed: the only place that writes to stdout or stderr, and that knows what the terminal can show."""
+"""What is printed: the only place that writes to stdout or stderr, and that knows what the terminal can
+show."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ import click
 
 
 def wants_colour() -> bool:
-    """Whether stdout takes colours: NO_COLOR and FORCE_COLOR first, then whether it is a terminal that is not dumb."""
+    """Whether stdout takes colours: NO_COLOR and FORCE_COLOR first, then whether it is a terminal that is not
+    dumb."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
 
 
 def wants_ascii() -> bool:
-    """Whether the locale cannot show the glyphs. Python opens stdout in UTF-8 even in the C locale, so that is asked for by name."""
+    """Whether the locale cannot show the glyphs. Python opens stdout in UTF-8 even in the C locale, so that
+    is asked for by name."""
     if (os.environ.get("LC_ALL") or os.environ.get("LANG")) in ("C", "POSIX"):
         return True
     try:
@@ -47,14 +50,15 @@ def show_page(text: str) -> None:
 
 
 def show_json(data: Any) -> None:
-    from fp8doctor.record import encode
+    from fp8doctor.facts.record import encode
 
     show(encode(data))
 
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A function that says on stderr what is being done: one line that changes on a terminal, a line each elsewhere."""
+    """A function that says on stderr what is being done: one line that changes on a terminal, a line each
+    elsewhere."""
     if quiet:
         yield lambda text: None
     elif not sys.stderr.isatty():
@@ -91,7 +95,9 @@ def complain(sentence: str, detail: str = "") -> None:
 
 def complain_of_ourselves(error: Exception, *, verbose: bool) -> None:
     complain(
-        f"internal error, {type(error).__name__}: {error}. This is a mistake of fp8doctor, not yours: please report it with what the same command says with -v."
+        f"internal error, {type(error).__name__}: {error}. This is a mistake of fp8doctor, not yours: "
+        "please report it with what the same "
+        "command says with -v."
     )
     if verbose:
         import traceback

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """Something the user can mend. The message is a sentence that says what; ``detail`` holds the user's own frames."""
+    """Something the user can mend. The message is a sentence that says what; ``detail`` holds the user's own
+    frames."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import field
 
-from fp8doctor.record import Record, Value
+from fp8doctor.facts.record import Record, Value
 
 Severity = Literal["info", "warning", "error"]
 Basis = Literal["measured", "modelled", "rule"]

@@ -1,4 +1,5 @@
-"""The catalogue: checks register themselves, are discovered, selected, and run without one taking down another."""
+"""The catalogue: checks register themselves, are discovered, selected, and run without one taking down
+another."""
 
 from __future__ import annotations
 
@@ -20,7 +21,19 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Finding, NotApplicable, Outcome, Severity
 
-AREAS = ("environment", "device", "engagement", "shapes", "compilation", "checkpointing", "lora", "memory", "numerics", "distributed", "step")
+AREAS = (
+    "environment",
+    "device",
+    "engagement",
+    "shapes",
+    "compilation",
+    "checkpointing",
+    "lora",
+    "memory",
+    "numerics",
+    "distributed",
+    "step",
+)
 """Folders of ``checks/``, in the order in which the report shows them."""
 
 CheckFunction = Callable[[Facts], Finding | NotApplicable | None]
@@ -37,7 +50,8 @@ class Check:
     needs: tuple[str, ...]
     """Dotted paths of the facts without which it cannot answer, such as ``network.linears.compiled``."""
     explained_by: tuple[str, ...]
-    """Codes whose disease causes this one: when one of them is found, this one's treatment is not prescribed."""
+    """Codes whose disease causes this one: when one of them is found, this one's treatment is not
+    prescribed."""
     function: CheckFunction
 
     @property
@@ -59,7 +73,13 @@ _checks: dict[str, Check] = {}
 
 
 def check(
-    code: str, name: str, *, area: str, severity: Severity, needs: Iterable[str], explained_by: Iterable[str] = ()
+    code: str,
+    name: str,
+    *,
+    area: str,
+    severity: Severity,
+    needs: Iterable[str],
+    explained_by: Iterable[str] = (),
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a check. Raises ValueError at import when the code or name is malformed or already taken."""
 
@@ -70,8 +90,13 @@ def check(
         if area not in AREAS:
             raise ValueError(f"{code}: {area!r} is not an area; areas are {', '.join(AREAS)}")
         for other in _checks.values():
-            if (other.code == code or other.name == name) and other.function.__module__ != function.__module__:
-                raise ValueError(f"{code} {name} is already registered by {other.function.__module__} as {other.code} {other.name}")
+            if (
+                other.code == code or other.name == name
+            ) and other.function.__module__ != function.__module__:
+                raise ValueError(
+                    f"{code} {name} is already registered by {other.function.__module__} as "
+                    f"{other.code} {other.name}"
+                )
         _checks[code] = new
         return function
 
@@ -112,7 +137,9 @@ def _import_folder(folder: Path) -> None:
             raise UserError(f"--checks {path}: {type(error).__name__}: {error}") from error
 
 
-def select(checks: Iterable[Check], selected: Sequence[str] = (), ignored: Sequence[str] = ()) -> tuple[Check, ...]:
+def select(
+    checks: Iterable[Check], selected: Sequence[str] = (), ignored: Sequence[str] = ()
+) -> tuple[Check, ...]:
     """Checks whose code starts with one of ``selected`` (all when empty) and with none of ``ignored``.
 
     Raises `UserError` for a prefix that no check has.
@@ -120,8 +147,15 @@ def select(checks: Iterable[Check], selected: Sequence[str] = (), ignored: Seque
     checks = tuple(checks)
     for prefix in (*selected, *ignored):
         if not any(each.code.startswith(prefix) for each in checks):
-            raise UserError(f"no check has a code that begins with {prefix!r}; 'fp8doctor list' shows them all")
-    return tuple(each for each in checks if (not selected or each.code.startswith(tuple(selected))) and not (ignored and each.code.startswith(tuple(ignored))))
+            raise UserError(
+                f"no check has a code that begins with {prefix!r}; 'fp8doctor list' shows them all"
+            )
+    return tuple(
+        each
+        for each in checks
+        if (not selected or each.code.startswith(tuple(selected)))
+        and not (ignored and each.code.startswith(tuple(ignored)))
+    )
 
 
 def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
@@ -135,11 +169,17 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
         try:
             answer = each.function(facts)
         except Exception as error:
-            outcomes.append(Outcome(code=each.code, outcome="crashed", reason=f"{type(error).__name__}: {error}"))
+            outcomes.append(
+                Outcome(code=each.code, outcome="crashed", reason=f"{type(error).__name__}: {error}")
+            )
             continue
         if isinstance(answer, Finding):
             severity = answer.severity or each.severity
-            findings.append(msgspec.structs.replace(answer, code=each.code, name=each.name, area=each.area, severity=severity))
+            findings.append(
+                msgspec.structs.replace(
+                    answer, code=each.code, name=each.name, area=each.area, severity=severity
+                )
+            )
             outcomes.append(Outcome(code=each.code, outcome="sick"))
         elif isinstance(answer, NotApplicable):
             outcomes.append(Outcome(code=each.code, outcome="not_applicable", reason=answer.reason))
@@ -149,14 +189,22 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
 
 
 def missing_fact(facts: Facts, needs: Iterable[str]) -> str | None:
-    """Why a check cannot answer, or None: the first needed fact that was not recorded, with the reason if it is known."""
+    """Why a check cannot answer, or None: the first needed fact that was not recorded, with the reason if it
+    is known."""
     gaps = dict(facts.gaps) if recorded(facts.gaps) else {}
     if recorded(facts.trial) and recorded(facts.trial.gaps):
         gaps |= facts.trial.gaps
     for path in needs:
         at = _first_gap(facts, path.split("."), 0)
         if at is not None:
-            reason = next((text for gap, text in gaps.items() if path == gap or path.startswith(gap + ".") or gap.startswith(path + ".")), None)
+            reason = next(
+                (
+                    text
+                    for gap, text in gaps.items()
+                    if path == gap or path.startswith(gap + ".") or gap.startswith(path + ".")
+                ),
+                None,
+            )
             return f"{at}: {reason}" if reason else f"{at} was not recorded"
     return None
 

@@ -1,4 +1,5 @@
-"""The patients: model files with what each must be told and must not, and their facts, made by the real worker."""
+"""The patients: model files with what each must be told and must not, and their facts, made by the real
+worker."""
 
 from __future__ import annotations
 
@@ -10,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8doctor.facts import Facts
-from fp8doctor.record import encode
-from fp8doctor.worker import Examination, examine_in_worker
+from fp8doctor.facts.record import encode
+from fp8doctor.worker.parent import Examination, examine_in_worker
 
 FOLDER = Path(__file__).parent / "patients"
 KEPT_IN = "FP8DOCTOR_TESTS_KEEP_FACTS_IN"
-"""A variable that names a folder: facts of one run of the tests, kept there for the matrix of the same gate."""
+"""A variable that names a folder: facts of one run of the tests, kept there for the matrix of the same
+gate."""
 
 NOT_PATIENTS = ("__init__", "record")
 
@@ -46,7 +48,13 @@ def read(path: Path) -> Patient:
     """The constants of a patient's file."""
     constants = {}
     for node in ast.parse(path.read_text("utf-8")).body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
+        target = (
+            node.targets[0]
+            if isinstance(node, ast.Assign)
+            else node.target
+            if isinstance(node, ast.AnnAssign)
+            else None
+        )
         if isinstance(target, ast.Name) and target.id in ("MUST", "MUST_NOT", "HEALTHY"):
             constants[target.id] = ast.literal_eval(node.value)  # type: ignore[union-attr]
     return Patient(path, constants["MUST"], constants["MUST_NOT"], constants.get("HEALTHY", False))

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: processes of the tests share the cores
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before torch is loaded: processes of the tests share the cores
 
 from fp8doctor.facts import Facts, Target, Workload
 
@@ -43,7 +45,7 @@ def forget_accelerate() -> Iterator[None]:
 def look() -> Callable[..., Facts]:
     """Facts of a live model, made by examine: ``look(model, tokens=16384, **fields of the job)``."""
     from fp8doctor.examine import examine
-    from fp8doctor.job import Job
+    from fp8doctor.loading.job import Job
 
     def examined(model: Any, *, tokens: int | None = None, **fields: Any) -> Facts:
         workload = Workload(
@@ -56,6 +58,13 @@ def look() -> Callable[..., Facts]:
             autocast_source="none",
             accumulate=1,
         )
-        return examine(Job(model=model, target=Target(kind="live", name=type(model).__name__, attribute=None), workload=workload, **fields))
+        return examine(
+            Job(
+                model=model,
+                target=Target(kind="live", name=type(model).__name__, attribute=None),
+                workload=workload,
+                **fields,
+            )
+        )
 
     return examined

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
-from fp8doctor.facts import Blocks, Dynamo, Environment, Facts, Linear, Network, Package, Software, Target, Training, Workload
+from fp8doctor.facts import (
+    Blocks,
+    Dynamo,
+    Environment,
+    Facts,
+    Linear,
+    Network,
+    Package,
+    Software,
+    Target,
+    Training,
+    Workload,
+)
 
-_SHAPES = {"q": (1024, 1024), "k": (1024, 1024), "v": (1024, 1024), "o": (1024, 1024), "g": (1024, 4096), "u": (1024, 4096), "dn": (4096, 1024)}
+_SHAPES = {
+    "q": (1024, 1024),
+    "k": (1024, 1024),
+    "v": (1024, 1024),
+    "o": (1024, 1024),
+    "g": (1024, 4096),
+    "u": (1024, 4096),
+    "dn": (4096, 1024),
+}
 
 
 def _linear(name: str, shape: tuple[int, int], fp8: bool, compiled: str | None = None) -> Linear:
@@ -38,7 +58,11 @@ def _linear(name: str, shape: tuple[int, int], fp8: bool, compiled: str | None =
 DECODER_468M = Facts(
     target=Target(kind="file", name="decoder.py", attribute="build_model"),
     software=Software(
-        python="3.12.3", platform="linux x86_64", torch="2.11.0+cu130", cuda="13.0", packages={"torchao": Package(version="0.18.0", imported=True)}
+        python="3.12.3",
+        platform="linux x86_64",
+        torch="2.11.0+cu130",
+        cuda="13.0",
+        packages={"torchao": Package(version="0.18.0", imported=True)},
     ),
     environment=Environment(variables={}, deepspeed_fp8_section=None),
     gpus=(),
@@ -51,8 +75,17 @@ DECODER_468M = Facts(
         dtypes={"bfloat16": 468_239_360},
         devices=("meta",),
         modules=244,
-        linears=(*(_linear(f"blocks.{i}.{name}", shape, True) for i in range(24) for name, shape in _SHAPES.items()), _linear("head", (1024, 32000), False)),
-        blocks=(Blocks(name="blocks", kind="decoder.Block", count=24, compiled=0, checkpointed=0, linears=168),),
+        linears=(
+            *(
+                _linear(f"blocks.{i}.{name}", shape, True)
+                for i in range(24)
+                for name, shape in _SHAPES.items()
+            ),
+            _linear("head", (1024, 32000), False),
+        ),
+        blocks=(
+            Blocks(name="blocks", kind="decoder.Block", count=24, compiled=0, checkpointed=0, linears=168),
+        ),
         embeddings=1,
         norms=49,
         ties=(),
@@ -68,7 +101,9 @@ DECODER_468M = Facts(
         gradients_seen=False,
         compile_marks=(),
         compiled_elsewhere=(),
-        dynamo=Dynamo(disabled=False, suppress_errors=False, stance="default", frames_total=0, frames_ok=0, failures=()),
+        dynamo=Dynamo(
+            disabled=False, suppress_errors=False, stance="default", frames_total=0, frames_ok=0, failures=()
+        ),
         checkpointing=(),
         forward_chain=(),
         accelerate=None,

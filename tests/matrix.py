@@ -1,7 +1,9 @@
-"""Which real object makes each check fire, and which leaves it silent: ``python -m tests.matrix`` prints it as Markdown.
+"""Which real object makes each check fire, and which leaves it silent: ``python -m tests.matrix`` prints it
+as Markdown.
 
 The facts come from examine: the patients in their workers, recordings of GPUs, and machines whose GPUs NVML's
-stand-in answers for. Exits with 1 when a check was never seen sick or never seen healthy and `NOT_SEEN` does not say why.
+stand-in answers for. Exits with 1 when a check was never seen sick or never seen healthy and `NOT_SEEN` does
+not say why.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import pytest
 from tabulate import tabulate
 
 from fp8doctor import registry
+from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.facts import Facts, Target, Workload
-from fp8doctor.report import read_saved
 from tests.clinic import examined, patients
 from tests.stand_ins import nvml
 from tests.stand_ins.accelerate_state import accelerator
@@ -30,22 +32,29 @@ NAMES_SHOWN = 4
 
 
 NOT_SEEN = {
-    ("CMP006", "sick"): "needs a recording with a larger budget: one graph of eight FP8 blocks compiles for 30 s on an H200",
+    (
+        "CMP006",
+        "sick",
+    ): "needs a recording with a larger budget: one graph of eight FP8 blocks compiles for 30 s on an H200",
     ("CKP001", "healthy"): "needs a recording of a model that does not fit without checkpointing",
     ("CKP002", "healthy"): "needs a recording of a checkpointed function that opens FP8's autocast itself",
     ("CKP003", "sick"): "not seen on an H200, where FP8 loses no more to checkpointing than BF16",
     ("STP006", "sick"): "no recording that is left unexplained",
     ("STP007", "sick"): "needs a recording of a step that its optimizer holds up",
 }
-"""Cells for which no facts of a real object are here yet, and what is missing. Their checks are tested in tests/checks, with
-numbers or libraries that are stood in for."""
+"""Cells for which no facts of a real object are here yet, and what is missing. Their checks are tested in
+tests/checks, with numbers or libraries that are stood in for."""
 
 
 def objects() -> Iterator[tuple[str, Facts]]:
     """Name and facts of everything there is to look at."""
     everyone = patients()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield from zip((patient.name for patient in everyone), (examination.facts for examination in pool.map(examined, everyone)), strict=True)
+        yield from zip(
+            (patient.name for patient in everyone),
+            (examination.facts for examination in pool.map(examined, everyone)),
+            strict=True,
+        )
     for path in sorted(RECORDED.glob("*.json")):
         yield path.stem, read_saved(path)[0]
     capped = nvml.h100(nvmlDeviceGetPowerManagementLimit=200_000)
@@ -63,14 +72,16 @@ def machine(device: nvml.Device) -> Facts:
     from torchao.float8 import convert_to_float8_training
 
     from fp8doctor.examine import examine
-    from fp8doctor.job import Job
+    from fp8doctor.loading.job import Job
 
     model = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64)).bfloat16())
     target = Target(kind="live", name="Sequential", attribute=None)
     with pytest.MonkeyPatch.context() as patch:
         nvml.StandIn(device).install(patch)
         patch.setattr(torch.version, "cuda", "13.0")
-        return examine(Job(model=model, target=target, workload=Workload(batch_source=None, tokens=None, accumulate=1)))
+        return examine(
+            Job(model=model, target=target, workload=Workload(batch_source=None, tokens=None, accumulate=1))
+        )
 
 
 def matrix() -> tuple[list[tuple[str, str, str]], bool]:
@@ -87,8 +98,15 @@ def matrix() -> tuple[list[tuple[str, str, str]], bool]:
             # What is only told may have no healthy answer: with a GPU the question does not arise.
             healthy = seen[check.code, "not_applicable"]
         cells = {"sick": seen[check.code, "sick"], "healthy": healthy}
-        rows.append((f"{check.code} {check.name}", *(cell(names) if names else missing(check.code, state) for state, names in cells.items())))
-        complete = complete and all(bool(names) != ((check.code, state) in NOT_SEEN) for state, names in cells.items())
+        rows.append(
+            (
+                f"{check.code} {check.name}",
+                *(cell(names) if names else missing(check.code, state) for state, names in cells.items()),
+            )
+        )
+        complete = complete and all(
+            bool(names) != ((check.code, state) in NOT_SEEN) for state, names in cells.items()
+        )
     return rows, complete
 
 

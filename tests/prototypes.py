@@ -1,4 +1,5 @@
-"""torchao's prototype training, which releases before 0.17 spell otherwise or lack: a test that needs it is skipped there."""
+"""torchao's prototype training, which releases before 0.17 spell otherwise or lack: a test that needs it is
+skipped there."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ FOLDER = "torchao.prototype.moe_training"
 
 def module(name: str) -> Any:
     """One of its modules; skips the test where there is none."""
-    return pytest.importorskip(f"{FOLDER}.{name}", reason="this torchao has no such prototype", exc_type=ImportError)
+    return pytest.importorskip(
+        f"{FOLDER}.{name}", reason="this torchao has no such prototype", exc_type=ImportError
+    )
 
 
 def mxfp8(recipe: str = "MXFP8_RCEIL") -> Any:
@@ -25,7 +28,10 @@ def mxfp8(recipe: str = "MXFP8_RCEIL") -> Any:
     except AssertionError as error:
         if "install the latest torch" not in str(error):
             raise
-        pytest.skip("this torch lacks what torchao's MXFP8 training asks of it: torch.distributed.tensor._ops.scaled_mm_single_dim_strategy")
+        pytest.skip(
+            "this torch lacks what torchao's MXFP8 training asks of it: "
+            "torch.distributed.tensor._ops.scaled_mm_single_dim_strategy"
+        )
     return made
 
 

@@ -1,4 +1,5 @@
-"""The parts of README.md that are made from the code: ``python -m tests.readme`` writes them, `tests.test_readme` holds them.
+"""The parts of README.md that are made from the code: ``python -m tests.readme`` writes them,
+`tests.test_readme` holds them.
 
 Each stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
 """
@@ -26,7 +27,10 @@ VERSION = re.compile(r"\b(fp8doctor|torch|torchao|TE) \d\S*")
 
 def checks() -> str:
     """The catalogue as a table."""
-    rows = ((check.code, check.area, check.severity, f"{check.title} (`{check.name}`)") for check in registry.discover())
+    rows = (
+        (check.code, check.area, check.severity, f"{check.title} (`{check.name}`)")
+        for check in registry.discover()
+    )
     return table(("code", "area", "severity", "what it finds"), rows)
 
 
@@ -35,12 +39,21 @@ def options() -> str:
     of_every_report = names(cli.env)
     everywhere = [option for option in shown(cli.examine) if option.name in of_every_report]
     models_only = [option for option in shown(cli.examine) if option.name not in of_every_report]
-    return "\n".join((optiontable("option of every report", everywhere), optiontable("option of `fp8doctor model.py` only", models_only)))
+    return "\n".join(
+        (
+            optiontable("option of every report", everywhere),
+            optiontable("option of `fp8doctor model.py` only", models_only),
+        )
+    )
 
 
 def shown(command: click.Command) -> list[click.Option]:
     """The options of a command that its help shows."""
-    return [parameter for parameter in command.params if isinstance(parameter, click.Option) and not parameter.hidden]
+    return [
+        parameter
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and not parameter.hidden
+    ]
 
 
 def names(command: click.Command) -> set[str | None]:
@@ -49,18 +62,31 @@ def names(command: click.Command) -> set[str | None]:
 
 def optiontable(title: str, options: Iterable[click.Option]) -> str:
     context = click.Context(cli.examine)
-    return table((title, "what it does"), ((f"`{', '.join(option.opts)}{metavar(option, context)}`", described(option)) for option in options))
+    return table(
+        (title, "what it does"),
+        ((f"`{', '.join(option.opts)}{metavar(option, context)}`", described(option)) for option in options),
+    )
 
 
 def metavar(option: click.Option, context: click.Context) -> str:
     """What stands behind the option: a name, or the words to choose from."""
     if option.is_flag:
         return ""
-    return " " + ("|".join(option.type.choices) if isinstance(option.type, click.Choice) else option.make_metavar(context))
+    return " " + (
+        "|".join(option.type.choices)
+        if isinstance(option.type, click.Choice)
+        else option.make_metavar(context)
+    )
 
 
 def described(option: click.Option) -> str:
-    default = f" Default: {option.default:g}." if isinstance(option.default, float) else f" Default: {option.default}." if option.show_default else ""
+    default = (
+        f" Default: {option.default:g}."
+        if isinstance(option.default, float)
+        else f" Default: {option.default}."
+        if option.show_default
+        else ""
+    )
     return (option.help or "") + default
 
 
@@ -82,9 +108,20 @@ def recorded() -> str:
 
 def printed(*arguments: str, code: int) -> str:
     """The output of a command in a process of its own, fenced."""
-    plain = {name: value for name, value in os.environ.items() if name not in ("LC_ALL", "LANG", "FORCE_COLOR")} | {"PYTHONIOENCODING": "utf-8"}
+    plain = {
+        name: value for name, value in os.environ.items() if name not in ("LC_ALL", "LANG", "FORCE_COLOR")
+    } | {"PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, "-m", "fp8doctor", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True, encoding="utf-8", timeout=300, check=False)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=plain,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == code, done.stderr
     assert "crashed" not in done.stdout, done.stdout
     return f"```text\n{done.stdout}```\n"
@@ -109,7 +146,9 @@ def main() -> None:
     text = README.read_text("utf-8")
     for name, make in GENERATED.items():
         made = make()
-        text = re.sub(BLOCK.format(name), lambda found, made=made: found[1] + made + found[3], text, flags=re.S)  # type: ignore[misc]
+        text = re.sub(
+            BLOCK.format(name), lambda found, made=made: found[1] + made + found[3], text, flags=re.S
+        )  # type: ignore[misc]
     README.write_text(text, "utf-8")
 
 

@@ -42,7 +42,14 @@ def test_the_five_steps_as_they_stand(tmp_path: Path) -> None:
         for line in what.splitlines():
             program, *arguments = shlex.split(line)
             assert program == "python"
-            done = subprocess.run([sys.executable, *arguments], cwd=copy, capture_output=True, text=True, timeout=300, check=False)
+            done = subprocess.run(
+                [sys.executable, *arguments],
+                cwd=copy,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
             assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
             said[line] = done.stdout
     tested, explained, listed, _ = said.values()

@@ -61,32 +61,64 @@ def trace(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> d
     """Everything that has to be the same afterwards."""
 
     def digest(tensor: torch.Tensor | None) -> Any:
-        return None if tensor is None else (id(tensor), tensor._version, hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest())
+        return (
+            None
+            if tensor is None
+            else (id(tensor), tensor._version, hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest())
+        )
 
     numpy = sys.modules.get("numpy")
     modules = list(model.named_modules())
     return {
-        "parameters": {name: (digest(each), digest(each.grad), each.requires_grad) for name, each in model.named_parameters()},
+        "parameters": {
+            name: (digest(each), digest(each.grad), each.requires_grad)
+            for name, each in model.named_parameters()
+        },
         "buffers": {name: digest(each) for name, each in model.named_buffers()},
-        "optimizer": {key: digest(value) for state in optimizer.state.values() for key, value in state.items()},
+        "optimizer": {
+            key: digest(value) for state in optimizer.state.values() for key, value in state.items()
+        },
         "training": {name: each.training for name, each in modules},
         "attributes": {name: sorted(vars(each)) for name, each in modules},
         "classes": {name: (type(each), sorted(vars(type(each)))) for name, each in modules},
-        "hooks": {name: {key: list(value) for key, value in vars(each).items() if "hooks" in key and value} for name, each in modules},
-        "global hooks": [list(value) for key, value in vars(torch.nn.modules.module).items() if key.startswith("_global_") and isinstance(value, dict)],
-        "random": (torch.random.get_rng_state().tolist(), random.getstate(), pickle.dumps(numpy.random.get_state()) if numpy else None),
+        "hooks": {
+            name: {key: list(value) for key, value in vars(each).items() if "hooks" in key and value}
+            for name, each in modules
+        },
+        "global hooks": [
+            list(value)
+            for key, value in vars(torch.nn.modules.module).items()
+            if key.startswith("_global_") and isinstance(value, dict)
+        ],
+        "random": (
+            torch.random.get_rng_state().tolist(),
+            random.getstate(),
+            pickle.dumps(numpy.random.get_state()) if numpy else None,
+        ),
         "environment": dict(os.environ),
         "path": list(sys.path),
         "argv": list(sys.argv),
-        "defaults": (torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads()),
+        "defaults": (
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.get_num_threads(),
+        ),
         "cuda": torch.cuda.is_initialized(),
         "folder": sorted(path.name for path in folder.iterdir()),
         "working directory": os.getcwd(),
     }
 
 
-@pytest.mark.parametrize("options", [{}, {"batch": torch.zeros(2, 16, dtype=torch.int64)}, {"select": "NOSUCH"}, {"autocast": "bf16"}], ids=str)
-def test_no_trace_is_left_when_it_returns_and_when_it_raises(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"batch": torch.zeros(2, 16, dtype=torch.int64)}, {"select": "NOSUCH"}, {"autocast": "bf16"}],
+    ids=str,
+)
+def test_no_trace_is_left_when_it_returns_and_when_it_raises(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     model, optimizer = trained()
     before = trace(model, optimizer, tmp_path)
@@ -120,13 +152,30 @@ def test_the_model_trains_on_as_if_nothing_had_been(capfd: pytest.CaptureFixture
 def test_it_reports_on_what_it_was_given() -> None:
     model, optimizer = trained()
     batch = torch.zeros(2, 16, dtype=torch.int64)
-    report = inspect_model(model, batch, loss=lambda output, batch: output.mean(), optimizer=optimizer, autocast=torch.bfloat16, accumulate=4)
+    report = inspect_model(
+        model,
+        batch,
+        loss=lambda output, batch: output.mean(),
+        optimizer=optimizer,
+        autocast=torch.bfloat16,
+        accumulate=4,
+    )
     assert isinstance(report, Report)
     facts = report.facts
     assert (facts.target.kind, facts.target.name) == ("live", "Net")
     workload = facts.workload
-    assert (workload.batch_source, workload.batch_size, workload.sequence_length, workload.tokens) == ("given", 2, 16, 32)
-    assert (workload.loss_source, workload.optimizer_source, workload.autocast_source, workload.accumulate) == ("given", "given", "given", 4)
+    assert (workload.batch_source, workload.batch_size, workload.sequence_length, workload.tokens) == (
+        "given",
+        2,
+        16,
+        32,
+    )
+    assert (
+        workload.loss_source,
+        workload.optimizer_source,
+        workload.autocast_source,
+        workload.accumulate,
+    ) == ("given", "given", "given", 4)
     assert facts.training.optimizer == "torch.optim.adamw.AdamW"
     assert len(facts.network.linears) == 4
 
@@ -171,39 +220,86 @@ def test_codes_are_selected_and_ignored(codes: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "sentence"),
     [
-        ({"model": Net}, TypeError, "model has to be a torch.nn.Module or a transformers Trainer, not the class Net; build it first"),
-        ({"model": "model.py"}, TypeError, "model has to be a torch.nn.Module or a transformers Trainer, not str"),
-        ({"model": None}, TypeError, "model has to be a torch.nn.Module or a transformers Trainer, not NoneType"),
-        ({"model": nn.ReLU()}, ValueError, "the model (ReLU) has no parameters, so there is nothing to train"),
-        ({"batch": [1, 2]}, TypeError, "batch has to be a mapping (keyword arguments), a tuple (positional arguments) or a tensor, not list"),
+        (
+            {"model": Net},
+            TypeError,
+            "model has to be a torch.nn.Module or a transformers Trainer, not the class Net; build it first",
+        ),
+        (
+            {"model": "model.py"},
+            TypeError,
+            "model has to be a torch.nn.Module or a transformers Trainer, not str",
+        ),
+        (
+            {"model": None},
+            TypeError,
+            "model has to be a torch.nn.Module or a transformers Trainer, not NoneType",
+        ),
+        (
+            {"model": nn.ReLU()},
+            ValueError,
+            "the model (ReLU) has no parameters, so there is nothing to train",
+        ),
+        (
+            {"batch": [1, 2]},
+            TypeError,
+            "batch has to be a mapping (keyword arguments), a tuple (positional "
+            "arguments) or a "
+            "tensor, not list",
+        ),
         ({"loss": 3}, TypeError, "loss has to be callable, not int"),
         ({"training_step": "step"}, TypeError, "training_step has to be callable, not str"),
-        ({"optimizer": "adamw"}, TypeError, "optimizer has to be an optimizer, or a callable that builds one, not str"),
+        (
+            {"optimizer": "adamw"},
+            TypeError,
+            "optimizer has to be an optimizer, or a callable that builds one, not str",
+        ),
         ({"autocast": True}, TypeError, "autocast has to be a dtype such as torch.bfloat16, not bool"),
-        ({"autocast": torch.float8_e4m3fn}, ValueError, "autocast is torch.float8_e4m3fn; torch.autocast takes torch.bfloat16 or torch.float16"),
+        (
+            {"autocast": torch.float8_e4m3fn},
+            ValueError,
+            "autocast is torch.float8_e4m3fn; torch.autocast takes torch.bfloat16 or torch.float16",
+        ),
         ({"accumulate": 0}, ValueError, "accumulate has to be 1 or more, not 0"),
         ({"accumulate": 1.5}, TypeError, "accumulate has to be a whole number, not float"),
         ({"assume_gpu": "TPU"}, ValueError, "assume_gpu: no datasheet for the GPU 'TPU'; known are A100"),
         ({"assume_gpu": 100}, TypeError, "assume_gpu has to be the name of a GPU, such as 'H100', not int"),
         ({"select": "XYZ"}, ValueError, "no check has a code that begins with 'XYZ'"),
-        ({"select": 3}, TypeError, "select has to be codes such as 'CMP,ENV001', or a sequence of them, not int"),
-        ({"ignore": [3]}, TypeError, "ignore has to be codes such as 'CMP,ENV001', or a sequence of them, not list"),
+        (
+            {"select": 3},
+            TypeError,
+            "select has to be codes such as 'CMP,ENV001', or a sequence of them, not int",
+        ),
+        (
+            {"ignore": [3]},
+            TypeError,
+            "ignore has to be codes such as 'CMP,ENV001', or a sequence of them, not list",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(arguments: dict[str, Any], kind: type[Exception], sentence: str) -> None:
+def test_what_does_not_fit_is_refused_in_a_sentence(
+    arguments: dict[str, Any], kind: type[Exception], sentence: str
+) -> None:
     with pytest.raises(kind) as caught:
         inspect_model(**{"model": Net(), **arguments})
     assert str(caught.value).startswith(sentence)
 
 
-def test_a_trainer_brings_its_model_its_optimizer_and_its_arguments(tmp_path: Path, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_brings_its_model_its_optimizer_and_its_arguments(
+    tmp_path: Path, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     transformers = pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters())
     arguments = transformers.TrainingArguments(
-        str(tmp_path), bf16=True, use_cpu=True, per_device_train_batch_size=2, gradient_accumulation_steps=4, report_to=[]
+        str(tmp_path),
+        bf16=True,
+        use_cpu=True,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+        report_to=[],
     )
     trainer = transformers.Trainer(model, arguments, optimizers=(optimizer, None))
     facts = inspect_model(trainer).facts
@@ -212,6 +308,10 @@ def test_a_trainer_brings_its_model_its_optimizer_and_its_arguments(tmp_path: Pa
     assert facts.training.trainer is not None
     assert facts.training.trainer.bf16 is True
     assert facts.training.autocast == "bfloat16"
-    assert (facts.workload.batch_size, facts.workload.accumulate, facts.workload.autocast_source) == (2, 4, "given")
+    assert (facts.workload.batch_size, facts.workload.accumulate, facts.workload.autocast_source) == (
+        2,
+        4,
+        "given",
+    )
     assert facts.training.accelerate is not None
     assert facts.training.accelerate.mixed_precision == "bf16"

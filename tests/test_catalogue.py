@@ -18,27 +18,33 @@ from fp8doctor.render.terminal import columns
 CATALOGUE = registry.discover()
 CHECKS = Path(__file__).resolve().parents[1] / "checks"
 
-IMPORTABLE = {
-    "facts",
-    "finding",
-    "measured",
-    "record",
-    "registry",
-    "overview",
-    "cost",
-    "regions",
-    "cures",
-    "disturbed",
-    "waterfall",
-    "ceiling",
-    "shape_gain",
-    "plain_attention",
-}
-"""Modules of fp8doctor that a check may import (``record`` for the type of evidence, ``regions`` for the one way in which
-every check says what to compile, ``cures`` for the lines of what the trial proposes too, ``disturbed`` for when a
-trial calls its own times unreliable, ``plain_attention`` for the GEMMs that two checks would claim). No torch, no os, no sys."""
+IMPORTABLE = (
+    "fp8doctor.facts",
+    "fp8doctor.finding",
+    "fp8doctor.registry",
+    "fp8doctor.wording",
+    "fp8doctor.analysis",
+    "fp8doctor.cost",
+    "fp8doctor.diagnosis.treatments",
+    "fp8doctor.diagnosis.verdict",
+)
+"""Modules of fp8doctor that a check may import (``record`` for the type of evidence, ``regions`` for the one
+way in which every check says what to compile, ``cures`` for the lines of what the trial proposes too,
+``disturbed`` for when a trial calls its own times unreliable, ``plain_attention`` for the GEMMs that two
+checks would claim). No torch, no os, no sys."""
 
-STANDARD = {"__future__", "collections", "collections.abc", "dataclasses", "itertools", "math", "re", "functools", "typing", "packaging.version"}
+STANDARD = {
+    "__future__",
+    "collections",
+    "collections.abc",
+    "dataclasses",
+    "itertools",
+    "math",
+    "re",
+    "functools",
+    "typing",
+    "packaging.version",
+}
 """Modules from outside the project that a pure function of the facts may want."""
 
 TITLE_MAX = 60
@@ -163,7 +169,7 @@ def test_page_fits_the_terminal(check: registry.Check) -> None:
 @each_check
 def test_imports_nothing_but_facts_and_findings(check: registry.Check) -> None:
     for module in imports(Path(str(check.module.__file__))):
-        allowed = module in STANDARD or (module.startswith("fp8doctor.") and module.split(".")[1] in IMPORTABLE)
+        allowed = module in STANDARD or module.startswith(IMPORTABLE)
         assert allowed, f"{check.code} imports {module}"
 
 
@@ -189,8 +195,17 @@ def test_constants_have_a_source(check: registry.Check) -> None:
     for node, follower in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
-            if name.isupper() and name not in ("SICK", "HEALTHY") and isinstance(node.value, ast.Constant) and isinstance(node.value.value, int | float):
-                documented = isinstance(follower, ast.Expr) and isinstance(follower.value, ast.Constant) and isinstance(follower.value.value, str)
+            if (
+                name.isupper()
+                and name not in ("SICK", "HEALTHY")
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, int | float)
+            ):
+                documented = (
+                    isinstance(follower, ast.Expr)
+                    and isinstance(follower.value, ast.Constant)
+                    and isinstance(follower.value.value, str)
+                )
                 assert documented, f"{check.code}: {name} has no docstring"
 
 

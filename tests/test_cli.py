@@ -23,11 +23,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fp8doctor import cli
-from fp8doctor.diagnose import diagnose
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.document import schema, tool
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Facts, Target, Trial
-from fp8doctor.order import TrialOrder
-from fp8doctor.report import schema, tool
+from fp8doctor.report import Report
+from fp8doctor.worker.request import TrialOrder
 from tests.facts_of import DECODER_468M
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,7 +45,7 @@ def grave(facts):
 
 
 class Worker:
-    """Stands in for `fp8doctor.worker`: remembers what it was asked, answers with ready facts."""
+    """Stands in for `fp8doctor.worker.parent`: remembers what it was asked, answers with ready facts."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -64,7 +65,7 @@ class Worker:
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
     worker = Worker()
-    monkeypatch.setitem(sys.modules, "fp8doctor.worker", worker)
+    monkeypatch.setitem(sys.modules, "fp8doctor.worker.parent", worker)
     return worker
 
 
@@ -77,7 +78,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / "saved.json"
-    diagnose(DECODER_468M).save(path)
+    Report.of(diagnose(DECODER_468M)).save(path)
     return path
 
 
@@ -101,7 +102,13 @@ def fp8doctor(*args: str | Path) -> Result:
 def process(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-m", "fp8doctor", *map(str, args)], capture_output=True, text=True, env=environment, timeout=120, check=False, **options
+        [sys.executable, "-m", "fp8doctor", *map(str, args)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+        **options,
     )
 
 
@@ -111,7 +118,13 @@ def process(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[st
 def test_without_a_command_word_the_target_is_examined(worker: Worker) -> None:
     result = fp8doctor("decoder.py:build_model")
     assert result.exit_code == 0
-    asked = {"target": "decoder.py:build_model", "layers": None, "batch": None, "seq": None, "load_timeout": 600.0}
+    asked = {
+        "target": "decoder.py:build_model",
+        "layers": None,
+        "batch": None,
+        "seq": None,
+        "load_timeout": 600.0,
+    }
     assert worker.asked == [{**asked, "trial": TrialOrder(budget_s=60.0)}]
     assert "CMP001 eager-float8" in result.stdout
     assert result.stderr == "fp8doctor: loading the model\n"
@@ -132,15 +145,34 @@ def test_options_stand_before_or_after_the_target(worker: Worker, args: tuple[st
 
 
 def test_the_trial_is_ordered_as_the_options_say(worker: Worker, grave_checks: str) -> None:
-    fp8doctor("model.py", "--budget", "20", "--device", "cpu", "--select", "CMP,XYZ", "--ignore", "CMP002", "--checks", grave_checks)
+    fp8doctor(
+        "model.py",
+        "--budget",
+        "20",
+        "--device",
+        "cpu",
+        "--select",
+        "CMP,XYZ",
+        "--ignore",
+        "CMP002",
+        "--checks",
+        grave_checks,
+    )
     fp8doctor("model.py", "--no-trial")
-    order = TrialOrder(budget_s=20.0, device="cpu", select=("CMP", "XYZ"), ignore=("CMP002",), checks=(grave_checks,))
+    order = TrialOrder(
+        budget_s=20.0, device="cpu", select=("CMP", "XYZ"), ignore=("CMP002",), checks=(grave_checks,)
+    )
     assert [asked["trial"] for asked in worker.asked] == [order, None]
 
 
 def timed(as_is_ms: float) -> Facts:
-    arms = tuple(Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6) for name, ms in (("as_is", as_is_ms), ("bf16", 100.0)))
-    return msgspec.structs.replace(DECODER_468M, trial=Trial(device="cuda", gpu="NVIDIA H200", blocks={}, arms=arms, reliable=True))
+    arms = tuple(
+        Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6)
+        for name, ms in (("as_is", as_is_ms), ("bf16", 100.0))
+    )
+    return msgspec.structs.replace(
+        DECODER_468M, trial=Trial(device="cuda", gpu="NVIDIA H200", blocks={}, arms=arms, reliable=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,18 +189,24 @@ def timed(as_is_ms: float) -> Facts:
         (None, (), 0),
     ],
 )
-def test_what_is_measured_decides_the_exit_code(worker: Worker, as_is_ms: float | None, args: tuple[str, ...], code: int) -> None:
+def test_what_is_measured_decides_the_exit_code(
+    worker: Worker, as_is_ms: float | None, args: tuple[str, ...], code: int
+) -> None:
     worker.facts = DECODER_468M if as_is_ms is None else timed(as_is_ms)
     assert fp8doctor("model.py", *args).exit_code == code
 
 
-def test_a_trace_goes_where_it_was_asked_for(worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_goes_where_it_was_asked_for(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     worker.facts, worker.traces = timed(80.0), {"/here/step.json": None, "/here/step.bf16.json": None}
     result = fp8doctor("model.py", "--trace", "step.json")
     assert worker.asked[0]["trial"] == TrialOrder(budget_s=60.0, trace=str(tmp_path / "step.json"))
     assert result.exit_code == 0
-    assert result.stderr.endswith("fp8doctor: a trace is in /here/step.json\nfp8doctor: a trace is in /here/step.bf16.json\n")
+    assert result.stderr.endswith(
+        "fp8doctor: a trace is in /here/step.json\nfp8doctor: a trace is in /here/step.bf16.json\n"
+    )
     assert "step.json" not in result.stdout
     assert fp8doctor("model.py", "--trace", "step.json", "-q").stderr == ""
 
@@ -176,14 +214,33 @@ def test_a_trace_goes_where_it_was_asked_for(worker: Worker, tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("trial", "traces", "said"),
     [
-        (None, {}, "--trace has nothing to keep: there is no GPU to time a step on; --device cpu times it on the CPU"),
+        (
+            None,
+            {},
+            "--trace has nothing to keep: there is no GPU to time a step on; --device cpu times "
+            "it on the CPU",
+        ),
         (Trial(arms=(), reason="it is sharded"), {}, "--trace has nothing to keep: it is sharded"),
-        (Trial(arms=(), reason=None, gaps={"trial.arms.breakdown": "it fails"}), {}, "--trace has nothing to keep: it fails"),
-        (Trial(arms=(Arm(name="as_is", tried=False, reason="it is short"),), reason=None), {}, "--trace has nothing to keep: it is short"),
-        (Trial(arms=(), reason=None), {"step.json": "No space left on device"}, "cannot write step.json: No space left on device"),
+        (
+            Trial(arms=(), reason=None, gaps={"trial.arms.breakdown": "it fails"}),
+            {},
+            "--trace has nothing to keep: it fails",
+        ),
+        (
+            Trial(arms=(Arm(name="as_is", tried=False, reason="it is short"),), reason=None),
+            {},
+            "--trace has nothing to keep: it is short",
+        ),
+        (
+            Trial(arms=(), reason=None),
+            {"step.json": "No space left on device"},
+            "cannot write step.json: No space left on device",
+        ),
     ],
 )
-def test_a_trace_that_is_missing_is_an_error(worker: Worker, trial: Trial | None, traces: dict[str, str | None], said: str) -> None:
+def test_a_trace_that_is_missing_is_an_error(
+    worker: Worker, trial: Trial | None, traces: dict[str, str | None], said: str
+) -> None:
     worker.facts = DECODER_468M if trial is None else msgspec.structs.replace(DECODER_468M, trial=trial)
     worker.traces = traces
     result = fp8doctor("model.py", "--trace", "step.json")
@@ -212,7 +269,9 @@ def test_options_stand_before_or_after_a_command_word(worker: Worker) -> None:
     assert [asked["target"] for asked in worker.asked] == [None, None]
 
 
-def test_the_value_of_an_option_is_no_command_word(worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_value_of_an_option_is_no_command_word(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert fp8doctor("-qo", "list", "model.py").exit_code == 0
     assert (tmp_path / "list").exists()
@@ -226,7 +285,12 @@ def test_a_file_named_like_a_command(worker: Worker, args: tuple[str, ...]) -> N
 
 
 def test_env_examines_no_model(worker: Worker) -> None:
-    worker.facts = Facts(target=Target(kind="environment", name="environment", attribute=None), software=DECODER_468M.software, gpus=(), gaps={})
+    worker.facts = Facts(
+        target=Target(kind="environment", name="environment", attribute=None),
+        software=DECODER_468M.software,
+        gpus=(),
+        gaps={},
+    )
     result = fp8doctor("env")
     assert worker.asked == [{"target": None, "layers": None, "batch": None, "seq": None}]
     assert result.exit_code == 0
@@ -296,12 +360,22 @@ def test_version() -> None:
         ("-v", "-q"),
         ("--bogus",),
         ("second.py",),
-        *((option, value) for option in ("--batch", "--seq", "--layers") for value in ("0", "-1", "many", "1.5", "inf", "")),
-        *((option, value) for option in ("--load-timeout", "--budget", "--min-speedup") for value in ("0", "-1", "soon", "inf", "nan")),
+        *(
+            (option, value)
+            for option in ("--batch", "--seq", "--layers")
+            for value in ("0", "-1", "many", "1.5", "inf", "")
+        ),
+        *(
+            (option, value)
+            for option in ("--load-timeout", "--budget", "--min-speedup")
+            for value in ("0", "-1", "soon", "inf", "nan")
+        ),
         ("-o", "report.html"),
     ],
 )
-def test_wrong_usage(worker: Worker, args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_usage(
+    worker: Worker, args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     result = fp8doctor("model.py", *args)
     assert result.exit_code == 2
@@ -312,7 +386,11 @@ def test_wrong_usage(worker: Worker, args: tuple[str, ...], tmp_path: Path, monk
 
 
 def test_codes_are_prefixes_in_any_case(worker: Worker) -> None:
-    outcomes = json.loads(fp8doctor("m.py", "--select", "cmp,MOD001", "--select", "shp", "--ignore", "CMP002", "--format", "json").stdout)["outcomes"]
+    outcomes = json.loads(
+        fp8doctor(
+            "m.py", "--select", "cmp,MOD001", "--select", "shp", "--ignore", "CMP002", "--format", "json"
+        ).stdout
+    )["outcomes"]
     codes = {outcome["code"] for outcome in outcomes}
     assert {"CMP001", "MOD001"} <= codes
     assert "CMP002" not in codes
@@ -328,9 +406,14 @@ def test_the_assumed_gpu_is_named_on_every_modelled_line(worker: Worker) -> None
 # Exit codes
 
 
-@pytest.mark.parametrize(("fail_on", "code"), [("never", 0), ("info", 1), ("warning", 1), ("error", 0), (None, 0)])
+@pytest.mark.parametrize(
+    ("fail_on", "code"), [("never", 0), ("info", 1), ("warning", 1), ("error", 0), (None, 0)]
+)
 def test_findings_decide_the_exit_code(worker: Worker, fail_on: str | None, code: int) -> None:
-    assert fp8doctor("m.py", "--select", "CMP001", *(("--fail-on", fail_on) if fail_on else ())).exit_code == code
+    assert (
+        fp8doctor("m.py", "--select", "CMP001", *(("--fail-on", fail_on) if fail_on else ())).exit_code
+        == code
+    )
 
 
 def test_an_error_fails_by_default(worker: Worker, grave_checks: str) -> None:
@@ -339,20 +422,29 @@ def test_an_error_fails_by_default(worker: Worker, grave_checks: str) -> None:
 
 
 def test_a_users_mistake_is_a_sentence_and_their_own_frames(worker: Worker) -> None:
-    worker.error = UserError("model.py could not be loaded: KeyError: 'x'", '  File "model.py", line 3\n    x["x"]\n')
+    worker.error = UserError(
+        "model.py could not be loaded: KeyError: 'x'", '  File "model.py", line 3\n    x["x"]\n'
+    )
     result = fp8doctor("model.py")
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert result.stderr.endswith('fp8doctor: model.py could not be loaded: KeyError: \'x\'\n  File "model.py", line 3\n    x["x"]\n')
+    assert result.stderr.endswith(
+        'fp8doctor: model.py could not be loaded: KeyError: \'x\'\n  File "model.py", line 3\n    x["x"]\n'
+    )
 
 
 def test_an_incomplete_report_is_printed_and_written_nowhere(worker: Worker, tmp_path: Path) -> None:
-    worker.facts = Facts(target=Target(kind="file", name="model.py", attribute=None), gaps={"network": "the worker was killed by SIGKILL"})
+    worker.facts = Facts(
+        target=Target(kind="file", name="model.py", attribute=None),
+        gaps={"network": "the worker was killed by SIGKILL"},
+    )
     worker.problem = "the worker was killed by SIGKILL (out of memory?) while loading model.py"
     result = fp8doctor("model.py", "-o", tmp_path / "out.json", "--save", tmp_path / "saved.json")
     assert result.exit_code == 2
     assert json.loads(result.stdout)["verdict"]["status"] == "not_measured"
-    assert result.stderr.endswith("fp8doctor: the worker was killed by SIGKILL (out of memory?) while loading model.py\n")
+    assert result.stderr.endswith(
+        "fp8doctor: the worker was killed by SIGKILL (out of memory?) while loading model.py\n"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -379,7 +471,14 @@ def test_ctrl_c(worker: Worker) -> None:
 
 
 def test_a_step_that_raises_gives_the_static_report_and_code_2(worker: Worker) -> None:
-    trial = Trial(device="cuda", gpu="NVIDIA H200", blocks={}, arms=(), reliable=False, reason="the training step raises ValueError: shapes differ")
+    trial = Trial(
+        device="cuda",
+        gpu="NVIDIA H200",
+        blocks={},
+        arms=(),
+        reliable=False,
+        reason="the training step raises ValueError: shapes differ",
+    )
     worker.facts = msgspec.structs.replace(DECODER_468M, trial=trial)
     result = fp8doctor("model.py", "-q")
     assert result.exit_code == 2
@@ -396,11 +495,19 @@ def test_ctrl_c_of_a_real_process(tmp_path: Path) -> None:
     script = (
         "import sys, time, types\n"
         "def examine_in_worker(*args, **options): print('ready', flush=True); time.sleep(60)\n"
-        "sys.modules['fp8doctor.worker'] = types.SimpleNamespace(examine_in_worker=examine_in_worker)\n"
+        "sys.modules['fp8doctor.worker.parent'] = "
+        "types.SimpleNamespace(examine_in_worker=examine_in_worker)\n"
         "from fp8doctor.cli import main\n"
         "main(['model.py'])\n"
     )
-    running = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=heed_interrupts)
+    running = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        preexec_fn=heed_interrupts,
+    )
     assert running.stdout
     assert running.stdout.readline() == "ready\n"
     time.sleep(0.1)
@@ -419,7 +526,16 @@ def test_json_on_stdout_is_one_document(worker: Worker) -> None:
     jsonschema.validate(json.loads(result.stdout), schema())
 
 
-@pytest.mark.parametrize(("name", "begins"), [("r.json", "{"), ("r.md", "## fp8doctor"), ("r.txt", "fp8doctor "), ("r.log", "fp8doctor "), ("R.JSON", "{")])
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [
+        ("r.json", "{"),
+        ("r.md", "## fp8doctor"),
+        ("r.txt", "fp8doctor "),
+        ("r.log", "fp8doctor "),
+        ("R.JSON", "{"),
+    ],
+)
 def test_the_suffix_decides_the_format(worker: Worker, tmp_path: Path, name: str, begins: str) -> None:
     result = fp8doctor("m.py", "-o", tmp_path / name)
     assert result.stdout == ""
@@ -470,18 +586,33 @@ def test_quiet_is_quiet(worker: Worker) -> None:
 
 @pytest.mark.parametrize(
     ("variables", "colours"),
-    [({}, False), ({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False), ({"FORCE_COLOR": "1", "TERM": "dumb"}, True)],
+    [
+        ({}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        ({"FORCE_COLOR": "1", "TERM": "dumb"}, True),
+    ],
 )
-def test_colours(worker: Worker, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], colours: bool) -> None:
+def test_colours(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], colours: bool
+) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert ("\x1b[" in fp8doctor("m.py").stdout) is colours
 
 
 @pytest.mark.parametrize(
-    ("variables", "ascii"), [({"LC_ALL": "C"}, True), ({"LANG": "POSIX"}, True), ({"LANG": "C.UTF-8"}, False), ({"LANG": "C", "LC_ALL": "en_GB.UTF-8"}, False)]
+    ("variables", "ascii"),
+    [
+        ({"LC_ALL": "C"}, True),
+        ({"LANG": "POSIX"}, True),
+        ({"LANG": "C.UTF-8"}, False),
+        ({"LANG": "C", "LC_ALL": "en_GB.UTF-8"}, False),
+    ],
 )
-def test_ascii_where_the_locale_is(worker: Worker, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], ascii: bool) -> None:
+def test_ascii_where_the_locale_is(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], ascii: bool
+) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert fp8doctor("m.py").stdout.isascii() is ascii
@@ -497,7 +628,19 @@ def test_ascii_where_stdout_is(saved: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(("fail_on", "code"), [("warning", 1), ("never", 0)])
 def test_a_reader_who_leaves_early_changes_no_exit_code(saved: Path, fail_on: str, code: int) -> None:
-    command = [sys.executable, "-m", "fp8doctor", "report", str(saved), "--format", "json", "--fail-on", fail_on, "--select", "CMP001"]
+    command = [
+        sys.executable,
+        "-m",
+        "fp8doctor",
+        "report",
+        str(saved),
+        "--format",
+        "json",
+        "--fail-on",
+        fail_on,
+        "--select",
+        "CMP001",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as running:
         assert running.stdout
         assert running.stderr
@@ -511,8 +654,12 @@ def test_on_a_real_terminal(saved: Path, terminal: str) -> None:
     """Colours unless it is dumb, and no line wider than the terminal."""
     outside, inside = os.openpty()
     fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {"TERM": terminal}
-    with subprocess.Popen([sys.executable, "-m", "fp8doctor", "report", str(saved)], stdout=inside, cwd=ROOT, env=environment) as running:
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {
+        "TERM": terminal
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "fp8doctor", "report", str(saved)], stdout=inside, cwd=ROOT, env=environment
+    ) as running:
         os.close(inside)
         screen = b""
         while running.poll() is None or b"More:" not in screen:
@@ -545,7 +692,9 @@ def test_list_shows_checks_of_a_folder(grave_checks: str) -> None:
 @pytest.mark.parametrize("code", ["CMP001", "cmp001", "eager-float8"])
 def test_explain(code: str) -> None:
     result = fp8doctor("explain", code)
-    assert result.stdout.startswith("CMP001 eager-float8 · compilation · warning\n\nFP8 Linears that run eagerly\n")
+    assert result.stdout.startswith(
+        "CMP001 eager-float8 · compilation · warning\n\nFP8 Linears that run eagerly\n"
+    )
     page = json.loads(fp8doctor("explain", code, "--format", "json").stdout)
     assert page["code"] == "CMP001"
     assert page["page"] in result.stdout
@@ -560,24 +709,37 @@ def test_explain_what_is_not_there() -> None:
 # Real processes
 
 
-@pytest.mark.parametrize("args", [("--help",), ("--version",), ("list",), ("explain", "CMP001"), ("report", "saved.json")])
+@pytest.mark.parametrize(
+    "args", [("--help",), ("--version",), ("list",), ("explain", "CMP001"), ("report", "saved.json")]
+)
 def test_torch_is_not_imported(args: tuple[str, ...], saved: Path) -> None:
     args = tuple(str(saved) if arg == "saved.json" else arg for arg in args)
-    script = f"import sys\nfrom fp8doctor.cli import main\ntry:\n    main({args!r})\nfinally:\n    assert 'torch' not in sys.modules, 'torch was imported'\n"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False, timeout=60)
+    script = (
+        f"import sys\nfrom fp8doctor.cli import main\ntry:\n    main({args!r})\nfinally:\n    assert "
+        "'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False, timeout=60
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout
 
 
 def test_a_model_file_from_end_to_end(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(
-        'import torch\nprint("users own words")\nmodel = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 64))\n'
+        'import torch\nprint("users own words")\nmodel = torch.nn.Sequential(torch.nn.Linear(64, 128), '
+        "torch.nn.Linear(128, 64))\n"
     )
     result = process("small.py", "--format", "json", "--save", "saved.json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["verdict"]["status"] == "no_fp8"
-    assert document["facts"]["target"] == {"kind": "file", "name": "small.py", "attribute": "model", "layers": None}
+    assert document["facts"]["target"] == {
+        "kind": "file",
+        "name": "small.py",
+        "attribute": "model",
+        "layers": None,
+    }
     assert "users own words" in result.stderr
     assert json.loads((tmp_path / "saved.json").read_text("utf-8")) == document
 

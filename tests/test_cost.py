@@ -30,10 +30,14 @@ SWEPT = cost_model.swept()
 
 DECODER_468M = [(1024, 1024, 96), (1024, 4096, 48), (4096, 1024, 24)]
 DECODER_8B_WIDE = [(4096, 4096, 16), (4096, 14336, 8), (14336, 4096, 4)]
-"""(K, N, layers) of the two decoders that were measured on one H200, torch 2.11, torchao 0.18, November 2026."""
+"""(K, N, layers) of the two decoders that were measured on one H200, torch 2.11, torchao 0.18, November
+2026."""
 
 
-@pytest.mark.parametrize(("share", "speedup", "whole"), [(0.6, 1.5, 1.25), (0.8, 1.5, 1.364), (0.0, 9.0, 1.0), (1.0, 2.0, 2.0), (0.5, 0.5, 0.667)])
+@pytest.mark.parametrize(
+    ("share", "speedup", "whole"),
+    [(0.6, 1.5, 1.25), (0.8, 1.5, 1.364), (0.0, 9.0, 1.0), (1.0, 2.0, 2.0), (0.5, 0.5, 0.667)],
+)
 def test_amdahl(share: float, speedup: float, whole: float) -> None:
     assert amdahl(share, speedup) == pytest.approx(whole, abs=0.001)
 
@@ -58,20 +62,30 @@ def test_amdahl_refuses_what_is_not_a_share_or_a_speedup(share: float, speedup: 
         ("a medium one", [(4096, 4096, 1)], 8192, False, 1.070),
     ],
 )
-def test_gemms_take_about_the_kernel_time_that_was_measured(what: str, layers: list[tuple[int, int, int]], tokens: int, fp8: bool, measured_ms: float) -> None:
-    modelled = sum(count * (step_gemms_ms(tokens, k, n, gpu_spec("H200"), fp8=fp8) or 0.0) for k, n, count in layers)
+def test_gemms_take_about_the_kernel_time_that_was_measured(
+    what: str, layers: list[tuple[int, int, int]], tokens: int, fp8: bool, measured_ms: float
+) -> None:
+    modelled = sum(
+        count * (step_gemms_ms(tokens, k, n, gpu_spec("H200"), fp8=fp8) or 0.0) for k, n, count in layers
+    )
     assert modelled == pytest.approx(measured_ms, rel=0.15), what
 
 
 def test_fp8_makes_a_large_gemm_as_much_faster_as_was_measured() -> None:
     times = {(kind, *shape): ms for kind, _, shape, ms in cost_model.gemm_rows(SWEPT)}
-    large = [times["bf16", *shape] / ms for (kind, *shape), ms in times.items() if kind == "fp8" and times["bf16", *shape] > 1]
+    large = [
+        times["bf16", *shape] / ms
+        for (kind, *shape), ms in times.items()
+        if kind == "fp8" and times["bf16", *shape] > 1
+    ]
     assert large_gemm_speedup(gpu_spec("H200")) == pytest.approx(median(large), rel=0.02)
     assert large_gemm_speedup(gpu_spec("A100")) == 1.0
 
 
 def test_a_tile_in_a_wave_of_its_own_costs_as_much_as_a_full_wave() -> None:
-    h200 = gpu_spec("H200")  # 132 multiprocessors: 66 times 2 of the largest tiles fill a wave, one row of them more needs a second
+    h200 = gpu_spec(
+        "H200"
+    )  # 132 multiprocessors: 66 times 2 of the largest tiles fill a wave, one row of them more needs a second
     full, more, double = (gemm_ms(320 * tiles, 8192, 256, h200, fp8=False) for tiles in (66, 67, 132))
     assert full
     assert more
@@ -96,19 +110,25 @@ def test_the_weight_gradient_of_few_outputs_splits_its_reduction() -> None:
 
 def test_rows_that_are_not_aligned_are_slow() -> None:
     h200 = gpu_spec("H200")
-    assert (gemm_ms(16384, 1024, 50257, h200, fp8=False) or 0.0) > 4 * (gemm_ms(16384, 1024, 50304, h200, fp8=False) or 0.0)
+    assert (gemm_ms(16384, 1024, 50257, h200, fp8=False) or 0.0) > 4 * (
+        gemm_ms(16384, 1024, 50304, h200, fp8=False) or 0.0
+    )
 
 
 def test_a_narrow_gemm_is_bound_by_memory_and_gains_less_than_two() -> None:
     h200 = gpu_spec("H200")
     bf16, fp8 = gemm_ms(8192, 4096, 16, h200, fp8=False), gemm_ms(8192, 4096, 16, h200, fp8=True)
-    assert bf16 == pytest.approx(gemm.KERNEL_LAUNCH_MS + 2 * (8192 * 4096 + 4096 * 16 + 8192 * 16) / (4.8 * 0.9 * 1e9))
+    assert bf16 == pytest.approx(
+        gemm.KERNEL_LAUNCH_MS + 2 * (8192 * 4096 + 4096 * 16 + 8192 * 16) / (4.8 * 0.9 * 1e9)
+    )
     assert fp8 is not None
     assert 1.5 < bf16 / fp8 < 2.0
 
 
 def test_a_tiny_gemm_takes_a_launch_and_one_tile() -> None:
-    assert gemm_ms(16, 16, 16, gpu_spec("H200"), fp8=True) == pytest.approx(gemm.KERNEL_LAUNCH_MS + gemm.IN_A_STEP.tile_ms, rel=0.02)
+    assert gemm_ms(16, 16, 16, gpu_spec("H200"), fp8=True) == pytest.approx(
+        gemm.KERNEL_LAUNCH_MS + gemm.IN_A_STEP.tile_ms, rel=0.02
+    )
 
 
 def test_swept_gemms_are_modelled_nearer_than_by_torchao() -> None:
@@ -119,7 +139,9 @@ def test_swept_gemms_are_modelled_nearer_than_by_torchao() -> None:
 
 def test_a_frozen_weight_has_two_gemms_of_three() -> None:
     h200 = gpu_spec("H200")
-    trained, frozen = (step_gemms_ms(4096, 4096, 4096, h200, fp8=True, weight_gradient=w) for w in (True, False))
+    trained, frozen = (
+        step_gemms_ms(4096, 4096, 4096, h200, fp8=True, weight_gradient=w) for w in (True, False)
+    )
     assert trained is not None
     assert frozen == pytest.approx(trained * 2 / 3)
 
@@ -127,7 +149,8 @@ def test_a_frozen_weight_has_two_gemms_of_three() -> None:
 def test_gw_hp_leaves_the_weight_gradient_in_bf16() -> None:
     h200, shape = gpu_spec("H200"), (8192, 4096, 4096)
     fp8, mixed, bf16 = (
-        step_gemms_ms(*shape, h200, fp8=in_fp8, recipe=recipe) for in_fp8, recipe in ((True, None), (True, "rowwise_with_gw_hp"), (False, None))
+        step_gemms_ms(*shape, h200, fp8=in_fp8, recipe=recipe)
+        for in_fp8, recipe in ((True, None), (True, "rowwise_with_gw_hp"), (False, None))
     )
     assert fp8
     assert mixed
@@ -139,18 +162,25 @@ def test_there_is_no_fp8_gemm_below_compute_capability_8_9() -> None:
     a100 = gpu_spec("a100")
     assert gemm_ms(8192, 4096, 4096, a100, fp8=True) is None
     assert step_gemms_ms(8192, 4096, 4096, a100, fp8=True) is None
-    assert gemm_ms(8192, 4096, 4096, a100, fp8=False) == pytest.approx(2 * 8192 * 4096 * 4096 / (312 * 0.7 * 1e9), rel=0.1)
+    assert gemm_ms(8192, 4096, 4096, a100, fp8=False) == pytest.approx(
+        2 * 8192 * 4096 * 4096 / (312 * 0.7 * 1e9), rel=0.1
+    )
 
 
-@pytest.mark.parametrize(("layers", "tokens", "measured_ms"), [(DECODER_468M, 16384, 273.6), (DECODER_8B_WIDE, 8192, 117.1)])
-def test_eager_casts_are_within_ten_percent_of_the_rows_they_were_fitted_to(layers: list[tuple[int, int, int]], tokens: int, measured_ms: float) -> None:
+@pytest.mark.parametrize(
+    ("layers", "tokens", "measured_ms"), [(DECODER_468M, 16384, 273.6), (DECODER_8B_WIDE, 8192, 117.1)]
+)
+def test_eager_casts_are_within_ten_percent_of_the_rows_they_were_fitted_to(
+    layers: list[tuple[int, int, int]], tokens: int, measured_ms: float
+) -> None:
     modelled = sum(casts_ms(tokens, k, n, gpu_spec("H200"), compiled=False) * count for k, n, count in layers)
     assert modelled == pytest.approx(measured_ms, rel=0.10)
 
 
 def test_rowwise_casts_cost_most_and_those_of_gw_hp_least() -> None:
     gw_hp, tensorwise, rowwise = (
-        casts_ms(8192, 4096, 4096, gpu_spec("H200"), compiled=True, recipe=each) for each in ("rowwise_with_gw_hp", "tensorwise", "rowwise")
+        casts_ms(8192, 4096, 4096, gpu_spec("H200"), compiled=True, recipe=each)
+        for each in ("rowwise_with_gw_hp", "tensorwise", "rowwise")
     )
     assert gw_hp < tensorwise < rowwise
 
@@ -165,7 +195,9 @@ def test_more_tokens_share_one_cast_of_the_weight() -> None:
     ("layers", "tokens", "eager_ms", "compiled_ms"),
     [(DECODER_468M, 16384, 366.13, 88.31), (DECODER_8B_WIDE, 8192, 179.29, 71.55)],
 )
-def test_the_saving_of_compiling_covers_what_was_measured(layers: list[tuple[int, int, int]], tokens: int, eager_ms: float, compiled_ms: float) -> None:
+def test_the_saving_of_compiling_covers_what_was_measured(
+    layers: list[tuple[int, int, int]], tokens: int, eager_ms: float, compiled_ms: float
+) -> None:
     linears = [Linear(in_features=k, out_features=n, gemms=count) for k, n, count in layers]
     saving = eager_cast_saving(Facts(workload=Workload(tokens=tokens), assumed_gpu="h200"), linears)
     assert saving is not None
@@ -182,11 +214,15 @@ def test_with_few_tokens_the_host_sets_the_saving() -> None:
 
 def test_accumulation_multiplies_the_casts() -> None:
     linears = [Linear(in_features=1024, out_features=1024)]
-    one, four = (eager_cast_saving(Facts(workload=Workload(tokens=16384, accumulate=n)), linears) for n in (1, 4))
+    one, four = (
+        eager_cast_saving(Facts(workload=Workload(tokens=16384, accumulate=n)), linears) for n in (1, 4)
+    )
     assert one
     assert four
     assert four.middle == pytest.approx(4 * one.middle)
-    single, fourfold = (eager_balance(Facts(workload=Workload(tokens=16384, accumulate=n)), linears) for n in (1, 4))
+    single, fourfold = (
+        eager_balance(Facts(workload=Workload(tokens=16384, accumulate=n)), linears) for n in (1, 4)
+    )
     assert single
     assert fourfold
     for part in ("casts_ms", "host_ms", "gemms_saved_ms"):
@@ -240,7 +276,9 @@ def test_a_measured_step_is_modelled_within_its_bound(row: cost_model.Row) -> No
     assert abs(row.error) <= cost_model.BOUND
 
 
-@pytest.mark.parametrize("row", [row for row in COMPARED if not row.is_even], ids=lambda row: f"{row.job}: {row.arm}")
+@pytest.mark.parametrize(
+    "row", [row for row in COMPARED if not row.is_even], ids=lambda row: f"{row.job}: {row.arm}"
+)
 def test_what_was_faster_than_compiled_bf16_is_modelled_as_faster(row: cost_model.Row) -> None:
     assert row.right_sign
 
@@ -250,7 +288,11 @@ def test_the_rows_that_have_no_sign_are_those_that_were_measured_even() -> None:
     assert all(abs(row.error) < 0.05 for row in COMPARED if row.is_even)
 
 
-@pytest.mark.parametrize("rows", [COMPARED, [row for row in COMPARED if row.torchao_says_something]], ids=["every arm", "compiled torchao arms"])
+@pytest.mark.parametrize(
+    "rows",
+    [COMPARED, [row for row in COMPARED if row.torchao_says_something]],
+    ids=["every arm", "compiled torchao arms"],
+)
 def test_the_model_is_nearer_than_torchaos_own_roofline(rows: list[cost_model.Row]) -> None:
     assert len(rows) in (13, 6)
     assert mean(abs(row.error) for row in rows) < mean(abs(row.torchao_error) for row in rows)
@@ -273,21 +315,36 @@ def test_what_is_told_of_the_recorded_patients_is_near_in_the_mean() -> None:
 
 
 def test_every_measured_row_is_there() -> None:
-    assert [sum(row.table == table for row in STEPS) for table in ("2.1", "2.2", "5.1", "6.1", "9")] == [8, 7, 12, 16, 18]
+    assert [sum(row.table == table for row in STEPS) for table in ("2.1", "2.2", "5.1", "6.1", "9")] == [
+        8,
+        7,
+        12,
+        16,
+        18,
+    ]
 
 
 SAVED = [
     (eager, after)
     for eager in cost_model.measured_steps()
     for after in cost_model.measured_steps()
-    if eager["arm"] == "FP8 tensorwise eager" and after == eager | {"arm": "FP8 tensorwise compiled", "compiled": True, "ms": after["ms"]}
+    if eager["arm"] == "FP8 tensorwise eager"
+    and after == eager | {"arm": "FP8 tensorwise compiled", "compiled": True, "ms": after["ms"]}
 ]
 
 
-@pytest.mark.parametrize(("eager", "after"), [pair for pair in SAVED if "lora_rank" not in pair[0]], ids=lambda step: f"{step['model']} {step['layers']}")
-def test_the_saving_of_compiling_a_whole_model_covers_what_was_measured(eager: dict[str, object], after: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("eager", "after"),
+    [pair for pair in SAVED if "lora_rank" not in pair[0]],
+    ids=lambda step: f"{step['model']} {step['layers']}",
+)
+def test_the_saving_of_compiling_a_whole_model_covers_what_was_measured(
+    eager: dict[str, object], after: dict[str, object]
+) -> None:
     facts = replace(cost_model.facts_of(eager), assumed_gpu="H200")
-    saving = eager_cast_saving(facts, [linear for linear in facts.network.linears if linear.use == "training"])
+    saving = eager_cast_saving(
+        facts, [linear for linear in facts.network.linears if linear.use == "training"]
+    )
     assert saving
     assert saving.low < eager["ms"] - after["ms"] < saving.high  # type: ignore[operator]
 
@@ -302,8 +359,12 @@ def sweep() -> gemm_sweep.Sweep:
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8"])
-@pytest.mark.parametrize(("role", "shape"), [("output", (64, 48)), ("input_gradient", (64, 32)), ("weight_gradient", (48, 32))])
-def test_the_sweep_times_the_gemms_of_training(sweep: gemm_sweep.Sweep, kind: str, role: str, shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("role", "shape"), [("output", (64, 48)), ("input_gradient", (64, 32)), ("weight_gradient", (48, 32))]
+)
+def test_the_sweep_times_the_gemms_of_training(
+    sweep: gemm_sweep.Sweep, kind: str, role: str, shape: tuple[int, int]
+) -> None:
     call, copies = sweep.gemm(kind, role, 64, 32, 48)
     result = call(copies - 1)
     assert tuple(result.shape) == shape  # type: ignore[attr-defined]
@@ -311,30 +372,71 @@ def test_the_sweep_times_the_gemms_of_training(sweep: gemm_sweep.Sweep, kind: st
 
 
 def test_calibrating_finds_the_constants_that_a_sweep_was_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    h200, shapes = gpu_spec("H200"), [(m, k, n) for m in (2048, 16384) for k in (1024, 8192) for n in (1024, 4096)]
+    h200, shapes = (
+        gpu_spec("H200"),
+        [(m, k, n) for m in (2048, 16384) for k in (1024, 8192) for n in (1024, 4096)],
+    )
     for name in (*calibrate_cost.EFFICIENCIES, "BACK_TO_BACK"):
         monkeypatch.setattr(gemm, name, getattr(gemm, name))
-    made = {kind: [gemm_ms(*shape, h200, fp8=kind == "fp8", pace=gemm.BACK_TO_BACK) for shape in shapes] for kind in ("bf16", "fp8")}
-    rows = [[kind, "output", *shape, ms] for kind, times in made.items() for shape, ms in zip(shapes, times, strict=True)]
+    made = {
+        kind: [gemm_ms(*shape, h200, fp8=kind == "fp8", pace=gemm.BACK_TO_BACK) for shape in shapes]
+        for kind in ("bf16", "fp8")
+    }
+    rows = [
+        [kind, "output", *shape, ms]
+        for kind, times in made.items()
+        for shape, ms in zip(shapes, times, strict=True)
+    ]
     monkeypatch.setattr(gemm, "GEMM_EFFICIENCY_BF16", 0.7 * gemm.GEMM_EFFICIENCY_BF16)
     gemm_ms.cache_clear()
     try:
-        found = {name: (float(now), float(then)) for name, now, then in calibrate_cost.fitted({"gemms": rows}, h200)}
+        found = {
+            name: (float(now), float(then))
+            for name, now, then in calibrate_cost.fitted({"gemms": rows}, h200)
+        }
     finally:
         gemm_ms.cache_clear()
     now, then = found["gemm.GEMM_EFFICIENCY_BF16"]
     assert then == pytest.approx(now / 0.7, rel=0.03)
-    assert found["gemm.GEMM_EFFICIENCY_FP8"][1] == pytest.approx(found["gemm.GEMM_EFFICIENCY_FP8"][0], rel=0.03)
+    assert found["gemm.GEMM_EFFICIENCY_FP8"][1] == pytest.approx(
+        found["gemm.GEMM_EFFICIENCY_FP8"][0], rel=0.03
+    )
 
 
 def job(**changes: object) -> Facts:
     """A block of attention and MLP, and a head."""
-    common = {"gemms": 1, "role": "body", "features": {}, "compiled": None, "checkpointed": None, "requires_grad": True, "dtype": "bfloat16", "adapter": None}
+    common = {
+        "gemms": 1,
+        "role": "body",
+        "features": {},
+        "compiled": None,
+        "checkpointed": None,
+        "requires_grad": True,
+        "dtype": "bfloat16",
+        "adapter": None,
+    }
     common |= {"use": "training", "stack": "torchao", "recipe": "tensorwise"} | changes
-    linears = tuple(Linear(name=f"blocks.0.{name}", in_features=k, out_features=n, **common) for name, k, n in (("q", 4096, 4096), ("up", 4096, 14336)))
-    head = Linear(name="head", in_features=4096, out_features=32000, **common | {"role": "head", "use": "none", "stack": "torch", "recipe": None})
-    network = Network(linears=(*linears, head), trainable_parameters=206_569_472, vocabulary=32000, blocks=(Blocks(kind="own.Block"),))
-    return Facts(network=network, workload=Workload(tokens=8192, sequence_length=2048, accumulate=1), assumed_gpu="H200")
+    linears = tuple(
+        Linear(name=f"blocks.0.{name}", in_features=k, out_features=n, **common)
+        for name, k, n in (("q", 4096, 4096), ("up", 4096, 14336))
+    )
+    head = Linear(
+        name="head",
+        in_features=4096,
+        out_features=32000,
+        **common | {"role": "head", "use": "none", "stack": "torch", "recipe": None},
+    )
+    network = Network(
+        linears=(*linears, head),
+        trainable_parameters=206_569_472,
+        vocabulary=32000,
+        blocks=(Blocks(kind="own.Block"),),
+    )
+    return Facts(
+        network=network,
+        workload=Workload(tokens=8192, sequence_length=2048, accumulate=1),
+        assumed_gpu="H200",
+    )
 
 
 def step_ms(facts: Facts) -> float:
@@ -346,7 +448,15 @@ def step_ms(facts: Facts) -> float:
 def test_the_parts_of_a_step_add_up() -> None:
     step = modelled_step(job())
     assert step
-    assert set(step.families_ms) == {"gemm_fp8", "gemm_16bit", "cast", "attention", "pointwise", "loss", "optimizer"}
+    assert set(step.families_ms) == {
+        "gemm_fp8",
+        "gemm_16bit",
+        "cast",
+        "attention",
+        "pointwise",
+        "loss",
+        "optimizer",
+    }
     assert min(step.families_ms.values()) > 0
     assert sum(step.families_ms.values()) == pytest.approx(step.busy_ms)
     assert step.busy_ms < step.step_ms
@@ -356,7 +466,11 @@ def test_the_parts_of_a_step_add_up() -> None:
 def test_with_few_tokens_the_step_is_the_hosts() -> None:
     network = job().network
     narrow = tuple(replace(linear, in_features=1024, out_features=1024) for linear in network.linears)
-    few = replace(job(), workload=Workload(tokens=64, sequence_length=64, accumulate=1), network=replace(network, linears=narrow, trainable_parameters=3 << 20))
+    few = replace(
+        job(),
+        workload=Workload(tokens=64, sequence_length=64, accumulate=1),
+        network=replace(network, linears=narrow, trainable_parameters=3 << 20),
+    )
     step = modelled_step(few)
     assert step
     assert step.step_ms == step.host_ms > step.busy_ms
@@ -384,7 +498,14 @@ def test_uncompiled_torchao_computes_the_gradient_of_a_frozen_weight() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"role": "experts"}, {"features": {"emulate": True}}, {"recipe": "mxfp8"}, {"stack": "unsloth"}, {"use": "storage"}, {"dtype": "float32"}],
+    [
+        {"role": "experts"},
+        {"features": {"emulate": True}},
+        {"recipe": "mxfp8"},
+        {"stack": "unsloth"},
+        {"use": "storage"},
+        {"dtype": "float32"},
+    ],
     ids=str,
 )
 def test_no_step_is_claimed_where_there_are_no_numbers(changes: dict[str, object]) -> None:

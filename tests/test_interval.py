@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8doctor.interval import interval
+from fp8doctor.analysis.median_interval import interval
 
 
 @given(st.lists(st.floats(0.1, 1e6), min_size=1, max_size=40))
@@ -27,5 +27,8 @@ def test_the_interval_is_the_sign_tests(samples: int, low: int, high: int) -> No
 
 def test_the_interval_covers_the_true_median_as_often_as_it_says() -> None:
     generator = random.Random(0)
-    covered = sum(at.low <= 0.0 <= at.high for at in (interval([generator.gauss(0, 1) for _ in range(9)]) for _ in range(2000)))
+    covered = sum(
+        at.low <= 0.0 <= at.high
+        for at in (interval([generator.gauss(0, 1) for _ in range(9)]) for _ in range(2000))
+    )
     assert 0.94 < covered / 2000 < 0.98

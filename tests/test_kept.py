@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fp8doctor.facts import Arm, Trial
-from fp8doctor.kept import PARTS, without
-from fp8doctor.record import NOT_RECORDED
-from fp8doctor.trial.numerics import NUMERICS
-from fp8doctor.trial.trace import BREAKDOWN
+from fp8doctor.facts.kept import PARTS, without
+from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.trial.layers.numerics import NUMERICS
+from fp8doctor.trial.measure.profile_step import BREAKDOWN
 
 TIMED = Arm(name="as_is", tried=True, step_ms=1.0)
 SHORT = Arm(name="short", treatments=("x",), tried=False, reason="the GPU's memory is too small for it")

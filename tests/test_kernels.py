@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from fp8doctor.facts import Family
-from fp8doctor.kernels import FP8_GEMM_KERNEL, classify, work_inside
-from fp8doctor.trial import evidence
+from fp8doctor.profiling.kernel_families import FP8_GEMM_KERNEL, classify, work_inside
+from fp8doctor.trial.measure import evidence
 
 SEEN_ON_AN_H200: dict[Family, tuple[str, ...]] = {
     # torch 2.11.0+cu130, torchao 0.18.0, Transformer Engine 2.20.2; kernels.md 1.1 to 1.3.
@@ -33,49 +33,66 @@ SEEN_ON_AN_H200: dict[Family, tuple[str, ...]] = {
         "nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_TNN",
     ),
     "cast": (
-        "void at::native::vectorized_elementwise_kernel<4, at::native::float8_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}, ...>",
-        "void at::native::vectorized_elementwise_kernel<4, at::native::float8_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#2}, ...>",
-        "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::float8_copy_kernel_cuda(...)>>",
+        "void at::native::vectorized_elementwise_kernel<4, "
+        "at::native::float8_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}, ...>",
+        "void at::native::vectorized_elementwise_kernel<4, "
+        "at::native::float8_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#2}, ...>",
+        "void at::native::elementwise_kernel<128, 4, "
+        "at::native::gpu_kernel_impl_nocast<at::native::float8_copy_kernel_cuda(...)>>",
         "triton_poi_fused__scaled_mm__to_copy_clamp_clone_mul_reciprocal_silu_t_view_3",
         "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_silu_t_view_13",
         "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_silu_t_view_14",
         "triton_poi_fused__fused_rms_norm__scaled_mm__to_copy_clamp_clone_mul_reciprocal_silu_silu_backward_t_view_8",
         "triton_red_fused_abs_max_mul_silu_view_13",
         "triton_red_fused_abs_max_mul_silu_silu_backward_view_4",
-        "void cast_transpose_optimized_kernel(__nv_bfloat16 const*, float const*, __nv_fp8_e4m3*, __nv_fp8_e4m3*, float const*)",
-        "void cast_transpose_optimized_kernel(__nv_bfloat16 const*, float const*, __nv_fp8_e5m2*, __nv_fp8_e5m2*, float const*)",
+        "void cast_transpose_optimized_kernel(__nv_bfloat16 const*, float const*, __nv_fp8_e4m3*, "
+        "__nv_fp8_e4m3*, float const*)",
+        "void cast_transpose_optimized_kernel(__nv_bfloat16 const*, float const*, __nv_fp8_e5m2*, "
+        "__nv_fp8_e5m2*, float const*)",
         "void transformer_engine::(anonymous namespace)::amax_kernel<16, true, __nv_bfloat16>",
         "transformer_engine::(anonymous namespace)::compute_scale_from_amax_kernel",
-        "void transformer_engine::delayed_scaling_recipe::(anonymous namespace)::amax_and_scale_update_impl::kernel_bulk",
+        "void transformer_engine::delayed_scaling_recipe::(anonymous "
+        "namespace)::amax_and_scale_update_impl::kernel_bulk",
     ),
     "attention": (
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0",
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1_kernel0_0",
         "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x64_1x4x1_cga1x1x1_kernel0_0",
         "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128_1x4x1_cga1x1x1_kernel0_0",
-        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, cutlass::bfloat16_t>>",
-        "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, 64, 128, 8, cutlass::bfloat16_t>>",
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, "
+        "cutlass::bfloat16_t>>",
+        "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, "
+        "64, 128, 8, cutlass::bfloat16_t>>",
     ),
     "optimizer": (
-        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::FusedOptimizerTensorListMetadata<4>, ...>",
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous "
+        "namespace)::FusedOptimizerTensorListMetadata<4>, ...>",
     ),
     "norm": (
-        "void at::native::(anonymous namespace)::layer_norm_grad_input_kernel_vectorized<c10::BFloat16, float, true>",
-        "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<c10::BFloat16, float, 32, 2, 64, true, true, true>",
+        "void at::native::(anonymous namespace)::layer_norm_grad_input_kernel_vectorized<c10::BFloat16, "
+        "float, true>",
+        "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<c10::BFloat16, "
+        "float, 32, 2, 64, true, true, true>",
         "triton_per_fused__fused_rms_norm__unsafe_view_add_4",
         "triton_red_fused__fused_rms_norm__unsafe_view_add_4",
         "triton_per_fused__fused_rms_norm__fused_rms_norm_backward_add_view_4",
     ),
     "loss": (
-        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, c10::BFloat16, float, ...LogSoftMaxForwardEpilogue>",
-        "void at::native::(anonymous namespace)::cunn_SoftMaxBackward<8, c10::BFloat16, float, ...LogSoftMaxBackwardEpilogue>",
-        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float, ...LogSoftMaxForwardEpilogue>",
+        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, c10::BFloat16, float, "
+        "...LogSoftMaxForwardEpilogue>",
+        "void at::native::(anonymous namespace)::cunn_SoftMaxBackward<8, c10::BFloat16, float, "
+        "...LogSoftMaxBackwardEpilogue>",
+        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float, "
+        "...LogSoftMaxForwardEpilogue>",
     ),
     "pointwise": (
-        "void at::native::vectorized_elementwise_kernel<8, at::native::BinaryFunctor<c10::BFloat16, c10::BFloat16, c10::BFloat16, ...>>",
+        "void at::native::vectorized_elementwise_kernel<8, at::native::BinaryFunctor<c10::BFloat16, "
+        "c10::BFloat16, c10::BFloat16, ...>>",
         "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>, ...>",
-        "void at::native::vectorized_elementwise_kernel<8, at::native::(anonymous namespace)::silu_kernel(at::TensorIteratorBase&)>",
-        "void at::native::vectorized_elementwise_kernel<8, at::native::(anonymous namespace)::silu_backward_kernel(at::TensorIteratorBase&)>",
+        "void at::native::vectorized_elementwise_kernel<8, at::native::(anonymous "
+        "namespace)::silu_kernel(at::TensorIteratorBase&)>",
+        "void at::native::vectorized_elementwise_kernel<8, at::native::(anonymous "
+        "namespace)::silu_backward_kernel(at::TensorIteratorBase&)>",
         "void at::native::unrolled_elementwise_kernel<at::native::bfloat16_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}>",
         "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, ...>",
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy_alignedK_contig<...>",
@@ -95,7 +112,8 @@ PUBLIC_TRACES_AND_SOURCES: dict[Family, tuple[str, ...]] = {
         "sm89_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n__5x_cublas",
         "nvjet_qqtst_256x192_128x4_2x1_2cta_h_bz_Avec32UE8M0_Bvec32UE8M0_TNT",
         "cutlass3x_sm90_tensorop_s64x128x32gemm_e4m3_e4m3_f32_bf16_bf16_128x128x128_2x1x1_0_tnt_align16_warpspecialized",
-        "void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel_for_sm9x<cutlass::gemm::kernel::GemmUniversal<..., cutlass::float_e4m3_t, ...>>>",
+        "void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel_for_sm9x<cutlass::gemm::kernel::GemmUniversal<..., "
+        "cutlass::float_e4m3_t, ...>>>",
         "void deep_gemm::fp8_gemm_kernel<...>",
         "sm90_fp8_gemm_1d2d_impl",
         # torchao 0.18, prototype/blockwise_fp8_training/kernels.py; Unsloth 2026.10 on an H200.
@@ -111,8 +129,10 @@ PUBLIC_TRACES_AND_SOURCES: dict[Family, tuple[str, ...]] = {
         "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn",
         "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_128x128_32x5_tn_align8>",
         "nvjet_sm90_tss_128x128_64x6_1x2_h_bz_splitK_TNT",
-        "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16, true, false, false>",
-        "void gemv2T_kernel_val<int, int, __nv_bfloat16, __nv_bfloat16, __nv_bfloat16, float, 128, 16, 4, 4, false>",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16, "
+        "true, false, false>",
+        "void gemv2T_kernel_val<int, int, __nv_bfloat16, __nv_bfloat16, __nv_bfloat16, float, 128, 16, "
+        "4, 4, false>",
     ),
     "gemm_fp32": (
         "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_execute_kernel__5x_cublas",
@@ -155,11 +175,15 @@ PUBLIC_TRACES_AND_SOURCES: dict[Family, tuple[str, ...]] = {
     "attention": (
         "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<...>>>",
         "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnBwdSm90<...>>>",
-        "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t, ...>::Params)",
+        "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t, "
+        "...>::Params)",
         "triton_tem_fused_flex_attention_0",
-        # torch 2.13, aten/src/ATen/native/cuda/PersistentSoftmax.cuh: is_log_softmax is the fifth argument, is_masked the sixth.
-        "void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, c10::BFloat16, float, 10, false, false>",
-        "void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, c10::BFloat16, float, 10, false, true>",
+        # torch 2.13, aten/src/ATen/native/cuda/PersistentSoftmax.cuh: is_log_softmax is the fifth argument,
+        # is_masked the sixth.
+        "void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, c10::BFloat16, float, 10, "
+        "false, false>",
+        "void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, c10::BFloat16, float, 10, "
+        "false, true>",
     ),
     "loss": (
         "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true, false>",
@@ -180,32 +204,52 @@ PUBLIC_TRACES_AND_SOURCES: dict[Family, tuple[str, ...]] = {
         "ncclKernel_AllReduce_RING_LL_Sum_float",
         "kuserbuffers_pushrecv",
     ),
-    "copy": ("Memcpy HtoD (Pageable -> Device)", "Memcpy DtoD (Device -> Device)", "Memcpy DtoH (Device -> Pinned)"),
-    "pointwise": (
-        "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16, long, unsigned int, 2, 2, -2, true>",
-        "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<c10::BFloat16, float, long>",
-        "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<...>",
-        "void kDequantizeBlockwise<__nv_bfloat16, 512, 64, 8, 2>(float*, unsigned char*, float*, __nv_bfloat16*, int, int)",
+    "copy": (
+        "Memcpy HtoD (Pageable -> Device)",
+        "Memcpy DtoD (Device -> Device)",
+        "Memcpy DtoH (Device -> Pinned)",
     ),
-    "unknown": ("", "my_own_kernel", "triton_tem_fused_mystery_0", "gemm_of_no_known_type", "Optimizer.step#AdamW.step"),
+    "pointwise": (
+        "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16, long, unsigned "
+        "int, 2, 2, -2, true>",
+        "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<c10::BFloat16, "
+        "float, long>",
+        "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<...>",
+        "void kDequantizeBlockwise<__nv_bfloat16, 512, 64, 8, 2>(float*, unsigned char*, float*, "
+        "__nv_bfloat16*, int, int)",
+    ),
+    "unknown": (
+        "",
+        "my_own_kernel",
+        "triton_tem_fused_mystery_0",
+        "gemm_of_no_known_type",
+        "Optimizer.step#AdamW.step",
+    ),
 }
 
 TRANSFORMER_ENGINE: dict[Family, tuple[str, ...]] = {
-    # Transformer Engine 2.20.2: the kernels in the symbols of its library (transformer_engine_cu13 on PyPI, libtransformer_engine.so),
-    # those with fused_attn, reduce_dbias and cublasLt seen on an H200; cuDNN's helpers: seen there, and in public traces (lean_reduction).
+    # Transformer Engine 2.20.2: the kernels in the symbols of its library (transformer_engine_cu13 on PyPI,
+    # libtransformer_engine.so), those with fused_attn, reduce_dbias and cublasLt seen on an H200; cuDNN's
+    # helpers: seen there, and in public traces (lean_reduction).
     "attention": (
-        "void cudnn::fusion::compute_dot_do_o_specialized<true, 128>(void const*, void const*, void*, void*, unsigned int, ...)",
+        "void cudnn::fusion::compute_dot_do_o_specialized<true, 128>(void const*, void const*, void*, "
+        "void*, unsigned int, ...)",
         "void cudnn::fusion::convert_dq_to_16bits<true>(void const*, void*, unsigned int, ...)",
         "void cudnn::fusion::fmha_reduce_head<true>(void const*, void*, unsigned int, ...)",
         "void cudnn::fusion::lean_reduction_kernel<...>",
-        "transformer_engine::fused_attn::extract_seed_and_offset(long*, bool, long*, unsigned long, long*, unsigned long, unsigned int)",
+        "transformer_engine::fused_attn::extract_seed_and_offset(long*, bool, long*, unsigned long, "
+        "long*, unsigned long, unsigned int)",
         "transformer_engine::fused_attn::cu_seqlens_to_actual_seqlens(...)",
-        "void transformer_engine::flash_attention::prepare_kernel_fwd<__nv_bfloat16>(__nv_bfloat16 const*, __nv_bfloat16*, unsigned long, ...)",
-        "void transformer_engine::context_parallel::thd_lse_kernel<false, transformer_engine::context_parallel::ReadLseFunctor>(float*, float*, int*, ...)",
+        "void transformer_engine::flash_attention::prepare_kernel_fwd<__nv_bfloat16>(__nv_bfloat16 "
+        "const*, __nv_bfloat16*, unsigned long, ...)",
+        "void transformer_engine::context_parallel::thd_lse_kernel<false, "
+        "transformer_engine::context_parallel::ReadLseFunctor>(float*, float*, int*, ...)",
         "transformer_engine::context_parallel::thd_partition_indices_kernel(...)",
         "void transformer_engine::kv_cache::copy_to_kv_cache_kernel<__nv_fp8_e4m3>(...)",
-        "void transformer_engine::multi_tensor_transpose_to_bhsd::transpose_to_bhsd_kernel<__nv_fp8_e4m3, false>(...)",
-        "void transformer_engine::scaled_masked_softmax_warp_forward<__nv_bfloat16, __nv_bfloat16, float, 9>(...)",
+        "void transformer_engine::multi_tensor_transpose_to_bhsd::transpose_to_bhsd_kernel<__nv_fp8_e4m3, "
+        "false>(...)",
+        "void transformer_engine::scaled_masked_softmax_warp_forward<__nv_bfloat16, __nv_bfloat16, "
+        "float, 9>(...)",
     ),
     "cast": (
         "void transformer_engine::(anonymous namespace)::HadamardAmaxTmaKernel<...>",
@@ -213,24 +257,34 @@ TRANSFORMER_ENGINE: dict[Family, tuple[str, ...]] = {
         "transformer_engine::(anonymous namespace)::MultiAmaxMemcpyD2DKernelPreRHT(...)",
         "transformer_engine::(anonymous namespace)::update_tensor_scale_inv_kernel(float const*, float*)",
         "void transformer_engine::(anonymous namespace)::unswizzle_scaling_kernel<...>",
-        "transformer_engine::nvfp4_recipe::nvfp4_transpose_kernel(unsigned char const*, unsigned char*, unsigned long, unsigned long)",
-        "transformer_engine::dispatch::mxfp8::quantize_kernel::zero_scales_kernel(unsigned char*, unsigned long, float const*)",
-        "void transformer_engine::gated_act_kernel<8, true, float, transformer_engine::Empty, ..., __nv_bfloat16, __nv_fp8_e4m3>(...)",
-        "void multi_tensor_apply_kernel<TensorListMetadata<3, false>, transformer_engine::multi_tensor_compute_scale::ComputeScaleAndScaleInvFunctor, ...>",
+        "transformer_engine::nvfp4_recipe::nvfp4_transpose_kernel(unsigned char const*, unsigned char*, "
+        "unsigned long, unsigned long)",
+        "transformer_engine::dispatch::mxfp8::quantize_kernel::zero_scales_kernel(unsigned char*, "
+        "unsigned long, float const*)",
+        "void transformer_engine::gated_act_kernel<8, true, float, transformer_engine::Empty, ..., "
+        "__nv_bfloat16, __nv_fp8_e4m3>(...)",
+        "void multi_tensor_apply_kernel<TensorListMetadata<3, false>, "
+        "transformer_engine::multi_tensor_compute_scale::ComputeScaleAndScaleInvFunctor, ...>",
     ),
     "optimizer": (
-        "void multi_tensor_apply_kernel<TensorListMetadata<5, true>, transformer_engine::multi_tensor_adam::AdamFunctorMaster<__nv_fp8_e5m2, float, ...>>",
-        "void multi_tensor_apply_kernel<TensorListMetadata<1, false>, transformer_engine::multi_tensor_l2norm::L2NormFunctor<float>, ...>",
+        "void multi_tensor_apply_kernel<TensorListMetadata<5, true>, "
+        "transformer_engine::multi_tensor_adam::AdamFunctorMaster<__nv_fp8_e5m2, float, ...>>",
+        "void multi_tensor_apply_kernel<TensorListMetadata<1, false>, "
+        "transformer_engine::multi_tensor_l2norm::L2NormFunctor<float>, ...>",
         "transformer_engine::multi_tensor_l2norm::cleanup(...)",
     ),
     "loss": ("void transformer_engine::fused_router::fused_moe_aux_loss_forward_kernel<...>",),
     "pointwise": (
-        "void transformer_engine::detail::reduce_dbias_kernel<4, float, __nv_bfloat16>(__nv_bfloat16*, float const*, int, int)",
+        "void transformer_engine::detail::reduce_dbias_kernel<4, float, __nv_bfloat16>(__nv_bfloat16*, "
+        "float const*, int, int)",
         "void transformer_engine::dispatch::common::kernel::group_reduce_dbias_kernel<2, float>(...)",
-        "void transformer_engine::fused_rope_forward_kernel<__nv_bfloat16>(__nv_bfloat16 const*, int const*, float const*, ...)",
+        "void transformer_engine::fused_rope_forward_kernel<__nv_bfloat16>(__nv_bfloat16 const*, int "
+        "const*, float const*, ...)",
         "void transformer_engine::fused_qkv_rope_backward_kernel<...>",
-        "void transformer_engine::gated_act_kernel<16, false, float, transformer_engine::SiTUGLUParam, ..., __nv_bfloat16, __nv_bfloat16>(...)",
-        "void transformer_engine::unary_grad_kernel<16, false, float, transformer_engine::Empty, ..., __nv_bfloat16, __nv_bfloat16>(...)",
+        "void transformer_engine::gated_act_kernel<16, false, float, transformer_engine::SiTUGLUParam, "
+        "..., __nv_bfloat16, __nv_bfloat16>(...)",
+        "void transformer_engine::unary_grad_kernel<16, false, float, transformer_engine::Empty, ..., "
+        "__nv_bfloat16, __nv_bfloat16>(...)",
         "void transformer_engine::(anonymous namespace)::multi_padding_kernel<32, __nv_bfloat16>(...)",
         "transformer_engine::multi_tensor_pad_last_dim::multi_tensor_pad_last_dim_kernel(transformer_engine::multi_tensor_pad_last_dim::MultiPadParams)",
         "void transformer_engine::fused_router::fused_topk_with_score_function_forward_kernel<__nv_bfloat16, ...>",
@@ -238,19 +292,44 @@ TRANSFORMER_ENGINE: dict[Family, tuple[str, ...]] = {
         "void moe_unpermute_kernel<__nv_bfloat16, __nv_bfloat16, true>(...)",
         "void nv::topk::last_filter_kernel<__nv_bfloat16, int, 11, false>(...)",
         "(anonymous namespace)::setup_grouped_gemm_kernel(void**, void**, ..., float**, float**, ...)",
-        "void cublasLt::epilogue::impl::globalKernelBgradAB_v2<8, 128, __nv_bfloat16, __nv_bfloat16, float>(...)",
+        "void cublasLt::epilogue::impl::globalKernelBgradAB_v2<8, 128, __nv_bfloat16, __nv_bfloat16, "
+        "float>(...)",
     ),
 }
 
-ALL = [(name, family) for names in (SEEN_ON_AN_H200, PUBLIC_TRACES_AND_SOURCES, TRANSFORMER_ENGINE) for family, group in names.items() for name in group]
+ALL = [
+    (name, family)
+    for names in (SEEN_ON_AN_H200, PUBLIC_TRACES_AND_SOURCES, TRANSFORMER_ENGINE)
+    for family, group in names.items()
+    for name in group
+]
 
-ABS = "void at::native::vectorized_elementwise_kernel<8, at::native::AbsFunctor<c10::BFloat16>, std::array<char*, 2ul> >"
-AMAX = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<c10::BFloat16, at::native::func_wrapper_t<..., at::native::MaxNanFunctor<...>>>>"
-CLAMP = "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::launch_clamp_scalar(...)>"
-SCALE = "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<at::native::BinaryFunctor<float, float, float, ...>>>"
+ABS = (
+    "void at::native::vectorized_elementwise_kernel<8, at::native::AbsFunctor<c10::BFloat16>, "
+    "std::array<char*, 2ul> >"
+)
+AMAX = (
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<c10::BFloat16, "
+    "at::native::func_wrapper_t<..., at::native::MaxNanFunctor<...>>>>"
+)
+CLAMP = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous "
+    "namespace)::launch_clamp_scalar(...)>"
+)
+SCALE = (
+    "void at::native::elementwise_kernel<128, 2, "
+    "at::native::gpu_kernel_impl_nocast<at::native::BinaryFunctor<float, float, float, ...>>>"
+)
 COPY = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}>"
 FP8_GEMM = "nvjet_sm90_qqtst_256x128_128x4_1x2_h_bz_coopA_TNT"
-EAGER_CAST = ((ABS, "aten::abs"), (AMAX, "aten::max"), (CLAMP, "aten::clamp"), (SCALE, "aten::mul"), (COPY, "aten::copy_"), ("Memset (Device)", "aten::max"))
+EAGER_CAST = (
+    (ABS, "aten::abs"),
+    (AMAX, "aten::max"),
+    (CLAMP, "aten::clamp"),
+    (SCALE, "aten::mul"),
+    (COPY, "aten::copy_"),
+    ("Memset (Device)", "aten::max"),
+)
 
 
 @pytest.mark.parametrize(("name", "family"), ALL, ids=[name[:60] for name, _ in ALL])
@@ -286,17 +365,32 @@ def test_eager_cast_is_told_by_the_type_of_its_tensors() -> None:
 
 
 @pytest.mark.parametrize(
-    "operator", ["aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2", "torchao::blockwise_scaled_mm"]
+    "operator",
+    [
+        "aten::_scaled_mm",
+        "aten::_scaled_mm_v2",
+        "aten::_scaled_grouped_mm",
+        "aten::_scaled_grouped_mm_v2",
+        "torchao::blockwise_scaled_mm",
+    ],
 )
 def test_fp8_operator_is_an_fp8_gemm_whatever_the_kernel_but_its_casts_and_fills(operator: str) -> None:
     assert classify("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", operator) == "gemm_fp8"
     assert classify("a_kernel_of_a_library_to_come", operator) == "gemm_fp8"
     assert classify("", operator) == "gemm_fp8"
-    assert classify("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", operator) == "cast"
+    assert (
+        classify(
+            "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", operator
+        )
+        == "cast"
+    )
     assert classify("Memset (Device)", operator) == "cast"
     assert work_inside(operator) == "gemm_fp8"
     assert classify(COPY, "aten::copy_", inside="gemm_fp8") == "cast"
-    assert classify("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n", "aten::mm", ("float", "float"), "gemm_fp8") == "gemm_fp8"
+    assert (
+        classify("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n", "aten::mm", ("float", "float"), "gemm_fp8")
+        == "gemm_fp8"
+    )
 
 
 @pytest.mark.parametrize(
@@ -311,20 +405,35 @@ def test_fp8_operator_is_an_fp8_gemm_whatever_the_kernel_but_its_casts_and_fills
         ("aten::_int_mm", ("signed char", "signed char"), "unknown"),
     ],
 )
-def test_gemm_is_told_by_the_types_of_its_matrices(operator: str, types: tuple[str, ...], family: Family) -> None:
+def test_gemm_is_told_by_the_types_of_its_matrices(
+    operator: str, types: tuple[str, ...], family: Family
+) -> None:
     assert classify("", operator, types) == family
     assert classify("gemm_of_no_known_type", operator, types) == family
 
 
 def test_gemm_inside_an_fp8_layer_keeps_its_own_type() -> None:
     """rowwise_with_gw_hp multiplies one of its three in BF16."""
-    assert classify("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NTT", "aten::mm", inside="cast") == "gemm_16bit"
+    assert (
+        classify("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NTT", "aten::mm", inside="cast") == "gemm_16bit"
+    )
 
 
-@pytest.mark.parametrize("name", ["", "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3", "nvjet_sm90_tst_64x64_4x4_bz_TNN"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3", "nvjet_sm90_tst_64x64_4x4_bz_TNN"],
+)
 def test_gemm_inside_torchs_attention_is_attention(name: str) -> None:
     """The math backend of scaled_dot_product_attention computes in fp32 whatever it is given."""
-    assert classify(name, "aten::bmm", ("float", "float"), inside=work_inside("aten::_scaled_dot_product_attention_math")) == "attention"
+    assert (
+        classify(
+            name,
+            "aten::bmm",
+            ("float", "float"),
+            inside=work_inside("aten::_scaled_dot_product_attention_math"),
+        )
+        == "attention"
+    )
     assert classify(FP8_GEMM, "aten::_scaled_mm", inside="attention") == "gemm_fp8"
 
 
@@ -340,7 +449,12 @@ def test_bias_that_addmm_copies_is_no_gemm() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["triton_red_fused_abs_max_2", "triton_red_fused__to_copy_abs_clamp_max_mul_reciprocal_3", "triton_poi_fused__to_copy_clamp_mul_1"]
+    "name",
+    [
+        "triton_red_fused_abs_max_2",
+        "triton_red_fused__to_copy_abs_clamp_max_mul_reciprocal_3",
+        "triton_poi_fused__to_copy_clamp_mul_1",
+    ],
 )
 def test_generated_amax_is_the_users_own_in_a_step_without_fp8(name: str) -> None:
     assert classify(name) == "cast"
@@ -407,5 +521,9 @@ def test_copy_from_the_host_is_no_cast() -> None:
 
 def test_kernels_and_operators_that_prove_fp8_are_the_same_ones() -> None:
     assert evidence.FP8_GEMM_KERNEL is FP8_GEMM_KERNEL
-    assert all(FP8_GEMM_KERNEL.search(name) for name, family in ALL if family == "gemm_fp8" and not name.startswith("triton_tem"))
+    assert all(
+        FP8_GEMM_KERNEL.search(name)
+        for name, family in ALL
+        if family == "gemm_fp8" and not name.startswith("triton_tem")
+    )
     assert not any(FP8_GEMM_KERNEL.search(name) for name, family in ALL if family != "gemm_fp8")

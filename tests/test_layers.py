@@ -26,7 +26,9 @@ def test_the_copy_is_inspected_and_named_and_the_model_stays() -> None:
 
 def test_the_cut_is_what_is_timed() -> None:
     model = Stacked().bfloat16()
-    trial = inspect_model(model, torch.arange(32).reshape(2, 16), layers=2, device="cpu", budget_s=0.01).facts.trial
+    trial = inspect_model(
+        model, torch.arange(32).reshape(2, 16), layers=2, device="cpu", budget_s=0.01
+    ).facts.trial
     assert trial.blocks == {}
     assert trial.arms[0].tried
 

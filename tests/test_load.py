@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import fp8doctor.load
+import fp8doctor.loading.model_file
 from fp8doctor.errors import UserError
-from fp8doctor.load import load, locate
+from fp8doctor.loading.model_file import load, locate
 
 BAD_INPUT = sorted((Path(__file__).parent / "bad_input").glob("*.txt"))
 
@@ -70,7 +70,10 @@ def test_every_bad_file_gets_the_sentence_in_its_first_line(path: Path, tmp_path
         (b"", "model.py is empty"),
         (b"\x7fELF\0\0", "model.py is not a Python file: it holds null bytes"),
         ("name = 'Müller'\n".encode("latin-1"), "model.py cannot be decoded ("),
-        (b"# -*- coding: klingon -*-\n", "model.py cannot be decoded (SyntaxError: unknown encoding: klingon"),
+        (
+            b"# -*- coding: klingon -*-\n",
+            "model.py cannot be decoded (SyntaxError: unknown encoding: klingon",
+        ),
         (b"x = " + b"(" * 1000 + b")" * 1000, "model.py"),
     ],
     ids=["empty", "binary", "latin-1", "unknown encoding", "deep"],
@@ -81,7 +84,9 @@ def test_bytes_that_are_no_python(data: bytes, sentence: str, tmp_path: Path) ->
 
 
 def test_a_declared_encoding_is_honoured(tmp_path: Path) -> None:
-    (tmp_path / "old.py").write_bytes("# -*- coding: latin-1 -*-\nimport torch\nmüller = torch.nn.Linear(8, 8)\n".encode("latin-1"))
+    (tmp_path / "old.py").write_bytes(
+        "# -*- coding: latin-1 -*-\nimport torch\nmüller = torch.nn.Linear(8, 8)\n".encode("latin-1")
+    )
     assert load("old.py").target.attribute == "müller"
 
 
@@ -92,7 +97,10 @@ def test_a_declared_encoding_is_honoured(tmp_path: Path) -> None:
         ("nowhere/model.py", "no such file: nowhere/model.py"),
         ("folder", "folder is a folder; name the file in it"),
         ("folder.py", "folder.py is a folder; name the file in it"),
-        ("model.py:", "nothing stands behind the colon of 'model.py:'; name the model, as in 'model.py:model'"),
+        (
+            "model.py:",
+            "nothing stands behind the colon of 'model.py:'; name the model, as in 'model.py:model'",
+        ),
         ("model.py:a b", "'a b' is no name in Python"),
         ("notes.ipynb", "notes.ipynb is a notebook; call fp8doctor.inspect_model(model)"),
         ("saved.json", "saved.json is JSON; a saved report is shown by 'fp8doctor report'"),
@@ -170,7 +178,11 @@ def test_a_loss_without_parameters_and_a_part_of_the_model_are_no_candidates(wri
     assert job.target.attribute == "net"
 
 
-@pytest.mark.parametrize("loss", ["model(torch.zeros(8)).sum()", "torch.nn.CrossEntropyLoss()", "0.0"], ids=["tensor", "module", "number"])
+@pytest.mark.parametrize(
+    "loss",
+    ["model(torch.zeros(8)).sum()", "torch.nn.CrossEntropyLoss()", "0.0"],
+    ids=["tensor", "module", "number"],
+)
 def test_a_loss_of_the_scripts_own_is_not_taken_for_the_function(loss: str, write: Write) -> None:
     job = load(write(f"model = torch.nn.Linear(8, 8)\nloss = {loss}\n"))
     assert job.loss is None
@@ -179,11 +191,19 @@ def test_a_loss_of_the_scripts_own_is_not_taken_for_the_function(loss: str, writ
 
 def test_a_global_model_that_is_something_else(write: Write) -> None:
     error = mistake(write("model = {'generator': torch.nn.Linear(8, 8)}", "gan.py"))
-    assert str(error) == "model in gan.py is a value of type dict, not a model: write 'def build_model()' that returns the one to look at"
+    assert (
+        str(error)
+        == "model in gan.py is a value of type dict, not a model: write 'def build_model()' that returns "
+        "the one to look at"
+    )
 
 
 def test_a_builder_imported_from_elsewhere_counts_and_a_class_does_not(write: Write) -> None:
-    write("class Net(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 8)\ndef build_model(): return Net()\n", "parts.py")
+    write(
+        "class Net(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 8)\ndef "
+        "build_model(): return Net()\n",
+        "parts.py",
+    )
     assert load(write("from parts import build_model", "a.py")).target.attribute == "build_model"
     assert str(mistake(write("from parts import Net", "b.py"))).startswith("found no model in b.py: write")
 
@@ -214,7 +234,9 @@ def test_an_attribute_that_is_not_there_suggests_what_is_near(write: Write) -> N
     file = write("model = torch.nn.Linear(8, 8)\nnumber = 3\n")
     assert str(mistake(f"{file}:modle")) == "net.py has no modle; did you mean model?"
     assert str(mistake(f"{file}:qqqqqq")) == "net.py has no qqqqqq"
-    assert str(mistake(f"{file}:number")).startswith("number in net.py is a value of type int; it has to be a model, its class")
+    assert str(mistake(f"{file}:number")).startswith(
+        "number in net.py is a value of type int; it has to be a model, its class"
+    )
 
 
 SIZABLE = """
@@ -234,11 +256,13 @@ def test_a_builder_that_takes_layers_can_be_asked_again(write: Write) -> None:
     assert load(write("model = torch.nn.Linear(8, 8)")).rebuild is None
 
 
-def test_a_model_too_large_to_be_built_is_examined_without_weights(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_too_large_to_be_built_is_examined_without_weights(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = 8 * (8 * 8 + 8) * 4
-    monkeypatch.setattr(fp8doctor.load, "_room", lambda: whole)
+    monkeypatch.setattr(fp8doctor.loading.model_file, "_room", lambda: whole)
     assert not next(load(write(SIZABLE)).model.parameters()).is_meta
-    monkeypatch.setattr(fp8doctor.load, "_room", lambda: whole - 1)
+    monkeypatch.setattr(fp8doctor.loading.model_file, "_room", lambda: whole - 1)
     job = load(write(SIZABLE))
     assert len(job.model) == 8
     assert all(parameter.is_meta for parameter in job.model.parameters())
@@ -247,19 +271,32 @@ def test_a_model_too_large_to_be_built_is_examined_without_weights(write: Write,
 
 
 def test_a_large_model_that_needs_its_weights_is_built(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp8doctor.load, "_room", lambda: 0.0)
-    job = load(write(SIZABLE.replace("for _ in range(layers)))", "for _ in range(int(torch.ones(1).item()) * layers)))")))
+    monkeypatch.setattr(fp8doctor.loading.model_file, "_room", lambda: 0.0)
+    job = load(
+        write(
+            SIZABLE.replace(
+                "for _ in range(layers)))", "for _ in range(int(torch.ones(1).item()) * layers)))"
+            )
+        )
+    )
     assert not next(job.model.parameters()).is_meta
 
 
 def test_layers_are_passed_on_when_the_builder_takes_them(write: Write) -> None:
-    file = write("def build_model(layers=8): return torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(layers)))")
+    file = write(
+        "def build_model(layers=8): return torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in "
+        "range(layers)))"
+    )
     assert len(load(file).model) == 8
     assert len(load(file, layers=2).model) == 2
 
 
 def test_a_model_and_its_optimizer(write: Write) -> None:
-    job = load(write("def build_model():\n    m = torch.nn.Linear(8, 8)\n    return m, torch.optim.SGD(m.parameters())"))
+    job = load(
+        write(
+            "def build_model():\n    m = torch.nn.Linear(8, 8)\n    return m, torch.optim.SGD(m.parameters())"
+        )
+    )
     assert type(job.optimizer) is torch.optim.SGD
     assert job.workload.optimizer_source == "given"
 
@@ -290,33 +327,67 @@ def test_everything_optional_is_taken(write: Write) -> None:
     assert type(job.optimizer) is torch.optim.AdamW
     assert job.batch["input"].shape == (4, 16, 64)
     workload = job.workload
-    assert (workload.batch_source, workload.batch_size, workload.sequence_length, workload.tokens) == ("given", 4, 16, 64)
-    assert (workload.loss_source, workload.optimizer_source, workload.autocast_source, workload.accumulate) == ("given", "given", "given", 4)
+    assert (workload.batch_source, workload.batch_size, workload.sequence_length, workload.tokens) == (
+        "given",
+        4,
+        16,
+        64,
+    )
+    assert (
+        workload.loss_source,
+        workload.optimizer_source,
+        workload.autocast_source,
+        workload.accumulate,
+    ) == ("given", "given", "given", 4)
 
 
 def test_without_options_everything_is_said_to_be_made_up(write: Write) -> None:
     workload = load(write("model = torch.nn.Linear(64, 8)"), batch=32).workload
-    assert (workload.batch_source, workload.optimizer_source, workload.autocast_source, workload.accumulate) == ("made up", "made up", "none", 1)
+    assert (
+        workload.batch_source,
+        workload.optimizer_source,
+        workload.autocast_source,
+        workload.accumulate,
+    ) == ("made up", "made up", "none", 1)
     assert workload.note == "made up: 32 x 64 random numbers, for a first Linear of 64 inputs"
 
 
 def test_a_size_cannot_be_asked_of_a_given_batch(write: Write) -> None:
     file = write("model = torch.nn.Linear(8, 8)\ndef example_batch(): return torch.zeros(4, 8)")
-    assert str(mistake(file, batch=16)) == "--batch and --seq size a made-up batch, but net.py has an example_batch(); change it there"
+    assert (
+        str(mistake(file, batch=16))
+        == "--batch and --seq size a made-up batch, but net.py has an example_batch(); change it there"
+    )
 
 
 def test_imported_functions_named_like_settings_are_none(write: Write) -> None:
-    job = load(write("from itertools import accumulate\nfrom torch.amp import autocast\nimport json as loss\nmodel = torch.nn.Linear(8, 8)"))
+    job = load(
+        write(
+            "from itertools import accumulate\nfrom torch.amp import autocast\nimport json as "
+            "loss\nmodel = torch.nn.Linear(8, 8)"
+        )
+    )
     assert job.loss is None
     assert job.autocast is None
     assert job.workload.accumulate == 1
 
 
 def test_a_compiled_wrapper_that_is_not_the_one_inspected_is_named(write: Write) -> None:
-    job = load(write("model = torch.nn.Linear(8, 8)\nfast = torch.compile(model)\nother = torch.compile(torch.nn.Linear(8, 8))"))
+    job = load(
+        write(
+            "model = torch.nn.Linear(8, 8)\nfast = torch.compile(model)\nother = "
+            "torch.compile(torch.nn.Linear(8, 8))"
+        )
+    )
     assert job.compiled_elsewhere == ("fast",)
-    assert load(write("net = torch.nn.Linear(8, 8)\nfast = torch.compile(net)", "compiled.py")).target.attribute == "fast"
-    assert load(write("net = torch.compile(torch.nn.Linear(8, 8))\nmodel = net", "same.py")).compiled_elsewhere == ()
+    assert (
+        load(write("net = torch.nn.Linear(8, 8)\nfast = torch.compile(net)", "compiled.py")).target.attribute
+        == "fast"
+    )
+    assert (
+        load(write("net = torch.compile(torch.nn.Linear(8, 8))\nmodel = net", "same.py")).compiled_elsewhere
+        == ()
+    )
 
 
 def test_the_file_runs_under_its_own_name_with_its_folder_first(write: Write, tmp_path: Path) -> None:
@@ -327,14 +398,21 @@ def test_the_file_runs_under_its_own_name_with_its_folder_first(write: Write, tm
         import helper
         if __name__ == "__main__":
             raise SystemExit("as a script")
-        name, path, argv, registered = __name__, sys.path[0], sys.argv, sys.modules[__name__].__dict__ is globals()
+        name, path, argv = __name__, sys.path[0], sys.argv
+        registered = sys.modules[__name__].__dict__ is globals()
         model = torch.nn.Linear(helper.width, 8)
         model.seen = (name, path, argv, registered, __file__)
     """,
         "sub/decoder.py",
     )
     folder = tmp_path / "sub"
-    assert load(file).model.seen == ("decoder", str(folder), [str(folder / "decoder.py")], True, str(folder / "decoder.py"))
+    assert load(file).model.seen == (
+        "decoder",
+        str(folder),
+        [str(folder / "decoder.py")],
+        True,
+        str(folder / "decoder.py"),
+    )
 
 
 @pytest.mark.parametrize("name", ["json.py", "queue.py", "torch.py.py", "my-model.py", "list"])
@@ -350,8 +428,12 @@ def test_no_module_is_replaced(name: str, write: Write) -> None:
 
 
 def test_two_files_of_one_name_get_two_module_names(write: Write) -> None:
-    first = load(write("class Net(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 8)", "a/net.py"))
-    second = load(write("class Net(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 8)", "b/net.py"))
+    first = load(
+        write("class Net(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 8)", "a/net.py")
+    )
+    second = load(
+        write("class Net(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 8)", "b/net.py")
+    )
     assert (type(first.model).__module__, type(second.model).__module__) == ("net", "fp8doctor_target_net")
 
 
@@ -378,11 +460,15 @@ def test_a_missing_module_is_told_apart_from_a_missing_import(write: Write) -> N
     inside = mistake("pkg2.net")
     assert str(inside).startswith("pkg2.net imports surely_not_installed, which this Python does not have")
     assert "pkg2/net.py" in inside.detail
-    assert str(mistake("pkg2.broken")).startswith("pkg2.broken cannot be imported: SyntaxError: '(' was never closed")
+    assert str(mistake("pkg2.broken")).startswith(
+        "pkg2.broken cannot be imported: SyntaxError: '(' was never closed"
+    )
 
 
 def test_the_detail_holds_the_frames_of_the_user(write: Write) -> None:
-    error = mistake(write("def inner():\n    raise RuntimeError('deep')\ndef build_model():\n    return inner()"))
+    error = mistake(
+        write("def inner():\n    raise RuntimeError('deep')\ndef build_model():\n    return inner()")
+    )
     lines = error.detail.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert "net.py" in lines[1]
@@ -392,28 +478,46 @@ def test_the_detail_holds_the_frames_of_the_user(write: Write) -> None:
 
 
 def test_a_cause_is_shown_with_the_frames_of_the_user_only(write: Write) -> None:
-    error = mistake(write("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError('outer') from e"))
+    error = mistake(
+        write("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError('outer') from e")
+    )
     assert error.detail.count("File ") == 2
     assert "direct cause" in error.detail
 
 
 def test_training_arguments_and_a_trainer(write: Write, forget_accelerate: None) -> None:
     pytest.importorskip("transformers")
-    arguments = "from transformers import Trainer, TrainingArguments\nargs = TrainingArguments('out', bf16=True, use_cpu=True, "
+    arguments = (
+        "from transformers import Trainer, TrainingArguments\nargs = TrainingArguments('out', bf16=True, "
+        "use_cpu=True, "
+    )
     arguments += "gradient_accumulation_steps=4, report_to=[])\n"
     job = load(write(arguments + "model = torch.nn.Linear(8, 8)", "with_arguments.py"))
     assert type(job.trainer).__name__ == "TrainingArguments"
     assert (job.autocast, job.workload.accumulate, job.workload.batch_size) == (torch.bfloat16, 4, 8)
 
-    job = load(write(arguments + "net = torch.nn.Linear(8, 8)\ntrainer = Trainer(net, args)", "with_trainer.py") + ":trainer")
+    job = load(
+        write(arguments + "net = torch.nn.Linear(8, 8)\ntrainer = Trainer(net, args)", "with_trainer.py")
+        + ":trainer"
+    )
     assert type(job.trainer).__name__ == "Trainer"
     assert job.model is job.trainer.model
 
-    job = load(write(arguments + "model = torch.nn.Linear(8, 8)\ntrainer = Trainer(model, args)\nautocast = torch.float16", "with_both.py"))
+    job = load(
+        write(
+            arguments
+            + "model = torch.nn.Linear(8, 8)\ntrainer = Trainer(model, args)\nautocast = torch.float16",
+            "with_both.py",
+        )
+    )
     assert type(job.trainer).__name__ == "Trainer"
     assert job.autocast is torch.float16
 
-    job = load(write(arguments + "def build_model(): return Trainer(torch.nn.Linear(8, 8), args)", "builds_trainer.py"))
+    job = load(
+        write(
+            arguments + "def build_model(): return Trainer(torch.nn.Linear(8, 8), args)", "builds_trainer.py"
+        )
+    )
     assert type(job.model) is torch.nn.Linear
 
 

@@ -10,13 +10,15 @@ import msgspec
 import pytest
 
 from fp8doctor import load_report
-from fp8doctor.diagnose import diagnose
+from fp8doctor.analysis.arms import best_bf16, ratio
+from fp8doctor.analysis.outcome import stays_in_bf16
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.measured_savings import measured
+from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.facts import Arm, ArmCut, Facts, Gpu, Trial
+from fp8doctor.facts.arm_names import NO_FP8_GEMM, NO_TIME_LEFT
 from fp8doctor.finding import Finding, Saving, Treatment
-from fp8doctor.measured import NO_FP8_GEMM, NO_TIME_LEFT, best_bf16, measured, ratio, stays_in_bf16
-from fp8doctor.prescription import prescribe
 from fp8doctor.render.text import render
-from fp8doctor.timed_plan import as_timed
 from tests.checks.arms import timed
 from tests.checks.step.profiled import profiled
 from tests.facts_of import DECODER_468M
@@ -43,33 +45,57 @@ class Of:
             arms=tuple(self._arm(name, rounds) for name, rounds in self.arms.items()),
             self_check_ratio=1.0,
             reliable=self.reliable,
-            reason=None if self.reliable else "the step timed against its own copy gives 1.100 instead of 1.00",
+            reason=None
+            if self.reliable
+            else "the step timed against its own copy gives 1.100 instead of 1.00",
             budget_s=60.0,
             elapsed_s=31.0,
         )
         return msgspec.structs.replace(base, trial=trial)
 
     bases: dict[str, str] | None = None
-    """Name of an arm that carries out the treatment of its name -> its base; None writes no bases, as older trials did."""
+    """Name of an arm that carries out the treatment of its name -> its base; None writes no bases, as older
+    trials did."""
 
     def _arm(self, name: str, rounds: tuple[float, ...] | str) -> Arm:
-        treatments = self.treatments if name == "prescribed" else (name,) if name in (self.bases or {}) else ()
+        treatments = (
+            self.treatments if name == "prescribed" else (name,) if name in (self.bases or {}) else ()
+        )
         if isinstance(rounds, str):
             return Arm(name=name, treatments=treatments, tried=False, reason=rounds)
         middle = sorted(rounds)[len(rounds) // 2]
         cut = ArmCut(blocks={}, step_ms=middle, low_ms=min(rounds), high_ms=max(rounds), peak_gib=20.0)
         return Arm(
-            name=name, treatments=treatments, tried=True, reason=None, step_ms=middle, low_ms=min(rounds), high_ms=max(rounds), rounds_ms=rounds,
-            peak_gib=20.0, cuts=(cut,), fp8_gemms=504, graphs_run=0,
-            **({"base": self.bases.get(name, "as_is" if name == "prescribed" else None)} if self.bases is not None else {}),
-        )  # fmt: skip
+            name=name,
+            treatments=treatments,
+            tried=True,
+            reason=None,
+            step_ms=middle,
+            low_ms=min(rounds),
+            high_ms=max(rounds),
+            rounds_ms=rounds,
+            peak_gib=20.0,
+            cuts=(cut,),
+            fp8_gemms=504,
+            graphs_run=0,
+            **(
+                {"base": self.bases.get(name, "as_is" if name == "prescribed" else None)}
+                if self.bases is not None
+                else {}
+            ),
+        )
 
 
 def around(ms: float, spread: float = 0.2) -> tuple[float, ...]:
     return tuple(ms + spread * offset for offset in (-1, -0.5, 0, 0, 0.5, 1))
 
 
-SLOW = {"as_is": around(366.1), "bf16": around(103.6), "bf16_compiled": around(92.7), "prescribed": around(88.3)}
+SLOW = {
+    "as_is": around(366.1),
+    "bf16": around(103.6),
+    "bf16_compiled": around(92.7),
+    "prescribed": around(88.3),
+}
 
 
 def test_the_founding_case() -> None:
@@ -82,7 +108,10 @@ def test_the_founding_case() -> None:
     assert verdict.speedup_low < verdict.speedup < verdict.speedup_high  # type: ignore[operator]
     assert verdict.achievable_speedup == pytest.approx(1.05, abs=0.001)
     assert verdict.tokens_per_s == pytest.approx(16384 / 0.3661, rel=1e-6)
-    assert verdict.summary == ("FP8 runs at 0.25x of BF16: 366.1 ms a step (44,753 tokens/s), best BF16 92.7 ms. With compile-blocks: 88.3 ms, 1.05x of BF16.")
+    assert verdict.summary == (
+        "FP8 runs at 0.25x of BF16: 366.1 ms a step (44,753 tokens/s), best BF16 92.7 ms. With "
+        "compile-blocks: 88.3 ms, 1.05x of BF16."
+    )
     assert report.reaches("error")
 
 
@@ -98,7 +127,10 @@ def test_a_treatment_that_saves_nothing_is_refuted_and_keeps_its_cost() -> None:
     report = diagnose(Of({**SLOW, "prescribed": around(400.0)}).facts())
     outcome = next(each for each in report.outcomes if each.code == "CMP001")
     finding = next(each for each in report.findings if each.code == "CMP001")
-    assert (outcome.outcome, outcome.reason) == ("refuted", "measured: compile-blocks costs 33.9 ms a step instead of saving")
+    assert (outcome.outcome, outcome.reason) == (
+        "refuted",
+        "measured: compile-blocks costs 33.9 ms a step instead of saving",
+    )
     assert finding.saving_ms is not None
     assert finding.saving_ms.high < 0
     assert finding.severity == "info"
@@ -135,19 +167,32 @@ def test_fp8_that_never_ran_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("arms", "sentence"),
     [
-        ({"as_is": "the GPU's memory is too small for it"}, "The step could not be timed: the GPU's memory is too small for it."),
-        ({"as_is": around(90.0), "bf16": "there is no BF16 form of X yet"}, "No BF16 baseline could be timed: there is no BF16 form of X yet."),
+        (
+            {"as_is": "the GPU's memory is too small for it"},
+            "The step could not be timed: the GPU's memory is too small for it.",
+        ),
+        (
+            {"as_is": around(90.0), "bf16": "there is no BF16 form of X yet"},
+            "No BF16 baseline could be timed: there is no BF16 form of X yet.",
+        ),
     ],
 )
-def test_what_could_not_be_timed_is_not_measured(arms: dict[str, tuple[float, ...] | str], sentence: str) -> None:
+def test_what_could_not_be_timed_is_not_measured(
+    arms: dict[str, tuple[float, ...] | str], sentence: str
+) -> None:
     verdict = diagnose(Of(arms).facts()).verdict
     assert verdict.status == "not_measured"
     assert sentence in verdict.summary
 
 
 def without_fp8() -> Facts:
-    linears = tuple(msgspec.structs.replace(each, stack="torch", use="none", kind="torch.nn.modules.linear.Linear") for each in DECODER_468M.network.linears)
-    return msgspec.structs.replace(DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=linears))
+    linears = tuple(
+        msgspec.structs.replace(each, stack="torch", use="none", kind="torch.nn.modules.linear.Linear")
+        for each in DECODER_468M.network.linears
+    )
+    return msgspec.structs.replace(
+        DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=linears)
+    )
 
 
 def test_a_model_without_fp8_is_told_what_fp8_would_give() -> None:
@@ -162,7 +207,10 @@ def test_a_model_without_fp8_is_told_what_fp8_would_give() -> None:
     assert verdict.status == "no_fp8"
     assert verdict.speedup is None
     assert verdict.achievable_speedup == pytest.approx(1.05, abs=0.001)
-    assert "With FP8 (tensorwise, compiled) the step would take 88.3 ms, 1.05x of its best BF16 (92.7 ms)." in verdict.summary
+    assert (
+        "With FP8 (tensorwise, compiled) the step would take 88.3 ms, 1.05x of its best BF16 (92.7 ms)."
+        in verdict.summary
+    )
     best = best_bf16(facts)
     assert best is not None
     assert best.name == "bf16_compiled"
@@ -170,24 +218,40 @@ def test_a_model_without_fp8_is_told_what_fp8_would_give() -> None:
 
 def test_a_cpu_says_nothing_about_a_gpu_and_an_unreliable_timing_says_so() -> None:
     assert "says nothing about a GPU" in diagnose(Of(SLOW, device="cpu").facts()).verdict.summary
-    assert "The timing is unreliable: the step timed against its own copy gives 1.100" in diagnose(Of(SLOW, reliable=False).facts()).verdict.summary
+    assert (
+        "The timing is unreliable: the step timed against its own copy gives 1.100"
+        in diagnose(Of(SLOW, reliable=False).facts()).verdict.summary
+    )
 
 
 def test_the_screen_shows_every_arm_with_its_time_and_why_one_has_none() -> None:
-    screen = render(diagnose(Of({**SLOW, "bf16_compiled": "it raises BackendCompilerFailed: no compiler"}).facts()))
+    screen = render(
+        diagnose(Of({**SLOW, "bf16_compiled": "it raises BackendCompilerFailed: no compiler"}).facts())
+    )
     assert "  FP8, as it is    366.1 ± 0.2  20.0\n" in screen
     assert "  BF16             103.6 ± 0.2  20.0\n" in screen
     assert "  BF16, compiled   not timed: it raises BackendCompilerFailed: no compiler\n" in screen
-    assert "  Timed: 3 variants in turn on NVIDIA H200, the whole model, 31 s, a copy of BF16 came out at 1.000\n" in screen
+    assert (
+        "  Timed: 3 variants in turn on NVIDIA H200, the whole model, 31 s, a copy of BF16 came "
+        "out at 1.000\n" in screen
+    )
     assert "−278 ms a step, measured on NVIDIA H200" in screen
     assert "nothing was timed" not in screen
 
 
 def test_what_helps_bf16_too_is_not_counted_for_fp8() -> None:
-    arms = {"as_is": around(107.8), "bf16": around(131.0), "bf16_compiled": around(119.6), "prescribed": around(93.2)}
+    arms = {
+        "as_is": around(107.8),
+        "bf16": around(131.0),
+        "bf16_compiled": around(119.6),
+        "prescribed": around(93.2),
+    }
     without = {**arms, "bf16_without_checkpointing": around(98.1)}
     verdict = diagnose(Of(without, treatments=("checkpointing-off",), bases={}).facts()).verdict
-    assert "With checkpointing-off: 93.2 ms, 1.05x of BF16 with checkpointing off too (98.1 ms)." in verdict.summary
+    assert (
+        "With checkpointing-off: 93.2 ms, 1.05x of BF16 with checkpointing off too (98.1 ms)."
+        in verdict.summary
+    )
     assert verdict.achievable_speedup == pytest.approx(1.053, abs=0.002)
     unknown = diagnose(Of(arms, treatments=("adapters-to-bf16", "compile-blocks"), bases={}).facts()).verdict
     assert "93.2 ms. BF16 would gain from adapters-to-bf16 too, which was not timed." in unknown.summary
@@ -195,42 +259,75 @@ def test_what_helps_bf16_too_is_not_counted_for_fp8() -> None:
 
 
 def test_staying_in_bf16_is_said_only_after_everything_was_tried_on_a_gpu() -> None:
-    arms = {"as_is": around(120.0), "bf16": around(103.6), "bf16_compiled": around(92.7), "prescribed": around(99.0)}
+    arms = {
+        "as_is": around(120.0),
+        "bf16": around(103.6),
+        "bf16_compiled": around(92.7),
+        "prescribed": around(99.0),
+    }
     bases = {"prescribed": "as_is"}
 
     def stays(of: Of) -> bool:
         report = diagnose(of.facts())
-        assert ("stay in BF16" in report.verdict.summary) == any(step.treatment.name == "stay-in-bf16" for step in report.prescription)
+        assert ("stay in BF16" in report.verdict.summary) == any(
+            step.treatment.name == "stay-in-bf16" for step in report.prescription
+        )
         return "stay in BF16" in report.verdict.summary
 
     assert stays(Of(arms, bases=bases))
     assert not stays(Of(arms, bases=bases, device="cpu"))
     assert not stays(Of({**arms, "prescribed": f"the budget of 60 s {NO_TIME_LEFT}"}, bases=bases))
-    assert stays(Of({**arms, "recipe-rowwise": "it raises RuntimeError: no kernel"}, bases={**bases, "recipe-rowwise": "prescribed"}))
+    assert stays(
+        Of(
+            {**arms, "recipe-rowwise": "it raises RuntimeError: no kernel"},
+            bases={**bases, "recipe-rowwise": "prescribed"},
+        )
+    )
 
 
 def test_little_to_gain_is_not_waited_for() -> None:
     """A variant that was left out may hide that FP8 pays, but not where it could give 2 % at most."""
-    late = Arm(name="recipe-rowwise", treatments=("recipe-rowwise",), tried=False, reason=f"the budget of 60 s {NO_TIME_LEFT}")
+    late = Arm(
+        name="recipe-rowwise",
+        treatments=("recipe-rowwise",),
+        tried=False,
+        reason=f"the budget of 60 s {NO_TIME_LEFT}",
+    )
     fp8 = profiled("as_is", 140.0, gemm_fp8=6.0, cast=34.0, attention=100.0)
-    few, many = (profiled("bf16", 120.0, gemm_16bit=gemms_ms, attention=120.0 - gemms_ms) for gemms_ms in (8.0, 60.0))
+    few, many = (
+        profiled("bf16", 120.0, gemm_16bit=gemms_ms, attention=120.0 - gemms_ms) for gemms_ms in (8.0, 60.0)
+    )
     assert stays_in_bf16(timed(DECODER_468M, fp8, few, late)) is not None
     assert stays_in_bf16(timed(DECODER_468M, fp8, many, late)) is None
 
 
 def test_a_plan_that_may_save_nothing_promises_nothing() -> None:
-    promising = Of({"as_is": (42.0, 42.1, 42.2), "bf16": (50.0, 50.0, 50.0), "prescribed": (41.0, 41.0, 41.1)}).facts()
+    promising = Of(
+        {"as_is": (42.0, 42.1, 42.2), "bf16": (50.0, 50.0, 50.0), "prescribed": (41.0, 41.0, 41.1)}
+    ).facts()
     assert "With compile-blocks" in diagnose(promising).verdict.summary
-    idle = Of({"as_is": (42.0, 42.1, 42.2), "bf16": (50.0, 50.0, 50.0), "prescribed": (42.1, 42.0, 42.2)}).facts()
+    idle = Of(
+        {"as_is": (42.0, 42.1, 42.2), "bf16": (50.0, 50.0, 50.0), "prescribed": (42.1, 42.0, 42.2)}
+    ).facts()
     assert "With compile-blocks" not in diagnose(idle).verdict.summary
 
 
 def test_the_screen_shows_what_the_trial_found_by_itself() -> None:
     arms = {**SLOW, "fused-optimizer": around(84.0)}
-    total = Of({**arms, "prescribed": around(84.0)}, treatments=("compile-blocks", "fused-optimizer"), bases={"fused-optimizer": "prescribed_first"})
+    total = Of(
+        {**arms, "prescribed": around(84.0)},
+        treatments=("compile-blocks", "fused-optimizer"),
+        bases={"fused-optimizer": "prescribed_first"},
+    )
     facts = total.facts()
-    first = msgspec.structs.replace(next(arm for arm in Of(SLOW).facts().trial.arms if arm.name == "prescribed"), name="prescribed_first", base="as_is")
-    facts = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=(*facts.trial.arms, first)))
+    first = msgspec.structs.replace(
+        next(arm for arm in Of(SLOW).facts().trial.arms if arm.name == "prescribed"),
+        name="prescribed_first",
+        base="as_is",
+    )
+    facts = msgspec.structs.replace(
+        facts, trial=msgspec.structs.replace(facts.trial, arms=(*facts.trial.arms, first))
+    )
     screen = render(diagnose(facts))
     assert re.search(r"^2  fused-optimizer +−4.3 ms a step, measured on NVIDIA H200$", screen, re.M), screen
     assert "fused-optimizer is faster, timed with all else equal." in screen
@@ -238,8 +335,13 @@ def test_the_screen_shows_what_the_trial_found_by_itself() -> None:
 
 def test_the_screen_says_what_did_not_fit_beside_the_others() -> None:
     facts = Of(SLOW).facts()
-    arms = tuple(msgspec.structs.replace(arm, beside="bf16" if arm.name == "prescribed" else None) for arm in facts.trial.arms)
-    screen = render(diagnose(msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms))))
+    arms = tuple(
+        msgspec.structs.replace(arm, beside="bf16" if arm.name == "prescribed" else None)
+        for arm in facts.trial.arms
+    )
+    screen = render(
+        diagnose(msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms)))
+    )
     assert "FP8, prescribed took turns with BF16 only." in " ".join(screen.split())
 
 
@@ -256,18 +358,27 @@ def test_fp8_that_was_asked_for_and_is_not_there_stays_so_when_the_model_was_tim
 def test_slower_fp8_that_no_check_explains_is_not_called_fine() -> None:
     arms = {"as_is": around(38.0), "bf16": around(29.9)}
     compiled = tuple(msgspec.structs.replace(each, compiled="") for each in DECODER_468M.network.linears)
-    base = msgspec.structs.replace(DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=compiled), gpus=(GPU,))
+    base = msgspec.structs.replace(
+        DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=compiled), gpus=(GPU,)
+    )
     screen = render(diagnose(Of(arms).facts(base)))
     assert "FP8 is slower than BF16 here, and no check of this version explains why." in screen
     assert "Nothing was found" not in screen
 
 
-EXPLORED = {**SLOW, "prescribed": around(80.0), "prescribed_first": around(88.3), "recipe-rowwise": around(80.0)}
+EXPLORED = {
+    **SLOW,
+    "prescribed": around(80.0),
+    "prescribed_first": around(88.3),
+    "recipe-rowwise": around(80.0),
+}
 """The trial found a recipe on top of what a finding proposed."""
 BASES = {"prescribed_first": "as_is", "recipe-rowwise": "prescribed_first", "compile-blocks": "as_is"}
 
 
-def explored(treatments: tuple[str, ...] = ("compile-blocks", "recipe-rowwise"), **arms: tuple[float, ...] | str) -> Facts:
+def explored(
+    treatments: tuple[str, ...] = ("compile-blocks", "recipe-rowwise"), **arms: tuple[float, ...] | str
+) -> Facts:
     return Of({**EXPLORED, **arms}, treatments=treatments, bases=BASES).facts()
 
 
@@ -281,7 +392,14 @@ def test_what_the_trial_found_joins_the_plan_with_what_it_saved_on_top_of_its_ba
 
 
 def test_a_treatment_is_weighed_on_top_of_its_base() -> None:
-    findings = (Finding(title="t", explanation="e", code="SHP005", treatment=Treatment(name="recipe-rowwise", summary="s", code="c")),)
+    findings = (
+        Finding(
+            title="t",
+            explanation="e",
+            code="SHP005",
+            treatment=Treatment(name="recipe-rowwise", summary="s", code="c"),
+        ),
+    )
     ((weighed,), _) = measured(explored(), findings, ())
     assert weighed.saving_ms is not None
     assert round(weighed.saving_ms.middle, 1) == 8.3
@@ -290,31 +408,46 @@ def test_a_treatment_is_weighed_on_top_of_its_base() -> None:
 
 
 def test_what_was_timed_and_left_out_of_the_total_is_not_prescribed() -> None:
-    plan = diagnose(explored(treatments=("recipe-rowwise",), **{"compile-blocks": around(300.0)})).prescription
+    plan = diagnose(
+        explored(treatments=("recipe-rowwise",), **{"compile-blocks": around(300.0)})
+    ).prescription
     assert [step.treatment.name for step in plan] == ["recipe-rowwise"]
 
 
 def test_fp8_that_stays_slower_ends_the_plan_with_bf16() -> None:
     report = diagnose(Of({**SLOW, "prescribed": around(100.0)}, bases={}).facts())
     assert [step.treatment.name for step in report.prescription] == ["compile-blocks", "stay-in-bf16"]
-    assert report.verdict.summary.endswith("With compile-blocks: 100.0 ms, 0.93x of BF16. Nothing that was tried makes FP8 as fast: stay in BF16.")
+    assert report.verdict.summary.endswith(
+        "With compile-blocks: 100.0 ms, 0.93x of BF16. Nothing that was tried makes FP8 as fast: "
+        "stay in BF16."
+    )
     last = report.prescription[-1].saving_ms
     assert last is not None
     assert round(last.middle, 1) == 7.3
 
 
 STAYING: dict[str, tuple[tuple[float, float], Facts, str, str]] = {
-    "compiled": ((103.6, 92.7), DECODER_468M, "stay in BF16, compiled: ", "for block in model.blocks:\n    block.compile()"),
+    "compiled": (
+        (103.6, 92.7),
+        DECODER_468M,
+        "stay in BF16, compiled: ",
+        "for block in model.blocks:\n    block.compile()",
+    ),
     "eager is best": ((92.7, 95.0), DECODER_468M, "stay in BF16: ", ""),
     "with a cache": (
         (103.6, 92.7),
-        msgspec.structs.replace(DECODER_468M, training=msgspec.structs.replace(DECODER_468M.training, use_cache=True, cache_switch="")),
+        msgspec.structs.replace(
+            DECODER_468M,
+            training=msgspec.structs.replace(DECODER_468M.training, use_cache=True, cache_switch=""),
+        ),
         "stay in BF16, compiled: ",
         "for block in model.blocks:\n    block.compile()\nmodel.config.use_cache = False",
     ),
     "without blocks": (
         (103.6, 92.7),
-        msgspec.structs.replace(DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, blocks=())),
+        msgspec.structs.replace(
+            DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, blocks=())
+        ),
         "stay in BF16, compiled: ",
         "model = torch.compile(model)",
     ),
@@ -322,7 +455,9 @@ STAYING: dict[str, tuple[tuple[float, float], Facts, str, str]] = {
 
 
 @pytest.mark.parametrize(("bf16", "base", "summary", "lines"), STAYING.values(), ids=STAYING)
-def test_the_plan_stays_in_the_bf16_that_was_fastest(bf16: tuple[float, float], base: Facts, summary: str, lines: str) -> None:
+def test_the_plan_stays_in_the_bf16_that_was_fastest(
+    bf16: tuple[float, float], base: Facts, summary: str, lines: str
+) -> None:
     eager, compiled = map(around, bf16)
     arms = {**SLOW, "bf16": eager, "bf16_compiled": compiled, "prescribed": around(100.0)}
     last = diagnose(Of(arms, bases={}).facts(base)).prescription[-1].treatment
@@ -347,14 +482,27 @@ def test_arms_of_the_first_window_are_not_shown_twice() -> None:
 
 def test_fp8_that_never_ran_is_told_what_it_would_give() -> None:
     arms = {"as_is": NO_FP8_GEMM, "bf16_compiled": around(92.7), "te-autocast": around(88.3)}
-    assert "Once it runs: 88.3 ms, 1.05x of BF16." in diagnose(Of(arms, bases={"te-autocast": "as_is"}).facts()).verdict.summary
+    assert (
+        "Once it runs: 88.3 ms, 1.05x of BF16."
+        in diagnose(Of(arms, bases={"te-autocast": "as_is"}).facts()).verdict.summary
+    )
 
 
 LOSING = Finding(
-    title="t", explanation="e", code="SHP002", severity="warning", treatment=Treatment(name="stay-in-bf16", summary="s", code="c"),
+    title="t",
+    explanation="e",
+    code="SHP002",
+    severity="warning",
+    treatment=Treatment(name="stay-in-bf16", summary="s", code="c"),
     saving_ms=Saving(low=9.0, high=9.0, basis="modelled", gpu="H200"),
-)  # fmt: skip
-EAGER = Finding(title="t", explanation="e", code="CMP001", severity="warning", treatment=Treatment(name="compile-blocks", summary="s", code="c"))
+)
+EAGER = Finding(
+    title="t",
+    explanation="e",
+    code="CMP001",
+    severity="warning",
+    treatment=Treatment(name="compile-blocks", summary="s", code="c"),
+)
 EVEN_FP8 = Of({**SLOW, "prescribed": around(92.7)}, bases={"prescribed": "as_is"})
 
 
@@ -366,7 +514,11 @@ def test_staying_in_bf16_is_weighed_by_the_best_of_both(prescribed: float, saved
 
 
 def test_staying_in_bf16_saves_nothing_of_a_model_without_fp8() -> None:
-    arms: dict[str, tuple[float, ...] | str] = {"as_is": around(103.6), "bf16_compiled": around(92.7), "float8_tensorwise": around(99.0)}
+    arms: dict[str, tuple[float, ...] | str] = {
+        "as_is": around(103.6),
+        "bf16_compiled": around(92.7),
+        "float8_tensorwise": around(99.0),
+    }
     assert measured(Of(arms).facts(without_fp8()), (LOSING,), ())[0] == (LOSING,)
 
 
@@ -375,13 +527,29 @@ def test_staying_in_bf16_saves_nothing_of_a_model_without_fp8() -> None:
     [
         (DECODER_468M, (LOSING, EAGER), ["compile-blocks"]),
         (DECODER_468M, (LOSING,), ["stay-in-bf16"]),
-        (DECODER_468M, (LOSING, msgspec.structs.replace(EAGER, code="MEM001")), ["compile-blocks", "stay-in-bf16"]),
+        (
+            DECODER_468M,
+            (LOSING, msgspec.structs.replace(EAGER, code="MEM001")),
+            ["compile-blocks", "stay-in-bf16"],
+        ),
         (EVEN_FP8.facts(), (LOSING, EAGER), ["compile-blocks"]),
-        (Of({**SLOW, "prescribed": around(100.0)}).facts(), (LOSING, EAGER), ["compile-blocks", "stay-in-bf16"]),
+        (
+            Of({**SLOW, "prescribed": around(100.0)}).facts(),
+            (LOSING, EAGER),
+            ["compile-blocks", "stay-in-bf16"],
+        ),
     ],
-    ids=["no trial", "nothing else", "nothing else of FP8's own", "even once prescribed", "slower even as prescribed"],
+    ids=[
+        "no trial",
+        "nothing else",
+        "nothing else of FP8's own",
+        "even once prescribed",
+        "slower even as prescribed",
+    ],
 )
-def test_fp8_is_never_mended_and_given_up_in_one_plan_unless_that_was_measured(facts: Facts, findings: tuple[Finding, ...], names: list[str]) -> None:
+def test_fp8_is_never_mended_and_given_up_in_one_plan_unless_that_was_measured(
+    facts: Facts, findings: tuple[Finding, ...], names: list[str]
+) -> None:
     assert [step.treatment.name for step in as_timed(prescribe(findings, {}, facts), facts)] == names
 
 
@@ -396,6 +564,8 @@ def test_recordings_whose_layers_all_lose_are_not_told_to_mend_fp8_and_to_give_i
 
 def test_variants_without_a_time_for_one_reason_stand_in_one_line() -> None:
     late = "the budget of 60 s was used up before it"
-    screen = render(diagnose(explored(**dict.fromkeys(("cache-off", "recipe-tensorwise", "fused-optimizer"), late))))
+    screen = render(
+        diagnose(explored(**dict.fromkeys(("cache-off", "recipe-tensorwise", "fused-optimizer"), late)))
+    )
     assert re.search(f"  3 more variants +not timed: {late.removesuffix('it')}them\n", screen)
     assert screen.count("not timed") == 1

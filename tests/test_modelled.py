@@ -8,20 +8,20 @@ import msgspec
 import pytest
 
 from fp8doctor import load_report
-from fp8doctor.diagnose import diagnose, judge
+from fp8doctor.analysis.modelled_speedup import expected, in_words
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.verdict import judge, timed
 from fp8doctor.facts import Facts
+from fp8doctor.facts.record import NOT_RECORDED
 from fp8doctor.finding import Finding
-from fp8doctor.measured import timed
-from fp8doctor.modelled import expected, in_words
-from fp8doctor.record import NOT_RECORDED
 from fp8doctor.registry import discover, run
 from fp8doctor.render.text import render
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
 
 MODEL_ERROR = 0.15
-"""How far the modelled speedup of these jobs may be off. Two jobs with adapters or frozen weights are further off and left
-out: tests/benchmarks/results/cost_model_h200.md."""
+"""How far the modelled speedup of these jobs may be off. Two jobs with adapters or frozen weights are further
+off and left out: tests/benchmarks/results/cost_model_h200.md."""
 
 
 def examined(name: str) -> tuple[Facts, tuple[Finding, ...]]:
@@ -30,7 +30,16 @@ def examined(name: str) -> tuple[Facts, tuple[Finding, ...]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["decoder_468m", "decoder_454m", "decoder_468m_compiled", "llama_8b_float8", "llama_8b", "te_fused", "checkpointed_needlessly"]
+    "name",
+    [
+        "decoder_468m",
+        "decoder_454m",
+        "decoder_468m_compiled",
+        "llama_8b_float8",
+        "llama_8b",
+        "te_fused",
+        "checkpointed_needlessly",
+    ],
 )
 def test_the_expected_speedup_is_near_the_measured_one(name: str) -> None:
     facts, findings = examined(name)
@@ -61,7 +70,9 @@ def test_slower_fp8_that_is_only_modelled_is_not_called_fine(name: str, clear: b
     assert ("The cost model expects FP8 to be slower than BF16 here" in screen) != clear
 
 
-@pytest.mark.parametrize("name", ["compile_disabled", "llama_kv_cache", "te_without_autocast", "emulated", "moe"])
+@pytest.mark.parametrize(
+    "name", ["compile_disabled", "llama_kv_cache", "te_without_autocast", "emulated", "moe"]
+)
 def test_nothing_is_expected_of_what_is_not_what_it_seems(name: str) -> None:
     assert expected(*examined(name)) is None
 
@@ -70,6 +81,8 @@ def test_the_verdict_says_that_it_is_modelled_and_on_which_gpu() -> None:
     facts, findings = examined("decoder_468m")
     verdict = judge(facts, findings)
     assert (verdict.status, verdict.basis) == ("not_measured", "modelled")
-    assert verdict.summary.endswith("About 0.26x of the best BF16 as it is, 1.04x compiled (modelled on H200).")
+    assert verdict.summary.endswith(
+        "About 0.26x of the best BF16 as it is, 1.04x compiled (modelled on H200)."
+    )
     assert verdict.speedup is None
     assert verdict.achievable_speedup == pytest.approx(1.04, abs=0.01)

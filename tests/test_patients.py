@@ -1,4 +1,5 @@
-"""Every patient through the real worker process and the conductor: its disease is found, and nothing that it has not."""
+"""Every patient through the real worker process and the conductor: its disease is found, and nothing that it
+has not."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fp8doctor import registry
-from fp8doctor.diagnose import diagnose
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.report import Report
 from tests.clinic import Patient, examined, patients
 
@@ -24,8 +25,13 @@ each_patient = pytest.mark.parametrize("patient", PATIENTS.values(), ids=PATIENT
 
 @pytest.fixture(scope="module", autouse=True)
 def _examined_side_by_side(request: pytest.FixtureRequest) -> None:
-    """The workers of the tests that were selected run as many at a time as there are cores; the tests wait for the answers."""
-    slow = [item for item in request.session.items if item.get_closest_marker("slow") and hasattr(item, "callspec")]
+    """The workers of the tests that were selected run as many at a time as there are cores; the tests wait
+    for the answers."""
+    slow = [
+        item
+        for item in request.session.items
+        if item.get_closest_marker("slow") and hasattr(item, "callspec")
+    ]
     wanted = {item.callspec.params["patient"] for item in slow if "patient" in item.callspec.params}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         wait([pool.submit(examined, patient) for patient in wanted])
@@ -34,7 +40,7 @@ def _examined_side_by_side(request: pytest.FixtureRequest) -> None:
 def report_on(patient: Patient) -> Report:
     examination = examined(patient)
     assert examination.problem is None
-    return diagnose(examination.facts)
+    return Report.of(diagnose(examination.facts))
 
 
 @each_patient
@@ -62,14 +68,20 @@ def test_diagnosis(patient: Patient) -> None:
 @each_patient
 def test_every_check_had_an_answer(patient: Patient) -> None:
     """On a current stack nothing stays unknown but what a trial would tell, and nothing crashes."""
-    unanswered = [outcome for outcome in report_on(patient).outcomes if outcome.outcome in ("unknown", "crashed")]
+    unanswered = [
+        outcome for outcome in report_on(patient).outcomes if outcome.outcome in ("unknown", "crashed")
+    ]
     assert [outcome for outcome in unanswered if outcome.reason != "trial was not recorded"] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameters", "fp8_linears", "blocks"),
-    [("decoder_468m", 468_239_360, 168, 24), ("decoder_454m", 454_166_528, 120, 24), ("llama_8b", 8_030_261_248, 224, 32)],
+    [
+        ("decoder_468m", 468_239_360, 168, 24),
+        ("decoder_454m", 454_166_528, 120, 24),
+        ("llama_8b", 8_030_261_248, 224, 32),
+    ],
 )
 def test_sizes_of_the_documented_models(name: str, parameters: int, fp8_linears: int, blocks: int) -> None:
     network = examined(PATIENTS[name]).facts.network
@@ -95,14 +107,23 @@ def test_the_cause_is_prescribed_and_its_symptom_is_not() -> None:
 
 
 def command_line(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "fp8doctor", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-m", "fp8doctor", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
 
 
 @pytest.mark.slow
 def test_a_warning_leaves_the_exit_code_alone() -> None:
     done = command_line("tests/patients/decoder_468m.py", "--format", "json")
     assert done.returncode == 0, done.stderr
-    assert [finding["code"] for finding in json.loads(done.stdout)["findings"] if finding["severity"] != "info"] == ["CMP001"]
+    assert [
+        finding["code"] for finding in json.loads(done.stdout)["findings"] if finding["severity"] != "info"
+    ] == ["CMP001"]
 
 
 @pytest.mark.slow

@@ -7,17 +7,28 @@ import copy
 import msgspec
 
 from fp8doctor.checks.shapes import gemms_too_small
-from fp8doctor.cures import KEEP_IN_BF16, describe, keep_in_bf16
+from fp8doctor.diagnosis.prescription import Step, prescribe
+from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, describe, keep_in_bf16
 from fp8doctor.finding import Finding, Saving, Severity, Treatment
-from fp8doctor.prescription import Step, prescribe
 from fp8doctor.trial.explorations import SENSIBLE
 from tests.facts_of import DECODER_468M
 
 
-def found(code: str, severity: Severity = "warning", saved_ms: float | None = None, treatment: str | None = None) -> Finding:
+def found(
+    code: str, severity: Severity = "warning", saved_ms: float | None = None, treatment: str | None = None
+) -> Finding:
     saving = None if saved_ms is None else Saving(low=saved_ms, high=saved_ms, basis="modelled", gpu="H100")
     cure = Treatment(name=treatment or f"cure-{code}", summary="s", code="c") if treatment != "" else None
-    return Finding(title=f"title of {code}", explanation="e", code=code, name=code.lower(), area="step", severity=severity, saving_ms=saving, treatment=cure)
+    return Finding(
+        title=f"title of {code}",
+        explanation="e",
+        code=code,
+        name=code.lower(),
+        area="step",
+        severity=severity,
+        saving_ms=saving,
+        treatment=cure,
+    )
 
 
 def codes(*findings: Finding, explained_by: dict[str, tuple[str, ...]] | None = None) -> list[str]:
@@ -25,7 +36,11 @@ def codes(*findings: Finding, explained_by: dict[str, tuple[str, ...]] | None = 
 
 
 def test_the_larger_saving_comes_first() -> None:
-    assert codes(found("AAA001", saved_ms=5), found("BBB001", saved_ms=50), found("CCC001")) == ["BBB001", "AAA001", "CCC001"]
+    assert codes(found("AAA001", saved_ms=5), found("BBB001", saved_ms=50), found("CCC001")) == [
+        "BBB001",
+        "AAA001",
+        "CCC001",
+    ]
 
 
 def test_what_makes_fp8_impossible_comes_before_any_saving() -> None:
@@ -33,7 +48,11 @@ def test_what_makes_fp8_impossible_comes_before_any_saving() -> None:
 
 
 def test_a_treatment_that_costs_time_comes_last() -> None:
-    assert codes(found("AAA001", saved_ms=-5), found("BBB001"), found("CCC001", saved_ms=1)) == ["CCC001", "BBB001", "AAA001"]
+    assert codes(found("AAA001", saved_ms=-5), found("BBB001"), found("CCC001", saved_ms=1)) == [
+        "CCC001",
+        "BBB001",
+        "AAA001",
+    ]
 
 
 def test_information_is_prescribed_only_when_it_saves_something() -> None:
@@ -47,11 +66,15 @@ def test_a_symptom_is_dropped_when_its_cause_was_found_and_kept_when_not() -> No
 
 
 def test_information_explains_no_symptom_away() -> None:
-    assert codes(found("AAA001", "error"), found("BBB001", "info"), explained_by={"AAA001": ("BBB001",)}) == ["AAA001"]
+    assert codes(found("AAA001", "error"), found("BBB001", "info"), explained_by={"AAA001": ("BBB001",)}) == [
+        "AAA001"
+    ]
 
 
 def test_findings_with_one_treatment_share_a_step() -> None:
-    (step,) = prescribe([found("AAA001", treatment="compile"), found("BBB001", saved_ms=3, treatment="compile")], {})
+    (step,) = prescribe(
+        [found("AAA001", treatment="compile"), found("BBB001", saved_ms=3, treatment="compile")], {}
+    )
     assert (step.code, step.mends) == ("BBB001", ("BBB001", "AAA001"))
     assert step.saving_ms is not None
     assert step.saving_ms.middle == 3
@@ -64,7 +87,9 @@ def test_a_finding_without_treatment_prescribes_nothing() -> None:
 
 def test_findings_with_one_treatment_share_its_layers() -> None:
     def keeping(code: str, *layers: str) -> Finding:
-        return Finding(title="t", explanation="e", code=code, severity="warning", treatment=keep_in_bf16(layers))
+        return Finding(
+            title="t", explanation="e", code=code, severity="warning", treatment=keep_in_bf16(layers)
+        )
 
     (step,) = prescribe([keeping("AAA001", "a", "b"), keeping("BBB001", "b", "c")], {})
     assert step.treatment.layers == ("a", "b", "c")
@@ -93,4 +118,6 @@ def test_equal_findings_are_ordered_by_code() -> None:
 
 
 def test_giving_fp8_up_comes_last_whatever_it_saves() -> None:
-    assert codes(found("AAA001", saved_ms=50, treatment="stay-in-bf16"), found("BBB001", saved_ms=1), found("CCC001")) == ["BBB001", "CCC001", "AAA001"]
+    assert codes(
+        found("AAA001", saved_ms=50, treatment="stay-in-bf16"), found("BBB001", saved_ms=1), found("CCC001")
+    ) == ["BBB001", "CCC001", "AAA001"]

@@ -13,7 +13,7 @@ import pytest
 
 from fp8doctor import cli
 from fp8doctor.report import Report
-from fp8doctor.worker import examine_in_worker
+from fp8doctor.worker.parent import examine_in_worker
 from tests import readme
 
 TEXT = readme.README.read_text("utf-8")
@@ -99,11 +99,18 @@ def test_reports_share_their_options() -> None:
 
 
 def test_exit_codes_are_those_of_the_command_line() -> None:
-    assert [row[0] for row in table_after("exit code")] == [str(code) for code in (cli.OK, cli.FOUND, cli.FAILED, cli.INTERRUPTED)]
+    assert [row[0] for row in table_after("exit code")] == [
+        str(code) for code in (cli.OK, cli.FOUND, cli.FAILED, cli.INTERRUPTED)
+    ]
 
 
 def test_options_named_in_the_text_exist() -> None:
-    known = {opt for command in (cli.examine, *cli.main.commands.values()) for option in readme.shown(command) for opt in option.opts}
+    known = {
+        opt
+        for command in (cli.examine, *cli.main.commands.values())
+        for option in readme.shown(command)
+        for opt in option.opts
+    }
     prose = FENCED.sub("", TEXT)
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose)) <= known
 
@@ -124,7 +131,9 @@ def test_set_up_commands_pin_no_build_of_torch() -> None:
     assert "pytest" in fenced("command: test")
 
 
-def test_api_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_api_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     import torch
     from torch import nn
     from torchao.float8 import convert_to_float8_training

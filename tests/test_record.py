@@ -11,11 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8doctor.facts import Facts, Gpu, Linear, Network, Target, recorded
+from fp8doctor.facts.record import (
+    UnreadableDocument,
+    decode,
+    encode,
+    restore_unknown_keys,
+    to_builtins,
+    unknown_keys,
+)
 from fp8doctor.finding import Finding
-from fp8doctor.record import UnreadableDocument, decode, encode, restore_unknown_keys, to_builtins, unknown_keys
 
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )
@@ -28,11 +39,21 @@ def round_trip(facts: Facts) -> Facts:
 @given(
     name=st.text(st.characters(exclude_categories=())),
     memory=st.floats(),
-    features=st.dictionaries(st.text(), st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(st.characters(exclude_categories=()))),
+    features=st.dictionaries(
+        st.text(),
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**60), 2**60)
+        | st.text(st.characters(exclude_categories=())),
+    ),
 )
-def test_any_text_and_any_number_survives_a_round_trip(name: str, memory: float, features: dict[str, bool | int | str | None]) -> None:
+def test_any_text_and_any_number_survives_a_round_trip(
+    name: str, memory: float, features: dict[str, bool | int | str | None]
+) -> None:
     facts = Facts(
-        gpus=(Gpu(name=name, memory_gib=memory),), network=Network(linears=(Linear(name=name, features=features),)), target=Target(kind="file", name=name)
+        gpus=(Gpu(name=name, memory_gib=memory),),
+        network=Network(linears=(Linear(name=name, features=features),)),
+        target=Target(kind="file", name=name),
     )
     assert round_trip(facts) == facts
     assert encode(round_trip(facts).to_dict()) == encode(facts.to_dict())
@@ -47,12 +68,16 @@ def test_a_number_that_is_not_finite_becomes_none_in_a_fact_and_text_in_evidence
 def test_an_integer_in_a_float_field_is_written_as_it_is_read() -> None:
     gpu = Gpu(memory_gib=3)
     assert type(gpu.memory_gib) is float
-    assert encode(to_builtins(gpu)) == encode(to_builtins(Facts.from_dict({"gpus": [{"memory_gib": 3}]}).gpus[0]))
+    assert encode(to_builtins(gpu)) == encode(
+        to_builtins(Facts.from_dict({"gpus": [{"memory_gib": 3}]}).gpus[0])
+    )
 
 
 def test_a_lone_surrogate_becomes_the_replacement_character() -> None:
     assert Target(name="a\udc80b").name == "a\N{REPLACEMENT CHARACTER}b"
-    assert Linear(features={"k\udc80": "v\udfff"}).features == {"k\N{REPLACEMENT CHARACTER}": "v\N{REPLACEMENT CHARACTER}"}
+    assert Linear(features={"k\udc80": "v\udfff"}).features == {
+        "k\N{REPLACEMENT CHARACTER}": "v\N{REPLACEMENT CHARACTER}"
+    }
 
 
 def test_a_document_that_nests_too_deep_is_refused_with_a_sentence() -> None:
@@ -114,10 +139,13 @@ def test_the_encoding_is_stable_and_ends_with_a_newline() -> None:
 def test_many_threads_may_read_the_first_document_at_once() -> None:
     """msgspec 0.22.0 alone crashed the process in 39 of 40 runs of this program."""
     program = (
-        "import sys; from concurrent.futures import ThreadPoolExecutor; from fp8doctor.facts import Facts; sys.setswitchinterval(1e-6)\n"
-        "from fp8doctor.worker import Message; from fp8doctor.record import decoder\n"
+        "import sys; from concurrent.futures import ThreadPoolExecutor; from fp8doctor.facts import "
+        "Facts; sys.setswitchinterval(1e-6)\n"
+        "from fp8doctor.worker.parent import Message; from fp8doctor.facts.record import decoder\n"
         "read = lambda i: decoder(Message) if i % 2 else Facts.from_dict({'network': {'parameters': 1}})\n"
         "with ThreadPoolExecutor(8) as pool: list(pool.map(read, range(64)))"
     )
-    ended = [subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode for _ in range(5)]
+    ended = [
+        subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode for _ in range(5)
+    ]
     assert ended == [0] * 5

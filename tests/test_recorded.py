@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fp8doctor import load_report
+from fp8doctor.diagnosis.document import tool
 from fp8doctor.facts import recorded
-from fp8doctor.report import tool
 from tests.patients.record import patients
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
@@ -19,13 +19,20 @@ PATIENTS = {path.stem: path for path in patients()}
 
 
 def expected(recording: Path) -> dict[str, Any]:
-    """The module constants of the patient, read without running it: Transformer Engine's patients need a GPU."""
+    """The module constants of the patient, read without running it: Transformer Engine's patients need a
+    GPU."""
     import ast
 
     source = PATIENTS[recording.stem.partition("-")[2]].read_text("utf-8")
     constants: dict[str, Any] = {"MUST": (), "MUST_NOT": (), "HEALTHY": False}
     for node in ast.parse(source).body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
+        target = (
+            node.targets[0]
+            if isinstance(node, ast.Assign)
+            else node.target
+            if isinstance(node, ast.AnnAssign)
+            else None
+        )
         if isinstance(target, ast.Name) and target.id in constants and node.value is not None:  # type: ignore[union-attr]
             constants[target.id] = ast.literal_eval(node.value)  # type: ignore[union-attr]
     return constants
@@ -107,7 +114,9 @@ def test_transformer_engine_layers_are_recognised_and_engaged(patient: str) -> N
     ],
 )
 def test_a_planted_layer_is_blamed_by_name(patient: str, code: str, evidence: str, name: str) -> None:
-    (finding,) = (each for each in load_report(RECORDED / f"h200-{patient}.json").findings if each.code == code)
+    (finding,) = (
+        each for each in load_report(RECORDED / f"h200-{patient}.json").findings if each.code == code
+    )
     blamed = finding.evidence[evidence]
     assert (blamed if isinstance(blamed, str) else blamed[0]) == name
     assert name in finding.explanation + finding.title
@@ -120,24 +129,33 @@ def test_the_founding_case_is_bound_by_casts_and_not_by_the_host() -> None:
 
 
 LEAST_CLASSIFIED_PCT = 99.0
-"""Of the time of the kernels. Of ViT, encoder-decoder and te_transformer no kernel was looked at to write a rule; before Transformer
-Engine's names were taken over from te_fused and from the symbols of its library, 98.7 % of te_transformer's were known."""
+"""Of the time of the kernels. Of ViT, encoder-decoder and te_transformer no kernel was looked at to write a
+rule; before Transformer Engine's names were taken over from te_fused and from the symbols of its library,
+98.7 % of te_transformer's were known."""
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
 def test_what_every_kernel_does_is_known(recording: Path) -> None:
     trial = load_report(recording).facts.trial
-    profiled = [arm for arm in (trial.arms if recorded(trial) and recorded(trial.arms) else ()) if recorded(arm.breakdown) and arm.breakdown]
+    profiled = [
+        arm
+        for arm in (trial.arms if recorded(trial) and recorded(trial.arms) else ())
+        if recorded(arm.breakdown) and arm.breakdown
+    ]
     for arm in profiled:
         assert arm.breakdown is not None
         assert 100 - arm.breakdown.unclassified_pct >= LEAST_CLASSIFIED_PCT
-        assert sum(arm.breakdown.families_ms.values()) + arm.breakdown.idle_ms == pytest.approx(arm.step_ms, rel=0.01)
+        assert sum(arm.breakdown.families_ms.values()) + arm.breakdown.idle_ms == pytest.approx(
+            arm.step_ms, rel=0.01
+        )
     if recording.stem.partition("-")[2] in ("vit", "encoder_decoder", "te_transformer"):
         assert len(profiled) >= 2
 
 
 def test_blocks_in_pieces_without_a_counted_break_name_the_usual_cause() -> None:
-    (finding,) = (each for each in load_report(RECORDED / "h200-graph_breaks.json").findings if each.code == "CMP003")
+    (finding,) = (
+        each for each in load_report(RECORDED / "h200-graph_breaks.json").findings if each.code == "CMP003"
+    )
     assert (finding.evidence["graph_breaks"], finding.evidence["graphs_run"]) == (0, 48)
     assert "a branch that depends on data" in finding.explanation
 

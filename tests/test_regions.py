@@ -1,4 +1,5 @@
-"""The lines that compile the blocks of a transformers model switch off the KV cache that it builds, wherever it is configured."""
+"""The lines that compile the blocks of a transformers model switch off the KV cache that it builds, wherever
+it is configured."""
 
 from __future__ import annotations
 
@@ -9,17 +10,26 @@ import torch
 from torch import nn
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
-from fp8doctor.cures import STAY_IN_BF16, describe
+from fp8doctor.analysis.compile_coverage import compile_treatment
+from fp8doctor.diagnosis.treatments import STAY_IN_BF16, describe
 from fp8doctor.facts import Facts
-from fp8doctor.regions import compile_treatment
 from tests.examine.models import SIZES, llama, lora, network, training
 
 
 def gemma() -> nn.Module:
     """A model whose text has a configuration of its own inside of the model's."""
-    vision = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+    vision = {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "image_size": 32,
+        "patch_size": 8,
+    }
     with torch.device("meta"):
-        return Gemma3ForConditionalGeneration(Gemma3Config(text_config={**SIZES, "use_cache": True}, vision_config=vision))
+        return Gemma3ForConditionalGeneration(
+            Gemma3Config(text_config={**SIZES, "use_cache": True}, vision_config=vision)
+        )
 
 
 def facts_of(model: nn.Module) -> Facts:
@@ -39,8 +49,12 @@ def facts_of(model: nn.Module) -> Facts:
 def test_the_cache_goes_where_blocks_are_compiled(build: Callable[[], nn.Module], line: str | None) -> None:
     model = build()
     facts = facts_of(model)
-    code = compile_treatment(facts, [linear for linear in facts.network.linears if "layers" in linear.name]).code
-    assert [each.partition("   #")[0] for each in code.splitlines() if "use_cache" in each] == ([line] if line else [])
+    code = compile_treatment(
+        facts, [linear for linear in facts.network.linears if "layers" in linear.name]
+    ).code
+    assert [each.partition("   #")[0] for each in code.splitlines() if "use_cache" in each] == (
+        [line] if line else []
+    )
     exec(code, {"model": model, "torch": torch})
     assert training(model).use_cache is False
     assert any(blocks.compiled == blocks.count for blocks in network(model).blocks)
@@ -64,4 +78,9 @@ def test_staying_in_bf16_compiles_a_class_of_torch_too() -> None:
 
 def test_a_model_that_is_compiled_whole_keeps_its_cache() -> None:
     facts = facts_of(llama("meta", use_cache=True))
-    assert compile_treatment(facts, [linear for linear in facts.network.linears if "layers" not in linear.name] * 5).code == "model.compile()"
+    assert (
+        compile_treatment(
+            facts, [linear for linear in facts.network.linears if "layers" not in linear.name] * 5
+        ).code
+        == "model.compile()"
+    )

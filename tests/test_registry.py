@@ -19,13 +19,31 @@ def made(function: registry.CheckFunction, code: str = "ZZZ001", needs: tuple[st
 
 def test_every_shipped_check_is_discovered_once_and_in_the_order_of_the_areas() -> None:
     checks = discover()
-    assert {"ENV001", "ENV002", "ENV003", "GPU001", "GPU005", "MOD001", "MOD003", "CMP001", "CMP002", "SHP001"} <= {each.code for each in checks}
+    assert {
+        "ENV001",
+        "ENV002",
+        "ENV003",
+        "GPU001",
+        "GPU005",
+        "MOD001",
+        "MOD003",
+        "CMP001",
+        "CMP002",
+        "SHP001",
+    } <= {each.code for each in checks}
     assert len({each.code for each in checks}) == len(checks)
-    assert [registry.AREAS.index(each.area) for each in checks] == sorted(registry.AREAS.index(each.area) for each in checks)
+    assert [registry.AREAS.index(each.area) for each in checks] == sorted(
+        registry.AREAS.index(each.area) for each in checks
+    )
 
 
 @pytest.mark.parametrize(
-    ("code", "area", "message"), [("cmp001", "step", "is not a code"), ("ZZZ1", "step", "is not a code"), ("ZZZ001", "kitchen", "is not an area")]
+    ("code", "area", "message"),
+    [
+        ("cmp001", "step", "is not a code"),
+        ("ZZZ1", "step", "is not a code"),
+        ("ZZZ001", "kitchen", "is not an area"),
+    ],
 )
 def test_a_malformed_registration_fails_at_import(code: str, area: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -44,7 +62,9 @@ def test_selection_by_prefix() -> None:
     checks = discover()
     assert {each.code[:3] for each in select(checks, ["CMP", "GPU"])} == {"CMP", "GPU"}
     assert "CMP001" not in {each.code for each in select(checks, [], ["CMP001"])}
-    assert {each.code for each in select(checks, ["CMP"], ["CMP001"])} == {each.code for each in select(checks, ["CMP"])} - {"CMP001"}
+    assert {each.code for each in select(checks, ["CMP"], ["CMP001"])} == {
+        each.code for each in select(checks, ["CMP"])
+    } - {"CMP001"}
     assert select(checks) == checks
 
 
@@ -59,7 +79,10 @@ def test_a_missing_fact_makes_the_check_unknown_and_is_named_with_its_reason() -
     def never(facts: Facts) -> None:
         raise AssertionError("must not run")
 
-    (outcome,) = run([made(never, needs=("training.dynamo.stance",))], Facts(gaps={"training.dynamo": "torch 9.9 keeps it elsewhere"}))[1]
+    (outcome,) = run(
+        [made(never, needs=("training.dynamo.stance",))],
+        Facts(gaps={"training.dynamo": "torch 9.9 keeps it elsewhere"}),
+    )[1]
     assert (outcome.outcome, outcome.reason) == ("unknown", "training: torch 9.9 keeps it elsewhere")
     (outcome,) = run([made(never, needs=("network.linears",))], Facts(network=Network()))[1]
     assert (outcome.outcome, outcome.reason) == ("unknown", "network.linears was not recorded")
@@ -72,13 +95,19 @@ def test_the_trials_own_gaps_give_the_reason_too() -> None:
 
 def test_one_record_of_a_list_without_the_fact_is_enough_to_not_know() -> None:
     linears = (Linear(name="a", compiled=None), Linear(name="b"))
-    assert missing_fact(Facts(network=Network(linears=linears)), ["network.linears.compiled"]) == "network.linears.compiled was not recorded"
+    assert (
+        missing_fact(Facts(network=Network(linears=linears)), ["network.linears.compiled"])
+        == "network.linears.compiled was not recorded"
+    )
     assert missing_fact(Facts(network=Network(linears=linears[:1])), ["network.linears.compiled"]) is None
     assert missing_fact(Facts(network=Network(linears=())), ["network.linears.compiled"]) is None
 
 
 def test_none_is_an_answer() -> None:
-    assert missing_fact(Facts(training=Training(accelerate=None)), ["training.accelerate.mixed_precision"]) is None
+    assert (
+        missing_fact(Facts(training=Training(accelerate=None)), ["training.accelerate.mixed_precision"])
+        is None
+    )
 
 
 def test_a_check_that_crashes_costs_no_other() -> None:
@@ -89,7 +118,13 @@ def test_a_check_that_crashes_costs_no_other() -> None:
         return Finding(title="t", explanation="e")
 
     findings, outcomes = run(
-        [made(broken), made(sick, "ZZZ002"), made(lambda facts: None, "ZZZ003"), made(lambda facts: NotApplicable(reason="no LoRA"), "ZZZ004")], Facts()
+        [
+            made(broken),
+            made(sick, "ZZZ002"),
+            made(lambda facts: None, "ZZZ003"),
+            made(lambda facts: NotApplicable(reason="no LoRA"), "ZZZ004"),
+        ],
+        Facts(),
     )
     assert [(o.code, o.outcome, o.reason) for o in outcomes] == [
         ("ZZZ001", "crashed", "KeyError: 'oops'"),
@@ -97,7 +132,9 @@ def test_a_check_that_crashes_costs_no_other() -> None:
         ("ZZZ003", "healthy", None),
         ("ZZZ004", "not_applicable", "no LoRA"),
     ]
-    assert [(f.code, f.name, f.area, f.severity) for f in findings] == [("ZZZ002", "name-of-ZZZ002", "step", "warning")]
+    assert [(f.code, f.name, f.area, f.severity) for f in findings] == [
+        ("ZZZ002", "name-of-ZZZ002", "step", "warning")
+    ]
 
 
 def test_a_check_may_lower_its_severity() -> None:
@@ -118,7 +155,9 @@ def too_many(facts):
 '''
 
 
-def test_a_folder_of_third_party_checks_is_discovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_third_party_checks_is_discovered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(registry, "_checks", dict(registry._checks))
     (tmp_path / "too_many_layers.py").write_text(OWN_CHECK)
     own = next(each for each in discover([tmp_path]) if each.code == "OWN001")

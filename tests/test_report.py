@@ -13,18 +13,19 @@ import pytest
 
 import fp8doctor
 from fp8doctor import load_report
-from fp8doctor.diagnose import diagnose
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.document import schema, shipped_schema
+from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, Treatment
-from fp8doctor.prescription import prescribe
-from fp8doctor.report import Report, ReportFailed, schema, shipped_schema
+from fp8doctor.report import Prescription, Report, ReportFailed
 from tests.facts_of import DECODER_468M
 
 
 @pytest.fixture
 def report() -> Report:
-    return diagnose(DECODER_468M)
+    return Report.of(diagnose(DECODER_468M))
 
 
 def test_the_contract_of_the_json(report: Report) -> None:
@@ -32,8 +33,17 @@ def test_the_contract_of_the_json(report: Report) -> None:
     assert list(data)[:5] == ["schema_version", "tool", "created_at", "facts", "verdict"]
     assert data["schema_version"] == 1
     assert set(data["verdict"]) == {
-        "status", "speedup", "speedup_low", "speedup_high", "basis", "achievable_speedup", "step_ms", "bf16_step_ms", "tokens_per_s", "summary",
-    }  # fmt: skip
+        "status",
+        "speedup",
+        "speedup_low",
+        "speedup_high",
+        "basis",
+        "achievable_speedup",
+        "step_ms",
+        "bf16_step_ms",
+        "tokens_per_s",
+        "summary",
+    }
     (finding,) = [each for each in data["findings"] if each["code"] == "CMP001"]
     assert {"code", "name", "area", "severity", "title", "evidence", "saving_ms", "treatment"} <= set(finding)
     assert {"low", "high", "basis"} <= set(finding["saving_ms"])
@@ -63,17 +73,25 @@ def test_replay_by_the_same_version_is_byte_identical(report: Report, tmp_path: 
 
 
 def test_time_and_tool_come_from_the_file(report: Report, tmp_path: Path) -> None:
-    data = report.to_dict() | {"created_at": "2020-01-01T00:00:00+00:00", "tool": {"name": "fp8doctor", "version": "0.0.1"}}
+    data = report.to_dict() | {
+        "created_at": "2020-01-01T00:00:00+00:00",
+        "tool": {"name": "fp8doctor", "version": "0.0.1"},
+    }
     (tmp_path / "old.json").write_text(json.dumps(data))
     replayed = load_report(tmp_path / "old.json")
     assert (replayed.created_at, replayed.tool.version) == ("2020-01-01T00:00:00+00:00", "0.0.1")
 
 
-def test_a_recording_of_another_version_keeps_what_this_one_does_not_know(report: Report, tmp_path: Path) -> None:
+def test_a_recording_of_another_version_keeps_what_this_one_does_not_know(
+    report: Report, tmp_path: Path
+) -> None:
     data = report.to_dict()
     data["facts"]["network"]["linears"][0]["temperature_k"] = 300.5
     (tmp_path / "newer.json").write_text(json.dumps(data))
-    assert load_report(tmp_path / "newer.json").to_dict()["facts"]["network"]["linears"][0]["temperature_k"] == 300.5
+    assert (
+        load_report(tmp_path / "newer.json").to_dict()["facts"]["network"]["linears"][0]["temperature_k"]
+        == 300.5
+    )
 
 
 def test_a_fact_an_older_recording_lacks_makes_its_checks_unknown(report: Report, tmp_path: Path) -> None:
@@ -103,9 +121,22 @@ def broken(**changes: Any) -> str:
         (broken(facts=[]), "not a facts"),
         (broken(tool="me"), "not a tool"),
     ],
-    ids=["empty", "truncated", "a list", "no facts", "deep", "newer", "odd version", "wrong type", "facts a list", "tool a string"],
+    ids=[
+        "empty",
+        "truncated",
+        "a list",
+        "no facts",
+        "deep",
+        "newer",
+        "odd version",
+        "wrong type",
+        "facts a list",
+        "tool a string",
+    ],
 )
-def test_what_cannot_be_replayed_is_refused_with_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
+def test_what_cannot_be_replayed_is_refused_with_one_sentence(
+    text: str, sentence: str, tmp_path: Path
+) -> None:
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(UserError, match=sentence) as error:
         load_report(tmp_path / "bad.json")
@@ -138,7 +169,7 @@ def test_fp8_that_does_not_run_is_an_error_even_when_nothing_is_selected(report:
 
 
 def test_without_findings_nothing_is_reached() -> None:
-    empty = msgspec.structs.replace(diagnose(Facts()), findings=())
+    empty = msgspec.structs.replace(Report.of(diagnose(Facts())), findings=())
     assert empty.worst() is None
     assert not empty.reaches("info")
 
@@ -157,7 +188,9 @@ def test_a_prescription_is_carried_out_on_the_live_model() -> None:
     from fp8doctor import inspect_model
     from tests.examine.models import Stacked
 
-    model = convert_to_float8_training(Stacked().bfloat16(), module_filter_fn=lambda layer, name: name != "head")
+    model = convert_to_float8_training(
+        Stacked().bfloat16(), module_filter_fn=lambda layer, name: name != "head"
+    )
     sick = inspect_model(model, trial=False)
     assert [step.code for step in sick.prescription] == ["CMP001"]
     with warnings.catch_warnings():
@@ -170,8 +203,11 @@ def test_what_is_no_change_of_the_model_is_said_where_it_was_asked_for() -> None
     from torch import nn
 
     cure = Treatment(name="unset-variable", summary="unset the variable", code="unset X")
-    plan = prescribe([Finding(title="t", explanation="e", code="ENV002", severity="warning", treatment=cure)], {}, Facts())
-    with pytest.warns(UserWarning, match=r"did not carry out unset-variable \(by hand: unset the variable\)") as said:
+    finding = Finding(title="t", explanation="e", code="ENV002", severity="warning", treatment=cure)
+    plan = Prescription(prescribe([finding], {}), Facts())
+    with pytest.warns(
+        UserWarning, match=r"did not carry out unset-variable \(by hand: unset the variable\)"
+    ) as said:
         plan.apply(nn.Linear(2, 2))
     assert [each.filename for each in said] == [__file__]
 

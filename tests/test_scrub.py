@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fp8doctor import scrub as module
-from fp8doctor.scrub import LIMIT, scrub
+from fp8doctor.facts import scrub as module
+from fp8doctor.facts.scrub import LIMIT, scrub
 
 ALNUM = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 SHAPES = (
@@ -25,9 +25,13 @@ SHAPES = (
     ("xoxb-", ALNUM, 24),
     ("", "0123456789abcdef", 40),
 )
-tokens = st.sampled_from(SHAPES).flatmap(lambda shape: st.text(shape[1], min_size=shape[2], max_size=shape[2]).map(lambda tail: shape[0] + tail))
+tokens = st.sampled_from(SHAPES).flatmap(
+    lambda shape: st.text(shape[1], min_size=shape[2], max_size=shape[2]).map(lambda tail: shape[0] + tail)
+)
 around = st.text(" \n\t=:,;\"'()[]{}/\\.@abcXYZ", max_size=12)
-names = st.text("abcdefghijklmnopqrstuvwxyz0123456789äé-_.", min_size=1, max_size=20).filter(lambda name: name.strip("."))
+names = st.text("abcdefghijklmnopqrstuvwxyz0123456789äé-_.", min_size=1, max_size=20).filter(
+    lambda name: name.strip(".")
+)
 
 
 @pytest.fixture
@@ -41,7 +45,9 @@ def fresh() -> Iterator[None]:
 
 
 @given(
-    before=around.filter(lambda text: not text or text[-1] not in "abcXYZ"), token=tokens, after=around.filter(lambda text: not text or text[0] not in "abcXYZ")
+    before=around.filter(lambda text: not text or text[-1] not in "abcXYZ"),
+    token=tokens,
+    after=around.filter(lambda text: not text or text[0] not in "abcXYZ"),
 )
 @example(before="TOKEN=", token="hf_" + "a" * 34, after="")
 @example(before="https://x/?t=", token="0" * 40, after="&x=1")
@@ -90,7 +96,9 @@ def test_the_home_of_this_process_becomes_a_tilde(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("fresh")
-def test_a_home_that_is_the_root_of_the_file_system_takes_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_is_the_root_of_the_file_system_takes_nothing_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HOME", "/")
     assert scrub("/opt/models/x.py") == "/opt/models/x.py"
 
@@ -110,7 +118,9 @@ def test_the_home_of_root_becomes_a_tilde_and_its_lookalikes_stay() -> None:
         ("pc", "a pc", "a pc"),
     ],
 )
-def test_the_host_is_a_whole_word(monkeypatch: pytest.MonkeyPatch, host: str, text: str, scrubbed: str) -> None:
+def test_the_host_is_a_whole_word(
+    monkeypatch: pytest.MonkeyPatch, host: str, text: str, scrubbed: str
+) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: host)
     assert scrub(text) == scrubbed
 
@@ -118,7 +128,10 @@ def test_the_host_is_a_whole_word(monkeypatch: pytest.MonkeyPatch, host: str, te
 @pytest.mark.usefixtures("fresh")
 def test_the_user_goes_out_of_paths_and_stays_in_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(getpass, "getuser", lambda: "alice")
-    assert scrub("/scratch/alice/run, /tmp/torchinductor_alice") == "/scratch/<user>/run, /tmp/torchinductor_<user>"
+    assert (
+        scrub("/scratch/alice/run, /tmp/torchinductor_alice")
+        == "/scratch/<user>/run, /tmp/torchinductor_<user>"
+    )
     assert scrub("ask alice") == "ask alice"
 
 

@@ -7,11 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fp8doctor.cost import memory_ms, modelled_gpu
-from fp8doctor.facts import Facts, LayerShape, Linear, Network, Trial, Workload
-from fp8doctor.interval import Interval
-from fp8doctor.measured import EVEN
-from fp8doctor.shape_gain import (
+from fp8doctor.analysis.layer_gain import (
     LEAST_IN_STEP,
     RECIPES,
     acquitted,
@@ -24,26 +20,68 @@ from fp8doctor.shape_gain import (
     saving,
     to_keep,
 )
+from fp8doctor.analysis.median_interval import Interval
+from fp8doctor.analysis.outcome import EVEN
+from fp8doctor.cost import memory_ms, modelled_gpu
+from fp8doctor.facts import Facts, LayerShape, Linear, Network, Trial, Workload
 from tests.checks.arms import ran
 
 TOKENS = 8192
 
 
 def linear(name: str, k: int, n: int, **fields: Any) -> Linear:
-    plain: dict[str, Any] = {"recipe": "tensorwise", "features": {}, "gemms": 1, "requires_grad": True, "role": "body", "adapter": None}
-    return Linear(name=name, kind="x.Float8Linear", stack="torchao", use="training", in_features=k, out_features=n, **{**plain, **fields})
+    plain: dict[str, Any] = {
+        "recipe": "tensorwise",
+        "features": {},
+        "gemms": 1,
+        "requires_grad": True,
+        "role": "body",
+        "adapter": None,
+    }
+    return Linear(
+        name=name,
+        kind="x.Float8Linear",
+        stack="torchao",
+        use="training",
+        in_features=k,
+        out_features=n,
+        **{**plain, **fields},
+    )
 
 
-def facts(*linears: Linear, tokens: int | None = TOKENS, source: str = "given", accumulate: int = 1, gpu: str = "H200", trial: Any = None) -> Facts:
+def facts(
+    *linears: Linear,
+    tokens: int | None = TOKENS,
+    source: str = "given",
+    accumulate: int = 1,
+    gpu: str = "H200",
+    trial: Any = None,
+) -> Facts:
     flops = sum(each.in_features * each.out_features for each in linears)
-    shared = tuple(msgspec.structs.replace(each, flops_share_pct=100 * each.in_features * each.out_features / flops) for each in linears)
-    workload = Workload(batch_source=source, batch_size=1, sequence_length=tokens, tokens=tokens, accumulate=accumulate)  # type: ignore[arg-type]
+    shared = tuple(
+        msgspec.structs.replace(each, flops_share_pct=100 * each.in_features * each.out_features / flops)
+        for each in linears
+    )
+    workload = Workload(
+        batch_source=source, batch_size=1, sequence_length=tokens, tokens=tokens, accumulate=accumulate
+    )  # type: ignore[arg-type]
     made = Facts(network=Network(linears=shared), workload=workload, assumed_gpu=gpu)
     return msgspec.structs.replace(made, trial=trial) if trial else made
 
 
 def shape(name: str, *, bf16: float, fp8: float | None, casts: float | None) -> LayerShape:
-    return LayerShape(m=TOKENS, k=2048, n=2048, recipe="tensorwise", layers=(name,), trained=True, bf16_ms=bf16, fp8_ms=fp8, casts_ms=casts, reason=None)
+    return LayerShape(
+        m=TOKENS,
+        k=2048,
+        n=2048,
+        recipe="tensorwise",
+        layers=(name,),
+        trained=True,
+        bf16_ms=bf16,
+        fp8_ms=fp8,
+        casts_ms=casts,
+        reason=None,
+    )
 
 
 def timed(*shapes: LayerShape, device: str = "cuda") -> Trial:
@@ -77,32 +115,56 @@ def test_casts_timed_alone_are_fewer_in_a_step(casts: float, loses: bool) -> Non
 
 
 def test_casts_that_took_far_longer_alone_than_in_any_step_accuse_nobody() -> None:
-    """Seen on an H200: 2048 x 2048 took 0.29 ms in one process and 0.57 in another, as the compiler chose its tiles; in the steps 0.19."""
+    """Seen on an H200: 2048 x 2048 took 0.29 ms in one process and 0.57 in another, as the compiler chose its
+    tiles; in the steps 0.19."""
     modelled = gains(facts(WIDE))["up"].casts_ms
     found = gains(facts(WIDE, trial=timed(shape("up", bf16=1.0, fp8=0.6, casts=2.0))))["up"]
     assert (found.least_casts_ms, found.loses) == (modelled, False)
 
 
 def test_a_model_without_fp8_and_a_layer_without_rows_lose_nothing() -> None:
-    none = facts(msgspec.structs.replace(WIDE, use="none", stack="torch"), trial=timed(shape("up", bf16=1.0, fp8=0.9, casts=0.5)))
+    none = facts(
+        msgspec.structs.replace(WIDE, use="none", stack="torch"),
+        trial=timed(shape("up", bf16=1.0, fp8=0.9, casts=0.5)),
+    )
     assert (losing_body(none), to_keep(none)) == ({}, ())
-    idle = msgspec.structs.replace(timed(shape("up", bf16=1.0, fp8=0.5, casts=0.2)), rows={"up": (8192,), "k": (0,)})
+    idle = msgspec.structs.replace(
+        timed(shape("up", bf16=1.0, fp8=0.5, casts=0.2)), rows={"up": (8192,), "k": (0,)}
+    )
     assert set(gains(facts(WIDE, NARROW, trial=idle))) >= {"up"}
 
 
 def test_layers_that_all_lose_alone_in_a_step_that_pays_are_not_accused() -> None:
-    trial = msgspec.structs.replace(timed(shape("k", bf16=1.0, fp8=1.0, casts=0.3)), arms=(ran("as_is", 90.0), ran("bf16", 100.0)), reliable=True)
+    trial = msgspec.structs.replace(
+        timed(shape("k", bf16=1.0, fp8=1.0, casts=0.3)),
+        arms=(ran("as_is", 90.0), ran("bf16", 100.0)),
+        reliable=True,
+    )
     assert losing(facts(NARROW, trial=trial))
     assert losing_body(facts(NARROW, trial=trial)) == {}
     slower = msgspec.structs.replace(trial, arms=(ran("as_is", 110.0), ran("bf16", 100.0)))
     assert list(losing_body(facts(NARROW, trial=slower))) == ["k"]
 
 
-DECODER_468M = ((1024, 4096, 48, 0.547, 0.318, 0.297), (1024, 1024, 96, 0.161, 0.108, 0.136), (4096, 1024, 24, 0.544, 0.316, 0.297))
+DECODER_468M = (
+    (1024, 4096, 48, 0.547, 0.318, 0.297),
+    (1024, 1024, 96, 0.161, 0.108, 0.136),
+    (4096, 1024, 24, 0.544, 0.316, 0.297),
+)
 SIDES_OF_1B = ((2048, 8192, 32), (8192, 2048, 16), (2048, 2048, 32), (2048, 512, 32))
 LLAMA_1B = {
-    "with eager attention": ((1.038, 0.587, 0.427), (1.036, 0.580, 0.500), (0.280, 0.164, 0.189), (0.094, 0.070, 0.130)),
-    "with a KV cache": ((1.065, 0.601, 0.355), (1.062, 0.593, 0.355), (0.291, 0.167, 0.150), (0.096, 0.071, 0.100)),
+    "with eager attention": (
+        (1.038, 0.587, 0.427),
+        (1.036, 0.580, 0.500),
+        (0.280, 0.164, 0.189),
+        (0.094, 0.070, 0.130),
+    ),
+    "with a KV cache": (
+        (1.065, 0.601, 0.355),
+        (1.062, 0.593, 0.355),
+        (0.291, 0.167, 0.150),
+        (0.096, 0.071, 0.100),
+    ),
 }
 FEW_TOKENS = ((0.073, 0.056, 0.133), (0.072, 0.055, 0.140), (0.034, 0.031, 0.064), (0.027, 0.025, 0.046))
 
@@ -111,11 +173,19 @@ def as_timed(tokens: int, *shapes: tuple[int, int, int, float, float, float]) ->
     layers = [(f"{k}x{n}.{i}", k, n) for k, n, count, *_ in shapes for i in range(count)]
     measured = [
         LayerShape(
-            m=tokens, k=k, n=n, recipe="tensorwise", trained=True, layers=tuple(f"{k}x{n}.{i}" for i in range(count)),
-            bf16_ms=bf16, fp8_ms=fp8, casts_ms=casts, reason=None,
+            m=tokens,
+            k=k,
+            n=n,
+            recipe="tensorwise",
+            trained=True,
+            layers=tuple(f"{k}x{n}.{i}" for i in range(count)),
+            bf16_ms=bf16,
+            fp8_ms=fp8,
+            casts_ms=casts,
+            reason=None,
         )
         for k, n, count, bf16, fp8, casts in shapes
-    ]  # fmt: skip
+    ]
     return facts(*(linear(*each) for each in layers), tokens=tokens, trial=timed(*measured))
 
 
@@ -129,7 +199,8 @@ def test_a_decoder_that_gains_in_the_step_is_accused_of_nothing() -> None:
 
 @pytest.mark.parametrize("run", LLAMA_1B.values(), ids=LLAMA_1B)
 def test_two_runs_of_the_same_shapes_are_judged_alike(run: tuple[tuple[float, float, float], ...]) -> None:
-    """Llama 1B twice on one kind of H200, the casts 1.0 to 1.4 times as long: keys and values lose, by too little for a filter."""
+    """Llama 1B twice on one kind of H200, the casts 1.0 to 1.4 times as long: keys and values lose, by too
+    little for a filter."""
     of = as_timed(8192, *((*sides, *times) for sides, times in zip(SIDES_OF_1B, run, strict=True)))
     assert {name.partition(".")[0] for name in losing(of)} == {"2048x512"}
     assert to_keep(of) == ()
@@ -160,7 +231,10 @@ def test_what_was_timed_on_a_cpu_is_modelled() -> None:
 
 
 def test_gemms_whose_casts_are_missing_keep_their_times() -> None:
-    (found,), (modelled,) = (gains(facts(WIDE, trial=trial)).values() for trial in (timed(shape("up", bf16=1.0, fp8=0.6, casts=None)), None))
+    (found,), (modelled,) = (
+        gains(facts(WIDE, trial=trial)).values()
+        for trial in (timed(shape("up", bf16=1.0, fp8=0.6, casts=None)), None)
+    )
     assert (found.bf16_ms, found.fp8_ms, found.gpu) == (1.0, 0.6, "NVIDIA H200")
     assert (found.casts_ms, found.margin, found.measured) == (modelled.casts_ms, modelled.margin, False)
 
@@ -182,13 +256,21 @@ def test_layers_that_are_not_judged(odd: dict[str, Any]) -> None:
 
 
 def test_nothing_is_judged_without_tokens_without_fp8_or_off_the_multiples_of_16() -> None:
-    assert gains(facts(NARROW, tokens=None)) == gains(facts(NARROW, gpu="A100")) == gains(facts(linear("k", 2048, 1000))) == gains(Facts()) == {}
+    assert (
+        gains(facts(NARROW, tokens=None))
+        == gains(facts(NARROW, gpu="A100"))
+        == gains(facts(linear("k", 2048, 1000)))
+        == gains(Facts())
+        == {}
+    )
 
 
 def test_made_up_tokens_are_no_fault_of_the_model() -> None:
     few = facts(linear("up", 4096, 4096), tokens=256)
     assert set(losing(few)) == {"up"}
-    made_up = msgspec.structs.replace(few, workload=msgspec.structs.replace(few.workload, batch_source="made up"))
+    made_up = msgspec.structs.replace(
+        few, workload=msgspec.structs.replace(few.workload, batch_source="made up")
+    )
     assert losing(made_up) == {}
     assert set(losing(facts(NARROW, source="made up"))) == {"k"}
 
@@ -203,27 +285,58 @@ def test_what_loses_scaled_by_tensors_only_within_the_margin_stays(gpu: str) -> 
     """A ViT-L with 64 x 197 tokens: by tensors 0.98x on an H100; what is wrong is the recipe."""
     shapes = ((1024, 3072), (1024, 1024), (1024, 4096), (4096, 1024))
     vit = tuple(linear(f"{k}x{n}", k, n, recipe="rowwise") for k, n in shapes)
-    assert "1024x4096" in {name for name, gain in gains(facts(*vit, tokens=64 * 197, gpu=gpu)).items() if gain.loses}
+    assert "1024x4096" in {
+        name for name, gain in gains(facts(*vit, tokens=64 * 197, gpu=gpu)).items() if gain.loses
+    }
     assert set(losing(facts(*vit, tokens=64 * 197, gpu=gpu))) <= {"1024x1024"}
 
 
 @pytest.mark.parametrize("tokens", [256, 1024])
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_a_head_as_wide_as_a_vocabulary_is_not_narrow_with_few_tokens(recipe: str, tokens: int) -> None:
-    of = facts(linear("lm_head", 4096, 128256, role="head", recipe=recipe), linear("score", 4096, 16, role="head", recipe=recipe), tokens=tokens, gpu="H100")
+    of = facts(
+        linear("lm_head", 4096, 128256, role="head", recipe=recipe),
+        linear("score", 4096, 16, role="head", recipe=recipe),
+        tokens=tokens,
+        gpu="H100",
+    )
     assert set(losing(of)) == {"lm_head", "score"}
     assert set(losing_apart(of)) == {"score"}
 
 
-LLAMA_8B = ((4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), (4096, 14336), (4096, 14336), (14336, 4096))
+LLAMA_8B = (
+    (4096, 4096),
+    (4096, 1024),
+    (4096, 1024),
+    (4096, 4096),
+    (4096, 14336),
+    (4096, 14336),
+    (14336, 4096),
+)
 
 
 def test_layers_frozen_under_lora_are_not_too_small() -> None:
-    assert losing_body(facts(*(linear(f"{i}", k, n, requires_grad=False) for i, (k, n) in enumerate(LLAMA_8B)), tokens=2048, gpu="H100")) == {}
+    assert (
+        losing_body(
+            facts(
+                *(linear(f"{i}", k, n, requires_grad=False) for i, (k, n) in enumerate(LLAMA_8B)),
+                tokens=2048,
+                gpu="H100",
+            )
+        )
+        == {}
+    )
 
 
 def test_layers_that_win_with_many_tokens_are_not_too_small() -> None:
-    of = facts(*(linear(name, 4096, n, requires_grad=False) for name, n in (("q", 4096), ("k", 1024), ("v", 1024), ("up", 8192))), tokens=2048, gpu="H100")
+    of = facts(
+        *(
+            linear(name, 4096, n, requires_grad=False)
+            for name, n in (("q", 4096), ("k", 1024), ("v", 1024), ("up", 8192))
+        ),
+        tokens=2048,
+        gpu="H100",
+    )
     assert set(losing(of)) == {"k", "v"}
     assert crossing(of) is None
     assert losing_body(of) == {}
@@ -239,14 +352,23 @@ def test_what_was_timed_is_not_forgiven_for_tokens_that_the_model_finds_enough()
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_frozen_layer_casts_its_activations_in_one_layout(recipe: str) -> None:
     rows, gpu, wide = 65536, modelled_gpu(facts(WIDE)), linear("up", 4096, 4096, recipe=recipe)
-    trained, frozen = (modelled_casts_ms(msgspec.structs.replace(wide, requires_grad=each), rows, gpu) for each in (True, False))
+    trained, frozen = (
+        modelled_casts_ms(msgspec.structs.replace(wide, requires_grad=each), rows, gpu)
+        for each in (True, False)
+    )
     once = memory_ms(3.0 * rows * (4096 + 4096), gpu)
     assert once < frozen
     assert frozen == trained if recipe == "rowwise_with_gw_hp" else frozen < 0.85 * trained
 
 
 def test_heads_and_routers_stand_apart_and_the_adapters_of_lora_are_left_to_its_check() -> None:
-    of = facts(WIDE, NARROW, linear("gate", 2048, 64, role="router"), linear("score", 2048, 16, role="head"), linear("a", 2048, 16, adapter="adapter"))
+    of = facts(
+        WIDE,
+        NARROW,
+        linear("gate", 2048, 64, role="router"),
+        linear("score", 2048, 16, role="head"),
+        linear("a", 2048, 16, adapter="adapter"),
+    )
     assert set(losing_apart(of)) == {"gate", "score"}
     assert set(losing_body(of)) == {"k"}
     assert to_keep(of) == ("k", "gate", "score")
@@ -268,7 +390,12 @@ def test_where_fp8_begins_to_pay() -> None:
 
 @pytest.mark.parametrize(
     "of",
-    [facts(linear("up", 4096, 4096)), facts(NARROW, tokens=256), facts(linear("up", 4096, 4096), tokens=256, source="made up"), Facts()],
+    [
+        facts(linear("up", 4096, 4096)),
+        facts(NARROW, tokens=256),
+        facts(linear("up", 4096, 4096), tokens=256, source="made up"),
+        Facts(),
+    ],
     ids=["enough tokens", "too narrow for any", "made up", "nothing known"],
 )
 def test_where_no_number_of_tokens_is_to_be_named(of: Facts) -> None:
@@ -279,12 +406,20 @@ def test_where_no_number_of_tokens_is_to_be_named(of: Facts) -> None:
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 @pytest.mark.parametrize("tokens", [256, 512, 1024, 2048])
 def test_even_is_not_yet_paying(tokens: int, recipe: str, gpu: str) -> None:
-    found = crossing(facts(*(linear(f"{i}", k, n, recipe=recipe) for i, (k, n) in enumerate(LLAMA_8B)), tokens=tokens, gpu=gpu))
+    found = crossing(
+        facts(
+            *(linear(f"{i}", k, n, recipe=recipe) for i, (k, n) in enumerate(LLAMA_8B)),
+            tokens=tokens,
+            gpu=gpu,
+        )
+    )
     assert found is None or found.speedup_then >= 1 + EVEN
 
 
 def test_timed_shapes_say_that_tokens_are_too_few() -> None:
-    of = facts(linear("up", 4096, 4096), tokens=256, trial=timed(shape("up", bf16=0.030, fp8=0.025, casts=0.030)))
+    of = facts(
+        linear("up", 4096, 4096), tokens=256, trial=timed(shape("up", bf16=0.030, fp8=0.025, casts=0.030))
+    )
     found = crossing(of)
     assert found is not None
     assert (found.measured, found.gpu) == (True, "NVIDIA H200")
@@ -292,11 +427,20 @@ def test_timed_shapes_say_that_tokens_are_too_few() -> None:
 
 def test_the_saving_of_leaving_layers_in_bf16_is_a_model_of_the_step() -> None:
     timed_alone = saving(gains(facts(WIDE, trial=timed(shape("up", bf16=1.0, fp8=0.8, casts=0.9)))).values())
-    assert (timed_alone.basis, timed_alone.gpu, timed_alone.high) == ("modelled", "NVIDIA H200", pytest.approx(0.7))
+    assert (timed_alone.basis, timed_alone.gpu, timed_alone.high) == (
+        "modelled",
+        "NVIDIA H200",
+        pytest.approx(0.7),
+    )
     assert 0 < timed_alone.low < timed_alone.high
 
 
 def test_what_was_timed_on_one_gpu_is_modelled_on_none_without_fp8() -> None:
-    of = facts(linear("up", 4096, 4096), tokens=256, gpu="A100", trial=timed(shape("up", bf16=0.1, fp8=0.2, casts=0.1)))
+    of = facts(
+        linear("up", 4096, 4096),
+        tokens=256,
+        gpu="A100",
+        trial=timed(shape("up", bf16=0.1, fp8=0.2, casts=0.1)),
+    )
     assert crossing(of) is None
     assert list(losing(of)) == ["up"]

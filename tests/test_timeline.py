@@ -1,4 +1,5 @@
-"""Splitting a profiled step: real traces of torch.profiler on the CPU, and composed ones for what only a GPU does."""
+"""Splitting a profiled step: real traces of torch.profiler on the CPU, and composed ones for what only a GPU
+does."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ from torch.utils.checkpoint import checkpoint
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.facts import Family
-from fp8doctor.record import UnreadableDocument
-from fp8doctor.timeline import MODULE, ProfiledStep, read_trace, step_of
-from fp8doctor.trial.evidence import quiet_profiler
+from fp8doctor.facts.record import UnreadableDocument
+from fp8doctor.profiling.trace import MODULE, ProfiledStep, read_trace, step_of
+from fp8doctor.trial.measure.evidence import quiet_profiler
 from tests.benchmarks.trace_speed import Composer
 
 CAST = "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_t_view_4"
@@ -36,8 +37,15 @@ FP8 = "nvjet_sm90_qqtst_256x128_128x4_1x2_h_bz_coopA_TNT"
 BF16 = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 ABS = "void at::native::vectorized_elementwise_kernel<8, at::native::AbsFunctor<c10::BFloat16>>"
-CLAMP = "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::launch_clamp_scalar(...)>"
-TO_FP8 = "void at::native::vectorized_elementwise_kernel<4, at::native::float8_copy_kernel_cuda(...)::{lambda(float)#1}>"
+CLAMP = (
+    "void at::native::vectorized_elementwise_kernel<4, "
+    "at::native::(anonymous "
+    "namespace)::launch_clamp_scalar(...)>"
+)
+TO_FP8 = (
+    "void at::native::vectorized_elementwise_kernel<4, "
+    "at::native::float8_copy_kernel_cuda(...)::{lambda(float)#1}>"
+)
 
 
 def annotated(model: nn.Module) -> nn.Module:
@@ -92,7 +100,9 @@ def test_eager_fp8_model(tmp_path: Path) -> None:
     groups = {(group.name, group.family): group for group in step.groups}
     assert groups["aten::_scaled_mm", "gemm_fp8"].count == 6
     assert groups["aten::abs", "cast"].count == 2 * 2 * 6, "aten::abs calls aten::abs with its result"
-    assert [name for name, family in groups if family == "gemm_fp8"] == ["aten::_scaled_mm"], "with all that a CPU does in its place"
+    assert [name for name, family in groups if family == "gemm_fp8"] == ["aten::_scaled_mm"], (
+        "with all that a CPU does in its place"
+    )
     assert not {family for _, family in groups} & {"unknown", "gemm_16bit", "gemm_fp32"}
     assert {module.name: set(module.families_ms) for module in step.modules} == {
         "0.0": {"cast", "gemm_fp8"},
@@ -106,13 +116,16 @@ def test_eager_fp8_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
 def test_compiled_fp8_model(backend: str, tmp_path: Path) -> None:
-    """Inductor's C++ loops leave no events, so the graph's own time is of no known family, and is named. Its backward takes long to compile."""
+    """Inductor's C++ loops leave no events, so the graph's own time is of no known family, and is named. Its
+    backward takes long to compile."""
     model = convert_to_float8_training(nn.Sequential(linear())).bfloat16()
     model.compile(backend=backend)
     forward = functools.partial(model, torch.randn(16, 32, dtype=torch.bfloat16))
     step = split(training_step(model) if backend == "aot_eager" else forward, tmp_path)
     assert step.families_ms["gemm_fp8"] > 0
-    graphs = {"CompiledFunction", "CompiledFunctionBackward"} if backend == "aot_eager" else {"CompiledFunction"}
+    graphs = (
+        {"CompiledFunction", "CompiledFunctionBackward"} if backend == "aot_eager" else {"CompiledFunction"}
+    )
     assert {group.name for group in step.groups if group.family == "unknown"} == graphs
     assert step.unclassified_ms == step.families_ms["unknown"]
     assert step.modules == ()
@@ -174,7 +187,11 @@ class MathAttention(nn.Module):
 def test_backward_serves_what_its_forward_served(tmp_path: Path) -> None:
     """GEMMs of torch's attention are attention, those of the Linears beside it are not."""
     step = split(training_step(bf16(linear(), MathAttention(), linear())), tmp_path)
-    gemms = {(group.name, group.family): group.count for group in step.groups if group.name in ("aten::bmm", "aten::mm")}
+    gemms = {
+        (group.name, group.family): group.count
+        for group in step.groups
+        if group.name in ("aten::bmm", "aten::mm")
+    }
     assert gemms == {("aten::bmm", "attention"): 6, ("aten::mm", "gemm_16bit"): 6}
     [own] = [module for module in step.modules if module.kind == "MathAttention"]
     assert own.families_ms.keys() <= {"attention", "pointwise"}
@@ -219,7 +236,9 @@ def test_optimizer_without_a_fused_kernel(tmp_path: Path) -> None:
         optimizer.step()
 
     step = split(whole, tmp_path)
-    assert {group.family for group in step.groups if group.name in ("aten::addcdiv_", "aten::lerp_")} == {"optimizer"}
+    assert {group.family for group in step.groups if group.name in ("aten::addcdiv_", "aten::lerp_")} == {
+        "optimizer"
+    }
 
 
 def test_keys_of_other_versions_and_gzip(tmp_path: Path) -> None:
@@ -227,7 +246,9 @@ def test_keys_of_other_versions_and_gzip(tmp_path: Path) -> None:
     document = json.loads(path.read_bytes())
     expected = step_of(read_trace(path))
     document["distributedInfo"] = {"rank": 0}
-    document["traceEvents"] = [event | {"novel": [1]} for event in document["traceEvents"]] + [{"ph": "X", "cat": "novel", "ts": 1, "name": "new"}]
+    document["traceEvents"] = [event | {"novel": [1]} for event in document["traceEvents"]] + [
+        {"ph": "X", "cat": "novel", "ts": 1, "name": "new"}
+    ]
     packed = tmp_path / "trace.json.gz"
     packed.write_bytes(gzip.compress(json.dumps(document).encode()))
     assert step_of(read_trace(packed)) == expected
@@ -244,9 +265,22 @@ class Composed:
         self.correlation = 0
 
     def add(self, category: str, name: str, start: float, end: float, thread: int, **arguments: Any) -> None:
-        self.events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start, "dur": end - start, "args": arguments})
+        self.events.append(
+            {
+                "ph": "X",
+                "cat": category,
+                "name": name,
+                "pid": 1,
+                "tid": thread,
+                "ts": start,
+                "dur": end - start,
+                "args": arguments,
+            }
+        )
 
-    def operator(self, name: str, start: float, end: float, identity: int, thread: int = 10, **arguments: Any) -> None:
+    def operator(
+        self, name: str, start: float, end: float, identity: int, thread: int = 10, **arguments: Any
+    ) -> None:
         self.add("cpu_op", name, start, end, thread, **{"External id": identity}, **arguments)
 
     def module(self, kind: str, name: str, start: float, end: float, thread: int = 10) -> None:
@@ -266,12 +300,31 @@ class Composed:
     ) -> None:
         self.correlation += 1
         link = {} if operator is None else {"External id": operator}
-        self.add("cuda_runtime", "cudaLaunchKernel", launched, launched + 2, thread, correlation=self.correlation, cbid=211)
-        self.add(category, name, start, end, stream, correlation=self.correlation, stream=stream, device=0, **link)
+        self.add(
+            "cuda_runtime",
+            "cudaLaunchKernel",
+            launched,
+            launched + 2,
+            thread,
+            correlation=self.correlation,
+            cbid=211,
+        )
+        self.add(
+            category, name, start, end, stream, correlation=self.correlation, stream=stream, device=0, **link
+        )
 
     def read(self, folder: Path) -> ProfiledStep:
         path = folder / "composed.json"
-        path.write_text(json.dumps({"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": 0, "traceEvents": self.events}))
+        path.write_text(
+            json.dumps(
+                {
+                    "schemaVersion": 1,
+                    "displayTimeUnit": "ms",
+                    "baseTimeNanoseconds": 0,
+                    "traceEvents": self.events,
+                }
+            )
+        )
         return step_of(read_trace(path))
 
 
@@ -282,7 +335,9 @@ def test_compute_owns_before_communication_before_copy(tmp_path: Path) -> None:
     trace.kernel("Memcpy DtoH (Device -> Pinned)", 50, 400, stream=21, category="gpu_memcpy")
     trace.kernel(FP8, 180, 250, stream=22)
     step = trace.read(tmp_path)
-    assert step.families_ms == pytest.approx({"copy": 0.15, "gemm_16bit": 0.1, "gemm_fp8": 0.05, "communication": 0.05})
+    assert step.families_ms == pytest.approx(
+        {"copy": 0.15, "gemm_16bit": 0.1, "gemm_fp8": 0.05, "communication": 0.05}
+    )
     assert step.busy_ms == step.window_ms == pytest.approx(0.35)
     assert step.host_wait_pct is None
     assert step.kernels == 4
@@ -301,8 +356,12 @@ def test_rows_of_annotations_and_waits_are_no_work(tmp_path: Path) -> None:
     assert step.window_ms == pytest.approx(0.11)
 
 
-@pytest.mark.parametrize(("launches", "waited"), [((150, 240), 0.0), ((150, 260), 75.0), ((205, 260), 100.0), ((205, 240), 25.0)])
-def test_gap_is_the_hosts_when_the_launch_came_after_the_gpu_ran_dry(launches: tuple[float, float], waited: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("launches", "waited"), [((150, 240), 0.0), ((150, 260), 75.0), ((205, 260), 100.0), ((205, 240), 25.0)]
+)
+def test_gap_is_the_hosts_when_the_launch_came_after_the_gpu_ran_dry(
+    launches: tuple[float, float], waited: float, tmp_path: Path
+) -> None:
     trace = Composed()
     trace.kernel(BF16, 100, 200, launched=0)
     trace.kernel(BF16, 210, 250, launched=launches[0])
@@ -370,7 +429,9 @@ def test_inductor_kernels_by_name(tmp_path: Path) -> None:
 
 def test_types_of_the_operators_inputs(tmp_path: Path) -> None:
     trace = Composed()
-    trace.operator("aten::mm", 10, 20, 1, **{"Input type": ["float", "float"], "Input Dims": [[32, 32], [32, 32]]})
+    trace.operator(
+        "aten::mm", 10, 20, 1, **{"Input type": ["float", "float"], "Input Dims": [[32, 32], [32, 32]]}
+    )
     trace.operator("aten::_foreach_add_", 20, 30, 2, **{"Input type": ["TensorList", "", "Scalar"]})
     trace.kernel("a_gemm_of_no_known_type", 100, 110, operator=1)
     trace.kernel(CLAMP, 110, 120, operator=2)
@@ -386,7 +447,9 @@ def test_amax_of_a_step_without_fp8_is_no_cast(tmp_path: Path) -> None:
 
 def test_eager_cast_in_a_cuda_graph_is_told_by_its_end(tmp_path: Path) -> None:
     trace = Composed()
-    for index, name in enumerate((CLAMP, BF16, ABS, CLAMP, CLAMP, TO_FP8, CLAMP, FP8, ABS, BF16, CLAMP, TO_FP8)):
+    for index, name in enumerate(
+        (CLAMP, BF16, ABS, CLAMP, CLAMP, TO_FP8, CLAMP, FP8, ABS, BF16, CLAMP, TO_FP8)
+    ):
         trace.add("kernel", name, 100 + 10 * index, 110 + 10 * index, 7, stream=7)
     step = trace.read(tmp_path)
     assert {(group.name, group.family): group.count for group in step.groups} == {
@@ -402,23 +465,41 @@ def test_eager_cast_in_a_cuda_graph_is_told_by_its_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("linked", [True, False], ids=["links", "no links"])
 def test_backward_on_the_thread_of_autograd(linked: bool, tmp_path: Path) -> None:
-    """The forward of thread 10 and a recomputation of thread 11 count the same sequence numbers; the links say whose a node is."""
+    """The forward of thread 10 and a recomputation of thread 11 count the same sequence numbers; the links
+    say whose a node is."""
     trace = Composed()
     trace.module("Block", "first", 0, 20)
     trace.operator("aten::mm", 5, 10, 1, **{"Sequence number": 7, "Fwd thread id": 0})
     trace.operator("aten::detach", 12, 13, 2, **{"Sequence number": 8, "Fwd thread id": 0})
     trace.module("Block", "second", 20, 40)
     trace.operator("aten::mm", 25, 30, 3, **{"Sequence number": 8, "Fwd thread id": 0})
-    trace.operator("autograd::engine::evaluate_function: MmBackward0", 50, 60, 4, thread=11, **{"Sequence number": 8, "Fwd thread id": 1})
+    trace.operator(
+        "autograd::engine::evaluate_function: MmBackward0",
+        50,
+        60,
+        4,
+        thread=11,
+        **{"Sequence number": 8, "Fwd thread id": 1},
+    )
     trace.module("Block", "recomputed", 62, 70, thread=11)
     trace.operator("aten::mm", 63, 65, 5, thread=11, **{"Sequence number": 7, "Fwd thread id": 0})
-    trace.operator("autograd::engine::evaluate_function: MmBackward0", 80, 90, 6, thread=11, **{"Sequence number": 7, "Fwd thread id": 1})
+    trace.operator(
+        "autograd::engine::evaluate_function: MmBackward0",
+        80,
+        90,
+        6,
+        thread=11,
+        **{"Sequence number": 7, "Fwd thread id": 1},
+    )
     trace.operator("aten::mm", 82, 84, 7, thread=11)
     for index, operator in enumerate((1, 3, 4, 5, 7)):
         trace.kernel(BF16, 100 + 10 * index, 110 + 10 * index, operator=operator)
     if linked:
         ends = {"pid": 1, "cat": "fwdbwd", "name": "fwdbwd", "id": 1}
-        trace.events += [{"ph": "s", "tid": 10, "ts": 25, **ends}, {"ph": "f", "tid": 11, "ts": 50, "bp": "e", **ends}]
+        trace.events += [
+            {"ph": "s", "tid": 10, "ts": 25, **ends},
+            {"ph": "f", "tid": 11, "ts": 50, "bp": "e", **ends},
+        ]
     times = {module.name: module.families_ms["gemm_16bit"] for module in trace.read(tmp_path).modules}
     assert times == pytest.approx({"first": 0.02 if linked else 0.01, "second": 0.02, "recomputed": 0.01})
 
@@ -447,7 +528,11 @@ def test_trace_of_the_benchmark_is_one_of_eager_fp8(tmp_path: Path) -> None:
 
 
 NAMES = (BF16, FP8, CAST, NCCL, "Memcpy HtoD (Pinned -> Device)", "a_kernel_to_come")
-ACTIVITIES = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 400), st.integers(0, 60), st.integers(7, 9)), min_size=1, max_size=40)
+ACTIVITIES = st.lists(
+    st.tuples(st.sampled_from(NAMES), st.integers(0, 400), st.integers(0, 60), st.integers(7, 9)),
+    min_size=1,
+    max_size=40,
+)
 
 
 @given(activities=ACTIVITIES, seed=st.integers(0, 1000))
@@ -463,16 +548,31 @@ def test_every_instant_has_one_owner_whatever_the_order(
         steps.append(trace.read(folder))
     assert steps[0] == steps[1]
     busy = {instant for _, start, length, _ in activities for instant in range(start, start + length)}
-    computing = {instant for name, start, length, _ in activities if name not in NAMES[3:5] for instant in range(start, start + length)}
-    alone: dict[Family, set[int]] = {"communication": computing, "copy": computing | _instants(activities, NCCL)}
+    computing = {
+        instant
+        for name, start, length, _ in activities
+        if name not in NAMES[3:5]
+        for instant in range(start, start + length)
+    }
+    alone: dict[Family, set[int]] = {
+        "communication": computing,
+        "copy": computing | _instants(activities, NCCL),
+    }
     assert steps[0].busy_ms == pytest.approx(len(busy) / 1e3)
     for (family, others), name in zip(alone.items(), NAMES[3:5], strict=True):
-        assert steps[0].families_ms.get(family, 0.0) == pytest.approx(len(_instants(activities, name) - others) / 1e3)
+        assert steps[0].families_ms.get(family, 0.0) == pytest.approx(
+            len(_instants(activities, name) - others) / 1e3
+        )
     assert_adds_up(steps[0])
 
 
 def _instants(activities: list[tuple[str, int, int, int]], wanted: str) -> set[int]:
-    return {instant for name, start, length, _ in activities if name == wanted for instant in range(start, start + length)}
+    return {
+        instant
+        for name, start, length, _ in activities
+        if name == wanted
+        for instant in range(start, start + length)
+    }
 
 
 def assert_adds_up(step: ProfiledStep) -> None:
@@ -498,11 +598,17 @@ def assert_adds_up(step: ProfiledStep) -> None:
         (b"[" * 100_000, "it is not a trace of torch.profiler"),
         (b"[1, 2]", "it is not a trace of torch.profiler: Expected `object`, got `array`"),
         (b"{}", "it is not a trace of torch.profiler: Object missing required field `traceEvents`"),
-        (b'{"traceEvents": [{"ts": "soon"}]}', r"it is not a trace of torch.profiler: Expected `float`, got `str` - at `\$.traceEvents\[0\].ts`"),
+        (
+            b'{"traceEvents": [{"ts": "soon"}]}',
+            r"it is not a trace of torch.profiler: Expected `float`, got `str` - at `\$.traceEvents\[0\].ts`",
+        ),
         (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "the trace cannot be read"),
         (gzip.compress(b"{}" * 99, mtime=0)[:12] + b"broken", "the trace cannot be read"),
         (b'{"traceEvents": []}', "the trace holds neither kernels nor operators"),
-        (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::empty", "ts": 1, "dur": 2}]}', "the trace holds neither kernels nor operators"),
+        (
+            b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::empty", "ts": 1, "dur": 2}]}',
+            "the trace holds neither kernels nor operators",
+        ),
     ],
 )
 def test_what_is_no_trace_is_refused_in_a_sentence(content: bytes, sentence: str, tmp_path: Path) -> None:
@@ -518,7 +624,7 @@ def test_missing_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 def test_reading_a_trace_needs_no_torch() -> None:
-    code = "import sys, fp8doctor.timeline; sys.exit('torch' in sys.modules)"
+    code = "import sys, fp8doctor.profiling.trace; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
 
 

@@ -1,4 +1,5 @@
-"""Untouched transformers models on the meta device: nothing is found on them, and what examine counts is what is there."""
+"""Untouched transformers models on the meta device: nothing is found on them, and what examine counts is what
+is there."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class Untouched:
 
     def build(self) -> nn.Module:
         with torch.device("meta"):
-            model: nn.Module = getattr(transformers, self.model)(getattr(transformers, self.config)(**self.settings))
+            model: nn.Module = getattr(transformers, self.model)(
+                getattr(transformers, self.config)(**self.settings)
+            )
         return model
 
 
@@ -107,7 +110,13 @@ VISION = (
     Untouched("Dinov2Model", "Dinov2Config", TWO, (2,), head=False),
     Untouched("SwinForImageClassification", "SwinConfig", {"depths": [2, 2], "num_heads": [3, 6]}, (2,)),
     Untouched("ConvNextForImageClassification", "ConvNextConfig", {}, (4,)),
-    Untouched("DetrForObjectDetection", "DetrConfig", {"use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False, **BOTH}, (2, 2), False),
+    Untouched(
+        "DetrForObjectDetection",
+        "DetrConfig",
+        {"use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False, **BOTH},
+        (2, 2),
+        False,
+    ),
     Untouched("VideoMAEForVideoClassification", "VideoMAEConfig", TWO, (2,)),
 )
 AUDIO = (
@@ -157,14 +166,24 @@ def test_nothing_is_found(untouched: Untouched, report: Of) -> None:
     assert [(each.code, each.title) for each in found.findings if each.severity != "info"] == []
     assert found.verdict.status == "no_fp8"
     assert found.worst() in (None, "info")
-    assert [each for each in found.outcomes if each.outcome == "crashed" or (each.outcome == "unknown" and not each.reason)] == []
+    assert [
+        each
+        for each in found.outcomes
+        if each.outcome == "crashed" or (each.outcome == "unknown" and not each.reason)
+    ] == []
 
 
 @each_model
 def test_every_fact_of_the_model_was_read(untouched: Untouched, report: Of) -> None:
     _, found = report(untouched)
-    assert {path: reason for path, reason in found.facts.gaps.items() if path.startswith(("network", "training"))} == {}
-    assert [each for each in found.outcomes if each.outcome == "unknown" and not (each.reason or "").startswith("trial")] == []
+    assert {
+        path: reason for path, reason in found.facts.gaps.items() if path.startswith(("network", "training"))
+    } == {}
+    assert [
+        each
+        for each in found.outcomes
+        if each.outcome == "unknown" and not (each.reason or "").startswith("trial")
+    ] == []
 
 
 @each_model
@@ -175,20 +194,34 @@ def test_text_is_made_up_for_every_model_of_text(untouched: Untouched, report: O
     if untouched in (*DECODERS, *ENCODERS, *OTHER_ENCODERS, *ENCODER_DECODERS, *EXPERTS):
         assert note.startswith("made up: 8 x "), note
     else:
-        assert note.startswith(("made up: 8 x ", "no batch could be made up: the inputs of", "no batch could be made up: forward takes text and ")), note
+        assert note.startswith(
+            (
+                "made up: 8 x ",
+                "no batch could be made up: the inputs of",
+                "no batch could be made up: forward takes text and ",
+            )
+        ), note
 
 
 @each_model
 def test_linears_are_those_of_the_module_tree(untouched: Untouched, report: Of) -> None:
     model, found = report(untouched)
     linears = found.facts.network.linears
-    expected = {name: (each.in_features, each.out_features, each.bias is not None) for name, each in model.named_modules() if isinstance(each, nn.Linear)}
+    expected = {
+        name: (each.in_features, each.out_features, each.bias is not None)
+        for name, each in model.named_modules()
+        if isinstance(each, nn.Linear)
+    }
     expected |= {
         name: (each.weight.shape[0], each.weight.shape[1], True)  # type: ignore[index, union-attr]
         for name, each in model.named_modules()
         if type(each).__name__ == "Conv1D"
     }
-    plain = {each.name: (each.in_features, each.out_features, each.bias) for each in linears if each.role != "experts"}
+    plain = {
+        each.name: (each.in_features, each.out_features, each.bias)
+        for each in linears
+        if each.role != "experts"
+    }
     assert {name: plain.get(name) for name in expected} == expected
     for each in (each for each in linears if each.name not in expected):
         assert each.role in ("experts", "router") or "functional" in each.features, each.name
@@ -212,7 +245,9 @@ def test_blocks_are_those_of_the_architecture(untouched: Untouched, report: Of) 
         held = model.get_submodule(each.name)
         assert isinstance(held, nn.ModuleList | nn.Sequential)
         assert len(held) == each.count
-        assert each.linears == sum(linear.name.startswith(f"{each.name}.") for linear in found.facts.network.linears)
+        assert each.linears == sum(
+            linear.name.startswith(f"{each.name}.") for linear in found.facts.network.linears
+        )
         assert (each.compiled, each.checkpointed) == (0, 0)
 
 
@@ -234,9 +269,13 @@ def test_parameters_and_ties_are_counted(untouched: Untouched, report: Of) -> No
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)].add(name)
     assert network.parameters == sum(each.numel() for each in model.parameters())
-    assert network.trainable_parameters == sum(each.numel() for each in model.parameters() if each.requires_grad)
+    assert network.trainable_parameters == sum(
+        each.numel() for each in model.parameters() if each.requires_grad
+    )
     assert network.dtypes.keys() == {str(each.dtype).removeprefix("torch.") for each in model.parameters()}
-    assert {frozenset(group) for group in network.ties} == {frozenset(group) for group in names.values() if len(group) > 1}
+    assert {frozenset(group) for group in network.ties} == {
+        frozenset(group) for group in names.values() if len(group) > 1
+    }
     assert set(network.devices) == {each.device.type for each in (*model.parameters(), *model.buffers())}
     assert (network.float8_parameters, network.adapter_parameters, network.wrappers) == (0, 0, ())
 
@@ -265,20 +304,30 @@ def body(linears: tuple[Linear, ...]) -> list[Linear]:
     return [each for each in linears if each.role == "body"]
 
 
-CONVERTED = tuple(each for each in (*DECODERS, *ENCODERS, *ENCODER_DECODERS) if each.model not in ("GPT2LMHeadModel", "RwkvForCausalLM"))
+CONVERTED = tuple(
+    each
+    for each in (*DECODERS, *ENCODERS, *ENCODER_DECODERS)
+    if each.model not in ("GPT2LMHeadModel", "RwkvForCausalLM")
+)
 
 
 @pytest.mark.parametrize("untouched", CONVERTED, ids=[each.model for each in CONVERTED])
 def test_a_converted_model_is_seen_as_converted(untouched: Untouched) -> None:
-    """torchao's own classes are the truth; compiled block by block, nothing is left to find but the shapes."""
+    """torchao's own classes are the truth; compiled block by block, nothing is left to find but the
+    shapes."""
     float8 = pytest.importorskip("torchao.float8")
     model = untouched.build().bfloat16()
     heads = {id(model.get_output_embeddings())}  # type: ignore[operator]
     float8.convert_to_float8_training(
-        model, module_filter_fn=lambda module, name: id(module) not in heads and module.in_features % 16 == 0 and module.out_features % 16 == 0
+        model,
+        module_filter_fn=lambda module, name: (
+            id(module) not in heads and module.in_features % 16 == 0 and module.out_features % 16 == 0
+        ),
     )
     before = inspect_model(model).facts.network
-    converted = {name for name, each in model.named_modules() if isinstance(each, float8.float8_linear.Float8Linear)}
+    converted = {
+        name for name, each in model.named_modules() if isinstance(each, float8.float8_linear.Float8Linear)
+    }
     assert converted
     assert {each.name for each in before.linears if each.use == "training"} == converted
     assert {each.recipe for each in before.linears if each.use == "training"} == {"tensorwise"}
@@ -288,11 +337,15 @@ def test_a_converted_model_is_seen_as_converted(untouched: Untouched) -> None:
     after = inspect_model(model)
     assert [each.compiled for each in after.facts.network.blocks] == [each.count for each in before.blocks]
     inside = tuple(f"{blocks.name}." for blocks in before.blocks)
-    assert all((each.compiled is not None) == each.name.startswith(inside) for each in after.facts.network.linears)
+    assert all(
+        (each.compiled is not None) == each.name.startswith(inside) for each in after.facts.network.linears
+    )
     assert after.verdict.status == "not_measured"
 
 
-LORA = tuple(each for each in (*DECODERS, *EXPERTS) if each.model not in ("MambaForCausalLM", "RwkvForCausalLM"))
+LORA = tuple(
+    each for each in (*DECODERS, *EXPERTS) if each.model not in ("MambaForCausalLM", "RwkvForCausalLM")
+)
 
 
 @pytest.mark.parametrize("untouched", LORA, ids=[each.model for each in LORA])
@@ -304,22 +357,33 @@ def test_adapters_are_those_of_peft(untouched: Untouched) -> None:
     report = inspect_model(wrapped)
     network = report.facts.network
     trainable, total = wrapped.get_nb_trainable_parameters()
-    assert (network.trainable_parameters, network.adapter_parameters, network.parameters) == (trainable, trainable, total)
+    assert (network.trainable_parameters, network.adapter_parameters, network.parameters) == (
+        trainable,
+        trainable,
+        total,
+    )
     wrapped_layers = [each for each in wrapped.modules() if isinstance(each, peft.tuners.lora.LoraLayer)]
     assert sum(each.adapter == "base" for each in network.linears) == len(wrapped_layers)
     assert sum(each.adapter == "adapter" for each in network.linears) == 2 * len(wrapped_layers)
     assert [each.count for each in network.blocks] == [each.count for each in plain.blocks]
-    assert [each.role for each in network.linears if each.adapter != "adapter"] == [each.role for each in plain.linears]
+    assert [each.role for each in network.linears if each.adapter != "adapter"] == [
+        each.role for each in plain.linears
+    ]
     assert sum(each.flops_share_pct or 0.0 for each in network.linears) == pytest.approx(100.0)
     assert [(each.code, each.title) for each in report.findings if each.severity != "info"] == []
 
 
-@pytest.mark.xfail(strict=True, reason="a list whose blocks alternate between two classes is not seen as blocks")
+@pytest.mark.xfail(
+    strict=True, reason="a list whose blocks alternate between two classes is not seen as blocks"
+)
 @pytest.mark.parametrize(
     ("untouched", "blocks"),
     [
         (Untouched("JambaForCausalLM", "JambaConfig", {"num_hidden_layers": 8}, (8,)), "model.layers"),
-        (Untouched("MllamaForConditionalGeneration", "MllamaConfig", {}, (32, 8, 40)), "model.language_model.layers"),
+        (
+            Untouched("MllamaForConditionalGeneration", "MllamaConfig", {}, (32, 8, 40)),
+            "model.language_model.layers",
+        ),
     ],
     ids=["Jamba", "Mllama"],
 )
@@ -327,12 +391,24 @@ def test_blocks_of_two_classes(untouched: Untouched, blocks: str) -> None:
     assert blocks in {each.name for each in inspect_model(untouched.build()).facts.network.blocks}
 
 
-@pytest.mark.xfail(strict=True, reason="expert modules in a ModuleDict count as if a token visited all of them")
+@pytest.mark.xfail(
+    strict=True, reason="expert modules in a ModuleDict count as if a token visited all of them"
+)
 @pytest.mark.parametrize(
     "untouched",
     [
-        Untouched("SwitchTransformersForConditionalGeneration", "SwitchTransformersConfig", {"num_layers": 2, "num_decoder_layers": 2}, (2, 2)),
-        Untouched("NllbMoeForConditionalGeneration", "NllbMoeConfig", {"num_experts": 8, **BOTH, "encoder_sparse_step": 2, "decoder_sparse_step": 2}, (2, 2)),
+        Untouched(
+            "SwitchTransformersForConditionalGeneration",
+            "SwitchTransformersConfig",
+            {"num_layers": 2, "num_decoder_layers": 2},
+            (2, 2),
+        ),
+        Untouched(
+            "NllbMoeForConditionalGeneration",
+            "NllbMoeConfig",
+            {"num_experts": 8, **BOTH, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
+            (2, 2),
+        ),
     ],
     ids=["Switch", "NllbMoe"],
 )
@@ -349,4 +425,6 @@ def test_layers_that_are_shared_by_repetition() -> None:
     with FlopCounterMode(display=False) as counter:
         model(input_ids=ids, labels=ids).loss.backward()
     counted = {str(operator): flops for operator, flops in counter.get_flop_counts()["Global"].items()}
-    assert sum(each.flops_per_token for each in linears) * ids.numel() == pytest.approx(counted["aten.mm"] + counted["aten.addmm"], rel=1e-2)
+    assert sum(each.flops_per_token for each in linears) * ids.numel() == pytest.approx(
+        counted["aten.mm"] + counted["aten.addmm"], rel=1e-2
+    )

@@ -1,4 +1,5 @@
-"""Why a step takes longer: parts that add up, from breakdowns composed in the proportions of measured ones."""
+"""Why a step takes longer: parts that add up, from breakdowns composed in the proportions of measured
+ones."""
 
 from __future__ import annotations
 
@@ -7,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp8doctor.analysis.step_difference import (
+    PARTS,
+    breakdown_of,
+    in_words,
+    waits_for_the_host,
+    waterfall,
+    why_unknown,
+)
 from fp8doctor.facts import Arm, ArmCut, KernelGroup
-from fp8doctor.waterfall import PARTS, breakdown_of, in_words, waits_for_the_host, waterfall, why_unknown
 from tests.checks.arms import ran
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, profiled, replaced, unprofiled
 
@@ -22,7 +30,7 @@ def test_uncompiled_casts_are_the_difference() -> None:
     assert found.fused_ms == 0
     assert in_words(found) == (
         "casts +273.6, GEMMs −33.0, norms and pointwise +21.5, idle +12.0, attention −0.7 ms"
-    )  # fmt: skip
+    )
 
 
 def test_what_a_fused_cast_kernel_does_besides_is_no_cost_of_the_casts() -> None:
@@ -32,7 +40,10 @@ def test_what_a_fused_cast_kernel_does_besides_is_no_cost_of_the_casts() -> None
     assert found.parts_ms["casts"] == pytest.approx(23.7 - 2.7)
     assert found.parts_ms["norms and pointwise"] == pytest.approx(0.0)
     assert found.casts_unpaid_ms == 0
-    assert "(2.7 ms of norm and pointwise work runs inside the casts and is not counted as theirs)" in in_words(found)
+    assert (
+        "(2.7 ms of norm and pointwise work runs inside the casts and is not counted as theirs)"
+        in in_words(found)
+    )
 
 
 def test_uncompiled_casts_fuse_with_nothing() -> None:
@@ -51,18 +62,24 @@ def test_no_more_is_taken_off_than_the_casts_cost() -> None:
     assert found.parts_ms["norms and pointwise"] == pytest.approx(-15.0)
 
 
-families = st.fixed_dictionaries({family: st.floats(0, 300) for part in PARTS.values() for family in part} | {"unknown": st.floats(0, 300)})
+families = st.fixed_dictionaries(
+    {family: st.floats(0, 300) for part in PARTS.values() for family in part} | {"unknown": st.floats(0, 300)}
+)
 
 
 @given(families, families, st.floats(0.1, 3000), st.floats(0.1, 3000))
-def test_the_parts_add_up_to_the_difference_of_the_steps(fp8: dict[str, float], bf16: dict[str, float], step: float, other: float) -> None:
+def test_the_parts_add_up_to_the_difference_of_the_steps(
+    fp8: dict[str, float], bf16: dict[str, float], step: float, other: float
+) -> None:
     found = waterfall(profiled("as_is", step, **fp8), profiled("bf16", other, **bf16))
     assert found is not None
     assert sum(found.parts_ms.values()) == pytest.approx(step - other, abs=1e-6)
 
 
 def test_what_no_rule_knows_is_unclassified() -> None:
-    found = waterfall(profiled("as_is", 100.0, gemm_fp8=50.0, unknown=7.0), profiled("bf16", 100.0, gemm_16bit=50.0))
+    found = waterfall(
+        profiled("as_is", 100.0, gemm_fp8=50.0, unknown=7.0), profiled("bf16", 100.0, gemm_16bit=50.0)
+    )
     assert found is not None
     assert found.parts_ms["unclassified"] == pytest.approx(7.0)
     assert found.parts_ms["idle"] == pytest.approx(-7.0)
@@ -88,28 +105,49 @@ def test_without_two_breakdowns_it_is_unknown(arm: Arm, reason: str) -> None:
     [(14.0, 87.0, True), (14.0, 20.0, False), (14.0, None, False), (2.0, 87.0, False)],
     ids=["launches are late", "the gaps have another cause", "no gap was seen", "the GPU is busy"],
 )
-def test_idle_time_is_the_hosts_when_launches_come_late(idle_ms: float, host_wait_pct: float | None, waits: bool) -> None:
+def test_idle_time_is_the_hosts_when_launches_come_late(
+    idle_ms: float, host_wait_pct: float | None, waits: bool
+) -> None:
     arm = profiled("as_is", 36.8, gemm_fp8=36.8 - idle_ms, host_wait_pct=host_wait_pct)
     assert waits_for_the_host(arm) is waits
 
 
 @pytest.mark.parametrize(("low_ms", "waits"), [(375.9, False), (400.0, True)])
 def test_a_host_that_others_disturb_is_not_the_jobs(low_ms: float, waits: bool) -> None:
-    """Seen on an H200: the 468 M decoder beside three other trials on one host, 406.5 ms (375.9 to 437) with the GPU busy for 356.6."""
-    arm = profiled("as_is", 406.5, host_wait_pct=93.4, arm={"low_ms": low_ms}, cast=282.8, gemm_fp8=30.7, pointwise=43.1)
+    """Seen on an H200: the 468 M decoder beside three other trials on one host, 406.5 ms (375.9 to 437) with
+    the GPU busy for 356.6."""
+    arm = profiled(
+        "as_is", 406.5, host_wait_pct=93.4, arm={"low_ms": low_ms}, cast=282.8, gemm_fp8=30.7, pointwise=43.1
+    )
     assert waits_for_the_host(arm) is waits
 
 
 def test_attentions_own_products_are_attention_in_compiled_graphs_too() -> None:
-    """Seen on an H200, T5: the same fp32 products stood under attention in the eager step and under GEMMs in the compiled one."""
+    """Seen on an H200, T5: the same fp32 products stood under attention in the eager step and under GEMMs in
+    the compiled one."""
     groups = (
-        KernelGroup(name="sm80_xmma_gemm_f32f32", family="gemm_fp32", operator="aten::bmm", count=144, time_ms=13.8),
-        KernelGroup(name="triton_red_fused__safe_softmax", family="attention", operator="t", count=11, time_ms=8.0),
+        KernelGroup(
+            name="sm80_xmma_gemm_f32f32", family="gemm_fp32", operator="aten::bmm", count=144, time_ms=13.8
+        ),
+        KernelGroup(
+            name="triton_red_fused__safe_softmax", family="attention", operator="t", count=11, time_ms=8.0
+        ),
     )
-    arm = profiled("bf16_compiled", 48.4, arm={"cuts": (ArmCut(blocks={}, step_ms=48.4),)}, gemm_16bit=10.9, gemm_fp32=13.8, attention=13.0, pointwise=8.8)
+    arm = profiled(
+        "bf16_compiled",
+        48.4,
+        arm={"cuts": (ArmCut(blocks={}, step_ms=48.4),)},
+        gemm_16bit=10.9,
+        gemm_fp32=13.8,
+        attention=13.0,
+        pointwise=8.8,
+    )
     found = breakdown_of(replaced(arm, groups=groups, busy_ms=46.5))
     assert found is not None
-    assert (found.families_ms["gemm_fp32"], found.families_ms["attention"]) == (pytest.approx(0.0), pytest.approx(26.8))
+    assert (found.families_ms["gemm_fp32"], found.families_ms["attention"]) == (
+        pytest.approx(0.0),
+        pytest.approx(26.8),
+    )
     assert sum(found.families_ms.values()) == pytest.approx(46.5)
 
 

@@ -1,4 +1,5 @@
-"""Whatever user code does in the worker, the parent keeps what it has, names the cause, and leaves nothing behind."""
+"""Whatever user code does in the worker, the parent keeps what it has, names the cause, and leaves nothing
+behind."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import pytest
 import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import recorded
-from fp8doctor.worker import Examination, examine_in_worker
+from fp8doctor.worker.parent import Examination, examine_in_worker
 
 MODEL = "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))\n"
 
@@ -26,7 +27,8 @@ Examine = Callable[..., Examination]
 
 @pytest.fixture
 def examine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Examine:
-    """Examine a model file with this text in a worker, and see that no file, process or descriptor is left."""
+    """Examine a model file with this text in a worker, and see that no file, process or descriptor is
+    left."""
     monkeypatch.chdir(tmp_path)
 
     def examine_text(text: str, *, load_timeout: float = 60, says: list[str] | None = None) -> Examination:
@@ -44,7 +46,9 @@ def examine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Examine:
 
 
 def children() -> set[str]:
-    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    return {
+        pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
+    }
 
 
 def gone(pid: int, within: float = 5) -> bool:
@@ -115,11 +119,18 @@ def test_a_file_that_cannot_be_read_starts_no_worker(tmp_path: Path, monkeypatch
 def test_exiting_is_a_mistake_and_exiting_at_once_is_a_death(examine: Examine) -> None:
     with pytest.raises(UserError, match=r"build_model\(\) in net.py called sys.exit\(3\)"):
         examine("import sys\ndef build_model(): sys.exit(3)")
-    assert_only_surroundings(examine("import os\nos._exit(3)"), "the worker ended with exit code 3 while loading net.py")
+    assert_only_surroundings(
+        examine("import os\nos._exit(3)"), "the worker ended with exit code 3 while loading net.py"
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("SIGKILL", "was killed by SIGKILL (out of memory?)"), ("SIGSEGV", "was killed by SIGSEGV"), ("SIGTERM", "was killed by SIGTERM")]
+    ("name", "words"),
+    [
+        ("SIGKILL", "was killed by SIGKILL (out of memory?)"),
+        ("SIGSEGV", "was killed by SIGSEGV"),
+        ("SIGTERM", "was killed by SIGTERM"),
+    ],
 )
 def test_a_signal_is_named(name: str, words: str, examine: Examine) -> None:
     examination = examine(f"import os, signal\ndef build_model(): os.kill(os.getpid(), signal.{name})")
@@ -134,7 +145,10 @@ def test_a_hang_is_stopped_with_everything_it_started(examine: Examine, tmp_path
         open("started.pid", "w").write(str(subprocess.Popen(["sleep", "1000"]).pid))
         time.sleep(1000)
     """
-    assert_only_surroundings(examine(text, load_timeout=8), "loading net.py took longer than 8 s and was stopped; --load-timeout allows it more")
+    assert_only_surroundings(
+        examine(text, load_timeout=8),
+        "loading net.py took longer than 8 s and was stopped; --load-timeout allows it more",
+    )
     assert gone(int((tmp_path / "own.pid").read_text()))
     assert gone(int((tmp_path / "started.pid").read_text()))
 
@@ -156,14 +170,18 @@ def test_what_user_code_prints_goes_to_stderr(examine: Examine, capfd: pytest.Ca
 
 HOSTILE = {
     "closes every descriptor": "import os\nimport torch\nos.closerange(3, 4096)\n",
-    "takes the number of the channel": "import os\nimport torch\nos.closerange(3, 64)\nfiles = [open(os.devnull, 'w') for _ in range(40)]\n",
+    "takes the number of the channel": "import os\nimport torch\nos.closerange(3, 64)\nfiles = "
+    "[open(os.devnull, 'w') for _ in range(40)]\n",
     "forks and goes on": "import os\nos.fork()\n",
     "forks and leaves a child behind": "import os, time\nif os.fork() == 0:\n    time.sleep(1000)\n",
-    "starts a thread that never ends": "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n",
+    "starts a thread that never ends": "import threading, "
+    "time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n",
     "reads from stdin": "try:\n    input()\nexcept EOFError:\n    pass\n",
     "replaces the json module's functions": "import json\njson.dumps = json.loads = None\n",
     "changes the folder": "import os\nos.chdir('/')\n",
-    "ignores signals": "import signal\nfor each in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE): signal.signal(each, signal.SIG_IGN)\n",
+    "ignores signals": "import signal\nfor each in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE): "
+    "signal.signal(each, "
+    "signal.SIG_IGN)\n",
     "fails when the process ends": "import atexit, os\natexit.register(os._exit, 7)\n",
     "hides its arguments": "import sys\nsys.argv[:] = []\n",
 }
@@ -181,7 +199,11 @@ def test_a_stranger_on_the_channel_is_noticed(examine: Examine) -> None:
             with contextlib.suppress(OSError):
                 os.write(each, b"hello\\n")
     """
-    assert_only_surroundings(examine(text), "something other than fp8doctor wrote to its channel while loading net.py, and the worker was stopped")
+    assert_only_surroundings(
+        examine(text),
+        "something other than fp8doctor wrote to its channel while loading net.py, and the worker "
+        "was stopped",
+    )
 
 
 def test_a_failure_of_fp8doctor_is_told_from_a_mistake_of_the_user(examine: Examine) -> None:
@@ -193,10 +215,14 @@ def test_a_failure_of_fp8doctor_is_told_from_a_mistake_of_the_user(examine: Exam
 
         fp8doctor.examine.network.examine_network = fail
     """
-    assert_only_surroundings(examine(textwrap.dedent(text) + MODEL), "fp8doctor failed: RuntimeError: not there (net.py:5)")
+    assert_only_surroundings(
+        examine(textwrap.dedent(text) + MODEL), "fp8doctor failed: RuntimeError: not there (net.py:5)"
+    )
 
 
-def test_modules_come_from_the_current_folder_and_files_do_not_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_come_from_the_current_folder_and_files_do_not_see_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, elsewhere = tmp_path / "here", tmp_path / "there"
     folder.mkdir()
     elsewhere.mkdir()
@@ -213,14 +239,18 @@ def test_the_parent_imports_no_torch_and_runs_in_a_bare_checkout(tmp_path: Path)
     (tmp_path / "net.py").write_text(MODEL)
     code = """
         import sys
-        from fp8doctor.worker import examine_in_worker
+        from fp8doctor.worker.parent import examine_in_worker
         examination = examine_in_worker("net.py", progress=lambda text: None)
         assert examination.problem is None, examination.problem
         print("torch" in sys.modules, len(examination.facts.network.linears))
     """
     root = str(Path(fp8doctor.__file__).resolve().parents[1])
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {root!r})\n" + textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {root!r})\n" + textwrap.dedent(code)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == "False 2\n"
 
@@ -228,12 +258,20 @@ def test_the_parent_imports_no_torch_and_runs_in_a_bare_checkout(tmp_path: Path)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_a_parent_that_is_stopped_takes_the_worker_with_it(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
-        "import os, time\nopen('own.pid.part', 'w').write(str(os.getpid()))\nos.rename('own.pid.part', 'own.pid')\ntime.sleep(1000)"
+        "import os, time\nopen('own.pid.part', 'w').write(str(os.getpid()))\nos.rename('own.pid.part', "
+        "'own.pid')\ntime.sleep(1000)"
     )
     root = str(Path(fp8doctor.__file__).resolve().parents[1])
-    code = f"import sys; sys.path.insert(0, {root!r})\nfrom fp8doctor.worker import examine_in_worker\nexamine_in_worker('net.py', progress=lambda text: None)"
-    heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # a job in the background of a shell ignores it
-    parent = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True, **heeding)
+    code = (
+        f"import sys; sys.path.insert(0, {root!r})\nfrom fp8doctor.worker.parent import "
+        "examine_in_worker\nexamine_in_worker('net.py', progress=lambda text: None)"
+    )
+    heeding = {
+        "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    }  # a job in the background of a shell ignores it
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True, **heeding
+    )
     pid = tmp_path / "own.pid"
     until = time.monotonic() + 30
     while not pid.exists() and time.monotonic() < until:
@@ -250,6 +288,15 @@ def test_a_parent_that_is_stopped_takes_the_worker_with_it(number: signal.Signal
 def test_a_closed_stderr_does_not_stop_it(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("print('noise')\n" + MODEL)
     root = str(Path(fp8doctor.__file__).resolve().parents[1])
-    code = f"import sys; sys.path.insert(0, {root!r})\nfrom fp8doctor.worker import examine_in_worker\nprint(examine_in_worker('net.py', progress=len).problem)"
-    done = subprocess.run(["sh", "-c", '"$0" -c "$1" 2>&-', sys.executable, code], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
+    code = (
+        f"import sys; sys.path.insert(0, {root!r})\nfrom fp8doctor.worker.parent import "
+        "examine_in_worker\nprint(examine_in_worker('net.py', progress=len).problem)"
+    )
+    done = subprocess.run(
+        ["sh", "-c", '"$0" -c "$1" 2>&-', sys.executable, code],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     assert done.stdout == "None\n"

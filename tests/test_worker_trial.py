@@ -1,4 +1,5 @@
-"""The trial in a worker: an arm that takes the process down costs that arm, and a device that is not there is said."""
+"""The trial in a worker: an arm that takes the process down costs that arm, and a device that is not there is
+said."""
 
 from __future__ import annotations
 
@@ -8,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fp8doctor import worker
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm
-from fp8doctor.order import TrialOrder
-from fp8doctor.record import NOT_RECORDED
-from fp8doctor.timeline import MODULE
-from fp8doctor.worker import Examination, examine_in_worker
+from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.profiling.trace import MODULE
+from fp8doctor.worker import parent as worker
+from fp8doctor.worker.parent import Examination, examine_in_worker
+from fp8doctor.worker.request import TrialOrder
 
 MODEL = """
 import os
@@ -48,20 +49,33 @@ def example_batch():
 """
 
 
-def tried(folder: Path, compile: str, budget_s: float = 60.0, trace: str | None = None) -> tuple[Examination, dict[str, Arm], list[str]]:
+def tried(
+    folder: Path, compile: str, budget_s: float = 60.0, trace: str | None = None
+) -> tuple[Examination, dict[str, Arm], list[str]]:
     (folder / "model.py").write_text(MODEL.replace("{compile}", compile))
     said: list[str] = []
-    examination = examine_in_worker(str(folder / "model.py"), trial=TrialOrder(budget_s, "cpu", trace=trace), progress=said.append)
+    examination = examine_in_worker(
+        str(folder / "model.py"), trial=TrialOrder(budget_s, "cpu", trace=trace), progress=said.append
+    )
     return examination, {arm.name: arm for arm in examination.facts.trial.arms}, said
 
 
 def test_every_arm_of_a_model_without_fp8(tmp_path: Path) -> None:
-    examination, arms, said = tried(tmp_path, "super().compile(*arguments, backend='eager')", trace=str(tmp_path / "step.json"))
+    examination, arms, said = tried(
+        tmp_path, "super().compile(*arguments, backend='eager')", trace=str(tmp_path / "step.json")
+    )
     assert examination.problem is None
     fastest = min(("float8_tensorwise", "float8_rowwise"), key=lambda name: arms[name].step_ms or 0)
-    assert examination.traces == {str(tmp_path / f"step{of}.json"): None for of in ("", ".bf16_compiled", f".{fastest}")}
+    assert examination.traces == {
+        str(tmp_path / f"step{of}.json"): None for of in ("", ".bf16_compiled", f".{fastest}")
+    }
     assert all(json.loads(Path(file).read_bytes())["traceEvents"] for file in examination.traces)
-    assert {name: arm.tried for name, arm in arms.items()} == {"as_is": True, "bf16_compiled": True, "float8_tensorwise": True, "float8_rowwise": True}
+    assert {name: arm.tried for name, arm in arms.items()} == {
+        "as_is": True,
+        "bf16_compiled": True,
+        "float8_tensorwise": True,
+        "float8_rowwise": True,
+    }
     assert arms["float8_tensorwise"].fp8_gemms == 2 * 3
     assert "building the step as it is" in said
 
@@ -72,16 +86,25 @@ def test_an_arm_that_ends_the_process_is_left_out_of_the_next(tmp_path: Path) ->
     assert arms["as_is"].tried
     assert arms["as_is"].breakdown is not None
     assert examination.traces == {str(tmp_path / "step.json.gz"): None}
-    names = {event["name"] for event in json.loads(gzip.decompress((tmp_path / "step.json.gz").read_bytes()))["traceEvents"]}
+    names = {
+        event["name"]
+        for event in json.loads(gzip.decompress((tmp_path / "step.json.gz").read_bytes()))["traceEvents"]
+    }
     assert any(name.startswith(MODULE) and name.endswith("blocks.1.linear") for name in names)
     assert arms["bf16_compiled"].reason == "the process ended with exit code 7"
     assert any("starting again without it" in line for line in said)
-    assert {name for name, arm in arms.items() if not arm.tried} == {"bf16_compiled", "float8_tensorwise", "float8_rowwise"}
+    assert {name for name, arm in arms.items() if not arm.tried} == {
+        "bf16_compiled",
+        "float8_tensorwise",
+        "float8_rowwise",
+    }
 
 
 def test_an_arm_that_raises_costs_itself(tmp_path: Path) -> None:
     (tmp_path / "step.json").mkdir()
-    examination, arms, said = tried(tmp_path, "raise RuntimeError('no compiler here')", trace=str(tmp_path / "step.json"))
+    examination, arms, said = tried(
+        tmp_path, "raise RuntimeError('no compiler here')", trace=str(tmp_path / "step.json")
+    )
     assert examination.traces == {str(tmp_path / "step.json"): "Is a directory"}
     assert arms["as_is"].breakdown is not None
     assert arms["bf16_compiled"].reason == "it raises RuntimeError: no compiler here"
@@ -109,7 +132,12 @@ def test_without_an_order_nothing_is_timed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("device", "sentence"),
-    [("cuda", "torch sees no CUDA device"), ("tpu", "is not a device"), ("meta", "cannot be timed on"), ("cuda:x", "is not a device")],
+    [
+        ("cuda", "torch sees no CUDA device"),
+        ("tpu", "is not a device"),
+        ("meta", "cannot be timed on"),
+        ("cuda:x", "is not a device"),
+    ],
 )
 def test_a_device_that_is_not_there_is_the_users_mistake(tmp_path: Path, device: str, sentence: str) -> None:
     import torch
@@ -118,7 +146,9 @@ def test_a_device_that_is_not_there_is_the_users_mistake(tmp_path: Path, device:
         device, sentence = "cuda:99", "CUDA devices here"
     (tmp_path / "model.py").write_text(MODEL.replace("{compile}", "pass"))
     with pytest.raises(UserError, match=sentence):
-        examine_in_worker(str(tmp_path / "model.py"), trial=TrialOrder(5.0, device), progress=lambda text: None)
+        examine_in_worker(
+            str(tmp_path / "model.py"), trial=TrialOrder(5.0, device), progress=lambda text: None
+        )
 
 
 FP8_MODEL = """
@@ -135,7 +165,7 @@ class Model(nn.Module):
     def forward(self, x):
         frame = sys._getframe()
         while frame is not None:
-            if frame.f_code.co_filename.endswith(os.path.join("trial", "{part}.py")):
+            if frame.f_code.co_filename.endswith(os.path.join("layers", "{part}.py")):
                 os._exit(9)
             frame = frame.f_back
         return self.linear(x)
@@ -153,10 +183,15 @@ def example_batch():
 def test_a_process_that_dies_after_the_times_are_known_keeps_them(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(FP8_MODEL.replace("{part}", "numerics"))
     said: list[str] = []
-    examination = examine_in_worker(str(tmp_path / "model.py"), trial=TrialOrder(20.0, "cpu", select=("NUM",)), progress=said.append)
+    examination = examine_in_worker(
+        str(tmp_path / "model.py"), trial=TrialOrder(20.0, "cpu", select=("NUM",)), progress=said.append
+    )
     assert examination.problem is None
     trial = examination.facts.trial
-    assert {arm.name: arm.tried for arm in trial.arms if arm.name in ("as_is", "bf16")} == {"as_is": True, "bf16": True}
+    assert {arm.name: arm.tried for arm in trial.arms if arm.name in ("as_is", "bf16")} == {
+        "as_is": True,
+        "bf16": True,
+    }
     assert trial.gaps["trial.numerics"] == "the process ended with exit code 9"
     assert trial.shapes is not NOT_RECORDED
     assert not any("starting again" in line for line in said)

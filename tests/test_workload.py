@@ -1,4 +1,5 @@
-"""A made-up batch runs on real models, is as long as it is said to be, and is described like one that was given."""
+"""A made-up batch runs on real models, is as long as it is said to be, and is described like one that was
+given."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import Workload
-from fp8doctor.job import Plan
-from fp8doctor.workload import Batch, describe, resolve
+from fp8doctor.loading.batch import Batch, describe, resolve
+from fp8doctor.loading.job import Plan
 
 
 def described(model: nn.Module, batch: Batch) -> Workload:
@@ -29,7 +30,14 @@ def outputs(model: nn.Module, batch: Any) -> Any:
 def llama(**more: Any) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128, "max_position_embeddings": 64}
+    small = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 128,
+        "max_position_embeddings": 64,
+    }
     return LlamaForCausalLM(LlamaConfig(**{**small, **more}))
 
 
@@ -44,29 +52,54 @@ def moe() -> nn.Module:
 
     return Qwen3MoeForCausalLM(
         Qwen3MoeConfig(
-            hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            head_dim=8, vocab_size=64, num_experts=4, num_experts_per_tok=2, max_position_embeddings=32,
+            hidden_size=32,
+            intermediate_size=64,
+            moe_intermediate_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            vocab_size=64,
+            num_experts=4,
+            num_experts_per_tok=2,
+            max_position_embeddings=32,
         )
-    )  # fmt: skip
+    )
 
 
 def t5() -> nn.Module:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    return T5ForConditionalGeneration(T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=64, decoder_start_token_id=0))
+    return T5ForConditionalGeneration(
+        T5Config(
+            d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=64, decoder_start_token_id=0
+        )
+    )
 
 
 def t5_without_head() -> nn.Module:
     from transformers import T5Config, T5Model
 
-    return T5Model(T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=64, decoder_start_token_id=0))
+    return T5Model(
+        T5Config(
+            d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=64, decoder_start_token_id=0
+        )
+    )
 
 
 def classifier() -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
     return BertForSequenceClassification(
-        BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=64, max_position_embeddings=40, num_labels=3)
+        BertConfig(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            vocab_size=64,
+            max_position_embeddings=40,
+            num_labels=3,
+        )
     )
 
 
@@ -74,7 +107,15 @@ def regressor() -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
     return BertForSequenceClassification(
-        BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=64, max_position_embeddings=40, num_labels=1)
+        BertConfig(
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            intermediate_size=64,
+            vocab_size=64,
+            max_position_embeddings=40,
+            num_labels=1,
+        )
     )
 
 
@@ -82,7 +123,15 @@ def tagger() -> nn.Module:
     from transformers import BertConfig, BertForTokenClassification
 
     return BertForTokenClassification(
-        BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=64, max_position_embeddings=40, num_labels=5)
+        BertConfig(
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            intermediate_size=64,
+            vocab_size=64,
+            max_position_embeddings=40,
+            num_labels=5,
+        )
     )
 
 
@@ -96,21 +145,47 @@ def vit() -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
     return ViTForImageClassification(
-        ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=32, patch_size=8, num_labels=10)
+        ViTConfig(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            image_size=32,
+            patch_size=8,
+            num_labels=10,
+        )
     )
 
 
 def swin() -> nn.Module:
     from transformers import SwinConfig, SwinForImageClassification
 
-    return SwinForImageClassification(SwinConfig(image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4, num_labels=3))
+    return SwinForImageClassification(
+        SwinConfig(
+            image_size=32,
+            patch_size=4,
+            embed_dim=16,
+            depths=[1, 1],
+            num_heads=[2, 2],
+            window_size=4,
+            num_labels=3,
+        )
+    )
 
 
 def timesformer() -> nn.Module:
     from transformers import TimesformerConfig, TimesformerForVideoClassification
 
     return TimesformerForVideoClassification(
-        TimesformerConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, image_size=32, patch_size=8, num_frames=2)
+        TimesformerConfig(
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            intermediate_size=64,
+            image_size=32,
+            patch_size=8,
+            num_frames=2,
+        )
     )
 
 
@@ -119,7 +194,14 @@ def roberta() -> nn.Module:
     from transformers import RobertaConfig, RobertaForMaskedLM
 
     return RobertaForMaskedLM(
-        RobertaConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=64, max_position_embeddings=40)
+        RobertaConfig(
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            intermediate_size=64,
+            vocab_size=64,
+            max_position_embeddings=40,
+        )
     )
 
 
@@ -129,9 +211,15 @@ def big_bird() -> nn.Module:
 
     return BigBirdForMaskedLM(
         BigBirdConfig(
-            hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=80, max_position_embeddings=40, block_size=8,
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            intermediate_size=64,
+            vocab_size=80,
+            max_position_embeddings=40,
+            block_size=8,
         )
-    )  # fmt: skip
+    )
 
 
 def whisper() -> nn.Module:
@@ -139,11 +227,25 @@ def whisper() -> nn.Module:
 
     return WhisperForConditionalGeneration(
         WhisperConfig(
-            d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32,
-            vocab_size=64, num_mel_bins=8, max_source_positions=20, max_target_positions=16, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-            decoder_start_token_id=1, suppress_tokens=[], begin_suppress_tokens=[],
+            d_model=16,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=32,
+            decoder_ffn_dim=32,
+            vocab_size=64,
+            num_mel_bins=8,
+            max_source_positions=20,
+            max_target_positions=16,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            decoder_start_token_id=1,
+            suppress_tokens=[],
+            begin_suppress_tokens=[],
         )
-    )  # fmt: skip
+    )
 
 
 def wav2vec() -> nn.Module:
@@ -151,10 +253,16 @@ def wav2vec() -> nn.Module:
 
     return Wav2Vec2ForCTC(
         Wav2Vec2Config(
-            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=32, conv_dim=(16,) * 7,
-            num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+            vocab_size=32,
+            conv_dim=(16,) * 7,
+            num_conv_pos_embeddings=16,
+            num_conv_pos_embedding_groups=2,
         )
-    )  # fmt: skip
+    )
 
 
 class Decoder(nn.Module):
@@ -189,10 +297,14 @@ class NanoGpt(nn.Module):
         self.transformer = nn.ModuleDict({"wte": nn.Embedding(50, 16), "wpe": nn.Embedding(20, 16)})
         self.lm_head = nn.Linear(16, 50)
 
-    def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(
+        self, idx: torch.Tensor, targets: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         hidden = self.transformer["wte"](idx) + self.transformer["wpe"].weight[: idx.shape[1]]
         logits = self.lm_head(hidden)
-        return logits, None if targets is None else nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, None if targets is None else nn.functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten()
+        )
 
 
 class Translator(nn.Module):
@@ -240,7 +352,9 @@ def mlp() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10)
+    )
 
 
 HUGGING_FACE = {
@@ -274,7 +388,9 @@ PLAIN = {
 
 
 @pytest.mark.parametrize(("build", "size", "sequence", "tokens"), HUGGING_FACE.values(), ids=HUGGING_FACE)
-def test_transformers_models_run_on_it_with_a_loss(build: Callable[[], nn.Module], size: int, sequence: int | None, tokens: int | None) -> None:
+def test_transformers_models_run_on_it_with_a_loss(
+    build: Callable[[], nn.Module], size: int, sequence: int | None, tokens: int | None
+) -> None:
     pytest.importorskip("transformers")
     model = build()
     short = 16 if sequence == 2048 else None
@@ -290,7 +406,9 @@ def test_transformers_models_run_on_it_with_a_loss(build: Callable[[], nn.Module
 
 
 @pytest.mark.parametrize(("build", "size", "sequence", "tokens"), PLAIN.values(), ids=PLAIN)
-def test_plain_models_run_on_it(build: Callable[[], nn.Module], size: int, sequence: int | None, tokens: int | None) -> None:
+def test_plain_models_run_on_it(
+    build: Callable[[], nn.Module], size: int, sequence: int | None, tokens: int | None
+) -> None:
     model = build()
     short = 16 if sequence == 2048 else None
     output = outputs(model, resolve(model, None, sequence=short).value)
@@ -383,7 +501,10 @@ class Broken(nn.Module):
     [
         (NeedsMore(), "forward also needs 'timestep'"),
         (Opaque(), "the model has no embedding, convolution or Linear that would tell its inputs"),
-        (nn.Sequential(nn.LazyLinear(8)), "the first layer is lazy and learns its inputs from the first batch"),
+        (
+            nn.Sequential(nn.LazyLinear(8)),
+            "the first layer is lazy and learns its inputs from the first batch",
+        ),
         (Broken(), "KeyError: 'width'"),
     ],
     ids=["more", "opaque", "lazy", "broken"],
@@ -392,7 +513,12 @@ def test_where_no_batch_can_be_made_up_it_says_why(model: nn.Module, reason: str
     batch = resolve(model, None)
     workload = described(model, batch)
     assert batch.value is None
-    assert (workload.batch_source, workload.batch_size, workload.sequence_length, workload.tokens) == (None, None, None, None)
+    assert (workload.batch_source, workload.batch_size, workload.sequence_length, workload.tokens) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert workload.note == f"no batch could be made up: {reason}"
 
 
@@ -406,15 +532,27 @@ def test_where_no_batch_can_be_made_up_it_says_why(model: nn.Module, reason: str
         (torch.zeros(32), (1, None, 1)),
         (torch.zeros(2, 3, 4, 32), (2, None, 24)),
         ((torch.zeros(4, 32), torch.zeros(4, dtype=torch.int64)), (4, None, 4)),
-        ({"attention_mask": torch.ones(4, 16), "inputs_embeds": torch.zeros(4, 16, 32), "labels": torch.zeros(4, 16)}, (4, 16, 64)),
-        ({"pixel_values": torch.zeros(2, 3, 8, 8), "input_ids": torch.zeros(2, 9, dtype=torch.int64)}, (2, 9, 18)),
+        (
+            {
+                "attention_mask": torch.ones(4, 16),
+                "inputs_embeds": torch.zeros(4, 16, 32),
+                "labels": torch.zeros(4, 16),
+            },
+            (4, 16, 64),
+        ),
+        (
+            {"pixel_values": torch.zeros(2, 3, 8, 8), "input_ids": torch.zeros(2, 9, dtype=torch.int64)},
+            (2, 9, 18),
+        ),
         ({"inputs": {"x": [torch.zeros(4, 16, 32)]}}, (4, 16, 64)),
         ({"labels": torch.zeros(4, 16, dtype=torch.int64)}, (4, 16, 64)),
         ({"name": "no tensor"}, (None, None, None)),
         ((), (None, None, None)),
     ],
 )
-def test_the_size_of_a_given_batch_is_read_from_its_shapes(batch: Any, expected: tuple[int | None, ...]) -> None:
+def test_the_size_of_a_given_batch_is_read_from_its_shapes(
+    batch: Any, expected: tuple[int | None, ...]
+) -> None:
     workload = described(mlp(), resolve(mlp(), batch))
     assert (workload.batch_size, workload.sequence_length, workload.tokens) == expected
     assert (workload.batch_source, workload.note) == ("given", None)
@@ -424,7 +562,11 @@ def test_the_size_of_a_given_batch_is_read_from_its_shapes(batch: Any, expected:
     ("model", "config", "reason"),
     [
         ("PatchTSTForPrediction", "PatchTSTConfig", "the inputs of PatchTSTForPrediction are not known"),
-        ("DecisionTransformerModel", "DecisionTransformerConfig", "the inputs of DecisionTransformerModel are not known"),
+        (
+            "DecisionTransformerModel",
+            "DecisionTransformerConfig",
+            "the inputs of DecisionTransformerModel are not known",
+        ),
         ("CLIPModel", "CLIPConfig", "forward takes text and images"),
         ("BlipForConditionalGeneration", "BlipConfig", "forward takes text and images"),
         ("ClapModel", "ClapConfig", "forward takes text and sound"),
@@ -442,7 +584,9 @@ def test_it_says_that_a_batch_of_text_holds_no_images() -> None:
     transformers = pytest.importorskip("transformers")
     two = {"num_hidden_layers": 2}
     with torch.device("meta"):
-        model = transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(text_config=two, vision_config=two))
+        model = transformers.Gemma3ForConditionalGeneration(
+            transformers.Gemma3Config(text_config=two, vision_config=two)
+        )
     assert resolve(model, None).note == "made up: 8 x 2048 random tokens of a vocabulary of 262208, no images"
 
 

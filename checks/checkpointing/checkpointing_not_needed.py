@@ -23,35 +23,53 @@ https://docs.pytorch.org/docs/stable/checkpoint.html
 
 from __future__ import annotations
 
+from fp8doctor.analysis.arms import arm, base_of, ratio
+from fp8doctor.analysis.compile_coverage import cache_off
+from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, Blocks, Checkpointing, Facts, Gpu, Network, Training, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import EVEN, arm, base_of, ratio
-from fp8doctor.overview import in_python
-from fp8doctor.regions import cache_off
 from fp8doctor.registry import check
 
 USABLE = 0.9
-"""Share of the free memory that a step may fill: the rest is for the CUDA context (about 0.5 GiB), for fragments of the
-allocator and for workspaces. A convention of this tool, on the safe side."""
+"""Share of the free memory that a step may fill: the rest is for the CUDA context (about 0.5 GiB), for
+fragments of the allocator and for workspaces. A convention of this tool, on the safe side."""
 
 
-@check("CKP001", "checkpointing-not-needed", area="checkpointing", severity="warning", needs=("gpus", "network.blocks", "training.checkpointing", "trial.arms"))
+@check(
+    "CKP001",
+    "checkpointing-not-needed",
+    area="checkpointing",
+    severity="warning",
+    needs=("gpus", "network.blocks", "training.checkpointing", "trial.arms"),
+)
 def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
     if all(each.active is False for each in facts.training.checkpointing):
         return NotApplicable(reason="no activation checkpointing")
     without = arm(facts.trial, "checkpointing-off")
     with_it = base_of(facts.trial, without) if without else None
     free = free_gib(facts.gpus)
-    if without is None or with_it is None or without.peak_gib is None or with_it.peak_gib is None or free is None:
-        return NotApplicable(reason="the step without checkpointing, or its memory, was not measured on a GPU")
+    if (
+        without is None
+        or with_it is None
+        or without.peak_gib is None
+        or with_it.peak_gib is None
+        or free is None
+    ):
+        return NotApplicable(
+            reason="the step without checkpointing, or its memory, was not measured on a GPU"
+        )
     cost = ratio(with_it, without)
     if cost.low <= 1 or cost.median - 1 < EVEN or without.peak_gib > USABLE * free:
         return None
     assert with_it.step_ms is not None
     assert without.step_ms is not None
     return Finding(
-        title=f"Checkpointing costs {with_it.step_ms - without.step_ms:.1f} ms a step ({cost.median:.2f}x), and the step fits without it",
-        explanation=f"Without it the step peaks at {without.peak_gib:.1f} GiB, with it at {with_it.peak_gib:.1f}; {free:.1f} GiB of this GPU are free for it. "
+        title=f"Checkpointing costs {with_it.step_ms - without.step_ms:.1f} ms a step ({cost.median:.2f}x), "
+        "and the step fits without it",
+        explanation=f"Without it the step peaks at {without.peak_gib:.1f} GiB, with it at "
+        f"{with_it.peak_gib:.1f}; "
+        f"{free:.1f} GiB of this GPU are free for it. "
         "Longer batches than the one that was timed need more.",
         evidence={
             "cost_ratio": cost.median,
@@ -68,7 +86,8 @@ def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def free_gib(gpus: tuple[Gpu, ...]) -> float | None:
-    """Memory for this job on the smallest visible GPU. What is in use counts against it when other processes are there."""
+    """Memory for this job on the smallest visible GPU. What is in use counts against it when other processes
+    are there."""
     free = []
     for gpu in gpus:
         if gpu.visible is not False and recorded(gpu.memory_gib) and gpu.memory_gib:
@@ -87,22 +106,46 @@ def switch_off(facts: Facts) -> str:
             return f"{trainer.kind.rpartition('.')[2]}(..., gradient_checkpointing=False)\n{cache}"
         return f"{in_python('gradient_checkpointing_disable', facts.network)}()\n{cache}"
     return {
-        "wrapper": "# leave out apply_activation_checkpointing() or checkpoint_wrapper(), or give it fewer blocks",
+        "wrapper": "# leave out apply_activation_checkpointing() or checkpoint_wrapper(), or give it "
+        "fewer blocks",
         "unsloth": "FastLanguageModel.get_peft_model(model, use_gradient_checkpointing=False)",
         "compiler_budget": "torch._functorch.config.activation_memory_budget = 1.0",
         "offload": "# leave out offload_wrapper()",
-    }.get(found.form, f"# in {in_python(found.name, facts.network)}.forward: call the function itself, not checkpoint(function, ...)")
+    }.get(
+        found.form,
+        f"# in {in_python(found.name, facts.network)}.forward: call the function itself, not "
+        "checkpoint(function, ...)",
+    )
 
 
 def _timed(peak_without_gib: float) -> Facts:
     arms = (
-        Arm(name="as_is", tried=True, reason=None, step_ms=105.4, rounds_ms=(105.3, 105.4, 105.4, 105.5), peak_gib=7.4),
-        Arm(name="checkpointing-off", base="as_is", tried=True, reason=None, step_ms=88.3, rounds_ms=(88.2, 88.3, 88.3, 88.4), peak_gib=peak_without_gib),
+        Arm(
+            name="as_is",
+            tried=True,
+            reason=None,
+            step_ms=105.4,
+            rounds_ms=(105.3, 105.4, 105.4, 105.5),
+            peak_gib=7.4,
+        ),
+        Arm(
+            name="checkpointing-off",
+            base="as_is",
+            tried=True,
+            reason=None,
+            step_ms=88.3,
+            rounds_ms=(88.2, 88.3, 88.3, 88.4),
+            peak_gib=peak_without_gib,
+        ),
     )
     return Facts(
-        gpus=(Gpu(name="NVIDIA H100", memory_gib=79.6, memory_used_gib=0.0, visible=True, other_processes=0),),
+        gpus=(
+            Gpu(name="NVIDIA H100", memory_gib=79.6, memory_used_gib=0.0, visible=True, other_processes=0),
+        ),
         network=Network(blocks=(Blocks(name="model.layers", count=24),), wrappers=()),
-        training=Training(checkpointing=(Checkpointing(name="model.layers.0", form="huggingface", active=True),)),
+        training=Training(
+            checkpointing=(Checkpointing(name="model.layers.0", form="huggingface", active=True),)
+        ),
         trial=Trial(device="cuda", arms=arms),
     )
 

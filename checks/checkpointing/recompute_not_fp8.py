@@ -22,11 +22,12 @@ https://github.com/NVIDIA/TransformerEngine/issues/415
 
 from __future__ import annotations
 
+from fp8doctor.analysis.layers import in_python
 from fp8doctor.facts import Checkpointing, Facts, Linear, Network, Training, recorded
+from fp8doctor.facts.arm_names import STEP_RAISES
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import STEP_RAISES
-from fp8doctor.overview import in_python, plural
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 AROUND_THE_MODEL = "contextual_fp8_autocast"
 """Accelerate's wrapper, which opens the autocast around the model's forward and closes it there. Source:
@@ -37,10 +38,18 @@ RAISED = f"{STEP_RAISES}CheckpointError"
 
 
 @check(
-    "CKP002", "recompute-not-fp8", area="checkpointing", severity="error", needs=("network.linears.stack", "training.checkpointing", "training.forward_chain")
+    "CKP002",
+    "recompute-not-fp8",
+    area="checkpointing",
+    severity="error",
+    needs=("network.linears.stack", "training.checkpointing", "training.forward_chain"),
 )
 def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
-    te = [linear for linear in facts.network.linears if linear.stack == "transformer_engine" and linear.use == "training"]
+    te = [
+        linear
+        for linear in facts.network.linears
+        if linear.stack == "transformer_engine" and linear.use == "training"
+    ]
     inside = [(linear, region) for linear in te if (region := region_of(linear, facts))]
     if not inside:
         return NotApplicable(reason="no Transformer Engine layer is checkpointed by torch's function")
@@ -50,24 +59,43 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     if not sick or (recomputed_in_fp8 and not raised):
         return None
     first, region = sick[0]
-    in_bf16 = facts.training.gradients_seen is True and all(ran_before(linear) and each.reentrant for linear, each in sick)
+    in_bf16 = facts.training.gradients_seen is True and all(
+        ran_before(linear) and each.reentrant for linear, each in sick
+    )
     closed = region.active is True and any(AROUND_THE_MODEL in each for each in facts.training.forward_chain)
     known = raised or in_bf16 or closed
     layers = plural(len(sick), "Transformer Engine layer")
     return Finding(
         severity="error" if known else "info",
-        title=f"{layers} {'not recomputed in FP8' if known else 'under a checkpoint that opens no FP8 autocast'}",
+        title=f"{layers} "
+        + ("not recomputed in FP8" if known else "under a checkpoint that opens no FP8 autocast"),
         explanation=(
             "The step raised CheckpointError: the recompute saved other tensors than the forward."
             if raised
-            else "They ran in FP8 before, and their last forward, which is the recompute of a backward, did not."
+            else "They ran in FP8 before, and their last forward, which is the "
+            "recompute of a "
+            "backward, did not."
             if in_bf16
-            else "Accelerate opens the autocast around the model's forward; the recompute comes later, in the backward."
+            else "Accelerate opens the autocast around the model's forward; the recompute "
+            "comes later, in "
+            "the backward."
             if closed
-            else "Where this job opens the autocast is not known. Around the forward alone, the recompute runs in BF16 or raises."
+            else "Where this job opens the autocast is not known. Around the forward alone, "
+            "the recompute "
+            "runs in BF16 or raises."
         ),
-        evidence={"layers": len(sick), "first": first.name, "region": region.name, "form": region.form, "reentrant": region.reentrant},
-        treatment=Treatment(name="te-checkpoint", summary="recompute with Transformer Engine's checkpoint", code=code(facts, region)),
+        evidence={
+            "layers": len(sick),
+            "first": first.name,
+            "region": region.name,
+            "form": region.form,
+            "reentrant": region.reentrant,
+        },
+        treatment=Treatment(
+            name="te-checkpoint",
+            summary="recompute with Transformer Engine's checkpoint",
+            code=code(facts, region),
+        ),
     )
 
 
@@ -77,15 +105,26 @@ def ran_before(linear: Linear) -> bool:
 
 
 def region_of(linear: Linear, facts: Facts) -> Checkpointing | None:
-    """The region of torch's that covers a layer; below a forward that may or may not call ``checkpoint``, that one."""
-    torchs = [each for each in facts.training.checkpointing if each.library == "torch" and each.active is not False]
+    """The region of torch's that covers a layer; below a forward that may or may not call ``checkpoint``,
+    that one."""
+    torchs = [
+        each for each in facts.training.checkpointing if each.library == "torch" and each.active is not False
+    ]
     if recorded(linear.checkpointed):
         return next((each for each in torchs if each.active and each.name == linear.checkpointed), None)
-    return next((each for each in torchs if each.active is None and linear.name.startswith(f"{each.name}." if each.name else "")), None)
+    return next(
+        (
+            each
+            for each in torchs
+            if each.active is None and linear.name.startswith(f"{each.name}." if each.name else "")
+        ),
+        None,
+    )
 
 
 def code(facts: Facts, region: Checkpointing) -> str:
-    """The lines that put Transformer Engine's function in the place of torch's, for this form of checkpointing."""
+    """The lines that put Transformer Engine's function in the place of torch's, for this form of
+    checkpointing."""
     if region.form == "huggingface":
         model = in_python("", facts.network)
         lines = (
@@ -94,15 +133,30 @@ def code(facts: Facts, region: Checkpointing) -> str:
             "        module._gradient_checkpointing_func = te.checkpoint",
         )
         return "\n".join(lines)
-    return "checkpoint_wrapper(block, checkpoint_fn=te.checkpoint)" if region.form == "wrapper" else "te.checkpoint(function, x)   # in place of torch's"
+    return (
+        "checkpoint_wrapper(block, checkpoint_fn=te.checkpoint)"
+        if region.form == "wrapper"
+        else "te.checkpoint(function, x)   # in place of torch's"
+    )
 
 
 def _checkpointed(library: str) -> Facts:
     layer = Linear(
-        name="layers.0.up", stack="transformer_engine", use="training", kind="transformer_engine.pytorch.module.linear.Linear",
-        checkpointed="layers.0", engaged=None,
-    )  # fmt: skip
-    region = Checkpointing(name="layers.0", form="wrapper", active=True, reentrant=False, library=library, opens_fp8_autocast=False)
+        name="layers.0.up",
+        stack="transformer_engine",
+        use="training",
+        kind="transformer_engine.pytorch.module.linear.Linear",
+        checkpointed="layers.0",
+        engaged=None,
+    )
+    region = Checkpointing(
+        name="layers.0",
+        form="wrapper",
+        active=True,
+        reentrant=False,
+        library=library,
+        opens_fp8_autocast=False,
+    )
     chain = ("accelerate.utils.transformer_engine.contextual_fp8_autocast.<locals>.forward",)
     return Facts(
         network=Network(linears=(layer,), wrappers=()),

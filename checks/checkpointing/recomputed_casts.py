@@ -25,13 +25,20 @@ https://docs.pytorch.org/docs/stable/checkpoint.html
 
 from __future__ import annotations
 
+from fp8doctor.analysis.arms import arm, base_of, ratio, uses_fp8
+from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, Checkpointing, Facts, Linear, Network, Training, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import EVEN, arm, base_of, ratio, uses_fp8
 from fp8doctor.registry import check
 
 
-@check("CKP003", "recomputed-casts", area="checkpointing", severity="warning", needs=("network.linears", "training.checkpointing", "trial.arms"))
+@check(
+    "CKP003",
+    "recomputed-casts",
+    area="checkpointing",
+    severity="warning",
+    needs=("network.linears", "training.checkpointing", "trial.arms"),
+)
 def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts) or all(each.active is False for each in facts.training.checkpointing):
         return NotApplicable(reason="no FP8 layer under activation checkpointing")
@@ -41,11 +48,19 @@ def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
     in_fp8, in_bf16 = ratio(*fp8), ratio(*bf16)
     if in_fp8.low <= in_bf16.high or in_fp8.median - in_bf16.median < EVEN:
         return None
-    amax = {linear.recipe for linear in facts.network.linears if linear.use == "training" and linear.stack == "torchao"}
-    operator = "amax" if any(recorded(each) and each and each.startswith("rowwise") for each in amax) else "max"
+    amax = {
+        linear.recipe
+        for linear in facts.network.linears
+        if linear.use == "training" and linear.stack == "torchao"
+    }
+    operator = (
+        "amax" if any(recorded(each) and each and each.startswith("rowwise") for each in amax) else "max"
+    )
     return Finding(
         title=f"Checkpointing costs FP8 {in_fp8.median:.2f}x and BF16 {in_bf16.median:.2f}x",
-        explanation=f"Its recompute takes {fp8[0].step_ms or 0.0:.1f} instead of {fp8[1].step_ms or 0.0:.1f} ms a step in FP8, and runs all casts of the "
+        explanation=f"Its recompute takes {fp8[0].step_ms or 0.0:.1f} instead of "
+        f"{fp8[1].step_ms or 0.0:.1f} ms a "
+        "step in FP8, and runs all casts of the "
         f"forward again; in BF16 {bf16[0].step_ms or 0.0:.1f} instead of {bf16[1].step_ms or 0.0:.1f} ms.",
         evidence={
             "fp8_cost_ratio": in_fp8.median,
@@ -55,7 +70,11 @@ def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
             "fp8_step_ms": fp8[0].step_ms,
             "fp8_step_without_ms": fp8[1].step_ms,
         },
-        treatment=Treatment(name="selective-checkpointing", summary="keep the results of the FP8 GEMMs and the amax", code=policy(operator)),
+        treatment=Treatment(
+            name="selective-checkpointing",
+            summary="keep the results of the FP8 GEMMs and the amax",
+            code=policy(operator),
+        ),
     )
 
 
@@ -82,7 +101,10 @@ def _timed(fp8_ms: float) -> Facts:
         ("bf16_compiled", None, 117.5),
         ("bf16_without_checkpointing", "bf16_compiled", 92.7),
     )
-    arms = tuple(Arm(name=name, base=base, tried=True, reason=None, step_ms=ms, rounds_ms=(ms - 0.1, ms, ms, ms + 0.1)) for name, base, ms in steps)
+    arms = tuple(
+        Arm(name=name, base=base, tried=True, reason=None, step_ms=ms, rounds_ms=(ms - 0.1, ms, ms, ms + 0.1))
+        for name, base, ms in steps
+    )
     return Facts(
         network=Network(linears=(Linear(use="training", stack="torchao", recipe="tensorwise"),)),
         training=Training(checkpointing=(Checkpointing(name="blocks.0", form="wrapper", active=True),)),

@@ -34,18 +34,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fp8doctor.analysis.compile_coverage import (
+    BESIDE_AT_MOST,
+    compile_treatment,
+    idle_marks,
+    is_below,
+    is_inside,
+    needs_compile,
+)
+from fp8doctor.analysis.layers import in_python
 from fp8doctor.cost import eager_cast_saving
 from fp8doctor.facts import CompileMark, Dynamo, Environment, Facts, Linear, Network, Training, Workload
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
-from fp8doctor.overview import in_python
-from fp8doctor.regions import BESIDE_AT_MOST, compile_treatment, idle_marks, is_below, is_inside, needs_compile
 from fp8doctor.registry import check
 
-BACKENDS_WITHOUT_KERNELS = ("eager", "eager_noexcept", "eager_debug", "pre_dispatch_eager", "aot_eager", "aot_eager_decomp_partition")
-"""Backends that capture graphs and run them op by op. Source: ``torch/_dynamo/backends/debugging.py``, torch 2.13."""
+BACKENDS_WITHOUT_KERNELS = (
+    "eager",
+    "eager_noexcept",
+    "eager_debug",
+    "pre_dispatch_eager",
+    "aot_eager",
+    "aot_eager_decomp_partition",
+)
+"""Backends that capture graphs and run them op by op. Source: ``torch/_dynamo/backends/debugging.py``, torch
+2.13."""
 
 NOT_FAILURES = ("Unsupported", "SkipFrame")
-"""What Dynamo raises at a graph break and for a frame that it leaves alone; the rest is compiled. Source: ``torch/_dynamo/exc.py``."""
+"""What Dynamo raises at a graph break and for a frame that it leaves alone; the rest is compiled. Source:
+``torch/_dynamo/exc.py``."""
 
 OFF = ("0", "false", "no", "off")
 """What users write to switch a variable off."""
@@ -71,7 +87,13 @@ class Cause:
     "compile-without-effect",
     area="compilation",
     severity="warning",
-    needs=("environment.variables", "network.linears.compiled", "network.blocks", "training.compile_marks", "training.dynamo.disabled"),
+    needs=(
+        "environment.variables",
+        "network.linears.compiled",
+        "network.blocks",
+        "training.compile_marks",
+        "training.dynamo.disabled",
+    ),
 )
 def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     marks = facts.training.compile_marks
@@ -81,11 +103,19 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     first = causes[0]
     idle_names = {mark.name for cause in causes for mark in cause.marks}
     eager = {linear.name for cause in causes for linear in cause.layers}
-    idle = [linear for linear in torchao_linears(facts) if linear.compiled in idle_names or linear.name in eager]
+    idle = [
+        linear for linear in torchao_linears(facts) if linear.compiled in idle_names or linear.name in eager
+    ]
     return Finding(
         severity=first.severity,
-        title=("torch.compile can fail in silence: " if first.severity == "info" else "torch.compile has no effect: ") + first.text,
-        explanation=". ".join(sentence(cause.text) for cause in causes) + (f". {len(idle)} FP8 Linears look compiled and run eagerly." if idle else "."),
+        title=(
+            "torch.compile can fail in silence: "
+            if first.severity == "info"
+            else "torch.compile has no effect: "
+        )
+        + first.text,
+        explanation=". ".join(sentence(cause.text) for cause in causes)
+        + (f". {len(idle)} FP8 Linears look compiled and run eagerly." if idle else "."),
         evidence={
             "causes": tuple(cause.text for cause in causes),
             "compile_marks": len(marks),
@@ -93,7 +123,11 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
             "idle_fp8_linears": len(idle),
         },
         saving_ms=eager_cast_saving(facts, idle) if idle else None,
-        treatment=Treatment(name=first.name, summary="; ".join(cause.cure for cause in causes), code="\n".join(cause.code for cause in causes)),
+        treatment=Treatment(
+            name=first.name,
+            summary="; ".join(cause.cure for cause in causes),
+            code="\n".join(cause.code for cause in causes),
+        ),
     )
 
 
@@ -108,42 +142,90 @@ def find_causes(facts: Facts) -> Iterator[Cause]:
     marks, dynamo = training.compile_marks, training.dynamo
     if variables.get("TORCHDYNAMO_DISABLE") == "1" and (marks or torchao_linears(facts)):
         # Under it torch.compile(model) returns the model itself: there may be no mark left to find.
-        yield Cause("unset-torchdynamo-disable", "TORCHDYNAMO_DISABLE=1 is set", "unset the variable", "unset TORCHDYNAMO_DISABLE", marks)
+        yield Cause(
+            "unset-torchdynamo-disable",
+            "TORCHDYNAMO_DISABLE=1 is set",
+            "unset the variable",
+            "unset TORCHDYNAMO_DISABLE",
+            marks,
+        )
     if marks and dynamo.disabled:
         value = variables.get("TORCH_COMPILE_DISABLE")
         if value:
-            zero = f" is set, and torch {facts.software.torch} takes any value for a yes" if value != "1" else " is set"
-            yield Cause("unset-torch-compile-disable", f"TORCH_COMPILE_DISABLE={value}{zero}", "unset the variable", "unset TORCH_COMPILE_DISABLE", marks)
+            zero = (
+                f" is set, and torch {facts.software.torch} takes any value for a yes"
+                if value != "1"
+                else " is set"
+            )
+            yield Cause(
+                "unset-torch-compile-disable",
+                f"TORCH_COMPILE_DISABLE={value}{zero}",
+                "unset the variable",
+                "unset TORCH_COMPILE_DISABLE",
+                marks,
+            )
         else:
-            yield Cause("enable-dynamo", "torch._dynamo.config.disable is True", "leave it False", "torch._dynamo.config.disable = False", marks)
+            yield Cause(
+                "enable-dynamo",
+                "torch._dynamo.config.disable is True",
+                "leave it False",
+                "torch._dynamo.config.disable = False",
+                marks,
+            )
     if marks and dynamo.stance == "force_eager":
-        yield Cause("default-stance", "the stance is force_eager", "go back to the default stance", 'torch.compiler.set_stance("default")', marks)
+        yield Cause(
+            "default-stance",
+            "the stance is force_eager",
+            "go back to the default stance",
+            'torch.compiler.set_stance("default")',
+            marks,
+        )
     bare = tuple(mark for mark in marks if mark.backend in BACKENDS_WITHOUT_KERNELS)
     if bare:
-        text = f"{len(bare)} of {len(marks)} compile marks use backend={bare[0].backend!r}, which generates no kernel"
-        yield Cause("default-backend", text, "use the default backend, inductor", without_backend(bare, facts.network), bare)
+        text = (
+            f"{len(bare)} of {len(marks)} compile marks use backend={bare[0].backend!r}, which "
+            "generates no kernel"
+        )
+        yield Cause(
+            "default-backend",
+            text,
+            "use the default backend, inductor",
+            without_backend(bare, facts.network),
+            bare,
+        )
     if lost := compiled_in_vain(facts):
         yield in_torch_nn(facts, lost)
     if training.compiled_elsewhere and not marks:
         names = ", ".join(training.compiled_elsewhere)
         text = f"{names} is a compiled wrapper, and the model beside it, which was examined, stays uncompiled"
-        yield Cause("use-compiled-object", text, f"call {names}, or compile in place", "model.compile()   # in place: whoever calls it")
+        yield Cause(
+            "use-compiled-object",
+            text,
+            f"call {names}, or compile in place",
+            "model.compile()   # in place: whoever calls it",
+        )
     if marks and dynamo.suppress_errors:
         value = variables.get("TORCHDYNAMO_SUPPRESS_ERRORS")
-        code = "unset TORCHDYNAMO_SUPPRESS_ERRORS" if value else "torch._dynamo.config.suppress_errors = False"
+        code = (
+            "unset TORCHDYNAMO_SUPPRESS_ERRORS" if value else "torch._dynamo.config.suppress_errors = False"
+        )
         failures = [failure for failure in dynamo.failures or () if not failure.startswith(NOT_FAILURES)]
         if failures:
             text = f"compilations failed and the errors were suppressed ({failures[0]})"
             yield Cause("show-compile-errors", text, "let the failure raise, and mend it", code)
         elif value and value.lower() in OFF:
-            text = f"TORCHDYNAMO_SUPPRESS_ERRORS={value} turns suppression on, as any value does that is not empty"
+            text = (
+                f"TORCHDYNAMO_SUPPRESS_ERRORS={value} turns suppression on, as any value does that "
+                "is not empty"
+            )
             yield Cause("show-compile-errors", text, "unset the variable", code, severity="info")
 
 
 def compiled_in_vain(facts: Facts) -> list[Linear]:
     """Layers that marks without a frame of their own were to cover, and that are in no region but their own.
 
-    None where a user's modules inside are regions, as they are of an nn.Sequential of blocks, and cover all that matters.
+    None where a user's modules inside are regions, as they are of an nn.Sequential of blocks, and cover all
+    that matters.
     """
     lost: dict[str, Linear] = {}
     for mark in idle_marks(facts):
@@ -151,7 +233,9 @@ def compiled_in_vain(facts: Facts) -> list[Linear]:
         left = [linear for linear in below if linear.compiled in (None, linear.name)]
         if len(left) < len(below) or [linear.name for linear in below] == [mark.name]:
             left = [linear for linear in left if needs_compile(linear)]
-            alone = [linear for linear in left if not any(is_inside(linear, each) for each in facts.network.blocks)]
+            alone = [
+                linear for linear in left if not any(is_inside(linear, each) for each in facts.network.blocks)
+            ]
             if len(alone) == len(left) <= BESIDE_AT_MOST and None not in [linear.compiled for linear in left]:
                 continue
         lost.update((linear.name, linear) for linear in left)
@@ -161,16 +245,21 @@ def compiled_in_vain(facts: Facts) -> list[Linear]:
 def in_torch_nn(facts: Facts, lost: list[Linear]) -> Cause:
     """Marks in place on classes whose forward is torch.nn's own: the wrapper compiles them."""
     marks = tuple(mark for mark in idle_marks(facts) if any(is_below(linear, mark) for linear in lost))
-    where = f"{in_python(marks[0].name, facts.network)}.compile()" + (f" and {len(marks) - 1} more" if len(marks) > 1 else "")
+    where = f"{in_python(marks[0].name, facts.network)}.compile()" + (
+        f" and {len(marks) - 1} more" if len(marks) > 1 else ""
+    )
     alone = sum(needs_compile(linear) and linear.compiled is not None for linear in lost)
-    text = f"{where} in place: the forward there is torch.nn's own or none, which Dynamo skips" + (f"; {alone} FP8 Linears are compiled alone" if alone else "")
+    text = f"{where} in place: the forward there is torch.nn's own or none, which Dynamo skips" + (
+        f"; {alone} FP8 Linears are compiled alone" if alone else ""
+    )
     eager = tuple(linear for linear in lost if linear.compiled is None)
     treatment = compile_treatment(facts, [linear for linear in lost if needs_compile(linear)] or lost)
     return Cause(treatment.name, text, treatment.summary, treatment.code, marks, layers=eager)
 
 
 def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
-    """The line that compiles the first of these, as it was written but for its backend; the others go alike."""
+    """The line that compiles the first of these, as it was written but for its backend; the others go
+    alike."""
     module = in_python(bare[0].name, network)
     line = {
         "wrapped": f"{module} = torch.compile({module})",
@@ -184,16 +273,28 @@ def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
 
 def torchao_linears(facts: Facts) -> list[Linear]:
     """The FP8 layers whose speed depends on the compiler."""
-    return [linear for linear in facts.network.linears if linear.stack == "torchao" and linear.use == "training"]
+    return [
+        linear for linear in facts.network.linears if linear.stack == "torchao" and linear.use == "training"
+    ]
 
 
 def _compiled(backend: str) -> Facts:
     layer = Linear(
-        name="blocks.0.up", kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", recipe="tensorwise",
-        in_features=1024, out_features=4096, gemms=1, requires_grad=True, compiled="blocks.0",
-    )  # fmt: skip
+        name="blocks.0.up",
+        kind="torchao.float8.float8_linear.Float8Linear",
+        stack="torchao",
+        use="training",
+        recipe="tensorwise",
+        in_features=1024,
+        out_features=4096,
+        gemms=1,
+        requires_grad=True,
+        compiled="blocks.0",
+    )
     mark = CompileMark(name="blocks.0", form="in_place", backend=backend)
-    dynamo = Dynamo(disabled=False, suppress_errors=False, stance="default", frames_total=0, frames_ok=0, failures=())
+    dynamo = Dynamo(
+        disabled=False, suppress_errors=False, stance="default", frames_total=0, frames_ok=0, failures=()
+    )
     return Facts(
         environment=Environment(variables={}),
         network=Network(linears=(layer,), blocks=()),

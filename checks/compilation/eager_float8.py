@@ -29,15 +29,16 @@ https://github.com/pytorch/ao/issues/1199 https://github.com/pytorch/ao/tree/mai
 
 from __future__ import annotations
 
+from fp8doctor.analysis.compile_coverage import compile_treatment, idle_marks, is_below, needs_compile
+from fp8doctor.analysis.layers import in_python
 from fp8doctor.cost import eager_balance, eager_cast_saving
 from fp8doctor.facts import Blocks, Facts, Linear, Network, Training, Workload
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.overview import in_python
-from fp8doctor.regions import compile_treatment, idle_marks, is_below, needs_compile
 from fp8doctor.registry import check
 
 EAGER_KERNELS = 83
-"""Extra kernels per uncompiled Float8Linear and step, counted on one H200 (82.4 and 83.0; torch 2.11, torchao 0.18)."""
+"""Extra kernels per uncompiled Float8Linear and step, counted on one H200 (82.4 and 83.0; torch 2.11, torchao
+0.18)."""
 
 NAMED = 3
 """Layers that are named where only some are eager. A choice of length."""
@@ -55,7 +56,11 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     if not fp8:
         return NotApplicable(reason="no torchao FP8 Linear in the model")
     idle = idle_marks(facts)  # what they were to cover is CMP002's
-    eager = [linear for linear in fp8 if linear.compiled is None and not any(is_below(linear, mark) for mark in idle)]
+    eager = [
+        linear
+        for linear in fp8
+        if linear.compiled is None and not any(is_below(linear, mark) for mark in idle)
+    ]
     if not eager:
         return None
     balance = eager_balance(facts, eager)
@@ -63,13 +68,20 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     if balance:
         cost = f"these casts cost {balance.casts_ms:,.0f} ms a step"
         if balance.host_ms > balance.casts_ms:
-            cost = f"these casts take {balance.casts_ms:,.1f} ms of the GPU a step, and launching them keeps the host busy for {balance.host_ms:,.0f} ms"
+            cost = (
+                f"these casts take {balance.casts_ms:,.1f} ms of the GPU a step, and launching them keeps "
+                f"the host busy for {balance.host_ms:,.0f} ms"
+            )
         modelled = f" Modelled on {balance.gpu}: {cost}, the FP8 GEMMs save {balance.gemms_saved_ms:,.1f} ms."
-    names = ", ".join(in_python(linear.name, facts.network) for linear in eager[:NAMED]) + (f" and {len(eager) - NAMED} more" if len(eager) > NAMED else "")
+    names = ", ".join(in_python(linear.name, facts.network) for linear in eager[:NAMED]) + (
+        f" and {len(eager) - NAMED} more" if len(eager) > NAMED else ""
+    )
     which = f"Eager: {names}. " if len(eager) < len(fp8) else ""
     return Finding(
         title=f"{len(eager)} of {len(fp8)} FP8 Linears run eagerly",
-        explanation=f"{which}Uncompiled, each of them casts its input, weight and gradient in about {EAGER_KERNELS} kernels a step; "
+        explanation=f"{which}Uncompiled, each of them casts its input, weight and gradient in about "
+        f"{EAGER_KERNELS} "
+        "kernels a step; "
         f"compiled, in about 9.{modelled}",
         evidence={
             "eager_linears": len(eager),
@@ -81,15 +93,27 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
             "modelled_gemms_saved_ms": balance.gemms_saved_ms if balance else None,
         },
         saving_ms=eager_cast_saving(facts, eager),
-        treatment=compile_treatment(facts, [linear for linear in fp8 if linear in eager or any(is_below(linear, mark) for mark in idle)]),
+        treatment=compile_treatment(
+            facts,
+            [linear for linear in fp8 if linear in eager or any(is_below(linear, mark) for mark in idle)],
+        ),
     )
 
 
 def _decoder(compiled: str | None) -> Facts:
     layer = Linear(
-        name="blocks.0.up", kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", weight_class=None,
-        recipe="tensorwise", in_features=1024, out_features=4096, gemms=1, requires_grad=True, compiled=compiled,
-    )  # fmt: skip
+        name="blocks.0.up",
+        kind="torchao.float8.float8_linear.Float8Linear",
+        stack="torchao",
+        use="training",
+        weight_class=None,
+        recipe="tensorwise",
+        in_features=1024,
+        out_features=4096,
+        gemms=1,
+        requires_grad=True,
+        compiled=compiled,
+    )
     return Facts(
         network=Network(linears=(layer,), blocks=(Blocks(name="blocks", count=1),)),
         training=Training(compile_marks=()),

@@ -33,21 +33,32 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from fp8doctor.analysis.arms import arm
+from fp8doctor.analysis.compile_coverage import needs_compile
 from fp8doctor.cost import micro_batches
-from fp8doctor.facts import Arm, ArmCut, Blocks, CompileMark, Facts, Linear, Network, Training, Trial, recorded
+from fp8doctor.facts import (
+    Arm,
+    ArmCut,
+    Blocks,
+    CompileMark,
+    Facts,
+    Linear,
+    Network,
+    Training,
+    Trial,
+    recorded,
+)
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import arm
-from fp8doctor.overview import plural
-from fp8doctor.regions import needs_compile
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 SPLIT, BESIDE = 1.5, 4
-"""Blocks count as split from this many regions per block on, and at least this many more regions than blocks: a compiled loss
-or optimizer beside them has a few of its own. A choice: every second block in two pieces."""
+"""Blocks count as split from this many regions per block on, and at least this many more regions than blocks:
+a compiled loss or optimizer beside them has a few of its own. A choice: every second block in two pieces."""
 
 AROUND_THE_CALL = ("huggingface", "unsloth")
-"""Forms that recompute a layer from around its call, so from around what ``layer.compile()`` compiles; transformers does it
-inside from 5.23 on."""
+"""Forms that recompute a layer from around its call, so from around what ``layer.compile()`` compiles;
+transformers does it inside from 5.23 on."""
 
 WITHOUT_RECOMPUTE = ("compiler_budget", "offload")
 """Forms that enter no region again: the compiler recomputes inside of its own graph, an offload fetches."""
@@ -94,12 +105,19 @@ KINDS = (
         "# @torch.compiler.disable         take it off, or call the function outside the block",
     ),
 )
-OTHER = Kind("", "", "show-graph-breaks", "let the break raise, and mend the line it names", "block.compile(fullgraph=True)   # raises at the line that breaks")
+OTHER = Kind(
+    "",
+    "",
+    "show-graph-breaks",
+    "let the break raise, and mend the line it names",
+    "block.compile(fullgraph=True)   # raises at the line that breaks",
+)
 TE = Kind(
     "",
     "Transformer Engine's modules",
     "traceable-te",
-    "use te.Linear of Transformer Engine 2.20 with a recipe other than delayed scaling, or leave these modules uncompiled",
+    "use te.Linear of Transformer Engine 2.20 with a recipe other than delayed scaling, or leave these "
+    "modules uncompiled",
     'pip install "transformer-engine[pytorch]>=2.20"',
 )
 
@@ -124,19 +142,36 @@ def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
     split = (as_is.graphs_run or 0) >= max(SPLIT * whole, whole + BESIDE)
     if not cut.graph_breaks and not split:
         return None
-    fp8 = [linear for linear in facts.network.linears if needs_compile(linear) and linear.compiled is not None]
+    fp8 = [
+        linear for linear in facts.network.linears if needs_compile(linear) and linear.compiled is not None
+    ]
     harmful = bool(fp8) and split
     reasons = cut.break_reasons if recorded(cut.break_reasons) else ()
     kind = kind_of(reasons[0] if reasons else "", facts)
     words = kind.words or (reasons[0].partition(":")[0] if reasons else "the reason was not recorded")
-    title = f"{plural(cut.graph_breaks, 'graph break')} {'inside' if harmful else 'that split none of'} the compiled FP8 layers, the first at {words}"
+    title = (
+        f"{plural(cut.graph_breaks, 'graph break')} {'inside' if harmful else 'that split none of'} the "
+        f"compiled FP8 layers, the first at {words}"
+    )
     return Finding(
         severity="warning" if harmful else "info",
-        title=title if cut.graph_breaks else f"Compiled blocks run in pieces: {as_is.graphs_run} regions in a step, not {whole}",
-        explanation=f"One step entered {plural(as_is.graphs_run or 0, 'compiled region')}; whole blocks would be {whole}"
+        title=title
+        if cut.graph_breaks
+        else f"Compiled blocks run in pieces: {as_is.graphs_run} regions in a step, not {whole}",
+        explanation=f"One step entered {plural(as_is.graphs_run or 0, 'compiled region')}; whole blocks "
+        f"would be {whole}"
         + (f" in {passes} micro-batches." if passes > 1 else ".")
-        + (f" {plural(len(fp8), 'FP8 Linear')} under them need the compiler to fuse their casts." if harmful else "")
-        + ("" if cut.graph_breaks else " Dynamo counted no break: it counts none at a branch that depends on data, such as `if x.isnan().any()`."),
+        + (
+            f" {plural(len(fp8), 'FP8 Linear')} under them need the compiler to fuse their casts."
+            if harmful
+            else ""
+        )
+        + (
+            ""
+            if cut.graph_breaks
+            else " Dynamo counted no break: it counts none at a branch that depends on data, such as `if "
+            "x.isnan().any()`."
+        ),
         evidence={
             "graph_breaks": cut.graph_breaks,
             "reasons": reasons,
@@ -150,23 +185,27 @@ def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def whole_regions(facts: Facts, cut: ArmCut) -> int:
-    """Regions that one micro-batch enters when no block is split: marked blocks and modules, or all blocks of a model compiled from above.
+    """Regions that one micro-batch enters when no block is split: marked blocks and modules, or all blocks of
+    a model compiled from above.
 
-    Such a model that is split between its blocks is as fast as one that is not. What checkpointing recomputes is entered twice.
+    Such a model that is split between its blocks is as fast as one that is not. What checkpointing recomputes
+    is entered twice.
     """
     lists = {blocks.name: cut.blocks.get(blocks.name, blocks.count) for blocks in facts.network.blocks}
     marks = [mark.name for mark in facts.training.compile_marks]
     marked = {name.rpartition(".")[0]: entries(name, cut, facts) for name in marks if name}
     blocks = sum(count * marked[name] for name, count in lists.items() if name in marked)
-    beside = sum(entries(name, cut, facts) for name in marks if not name or name.rpartition(".")[0] not in lists)
+    beside = sum(
+        entries(name, cut, facts) for name in marks if not name or name.rpartition(".")[0] not in lists
+    )
     return blocks + beside if blocks else max(beside, sum(lists.values()))
 
 
 def entries(mark: str, cut: ArmCut, facts: Facts) -> int:
     """How often one forward and backward enter what is compiled here: twice where a checkpoint is around it.
 
-    Of a wrapper and a region with the same name either may be around the other: then pieces are Dynamo's only where it counted
-    a break. A checkpoint that only a run could see (``active`` None) counts.
+    Of a wrapper and a region with the same name either may be around the other: then pieces are Dynamo's only
+    where it counted a break. A checkpoint that only a run could see (``active`` None) counts.
     """
     checkpointing = facts.training.checkpointing if recorded(facts.training.checkpointing) else ()
     for each in checkpointing:
@@ -179,17 +218,35 @@ def entries(mark: str, cut: ArmCut, facts: Facts) -> int:
 
 
 def kind_of(reason: str, facts: Facts) -> Kind:
-    """The kind that a reason names; a function that is disabled is Transformer Engine's where its layers are compiled."""
+    """The kind that a reason names; a function that is disabled is Transformer Engine's where its layers are
+    compiled."""
     kind = next((kind for kind in KINDS if re.search(kind.pattern, reason, re.IGNORECASE)), OTHER)
-    te = any(linear.stack == "transformer_engine" and linear.compiled is not None for linear in facts.network.linears)
+    te = any(
+        linear.stack == "transformer_engine" and linear.compiled is not None
+        for linear in facts.network.linears
+    )
     return TE if te and kind is KINDS[-1] else kind
 
 
 def _compiled_blocks(regions: int, breaks: int) -> Facts:
-    layer = Linear(kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", weight_class=None, compiled="blocks.0")
+    layer = Linear(
+        kind="torchao.float8.float8_linear.Float8Linear",
+        stack="torchao",
+        use="training",
+        weight_class=None,
+        compiled="blocks.0",
+    )
     reason = "Failed to trace builtin operator: Dynamo does not know how to trace builtin operator `print`"
     cut = ArmCut(blocks={}, graphs_compiled=2, graph_breaks=breaks, break_reasons=(reason,) * (breaks > 0))
-    as_is = Arm(name="as_is", tried=True, reason=None, step_ms=10.0, rounds_ms=(10.0,) * 6, graphs_run=regions, cuts=(cut,))
+    as_is = Arm(
+        name="as_is",
+        tried=True,
+        reason=None,
+        step_ms=10.0,
+        rounds_ms=(10.0,) * 6,
+        graphs_run=regions,
+        cuts=(cut,),
+    )
     return Facts(
         network=Network(linears=(layer,), blocks=(Blocks(name="blocks", count=4),)),
         training=Training(compile_marks=tuple(CompileMark(name=f"blocks.{number}") for number in range(4))),

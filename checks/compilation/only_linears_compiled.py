@@ -27,11 +27,18 @@ compiled alone, and one when the block is, marks inside or not.
 
 from __future__ import annotations
 
+from fp8doctor.analysis.compile_coverage import (
+    BESIDE_AT_MOST,
+    compile_treatment,
+    idle_marks,
+    is_below,
+    is_inside,
+    needs_compile,
+)
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, Training
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.overview import percent
-from fp8doctor.regions import BESIDE_AT_MOST, compile_treatment, idle_marks, is_below, is_inside, needs_compile
 from fp8doctor.registry import check
+from fp8doctor.wording import percent
 
 
 @check(
@@ -42,12 +49,18 @@ from fp8doctor.registry import check
     needs=("network.linears.compiled", "network.blocks", "training.compile_marks"),
 )
 def only_linears_compiled(facts: Facts) -> Finding | NotApplicable | None:
-    compiled = [linear for linear in facts.network.linears if needs_compile(linear) and linear.compiled is not None]
+    compiled = [
+        linear for linear in facts.network.linears if needs_compile(linear) and linear.compiled is not None
+    ]
     if not compiled:
         return NotApplicable(reason="no torchao FP8 Linear is compiled")
     idle = idle_marks(facts)  # what they were to cover is CMP002's
     regions = {mark.name for mark in facts.training.compile_marks if mark not in idle}
-    alone = [linear for linear in compiled if is_alone(linear, regions) and not any(is_below(linear, mark) for mark in idle)]
+    alone = [
+        linear
+        for linear in compiled
+        if is_alone(linear, regions) and not any(is_below(linear, mark) for mark in idle)
+    ]
     inside = [linear for linear in alone if any(is_inside(linear, each) for each in facts.network.blocks)]
     few_beside = len(alone) - len(inside) <= BESIDE_AT_MOST
     if not inside and few_beside:
@@ -55,15 +68,23 @@ def only_linears_compiled(facts: Facts) -> Finding | NotApplicable | None:
     share = sum(linear.flops_share_pct or 0.0 for linear in alone)
     return Finding(
         title=f"{len(alone)} of {len(compiled)} compiled FP8 Linears are compiled one by one",
-        explanation=f"Each is a region of its own ({percent(share)} of the GEMM FLOPs), so that no cast is fused with the norm or the activation "
+        explanation=f"Each is a region of its own ({percent(share)} of the GEMM FLOPs), so that no "
+        "cast is fused "
+        "with the norm or the activation "
         "beside it, and what is between the Linears runs eagerly.",
-        evidence={"compiled_alone": len(alone), "compiled_fp8_linears": len(compiled), "flops_share_pct": round(share, 1), "first": alone[0].name},
+        evidence={
+            "compiled_alone": len(alone),
+            "compiled_fp8_linears": len(compiled),
+            "flops_share_pct": round(share, 1),
+            "first": alone[0].name,
+        },
         treatment=compile_treatment(facts, inside if few_beside else alone),
     )
 
 
 def is_alone(linear: Linear, regions: set[str]) -> bool:
-    """Whether the layer is a compiled region of its own, with no compiled module around it. The root has none around it."""
+    """Whether the layer is a compiled region of its own, with no compiled module around it. The root has none
+    around it."""
     if not linear.name or linear.compiled != linear.name:
         return False
     parts = linear.name.split(".")
@@ -72,9 +93,14 @@ def is_alone(linear: Linear, regions: set[str]) -> bool:
 
 def _decoder(*marks: str) -> Facts:
     layer = Linear(
-        name="blocks.0.up", kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", weight_class=None,
-        flops_share_pct=100.0, compiled=marks[-1],
-    )  # fmt: skip
+        name="blocks.0.up",
+        kind="torchao.float8.float8_linear.Float8Linear",
+        stack="torchao",
+        use="training",
+        weight_class=None,
+        flops_share_pct=100.0,
+        compiled=marks[-1],
+    )
     return Facts(
         network=Network(linears=(layer,), blocks=(Blocks(name="blocks", count=1),)),
         training=Training(compile_marks=tuple(CompileMark(name=name) for name in marks)),

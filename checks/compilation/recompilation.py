@@ -30,39 +30,54 @@ from __future__ import annotations
 
 import re
 
+from fp8doctor.analysis.compile_coverage import cache_off
 from fp8doctor.facts import Blocks, CompileMark, Facts, Network, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.regions import cache_off
 from fp8doctor.registry import check
 
 RECOMPILE_LIMIT = 8
-"""Versions of one function that Dynamo keeps unless it is told otherwise. Source: ``recompile_limit`` in ``torch/_dynamo/config.py``, torch 2.7 to 2.13;
-``cache_size_limit``, equally 8, in 2.6."""
+"""Versions of one function that Dynamo keeps unless it is told otherwise. Source: ``recompile_limit`` in
+``torch/_dynamo/config.py``, torch 2.7 to 2.13; ``cache_size_limit``, equally 8, in 2.6."""
 
 STILL_COMPILING = "it was still compiling while it was timed"
-"""The reason of an arm in whose timed window a frame was compiled; `fp8doctor.trial.bench` writes it."""
+"""The reason of an arm in whose timed window a frame was compiled; `fp8doctor.trial.measure.bench` writes
+it."""
 
 SHAPES = re.compile(r"size mismatch|stride mismatch|\.(size|stride)\(|shape", re.IGNORECASE)
-"""Guards on the shape of a tensor: ``tensor 'x' size mismatch at index 0. expected 4, actual 5``. Source: torch/csrc/dynamo/guards.cpp."""
+"""Guards on the shape of a tensor: ``tensor 'x' size mismatch at index 0. expected 4, actual 5``. Source:
+torch/csrc/dynamo/guards.cpp."""
 
 CACHE = "past_key_values"
 """The argument of transformers' blocks that carries the KV cache."""
 
 
-@check("CMP005", "recompilation", area="compilation", severity="warning", needs=("network.blocks", "training.compile_marks", "training.use_cache"))
+@check(
+    "CMP005",
+    "recompilation",
+    area="compilation",
+    severity="warning",
+    needs=("network.blocks", "training.compile_marks", "training.use_cache"),
+)
 def recompilation(facts: Facts) -> Finding | NotApplicable | None:
     if not facts.training.compile_marks:
         return NotApplicable(reason="nothing asks for torch.compile")
-    timed = next((arm for arm in facts.trial.arms if arm.name == "as_is"), None) if recorded(facts.trial) else None
+    timed = (
+        next((arm for arm in facts.trial.arms if arm.name == "as_is"), None)
+        if recorded(facts.trial)
+        else None
+    )
     cut = timed.cuts[-1] if timed and recorded(timed.cuts) and timed.cuts else None
     left_eager = cut.left_eager if cut and recorded(cut.left_eager) else ()
     reasons = cut.recompile_reasons if cut and recorded(cut.recompile_reasons) else ()
     compiling = timed is not None and timed.reason == STILL_COMPILING
     versions, limit = cached_blocks(facts) if facts.training.use_cache else 0, recompile_limit(facts)
     if cut and recorded(cut.left_eager) and not left_eager and (sum(cut.blocks.values()) or versions) > limit:
-        versions = 0  # more blocks ran than the limit, and none was left eager: the step switches the cache off itself
+        # More blocks ran than the limit, and none was left eager: the step switches the cache off itself.
+        versions = 0
     if not (left_eager or compiling or versions > 1):
-        return None if timed else NotApplicable(reason="whether frames are compiled again shows only in a trial")
+        return (
+            None if timed else NotApplicable(reason="whether frames are compiled again shows only in a trial")
+        )
     if versions > limit:
         title = f"A KV cache in training: {versions} compiled blocks, {versions - limit} of which run eagerly"
     elif versions > 1:
@@ -71,11 +86,17 @@ def recompilation(facts: Facts) -> Finding | NotApplicable | None:
         title = f"{left_eager[0]} reached the recompile limit and runs eagerly"
     else:
         title = "Frames were still being compiled after the warm-up"
-    seen = f" Seen in the trial: {cut.recompilations} recompilations, the first because of {reasons[0]}." if cut and reasons else ""
+    seen = (
+        f" Seen in the trial: {cut.recompilations} recompilations, the first because of {reasons[0]}."
+        if cut and reasons
+        else ""
+    )
     return Finding(
         severity="warning" if left_eager or compiling or versions > limit else "info",
         title=title,
-        explanation=f"Dynamo keeps {limit} versions of a function and runs it eagerly when a further one is needed.{seen}",
+        explanation=f"Dynamo keeps {limit} versions of a function and runs it eagerly when a "
+        "further one is "
+        f"needed.{seen}",
         evidence={
             "blocks_with_cache": versions,
             "recompile_limit": limit,
@@ -94,7 +115,8 @@ def recompile_limit(facts: Facts) -> int:
 
 
 def cached_blocks(facts: Facts) -> int:
-    """Most blocks of one list that are compiled one by one, which makes each a version of the same function."""
+    """Most blocks of one list that are compiled one by one, which makes each a version of the same
+    function."""
     marked = [mark.name.rpartition(".")[0] for mark in facts.training.compile_marks if mark.name]
     return max((marked.count(blocks.name) for blocks in facts.network.blocks), default=0)
 
@@ -104,15 +126,34 @@ def treatment(facts: Facts, reasons: tuple[str, ...], versions: int) -> Treatmen
     if versions > 1 or (facts.training.use_cache and any(CACHE in reason for reason in reasons)):
         return Treatment(name="cache-off", summary="build no KV cache in training", code=cache_off(facts))
     if any(SHAPES.search(reason) for reason in reasons):
-        code = "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=256)   # a few lengths, not hundreds"
-        return Treatment(name="pad-to-few-lengths", summary="pad batches to a few lengths, or compile with dynamic=True", code=code)
-    name = "cache_size_limit" if recorded(facts.software) and (facts.software.torch or "").startswith("2.6.") else "recompile_limit"
-    return Treatment(name="raise-recompile-limit", summary="let every version be compiled", code=f"torch._dynamo.config.{name} = 64")
+        code = (
+            "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=256)   # a "
+            "few lengths, "
+            "not hundreds"
+        )
+        return Treatment(
+            name="pad-to-few-lengths",
+            summary="pad batches to a few lengths, or compile with dynamic=True",
+            code=code,
+        )
+    name = (
+        "cache_size_limit"
+        if recorded(facts.software) and (facts.software.torch or "").startswith("2.6.")
+        else "recompile_limit"
+    )
+    return Treatment(
+        name="raise-recompile-limit",
+        summary="let every version be compiled",
+        code=f"torch._dynamo.config.{name} = 64",
+    )
 
 
 def _blocks(use_cache: bool) -> Facts:
     marks = tuple(CompileMark(name=f"model.layers.{number}") for number in range(32))
-    return Facts(network=Network(blocks=(Blocks(name="model.layers", count=32),), wrappers=()), training=Training(compile_marks=marks, use_cache=use_cache))
+    return Facts(
+        network=Network(blocks=(Blocks(name="model.layers", count=32),), wrappers=()),
+        training=Training(compile_marks=marks, use_cache=use_cache),
+    )
 
 
 SICK = _blocks(use_cache=True)

@@ -21,12 +21,13 @@ https://github.com/pytorch/ao/tree/main/torchao/float8#performance
 
 from __future__ import annotations
 
+from fp8doctor.analysis.arms import arm, best_bf16, ratio, uses_fp8
+from fp8doctor.analysis.compile_coverage import blocks_in_python
+from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, Facts, Linear, Network, Training, Trial
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import EVEN, arm, best_bf16, ratio, uses_fp8
-from fp8doctor.overview import percent
-from fp8doctor.regions import blocks_in_python
 from fp8doctor.registry import check
+from fp8doctor.wording import percent
 
 AUTOCAST = "autocast-bf16"
 """The treatment of a BF16 arm of a model with fp32 parameters; `fp8doctor.trial.arms` writes it."""
@@ -47,13 +48,22 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
     if facts.training.autocast is None and fp32_pct > 50.0:
         disguised = AUTOCAST not in best.treatments
         return Finding(
-            title=f"Without FP8 this job is not BF16: {percent(fp32_pct)} of the parameters are fp32, and no autocast is on",
-            explanation="What is called BF16 here computes its matmuls in fp32 or TF32, at half the rate of BF16 or less."
+            title=f"Without FP8 this job is not BF16: {percent(fp32_pct)} of the parameters are fp32, and no "
+            "autocast is on",
+            explanation="What is called BF16 here computes its matmuls in fp32 or TF32, at half the rate of "
+            "BF16 or less."
             if disguised
-            else "A comparison with the same job in fp32 flatters FP8; the BF16 of this report was timed under BF16 autocast.",
-            evidence={"fp32_parameters_pct": fp32_pct, "baseline_ms": best.step_ms, "baseline_under_autocast": not disguised},
+            else "A comparison with the same job in fp32 flatters FP8; the BF16 of this report was timed "
+            "under BF16 autocast.",
+            evidence={
+                "fp32_parameters_pct": fp32_pct,
+                "baseline_ms": best.step_ms,
+                "baseline_under_autocast": not disguised,
+            },
             treatment=Treatment(
-                name=AUTOCAST, summary="compare with BF16 under autocast", code='with torch.autocast("cuda", torch.bfloat16):\n    loss = model(batch)'
+                name=AUTOCAST,
+                summary="compare with BF16 under autocast",
+                code='with torch.autocast("cuda", torch.bfloat16):\n    loss = model(batch)',
             ),
         )
     if not uses_fp8(facts):
@@ -66,10 +76,20 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
         return None
     return Finding(
         title=f"Against eager BF16 this FP8 reads {naive:.2f}x; against the best BF16 it is {fair:.2f}x",
-        explanation=f"Compiling alone gives BF16 {ratio(eager, best).median:.2f}x: eager it takes {eager.step_ms:.1f} ms, compiled {best.step_ms:.1f} ms."
+        explanation=f"Compiling alone gives BF16 {ratio(eager, best).median:.2f}x: eager it takes "
+        f"{eager.step_ms:.1f} ms, compiled {best.step_ms:.1f} ms."
         f"{' This FP8 is not compiled.' if eager_fp8 else ''}",
-        evidence={"speedup_over_eager_bf16": naive, "speedup_over_best_bf16": fair, "bf16_step_ms": eager.step_ms, "best_bf16_step_ms": best.step_ms},
-        treatment=Treatment(name="compile-baseline", summary="compile the BF16 baseline before comparing", code=baseline(facts)),
+        evidence={
+            "speedup_over_eager_bf16": naive,
+            "speedup_over_best_bf16": fair,
+            "bf16_step_ms": eager.step_ms,
+            "best_bf16_step_ms": best.step_ms,
+        },
+        treatment=Treatment(
+            name="compile-baseline",
+            summary="compile the BF16 baseline before comparing",
+            code=baseline(facts),
+        ),
     )
 
 
@@ -83,7 +103,10 @@ def in_words(baseline: Arm, timed: Arm) -> str:
 
 def baseline(facts: Facts) -> str:
     """The lines that compile the baseline, as the trial's best BF16 was compiled."""
-    lists = [f"for block in {blocks_in_python(each, facts.network)}:\n    block.compile()" for each in facts.network.blocks]
+    lists = [
+        f"for block in {blocks_in_python(each, facts.network)}:\n    block.compile()"
+        for each in facts.network.blocks
+    ]
     return "\n".join(lists) or "model.compile()"
 
 

@@ -22,10 +22,11 @@ https://docs.pytorch.org/tutorials/recipes/regional_compilation.html
 
 from __future__ import annotations
 
+from fp8doctor.analysis.arms import arm, base_of, ratio
+from fp8doctor.analysis.compile_coverage import compile_treatment, is_inside
+from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, ArmCut, Blocks, CompileMark, Facts, Linear, Network, Training, Trial
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.measured import EVEN, arm, base_of, ratio
-from fp8doctor.regions import compile_treatment, is_inside
 from fp8doctor.registry import check
 
 WORTH_SAVING_S = 10.0
@@ -33,7 +34,11 @@ WORTH_SAVING_S = 10.0
 
 
 @check(
-    "CMP006", "whole-model-compile", area="compilation", severity="info", needs=("network.linears", "network.blocks", "training.compile_marks", "trial.arms")
+    "CMP006",
+    "whole-model-compile",
+    area="compilation",
+    severity="info",
+    needs=("network.linears", "network.blocks", "training.compile_marks", "trial.arms"),
 )
 def whole_model_compile(facts: Facts) -> Finding | NotApplicable | None:
     if not any(not mark.name for mark in facts.training.compile_marks):
@@ -47,11 +52,17 @@ def whole_model_compile(facts: Facts) -> Finding | NotApplicable | None:
     slower = speed.high < 1 or speed.median < 1 - EVEN
     if whole_s is None or blocks_s is None or whole_s - blocks_s < WORTH_SAVING_S or slower:
         return None
-    inside = [linear for linear in facts.network.linears if any(is_inside(linear, each) for each in facts.network.blocks)]
+    inside = [
+        linear
+        for linear in facts.network.linears
+        if any(is_inside(linear, each) for each in facts.network.blocks)
+    ]
     cut = " The seconds are those of the cuts, carried on to the full depth." if whole.cuts[-1].blocks else ""
     return Finding(
         title=f"The model is compiled as one: {whole_s:.0f} s to compile, {blocks_s:.0f} s block by block",
-        explanation=f"Block by block the step takes {blocks.step_ms:.1f} ms and as it is {whole.step_ms:.1f} ms, timed in turn.{cut}",
+        explanation=f"Block by block the step takes {blocks.step_ms:.1f} ms and as it is "
+        f"{whole.step_ms:.1f} ms, "
+        f"timed in turn.{cut}",
         evidence={
             "warm_up_s": whole_s,
             "warm_up_of_blocks_s": blocks_s,
@@ -64,7 +75,8 @@ def whole_model_compile(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def full_warm_up(facts: Facts, timed: Arm) -> float | None:
-    """Seconds until everything was compiled, of the full model: a line through the cuts, which a graph of all blocks follows."""
+    """Seconds until everything was compiled, of the full model: a line through the cuts, which a graph of all
+    blocks follows."""
     seconds = [cut.warm_up_s for cut in timed.cuts]
     kept = [sum(cut.blocks.values()) for cut in timed.cuts]
     last = seconds[-1]
@@ -76,14 +88,31 @@ def full_warm_up(facts: Facts, timed: Arm) -> float | None:
 
 def _compiled(whole_s: tuple[float, float]) -> Facts:
     def timed(name: str, seconds: tuple[float, float]) -> Arm:
-        cuts = tuple(ArmCut(blocks={"blocks": kept}, warm_up_s=each) for kept, each in zip((4, 12), seconds, strict=True))
-        return Arm(name=name, tried=True, reason=None, base="as_is", step_ms=88.3, rounds_ms=(88.2, 88.3, 88.3, 88.4), cuts=cuts)
+        cuts = tuple(
+            ArmCut(blocks={"blocks": kept}, warm_up_s=each)
+            for kept, each in zip((4, 12), seconds, strict=True)
+        )
+        return Arm(
+            name=name,
+            tried=True,
+            reason=None,
+            base="as_is",
+            step_ms=88.3,
+            rounds_ms=(88.2, 88.3, 88.3, 88.4),
+            cuts=cuts,
+        )
 
     layer = Linear(name="blocks.0.up", compiled="")
     return Facts(
-        network=Network(linears=(layer,), blocks=(Blocks(name="blocks", container="list", count=24),), wrappers=()),
+        network=Network(
+            linears=(layer,), blocks=(Blocks(name="blocks", container="list", count=24),), wrappers=()
+        ),
         training=Training(compile_marks=(CompileMark(name="", form="in_place"),)),
-        trial=Trial(device="cuda", blocks={"blocks": 24}, arms=(timed("as_is", whole_s), timed("compile-blocks", (8.0, 3.0)))),
+        trial=Trial(
+            device="cuda",
+            blocks={"blocks": 24},
+            arms=(timed("as_is", whole_s), timed("compile-blocks", (8.0, 3.0))),
+        ),
     )
 
 

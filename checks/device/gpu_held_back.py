@@ -26,36 +26,51 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fp8doctor.disturbed import SHARED_PCT, disturbance
-from fp8doctor.disturbed import slowdowns as slowed_while_timed
+from fp8doctor.analysis.gpu_disturbance import SHARED_PCT, disturbance
+from fp8doctor.analysis.gpu_disturbance import slowdowns as slowed_while_timed
 from fp8doctor.facts import Facts, Gpu, Health, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import percent
 from fp8doctor.registry import check
+from fp8doctor.wording import percent
 
 AT_REST = ("software thermal slowdown", "hardware thermal slowdown", "hardware power brake")
 """Slowdowns that one look is enough for: a hardware slowdown is also reported while clocks change."""
 
-CLOCKS = ("sm_clock_low_mhz", "sm_clock_median_mhz", "sm_clock_high_mhz", "power_median_w", "temperature_high_c")
+CLOCKS = (
+    "sm_clock_low_mhz",
+    "sm_clock_median_mhz",
+    "sm_clock_high_mhz",
+    "power_median_w",
+    "temperature_high_c",
+)
 """What the trial saw of the GPU and the finding repeats."""
 
 
 @check(
-    "GPU004", "gpu-held-back", area="device", severity="warning",
+    "GPU004",
+    "gpu-held-back",
+    area="device",
+    severity="warning",
     needs=("gpus.visible", "gpus.mig", "gpus.power_limit_w", "gpus.power_limit_default_w"),
-)  # fmt: skip
+)
 def gpu_held_back(facts: Facts) -> Finding | NotApplicable | None:
     gpu = the_gpu(facts)
     if gpu is None:
         return NotApplicable(reason="no GPU is visible")
     health = facts.trial.health if recorded(facts.trial) and recorded(facts.trial.health) else None
     slowed, limit = slowdowns(gpu, health), power_limit(gpu, health)
-    capped = limit is not None and gpu.power_limit_default_w is not None and round(limit) < round(gpu.power_limit_default_w)
+    capped = (
+        limit is not None
+        and gpu.power_limit_default_w is not None
+        and round(limit) < round(gpu.power_limit_default_w)
+    )
     others, use = other_processes(health)
     shared = others > 0 and (use is None or use >= SHARED_PCT)
     if not (slowed or capped or shared or gpu.mig):
         return None
-    said = [f"{reason} ({percent(share)} of the time)" if share else reason for reason, share in slowed.items()]
+    said = [
+        f"{reason} ({percent(share)} of the time)" if share else reason for reason, share in slowed.items()
+    ]
     said += [f"a power limit of {limit:.0f} W, {gpu.power_limit_default_w:.0f} by default"] if capped else []
     said += [f"{others} other process{'es' if others > 1 else ''} on it"] if shared else []
     said += ["only a MIG slice of it"] if gpu.mig else []
@@ -81,25 +96,37 @@ def gpu_held_back(facts: Facts) -> Finding | NotApplicable | None:
 def consequence(disturbed: bool, slowed: bool, capped: bool, shared: bool) -> str:
     """What it means for the step and for the times of the trial."""
     if disturbed:
-        return "The times of this trial are unreliable: what held the GPU back hit some rounds more than others."
+        return (
+            "The times of this trial are unreliable: what held the GPU back hit some rounds more than others."
+        )
     if slowed:
         return "Seen when the GPU was examined: the step runs slower than this GPU could."
     if capped:
-        return "The step runs slower than this GPU could; FP8 and BF16 are slowed alike, so that their comparison stands."
+        return (
+            "The step runs slower than this GPU could; FP8 and BF16 are slowed alike, so "
+            "that their "
+            "comparison stands."
+        )
     if shared:
-        return "NVML does not tell how much of the GPU they used; if they computed, the times of this trial are unreliable."
+        return (
+            "NVML does not tell how much of the GPU they used; if they computed, the times of "
+            "this trial "
+            "are unreliable."
+        )
     return "The times are those of the slice, not of the whole GPU."
 
 
 def the_gpu(facts: Facts) -> Gpu | None:
-    """The GPU that was timed, by its name; the first visible one where none was, or where names do not tell."""
+    """The GPU that was timed, by its name; the first visible one where none was, or where names do not
+    tell."""
     visible = [gpu for gpu in facts.gpus if gpu.visible]
     timed = facts.trial.gpu if recorded(facts.trial) and recorded(facts.trial.gpu) else None
     return next((gpu for gpu in visible if gpu.name == timed), visible[0] if visible else None)
 
 
 def slowdowns(gpu: Gpu, health: Health | None) -> dict[str, float | None]:
-    """Reasons that count -> their share of the samples; None where one look before the trial is all there is."""
+    """Reasons that count -> their share of the samples; None where one look before the trial is all there
+    is."""
     if health is not None and recorded(health.throttled_pct):
         return dict(slowed_while_timed(health))
     return dict.fromkeys(reason for reason in present(gpu.throttle_reasons) or () if reason in AT_REST)
@@ -112,7 +139,8 @@ def power_limit(gpu: Gpu, health: Health | None) -> float | None:
 
 
 def other_processes(health: Health | None) -> tuple[int, float | None]:
-    """Other processes on the GPU during the trial, and the most of it that they used; None when NVML does not tell."""
+    """Other processes on the GPU during the trial, and the most of it that they used; None when NVML does not
+    tell."""
     return (present(health.other_processes) or 0, present(health.other_use_pct)) if health else (0, None)
 
 
@@ -122,16 +150,55 @@ def present(value: Any) -> Any:
 
 
 def treatment(slowed: Mapping[str, float | None], default_w: float | None, shared: bool) -> Treatment | None:
-    lines = ["nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER   # which reason is active, how hot it is"] if slowed else []
-    lines += [f"sudo nvidia-smi -i 0 -pl {default_w:.0f}   # the index that nvidia-smi gives this GPU, and its default limit"] if default_w else []
-    lines += ["nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv   # who else is on it"] if shared else []
-    return Treatment(name="free-the-gpu", summary="give the GPU its clocks back, then time again", code="\n".join(lines)) if lines else None
+    lines = (
+        ["nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER   # which reason is active, how hot it is"]
+        if slowed
+        else []
+    )
+    lines += (
+        [
+            f"sudo nvidia-smi -i 0 -pl {default_w:.0f}   # the index that nvidia-smi "
+            "gives this GPU, "
+            "and its default limit"
+        ]
+        if default_w
+        else []
+    )
+    lines += (
+        ["nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv   # who else is on it"]
+        if shared
+        else []
+    )
+    return (
+        Treatment(
+            name="free-the-gpu",
+            summary="give the GPU its clocks back, then time again",
+            code="\n".join(lines),
+        )
+        if lines
+        else None
+    )
 
 
 def _h200(*, power_limit_w: float = 700.0, **throttled_pct: float) -> Facts:
-    gpu = Gpu(name="NVIDIA H200", visible=True, mig=False, power_limit_w=power_limit_w, power_limit_default_w=700.0, throttle_reasons=(), sm_clock_max_mhz=1980)
+    gpu = Gpu(
+        name="NVIDIA H200",
+        visible=True,
+        mig=False,
+        power_limit_w=power_limit_w,
+        power_limit_default_w=700.0,
+        throttle_reasons=(),
+        sm_clock_max_mhz=1980,
+    )
     reasons = {reason.replace("_", " "): share for reason, share in throttled_pct.items()}
-    health = Health(samples=100, sm_clock_median_mhz=1605, power_limit_w=power_limit_w, throttled_pct=reasons, other_processes=0, other_use_pct=None)
+    health = Health(
+        samples=100,
+        sm_clock_median_mhz=1605,
+        power_limit_w=power_limit_w,
+        throttled_pct=reasons,
+        other_processes=0,
+        other_use_pct=None,
+    )
     return Facts(gpus=(gpu,), trial=Trial(device="cuda", gpu="NVIDIA H200", health=health))
 
 

@@ -27,22 +27,32 @@ https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/ScaledBla
 
 from __future__ import annotations
 
+from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.facts import Environment, Facts, Gpu, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import fp8_was_asked_for, plural
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 FIRST_CAPABILITY = (8, 9)
-"""CUDA compute capability of the first NVIDIA GPUs with FP8 tensor cores, Ada. Source: ``_scaled_mm_allowed_device`` in torch."""
+"""CUDA compute capability of the first NVIDIA GPUs with FP8 tensor cores, Ada. Source:
+``_scaled_mm_allowed_device`` in torch."""
 
 BF16_CAPABILITY = (8, 0)
-"""CUDA compute capability of the first NVIDIA GPUs with BF16 tensor cores, Ampere. Source: Ampere tuning guide."""
+"""CUDA compute capability of the first NVIDIA GPUs with BF16 tensor cores, Ampere. Source: Ampere tuning
+guide."""
 
 AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx120")
-"""Beginnings of the AMD architectures with FP8 matrix cores: CDNA 3 (fnuz types), CDNA 4, RDNA 4. Source: as above."""
+"""Beginnings of the AMD architectures with FP8 matrix cores: CDNA 3 (fnuz types), CDNA 4, RDNA 4. Source: as
+above."""
 
 
-@check("GPU001", "no-fp8-tensor-cores", area="device", severity="error", needs=("gpus.visible", "gpus.compute_capability", "gpus.architecture"))
+@check(
+    "GPU001",
+    "no-fp8-tensor-cores",
+    area="device",
+    severity="error",
+    needs=("gpus.visible", "gpus.compute_capability", "gpus.architecture"),
+)
 def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
     visible = [gpu for gpu in facts.gpus if gpu.visible]
     if not visible:
@@ -55,13 +65,19 @@ def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
     precision = "bf16" if all(has_bf16(gpu) for gpu in without) else "fp16"
     return Finding(
         severity=None if wanted else "info",
-        title=f"{named} has no FP8 tensor cores" if len(visible) == 1 else f"{len(without)} of {len(visible)} GPUs have no FP8 tensor cores: {named}",
+        title=f"{named} has no FP8 tensor cores"
+        if len(visible) == 1
+        else f"{len(without)} of {len(visible)} GPUs have no FP8 tensor cores: {named}",
         explanation=(
             "FP8 tensor cores begin with compute capability 8.9 (Ada) and 9.0 (Hopper); Ampere has none. "
             if without[0].vendor == "nvidia"
             else "Of AMD's GPUs gfx94x, gfx95x and gfx120x have FP8 matrix cores. "
         )
-        + (f"{wanted}: that fails here, or falls back to fp16." if wanted else "Nothing asks for FP8 here, so nothing is lost."),
+        + (
+            f"{wanted}: that fails here, or falls back to fp16."
+            if wanted
+            else "Nothing asks for FP8 here, so nothing is lost."
+        ),
         evidence={
             "gpus": tuple(gpu.name for gpu in without),
             "have": tuple(version_of(gpu) for gpu in without),
@@ -71,7 +87,8 @@ def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
         treatment=Treatment(
             name=f"{precision}-on-this-gpu",
             summary=f"train in {precision.upper()} on this GPU",
-            code=f'accelerator = Accelerator(mixed_precision="{precision}")   # or TrainingArguments(..., {precision}=True)',
+            code=f'accelerator = Accelerator(mixed_precision="{precision}")   # or TrainingArguments(..., '
+            f"{precision}=True)",
         )
         if wanted
         else None,
@@ -107,7 +124,15 @@ def present(facts: Facts) -> str | None:
 def _machine(name: str, compute_capability: str) -> Facts:
     return Facts(
         environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}),
-        gpus=(Gpu(name=name, vendor="nvidia", compute_capability=compute_capability, architecture=None, visible=True),),
+        gpus=(
+            Gpu(
+                name=name,
+                vendor="nvidia",
+                compute_capability=compute_capability,
+                architecture=None,
+                visible=True,
+            ),
+        ),
     )
 
 

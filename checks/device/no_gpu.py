@@ -39,10 +39,17 @@ def no_gpu(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"{missing(facts, hidden)}; costs are modelled for {modelled.name}",
         explanation=(
-            f"Modelled times come from the {modelled.source}{'' if assumed else ', as no --assume-gpu named another'}. Unknown without a GPU: whether this "
+            "Modelled times come from the "
+            f"{modelled.source}{'' if assumed else ', as no --assume-gpu named another'}. Unknown "
+            "without a GPU: whether this "
             "recipe runs there, clocks, free memory, and what a step really takes."
         ),
-        evidence={"gpus": len(facts.gpus), "hidden": len(hidden), "modelled": modelled.name, "modelled_from": modelled.source},
+        evidence={
+            "gpus": len(facts.gpus),
+            "hidden": len(hidden),
+            "modelled": modelled.name,
+            "modelled_from": modelled.source,
+        },
         treatment=way_out(facts, assumed),
     )
 
@@ -63,7 +70,11 @@ def way_out(facts: Facts, assumed: bool) -> Treatment | None:
         )
     if assumed:
         return None
-    return Treatment(name="assume-gpu", summary="name the GPU that the job will run on", code="fp8doctor model.py --assume-gpu H200")
+    return Treatment(
+        name="assume-gpu",
+        summary="name the GPU that the job will run on",
+        code="fp8doctor model.py --assume-gpu H200",
+    )
 
 
 def missing(facts: Facts, hidden: list[Gpu]) -> str:
@@ -72,7 +83,11 @@ def missing(facts: Facts, hidden: list[Gpu]) -> str:
         return f"torch {facts.software.torch} is built without CUDA and does not use the {facts.gpus[0].name}"
     if not hidden:
         return "No GPU here"
-    variables = facts.environment.variables if recorded(facts.environment) and recorded(facts.environment.variables) else {}
+    variables = (
+        facts.environment.variables
+        if recorded(facts.environment) and recorded(facts.environment.variables)
+        else {}
+    )
     by = next((f"{name}={variables[name]!r}" for name in MASKS if name in variables), None)
     count = "The only GPU is" if len(hidden) == 1 else f"All {len(hidden)} GPUs are"
     return f"{count} hidden by {by}" if by else f"{count} hidden from this process"

@@ -32,8 +32,8 @@ from dataclasses import dataclass
 
 from fp8doctor.facts import Environment, Facts, Gpu, Linear, Network, Software, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import plural
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 Version = tuple[int, ...]
 
@@ -58,17 +58,19 @@ NEEDS = {
     ("torchao", "nvfp4"): Needs((10, 0)),
     ("torchao", "blockwise"): Needs((9, 0)),
 }
-"""Stack and recipe -> what it needs. Source: the functions named on the page, Transformer Engine 2.20 and torchao 0.18."""
+"""Stack and recipe -> what it needs. Source: the functions named on the page, Transformer Engine 2.20 and
+torchao 0.18."""
 
 ADA = (8, 9)
-"""CUDA compute capability of the first FP8 tensor cores; what is below is GPU001's. Source: ``_scaled_mm_allowed_device`` in torch."""
+"""CUDA compute capability of the first FP8 tensor cores; what is below is GPU001's. Source:
+``_scaled_mm_allowed_device`` in torch."""
 
 CUDA_FOR_TE_ON_ADA = (12, 1)
 """CUDA version, and that of cuBLASLt. Source: ``check_fp8_support`` in Transformer Engine 1.0 to 2.20."""
 
 MXFP8_VARIABLE = "ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING"
-"""Makes Accelerate's Transformer Engine backend ask for MXFP8, and raise where it is not there. Source: accelerate 1.11 to
-1.15, ``utils/transformer_engine.py``: "MXFP8 block scaling is not available"."""
+"""Makes Accelerate's Transformer Engine backend ask for MXFP8, and raise where it is not there. Source:
+accelerate 1.11 to 1.15, ``utils/transformer_engine.py``: "MXFP8 block scaling is not available"."""
 
 YES = ("1", "true", "yes", "y", "t", "on")
 """What Accelerate's ``str_to_bool`` takes for a yes."""
@@ -77,14 +79,19 @@ TREATMENTS = {
     "torchao": Treatment(
         name="recipe-that-fits",
         summary="convert with the tensorwise recipe, which every GPU with FP8 tensor cores runs",
-        code='config = Float8LinearConfig.from_recipe_name("tensorwise")\nconvert_to_float8_training(model, config=config)',
+        code='config = Float8LinearConfig.from_recipe_name("tensorwise")\nconvert_to_float8_training(model, '
+        "config=config)",
     ),
     "transformer_engine": Treatment(
         name="recipe-that-fits",
         summary="current scaling, which every GPU with FP8 tensor cores runs",
-        code="recipe = transformer_engine.common.recipe.Float8CurrentScaling()\nwith te.autocast(recipe=recipe):\n    output = model(**batch)",
+        code="recipe = transformer_engine.common.recipe.Float8CurrentScaling()\nwith "
+        "te.autocast(recipe=recipe):\n    "
+        "output = model(**batch)",
     ),
-    "accelerate": Treatment(name="recipe-that-fits", summary="let Accelerate take delayed scaling", code=f"unset {MXFP8_VARIABLE}"),
+    "accelerate": Treatment(
+        name="recipe-that-fits", summary="let Accelerate take delayed scaling", code=f"unset {MXFP8_VARIABLE}"
+    ),
 }
 
 
@@ -93,28 +100,41 @@ TREATMENTS = {
     "recipe-unsupported",
     area="device",
     severity="error",
-    needs=("gpus.visible", "gpus.compute_capability", "software.cuda", "environment.variables", "network.linears.recipe"),
+    needs=(
+        "gpus.visible",
+        "gpus.compute_capability",
+        "software.cuda",
+        "environment.variables",
+        "network.linears.recipe",
+    ),
     explained_by=("GPU001",),
 )
 def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
     gpu = next((gpu for gpu in facts.gpus if gpu.visible), None)
     if gpu is None or gpu.vendor != "nvidia" or capability(gpu) < ADA:
         return NotApplicable(reason="the first visible GPU is no NVIDIA GPU with FP8 tensor cores")
-    layers = [linear for linear in facts.network.linears if linear.use == "training" and linear.recipe and not linear.features.get("emulate")]
+    layers = [
+        linear
+        for linear in facts.network.linears
+        if linear.use == "training" and linear.recipe and not linear.features.get("emulate")
+    ]
     wanted = dict.fromkeys((linear.stack, linear.recipe or "") for linear in layers)
     by_variable = not layers and mxfp8_by_variable(facts.environment.variables)
     if by_variable:
         wanted["transformer_engine", "mxfp8"] = None
     if not wanted:
         return NotApplicable(reason="no FP8 layer says with which recipe it runs")
-    reasons = {(stack, recipe): reason for stack, recipe in wanted if (reason := unmet(stack, recipe, gpu, facts))}
+    reasons = {
+        (stack, recipe): reason for stack, recipe in wanted if (reason := unmet(stack, recipe, gpu, facts))
+    }
     if not reasons:
         return None
     affected = [linear for linear in layers if (linear.stack, linear.recipe) in reasons]
     (stack, recipe), reason = next(iter(reasons.items()))
     return Finding(
         title=f"{recipe} does not run here: {reason}",
-        explanation=". ".join(f"{name} ({owner}): {text}" for (owner, name), text in reasons.items()) + ". The first step raises.",
+        explanation=". ".join(f"{name} ({owner}): {text}" for (owner, name), text in reasons.items())
+        + ". The first step raises.",
         evidence={
             "recipes": tuple(name for _, name in reasons),
             "layers": len(affected),
@@ -129,16 +149,23 @@ def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
 
 def mxfp8_by_variable(variables: dict[str, str]) -> bool:
     """Whether Accelerate will ask Transformer Engine for MXFP8."""
-    return variables.get("ACCELERATE_FP8_BACKEND") == "TE" and variables.get(MXFP8_VARIABLE, "").lower() in YES
+    return (
+        variables.get("ACCELERATE_FP8_BACKEND") == "TE" and variables.get(MXFP8_VARIABLE, "").lower() in YES
+    )
 
 
 def unmet(stack: str, recipe: str, gpu: Gpu, facts: Facts) -> str | None:
-    """Why a recipe does not run: a need that is not met, else what the try raised. None when nothing speaks against it."""
+    """Why a recipe does not run: a need that is not met, else what the try raised. None when nothing speaks
+    against it."""
     needs, have, cuda = NEEDS.get((stack, recipe), Needs(ADA)), capability(gpu), facts.software.cuda
     if have < needs.first or (needs.below and have >= needs.below):
-        limit = f"{dotted(needs.first)} or higher" + (f" and below {dotted(needs.below)}" if needs.below else "")
+        limit = f"{dotted(needs.first)} or higher" + (
+            f" and below {dotted(needs.below)}" if needs.below else ""
+        )
         return f"it needs compute capability {limit}, and {gpu.name} has {gpu.compute_capability}"
-    least = max(needs.cuda, CUDA_FOR_TE_ON_ADA) if stack == "transformer_engine" and have == ADA else needs.cuda
+    least = (
+        max(needs.cuda, CUDA_FOR_TE_ON_ADA) if stack == "transformer_engine" and have == ADA else needs.cuda
+    )
     if cuda and numbers(cuda) < least:
         return f"it needs CUDA {dotted(least)}, and torch was built with {cuda}"
     error = facts.recipe_tries.get(recipe) if stack == "torchao" and recorded(facts.recipe_tries) else None
@@ -162,7 +189,14 @@ def _machine(compute_capability: str) -> Facts:
     return Facts(
         software=Software(cuda="13.0"),
         environment=Environment(variables={}),
-        gpus=(Gpu(name="NVIDIA H100 80GB HBM3", vendor="nvidia", compute_capability=compute_capability, visible=True),),
+        gpus=(
+            Gpu(
+                name="NVIDIA H100 80GB HBM3",
+                vendor="nvidia",
+                compute_capability=compute_capability,
+                visible=True,
+            ),
+        ),
         network=Network(linears=(layer,)),
     )
 

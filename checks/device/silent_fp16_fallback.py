@@ -22,13 +22,14 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/envi
 
 from __future__ import annotations
 
+from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.facts import Accelerate, Environment, Facts, Gpu, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import fp8_was_asked_for
 from fp8doctor.registry import check
 
 FIRST_CAPABILITY = (8, 9)
-"""CUDA compute capability below which Accelerate falls back. Source: ``check_cuda_fp8_capability`` in accelerate 1.15."""
+"""CUDA compute capability below which Accelerate falls back. Source: ``check_cuda_fp8_capability`` in
+accelerate 1.15."""
 
 BF16_CAPABILITY = (8, 0)
 """CUDA compute capability of the first GPUs with BF16 tensor cores. Source: Ampere tuning guide."""
@@ -46,26 +47,49 @@ def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
     accelerate = facts.training.accelerate
     if accelerate is None:
         return NotApplicable(reason="no Accelerator was made")
-    old = [gpu for gpu in facts.gpus if gpu.compute_capability and BF16_CAPABILITY <= capability(gpu) < FIRST_CAPABILITY]
+    old = [
+        gpu
+        for gpu in facts.gpus
+        if gpu.compute_capability and BF16_CAPABILITY <= capability(gpu) < FIRST_CAPABILITY
+    ]
     if not old:
-        return NotApplicable(reason="no GPU lies between compute capability 8.0, below which fp16 is right, and 8.9, from which fp8 is")
+        return NotApplicable(
+            reason="no GPU lies between compute capability 8.0, below which fp16 is right, and 8.9, from "
+            "which fp8 is"
+        )
     asked = fp8_was_asked_for(facts) or converted(facts)
     if asked is None:
         return NotApplicable(reason="nobody asked for FP8")
     trainer = facts.training.trainer if recorded(facts.training.trainer) else None
     if accelerate.mixed_precision != "fp16" or (trainer and trainer.fp16):
         return None
-    newer = [gpu for gpu in facts.gpus if gpu.visible is True and gpu.compute_capability and capability(gpu) >= FIRST_CAPABILITY]
+    newer = [
+        gpu
+        for gpu in facts.gpus
+        if gpu.visible is True and gpu.compute_capability and capability(gpu) >= FIRST_CAPABILITY
+    ]
     named = f"{old[0].name} ({old[0].compute_capability})"
     return Finding(
         title=f"Accelerate fell back from fp8 to fp16 because of {named}",
-        explanation=f"{asked} asks for FP8, and {named} has no FP8 tensor cores. FP16 needs loss scaling and overflows where BF16 does not."
-        + (f" {newer[0].name}, which this job sees, has them: Accelerate looked at the machine's first GPU." if newer else ""),
-        evidence={"asked_by": asked, "precision": "fp16", "gpu": old[0].name, "compute_capability": old[0].compute_capability, "needed": "8.9"},
+        explanation=f"{asked} asks for FP8, and {named} has no FP8 tensor cores. FP16 needs loss scaling and "
+        "overflows where BF16 does not."
+        + (
+            f" {newer[0].name}, which this job sees, has them: Accelerate looked at the machine's first GPU."
+            if newer
+            else ""
+        ),
+        evidence={
+            "asked_by": asked,
+            "precision": "fp16",
+            "gpu": old[0].name,
+            "compute_capability": old[0].compute_capability,
+            "needed": "8.9",
+        },
         treatment=Treatment(
             name="fp8-by-hand" if newer else "bf16-on-this-gpu",
             summary="convert the model yourself, under bf16" if newer else "train in BF16 on this GPU",
-            code='convert_to_float8_training(model)   # torchao\naccelerator = Accelerator(mixed_precision="bf16")'
+            code="convert_to_float8_training(model)   # torchao\naccelerator = "
+            'Accelerator(mixed_precision="bf16")'
             if newer
             else 'accelerator = Accelerator(mixed_precision="bf16")   # or TrainingArguments(..., bf16=True)',
         ),
@@ -87,7 +111,9 @@ def _fallen(precision: str) -> Facts:
     return Facts(
         environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}),
         gpus=(Gpu(name="NVIDIA A100-SXM4-80GB", vendor="nvidia", compute_capability="8.0", visible=True),),
-        training=Training(accelerate=Accelerate(mixed_precision=precision, distributed="NO", prepared=True), trainer=None),
+        training=Training(
+            accelerate=Accelerate(mixed_precision=precision, distributed="NO", prepared=True), trainer=None
+        ),
     )
 
 

@@ -43,7 +43,11 @@ precompute_float8_dynamic_scale_for_fsdp(model)   # after every optimizer.step()
 def scale_precompute_missing(facts: Facts) -> Finding | NotApplicable | None:
     distributed = facts.training.distributed
     sharded = set(distributed.fsdp2_linears) if distributed else set()
-    gathered = [linear for linear in facts.network.linears if linear.name in sharded and linear.features.get("float8_all_gather_weight")]
+    gathered = [
+        linear
+        for linear in facts.network.linears
+        if linear.name in sharded and linear.features.get("float8_all_gather_weight")
+    ]
     if not gathered or not distributed:
         return NotApplicable(reason="no weight that FSDP2 gathers in FP8")
     without = [linear for linear in gathered if not linear.features.get("precomputed_scale")]
@@ -53,8 +57,14 @@ def scale_precompute_missing(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity=None if stepped and shards > 1 else "info",
         title=f"{len(without)} of {len(gathered)} weights gathered in FP8 have no scale computed in advance",
-        explanation=f"Each of them does an all-reduce of its own before its all-gather, {len(without)} in each forward and again in each backward."
-        + (" The optimizer took a step and no scale was computed after it." if stepped else " No optimizer step was seen, after which they are computed."),
+        explanation="Each of them does an all-reduce of its own before its all-gather, "
+        f"{len(without)} in each "
+        "forward and again in each backward."
+        + (
+            " The optimizer took a step and no scale was computed after it."
+            if stepped
+            else " No optimizer step was seen, after which they are computed."
+        ),
         evidence={
             "without_scale": len(without),
             "float8_all_gather_weights": len(gathered),
@@ -62,15 +72,23 @@ def scale_precompute_missing(facts: Facts) -> Finding | NotApplicable | None:
             "shards": shards,
             "first": without[0].name,
         },
-        treatment=Treatment(name="precompute-scales", summary="compute all scales in one call after each optimizer step", code=CODE),
+        treatment=Treatment(
+            name="precompute-scales",
+            summary="compute all scales in one call after each optimizer step",
+            code=CODE,
+        ),
     )
 
 
 def _stepped(precomputed: bool) -> Facts:
-    features: dict[str, bool | int | str | None] = {"float8_all_gather_weight": True, "precomputed_scale": precomputed}
+    features: dict[str, bool | int | str | None] = {
+        "float8_all_gather_weight": True,
+        "precomputed_scale": precomputed,
+    }
     distributed = Distributed(world_size=8, fsdp2_linears=("up",), shards=8)
     return Facts(
-        network=Network(linears=(Linear(name="up", stack="torchao", features=features),)), training=Training(distributed=distributed, optimizer_stepped=True)
+        network=Network(linears=(Linear(name="up", stack="torchao", features=features),)),
+        training=Training(distributed=distributed, optimizer_stepped=True),
     )
 
 

@@ -27,24 +27,29 @@ from __future__ import annotations
 
 from fp8doctor.facts import Facts, Linear, Network, SavedWeight, Training
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import plural
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 ALL_GATHER_WEIGHT = "WeightWithDynamicFloat8CastTensor"
-"""torchao's wrapper around a weight for FSDP's float8 all-gather. Source: ``torchao/float8/fsdp_utils.py``, 0.10 to 0.18."""
+"""torchao's wrapper around a weight for FSDP's float8 all-gather. Source: ``torchao/float8/fsdp_utils.py``,
+0.10 to 0.18."""
 
 ACCELERATES = "save_state or save_model of Accelerate, which write safetensors unless told otherwise,"
 
 KEEP_WEIGHTS = Treatment(
     name="no-float8-all-gather",
-    summary="leave FSDP's float8 all-gather off where there is no FSDP: the converted layers then keep ordinary weights, which can be saved",
-    code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # read by Accelerate, and so by a Trainer\n"
+    summary="leave FSDP's float8 all-gather off where there is no FSDP: the converted layers then "
+    "keep ordinary "
+    "weights, which can be saved",
+    code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # read by Accelerate, and so by "
+    "a Trainer\n"
     "# or: Float8LinearConfig(..., enable_fsdp_float8_all_gather=False)",
 )
 UNWRAP = Treatment(
     name="save-unwrapped",
     summary="save the tensors inside the wrappers",
-    code='plain = {name: getattr(tensor, "_data", tensor) for name, tensor in model.state_dict().items()}   # torchao 0.17 and 0.18\n'
+    code='plain = {name: getattr(tensor, "_data", tensor) for name, tensor in model.state_dict().items()}   '
+    "# torchao 0.17 and 0.18\n"
     "model.save_pretrained(folder, state_dict=plain)",
 )
 
@@ -54,29 +59,51 @@ UNWRAP = Treatment(
     "cannot-be-saved",
     area="engagement",
     severity="error",
-    needs=("network.saving", "network.save_pretrained", "network.linears.use", "network.linears.weight_class", "training.trainer", "training.accelerate"),
+    needs=(
+        "network.saving",
+        "network.save_pretrained",
+        "network.linears.use",
+        "network.linears.weight_class",
+        "training.trainer",
+        "training.accelerate",
+    ),
 )
 def cannot_be_saved(facts: Facts) -> Finding | NotApplicable | None:
     trained = [linear for linear in facts.network.linears if linear.use == "training"]
     if not trained:
         return NotApplicable(reason="no layer is set up for FP8 training")
     for saved in facts.network.saving:
-        layers = [linear for linear in trained if linear.weight_class == saved.weight_class and linear.adapter != "base"]
+        layers = [
+            linear
+            for linear in trained
+            if linear.weight_class == saved.weight_class and linear.adapter != "base"
+        ]
         writer = fails_in(saved, facts)
         if layers and writer:
             kind = saved.weight_class.rpartition(".")[2]
             return Finding(
                 severity="warning" if writer == ACCELERATES else None,
                 title=f"{plural(len(layers), 'FP8 layer')} cannot be saved: their weights are {kind}",
-                explanation=f"{writer} fails on them, tried on {saved.tried}: {saved.pickle_error or saved.storage_error}",
-                evidence={"layers": len(layers), "weight_class": saved.weight_class, "torch_save": saved.pickle_error, "safetensors": saved.storage_error},
-                treatment=KEEP_WEIGHTS if kind == ALL_GATHER_WEIGHT else None if saved.pickle_error else UNWRAP,
+                explanation=f"{writer} fails on them, tried on {saved.tried}: "
+                f"{saved.pickle_error or saved.storage_error}",
+                evidence={
+                    "layers": len(layers),
+                    "weight_class": saved.weight_class,
+                    "torch_save": saved.pickle_error,
+                    "safetensors": saved.storage_error,
+                },
+                treatment=KEEP_WEIGHTS
+                if kind == ALL_GATHER_WEIGHT
+                else None
+                if saved.pickle_error
+                else UNWRAP,
             )
     return None
 
 
 def fails_in(saved: SavedWeight, facts: Facts) -> str | None:
-    """What this job would write its checkpoints with, and cannot; None when it can, or when nothing tells that it would."""
+    """What this job would write its checkpoints with, and cannot; None when it can, or when nothing tells
+    that it would."""
     if saved.pickle_error:
         return "torch.save"
     if saved.storage_error is None:
@@ -90,8 +117,14 @@ def fails_in(saved: SavedWeight, facts: Facts) -> str | None:
 
 def _prepared(error: str | None) -> Facts:
     kind = f"torchao.float8.fsdp_utils.{ALL_GATHER_WEIGHT}"
-    saved = SavedWeight(weight_class=kind, tensors=1, tried="up.weight", pickle_error=None, storage_error=error)
-    network = Network(linears=(Linear(name="up", use="training", weight_class=kind, adapter=None),), saving=(saved,), save_pretrained=True)
+    saved = SavedWeight(
+        weight_class=kind, tensors=1, tried="up.weight", pickle_error=None, storage_error=error
+    )
+    network = Network(
+        linears=(Linear(name="up", use="training", weight_class=kind, adapter=None),),
+        saving=(saved,),
+        save_pretrained=True,
+    )
     return Facts(network=network, training=Training(trainer=None, accelerate=None))
 
 

@@ -22,9 +22,9 @@ and run on a CPU. https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/conf
 
 from __future__ import annotations
 
+from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.facts import Facts, Linear, Network
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import flops_share_pct
 from fp8doctor.registry import check
 
 FLOAT8 = Treatment(
@@ -58,7 +58,9 @@ def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
     first = emulated[0]
     return Finding(
         title=f"{len(emulated)} of {len(fp8)} FP8 layers emulate FP8",
-        explanation="They cast to FP8 and back and multiply in 16 or 32 bits: the casts are paid, the FP8 tensor cores stay idle.",
+        explanation="They cast to FP8 and back and multiply in 16 or 32 bits: the casts are paid, the "
+        "FP8 tensor "
+        "cores stay idle.",
         evidence={
             "emulated_layers": len(emulated),
             "fp8_layers": len(fp8),
@@ -72,7 +74,15 @@ def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
 
 def _layer(emulate: bool) -> Facts:
     kind = "torchao.float8.float8_linear.Float8Linear"
-    layer = Linear(name="up", kind=kind, stack="torchao", use="training", recipe="tensorwise", features={"emulate": emulate}, flops_share_pct=100.0)
+    layer = Linear(
+        name="up",
+        kind=kind,
+        stack="torchao",
+        use="training",
+        recipe="tensorwise",
+        features={"emulate": emulate},
+        flops_share_pct=100.0,
+    )
     return Facts(network=Network(linears=(layer,)))
 
 

@@ -25,10 +25,10 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.h
 
 from __future__ import annotations
 
-from fp8doctor.cures import describe
+from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
+from fp8doctor.facts.arm_names import NO_FP8_GEMM
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import NO_FP8_GEMM
 from fp8doctor.registry import check
 
 CALL_LAYERS = Treatment(
@@ -48,19 +48,25 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     if idle:
         return Finding(
             title=f"{len(idle)} of {len(fp8)} FP8 layers ran their last training forward in BF16",
-            explanation=f"{idle[0].name} and the others note that their last training forward was outside the FP8 autocast.",
+            explanation=f"{idle[0].name} and the others note that their last training forward was "
+            "outside the "
+            "FP8 autocast.",
             evidence={"idle_layers": len(idle), "fp8_layers": len(fp8), "first": idle[0].name},
             treatment=describe("te-autocast", facts),
         )
     if none_ran:
         return Finding(
             title=f"no FP8 GEMM ran in a training step with {len(fp8)} FP8 layers",
-            explanation="One profiled step of the job as it is holds no FP8 GEMM: the layers are switched off, or the model never calls them.",
+            explanation="One profiled step of the job as it is holds no FP8 GEMM: the layers are "
+            "switched off, or "
+            "the model never calls them.",
             evidence={"fp8_layers": len(fp8), "fp8_gemms": 0},
             treatment=describe("te-autocast", facts) if fp8[0].stack == "transformer_engine" else CALL_LAYERS,
         )
     if not recorded(facts.trial) and all(linear.engaged is None for linear in fp8):
-        return NotApplicable(reason="these layers keep no note of it; only a trial shows whether they run in FP8")
+        return NotApplicable(
+            reason="these layers keep no note of it; only a trial shows whether they run in FP8"
+        )
     return None
 
 
@@ -72,8 +78,16 @@ def saw_no_fp8_gemm(facts: Facts) -> bool:
 
 def _te(engaged: bool) -> Facts:
     kind = "transformer_engine.pytorch.module.linear.Linear"
-    return Facts(network=Network(linears=(Linear(name="up", kind=kind, stack="transformer_engine", use="training", engaged=engaged),)))
+    return Facts(
+        network=Network(
+            linears=(
+                Linear(name="up", kind=kind, stack="transformer_engine", use="training", engaged=engaged),
+            )
+        )
+    )
 
 
 SICK = _te(engaged=False)
-HEALTHY = Facts(network=_te(engaged=True).network, trial=Trial(arms=(Arm(name="as_is", tried=True, reason=None),)))
+HEALTHY = Facts(
+    network=_te(engaged=True).network, trial=Trial(arms=(Arm(name="as_is", tried=True, reason=None),))
+)

@@ -37,8 +37,9 @@ BACKWARD = {
     "FP8Linear": "its backward converts the weight back to BF16 and multiplies there",
     "FbgemmFp8Linear": "its kernel has no backward",
 }
-"""What the backward of a class does, by class name. Source: transformers 5.23, ``integrations/finegrained_fp8.py`` and
-``fbgemm_fp8.py``; Unsloth 2026.10 patches both with a backward that dequantises."""
+"""What the backward of a class does, by class name. Source: transformers 5.23,
+``integrations/finegrained_fp8.py`` and ``fbgemm_fp8.py``; Unsloth 2026.10 patches both with a backward that
+dequantises."""
 
 DYNAMIC_TENSOR = 'its backward raises "derivative for aten::_scaled_mm is not implemented"'
 """torchao weights with dynamically quantized activations, 0.13 to 0.18; ao#4376."""
@@ -46,7 +47,9 @@ DYNAMIC_TENSOR = 'its backward raises "derivative for aten::_scaled_mm is not im
 WEIGHT_ONLY_TENSOR = "its forward and backward dequantise the weight and multiply in 16 bits"
 """torchao weight-only tensors, 0.13 to 0.18: ``quantization/quantize_/workflows/float8/float8_tensor.py``."""
 
-PLAIN_PARAMETER = "PyTorch has no FP8 matmul for a plain float8 parameter: it is converted back before every use"
+PLAIN_PARAMETER = (
+    "PyTorch has no FP8 matmul for a plain float8 parameter: it is converted back before every use"
+)
 
 
 @check(
@@ -54,20 +57,38 @@ PLAIN_PARAMETER = "PyTorch has no FP8 matmul for a plain float8 parameter: it is
     "fp8-storage-only",
     area="engagement",
     severity="warning",
-    needs=("network.linears.dtype", "network.linears.features", "network.float8_parameters", "network.trainable_parameters"),
+    needs=(
+        "network.linears.dtype",
+        "network.linears.features",
+        "network.float8_parameters",
+        "network.trainable_parameters",
+    ),
 )
 def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
     stored = [linear for linear in facts.network.linears if stores_fp8(linear)]
     if not stored and not facts.network.float8_parameters:
-        return None if any(linear.use == "training" for linear in facts.network.linears) else NotApplicable(reason="no FP8 in the model")
+        return (
+            None
+            if any(linear.use == "training" for linear in facts.network.linears)
+            else NotApplicable(reason="no FP8 in the model")
+        )
     trained = facts.network.trainable_parameters > 0
-    count = f"{len(stored)} of {len(facts.network.linears)} Linears" if stored else f"{facts.network.float8_parameters} parameters"
+    count = (
+        f"{len(stored)} of {len(facts.network.linears)} Linears"
+        if stored
+        else f"{facts.network.float8_parameters} parameters"
+    )
     kinds = sorted({linear.weight_class or linear.kind for linear in stored})
     return Finding(
         severity=None if trained else "info",
         title=f"{count} only store their weights in FP8" + ("" if trained else ", and nothing is trainable"),
-        explanation=f"This is FP8 for inference and for memory: at best the forward GEMM runs in FP8, and {backward_of(stored)}. "
-        + ("Training gets no FP8 speed from it." if trained else "It does no harm unless the model is meant to be trained."),
+        explanation="This is FP8 for inference and for memory: at best the forward GEMM runs in FP8, and "
+        f"{backward_of(stored)}. "
+        + (
+            "Training gets no FP8 speed from it."
+            if trained
+            else "It does no harm unless the model is meant to be trained."
+        ),
         evidence={
             "stored_linears": len(stored),
             "linears": len(facts.network.linears),
@@ -79,7 +100,8 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=Treatment(
             name="train-in-fp8",
-            summary="load BF16 weights and convert them for FP8 training; or keep FP8 weights for their memory alone",
+            summary="load BF16 weights and convert them for FP8 training; or keep FP8 weights for their "
+            "memory alone",
             code="model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)\n"
             'convert_to_float8_training(model, module_filter_fn=lambda module, name: name != "lm_head")\n'
             "for layer in model.model.layers:\n    layer.compile()",
@@ -105,9 +127,24 @@ def backward_of(stored: list[Linear]) -> str:
 
 
 def _layer(kind: str, stack: str, use: Use, dtype: str) -> Facts:
-    layer = Linear(name="layers.0.q_proj", kind=kind, stack=stack, use=use, weight_class=None, features={}, dtype=dtype, flops_share_pct=100.0)
-    return Facts(network=Network(linears=(layer,), float8_parameters=int(dtype.startswith("float8")), trainable_parameters=4096))
+    layer = Linear(
+        name="layers.0.q_proj",
+        kind=kind,
+        stack=stack,
+        use=use,
+        weight_class=None,
+        features={},
+        dtype=dtype,
+        flops_share_pct=100.0,
+    )
+    return Facts(
+        network=Network(
+            linears=(layer,), float8_parameters=int(dtype.startswith("float8")), trainable_parameters=4096
+        )
+    )
 
 
-SICK = _layer("transformers.integrations.finegrained_fp8.FP8Linear", "huggingface", "storage", "float8_e4m3fn")
+SICK = _layer(
+    "transformers.integrations.finegrained_fp8.FP8Linear", "huggingface", "storage", "float8_e4m3fn"
+)
 HEALTHY = _layer("torchao.float8.float8_linear.Float8Linear", "torchao", "training", "bfloat16")

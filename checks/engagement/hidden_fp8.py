@@ -23,9 +23,9 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerato
 
 from __future__ import annotations
 
+from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import flops_share_pct
 from fp8doctor.registry import check
 
 
@@ -41,34 +41,71 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
     accelerate = facts.training.accelerate
     if accelerate is None or not accelerate.te_autocast:
         return NotApplicable(reason="Accelerate did not put this model under Transformer Engine's autocast")
-    hidden = [linear for linear in facts.network.linears if linear.stack == "transformer_engine" and linear.use == "training" and linear.engaged is not False]
+    hidden = [
+        linear
+        for linear in facts.network.linears
+        if linear.stack == "transformer_engine" and linear.use == "training" and linear.engaged is not False
+    ]
     if not hidden:
         return NotApplicable(reason="no layer runs in Transformer Engine's FP8")
-    said = "bf16" if accelerate.distributed == "DEEPSPEED" and accelerate.mixed_precision == "no" else accelerate.mixed_precision
+    said = (
+        "bf16"
+        if accelerate.distributed == "DEEPSPEED" and accelerate.mixed_precision == "no"
+        else accelerate.mixed_precision
+    )
     if said == "fp8":
         return None
-    variables = facts.environment.variables if recorded(facts.environment) and recorded(facts.environment.variables) else {}
+    variables = (
+        facts.environment.variables
+        if recorded(facts.environment) and recorded(facts.environment.variables)
+        else {}
+    )
     by_variable = variables.get("ACCELERATE_FP8_BACKEND") == "TE"
     return Finding(
-        title=f"{len(hidden)} of {len(facts.network.linears)} Linears run in FP8 although Accelerate's precision is {said}",
-        explanation="Accelerate converted the model to Transformer Engine and put its forward under FP8 autocast"
-        + (", because ACCELERATE_FP8_BACKEND=TE names a backend. " if by_variable else "; its state was made anew since. ")
+        title=f"{len(hidden)} of {len(facts.network.linears)} Linears run in FP8 although "
+        "Accelerate's "
+        f"precision is {said}",
+        explanation="Accelerate converted the model to Transformer Engine and put its "
+        "forward under "
+        "FP8 autocast"
+        + (
+            ", because ACCELERATE_FP8_BACKEND=TE names a backend. "
+            if by_variable
+            else "; its state was made anew since. "
+        )
         + "A baseline measured like this is an FP8 run.",
-        evidence={"fp8_layers": len(hidden), "linears": len(facts.network.linears), "flops_share_pct": flops_share_pct(hidden), "precision": said},
+        evidence={
+            "fp8_layers": len(hidden),
+            "linears": len(facts.network.linears),
+            "flops_share_pct": flops_share_pct(hidden),
+            "precision": said,
+        },
         treatment=Treatment(
             name="name-backend-and-precision",
             summary="take the backend away, or say fp8",
-            code="unset ACCELERATE_FP8_BACKEND   # for BF16" if by_variable else 'accelerator = Accelerator(mixed_precision="fp8")   # for FP8',
+            code="unset ACCELERATE_FP8_BACKEND   # for BF16"
+            if by_variable
+            else 'accelerator = Accelerator(mixed_precision="fp8")   # for FP8',
         ),
     )
 
 
 def _prepared(mixed_precision: str) -> Facts:
-    layer = Linear(name="up", kind="transformer_engine.pytorch.module.linear.Linear", stack="transformer_engine", use="training", engaged=True)
+    layer = Linear(
+        name="up",
+        kind="transformer_engine.pytorch.module.linear.Linear",
+        stack="transformer_engine",
+        use="training",
+        engaged=True,
+    )
     return Facts(
         environment=Environment(variables={"ACCELERATE_FP8_BACKEND": "TE"}),
         network=Network(linears=(layer,)),
-        training=Training(accelerate=Accelerate(mixed_precision=mixed_precision, distributed="NO", prepared=True, te_autocast=True)),
+        training=Training(
+            accelerate=Accelerate(
+                mixed_precision=mixed_precision, distributed="NO", prepared=True, te_autocast=True
+            )
+        ),
     )
 
 

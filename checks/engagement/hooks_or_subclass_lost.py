@@ -28,8 +28,8 @@ from __future__ import annotations
 
 from fp8doctor.facts import Conversion, Facts, Network, Training
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import plural
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 CONVERT_FIRST = Treatment(
     name="convert-first",
@@ -43,7 +43,9 @@ KEEP_SUBCLASSES = Treatment(
 )
 
 
-@check("MOD011", "hooks-or-subclass-lost", area="engagement", severity="warning", needs=("training.conversion",))
+@check(
+    "MOD011", "hooks-or-subclass-lost", area="engagement", severity="warning", needs=("training.conversion",)
+)
 def hooks_or_subclass_lost(facts: Facts) -> Finding | NotApplicable | None:
     seen = facts.training.conversion
     if seen is None:
@@ -54,15 +56,33 @@ def hooks_or_subclass_lost(facts: Facts) -> Finding | NotApplicable | None:
     names = [name for each in (*lost.values(), seen.bypassed) for name in each]
     if not names:
         return None
-    told = [f"the conversion dropped the {what} of {plural(len(each), 'Linear')}" for what, each in lost.items() if each]
-    told += [f"{plural(len(seen.bypassed), 'FP8 layer')} inside a compiled wrapper never called"] if seen.bypassed else []
-    classes = f" ({', '.join(kind.rpartition('.')[2] for kind in seen.lost_forwards)})" if seen.without_forward else ""
+    told = [
+        f"the conversion dropped the {what} of {plural(len(each), 'Linear')}"
+        for what, each in lost.items()
+        if each
+    ]
+    told += (
+        [f"{plural(len(seen.bypassed), 'FP8 layer')} inside a compiled wrapper never called"]
+        if seen.bypassed
+        else []
+    )
+    classes = (
+        f" ({', '.join(kind.rpartition('.')[2] for kind in seen.lost_forwards)})"
+        if seen.without_forward
+        else ""
+    )
     return Finding(
         severity="error" if seen.bypassed else None,
         title="; ".join(told),
-        explanation=f"{plural(seen.linears, 'Linear')} became FP8 layers while the model file was loaded; what {len(set(names))} of them had"
+        explanation=f"{plural(seen.linears, 'Linear')} became FP8 layers while the model file was "
+        "loaded; what "
+        f"{len(set(names))} of them had"
         f"{classes} was not carried over, and nobody put it back."
-        + (" A wrapper that torch.compile made around a Linear goes on calling that Linear, in 16 bits." if seen.bypassed else ""),
+        + (
+            " A wrapper that torch.compile made around a Linear goes on calling that Linear, in 16 bits."
+            if seen.bypassed
+            else ""
+        ),
         evidence={
             "converted": seen.linears,
             "without_hooks": len(seen.without_hooks),
@@ -77,7 +97,14 @@ def hooks_or_subclass_lost(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def _converted(*without_hooks: str) -> Facts:
-    nothing = {"without_forward": (), "lost_forwards": (), "without_compile": (), "bypassed": (), "unfrozen": (), "untied": ()}
+    nothing = {
+        "without_forward": (),
+        "lost_forwards": (),
+        "without_compile": (),
+        "bypassed": (),
+        "unfrozen": (),
+        "untied": (),
+    }
     conversion = Conversion(linears=8, without_hooks=without_hooks, **nothing)
     return Facts(network=Network(), training=Training(conversion=conversion))
 

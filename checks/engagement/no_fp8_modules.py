@@ -27,18 +27,21 @@ https://github.com/axolotl-ai-cloud/axolotl/issues/2904
 
 from __future__ import annotations
 
+from fp8doctor.analysis.fp8_request import fp8_was_asked_for
+from fp8doctor.analysis.layers import FP8_MULTIPLE, fits_fp8
 from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Training, Use
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import FP8_MULTIPLE, fits_fp8, fp8_was_asked_for
 from fp8doctor.registry import check
 
 ENDS_SKIPPED = 2
-"""Linears that Accelerate's torchao path never converts, the first and the last. Source: accelerate 1.15 ``utils/ao.py``."""
+"""Linears that Accelerate's torchao path never converts, the first and the last. Source: accelerate 1.15
+``utils/ao.py``."""
 
 LOOK_LATER = Treatment(
     name="look-after-prepare",
     summary="look at the model after its conversion, or after one training step",
-    code="model, optimizer = accelerator.prepare(model, optimizer)\nprint(inspect_model(model, optimizer=optimizer))",
+    code="model, optimizer = accelerator.prepare(model, optimizer)\nprint(inspect_model(model, "
+    "optimizer=optimizer))",
 )
 """What settles the question where nothing proves that the conversion was due."""
 
@@ -48,7 +51,12 @@ LOOK_LATER = Treatment(
     "no-fp8-modules",
     area="engagement",
     severity="error",
-    needs=("network.linears", "network.float8_parameters", "training.accelerate.prepared", "training.gradients_seen"),
+    needs=(
+        "network.linears",
+        "network.float8_parameters",
+        "training.accelerate.prepared",
+        "training.gradients_seen",
+    ),
     explained_by=("ENV001", "ENV003", "ENV004", "ENV005", "ENV008", "GPU001"),
 )
 def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
@@ -62,13 +70,18 @@ def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
     if proof:
         title = f"FP8 was asked for and none of {len(linears)} Linears has it"
         cause, treatment = why_none(facts)
-        explanation = f"{asked} asks for FP8 and {proof}, yet no module and no parameter is in FP8: every GEMM runs in 16 or 32 bits. {cause}"
+        explanation = (
+            f"{asked} asks for FP8 and {proof}, yet no module and no parameter is in FP8: every GEMM runs "
+            f"in 16 or 32 bits. {cause}"
+        )
     else:
         title = f"FP8 was asked for; none of {len(linears)} Linears has it yet"
         treatment = LOOK_LATER
         explanation = (
-            f"{asked} asks for FP8. Nothing shows that the conversion should have happened by now: before Accelerator.prepare "
-            "or Trainer.train() a healthy model looks the same. Looking again after the first step settles it."
+            f"{asked} asks for FP8. Nothing shows that the conversion should have happened by now: "
+            "before Accelerator.prepare "
+            "or Trainer.train() a healthy model looks the same. Looking again after the first step "
+            "settles it."
         )
     return Finding(
         severity=None if proof else "info",
@@ -102,39 +115,65 @@ def why_none(facts: Facts) -> tuple[str, Treatment]:
         return f"{len(conv1d)} of them are Conv1D, which no converter takes for a Linear.", Treatment(
             name="conv1d-to-linear",
             summary="replace each Conv1D by an nn.Linear with the transposed weight, before the conversion",
-            code="linear = nn.Linear(*conv1d.weight.shape)\nlinear.weight.data, linear.bias.data = conv1d.weight.data.T.contiguous(), conv1d.bias.data",
+            code="linear = nn.Linear(*conv1d.weight.shape)\nlinear.weight.data, linear.bias.data = "
+            "conv1d.weight.data.T.contiguous(), conv1d.bias.data",
         )
     if not (facts.training.accelerate and facts.training.accelerate.prepared):
-        return "The model never went through Accelerator.prepare, and nothing else reads the request.", Treatment(
-            name="convert",
-            summary="convert the model before it trains",
-            code="model, optimizer = accelerator.prepare(model, optimizer)   # or convert_to_float8_training(model)",
+        return (
+            "The model never went through Accelerator.prepare, and nothing else reads the request.",
+            Treatment(
+                name="convert",
+                summary="convert the model before it trains",
+                code="model, optimizer = accelerator.prepare(model, optimizer)   # or "
+                "convert_to_float8_training(model)",
+            ),
         )
     if not aligned:
-        return f"No Linear has both sides divisible by {FP8_MULTIPLE}, so the converter skipped all of them.", Treatment(
-            name="pad-dimensions",
-            summary=f"make the widths multiples of {FP8_MULTIPLE}",
-            code=f"hidden_size = {FP8_MULTIPLE} * math.ceil(hidden_size / {FP8_MULTIPLE})",
+        return (
+            f"No Linear has both sides divisible by {FP8_MULTIPLE}, so the converter skipped all of them.",
+            Treatment(
+                name="pad-dimensions",
+                summary=f"make the widths multiples of {FP8_MULTIPLE}",
+                code=f"hidden_size = {FP8_MULTIPLE} * math.ceil(hidden_size / {FP8_MULTIPLE})",
+            ),
         )
     if len(linears) <= ENDS_SKIPPED:
-        return "Accelerate's torchao path leaves out the first and the last Linear, and there are no others.", Treatment(
-            name="stay-in-bf16",
-            summary="stay in BF16: a model this small has nothing to gain",
-            code='accelerator = Accelerator(mixed_precision="bf16")',
+        return (
+            "Accelerate's torchao path leaves out the first and the last Linear, and there are no others.",
+            Treatment(
+                name="stay-in-bf16",
+                summary="stay in BF16: a model this small has nothing to gain",
+                code='accelerator = Accelerator(mixed_precision="bf16")',
+            ),
         )
-    return "The layers could have been converted: the model was prepared under another precision, or replaced afterwards.", Treatment(
-        name="convert",
-        summary="convert the very model that trains",
-        code='accelerator = Accelerator(mixed_precision="fp8")\nmodel, optimizer = accelerator.prepare(model, optimizer)',
+    return (
+        "The layers could have been converted: the model was prepared under another precision, or "
+        "replaced afterwards.",
+        Treatment(
+            name="convert",
+            summary="convert the very model that trains",
+            code='accelerator = Accelerator(mixed_precision="fp8")\nmodel, optimizer = '
+            "accelerator.prepare(model, optimizer)",
+        ),
     )
 
 
 def _prepared(use: Use) -> Facts:
-    layer = Linear(name="h.0.up", kind="torch.nn.modules.linear.Linear", stack="torch", use=use, dtype="bfloat16", in_features=768, out_features=3072)
+    layer = Linear(
+        name="h.0.up",
+        kind="torch.nn.modules.linear.Linear",
+        stack="torch",
+        use=use,
+        dtype="bfloat16",
+        in_features=768,
+        out_features=3072,
+    )
     return Facts(
         environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}),
         network=Network(linears=(layer,) * 3, float8_parameters=0),
-        training=Training(gradients_seen=False, trainer=None, accelerate=Accelerate(mixed_precision="fp8", prepared=True)),
+        training=Training(
+            gradients_seen=False, trainer=None, accelerate=Accelerate(mixed_precision="fp8", prepared=True)
+        ),
     )
 
 

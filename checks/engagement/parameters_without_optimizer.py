@@ -29,9 +29,9 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/data
 
 from __future__ import annotations
 
+from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.facts import Environment, Facts, Linear, Network, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import fp8_was_asked_for
 from fp8doctor.registry import check
 
 FREEZE_AGAIN = Treatment(
@@ -43,14 +43,20 @@ FREEZE_AGAIN = Treatment(
 )
 KEEP_WEIGHTS = Treatment(
     name="no-float8-all-gather",
-    summary="leave FSDP's float8 all-gather off where there is no FSDP: the converted layers then keep the weights that the optimizer holds",
-    code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # read by Accelerate, and so by a Trainer\n"
+    summary="leave FSDP's float8 all-gather off where there is no FSDP: the converted layers "
+    "then keep the "
+    "weights that the optimizer holds",
+    code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # read by "
+    "Accelerate, and so by "
+    "a Trainer\n"
     "# or: AORecipeKwargs(config=Float8LinearConfig(pad_inner_dim=True))",
 )
 OPTIMIZER_LAST = Treatment(
     name="optimizer-last",
     summary="build the optimizer from the model that trains, after every conversion",
-    code="optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if parameter.requires_grad)",
+    code="optimizer = torch.optim.AdamW(parameter for parameter in "
+    "model.parameters() if "
+    "parameter.requires_grad)",
 )
 
 
@@ -59,7 +65,13 @@ OPTIMIZER_LAST = Treatment(
     "parameters-without-optimizer",
     area="engagement",
     severity="error",
-    needs=("training.optimizer", "training.parameters_outside_optimizer", "network.linears.use", "network.linears.features", "network.linears.adapter"),
+    needs=(
+        "training.optimizer",
+        "training.parameters_outside_optimizer",
+        "network.linears.use",
+        "network.linears.features",
+        "network.linears.adapter",
+    ),
 )
 def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None:
     training, linears = facts.training, facts.network.linears
@@ -70,33 +82,69 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
         return None
     names = training.first_outside_optimizer if recorded(training.first_outside_optimizer) else ()
     bases = [linear for linear in linears if linear.adapter == "base" and linear.requires_grad]
-    bases = bases if not names or any(name.startswith(f"{linear.name}.") for name in names for linear in bases) else []
+    bases = (
+        bases
+        if not names or any(name.startswith(f"{linear.name}.") for name in names for linear in bases)
+        else []
+    )
     unfrozen = training.conversion.unfrozen if recorded(training.conversion) and training.conversion else ()
-    sharded = recorded(facts.network.wrappers) and any("FSDP" in each or "FullySharded" in each for each in facts.network.wrappers)
-    wrapped = [linear for linear in linears if not sharded and linear.features.get("float8_all_gather_weight")]
+    sharded = recorded(facts.network.wrappers) and any(
+        "FSDP" in each or "FullySharded" in each for each in facts.network.wrappers
+    )
+    wrapped = [
+        linear for linear in linears if not sharded and linear.features.get("float8_all_gather_weight")
+    ]
     if bases or unfrozen:
-        what = f"The base of {len(bases)} LoRA layers" if bases else f"What was frozen in {len(unfrozen)} layers"
-        cause = f"{what} is trainable: the conversion did not keep requires_grad=False, and each layer computes a third GEMM."
+        what = (
+            f"The base of {len(bases)} LoRA layers" if bases else f"What was frozen in {len(unfrozen)} layers"
+        )
+        cause = (
+            f"{what} is trainable: the conversion did not keep requires_grad=False, and each "
+            "layer computes "
+            "a third GEMM."
+        )
         treatment = FREEZE_AGAIN
     elif wrapped:
-        cause = f"{len(wrapped)} converted weights were wrapped into new Parameters after the optimizer had taken the old ones: these layers do not learn."
+        cause = (
+            f"{len(wrapped)} converted weights were wrapped into new Parameters after the "
+            "optimizer had "
+            "taken the old ones: these layers do not learn."
+        )
         treatment = KEEP_WEIGHTS
     else:
-        cause = "They get gradients and are never updated: the optimizer was built before they were made or made trainable, or on a part of the model."
+        cause = (
+            "They get gradients and are never updated: the optimizer was built before they "
+            "were made or "
+            "made trainable, or on a part of the model."
+        )
         treatment = OPTIMIZER_LAST
     in_fp8 = any(linear.use == "training" for linear in linears) or fp8_was_asked_for(facts) is not None
     return Finding(
         severity=None if in_fp8 else "info",
         title=f"{count} trainable parameter tensors are in no optimizer group",
-        explanation=f"{cause} Found by comparing the model's parameters with the groups of {training.optimizer}.",
-        evidence={"outside_optimizer": count, "trainable_lora_bases": len(bases), "wrapped_weights": len(wrapped), "first": names},
+        explanation=f"{cause} Found by comparing the model's parameters with "
+        "the groups of "
+        f"{training.optimizer}.",
+        evidence={
+            "outside_optimizer": count,
+            "trainable_lora_bases": len(bases),
+            "wrapped_weights": len(wrapped),
+            "first": names,
+        },
         treatment=treatment,
     )
 
 
 def _lora(outside: int) -> Facts:
-    base = Linear(name="up.base_layer", use="training", features={}, adapter="base", requires_grad=outside > 0)
-    training = Training(optimizer="torch.optim.adamw.AdamW", parameters_outside_optimizer=outside, accelerate=None, trainer=None)
+    base = Linear(
+        name="up.base_layer", use="training", features={}, adapter="base", requires_grad=outside > 0
+    )
+    training = Training(
+        optimizer="torch.optim.adamw.AdamW",
+        parameters_outside_optimizer=outside,
+        accelerate=None,
+        trainer=None,
+    )
     return Facts(environment=Environment(variables={}), network=Network(linears=(base,)), training=training)
 
 

@@ -28,19 +28,29 @@ https://github.com/meta-pytorch/torchtune/issues/2833
 
 from __future__ import annotations
 
-from fp8doctor.cost import GpuSpec, amdahl, casts_ms, gpu_spec, large_gemm_speedup, modelled_gpu, step_gemms_ms, step_tokens
+from fp8doctor.analysis.layers import fits_fp8, flops_share_pct
+from fp8doctor.cost import (
+    GpuSpec,
+    amdahl,
+    casts_ms,
+    gpu_spec,
+    large_gemm_speedup,
+    modelled_gpu,
+    step_gemms_ms,
+    step_tokens,
+)
 from fp8doctor.facts import CompileMark, Facts, Linear, Network, Training, Use, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import fits_fp8, flops_share_pct, percent, plural
 from fp8doctor.registry import check
+from fp8doctor.wording import percent, plural
 
 WORTH_MENTIONING_PCT = 5.0
-"""Share of the GEMM FLOPs, in per cent. Converting less shortens the GEMMs by under 2.4 % (FP8 at 1.89x), which is hardly more
-than the 2 % within which a step measured against itself repeats."""
+"""Share of the GEMM FLOPs, in per cent. Converting less shortens the GEMMs by under 2.4 % (FP8 at 1.89x),
+which is hardly more than the 2 % within which a step measured against itself repeats."""
 
 MOST = 0.5
-"""Part of the convertible FLOPs that a filter of the user's own has to convert. Below it FP8 gives the GEMMs at most 1.3x
-(Amdahl, FP8 at 1.89x), which the casts eat: 5 to 25 % of a compiled step on one H200."""
+"""Part of the convertible FLOPs that a filter of the user's own has to convert. Below it FP8 gives the GEMMs
+at most 1.3x (Amdahl, FP8 at 1.89x), which the casts eat: 5 to 25 % of a compiled step on one H200."""
 
 TE_AUTOCAST = "accelerate.utils.transformer_engine.contextual_fp8_autocast"
 """The wrapper that Accelerate puts around a forward after its Transformer Engine conversion (1.2 to 1.15)."""
@@ -52,32 +62,39 @@ REASONS = {
     "sibling": (
         "stand behind a sibling with unaligned sides, where Accelerate's conversion stops",
         "convert-with-torchao",
-        "make the unaligned sides multiples of 16, or convert with torchao, which skips only the layer itself",
+        "make the unaligned sides multiples of 16, or convert with torchao, which skips only the "
+        "layer itself",
         "export ACCELERATE_FP8_BACKEND=AO   # or, in the model's configuration, widths that 16 divides",
     ),
     "wrapped": (
-        "are inside a compiled wrapper, where their names begin with _orig_mod. and an exact-name filter misses them",
+        "are inside a compiled wrapper, where their names begin with _orig_mod. and an exact-name "
+        "filter misses them",
         "convert-before-compile",
         "convert before torch.compile, or take _orig_mod. out of the names in the filter",
-        'convert_to_float8_training(model, module_filter_fn=lambda module, name: name.replace("_orig_mod.", "") in NAMES)',
+        "convert_to_float8_training(model, module_filter_fn=lambda module, name: "
+        'name.replace("_orig_mod.", "") in NAMES)',
     ),
     "conv1d": (
         "are Conv1D, which no converter takes for a Linear",
         "conv1d-to-linear",
         "replace each Conv1D by an nn.Linear with the transposed weight, before the conversion",
-        "linear = nn.Linear(*conv1d.weight.shape)\nlinear.weight.data, linear.bias.data = conv1d.weight.data.T.contiguous(), conv1d.bias.data",
+        "linear = nn.Linear(*conv1d.weight.shape)\nlinear.weight.data, linear.bias.data = "
+        "conv1d.weight.data.T.contiguous(), conv1d.bias.data",
     ),
     "experts": (
         "are 3-D expert weights, which a converter of nn.Linear does not see",
         "convert-experts",
-        "convert the expert weights too, with torchao's grouped GEMM (a prototype), before the optimizer is built",
-        'quantize_(model, Float8TrainingOpConfig(), filter_fn=lambda module, name: name.endswith("experts"))   # torchao.prototype.moe_training.config',
+        "convert the expert weights too, with torchao's grouped GEMM (a prototype), before the "
+        "optimizer is built",
+        "quantize_(model, Float8TrainingOpConfig(), filter_fn=lambda module, name: "
+        'name.endswith("experts"))   # torchao.prototype.moe_training.config',
     ),
     "attention": (
         "are projections that nn.MultiheadAttention keeps as parameters",
         "own-projections",
         "write the projections as nn.Linear and call scaled_dot_product_attention",
-        "q, k, v = self.in_proj(x).chunk(3, -1)   # in_proj = nn.Linear(width, 3 * width)\nx = functional.scaled_dot_product_attention(q, k, v)",
+        "q, k, v = self.in_proj(x).chunk(3, -1)   # in_proj = nn.Linear(width, 3 * width)\nx = "
+        "functional.scaled_dot_product_attention(q, k, v)",
     ),
     "class": (
         "are of a class that is no nn.Linear",
@@ -89,17 +106,20 @@ REASONS = {
         "are the first or the last Linear, which Accelerate's torchao path leaves out",
         "own-filter",
         "convert with a filter of your own, which leaves out the head alone",
-        'Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs(module_filter_func=lambda module, name: name != "lm_head")])',
+        'Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs(module_filter_func=lambda '
+        'module, name: name != "lm_head")])',
     ),
     "filter": (
         "were left out by the filter of the conversion",
         "convert-the-rest",
         "widen the filter: every Linear whose sides 16 divides, but not the head",
-        "wanted = lambda module, name: not (module.in_features % 16 or module.out_features % 16 or name.endswith('lm_head'))\n"
+        "wanted = lambda module, name: not (module.in_features % 16 or module.out_features % 16 or "
+        "name.endswith('lm_head'))\n"
         "convert_to_float8_training(model, module_filter_fn=wanted)",
     ),
 }
-"""Why a layer was not converted, completing "14 layers ..."; and the treatment: its name, what it is, and its lines."""
+"""Why a layer was not converted, completing "14 layers ..."; and the treatment: its name, what it is, and its
+lines."""
 
 
 @check(
@@ -108,11 +128,17 @@ REASONS = {
     area="engagement",
     severity="warning",
     needs=(
-        "network.linears.use", "network.linears.role", "network.linears.features", "network.linears.in_features", "network.linears.flops_share_pct",
-        "training.compile_marks", "training.forward_chain", "training.accelerate",
+        "network.linears.use",
+        "network.linears.role",
+        "network.linears.features",
+        "network.linears.in_features",
+        "network.linears.flops_share_pct",
+        "training.compile_marks",
+        "training.forward_chain",
+        "training.accelerate",
     ),
     explained_by=("GPU001", "MOD009"),
-)  # fmt: skip
+)
 def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
     linears = facts.network.linears
     fp8 = [linear for linear in linears if linear.use == "training"]
@@ -130,12 +156,19 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
     main = max(shares, key=lambda each: shares[each])
     _, name, summary, code = REASONS[main]
     gpu = gpu_with_fp8(facts)
-    now, then = (amdahl(min(share, 100.0) / 100.0, large_gemm_speedup(gpu)) for share in (done, done + missing))
-    told = "; ".join(f"{plural(len(members), 'layer')} ({percent(shares[each])}) {REASONS[each][0]}" for each, members in why.items())
+    now, then = (
+        amdahl(min(share, 100.0) / 100.0, large_gemm_speedup(gpu)) for share in (done, done + missing)
+    )
+    told = "; ".join(
+        f"{plural(len(members), 'layer')} ({percent(shares[each])}) {REASONS[each][0]}"
+        for each, members in why.items()
+    )
     return Finding(
         severity="info" if chosen else None,
         title=f"{percent(done)} of the GEMM FLOPs are in FP8; {percent(missing)} more could be",
-        explanation=f"{told}. By Amdahl's law FP8 makes the GEMMs at most {now:.2f}x as fast now, and {then:.2f}x with these ({gpu.name}, casts not counted).",
+        explanation=f"{told}. By Amdahl's law FP8 makes the GEMMs at most {now:.2f}x as fast now, and "
+        f"{then:.2f}x "
+        f"with these ({gpu.name}, casts not counted).",
         evidence={
             "fp8_share_pct": round(done, 1),
             "missing_share_pct": round(missing, 1),
@@ -150,20 +183,35 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def is_candidate(linear: Linear) -> bool:
-    """Whether this is an ordinary layer that an FP8 GEMM could take; heads, routers and adapters are left out by good custom."""
+    """Whether this is an ordinary layer that an FP8 GEMM could take; heads, routers and adapters are left out
+    by good custom."""
     aligned = fits_fp8(linear)
-    return linear.use == "none" and linear.stack == "torch" and linear.role in ("body", "experts") and linear.adapter != "adapter" and aligned
+    return (
+        linear.use == "none"
+        and linear.stack == "torch"
+        and linear.role in ("body", "experts")
+        and linear.adapter != "adapter"
+        and aligned
+    )
 
 
 def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
-    """Whether FP8 makes this layer faster, compiled: by torchao's own filter, and by the cost model where the batch is the user's."""
-    if too_small(linear, rowwise=linear.role == "experts" or fp8[0].recipe in ("rowwise", "rowwise_with_gw_hp")):
+    """Whether FP8 makes this layer faster, compiled: by torchao's own filter, and by the cost model where the
+    batch is the user's."""
+    if too_small(
+        linear, rowwise=linear.role == "experts" or fp8[0].recipe in ("rowwise", "rowwise_with_gw_hp")
+    ):
         return False
-    tokens = step_tokens(facts) if recorded(facts.workload) and facts.workload.batch_source == "given" else None
+    tokens = (
+        step_tokens(facts) if recorded(facts.workload) and facts.workload.batch_source == "given" else None
+    )
     if not tokens or linear.role == "experts":
         return True
     shape, gpu = (tokens, linear.in_features, linear.out_features), gpu_with_fp8(facts)
-    bf16, in_fp8 = (step_gemms_ms(*shape, gpu, fp8=each, weight_gradient=linear.requires_grad is not False) or 0.0 for each in (False, True))
+    bf16, in_fp8 = (
+        step_gemms_ms(*shape, gpu, fp8=each, weight_gradient=linear.requires_grad is not False) or 0.0
+        for each in (False, True)
+    )
     return bf16 > in_fp8 + casts_ms(*shape, gpu, compiled=True)
 
 
@@ -189,13 +237,24 @@ def reason(linear: Linear, fp8: list[Linear], facts: Facts) -> str:
         return "sibling"
     if is_wrapped(linear, facts.training) and not any(is_wrapped(each, facts.training) for each in fp8):
         return "wrapped"
-    ends = [each for each in facts.network.linears if not each.features.get("functional") and each.role != "experts" and not each.kind.endswith(".Conv1D")]
-    accelerated = facts.training.accelerate and facts.training.accelerate.prepared and any(each.stack == "torchao" for each in fp8)
+    ends = [
+        each
+        for each in facts.network.linears
+        if not each.features.get("functional")
+        and each.role != "experts"
+        and not each.kind.endswith(".Conv1D")
+    ]
+    accelerated = (
+        facts.training.accelerate
+        and facts.training.accelerate.prepared
+        and any(each.stack == "torchao" for each in fp8)
+    )
     return "end" if accelerated and linear in (ends[0], ends[-1]) else "filter"
 
 
 def is_behind_a_stop(linear: Linear, facts: Facts) -> bool:
-    """Whether an unaligned Linear comes before this one under the same parent, and Accelerate converted to Transformer Engine."""
+    """Whether an unaligned Linear comes before this one under the same parent, and Accelerate converted to
+    Transformer Engine."""
     if not any(link.startswith(TE_AUTOCAST) for link in facts.training.forward_chain):
         return False
     for each in facts.network.linears:
@@ -203,7 +262,12 @@ def is_behind_a_stop(linear: Linear, facts: Facts) -> bool:
             return False
         unaligned = not fits_fp8(each)
         parent, dot, _ = each.name.rpartition(".")
-        if each.use == "none" and each.role != "experts" and unaligned and linear.name.startswith(parent + dot):
+        if (
+            each.use == "none"
+            and each.role != "experts"
+            and unaligned
+            and linear.name.startswith(parent + dot)
+        ):
             return True
     return False
 
@@ -223,14 +287,27 @@ def gpu_with_fp8(facts: Facts) -> GpuSpec:
 def _blocks(wrapped: bool) -> Facts:
     def linear(name: str, use: Use) -> Linear:
         return Linear(
-            name=name, kind="torch.nn.modules.linear.Linear", stack="torch" if use == "none" else "torchao", use=use, recipe=None, features={},
-            in_features=4096, out_features=4096, gemms=1, role="body", adapter=None, requires_grad=True, flops_share_pct=50.0,
-        )  # fmt: skip
+            name=name,
+            kind="torch.nn.modules.linear.Linear",
+            stack="torch" if use == "none" else "torchao",
+            use=use,
+            recipe=None,
+            features={},
+            in_features=4096,
+            out_features=4096,
+            gemms=1,
+            role="body",
+            adapter=None,
+            requires_grad=True,
+            flops_share_pct=50.0,
+        )
 
     marks = (CompileMark(name="blocks.1", form="wrapped", backend="inductor"),)
     training = Training(compile_marks=marks, forward_chain=(), accelerate=None)
     linears = (linear("blocks.0.up", "training"), linear("blocks.1.up", "none" if wrapped else "training"))
-    return Facts(network=Network(linears=linears), training=training, workload=Workload(batch_source=None, tokens=None))
+    return Facts(
+        network=Network(linears=linears), training=training, workload=Workload(batch_source=None, tokens=None)
+    )
 
 
 SICK = _blocks(wrapped=True)

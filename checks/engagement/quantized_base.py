@@ -25,25 +25,50 @@ https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear_utils.py
 
 from __future__ import annotations
 
+from fp8doctor.analysis.fp8_request import fp8_was_asked_for
+from fp8doctor.analysis.layers import flops_share_pct, layer_label
 from fp8doctor.facts import Environment, Facts, Linear, Network, Training, Use
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import flops_share_pct, fp8_was_asked_for, layer_label
 from fp8doctor.registry import check
 
-QUANTIZED_WEIGHTS = ("NF4Tensor", "Int4", "Int8", "IntxUnpacked", "AffineQuantizedTensor", "Params4bit", "Int8Params")
-"""Beginnings of the names of weight classes with 4 or 8 bits that are not FP8: torchao 0.10 to 0.18 and bitsandbytes 0.41 to 0.49."""
+QUANTIZED_WEIGHTS = (
+    "NF4Tensor",
+    "Int4",
+    "Int8",
+    "IntxUnpacked",
+    "AffineQuantizedTensor",
+    "Params4bit",
+    "Int8Params",
+)
+"""Beginnings of the names of weight classes with 4 or 8 bits that are not FP8: torchao 0.10 to 0.18 and
+bitsandbytes 0.41 to 0.49."""
 
 OWN_TRAINING = ("Int8MixedPrecisionTrainingLinearWeight",)
 """A weight kept in 16 bits for INT8 training. Source: torchao 0.18 ``prototype/quantized_training``."""
 
-METHODS = ("bitsandbytes", "gptq", "awq", "aqlm", "vptq", "eetq", "higgs", "hqq", "bitnet", "spqr", "auto-round")
-"""Methods of a configuration that mean 8 bits or fewer and never FP8. Source: ``QuantizationMethod`` in transformers 5.23."""
+METHODS = (
+    "bitsandbytes",
+    "gptq",
+    "awq",
+    "aqlm",
+    "vptq",
+    "eetq",
+    "higgs",
+    "hqq",
+    "bitnet",
+    "spqr",
+    "auto-round",
+)
+"""Methods of a configuration that mean 8 bits or fewer and never FP8. Source: ``QuantizationMethod`` in
+transformers 5.23."""
 
 ONE_OF_THEM = Treatment(
     name="one-precision",
-    summary="for speed load the base in BF16 and train in FP8; for memory keep it quantized and train in BF16",
+    summary="for speed load the base in BF16 and train in FP8; for memory keep it quantized and "
+    "train in BF16",
     code="model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)   # for speed, with FP8\n"
-    'accelerator = Accelerator(mixed_precision="bf16")                         # for memory, with the quantized base',
+    'accelerator = Accelerator(mixed_precision="bf16")                         # for memory, with the '
+    "quantized base",
 )
 
 
@@ -64,13 +89,17 @@ def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
     if not quantized and method is None:
         return None
     swapped = [linear for linear in quantized if linear.use == "training"]
-    what = f"{len(quantized)} Linears with quantized weights" if quantized else f"a base quantized with {method}"
+    what = (
+        f"{len(quantized)} Linears with quantized weights" if quantized else f"a base quantized with {method}"
+    )
     return Finding(
         title=f"FP8 training together with {what}",
         explanation=(
-            f"{len(swapped)} of them were converted all the same: an FP8 layer around packed data dequantises it in every step, misreads it, or raises."
+            f"{len(swapped)} of them were converted all the same: an FP8 layer around packed data "
+            "dequantises it in every step, misreads it, or raises."
             if swapped
-            else "FP8 starts from 16- or 32-bit weights: these layers stay out of FP8, and each use of them dequantises."
+            else "FP8 starts from 16- or 32-bit weights: these layers stay out of FP8, and each use of them "
+            "dequantises."
         ),
         evidence={
             "quantized_linears": len(quantized),
@@ -87,7 +116,9 @@ def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
 
 def is_quantized(linear: Linear) -> bool:
     """Whether the weight is kept in 4 or 8 bits that are not FP8, in an FP8 layer or not."""
-    if (linear.use == "storage" and linear.dtype.startswith(("int", "uint"))) or linear.stack == "bitsandbytes":
+    if (
+        linear.use == "storage" and linear.dtype.startswith(("int", "uint"))
+    ) or linear.stack == "bitsandbytes":
         return True
     name = (linear.weight_class or "").rpartition(".")[2]
     return name.startswith(QUANTIZED_WEIGHTS) and name not in OWN_TRAINING
@@ -99,7 +130,15 @@ def quantized_as(linear: Linear) -> str:
 
 
 def _base(use: Use, dtype: str, weight_class: str | None) -> Facts:
-    base = Linear(name="up", kind="torch.nn.modules.linear.Linear", stack="torchao", use=use, dtype=dtype, weight_class=weight_class, flops_share_pct=50.0)
+    base = Linear(
+        name="up",
+        kind="torch.nn.modules.linear.Linear",
+        stack="torchao",
+        use=use,
+        dtype=dtype,
+        weight_class=weight_class,
+        flops_share_pct=50.0,
+    )
     return Facts(
         environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}),
         network=Network(linears=(base,), quantization=None),

@@ -25,27 +25,42 @@ https://huggingface.co/docs/transformers/main_classes/model
 
 from __future__ import annotations
 
+from fp8doctor.analysis.layers import in_python
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import in_python
 from fp8doctor.registry import check
 
 
-@check("MOD008", "tied-weights-untied", area="engagement", severity="error", needs=("network.linears.use", "network.broken_ties"))
+@check(
+    "MOD008",
+    "tied-weights-untied",
+    area="engagement",
+    severity="error",
+    needs=("network.linears.use", "network.broken_ties"),
+)
 def tied_weights_untied(facts: Facts) -> Finding | NotApplicable | None:
     if not any(linear.use == "training" for linear in facts.network.linears):
         return NotApplicable(reason="no FP8 layer in the model")
     declared = facts.network.broken_ties
-    conversion = facts.training.conversion if recorded(facts.training) and recorded(facts.training.conversion) else None
+    conversion = (
+        facts.training.conversion
+        if recorded(facts.training) and recorded(facts.training.conversion)
+        else None
+    )
     seen = conversion.untied if conversion else ()
     pairs = tuple({frozenset(pair): pair for pair in (*seen, *declared)}.values())
     if not pairs:
         return None
     one, other = pairs[0]
     return Finding(
-        title=f"{one} is no longer tied to {other}" + (f", nor {len(pairs) - 1} more" if len(pairs) > 1 else ""),
-        explanation=f"{'The conversion replaced a layer whose weight another module still holds' if seen else 'The model declares them as one parameter'}"
-        ", and now there are two: both train, apart, and a checkpoint keeps one of them.",
+        title=f"{one} is no longer tied to {other}"
+        + (f", nor {len(pairs) - 1} more" if len(pairs) > 1 else ""),
+        explanation=(
+            "The conversion replaced a layer whose weight another module still holds"
+            if seen
+            else "The model declares them as one parameter"
+        )
+        + ", and now there are two: both train, apart, and a checkpoint keeps one of them.",
         evidence={"untied": len(pairs), "first": one, "was": other, "seen_during_conversion": len(seen)},
         treatment=Treatment(
             name="tie-again",
@@ -58,7 +73,12 @@ def tied_weights_untied(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def _llama(*broken: tuple[str, str]) -> Facts:
-    head = Linear(name="lm_head", use="training", kind="transformer_engine.pytorch.module.linear.Linear", stack="transformer_engine")
+    head = Linear(
+        name="lm_head",
+        use="training",
+        kind="transformer_engine.pytorch.module.linear.Linear",
+        stack="transformer_engine",
+    )
     return Facts(network=Network(linears=(head,), broken_ties=broken), training=Training(conversion=None))
 
 

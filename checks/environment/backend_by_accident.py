@@ -26,10 +26,21 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
-from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Package, Software, Training, recorded
+from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for
+from fp8doctor.facts import (
+    Accelerate,
+    Environment,
+    Facts,
+    Linear,
+    Network,
+    Package,
+    Software,
+    Training,
+    recorded,
+)
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
-from fp8doctor.overview import asked_by_environment, fp8_was_asked_for, plural
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 READ_SINCE = Version("1.9.0")
 """First accelerate whose ``prepare`` reads ACCELERATE_FP8_BACKEND."""
@@ -51,14 +62,19 @@ def backend_by_accident(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="Accelerate is not installed, or is older than 1.4")
     named = facts.environment.variables.get("ACCELERATE_FP8_BACKEND", "NO")
     if named in ("TE", "AO"):
-        return without_fp8(facts, named) if at_least(facts, READ_SINCE) else NotApplicable(reason="accelerate before 1.9 does not read ACCELERATE_FP8_BACKEND")
+        return (
+            without_fp8(facts, named)
+            if at_least(facts, READ_SINCE)
+            else NotApplicable(reason="accelerate before 1.9 does not read ACCELERATE_FP8_BACKEND")
+        )
     if named != "NO" or fp8_was_asked_for(facts) is None or precision(facts) not in ("fp8", None):
         return NotApplicable(reason="FP8 is not asked for, or another backend is named")
     return by_order(facts)
 
 
 def without_fp8(facts: Facts, named: str) -> Finding | NotApplicable | None:
-    """A named backend in a job of another precision, which never asked for FP8: where it did, ENV001 says who overrode it."""
+    """A named backend in a job of another precision, which never asked for FP8: where it did, ENV001 says who
+    overrode it."""
     asked = asked_by_environment(facts.environment.variables)
     decided = precision(facts)
     if asked is not None or decided == "fp8":
@@ -67,17 +83,23 @@ def without_fp8(facts: Facts, named: str) -> Finding | NotApplicable | None:
         return NotApplicable(reason="nothing has decided the precision yet")
     happens = {
         "AO": "Accelerator.prepare() stops with \"'NoneType' object has no attribute 'config'\".",
-        "TE": "Accelerator.prepare() converts the model to Transformer Engine all the same and trains it in FP8, and every flag says otherwise.",
+        "TE": "Accelerator.prepare() converts the model to Transformer Engine all the same and trains it in "
+        "FP8, and every flag says otherwise.",
     }
     return Finding(
         severity=None if uses_accelerate(facts) else "warning",
         title=f"ACCELERATE_FP8_BACKEND={named} is set in a job whose precision is {decided}",
         explanation=f"prepare() looks at the backend and not at the precision. {happens[named]}",
-        evidence={"backend": named, "precision": decided, "accelerate": facts.software.packages["accelerate"].version},
+        evidence={
+            "backend": named,
+            "precision": decided,
+            "accelerate": facts.software.packages["accelerate"].version,
+        },
         treatment=Treatment(
             name="name-backend-and-precision",
             summary="name the backend only together with FP8",
-            code=f"unset ACCELERATE_FP8_BACKEND   # or, for FP8: accelerate launch --mixed_precision fp8 with ACCELERATE_FP8_BACKEND={named}",
+            code="unset ACCELERATE_FP8_BACKEND   # or, for FP8: accelerate launch --mixed_precision fp8 "
+            f"with ACCELERATE_FP8_BACKEND={named}",
         ),
     )
 
@@ -88,28 +110,47 @@ def by_order(facts: Facts) -> Finding | NotApplicable | None:
     if "torchao" not in packages or "transformer_engine" not in packages:
         return None
     linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
-    eager = [each for each in linears if each.stack == "torchao" and each.use == "training" and each.compiled is None and by_default(each)]
+    eager = [
+        each
+        for each in linears
+        if each.stack == "torchao" and each.use == "training" and each.compiled is None and by_default(each)
+    ]
     if linears and not eager and any(each.use == "training" for each in linears):
-        return None  # Transformer Engine was chosen by a recipe, or torchao is configured or compiled: somebody decided
+        # Transformer Engine was chosen by a recipe, or torchao is configured or compiled: somebody decided.
+        return None
     converted = bool(eager) and accelerate_prepared(facts)
-    trainer = recorded(facts.training) and recorded(facts.training.trainer) and facts.training.trainer is not None
+    trainer = (
+        recorded(facts.training) and recorded(facts.training.trainer) and facts.training.trainer is not None
+    )
     severity: Severity = ("error" if trainer else "warning") if converted else "info"
     return Finding(
         severity=severity,
-        title="torchao and Transformer Engine are installed and no FP8 backend is named: Accelerate takes torchao",
-        explanation=(f"{plural(len(eager), 'Linear')} became Float8Linear in torchao's default configuration, uncompiled. " if converted else "")
+        title="torchao and Transformer Engine are installed and no FP8 backend is named: Accelerate "
+        "takes torchao",
+        explanation=(
+            f"{plural(len(eager), 'Linear')} became Float8Linear in torchao's default configuration, "
+            "uncompiled. "
+            if converted
+            else ""
+        )
         + "Nothing but the order of names decides; torchao without compilation is slower than BF16.",
-        evidence={"installed": ("torchao", "transformer_engine"), "eager_float8_linears": len(eager), "trainer": trainer},
+        evidence={
+            "installed": ("torchao", "transformer_engine"),
+            "eager_float8_linears": len(eager),
+            "trainer": trainer,
+        },
         treatment=Treatment(
             name="name-backend-and-precision",
             summary="name the backend; with torchao compile as well",
-            code="export ACCELERATE_FP8_BACKEND=TE   # or AO, and then: accelerate launch --dynamo_backend inductor --dynamo_use_regional_compilation",
+            code="export ACCELERATE_FP8_BACKEND=TE   # or AO, and then: accelerate launch --dynamo_backend "
+            "inductor --dynamo_use_regional_compilation",
         ),
     )
 
 
 def by_default(linear: Linear) -> bool:
-    """Whether the layer has the configuration of Accelerate's own making: tensorwise, with padding since 1.13."""
+    """Whether the layer has the configuration of Accelerate's own making: tensorwise, with padding since
+    1.13."""
     return linear.recipe == "tensorwise"
 
 
@@ -118,7 +159,11 @@ def precision(facts: Facts) -> str | None:
     training = facts.training
     accelerate = training.accelerate if recorded(training) and recorded(training.accelerate) else None
     trainer = training.trainer if recorded(training) and recorded(training.trainer) else None
-    of_trainer = (trainer.mixed_precision or ("fp16" if trainer.fp16 else "bf16" if trainer.bf16 else None)) if trainer else None
+    of_trainer = (
+        (trainer.mixed_precision or ("fp16" if trainer.fp16 else "bf16" if trainer.bf16 else None))
+        if trainer
+        else None
+    )
     of_state = accelerate.mixed_precision if accelerate else None
     if accelerate and accelerate.distributed == "DEEPSPEED" and of_state != "fp8":
         of_state = of_trainer or of_state
@@ -130,16 +175,24 @@ def uses_accelerate(facts: Facts) -> bool:
     if not recorded(facts.training):
         return False
     accelerate, trainer = facts.training.accelerate, facts.training.trainer
-    return bool((recorded(accelerate) and accelerate and accelerate.mixed_precision) or (recorded(trainer) and trainer))
+    return bool(
+        (recorded(accelerate) and accelerate and accelerate.mixed_precision)
+        or (recorded(trainer) and trainer)
+    )
 
 
 def accelerate_prepared(facts: Facts) -> bool:
-    accelerate = facts.training.accelerate if recorded(facts.training) and recorded(facts.training.accelerate) else None
+    accelerate = (
+        facts.training.accelerate
+        if recorded(facts.training) and recorded(facts.training.accelerate)
+        else None
+    )
     return accelerate is not None and accelerate.prepared is True
 
 
 def at_least(facts: Facts, version: Version) -> bool:
-    """Whether Accelerate is installed in this version or a newer one; one whose version is unknown is taken for new."""
+    """Whether Accelerate is installed in this version or a newer one; one whose version is unknown is taken
+    for new."""
     if "accelerate" not in facts.software.packages:
         return False
     installed = facts.software.packages["accelerate"].version
@@ -151,10 +204,18 @@ def at_least(facts: Facts, version: Version) -> bool:
 
 def _precision(mixed_precision: str) -> Facts:
     return Facts(
-        software=Software(packages={"accelerate": Package(version="1.15.0", imported=True), "transformer_engine": Package(version="2.20.2", imported=True)}),
+        software=Software(
+            packages={
+                "accelerate": Package(version="1.15.0", imported=True),
+                "transformer_engine": Package(version="2.20.2", imported=True),
+            }
+        ),
         environment=Environment(variables={"ACCELERATE_FP8_BACKEND": "TE"}),
         network=Network(linears=()),
-        training=Training(accelerate=Accelerate(mixed_precision=mixed_precision, distributed="NO", prepared=False), trainer=None),
+        training=Training(
+            accelerate=Accelerate(mixed_precision=mixed_precision, distributed="NO", prepared=False),
+            trainer=None,
+        ),
     )
 
 

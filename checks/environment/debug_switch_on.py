@@ -42,8 +42,12 @@ OFF = ("", "0", "false", "off", "no", "none", "n", "f")
 
 def uses_te(facts: Facts) -> bool:
     """Whether Transformer Engine reads its variables here: it is imported, or, without a model, installed."""
-    packages = facts.software.packages if recorded(facts.software) and recorded(facts.software.packages) else {}
-    return "transformer_engine" in packages and (packages["transformer_engine"].imported is True or not recorded(facts.network))
+    packages = (
+        facts.software.packages if recorded(facts.software) and recorded(facts.software.packages) else {}
+    )
+    return "transformer_engine" in packages and (
+        packages["transformer_engine"].imported is True or not recorded(facts.network)
+    )
 
 
 def logs_attention(facts: Facts) -> bool:
@@ -60,7 +64,8 @@ def always(facts: Facts) -> bool:
 
 @dataclass(frozen=True)
 class Switch:
-    """A variable, the values that switch it on (a pattern; without one whatever is not `OFF`), and what it costs."""
+    """A variable, the values that switch it on (a pattern; without one whatever is not `OFF`), and what it
+    costs."""
 
     name: str
     cost: str
@@ -76,24 +81,63 @@ SWITCHES = (
     Switch("HIP_LAUNCH_BLOCKING", "the host waits for every kernel before it launches the next"),
     Switch("AMD_SERIALIZE_KERNEL", "the host waits before or after every kernel", values="[123]"),
     # c10/cuda/CUDACachingAllocator.cpp: for compute-sanitizer; straight to cudaMalloc.
-    Switch("PYTORCH_NO_CUDA_MEMORY_CACHING", "every tensor is a cudaMalloc and a cudaFree, which synchronises"),
+    Switch(
+        "PYTORCH_NO_CUDA_MEMORY_CACHING", "every tensor is a cudaMalloc and a cudaFree, which synchronises"
+    ),
     # torch/_inductor/config.py: nan_asserts; torch/_inductor/runtime/triton_heuristics.py.
-    Switch("TORCHINDUCTOR_NAN_ASSERTS", "compiled code looks for NaN in every buffer and waits for the answer", values="1"),
-    Switch("TRITON_INTERPRET", "Triton's kernels run in Python, element by element", values="1|true|on|yes|y"),
+    Switch(
+        "TORCHINDUCTOR_NAN_ASSERTS",
+        "compiled code looks for NaN in every buffer and waits for the answer",
+        values="1",
+    ),
+    Switch(
+        "TRITON_INTERPRET", "Triton's kernels run in Python, element by element", values="1|true|on|yes|y"
+    ),
     # torch.distributed: every collective is preceded by a check that all ranks call the same one.
-    Switch("TORCH_DISTRIBUTED_DEBUG", "every collective is compared over all ranks before it runs", values="detail", applies=several_processes),
+    Switch(
+        "TORCH_DISTRIBUTED_DEBUG",
+        "every collective is compared over all ranks before it runs",
+        values="detail",
+        applies=several_processes,
+    ),
     # cuBLAS and cuDNN developer guides, logging.
     Switch("CUBLASLT_LOG_LEVEL", "every GEMM call is written to a log", values="[2345]"),
     Switch("CUDNN_LOGLEVEL_DBG", "every cuDNN call is written to a log", values="[23]"),
     # Transformer Engine, docs/envvars.rst.
     Switch("NVTE_DEBUG", "every attention call logs its choice of backend", applies=logs_attention),
-    Switch("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "attention may take only deterministic, slower algorithms", values="0", applies=uses_te),
+    Switch(
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
+        "attention may take only deterministic, slower algorithms",
+        values="0",
+        applies=uses_te,
+    ),
     Switch("NVTE_UNFUSED_FP8_UPDATE", "amax and scales are updated by many small kernels", applies=uses_te),
-    # torch/_logging/_internal.py; torch/_inductor/config.py; torch/compiler/config.py; Triton's documentation.
-    Switch("TORCH_LOGS", "compiling writes its debug log", values=r"(?:.*,)?\s*(?:\+(?!help).*|all(?:,.*)?)", each_step=False),
-    Switch("TORCH_COMPILE_DEBUG", "compiling writes every graph and kernel to a folder", values="1", each_step=False),
-    Switch("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "every start compiles everything again", values="1", each_step=False),
-    Switch("TRITON_ALWAYS_COMPILE", "every start compiles all Triton kernels again", values="1|true|on|yes|y", each_step=False),
+    # torch/_logging/_internal.py; torch/_inductor/config.py; torch/compiler/config.py; Triton's
+    # documentation.
+    Switch(
+        "TORCH_LOGS",
+        "compiling writes its debug log",
+        values=r"(?:.*,)?\s*(?:\+(?!help).*|all(?:,.*)?)",
+        each_step=False,
+    ),
+    Switch(
+        "TORCH_COMPILE_DEBUG",
+        "compiling writes every graph and kernel to a folder",
+        values="1",
+        each_step=False,
+    ),
+    Switch(
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES",
+        "every start compiles everything again",
+        values="1",
+        each_step=False,
+    ),
+    Switch(
+        "TRITON_ALWAYS_COMPILE",
+        "every start compiles all Triton kernels again",
+        values="1|true|on|yes|y",
+        each_step=False,
+    ),
 )
 
 
@@ -107,7 +151,13 @@ class On:
     each_step: bool
 
 
-@check("ENV006", "debug-switch-on", area="environment", severity="warning", needs=("environment.variables", "environment.debug_switches"))
+@check(
+    "ENV006",
+    "debug-switch-on",
+    area="environment",
+    severity="warning",
+    needs=("environment.variables", "environment.debug_switches"),
+)
 def debug_switch_on(facts: Facts) -> Finding | None:
     on = [*variables_on(facts), *calls_on(facts.environment.debug_switches)]
     if not on:
@@ -115,10 +165,19 @@ def debug_switch_on(facts: Facts) -> Finding | None:
     slow = any(each.each_step for each in on)
     return Finding(
         severity=None if slow else "info",
-        title=f"{len(on)} debug {'switch is' if len(on) == 1 else 'switches are'} on: {', '.join(each.said for each in on)}",
-        explanation=" ".join(f"{each.said}: {each.cost}." for each in on) + ("" if slow else " That costs while something is compiled, not in a step."),
-        evidence={"switches": tuple(each.said for each in on), "in_each_step": tuple(each.said for each in on if each.each_step)},
-        treatment=Treatment(name="switches-off", summary="switch off what was made to find errors", code="\n".join(dict.fromkeys(each.undo for each in on))),
+        title=f"{len(on)} debug {'switch is' if len(on) == 1 else 'switches are'} on: "
+        f"{', '.join(each.said for each in on)}",
+        explanation=" ".join(f"{each.said}: {each.cost}." for each in on)
+        + ("" if slow else " That costs while something is compiled, not in a step."),
+        evidence={
+            "switches": tuple(each.said for each in on),
+            "in_each_step": tuple(each.said for each in on if each.each_step),
+        },
+        treatment=Treatment(
+            name="switches-off",
+            summary="switch off what was made to find errors",
+            code="\n".join(dict.fromkeys(each.undo for each in on)),
+        ),
     )
 
 
@@ -140,8 +199,12 @@ def calls_on(switches: dict[str, bool]) -> Iterator[On]:
         yield On("autograd anomaly detection", cost, "torch.autograd.set_detect_anomaly(False)", True)
     if switches.get("deterministic_algorithms"):
         fills = switches.get("fill_uninitialized_memory", True)
-        cost = "only deterministic kernels may run" + (", and every new tensor is filled with NaN first" if fills else "")
-        undo = "torch.use_deterministic_algorithms(False)" + ("   # or torch.utils.deterministic.fill_uninitialized_memory = False" if fills else "")
+        cost = "only deterministic kernels may run" + (
+            ", and every new tensor is filled with NaN first" if fills else ""
+        )
+        undo = "torch.use_deterministic_algorithms(False)" + (
+            "   # or torch.utils.deterministic.fill_uninitialized_memory = False" if fills else ""
+        )
         yield On("deterministic algorithms", cost, undo, True)
     if switches.get("nvdlfw_inspect"):
         cost = "Transformer Engine's layers look at every tensor, and te.Linear leaves compiled graphs"
@@ -149,7 +212,11 @@ def calls_on(switches: dict[str, bool]) -> Iterator[On]:
 
 
 def _switched(value: str) -> Facts:
-    return Facts(environment=Environment(variables={"CUDA_LAUNCH_BLOCKING": value}, debug_switches={"anomaly_detection": False}))
+    return Facts(
+        environment=Environment(
+            variables={"CUDA_LAUNCH_BLOCKING": value}, debug_switches={"anomaly_detection": False}
+        )
+    )
 
 
 SICK = _switched("1")

@@ -28,10 +28,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.facts import Environment, Facts, Package, Software, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import asked_by_environment, plural
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 PACKAGES = {"AO": "torchao", "TE": "transformer_engine", "MSAMP": "msamp"}
 """Accelerate's name of a backend -> its package."""
@@ -62,7 +63,8 @@ REASONS = (
     Reason(
         r"libcudnn\S*: undefined symbol|undefined symbol: \S*cudnn",
         "Parts of two cuDNN versions are mixed in one process: pip's and the system's.",
-        'export LD_LIBRARY_PATH=$(python -c "import nvidia.cudnn as c; print(c.__path__[0])")/lib   # or import transformer_engine before cuDNN is used',
+        'export LD_LIBRARY_PATH=$(python -c "import nvidia.cudnn as c; print(c.__path__[0])")/lib   # '
+        "or import transformer_engine before cuDNN is used",
     ),
     Reason(
         r"libcudnn\S*: cannot open shared object|cudnn shared object not found",
@@ -72,10 +74,12 @@ REASONS = (
     Reason(
         r"undefined symbol: _Z\w*(c10|torch|at)\d",
         "The compiled extension was built for another torch.",
-        "pip install --force-reinstall --no-cache-dir --no-deps --no-build-isolation transformer_engine_torch",
+        "pip install --force-reinstall --no-cache-dir --no-deps --no-build-isolation "
+        "transformer_engine_torch",
     ),
     Reason(
-        r"No module named '?transformer_engine_torch|Could not find shared object file|empty `transformer-engine` meta package",
+        r"No module named '?transformer_engine_torch|Could not find shared object file"
+        r"|empty `transformer-engine` meta package",
         "Transformer Engine's torch extension, which is built from source, is not installed.",
         'pip install --no-build-isolation "transformer-engine[pytorch]"',
     ),
@@ -84,17 +88,26 @@ REASONS = (
         "Transformer Engine's distributions have different versions.",
         'pip install --force-reinstall --no-build-isolation "transformer-engine[pytorch]"',
     ),
-    Reason(r"^ModuleNotFoundError: No module named '?(torchao|transformer_engine|msamp)'?$", "It is not installed.", ""),
+    Reason(
+        r"^ModuleNotFoundError: No module named '?(torchao|transformer_engine|msamp)'?$",
+        "It is not installed.",
+        "",
+    ),
 )
 """The first that fits. Sources: the issues above, and the texts of
 https://github.com/NVIDIA/TransformerEngine/blob/02e278fd821a2daf52d1641777d0c2724eaef659/transformer_engine/common/__init__.py"""
 
 BLOCK_RECIPES = ("mx", "nvfp4")
-"""Beginnings of the recipes whose casts are compiled kernels of torchao; its Float8Linear needs none. Source: torchao 0.18."""
+"""Beginnings of the recipes whose casts are compiled kernels of torchao; its Float8Linear needs none. Source:
+torchao 0.18."""
 
 
 @check(
-    "ENV004", "fp8-backend-missing", area="environment", severity="error", needs=("environment.backend_imports", "environment.variables", "software.packages")
+    "ENV004",
+    "fp8-backend-missing",
+    area="environment",
+    severity="error",
+    needs=("environment.backend_imports", "environment.variables", "software.packages"),
 )
 def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
     packages, imports = facts.software.packages, facts.environment.backend_imports
@@ -107,13 +120,23 @@ def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
     if imports:
         return None
     asked = asked_by_environment(facts.environment.variables)
-    if asked is None or "accelerate" not in packages or any(package in packages for package in PACKAGES.values()) or precision_is_decided(facts):
+    if (
+        asked is None
+        or "accelerate" not in packages
+        or any(package in packages for package in PACKAGES.values())
+        or precision_is_decided(facts)
+    ):
         return NotApplicable(reason="nothing asks Accelerate for an FP8 backend")
     return Finding(
         title="FP8 was asked for and no FP8 backend is installed",
-        explanation=f"{asked} asks for FP8; torchao, Transformer Engine and MS-AMP are all missing, and Accelerator() raises.",
+        explanation=f"{asked} asks for FP8; torchao, Transformer Engine and MS-AMP are all missing, and "
+        "Accelerator() raises.",
         evidence={"asked_by": asked, "installed": ()},
-        treatment=Treatment(name="install-fp8-backend", summary="install torchao, which needs no build", code="pip install torchao"),
+        treatment=Treatment(
+            name="install-fp8-backend",
+            summary="install torchao, which needs no build",
+            code="pip install torchao",
+        ),
     )
 
 
@@ -122,11 +145,21 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
     reason = next((each for each in REASONS if re.search(each.pattern, error)), None)
     version = facts.software.packages[package].version if package in facts.software.packages else None
     by_name = facts.environment.variables.get("ACCELERATE_FP8_BACKEND") == backend
-    why = f"ACCELERATE_FP8_BACKEND={backend} names it" if by_name else "Accelerate takes the first backend that is installed"
+    why = (
+        f"ACCELERATE_FP8_BACKEND={backend} names it"
+        if by_name
+        else "Accelerate takes the first backend that is installed"
+    )
     return Finding(
         title=f"The FP8 backend {package}{f' {version}' if version else ''} cannot be imported",
-        explanation=f"{why}, and in a fresh process importing it raises {error.rstrip('.')}." + (f" {reason.meaning}" if reason else ""),
-        evidence={"backend": backend, "error": error, "version": version, "torch": facts.software.torch if recorded(facts.software.torch) else None},
+        explanation=f"{why}, and in a fresh process importing it raises {error.rstrip('.')}."
+        + (f" {reason.meaning}" if reason else ""),
+        evidence={
+            "backend": backend,
+            "error": error,
+            "version": version,
+            "torch": facts.software.torch if recorded(facts.software.torch) else None,
+        },
         treatment=Treatment(
             name="install-fp8-backend",
             summary="install what the error names",
@@ -138,27 +171,44 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
 def without_kernels(facts: Facts) -> Finding | None:
     """MX layers of a CUDA build whose torchao loaded none of its compiled kernels."""
     linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
-    block = [each for each in linears if each.stack == "torchao" and (each.recipe or "").startswith(BLOCK_RECIPES) and not each.features.get("emulate")]
+    block = [
+        each
+        for each in linears
+        if each.stack == "torchao"
+        and (each.recipe or "").startswith(BLOCK_RECIPES)
+        and not each.features.get("emulate")
+    ]
     loaded, cuda = facts.software.torchao_libraries, facts.software.cuda
     if not block or not recorded(loaded) or loaded != 0 or not (recorded(cuda) and cuda):
         return None
-    torch, version = facts.software.torch, facts.software.packages["torchao"].version if "torchao" in facts.software.packages else None
+    torch, version = (
+        facts.software.torch,
+        facts.software.packages["torchao"].version if "torchao" in facts.software.packages else None,
+    )
     return Finding(
         severity="warning",
-        title=f"torchao {version} loaded none of its compiled kernels, and {plural(len(block), 'layer')} need them",
-        explanation=f"torchao skips its libraries when they were built for another torch than {torch}, with a line in the log only.",
+        title=f"torchao {version} loaded none of its compiled kernels, and "
+        f"{plural(len(block), 'layer')} need them",
+        explanation=f"torchao skips its libraries when they were built for another torch than {torch}, "
+        "with a line "
+        "in the log only.",
         evidence={"layers": len(block), "first": block[0].name, "torchao": version, "torch": torch},
         treatment=Treatment(
             name="install-fp8-backend",
             summary="install the torchao that was built for this torch",
-            code="pip install --upgrade torch torchao   # torchao 0.17 and newer: torch 2.11 or newer; no TORCHAO_FORCE_SKIP_LOADING_SO_FILES=1",
+            code="pip install --upgrade torch torchao   # torchao 0.17 and newer: torch 2.11 or newer; no "
+            "TORCHAO_FORCE_SKIP_LOADING_SO_FILES=1",
         ),
     )
 
 
 def precision_is_decided(facts: Facts) -> bool:
     """Whether an Accelerator was made already: without a backend none is made with fp8."""
-    accelerate = facts.training.accelerate if recorded(facts.training) and recorded(facts.training.accelerate) else None
+    accelerate = (
+        facts.training.accelerate
+        if recorded(facts.training) and recorded(facts.training.accelerate)
+        else None
+    )
     return accelerate is not None and accelerate.mixed_precision is not None
 
 
@@ -166,11 +216,17 @@ def _tried(error: str | None) -> Facts:
     return Facts(
         software=Software(
             torch="2.11.0+cu130",
-            packages={"accelerate": Package(version="1.15.0", imported=True), "transformer_engine": Package(version="2.14.1", imported=False)},
+            packages={
+                "accelerate": Package(version="1.15.0", imported=True),
+                "transformer_engine": Package(version="2.14.1", imported=False),
+            },
         ),
         environment=Environment(variables={"ACCELERATE_FP8_BACKEND": "TE"}, backend_imports={"TE": error}),
     )
 
 
-SICK = _tried("OSError: libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal, version libcublasLt.so.13")
+SICK = _tried(
+    "OSError: libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal, "
+    "version libcublasLt.so.13"
+)
 HEALTHY = _tried(None)

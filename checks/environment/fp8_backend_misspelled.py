@@ -24,9 +24,9 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
+from fp8doctor.analysis.fp8_request import launched_with_fp8
 from fp8doctor.facts import Accelerate, Environment, Facts, Package, Software, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import launched_with_fp8
 from fp8doctor.registry import check
 
 BACKENDS = ("TE", "AO", "MSAMP", "NO")
@@ -35,36 +35,59 @@ BACKENDS = ("TE", "AO", "MSAMP", "NO")
 READ_SINCE = Version("1.9.0")
 """First accelerate whose ``Accelerator.fp8_backend`` reads the variable."""
 
-MEANT = {"TORCHAO": "AO", "FLOAT8": "AO", "TRANSFORMER_ENGINE": "TE", "TRANSFORMER-ENGINE": "TE", "TRANSFORMERENGINE": "TE", "MS-AMP": "MSAMP", "NONE": "NO"}
+MEANT = {
+    "TORCHAO": "AO",
+    "FLOAT8": "AO",
+    "TRANSFORMER_ENGINE": "TE",
+    "TRANSFORMER-ENGINE": "TE",
+    "TRANSFORMERENGINE": "TE",
+    "MS-AMP": "MSAMP",
+    "NONE": "NO",
+}
 """Other names that people give the backends."""
 
 
-@check("ENV003", "fp8-backend-misspelled", area="environment", severity="error", needs=("environment.variables", "software.packages"))
+@check(
+    "ENV003",
+    "fp8-backend-misspelled",
+    area="environment",
+    severity="error",
+    needs=("environment.variables", "software.packages"),
+)
 def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
     variables, packages = facts.environment.variables, facts.software.packages
     written = variables.get("ACCELERATE_FP8_BACKEND")
     if written is None:
         return NotApplicable(reason="ACCELERATE_FP8_BACKEND is not set")
     if "accelerate" not in packages:
-        return NotApplicable(reason="Accelerate is not installed, and nothing else reads ACCELERATE_FP8_BACKEND")
+        return NotApplicable(
+            reason="Accelerate is not installed, and nothing else reads ACCELERATE_FP8_BACKEND"
+        )
     version = packages["accelerate"].version
     if not reads_the_variable(version):
-        return NotApplicable(reason=f"accelerate {version} does not read ACCELERATE_FP8_BACKEND; {READ_SINCE} is the first to")
+        return NotApplicable(
+            reason=f"accelerate {version} does not read ACCELERATE_FP8_BACKEND; {READ_SINCE} is the first to"
+        )
     if written in BACKENDS:
         return None
     if was_prepared(facts):
-        return NotApplicable(reason="a model was prepared all the same: recipe arguments given to Accelerator go before the variable")
+        return NotApplicable(
+            reason="a model was prepared all the same: recipe arguments given to Accelerator go before "
+            "the variable"
+        )
     right = meant(written)
     by_launcher = launched_with_fp8(variables) and written in ("te", "ao", "msamp")
     return Finding(
         title=f"ACCELERATE_FP8_BACKEND={written} is not one of {', '.join(BACKENDS)}",
-        explanation=f"Accelerator() raises \"ValueError: '{written}' is not a valid FP8BackendType\" (accelerate {version})."
-        + (f" accelerate launch --fp8_backend {written} wrote it so." if by_launcher else ""),
+        explanation=f"Accelerator() raises \"ValueError: '{written}' is not a valid FP8BackendType\" "
+        "(accelerate "
+        f"{version})." + (f" accelerate launch --fp8_backend {written} wrote it so." if by_launcher else ""),
         evidence={"ACCELERATE_FP8_BACKEND": written, "known": BACKENDS, "accelerate": version},
         treatment=Treatment(
             name="spell-backend",
             summary="write the backend in capitals" if right else f"name one of {', '.join(BACKENDS)}",
-            code=f"export ACCELERATE_FP8_BACKEND={right or 'AO'}   # instead of --fp8_backend; or in YAML, fp8_config: {{backend: {right or 'AO'}}}",
+            code=f"export ACCELERATE_FP8_BACKEND={right or 'AO'}   # instead of --fp8_backend; or in YAML, "
+            f"fp8_config: {{backend: {right or 'AO'}}}",
         ),
     )
 
@@ -79,7 +102,12 @@ def reads_the_variable(version: str | None) -> bool:
 
 def was_prepared(facts: Facts) -> bool:
     training = facts.training
-    return recorded(training) and recorded(training.accelerate) and training.accelerate is not None and training.accelerate.prepared is True
+    return (
+        recorded(training)
+        and recorded(training.accelerate)
+        and training.accelerate is not None
+        and training.accelerate.prepared is True
+    )
 
 
 def meant(written: str) -> str | None:
@@ -91,7 +119,9 @@ def meant(written: str) -> str | None:
 def _named(backend: str) -> Facts:
     return Facts(
         software=Software(packages={"accelerate": Package(version="1.15.0", imported=True)}),
-        environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": backend}),
+        environment=Environment(
+            variables={"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": backend}
+        ),
         training=Training(accelerate=Accelerate(mixed_precision="fp8", prepared=False)),
     )
 

@@ -24,23 +24,37 @@ https://github.com/huggingface/trl/issues/3860 https://github.com/hiyouga/LlamaF
 
 from __future__ import annotations
 
-from fp8doctor.facts import Accelerate, Environment, Facts, Gpu, Package, Software, TrainerArguments, Training, recorded
+from fp8doctor.analysis.fp8_request import asked_by_environment
+from fp8doctor.facts import (
+    Accelerate,
+    Environment,
+    Facts,
+    Gpu,
+    Package,
+    Software,
+    TrainerArguments,
+    Training,
+    recorded,
+)
+from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import asked_by_environment
-from fp8doctor.record import Value
 from fp8doctor.registry import check
 
 LATE_SINCE = 5
 """Major version of transformers from which TrainingArguments reads the variable once, when it is made."""
 
 FIRST_FP8_CAPABILITY = (8, 9)
-"""CUDA compute capability below which Accelerate falls back to fp16 by itself. Source: accelerate 1.15 ``state.py``."""
+"""CUDA compute capability below which Accelerate falls back to fp16 by itself. Source: accelerate 1.15
+``state.py``."""
 
 CONVERTED_ANYWAY = {
-    "TE": " As ACCELERATE_FP8_BACKEND=TE is set as well, prepare() converts the model to Transformer Engine all the same, and only the flags say otherwise.",
-    "AO": " As ACCELERATE_FP8_BACKEND=AO is set as well, prepare() will fail: 'NoneType' object has no attribute 'config'.",
+    "TE": " As ACCELERATE_FP8_BACKEND=TE is set as well, prepare() converts the model to Transformer Engine "
+    "all the same, and only the flags say otherwise.",
+    "AO": " As ACCELERATE_FP8_BACKEND=AO is set as well, prepare() will fail: 'NoneType' object has no "
+    "attribute 'config'.",
 }
-"""What ``Accelerator.prepare`` does with a backend but without fp8. Source: accelerate 1.9 to 1.15, ``accelerator.py``."""
+"""What ``Accelerator.prepare`` does with a backend but without fp8. Source: accelerate 1.9 to 1.15,
+``accelerator.py``."""
 
 TREATMENT = "let-fp8-through"
 
@@ -60,12 +74,17 @@ def fp8_request_overridden(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="neither the environment nor the launcher asks for FP8")
     precision = precision_of(facts.training)
     if precision is None:
-        return NotApplicable(reason="neither an Accelerator nor TrainingArguments were made, so nothing has decided the precision")
+        return NotApplicable(
+            reason="neither an Accelerator nor TrainingArguments were made, so nothing has decided "
+            "the precision"
+        )
     if precision == "fp8":
         return None
     trainer = facts.training.trainer
     if precision == "fp16" and not (trainer and trainer.fp16) and falls_back(facts):
-        return NotApplicable(reason="Accelerate itself fell back to fp16, as this GPU has no FP8 tensor cores")
+        return NotApplicable(
+            reason="Accelerate itself fell back to fp16, as this GPU has no FP8 tensor cores"
+        )
     if has_fp8_layers(facts):
         return NotApplicable(reason=f"the model holds FP8 layers although the precision is {precision}")
     who, why, treatment = culprit(facts, precision)
@@ -74,7 +93,12 @@ def fp8_request_overridden(facts: Facts) -> Finding | NotApplicable | None:
         severity="warning" if backend == "TE" else None,
         title=f"FP8 was asked for ({asked}) and {who} made it {precision}",
         explanation=why + CONVERTED_ANYWAY.get(backend, ""),
-        evidence={"asked_by": asked, "precision": precision, "overridden_by": who, **versions(facts.software)},
+        evidence={
+            "asked_by": asked,
+            "precision": precision,
+            "overridden_by": who,
+            **versions(facts.software),
+        },
         treatment=treatment,
     )
 
@@ -86,7 +110,11 @@ def precision_of(training: Training) -> str | None:
     """
     accelerate, trainer = training.accelerate, training.trainer
     of_state = accelerate.mixed_precision if accelerate else None
-    of_trainer = (trainer.mixed_precision or ("fp16" if trainer.fp16 else "bf16" if trainer.bf16 else None)) if trainer else None
+    of_trainer = (
+        (trainer.mixed_precision or ("fp16" if trainer.fp16 else "bf16" if trainer.bf16 else None))
+        if trainer
+        else None
+    )
     if accelerate and accelerate.distributed == "DEEPSPEED" and of_state != "fp8":
         return of_trainer or of_state
     return of_state or of_trainer
@@ -95,11 +123,19 @@ def precision_of(training: Training) -> str | None:
 def falls_back(facts: Facts) -> bool:
     """Whether a GPU is here for which Accelerate turns fp8 into fp16."""
     capabilities = [gpu.compute_capability for gpu in facts.gpus] if recorded(facts.gpus) else []
-    return any(tuple(map(int, each.split("."))) < FIRST_FP8_CAPABILITY for each in capabilities if recorded(each) and each)
+    return any(
+        tuple(map(int, each.split("."))) < FIRST_FP8_CAPABILITY
+        for each in capabilities
+        if recorded(each) and each
+    )
 
 
 def has_fp8_layers(facts: Facts) -> bool:
-    return recorded(facts.network) and recorded(facts.network.linears) and any(linear.use == "training" for linear in facts.network.linears)
+    return (
+        recorded(facts.network)
+        and recorded(facts.network.linears)
+        and any(linear.use == "training" for linear in facts.network.linears)
+    )
 
 
 def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
@@ -109,7 +145,8 @@ def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
     if precision.lower() == "fp8":
         return (
             "the spelling",
-            "Accelerate knows fp8 in lower case only: its Accelerator trains without mixed precision, a Trainer of transformers 5 fails.",
+            "Accelerate knows fp8 in lower case only: its Accelerator trains without mixed precision, a "
+            "Trainer of transformers 5 fails.",
             _treatment("spell the precision in lower case", "export ACCELERATE_MIXED_PRECISION=fp8"),
         )
     if "unsloth" in packages and packages["unsloth"].imported:
@@ -117,30 +154,56 @@ def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
             f"Unsloth {packages['unsloth'].version}",
             "Its patched trainers set bf16 and ACCELERATE_MIXED_PRECISION themselves when they are made.",
             _treatment(
-                "ask Unsloth for FP8 (full fine-tuning, from 2026.10 on), as its trainers accept no other way",
-                "FastLanguageModel.from_pretrained(name, full_finetuning=True, float8_training=Float8LinearConfig())",
+                "ask Unsloth for FP8 (full fine-tuning, from 2026.10 on), as its trainers accept "
+                "no other way",
+                "FastLanguageModel.from_pretrained(name, full_finetuning=True, "
+                "float8_training=Float8LinearConfig())",
             ),
         )
     if trainer and (trainer.bf16 or trainer.fp16):
         name, flag = trainer.kind.rpartition(".")[2], "fp16" if trainer.fp16 else "bf16"
-        default = f" TRL's configs turn bf16 on unless bf16=False is written, and {name} is one of them." if trainer.kind.startswith("trl.") else ""
-        rewritten = "" if facts.environment.variables.get("ACCELERATE_MIXED_PRECISION") == "fp8" else " It also rewrote ACCELERATE_MIXED_PRECISION."
+        default = (
+            f" TRL's configs turn bf16 on unless bf16=False is written, and {name} is one of them."
+            if trainer.kind.startswith("trl.")
+            else ""
+        )
+        rewritten = (
+            ""
+            if facts.environment.variables.get("ACCELERATE_MIXED_PRECISION") == "fp8"
+            else " It also rewrote ACCELERATE_MIXED_PRECISION."
+        )
         return (
             f"{name}({flag}=True)",
-            f"In transformers {transformers} the flags beat the environment, without a warning.{rewritten}{default}",
-            _treatment("switch both flags off, so that the launcher decides", f"args = {name}(..., bf16=False, fp16=False)"),
+            f"In transformers {transformers} the flags beat the environment, without a "
+            f"warning.{rewritten}{default}",
+            _treatment(
+                "switch both flags off, so that the launcher decides",
+                f"args = {name}(..., bf16=False, fp16=False)",
+            ),
         )
-    if trainer and trainer.mixed_precision == "no" and int((transformers or "0").partition(".")[0]) >= LATE_SINCE:
+    if (
+        trainer
+        and trainer.mixed_precision == "no"
+        and int((transformers or "0").partition(".")[0]) >= LATE_SINCE
+    ):
         name = trainer.kind.rpartition(".")[2]
         return (
             f"{name}, made before the variable was set,",
             f"transformers {transformers} reads ACCELERATE_MIXED_PRECISION once, when {name} is made.",
-            _treatment("set the variable first", f'os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"\nargs = {name}(..., bf16=False, fp16=False)'),
+            _treatment(
+                "set the variable first",
+                f'os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"\nargs = {name}(..., bf16=False, '
+                "fp16=False)",
+            ),
         )
     return (
         "Accelerator()",
-        f"Its argument mixed_precision={precision!r} beats the environment, or it was made before the variable was set.",
-        _treatment("let the Accelerator read the environment, or tell it fp8", 'accelerator = Accelerator(mixed_precision="fp8")'),
+        f"Its argument mixed_precision={precision!r} beats the environment, or it was made before the "
+        "variable was set.",
+        _treatment(
+            "let the Accelerator read the environment, or tell it fp8",
+            'accelerator = Accelerator(mixed_precision="fp8")',
+        ),
     )
 
 
@@ -150,17 +213,31 @@ def _treatment(summary: str, code: str) -> Treatment:
 
 def versions(software: Software) -> dict[str, Value | tuple[Value, ...]]:
     """Versions of the packages that decide about precision."""
-    return {name: software.packages[name].version for name in ("accelerate", "transformers", "trl", "unsloth") if name in software.packages}
+    return {
+        name: software.packages[name].version
+        for name in ("accelerate", "transformers", "trl", "unsloth")
+        if name in software.packages
+    }
 
 
 def _launched(bf16: bool) -> Facts:
     return Facts(
-        software=Software(packages={"transformers": Package(version="5.23.0", imported=True), "accelerate": Package(version="1.15.0", imported=True)}),
+        software=Software(
+            packages={
+                "transformers": Package(version="5.23.0", imported=True),
+                "accelerate": Package(version="1.15.0", imported=True),
+            }
+        ),
         environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}),
         gpus=(Gpu(name="NVIDIA H100 80GB HBM3", compute_capability="9.0"),),
         training=Training(
             accelerate=Accelerate(mixed_precision=None, distributed="NO"),
-            trainer=TrainerArguments(kind="transformers.training_args.TrainingArguments", bf16=bf16, fp16=False, mixed_precision="bf16" if bf16 else "fp8"),
+            trainer=TrainerArguments(
+                kind="transformers.training_args.TrainingArguments",
+                bf16=bf16,
+                fp16=False,
+                mixed_precision="bf16" if bf16 else "fp8",
+            ),
         ),
     )
 

@@ -31,14 +31,17 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
+from fp8doctor.analysis.fp8_request import launched_with_fp8
 from fp8doctor.facts import Environment, Facts, Package, Software, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import launched_with_fp8
 from fp8doctor.registry import check
 
 PREFIX = "ACCELERATE_FP8_"
 
-UNREAD = {"FP8_BACKEND": PREFIX + "BACKEND", "FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": PREFIX + "ENABLE_FSDP_FLOAT8_ALL_GATHER"}
+UNREAD = {
+    "FP8_BACKEND": PREFIX + "BACKEND",
+    "FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": PREFIX + "ENABLE_FSDP_FLOAT8_ALL_GATHER",
+}
 """Names that nothing reads -> the ones that Accelerate reads."""
 
 DEFAULTS = {
@@ -57,11 +60,12 @@ DEFAULTS = {
     "AO": {"PAD_INNER_DIM": "true", "ENABLE_FSDP_FLOAT8_ALL_GATHER": "true"},
     "MSAMP": {"OPT_LEVEL": "o2"},
 }
-"""Backend -> what follows the prefix in its variables -> the value that changes nothing. Source: the recipe classes in
-accelerate 1.15 ``utils/dataclasses.py``; the launcher writes the same values."""
+"""Backend -> what follows the prefix in its variables -> the value that changes nothing. Source: the recipe
+classes in accelerate 1.15 ``utils/dataclasses.py``; the launcher writes the same values."""
 
 E4M3_UNTIL = Version("1.8.0")
-"""accelerate before this writes FORMAT=E4M3 by default, from it on HYBRID. Source: ``commands/launch.py`` of 1.7.0 and 1.8.1."""
+"""accelerate before this writes FORMAT=E4M3 by default, from it on HYBRID. Source: ``commands/launch.py`` of
+1.7.0 and 1.8.1."""
 
 STACKS = {"torchao": "AO", "transformer_engine": "TE"}
 """Packages, and stacks of layers, -> the backend's name."""
@@ -87,17 +91,27 @@ class Idle:
 )
 def fp8_setting_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     section = recorded(facts.environment.deepspeed_fp8_section) and facts.environment.deepspeed_fp8_section
-    if not section and not any(name in UNREAD or name.startswith(PREFIX) for name in facts.environment.variables):
+    if not section and not any(
+        name in UNREAD or name.startswith(PREFIX) for name in facts.environment.variables
+    ):
         return NotApplicable(reason="no FP8 setting in the environment or in a DeepSpeed configuration")
     backend = backend_in_use(facts)
-    idle = [*unread_names(facts.environment.variables), *(deepspeed_section() if section else ()), *recipe_settings(facts, backend)]
+    idle = [
+        *unread_names(facts.environment.variables),
+        *(deepspeed_section() if section else ()),
+        *recipe_settings(facts, backend),
+    ]
     if not idle:
         return None
     listed = ", ".join(f"{each.name}={each.value}" if each.value else each.name for each in idle)
     return Finding(
         title=f"{len(idle)} FP8 {'setting has' if len(idle) == 1 else 'settings have'} no effect: {listed}",
         explanation=" ".join(dict.fromkeys(each.why for each in idle)),
-        evidence={"settings": tuple(each.name for each in idle), "values": tuple(each.value for each in idle), "backend": backend},
+        evidence={
+            "settings": tuple(each.name for each in idle),
+            "values": tuple(each.value for each in idle),
+            "backend": backend,
+        },
         treatment=Treatment(
             name="use-settings-that-are-read",
             summary="use the name that is read, or drop the setting",
@@ -107,7 +121,8 @@ def fp8_setting_without_effect(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def backend_in_use(facts: Facts) -> str | None:
-    """The backend, from the FP8 layers there are, from its name, or because it is the only one installed; None when unsure."""
+    """The backend, from the FP8 layers there are, from its name, or because it is the only one installed;
+    None when unsure."""
     linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
     seen = {STACKS[linear.stack] for linear in linears if linear.use == "training" and linear.stack in STACKS}
     named = facts.environment.variables.get(PREFIX + "BACKEND")
@@ -123,17 +138,21 @@ def unread_names(variables: dict[str, str]) -> list[Idle]:
         Idle(
             name,
             value,
-            f"{name} is read by neither Accelerate, torchao, Transformer Engine nor transformers; Accelerate reads {read}.",
+            f"{name} is read by neither Accelerate, torchao, Transformer Engine nor transformers; "
+            f"Accelerate reads {read}.",
             f"unset {name}\nexport {read}={in_accelerates_words(value)}",
         )
         for name, read in UNREAD.items()
-        if (value := variables.get(name)) is not None and variables.get(read, "").lower() != in_accelerates_words(value).lower()
+        if (value := variables.get(name)) is not None
+        and variables.get(read, "").lower() != in_accelerates_words(value).lower()
     ]
 
 
 def in_accelerates_words(value: str) -> str:
     """``te`` and ``torchao`` as Accelerate spells them; anything else as it is."""
-    return {"te": "TE", "transformer_engine": "TE", "ao": "AO", "torchao": "AO", "msamp": "MSAMP"}.get(value.lower(), value)
+    return {"te": "TE", "transformer_engine": "TE", "ao": "AO", "torchao": "AO", "msamp": "MSAMP"}.get(
+        value.lower(), value
+    )
 
 
 def deepspeed_section() -> tuple[Idle, ...]:
@@ -141,8 +160,10 @@ def deepspeed_section() -> tuple[Idle, ...]:
         Idle(
             'deepspeed "fp8" section',
             "",
-            'DeepSpeed has no training in FP8 and passes over an "fp8" section; Accelerate and the backend decide.',
-            'accelerate launch --use_deepspeed --mixed_precision fp8 train.py   # and delete "fp8" from the DeepSpeed configuration',
+            'DeepSpeed has no training in FP8 and passes over an "fp8" section; Accelerate and the '
+            "backend decide.",
+            'accelerate launch --use_deepspeed --mixed_precision fp8 train.py   # and delete "fp8" from '
+            "the DeepSpeed configuration",
         ),
     )
 
@@ -156,28 +177,50 @@ def recipe_settings(facts: Facts, backend: str | None) -> list[Idle]:
     for owner, defaults in DEFAULTS.items():
         for suffix, default in defaults.items():
             name, value = PREFIX + suffix, variables.get(PREFIX + suffix)
-            if value is None or changes_nothing(value, default) or (suffix == "FORMAT" and launched and value == "E4M3" and old_launcher(facts)):
+            if (
+                value is None
+                or changes_nothing(value, default)
+                or (suffix == "FORMAT" and launched and value == "E4M3" and old_launcher(facts))
+            ):
                 continue
             if owner != backend:
-                idle.append(Idle(name, value, f"{name} belongs to the backend {owner}, and {backend} is in use.", f"unset {name}"))
+                idle.append(
+                    Idle(
+                        name,
+                        value,
+                        f"{name} belongs to the backend {owner}, and {backend} is in use.",
+                        f"unset {name}",
+                    )
+                )
             elif owner == "TE" and under_deepspeed(facts):
-                why = "Under DeepSpeed Accelerate hands Transformer Engine no recipe, which runs its default DelayedScaling()."
+                why = (
+                    "Under DeepSpeed Accelerate hands Transformer Engine no recipe, which runs its default "
+                    "DelayedScaling()."
+                )
                 idle.append(Idle(name, value, why, f"unset {name}"))
     algorithm = PREFIX + "AMAX_COMPUTE_ALGO"
     if backend == "TE" and not launched and variables.get(algorithm, "").lower() == "most_recent":
-        why = "Accelerate passes on only what differs from its own default, which most_recent is: Transformer Engine uses its own, max."
-        idle.append(Idle(algorithm, "most_recent", why, f"unset {algorithm}   # Transformer Engine computes max"))
+        why = (
+            "Accelerate passes on only what differs from its own default, which most_recent is: Transformer "
+            "Engine uses its own, max."
+        )
+        idle.append(
+            Idle(algorithm, "most_recent", why, f"unset {algorithm}   # Transformer Engine computes max")
+        )
     return idle
 
 
 def changes_nothing(value: str, default: str) -> bool:
-    """Whether the value is the default, in any of the spellings of a truth value that Accelerate's ``str_to_bool`` knows."""
+    """Whether the value is the default, in any of the spellings of a truth value that Accelerate's
+    ``str_to_bool`` knows."""
     spellings = {"true": ("1", "true", "yes", "y", "t", "on"), "false": ("0", "false", "no", "n", "f", "off")}
     return value.lower() in spellings.get(default, (default,))
 
 
 def old_launcher(facts: Facts) -> bool:
-    version = facts.software.packages["accelerate"].version if "accelerate" in facts.software.packages else None
+    version = (
+        facts.software.packages["accelerate"].version if "accelerate" in facts.software.packages else None
+    )
     try:
         return version is not None and Version(version) < E4M3_UNTIL
     except InvalidVersion:
@@ -186,14 +229,28 @@ def old_launcher(facts: Facts) -> bool:
 
 def under_deepspeed(facts: Facts) -> bool:
     """Whether Accelerate runs on DeepSpeed, by its state or by what its launcher wrote."""
-    accelerate = facts.training.accelerate if recorded(facts.training) and recorded(facts.training.accelerate) else None
-    return bool(accelerate and accelerate.distributed == "DEEPSPEED") or facts.environment.variables.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+    accelerate = (
+        facts.training.accelerate
+        if recorded(facts.training) and recorded(facts.training.accelerate)
+        else None
+    )
+    return (
+        bool(accelerate and accelerate.distributed == "DEEPSPEED")
+        or facts.environment.variables.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+    )
 
 
 def _environment(**variables: str) -> Facts:
     return Facts(
-        software=Software(packages={"accelerate": Package(version="1.15.0", imported=True), "transformer_engine": Package(version="2.20.2", imported=True)}),
-        environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8", **variables}, deepspeed_fp8_section=None),
+        software=Software(
+            packages={
+                "accelerate": Package(version="1.15.0", imported=True),
+                "transformer_engine": Package(version="2.20.2", imported=True),
+            }
+        ),
+        environment=Environment(
+            variables={"ACCELERATE_MIXED_PRECISION": "fp8", **variables}, deepspeed_fp8_section=None
+        ),
     )
 
 

@@ -30,9 +30,9 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
+from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for
 from fp8doctor.facts import Environment, Facts, Network, Package, Software, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import asked_by_environment, fp8_was_asked_for
 from fp8doctor.registry import check
 
 
@@ -53,10 +53,23 @@ def about_to_ask(facts: Facts) -> bool:
 
 def asked_by_argument_for_torchao(facts: Facts) -> bool:
     """``Accelerator(mixed_precision="fp8")`` was called, torchao is its backend, and FSDP is not in use."""
-    accelerate = facts.training.accelerate if recorded(facts.training) and recorded(facts.training.accelerate) else None
+    accelerate = (
+        facts.training.accelerate
+        if recorded(facts.training) and recorded(facts.training.accelerate)
+        else None
+    )
     variables = facts.environment.variables
-    by_argument = accelerate is not None and accelerate.mixed_precision == "fp8" and asked_by_environment(variables) is None and not prepared(facts)
-    return by_argument and backend_to_come(facts) == "AO" and variables.get("ACCELERATE_USE_FSDP", "false").lower() != "true"
+    by_argument = (
+        accelerate is not None
+        and accelerate.mixed_precision == "fp8"
+        and asked_by_environment(variables) is None
+        and not prepared(facts)
+    )
+    return (
+        by_argument
+        and backend_to_come(facts) == "AO"
+        and variables.get("ACCELERATE_USE_FSDP", "false").lower() != "true"
+    )
 
 
 def takes_te(facts: Facts) -> bool:
@@ -67,7 +80,11 @@ def takes_te(facts: Facts) -> bool:
 def adapters_may_come(facts: Facts) -> bool:
     """FP8 is wanted, PEFT is loaded, and the model has no adapters yet."""
     loaded = facts.software.packages["peft"].imported is True
-    without = recorded(facts.network) and recorded(facts.network.adapter_parameters) and not facts.network.adapter_parameters
+    without = (
+        recorded(facts.network)
+        and recorded(facts.network.adapter_parameters)
+        and not facts.network.adapter_parameters
+    )
     return loaded and without and (fp8_was_asked_for(facts) is not None or bool(fp8_stacks(facts)))
 
 
@@ -97,30 +114,45 @@ class Pair:
     """Whether only a later step of the script would bring them together."""
 
 
-UNCONVERTED = "unless a recipe is passed (kwargs_handlers), mixed_precision says fp8 and prepare() converts nothing."
+UNCONVERTED = (
+    "unless a recipe is passed (kwargs_handlers), mixed_precision says fp8 and prepare() converts nothing."
+)
 
 PAIRS = (
     Pair(Versions("accelerate", "1.4.0", "1.8.0"), None, asked_in_vain, UNCONVERTED, "accelerate>=1.9.0"),
-    Pair(Versions("accelerate", "1.4.0", "1.8.0"), None, about_to_ask, UNCONVERTED, "accelerate>=1.9.0", later=True),
+    Pair(
+        Versions("accelerate", "1.4.0", "1.8.0"),
+        None,
+        about_to_ask,
+        UNCONVERTED,
+        "accelerate>=1.9.0",
+        later=True,
+    ),
     Pair(
         Versions("accelerate", "1.8.0", "1.9.0"),
         None,
         asked_by_variable,
-        "Accelerator() compares its argument, not the environment, and raises \"Passing in an FP8 configuration requires setting `mixed_precision='fp8'`\".",
+        'Accelerator() compares its argument, not the environment, and raises "Passing in an FP8 '
+        "configuration requires setting "
+        "`mixed_precision='fp8'`\".",
         "accelerate>=1.9.0",
     ),
     Pair(
         Versions("accelerate", "1.8.0", "1.9.0"),
         None,
         asked_by_argument_for_torchao,
-        'With torchao and without FSDP Accelerator() raises "`AcceleratorState` object has no attribute `fsdp_plugin`".',
+        'With torchao and without FSDP Accelerator() raises "`AcceleratorState` object has '
+        "no attribute "
+        '`fsdp_plugin`".',
         "accelerate>=1.9.0",
     ),
     Pair(
         Versions("accelerate", "1.11.0", "1.13.0"),
         Versions("transformer_engine", "2.9"),
         takes_te,
-        "prepare() raises \"module 'transformer_engine.pytorch' has no attribute 'fp8'\": the module it asks was renamed in Transformer Engine 2.9.",
+        "prepare() raises \"module 'transformer_engine.pytorch' has no attribute 'fp8'\": "
+        "the module it "
+        "asks was renamed in Transformer Engine 2.9.",
         "accelerate>=1.13.0",
     ),
     Pair(
@@ -135,13 +167,15 @@ PAIRS = (
         Versions("peft", end="0.19.0"),
         Versions("torchao", "0.18.0"),
         adapters_may_come,
-        "get_peft_model raises \"cannot import name 'LinearActivationQuantizedTensor' from 'torchao.quantization'\", on any model.",
+        'get_peft_model raises "cannot import name '
+        "'LinearActivationQuantizedTensor' from "
+        "'torchao.quantization'\", on any model.",
         "peft>=0.19.0",
         later=True,
     ),
 )
-"""Run with the released wheels: ``tests/versions/known_versions.py``. Block scaling without CUDA 12.9 is GPU002's, a backend
-that does not import ENV004's, torchao with a newer Inductor NUM003's."""
+"""Run with the released wheels: ``tests/versions/known_versions.py``. Block scaling without CUDA 12.9 is
+GPU002's, a backend that does not import ENV004's, torchao with a newer Inductor NUM003's."""
 
 
 @check(
@@ -158,7 +192,12 @@ def incompatible_versions(facts: Facts) -> Finding | NotApplicable | None:
     found = tuple(met(facts))
     if not found:
         return None
-    named = [" with ".join(f"{each.package} {version(facts, each.package)}" for each in (pair.one, pair.other) if each) for pair in found]
+    named = [
+        " with ".join(
+            f"{each.package} {version(facts, each.package)}" for each in (pair.one, pair.other) if each
+        )
+        for pair in found
+    ]
     wanted = tuple(dict.fromkeys(pair.mended_by for pair in found))
     return Finding(
         severity="info" if all(pair.later for pair in found) else None,
@@ -185,7 +224,9 @@ def within(facts: Facts, versions: Versions) -> bool:
         installed = Version(version(facts, versions.package) or "")
     except InvalidVersion:
         return False
-    return Version(versions.first) <= installed and (versions.end is None or installed < Version(versions.end))
+    return Version(versions.first) <= installed and (
+        versions.end is None or installed < Version(versions.end)
+    )
 
 
 def version(facts: Facts, package: str) -> str | None:
@@ -198,7 +239,12 @@ def backend_to_come(facts: Facts) -> str | None:
 
 def prepared(facts: Facts) -> bool:
     training = facts.training
-    return recorded(training) and recorded(training.accelerate) and training.accelerate is not None and training.accelerate.prepared is True
+    return (
+        recorded(training)
+        and recorded(training.accelerate)
+        and training.accelerate is not None
+        and training.accelerate.prepared is True
+    )
 
 
 def fp8_stacks(facts: Facts) -> set[str]:
@@ -208,8 +254,15 @@ def fp8_stacks(facts: Facts) -> set[str]:
 
 def _accelerate(version: str) -> Facts:
     return Facts(
-        software=Software(packages={"accelerate": Package(version=version, imported=True), "torchao": Package(version="0.17.0", imported=False)}),
-        environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}, backend_imports={"AO": None}),
+        software=Software(
+            packages={
+                "accelerate": Package(version=version, imported=True),
+                "torchao": Package(version="0.17.0", imported=False),
+            }
+        ),
+        environment=Environment(
+            variables={"ACCELERATE_MIXED_PRECISION": "fp8"}, backend_imports={"AO": None}
+        ),
         network=Network(linears=(), adapter_parameters=0),
         training=Training(accelerate=None),
     )

@@ -50,22 +50,33 @@ NEWS = (
 )
 """The first release that holds each change. Sources: the pull requests, and the tags that contain them."""
 
-UPGRADES = {"transformer_engine": 'pip install --upgrade --no-build-isolation "transformer-engine[pytorch]>={}"'}
+UPGRADES = {
+    "transformer_engine": 'pip install --upgrade --no-build-isolation "transformer-engine[pytorch]>={}"'
+}
 
 
 @check("ENV007", "outdated-stack", area="environment", severity="info", needs=("software.packages",))
 def outdated_stack(facts: Facts) -> Finding | NotApplicable | None:
-    used = {news.package for news in NEWS if news.package in facts.software.packages and facts.software.packages[news.package].imported is True}
+    used = {
+        news.package
+        for news in NEWS
+        if news.package in facts.software.packages and facts.software.packages[news.package].imported is True
+    }
     if not used:
         return NotApplicable(reason="Transformer Engine is not imported")
-    missed = [news for news in NEWS if news.package in used and is_older(facts.software.packages[news.package], news.version)]
+    missed = [
+        news
+        for news in NEWS
+        if news.package in used and is_older(facts.software.packages[news.package], news.version)
+    ]
     if not missed:
         return None
     newest = {news.package: news.version for news in missed}
     named = ", ".join(f"{package} {facts.software.packages[package].version}" for package in newest)
     return Finding(
         title=f"{named}: newer versions take less host time",
-        explanation=" ".join(f"{news.version} brought {news.brings}." for news in missed) + " What that saves shows where the host is the limit.",
+        explanation=" ".join(f"{news.version} brought {news.brings}." for news in missed)
+        + " What that saves shows where the host is the limit.",
         evidence={"installed": named, "missed": tuple(news.version for news in missed)},
         treatment=Treatment(
             name="upgrade-" + "-and-".join(package.replace("_", "-") for package in newest),
@@ -78,7 +89,11 @@ def outdated_stack(facts: Facts) -> Finding | NotApplicable | None:
 def is_older(package: Package, version: str) -> bool:
     """Whether the installed version is older; one that cannot be read is not."""
     try:
-        return recorded(package.version) and package.version is not None and Version(package.version) < Version(version)
+        return (
+            recorded(package.version)
+            and package.version is not None
+            and Version(package.version) < Version(version)
+        )
     except InvalidVersion:
         return False
 

@@ -24,26 +24,38 @@ https://arxiv.org/abs/2510.24061
 
 from __future__ import annotations
 
+from fp8doctor.analysis.arms import arm, base_of, fair_bf16, ratio
+from fp8doctor.analysis.layers import flops_share_pct
+from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.cost import amdahl, modelled_gpu
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
+from fp8doctor.facts.arm_names import FIRST
+from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import EVEN, FIRST, arm, base_of, fair_bf16, ratio
-from fp8doctor.overview import flops_share_pct, percent
-from fp8doctor.record import Value
 from fp8doctor.registry import check
+from fp8doctor.wording import percent
 
 WITHOUT = "without_adapters"
 """The arm that switches the adapters off: a measurement, not a treatment."""
 
 
-@check("LORA001", "adapter-share", area="lora", severity="info", needs=("network.adapter_parameters", "network.linears.adapter", "trial.arms"))
+@check(
+    "LORA001",
+    "adapter-share",
+    area="lora",
+    severity="info",
+    needs=("network.adapter_parameters", "network.linears.adapter", "trial.arms"),
+)
 def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
     network = facts.network
     if not network.adapter_parameters:
         return NotApplicable(reason="no LoRA adapters in the model")
     adapters = [linear for linear in network.linears if linear.adapter == "adapter"]
     flops = flops_share_pct(adapters)
-    shares = f"{percent(100 * network.adapter_parameters / network.parameters)} of the parameters and {percent(flops)} of the GEMM FLOPs"
+    shares = (
+        f"{percent(100 * network.adapter_parameters / network.parameters)} of the parameters and "
+        f"{percent(flops)} of the GEMM FLOPs"
+    )
     evidence: dict[str, Value | tuple[Value, ...]] = {
         "adapter_parameters": network.adapter_parameters,
         "parameters_share_pct": 100 * network.adapter_parameters / network.parameters,
@@ -54,17 +66,29 @@ def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
     base = base_of(facts.trial, without) if without else None
     if without is None or base is None or base.step_ms is None:
         return Finding(
-            title=f"LoRA is {shares}", explanation=f"What the adapters cost in time was not measured: {why_not(facts.trial)}.", evidence=evidence
-        )  # fmt: skip
+            title=f"LoRA is {shares}",
+            explanation=f"What the adapters cost in time was not measured: {why_not(facts.trial)}.",
+            evidence=evidence,
+        )
     left = ratio(without, base)
     share, low, high = (100 * (1 - part) for part in (left.median, left.high, left.low))
     cost = base.step_ms * share / 100
     ceiling = fp8_ceiling(facts, base, cost)
-    in_time = f"{percent(share)} of the step's time" if low > 0 else "no time that can be told from the timing's own spread"
-    bound = f" FP8 leaves them as they are: were all the rest to run at its peak rate, it would reach {ceiling:.2f}x of BF16." if ceiling and low > 0 else ""
+    in_time = (
+        f"{percent(share)} of the step's time"
+        if low > 0
+        else "no time that can be told from the timing's own spread"
+    )
+    bound = (
+        " FP8 leaves them as they are: were all the rest to run at its peak rate, it would reach "
+        f"{ceiling:.2f}x of BF16."
+        if ceiling and low > 0
+        else ""
+    )
     return Finding(
         title=f"LoRA takes {in_time} ({percent(flops)} of the GEMM FLOPs)",
-        explanation=f"With the adapters switched off the step takes {without.step_ms:.1f} instead of {base.step_ms:.1f} ms. They are {shares}.{bound}",
+        explanation=f"With the adapters switched off the step takes {without.step_ms:.1f} instead of "
+        f"{base.step_ms:.1f} ms. They are {shares}.{bound}",
         evidence=evidence
         | {
             "time_share_pct": share,
@@ -86,7 +110,8 @@ def why_not(trial: Trial) -> str:
 
 
 def fp8_ceiling(facts: Facts, base: Arm, adapters_ms: float) -> float | None:
-    """Amdahl: the speedup over BF16 with the adapters of ``base`` if all else ran at the peak rate of FP8; None when unknown."""
+    """Amdahl: the speedup over BF16 with the adapters of ``base`` if all else ran at the peak rate of FP8;
+    None when unknown."""
     bf16, gpu = fair_bf16(facts, base), modelled_gpu(facts)
     if bf16 is None or not bf16.step_ms or gpu.fp8_tflops is None:
         return None
@@ -96,9 +121,12 @@ def fp8_ceiling(facts: Facts, base: Arm, adapters_ms: float) -> float | None:
 def cheaper_adapters() -> Treatment:
     return Treatment(
         name="cheaper-adapters",
-        summary="compile, keep the adapters in the base's dtype, adapt fewer projections; a lower rank only if it measures faster",
+        summary="compile, keep the adapters in the base's dtype, adapt fewer projections; a lower "
+        "rank only if "
+        "it measures faster",
         code=(
-            'config = LoraConfig(r=16, target_modules=["q_proj", "v_proj"])   # fewer adapted layers, fewer small kernels\n'
+            'config = LoraConfig(r=16, target_modules=["q_proj", "v_proj"])   # fewer adapted layers, '
+            "fewer small kernels\n"
             "model = get_peft_model(base, config, autocast_adapter_dtype=False)"
         ),
     )
@@ -111,8 +139,15 @@ def _llama_1b(adapters: bool) -> Facts:
         Linear(name="q.lora_A", adapter="adapter", flops_share_pct=2.5, dtype="float32"),
     )
     times = {"as_is": (135.7, None), "bf16_compiled": (143.6, None), WITHOUT: (99.0, "as_is")}
-    arms = tuple(Arm(name=name, base=of, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6) for name, (ms, of) in times.items())
-    network = Network(parameters=1_247_086_592, adapter_parameters=11_272_192 if adapters else 0, linears=layers if adapters else ())
+    arms = tuple(
+        Arm(name=name, base=of, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6)
+        for name, (ms, of) in times.items()
+    )
+    network = Network(
+        parameters=1_247_086_592,
+        adapter_parameters=11_272_192 if adapters else 0,
+        linears=layers if adapters else (),
+    )
     return Facts(network=network, gpus=(), trial=Trial(device="cuda", gpu="NVIDIA H200", arms=arms))
 
 

@@ -37,13 +37,20 @@ TREATMENTS = {
     ),
     "transformer_engine": Treatment(
         name="convert-base-first",
-        summary="replace the Linears of the base by Transformer Engine's before get_peft_model (peft >= 0.19)",
+        summary="replace the Linears of the base by Transformer Engine's before get_peft_model "
+        "(peft >= 0.19)",
         code="base, optimizer = accelerator.prepare(base, optimizer)\nmodel = get_peft_model(base, config)",
     ),
 }
 
 
-@check("LORA003", "adapters-converted", area="lora", severity="warning", needs=("network.linears.adapter", "network.linears.use"))
+@check(
+    "LORA003",
+    "adapters-converted",
+    area="lora",
+    severity="warning",
+    needs=("network.linears.adapter", "network.linears.use"),
+)
 def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
     adapters = [linear for linear in facts.network.linears if linear.adapter == "adapter"]
     if not adapters:
@@ -51,10 +58,13 @@ def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
     converted = [linear for linear in adapters if linear.use == "training"]
     if not converted:
         return None
-    base = [linear for linear in facts.network.linears if linear.adapter == "base" and linear.use == "training"]
+    base = [
+        linear for linear in facts.network.linears if linear.adapter == "base" and linear.use == "training"
+    ]
     return Finding(
         title=f"{len(converted)} of {len(adapters)} LoRA matrices were converted to FP8",
-        explanation="Casting their inputs and gradients costs more than FP8 can save on matrices as thin as the rank; "
+        explanation="Casting their inputs and gradients costs more than FP8 can save on matrices as thin "
+        "as the rank; "
         "the conversion came after the adapters were added.",
         evidence={
             "converted_adapters": len(converted),
@@ -69,8 +79,22 @@ def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
 
 def _lora(stack: str) -> Facts:
     use: Use = "training" if stack == "torchao" else "none"
-    base = Linear(name="q_proj.base_layer", stack="torchao", use="training", adapter="base", in_features=4096, out_features=4096)
-    adapter = Linear(name="q_proj.lora_A.default", stack=stack, use=use, adapter="adapter", in_features=4096, out_features=16)
+    base = Linear(
+        name="q_proj.base_layer",
+        stack="torchao",
+        use="training",
+        adapter="base",
+        in_features=4096,
+        out_features=4096,
+    )
+    adapter = Linear(
+        name="q_proj.lora_A.default",
+        stack=stack,
+        use=use,
+        adapter="adapter",
+        in_features=4096,
+        out_features=16,
+    )
     return Facts(network=Network(linears=(base, adapter)))
 
 

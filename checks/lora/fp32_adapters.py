@@ -26,14 +26,15 @@ https://github.com/kohya-ss/sd-scripts/issues/1156 (6.8 to 4.5 s per iteration)
 
 from __future__ import annotations
 
+from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import uses_fp8
 from fp8doctor.registry import check
 
 CODE = """for name, parameter in model.named_parameters():
     if "lora_" in name:
-        parameter.data = parameter.data.to(torch.bfloat16)   # or get_peft_model(..., autocast_adapter_dtype=False)"""
+        parameter.data = parameter.data.to(torch.bfloat16)   \
+# or get_peft_model(..., autocast_adapter_dtype=False)"""
 
 
 @check(
@@ -41,7 +42,13 @@ CODE = """for name, parameter in model.named_parameters():
     "fp32-adapters",
     area="lora",
     severity="warning",
-    needs=("network.devices", "network.linears.adapter", "network.linears.dtype", "training.autocast", "training.gradients_seen"),
+    needs=(
+        "network.devices",
+        "network.linears.adapter",
+        "network.linears.dtype",
+        "training.autocast",
+        "training.gradients_seen",
+    ),
 )
 def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
     adapters = [linear for linear in facts.network.linears if linear.adapter == "adapter"]
@@ -58,9 +65,13 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity=None if autocast is None and trains(facts) else "info",
         title=f"{len(fp32)} of {len(adapters)} LoRA matrices are fp32 on a BF16 base",
-        explanation="Without autocast each of them is an fp32 matmul, and each adapted layer copies its input to fp32."
+        explanation="Without autocast each of them is an fp32 matmul, and each adapted layer "
+        "copies its "
+        "input to fp32."
         if autocast is None
-        else f"Under {autocast} autocast they are multiplied in 16 bits; a copy of each input to fp32 remains.",
+        else f"Under {autocast} autocast they are multiplied in 16 bits; a copy of "
+        "each input to "
+        "fp32 remains.",
         evidence={
             "fp32_adapters": len(fp32),
             "adapters": len(adapters),
@@ -68,21 +79,31 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
             "autocast": autocast,
             "first": fp32[0].name,
         },
-        treatment=Treatment(name="adapters-to-bf16", summary="give the adapters the dtype of the base, before the optimizer is made", code=CODE),
+        treatment=Treatment(
+            name="adapters-to-bf16",
+            summary="give the adapters the dtype of the base, before the optimizer is made",
+            code=CODE,
+        ),
     )
 
 
 def trains(facts: Facts) -> bool:
-    """Whether the step is known as it will run: the model was converted to FP8, it was trained, or its step was measured.
+    """Whether the step is known as it will run: the model was converted to FP8, it was trained, or its step
+    was measured.
 
-    As long as Accelerate's `prepare` has yet to put it under autocast it is not, nor when its own code opens one.
+    As long as Accelerate's `prepare` has yet to put it under autocast it is not, nor when its own code opens
+    one.
     """
     accelerate = facts.training.accelerate if recorded(facts.training.accelerate) else None
     if accelerate and accelerate.mixed_precision in ("bf16", "fp8") and not accelerate.prepared:
         return False
     if recorded(facts.training.autocast_within) and facts.training.autocast_within:
         return False
-    timed = recorded(facts.trial) and recorded(facts.trial.arms) and any(arm.name == "as_is" and arm.step_ms for arm in facts.trial.arms)
+    timed = (
+        recorded(facts.trial)
+        and recorded(facts.trial.arms)
+        and any(arm.name == "as_is" and arm.step_ms for arm in facts.trial.arms)
+    )
     return uses_fp8(facts) or facts.training.gradients_seen or timed
 
 
@@ -92,9 +113,19 @@ def is_bf16(linear: Linear) -> bool:
 
 
 def _lora(dtype: str) -> Facts:
-    base = Linear(name="q_proj.base_layer", adapter="base", use="training", dtype="bfloat16", parameters=16777216)
-    adapters = tuple(Linear(name=f"q_proj.lora_{part}.default", adapter="adapter", use="none", dtype=dtype, parameters=65536) for part in "AB")
-    return Facts(network=Network(devices=("cuda",), linears=(base, *adapters)), training=Training(autocast=None, gradients_seen=False))
+    base = Linear(
+        name="q_proj.base_layer", adapter="base", use="training", dtype="bfloat16", parameters=16777216
+    )
+    adapters = tuple(
+        Linear(
+            name=f"q_proj.lora_{part}.default", adapter="adapter", use="none", dtype=dtype, parameters=65536
+        )
+        for part in "AB"
+    )
+    return Facts(
+        network=Network(devices=("cuda",), linears=(base, *adapters)),
+        training=Training(autocast=None, gradients_seen=False),
+    )
 
 
 SICK = _lora("float32")

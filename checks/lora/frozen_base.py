@@ -26,19 +26,37 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.h
 
 from __future__ import annotations
 
-from fp8doctor.cost import Balance, gemms, micro_batches, modelled_gpu, step_gemms_ms, step_tokens, weight_casts_ms
+from fp8doctor.analysis.arms import arm, fair_bf16, ratio, uses_fp8
+from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
+from fp8doctor.analysis.layers import flops_share_pct
+from fp8doctor.cost import (
+    Balance,
+    gemms,
+    micro_batches,
+    modelled_gpu,
+    step_gemms_ms,
+    step_tokens,
+    weight_casts_ms,
+)
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import arm, fair_bf16, ratio, uses_fp8
-from fp8doctor.overview import flops_share_pct
-from fp8doctor.regions import compile_treatment, needs_compile
 from fp8doctor.registry import check
 
 
 @check(
-    "LORA004", "frozen-base", area="lora", severity="info",
-    needs=("network.linears.use", "network.linears.requires_grad", "network.linears.compiled", "network.blocks", "trial.arms"), explained_by=("CMP001",),
-)  # fmt: skip
+    "LORA004",
+    "frozen-base",
+    area="lora",
+    severity="info",
+    needs=(
+        "network.linears.use",
+        "network.linears.requires_grad",
+        "network.linears.compiled",
+        "network.blocks",
+        "trial.arms",
+    ),
+    explained_by=("CMP001",),
+)
 def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
@@ -58,7 +76,9 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
     speedup = ratio(bf16, now) if now and bf16 else None
     name = "with the prescription" if now and now.name == "prescribed" else "as it is"
     where = facts.trial.gpu or facts.trial.device.upper()
-    measured = f" Measured on {where}: FP8 {name} is at {speedup.median:.2f}x of the best BF16." if speedup else ""
+    measured = (
+        f" Measured on {where}: FP8 {name} is at {speedup.median:.2f}x of the best BF16." if speedup else ""
+    )
     return Finding(
         title=f"{len(frozen)} of {len(fp8)} FP8 layers are frozen: two of three GEMMs are left to gain from",
         explanation=f"A frozen weight has no gradient to compute.{modelled}{wasted}{measured}",
@@ -67,7 +87,11 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
             "fp8_linears": len(fp8),
             "first": frozen[0].name,
             "flops_share_pct": flops_share_pct(frozen),
-            "frozen_weights_gib": sum(linear.in_features * linear.out_features * gemms(linear) for linear in frozen) * 2 / 2**30,
+            "frozen_weights_gib": sum(
+                linear.in_features * linear.out_features * gemms(linear) for linear in frozen
+            )
+            * 2
+            / 2**30,
             "modelled_gemms_saved_ms": balance.gemms_saved_ms if balance else None,
             "modelled_weight_casts_ms": balance.casts_ms if balance else None,
             "speedup": speedup.median if speedup else None,
@@ -84,7 +108,8 @@ def is_stored_in_fp8(linear: Linear) -> bool:
 
 
 def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:
-    """What the two GEMMs of these layers save in FP8 and what casting their weights costs; None when it cannot be modelled."""
+    """What the two GEMMs of these layers save in FP8 and what casting their weights costs; None when it
+    cannot be modelled."""
     gpu, tokens = modelled_gpu(facts), step_tokens(facts)
     if tokens is None or gpu.fp8_tflops is None:
         return None
@@ -92,7 +117,9 @@ def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:
     casts = saved = 0.0
     for linear in frozen:
         shape = (tokens, linear.in_features, linear.out_features)
-        bf16, fp8 = (step_gemms_ms(*shape, gpu, fp8=in_fp8, weight_gradient=False) or 0.0 for in_fp8 in (False, True))
+        bf16, fp8 = (
+            step_gemms_ms(*shape, gpu, fp8=in_fp8, weight_gradient=False) or 0.0 for in_fp8 in (False, True)
+        )
         saved += accumulate * gemms(linear) * (bf16 - fp8)
         casts += accumulate * gemms(linear) * weight_casts_ms(linear.in_features, linear.out_features, gpu)
     return Balance(casts, saved, gpu.name)
@@ -105,19 +132,34 @@ def fp8_weights(frozen: list[Linear]) -> Treatment | None:
     return Treatment(
         name="fp8-weights",
         summary="keep the frozen weights in FP8 alone",
-        code="with te.quantized_model_init(enabled=True):   # te.fp8_model_init before Transformer Engine 2.9\n    model = build_model()",
+        code="with te.quantized_model_init(enabled=True):   # te.fp8_model_init before Transformer Engine "
+        "2.9\n    model = build_model()",
     )
 
 
 def _lora(frozen: bool) -> Facts:
     layer = Linear(
-        name="layers.0.q_proj.base_layer", kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", recipe="tensorwise",
-        in_features=2048, out_features=2048, gemms=1, requires_grad=not frozen, compiled="layers.0", flops_share_pct=97.5,
-    )  # fmt: skip
+        name="layers.0.q_proj.base_layer",
+        kind="torchao.float8.float8_linear.Float8Linear",
+        stack="torchao",
+        use="training",
+        recipe="tensorwise",
+        in_features=2048,
+        out_features=2048,
+        gemms=1,
+        requires_grad=not frozen,
+        compiled="layers.0",
+        flops_share_pct=97.5,
+    )
     times = {"as_is": 135.7, "bf16_compiled": 143.6}
-    arms = tuple(Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6) for name, ms in times.items())
+    arms = tuple(
+        Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6) for name, ms in times.items()
+    )
     return Facts(
-        network=Network(linears=(layer,), blocks=()), workload=Workload(tokens=8192), gpus=(), trial=Trial(device="cuda", gpu="NVIDIA H200", arms=arms)
+        network=Network(linears=(layer,), blocks=()),
+        workload=Workload(tokens=8192),
+        gpus=(),
+        trial=Trial(device="cuda", gpu="NVIDIA H200", arms=arms),
     )
 
 

@@ -23,21 +23,28 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-wit
 
 from __future__ import annotations
 
+from fp8doctor.analysis.arms import arm
 from fp8doctor.facts import Arm, ArmCut, Environment, Facts, Gpu, Training, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import arm
-from fp8doctor.overview import plural
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 FULL = 0.85
-"""Share of the GPU's memory from which a step's peak fills it by itself. The case of the page had 87 % in use; a few per
-cent go to the CUDA context, cuBLAS and the rounding of blocks. Below it, it was the doctor's copies that filled it."""
+"""Share of the GPU's memory from which a step's peak fills it by itself. The case of the page had 87 % in
+use; a few per cent go to the CUDA context, cuBLAS and the rounding of blocks. Below it, it was the doctor's
+copies that filled it."""
 
 SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that configure the allocator; torch 2.9 adds the second name."""
 
 
-@check("MEM002", "allocator-retries", area="memory", severity="warning", needs=("training.alloc_retries", "environment.variables"))
+@check(
+    "MEM002",
+    "allocator-retries",
+    area="memory",
+    severity="warning",
+    needs=("training.alloc_retries", "environment.variables"),
+)
 def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
     own, step = facts.training.alloc_retries, retries_of_the_step(facts)
     if own is None and step is None:
@@ -46,12 +53,27 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
         return None
     now = arm(facts.trial, "as_is") if recorded(facts.trial) else None
     memory_gib = gpu_gib(facts)
-    peak = f" The step peaks at {now.peak_gib:.1f} of {memory_gib:.0f} GiB." if now and now.peak_gib and memory_gib else ""
-    when = f"{plural(own, 'time')} so far in this process" if own else f"{plural(step or 0, 'time')} while the step as it is warmed up"
+    peak = (
+        f" The step peaks at {now.peak_gib:.1f} of {memory_gib:.0f} GiB."
+        if now and now.peak_gib and memory_gib
+        else ""
+    )
+    when = (
+        f"{plural(own, 'time')} so far in this process"
+        if own
+        else f"{plural(step or 0, 'time')} while the step as it is warmed up"
+    )
     return Finding(
         title=f"The allocator ran out of GPU memory and started over {when}",
-        explanation=f"Each time it waits for the GPU and gives its whole cache back to the driver, which stalls the step.{peak}",
-        evidence={"retries_in_this_process": own, "retries_of_the_step": step, "peak_gib": now.peak_gib if now else None, "gpu_gib": memory_gib},
+        explanation="Each time it waits for the GPU and gives its whole cache back to the driver, which "
+        "stalls the "
+        f"step.{peak}",
+        evidence={
+            "retries_in_this_process": own,
+            "retries_of_the_step": step,
+            "peak_gib": now.peak_gib if now else None,
+            "gpu_gib": memory_gib,
+        },
         treatment=treatment(facts.environment.variables),
     )
 
@@ -59,7 +81,15 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
 def retries_of_the_step(facts: Facts) -> int | None:
     """Retries while the step as it is warmed up, if it alone fills the GPU; None when that is not known."""
     now, memory_gib = arm(facts.trial, "as_is") if recorded(facts.trial) else None, gpu_gib(facts)
-    retries = [cut.alloc_retries for cut in now.cuts if recorded(cut.alloc_retries) and cut.alloc_retries is not None] if now else []
+    retries = (
+        [
+            cut.alloc_retries
+            for cut in now.cuts
+            if recorded(cut.alloc_retries) and cut.alloc_retries is not None
+        ]
+        if now
+        else []
+    )
     if now is None or not retries or not now.peak_gib or not memory_gib:
         return None
     return max(retries) if now.peak_gib >= FULL * memory_gib else 0
@@ -77,11 +107,13 @@ def treatment(variables: dict[str, str]) -> Treatment:
         return Treatment(
             name="less-memory",
             summary="halve the micro-batch and accumulate twice as often, or checkpoint activations",
-            code="TrainingArguments(..., per_device_train_batch_size=BATCH // 2, gradient_accumulation_steps=2 * STEPS)",
+            code="TrainingArguments(..., per_device_train_batch_size=BATCH // 2, "
+            "gradient_accumulation_steps=2 * STEPS)",
         )
     return Treatment(
         name="expandable-segments",
-        summary="let the allocator's segments grow, before torch is imported; if retries stay, a smaller micro-batch",
+        summary="let the allocator's segments grow, before torch is imported; if retries stay, a smaller "
+        "micro-batch",
         code="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     )
 

@@ -28,18 +28,25 @@ from __future__ import annotations
 
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import percent, plural
 from fp8doctor.registry import check
+from fp8doctor.wording import percent, plural
 
 SMALL_PCT = 10.0
-"""Share of the parameters of all Linears, in per cent, that may be fp32 without a word: a choice, so that parts that are kept
-in fp32 on purpose are left alone. fp32 GEMMs run at a fifteenth of BF16's rate (67 of 989 TFLOP/s, H100 SXM datasheet)."""
+"""Share of the parameters of all Linears, in per cent, that may be fp32 without a word: a choice, so that
+parts that are kept in fp32 on purpose are left alone. fp32 GEMMs run at a fifteenth of BF16's rate (67 of 989
+TFLOP/s, H100 SXM datasheet)."""
 
 CODE = """autocast = torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16)
 model.forward = autocast(model.forward)   # or "with autocast:" around forward and loss"""
 
 
-@check("MEM003", "fp32-parameters", area="memory", severity="warning", needs=("network.linears.dtype", "network.linears.role", "training.autocast"))
+@check(
+    "MEM003",
+    "fp32-parameters",
+    area="memory",
+    severity="warning",
+    needs=("network.linears.dtype", "network.linears.role", "training.autocast"),
+)
 def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
     wanted = less_than_fp32_is_wanted(facts)
     if wanted is None:
@@ -55,7 +62,9 @@ def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
         return None
     fp8 = sum(linear.use == "training" for linear in fp32)
     return Finding(
-        title=f"{len(fp32)} of {plural(len(facts.network.linears), 'Linear')} are fp32, and there is no autocast",
+        title=f"{len(fp32)} of {plural(len(facts.network.linears), 'Linear')} are fp32, "
+        "and there is "
+        "no autocast",
         explanation=f"{wanted}, but {percent(share)} of the weights are fp32 and so are the activations: "
         + (f"{fp8} FP8 layers cast twice the bytes, " if fp8 else "")
         + "other GEMMs run in fp32 and attention without its fast backends.",
@@ -67,29 +76,52 @@ def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
             "wanted_by": wanted,
             "first": fp32[0].name,
         },
-        treatment=Treatment(name="autocast-bf16", summary="run forward and loss under BF16 autocast, or keep the weights in BF16", code=CODE),
+        treatment=Treatment(
+            name="autocast-bf16",
+            summary="run forward and loss under BF16 autocast, or keep the weights in BF16",
+            code=CODE,
+        ),
     )
 
 
 def less_than_fp32_is_wanted(facts: Facts) -> str | None:
-    """Who wants FP8 or BF16 of this very model, in words; None as long as Accelerate's `prepare` has yet to put it under autocast."""
+    """Who wants FP8 or BF16 of this very model, in words; None as long as Accelerate's `prepare` has yet to
+    put it under autocast."""
     accelerate = facts.training.accelerate if recorded(facts.training.accelerate) else None
     if accelerate and accelerate.mixed_precision in ("bf16", "fp8"):
         return f"Accelerate prepared it for {accelerate.mixed_precision}" if accelerate.prepared else None
     fp8 = sum(linear.use == "training" for linear in facts.network.linears)
     if fp8:
         return f"The model has {plural(fp8, 'FP8 layer')}"
-    arms = facts.trial.arms if recorded(facts.trial) and recorded(facts.trial.arms) and facts.trial.device.startswith("cuda") else ()
+    arms = (
+        facts.trial.arms
+        if recorded(facts.trial) and recorded(facts.trial.arms) and facts.trial.device.startswith("cuda")
+        else ()
+    )
     return "The step was measured" if any(arm.name == "as_is" and arm.step_ms for arm in arms) else None
 
 
 def computes_in_fp32(linear: Linear) -> bool:
-    """Whether this is a part of the body whose weight is fp32; heads, routers and LoRA's matrices have reasons of their own."""
-    return linear.dtype == "float32" and linear.use != "storage" and linear.role in ("body", "experts") and linear.adapter != "adapter"
+    """Whether this is a part of the body whose weight is fp32; heads, routers and LoRA's matrices have
+    reasons of their own."""
+    return (
+        linear.dtype == "float32"
+        and linear.use != "storage"
+        and linear.role in ("body", "experts")
+        and linear.adapter != "adapter"
+    )
 
 
 def _converted(autocast: str | None) -> Facts:
-    layer = Linear(name="blocks.0.up", stack="torchao", use="training", dtype="float32", role="body", adapter=None, parameters=4194304)
+    layer = Linear(
+        name="blocks.0.up",
+        stack="torchao",
+        use="training",
+        dtype="float32",
+        role="body",
+        adapter=None,
+        parameters=4194304,
+    )
     return Facts(network=Network(linears=(layer,)), training=Training(autocast=autocast))
 
 

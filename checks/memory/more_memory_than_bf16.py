@@ -30,20 +30,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fp8doctor.analysis.arms import arm, uses_fp8
+from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
 from fp8doctor.cost import gemms
 from fp8doctor.facts import Arm, Facts, Gpu, Linear, Network, Trial, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import arm, uses_fp8
-from fp8doctor.overview import plural
-from fp8doctor.regions import compile_treatment, needs_compile
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 MORE_PCT = 5.0
-"""Extra peak, in per cent, that counts. Healthy rows measured on an H200 stay within 0.7 (eager torchao 14.6 to 14.5 GiB)
-and a peak at full depth is predicted within 1; the least of the sick ones is 8.4 (LoRA on eager torchao)."""
+"""Extra peak, in per cent, that counts. Healthy rows measured on an H200 stay within 0.7 (eager torchao 14.6
+to 14.5 GiB) and a peak at full depth is predicted within 1; the least of the sick ones is 8.4 (LoRA on eager
+torchao)."""
 
 MORE_GIB = 0.25
-"""Extra peak, in GiB, that counts: the workspaces of the FP8 GEMMs do not (32 MiB each, 66 MiB in all on an H200)."""
+"""Extra peak, in GiB, that counts: the workspaces of the FP8 GEMMs do not (32 MiB each, 66 MiB in all on an
+H200)."""
 
 SHOWN_GIB = 0.05
 """Difference of one part, in GiB, that is worth a word: what shows as 0.1."""
@@ -58,13 +60,18 @@ IN_WORDS = {
 """The parts of `MemoryParts`."""
 
 NEEDS_TRANSPOSED = ("8.9", "9.0")
-"""Compute capabilities whose FP8 GEMMs take one layout only. Source: NVIDIA/TransformerEngine #1880; Blackwell takes all."""
+"""Compute capabilities whose FP8 GEMMs take one layout only. Source: NVIDIA/TransformerEngine #1880;
+Blackwell takes all."""
 
 
 @check(
-    "MEM001", "more-memory-than-bf16", area="memory", severity="warning",
-    needs=("network.linears.use", "network.linears.compiled", "network.blocks", "trial.arms"), explained_by=("CMP001",),
-)  # fmt: skip
+    "MEM001",
+    "more-memory-than-bf16",
+    area="memory",
+    severity="warning",
+    needs=("network.linears.use", "network.linears.compiled", "network.blocks", "trial.arms"),
+    explained_by=("CMP001",),
+)
 def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
@@ -76,25 +83,43 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     compiled = not eager and now.graphs_run != 0
     bf16 = arm(facts.trial, "bf16_compiled" if compiled else "bf16")
     if bf16 is None or not recorded(bf16.peak_gib) or not bf16.peak_gib:
-        return NotApplicable(reason=f"BF16 was not measured {'compiled' if compiled else 'eagerly'}, as the step is")
+        return NotApplicable(
+            reason=f"BF16 was not measured {'compiled' if compiled else 'eagerly'}, as the step is"
+        )
     extra = now.peak_gib - bf16.peak_gib
     if extra < MORE_GIB or 100 * extra / bf16.peak_gib < MORE_PCT:
         return None
     known = recorded(now.static_gib) and recorded(bf16.static_gib)
-    static = now.static_gib - bf16.static_gib if known and now.static_gib is not None and bf16.static_gib is not None else None
+    static = (
+        now.static_gib - bf16.static_gib
+        if known and now.static_gib is not None and bf16.static_gib is not None
+        else None
+    )
     parts = parts_of(now, bf16)
-    where = f" {static:.1f} GiB of it are weights, buffers and optimizer state, the rest lives within the step." if static is not None else ""
+    where = (
+        f" {static:.1f} GiB of it are weights, buffers and optimizer state, the rest lives within the step."
+        if static is not None
+        else ""
+    )
     where = in_words(parts) if parts else where
     frozen = [linear for linear in eager if needs_compile(linear) and linear.requires_grad is False]
     copies = [linear for linear in fp8 if keeps_copies(linear)]
     causes = ""
     if frozen:
-        causes += f" {plural(len(frozen), 'frozen layer')} of torchao keep their input for a weight gradient that nobody needs."
+        causes += (
+            f" {plural(len(frozen), 'frozen layer')} of torchao keep their input for a weight gradient that "
+            "nobody needs."
+        )
     if copies:
-        causes += f" {plural(len(copies), 'layer')} of Transformer Engine hold FP8 weights beside the BF16 ones: up to {copies_gib(facts, copies):.1f} GiB."
+        causes += (
+            f" {plural(len(copies), 'layer')} of Transformer Engine hold FP8 weights beside the BF16 ones: "
+            f"up to {copies_gib(facts, copies):.1f} GiB."
+        )
     return Finding(
         title=f"FP8 takes {extra:.1f} GiB more than BF16",
-        explanation=f"The step peaks at {now.peak_gib:.1f} GiB, in BF16, {'compiled' if compiled else 'eager'} as well, at {bf16.peak_gib:.1f}.{where}{causes}",
+        explanation=f"The step peaks at {now.peak_gib:.1f} GiB, in BF16, "
+        f"{'compiled' if compiled else 'eager'} as "
+        f"well, at {bf16.peak_gib:.1f}.{where}{causes}",
         evidence={
             "peak_gib": now.peak_gib,
             "bf16_peak_gib": bf16.peak_gib,
@@ -126,11 +151,16 @@ class Part:
 
     @property
     def evidence(self) -> dict[str, float]:
-        return {f"extra_{self.name}_gib": self.extra, f"as_is_{self.name}_gib": self.fp8, f"bf16_{self.name}_gib": self.bf16}
+        return {
+            f"extra_{self.name}_gib": self.extra,
+            f"as_is_{self.name}_gib": self.fp8,
+            f"bf16_{self.name}_gib": self.bf16,
+        }
 
 
 def parts_of(fp8: Arm, bf16: Arm) -> tuple[Part, ...]:
-    """What both peaks are made of, where FP8 takes most in excess first; empty where that was not recorded."""
+    """What both peaks are made of, where FP8 takes most in excess first; empty where that was not
+    recorded."""
     one, other = (arm.memory if recorded(arm.memory) else None for arm in (fp8, bf16))
     if one is None or other is None:
         return ()
@@ -141,13 +171,17 @@ def parts_of(fp8: Arm, bf16: Arm) -> tuple[Part, ...]:
 def in_words(parts: tuple[Part, ...]) -> str:
     """Where the extra memory is, as far as it shows in a tenth of a GiB."""
     more = [f"{part.extra:+.1f} GiB {IN_WORDS[part.name]}" for part in parts if part.extra >= SHOWN_GIB]
-    less = [f"{part.extra:+.1f} GiB {IN_WORDS[part.name]}" for part in reversed(parts) if part.extra <= -SHOWN_GIB]
+    less = [
+        f"{part.extra:+.1f} GiB {IN_WORDS[part.name]}" for part in reversed(parts) if part.extra <= -SHOWN_GIB
+    ]
     return f" The difference: {', '.join(more + less)}." if more or less else ""
 
 
 def keeps_copies(linear: Linear) -> bool:
     """Whether Transformer Engine keeps FP8 copies beside this weight."""
-    return linear.stack == "transformer_engine" and not (recorded(linear.features) and linear.features.get("primary_weights_in_fp8"))
+    return linear.stack == "transformer_engine" and not (
+        recorded(linear.features) and linear.features.get("primary_weights_in_fp8")
+    )
 
 
 def copies_gib(facts: Facts, layers: list[Linear]) -> float:
@@ -166,19 +200,35 @@ def treatment(facts: Facts, eager: list[Linear], copies: list[Linear]) -> Treatm
     return Treatment(
         name="fp8-weights",
         summary="keep the weights in FP8 alone, with the master weights in the optimizer",
-        code="with te.quantized_model_init(enabled=True):   # te.fp8_model_init before Transformer Engine 2.9\n    model = build_model()",
+        code="with te.quantized_model_init(enabled=True):   # te.fp8_model_init before Transformer Engine "
+        "2.9\n    model = build_model()",
     )
 
 
 def _four_layers_of_llama_8b(peak_gib: float) -> Facts:
     """Transformer Engine through Accelerate, eager, as measured on an H200."""
     layer = Linear(
-        name="layers.0.up", stack="transformer_engine", use="training", features={"primary_weights_in_fp8": False}, in_features=4096,
-        out_features=14336, gemms=1, requires_grad=True, compiled=None,
-    )  # fmt: skip
-    arms = tuple(Arm(name=name, tried=True, reason=None, peak_gib=gib, graphs_run=0) for name, gib in (("as_is", peak_gib), ("bf16", 19.9)))
+        name="layers.0.up",
+        stack="transformer_engine",
+        use="training",
+        features={"primary_weights_in_fp8": False},
+        in_features=4096,
+        out_features=14336,
+        gemms=1,
+        requires_grad=True,
+        compiled=None,
+    )
+    arms = tuple(
+        Arm(name=name, tried=True, reason=None, peak_gib=gib, graphs_run=0)
+        for name, gib in (("as_is", peak_gib), ("bf16", 19.9))
+    )
     gpus = (Gpu(visible=True, compute_capability="9.0"),)
-    return Facts(network=Network(linears=(layer,), blocks=()), gpus=gpus, workload=Workload(tokens=4096), trial=Trial(device="cuda", arms=arms))
+    return Facts(
+        network=Network(linears=(layer,), blocks=()),
+        gpus=gpus,
+        workload=Workload(tokens=4096),
+        trial=Trial(device="cuda", arms=arms),
+    )
 
 
 SICK = _four_layers_of_llama_8b(peak_gib=22.8)

@@ -37,38 +37,55 @@ import re
 
 from packaging.version import Version
 
+from fp8doctor.analysis.arms import arm
+from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.unfused_attention import PlainAttention, plain_attention
 from fp8doctor.facts import Attention, Facts, Network, Training, recorded
+from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import arm
-from fp8doctor.overview import in_python, percent
-from fp8doctor.plain_attention import PlainAttention, plain_attention
-from fp8doctor.record import Value
 from fp8doctor.registry import check
+from fp8doctor.wording import percent
 
 FUSED = frozenset(("flash", "mem_efficient", "cudnn"))
-"""Backends of torch that never write the scores to memory. Source: ``torch.nn.attention.SDPBackend``, torch 2.13."""
+"""Backends of torch that never write the scores to memory. Source: ``torch.nn.attention.SDPBackend``, torch
+2.13."""
 
 CONTIGUOUS_BIAS = "5.20.0"
-"""First transformers whose ``create_position_bias_mask`` returns a contiguous mask: ``integrations/sdpa_attention.py`` of 5.17.0
-to 5.19.0 and of 5.20.0, 5.22.0, 5.23.0."""
+"""First transformers whose ``create_position_bias_mask`` returns a contiguous mask:
+``integrations/sdpa_attention.py`` of 5.17.0 to 5.19.0 and of 5.20.0, 5.22.0, 5.23.0."""
 
 T5_FAMILY = re.compile(r"\.models\.(t5|mt5|umt5|longt5|switch_transformers|pop2piano|udop)\.")
 """Models of transformers 5.17 that permute a learned position bias and hand it to the attention."""
 
 
-@check("MEM004", "slow-attention-backend", area="memory", severity="warning", needs=("network.attentions", "training.sdp_backends"))
+@check(
+    "MEM004",
+    "slow-attention-backend",
+    area="memory",
+    severity="warning",
+    needs=("network.attentions", "training.sdp_backends"),
+)
 def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
     attentions, backends = facts.network.attentions, facts.training.sdp_backends
-    eager = [each for each in attentions if each.implementation == "eager" and each.has_sdpa and each.needs_eager is None]
+    eager = [
+        each
+        for each in attentions
+        if each.implementation == "eager" and each.has_sdpa and each.needs_eager is None
+    ]
     now = arm(facts.trial, "as_is") if recorded(facts.trial) and recorded(facts.trial.arms) else None
     unfused = plain_attention(now) if now else None
     seen = f" {unfused_sentence(unfused)}" if unfused else ""
-    evidence: dict[str, Value | tuple[Value, ...]] = {"sdp_backends": backends, **(evidence_of(unfused) if unfused else {})}
+    evidence: dict[str, Value | tuple[Value, ...]] = {
+        "sdp_backends": backends,
+        **(evidence_of(unfused) if unfused else {}),
+    }
     if eager:
         names = ", ".join(dict.fromkeys(each.kind.rpartition(".")[2] for each in eager))
         return Finding(
             title=f"Attention is eager in {names}",
-            explanation=f"The configuration asks for it; transformers has torch's fused attention for this class, and nothing needs eager.{seen}",
+            explanation="The configuration asks for it; transformers has torch's fused attention for "
+            "this class, "
+            f"and nothing needs eager.{seen}",
             evidence={"eager": tuple(each.name or "the model" for each in eager), **evidence},
             treatment=fused(eager[0], facts.network),
         )
@@ -76,17 +93,30 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
     if torchs and FUSED.isdisjoint(backends):
         return Finding(
             title="Every fused backend of torch's attention is switched off",
-            explanation=f"What is left to scaled_dot_product_attention is {' and '.join(backends) or 'nothing'}.{seen}",
+            explanation="What is left to scaled_dot_product_attention is "
+            f"{' and '.join(backends) or 'nothing'}.{seen}",
             evidence={"first": torchs[0].name or "the model", **evidence},
             treatment=SWITCH_ON,
         )
-    needed = [reason for each in attentions if each.implementation == "eager" if (reason := each.needs_eager or no_other(each))]
+    needed = [
+        reason
+        for each in attentions
+        if each.implementation == "eager"
+        if (reason := each.needs_eager or no_other(each))
+    ]
     if needed:
         return NotApplicable(reason=f"attention is eager, and has to be: {needed[0]}")
     if unfused:
         return Finding(
-            title=f"Attention runs as batched GEMMs and a softmax: {percent(unfused.share_pct)} of the GPU's time",
-            explanation=" ".join((unfused_sentence(unfused), *(["Other calls run a fused kernel."] if unfused.beside_fused else []), *why(facts))),
+            title=f"Attention runs as batched GEMMs and a softmax: {percent(unfused.share_pct)} of "
+            "the GPU's time",
+            explanation=" ".join(
+                (
+                    unfused_sentence(unfused),
+                    *(["Other calls run a fused kernel."] if unfused.beside_fused else []),
+                    *why(facts),
+                )
+            ),
             evidence=evidence,
             treatment=treatment(facts),
         )
@@ -97,7 +127,10 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
 
 def unfused_sentence(plain: PlainAttention) -> str:
     parts = "its softmax, batched GEMMs and what stands between them"
-    return f"Profiled, {parts} take at least {plain.total_ms:.1f} ms, {percent(plain.share_pct)} of the GPU's time."
+    return (
+        f"Profiled, {parts} take at least {plain.total_ms:.1f} ms, {percent(plain.share_pct)} of the "
+        "GPU's time."
+    )
 
 
 def evidence_of(plain: PlainAttention) -> dict[str, Value | tuple[Value, ...]]:
@@ -114,11 +147,15 @@ def why(facts: Facts) -> list[str]:
     """What makes torch's attention compute it so, as far as the facts tell."""
     if bias_not_contiguous(facts):
         return [
-            f"Before {CONTIGUOUS_BIAS} transformers hands the position bias over as a permuted view. Fused backends want stride 1 in its last "
+            f"Before {CONTIGUOUS_BIAS} transformers hands the position bias over as a permuted view. "
+            "Fused backends want stride 1 in its last "
             "dimension, so torch's attention takes its math backend, in fp32."
         ]
     if calls_torchs(facts):
-        return ["The model calls torch's attention; a call that no fused backend accepts takes its math backend, which computes in fp32."]
+        return [
+            "The model calls torch's attention; a call that no fused backend accepts takes its math "
+            "backend, which computes in fp32."
+        ]
     return []
 
 
@@ -134,9 +171,13 @@ def calls_torchs(facts: Facts) -> bool:
 
 def bias_not_contiguous(facts: Facts) -> bool:
     """Whether a model of T5's family has its bias from a transformers that leaves it permuted."""
-    packages = facts.software.packages if recorded(facts.software) and recorded(facts.software.packages) else {}
+    packages = (
+        facts.software.packages if recorded(facts.software) and recorded(facts.software.packages) else {}
+    )
     version = packages["transformers"].version if "transformers" in packages else None
-    biased = any(each.implementation == "sdpa" and T5_FAMILY.search(each.kind) for each in facts.network.attentions)
+    biased = any(
+        each.implementation == "sdpa" and T5_FAMILY.search(each.kind) for each in facts.network.attentions
+    )
     return biased and version is not None and Version(version) < Version(CONTIGUOUS_BIAS)
 
 
@@ -144,7 +185,11 @@ def no_other(attention: Attention) -> str | None:
     """Why a class has no other attention than eager, or may have none."""
     if attention.has_sdpa:
         return None
-    return f"transformers {'has no other' if attention.has_sdpa is False else 'does not say whether it has another'} for {attention.kind.rpartition('.')[2]}"
+    return (
+        "transformers "
+        + ("has no other" if attention.has_sdpa is False else "does not say whether it has another")
+        + f" for {attention.kind.rpartition('.')[2]}"
+    )
 
 
 def fused(attention: Attention, network: Network) -> Treatment:
@@ -164,25 +209,35 @@ SWITCH_ON = Treatment(
 )
 UPGRADE_TRANSFORMERS = Treatment(
     name="contiguous-position-bias",
-    summary="take a transformers that hands the position bias over contiguous, which the memory-efficient backend accepts",
+    summary="take a transformers that hands the position bias over contiguous, which the memory-efficient "
+    "backend accepts",
     code=f'pip install "transformers>={CONTIGUOUS_BIAS}"',
 )
 ASK_TORCH = Treatment(
     name="say-why-not-fused",
     summary="let torch say why no fused backend takes the call, and mend the argument that it names",
     code="from torch.nn.attention import SDPBackend, sdpa_kernel\n"
-    "with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):\n"
+    "with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, "
+    "SDPBackend.EFFICIENT_ATTENTION]):\n"
     "    loss = compute_loss(model, batch)   # raises where it would fall back, and warns why",
 )
 CALL_TORCHS = Treatment(
     name="call-fused-attention",
-    summary="compute attention with torch's own function, in 16 bits and with is_causal instead of a mask where that is all it says",
+    summary="compute attention with torch's own function, in 16 bits and with is_causal instead of a "
+    "mask where "
+    "that is all it says",
     code="output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)",
 )
 
 
 def _llama(implementation: str) -> Facts:
-    attention = Attention(name="", kind="transformers.LlamaForCausalLM", implementation=implementation, has_sdpa=True, needs_eager=None)
+    attention = Attention(
+        name="",
+        kind="transformers.LlamaForCausalLM",
+        implementation=implementation,
+        has_sdpa=True,
+        needs_eager=None,
+    )
     training = Training(sdp_backends=("flash", "mem_efficient", "cudnn", "math"))
     return Facts(network=Network(attentions=(attention,), wrappers=()), training=training)
 

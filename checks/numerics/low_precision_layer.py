@@ -34,25 +34,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fp8doctor.cures import keep_in_bf16
+from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import Facts, LayerNumerics, Linear, Network, Trial
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import uses_fp8
-from fp8doctor.overview import plural
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 LEAST_DB = {"output": 18.0, "input gradient": 17.0, "weight gradient": 17.0}
-"""What torchao's tests want of an output and of a weight gradient (``test_base.py``, see above); of an input gradient, which
-is made of the same cast, the same."""
+"""What torchao's tests want of an output and of a weight gradient (``test_base.py``, see above); of an input
+gradient, which is made of the same cast, the same."""
 
 FAR_BELOW_DB = 6.0
-"""Below the median of all layers: twice the error. A recipe that is coarse in every layer is no layer's disease."""
+"""Below the median of all layers: twice the error. A recipe that is coarse in every layer is no layer's
+disease."""
 
 WORTHLESS_DB = 10.0
-"""The error is a tenth of the signal's power: that is low whatever the other layers have. A convention of this tool."""
+"""The error is a tenth of the signal's power: that is low whatever the other layers have. A convention of
+this tool."""
 
 MUCH_PCT = 1.0
-"""Share of elements, clipped or turned to zero, that is worth saying. Healthy layers measured above stay below 0.4."""
+"""Share of elements, clipped or turned to zero, that is worth saying. Healthy layers measured above stay
+below 0.4."""
 
 NAMED = 3
 """Layers that the title names; the evidence has them all."""
@@ -69,9 +72,13 @@ class Low:
 
 
 @check(
-    "NUM002", "low-precision-layer", area="numerics", severity="warning",
-    needs=("network.linears.use", "network.linears.recipe", "trial.numerics"), explained_by=("NUM003",),
-)  # fmt: skip
+    "NUM002",
+    "low-precision-layer",
+    area="numerics",
+    severity="warning",
+    needs=("network.linears.use", "network.linears.recipe", "trial.numerics"),
+    explained_by=("NUM003",),
+)
 def low_precision_layer(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
@@ -84,9 +91,11 @@ def low_precision_layer(facts: Facts) -> Finding | NotApplicable | None:
     worst, names = low[0], tuple(each.layer.name for each in low)
     more = f" and {len(low) - NAMED} more" if len(low) > NAMED else ""
     return Finding(
-        title=f"{len(low)} of {plural(len(layers), 'FP8 layer')} {loss(low)}: {', '.join(names[:NAMED])}{more}",
+        title=f"{len(low)} of {plural(len(layers), 'FP8 layer')} {loss(low)}: "
+        f"{', '.join(names[:NAMED])}{more}",
         explanation=(
-            f"The {worst.what} of {worst.layer.name} is {worst.sqnr_db:.1f} dB above its error, that of the median layer {worst.median_db:.1f}. "
+            f"The {worst.what} of {worst.layer.name} is {worst.sqnr_db:.1f} dB above its error, that of "
+            f"the median layer {worst.median_db:.1f}. "
             f"{why(low)}Every layer was fed alone with what BF16 feeds it."
         ),
         evidence={
@@ -119,7 +128,11 @@ def lowest(layers: Sequence[LayerNumerics]) -> Iterator[Low]:
 def sqnr(layer: LayerNumerics) -> dict[str, float]:
     """The results of a layer that have a ratio; of the output the worse of the whole and of a typical row."""
     outputs = [each for each in (layer.output_sqnr_db, layer.typical_output_sqnr_db) if each is not None]
-    found = {"output": min(outputs, default=None), "input gradient": layer.input_gradient_sqnr_db, "weight gradient": layer.weight_gradient_sqnr_db}
+    found = {
+        "output": min(outputs, default=None),
+        "input gradient": layer.input_gradient_sqnr_db,
+        "weight gradient": layer.weight_gradient_sqnr_db,
+    }
     return {what: db for what, db in found.items() if db is not None}
 
 
@@ -131,7 +144,10 @@ def median(values: Sequence[float]) -> float:
 def loss(low: Sequence[Low]) -> str:
     """What these layers do; beside the others only where all of them are far below the median."""
     apart = all(each.sqnr_db < each.median_db - FAR_BELOW_DB for each in low)
-    return f"{'loses' if len(low) == 1 else 'lose'} {'far more than the others' if apart else 'too much precision'}"
+    return (
+        f"{'loses' if len(low) == 1 else 'lose'} "
+        f"{'far more than the others' if apart else 'too much precision'}"
+    )
 
 
 def why(low: Sequence[Low]) -> str:
@@ -148,19 +164,48 @@ def why(low: Sequence[Low]) -> str:
 def treatment(facts: Facts, names: tuple[str, ...]) -> Treatment:
     """These layers in BF16; for torchao the other recipe is named too."""
     cure = keep_in_bf16(names, facts)
-    tensorwise = any(linear.name in names and linear.recipe == "tensorwise" for linear in facts.network.linears)
-    note = '\n# or one scale for each row: Float8LinearConfig.from_recipe_name("rowwise")' if tensorwise else ""
+    tensorwise = any(
+        linear.name in names and linear.recipe == "tensorwise" for linear in facts.network.linears
+    )
+    note = (
+        '\n# or one scale for each row: Float8LinearConfig.from_recipe_name("rowwise")' if tensorwise else ""
+    )
     return Treatment(name=cure.name, summary=cure.summary, code=cure.code + note, layers=cure.layers)
 
 
 def _layers(typical_db: float, flushed_pct: float) -> Facts:
-    """Four layers of 512x512, one of them with an input that has one element so many times as large, as measured."""
-    healthy = [LayerNumerics(name=f"up.{i}", output_sqnr_db=28.5, typical_output_sqnr_db=28.5, input_gradient_sqnr_db=24.6,
-                             weight_gradient_sqnr_db=24.6, saturated_pct=0.0, flushed_pct=0.0, non_finite=0) for i in range(3)]  # fmt: skip
-    odd = LayerNumerics(name="down", output_sqnr_db=31.3, typical_output_sqnr_db=typical_db, input_gradient_sqnr_db=24.7,
-                        weight_gradient_sqnr_db=25.5, saturated_pct=0.0, flushed_pct=flushed_pct, non_finite=0)  # fmt: skip
-    linears = tuple(Linear(name=each.name, stack="torchao", use="training", recipe="tensorwise") for each in (*healthy, odd))
-    return Facts(network=Network(linears=linears), trial=Trial(device="cuda", arms=(), numerics=(*healthy, odd)))
+    """Four layers of 512x512, one of them with an input that has one element so many times as large, as
+    measured."""
+    healthy = [
+        LayerNumerics(
+            name=f"up.{i}",
+            output_sqnr_db=28.5,
+            typical_output_sqnr_db=28.5,
+            input_gradient_sqnr_db=24.6,
+            weight_gradient_sqnr_db=24.6,
+            saturated_pct=0.0,
+            flushed_pct=0.0,
+            non_finite=0,
+        )
+        for i in range(3)
+    ]
+    odd = LayerNumerics(
+        name="down",
+        output_sqnr_db=31.3,
+        typical_output_sqnr_db=typical_db,
+        input_gradient_sqnr_db=24.7,
+        weight_gradient_sqnr_db=25.5,
+        saturated_pct=0.0,
+        flushed_pct=flushed_pct,
+        non_finite=0,
+    )
+    linears = tuple(
+        Linear(name=each.name, stack="torchao", use="training", recipe="tensorwise")
+        for each in (*healthy, odd)
+    )
+    return Facts(
+        network=Network(linears=linears), trial=Trial(device="cuda", arms=(), numerics=(*healthy, odd))
+    )
 
 
 SICK = _layers(typical_db=0.4, flushed_pct=97.1)

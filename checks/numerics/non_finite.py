@@ -30,26 +30,39 @@ https://github.com/triton-lang/triton/issues/11111
 
 from __future__ import annotations
 
-from fp8doctor.cures import keep_in_bf16
+from fp8doctor.analysis.arms import arm, uses_fp8
+from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import Arm, Facts, LayerNumerics, Linear, Network, Trial, recorded
+from fp8doctor.facts.arm_names import PRESCRIBED
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import PRESCRIBED, arm, uses_fp8
-from fp8doctor.overview import plural
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 NAMED = 3
 """Layers that the text names; the evidence has them all."""
 
 
 @check(
-    "NUM001", "non-finite", area="numerics", severity="error",
-    needs=("network.linears.use", "network.linears.stack", "network.linears.recipe", "trial.arms.non_finite"), explained_by=("NUM003",),
-)  # fmt: skip
+    "NUM001",
+    "non-finite",
+    area="numerics",
+    severity="error",
+    needs=("network.linears.use", "network.linears.stack", "network.linears.recipe", "trial.arms.non_finite"),
+    explained_by=("NUM003",),
+)
 def non_finite(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
-    seen = [each for name in ("as_is", PRESCRIBED) if (each := arm(facts.trial, name)) and each.non_finite is not None]
-    bf16 = [each for name in ("bf16", "bf16_compiled") if (each := arm(facts.trial, name)) and each.non_finite is not None]
+    seen = [
+        each
+        for name in ("as_is", PRESCRIBED)
+        if (each := arm(facts.trial, name)) and each.non_finite is not None
+    ]
+    bf16 = [
+        each
+        for name in ("bf16", "bf16_compiled")
+        if (each := arm(facts.trial, name)) and each.non_finite is not None
+    ]
     if not seen or not bf16:
         return NotApplicable(reason=f"no step in {'BF16' if seen else 'FP8'} could be looked at")
     sick_bf16 = [each for each in bf16 if each.non_finite]
@@ -57,16 +70,26 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
         told = " and ".join(f"{' and '.join(each.non_finite or ())} in {each.name}" for each in sick_bf16)
         return NotApplicable(reason=f"loss or gradients are not finite in BF16 either: {told}")
     sick = [each for each in seen if each.non_finite]
-    layers = tuple(each.name for each in facts.trial.numerics if each.non_finite) if recorded(facts.trial.numerics) else ()
+    layers = (
+        tuple(each.name for each in facts.trial.numerics if each.non_finite)
+        if recorded(facts.trial.numerics)
+        else ()
+    )
     if not sick and not layers:
         return None
     what = " and ".join(dict.fromkeys(name for each in sick for name in each.non_finite or ()))
-    step = "FP8" if not sick or sick[0].name == "as_is" else "the prescribed FP8 step, not in the step as it is"
-    alone = f"{plural(len(layers), 'FP8 layer')} {verb(layers)} NaN or infinity when {'it runs' if len(layers) == 1 else 'they run'} alone, eagerly"
+    step = (
+        "FP8" if not sick or sick[0].name == "as_is" else "the prescribed FP8 step, not in the step as it is"
+    )
+    alone = (
+        f"{plural(len(layers), 'FP8 layer')} {verb(layers)} NaN or infinity when "
+        f"{'it runs' if len(layers) == 1 else 'they run'} alone, eagerly"
+    )
     return Finding(
         severity="error" if sick else "warning",
         title=f"NaN or infinity in {what} in {step}" if sick else f"{alone}; the steps that ran were finite",
-        explanation=f"On the same weights and the same batch BF16 is finite.{mended(sick, seen)} {where(facts, layers)}",
+        explanation=f"On the same weights and the same batch BF16 is finite.{mended(sick, seen)} "
+        f"{where(facts, layers)}",
         evidence={
             "non_finite": tuple(dict.fromkeys(name for each in sick for name in each.non_finite or ())),
             "arms": tuple(each.name for each in sick),
@@ -79,7 +102,11 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
 
 def mended(sick: list[Arm], seen: list[Arm]) -> str:
     """Says where the prescription was finite; compiled code may saturate where eager code does not."""
-    return " The prescribed step was finite." if [each.name for each in sick] == ["as_is"] and len(seen) > 1 else ""
+    return (
+        " The prescribed step was finite."
+        if [each.name for each in sick] == ["as_is"] and len(seen) > 1
+        else ""
+    )
 
 
 def verb(layers: tuple[str, ...]) -> str:
@@ -93,25 +120,43 @@ def where(facts: Facts, layers: tuple[str, ...]) -> str:
         more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
         return f"Fed alone with the input of BF16, {', '.join(layers[:NAMED])}{more} {verb(layers)} it."
     if recorded(facts.trial.numerics) and facts.trial.numerics:
-        return f"None of {plural(len(facts.trial.numerics), 'layer')} that were fed alone, eagerly, gives any: it comes from compiled code, or builds up."
+        return (
+            f"None of {plural(len(facts.trial.numerics), 'layer')} that were fed alone, eagerly, gives any: "
+            "it comes from compiled code, or builds up."
+        )
     return "The layers were not looked at one by one, so where it begins is not known."
 
 
 def treatment(facts: Facts, layers: tuple[str, ...], sick: list[Arm]) -> Treatment | None:
-    """BF16 for the layers it begins in; else current scaling where Transformer Engine scales by the past; None when nothing is known."""
+    """BF16 for the layers it begins in; else current scaling where Transformer Engine scales by the past;
+    None when nothing is known."""
     if layers:
         return keep_in_bf16(layers, facts)
-    delayed = any(linear.stack == "transformer_engine" and linear.use == "training" for linear in facts.network.linears)
+    delayed = any(
+        linear.stack == "transformer_engine" and linear.use == "training" for linear in facts.network.linears
+    )
     if not delayed or not any(each.name == "as_is" for each in sick):
         return None
-    return Treatment(name="current-scaling", summary="scale by the values of the step itself", code="recipe = Float8CurrentScaling()")
+    return Treatment(
+        name="current-scaling",
+        summary="scale by the values of the step itself",
+        code="recipe = Float8CurrentScaling()",
+    )
 
 
 def _overflow(*non_finite: str) -> Facts:
     """A step of two layers, the second of which overflows in FP8."""
-    linears = tuple(Linear(name=name, stack="torchao", use="training", recipe="tensorwise") for name in ("up", "down"))
-    arms = tuple(Arm(name=name, tried=True, reason=None, non_finite=found) for name, found in (("as_is", non_finite), ("bf16", ())))
-    numerics = tuple(LayerNumerics(name=name, non_finite=64 if non_finite and name == "down" else 0) for name in ("up", "down"))
+    linears = tuple(
+        Linear(name=name, stack="torchao", use="training", recipe="tensorwise") for name in ("up", "down")
+    )
+    arms = tuple(
+        Arm(name=name, tried=True, reason=None, non_finite=found)
+        for name, found in (("as_is", non_finite), ("bf16", ()))
+    )
+    numerics = tuple(
+        LayerNumerics(name=name, non_finite=64 if non_finite and name == "down" else 0)
+        for name in ("up", "down")
+    )
     return Facts(network=Network(linears=linears), trial=Trial(device="cuda", arms=arms, numerics=numerics))
 
 

@@ -32,23 +32,24 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
+from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.facts import Environment, Facts, Linear, Network, Package, Scaling, Software
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import asked_by_environment
 from fp8doctor.registry import check
 
 HISTORY = "ACCELERATE_FP8_AMAX_HISTORY_LEN"
 FORMAT = "ACCELERATE_FP8_FORMAT"
 
 SHORTEST_HISTORY = 1
-"""Steps: a history that holds the last step only. Source: ``DelayedScaling``, Transformer Engine 0.x, which took it for its
-default, and 1.3 to 2.20, which take 1024."""
+"""Steps: a history that holds the last step only. Source: ``DelayedScaling``, Transformer Engine 0.x, which
+took it for its default, and 1.3 to 2.20, which take 1024."""
 
 TORCHAO_WORKS_AROUND = Version("0.18")
 """torchao that patches inductor at conversion. Source: ``torchao/float8/_inductor_patch.py``, 0.18.0."""
 
 TORCH_MISCOMPILES = Version("2.14.0.dev0")
-"""torch whose inductor writes ``PropagateNan.ALL`` (pytorch#186933). Source: as above, seen with 2.14.0.dev and triton 3.8.0."""
+"""torch whose inductor writes ``PropagateNan.ALL`` (pytorch#186933). Source: as above, seen with 2.14.0.dev
+and triton 3.8.0."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,18 @@ class Risk:
     "risky-recipe",
     area="numerics",
     severity="warning",
-    needs=("network.scalings", "network.linears.compiled", "environment.variables", "software.torch", "software.packages"),
+    needs=(
+        "network.scalings",
+        "network.linears.compiled",
+        "environment.variables",
+        "software.torch",
+        "software.packages",
+    ),
 )
 def risky_recipe(facts: Facts) -> Finding | NotApplicable | None:
-    wanted = any(linear.use == "training" for linear in facts.network.linears) or asked_by_environment(facts.environment.variables)
+    wanted = any(linear.use == "training" for linear in facts.network.linears) or asked_by_environment(
+        facts.environment.variables
+    )
     if not wanted:
         return NotApplicable(reason="no FP8 layer in the model, and none asked for")
     risks = [*in_the_model(facts.network.scalings), *by_variables(facts), *miscompiled(facts)]
@@ -79,18 +88,36 @@ def risky_recipe(facts: Facts) -> Finding | NotApplicable | None:
         title="A setting that is known to harm the training: " + "; ".join(risk.name for risk in risks),
         explanation=". ".join(risk.text[0].upper() + risk.text[1:] for risk in risks) + ".",
         evidence={"settings": tuple(risk.name for risk in risks)},
-        treatment=Treatment(name="safe-recipe", summary="; ".join(risk.cure for risk in risks), code="\n".join(risk.code for risk in risks)),
+        treatment=Treatment(
+            name="safe-recipe",
+            summary="; ".join(risk.cure for risk in risks),
+            code="\n".join(risk.code for risk in risks),
+        ),
     )
 
 
 def in_the_model(scalings: tuple[Scaling, ...]) -> Iterator[Risk]:
     for scaling in scalings:
         if any("e5m2" in dtype for dtype in scaling.forward_dtypes):
-            text = f"{scaling.layers} layers ({scaling.first}, ...) cast their input or weight to E5M2, with two bits of mantissa"
-            code = 'config = Float8LinearConfig.from_recipe_name("tensorwise")' if scaling.stack == "torchao" else "recipe.fp8_format = Format.HYBRID"
+            text = (
+                f"{scaling.layers} layers ({scaling.first}, ...) cast their input or weight to E5M2, with "
+                "two bits of mantissa"
+            )
+            code = (
+                'config = Float8LinearConfig.from_recipe_name("tensorwise")'
+                if scaling.stack == "torchao"
+                else "recipe.fp8_format = Format.HYBRID"
+            )
             yield Risk("E5M2 in the forward", text, "E4M3 in the forward", code)
-        if scaling.amax_history_len is not None and scaling.amax_history_len <= SHORTEST_HISTORY and scaling.amax_compute_algo != "custom":
-            text = f"{scaling.layers} layers ({scaling.first}, ...) take their scale from the last step alone: whatever is larger now saturates"
+        if (
+            scaling.amax_history_len is not None
+            and scaling.amax_history_len <= SHORTEST_HISTORY
+            and scaling.amax_compute_algo != "custom"
+        ):
+            text = (
+                f"{scaling.layers} layers ({scaling.first}, ...) take their scale from the last step alone: "
+                "whatever is larger now saturates"
+            )
             code = 'recipe = DelayedScaling(amax_history_len=1024, amax_compute_algo="max")'
             yield Risk(f"amax history of {scaling.amax_history_len}", text, "a history of 1024 steps", code)
 
@@ -98,23 +125,39 @@ def in_the_model(scalings: tuple[Scaling, ...]) -> Iterator[Risk]:
 def by_variables(facts: Facts) -> Iterator[Risk]:
     """What Accelerate is about to hand to Transformer Engine; once it did, the model says it itself."""
     variables = facts.environment.variables
-    if variables.get("ACCELERATE_FP8_BACKEND") != "TE" or any(scaling.stack == "transformer_engine" for scaling in facts.network.scalings):
+    if variables.get("ACCELERATE_FP8_BACKEND") != "TE" or any(
+        scaling.stack == "transformer_engine" for scaling in facts.network.scalings
+    ):
         return
     if variables.get(HISTORY) == str(SHORTEST_HISTORY):
         text = f"{HISTORY}=1 takes every scale from the last step alone: whatever is larger now saturates"
         yield Risk(f"{HISTORY}=1", text, "the default history of 1024 steps", f"unset {HISTORY}")
     if variables.get(FORMAT, "").upper() == "E5M2":
         text = f"{FORMAT}=E5M2 is for gradients only, and Transformer Engine refuses it"
-        yield Risk(f"{FORMAT}=E5M2", text, "E4M3 in the forward, E5M2 for gradients", f"export {FORMAT}=HYBRID")
+        yield Risk(
+            f"{FORMAT}=E5M2", text, "E4M3 in the forward, E5M2 for gradients", f"export {FORMAT}=HYBRID"
+        )
 
 
 def miscompiled(facts: Facts) -> Iterator[Risk]:
-    compiled = [linear for linear in facts.network.linears if linear.stack == "torchao" and linear.use == "training" and linear.compiled is not None]
+    compiled = [
+        linear
+        for linear in facts.network.linears
+        if linear.stack == "torchao" and linear.use == "training" and linear.compiled is not None
+    ]
     package = facts.software.packages.get("torchao")
     torchao, torch = parsed(package.version if package else None), parsed(facts.software.torch)
     if compiled and torchao and torch and torchao < TORCHAO_WORKS_AROUND and torch >= TORCH_MISCOMPILES:
-        text = f"torchao {torchao} does not work around the Triton miscompile that torch {torch} runs into: {len(compiled)} compiled layers may write NaN"
-        yield Risk(f"torchao {torchao} compiled by torch {torch}", text, "torchao 0.18 or newer", 'pip install "torchao>=0.18"')
+        text = (
+            f"torchao {torchao} does not work around the Triton miscompile that torch {torch} runs into: "
+            f"{len(compiled)} compiled layers may write NaN"
+        )
+        yield Risk(
+            f"torchao {torchao} compiled by torch {torch}",
+            text,
+            "torchao 0.18 or newer",
+            'pip install "torchao>=0.18"',
+        )
 
 
 def parsed(version: str | None) -> Version | None:
@@ -126,12 +169,22 @@ def parsed(version: str | None) -> Version | None:
 
 def _delayed(history: int) -> Facts:
     scaling = Scaling(
-        stack="transformer_engine", layers=1, first="up", forward_dtypes=("float8_e4m3fn",), amax_history_len=history, amax_compute_algo="most_recent"
+        stack="transformer_engine",
+        layers=1,
+        first="up",
+        forward_dtypes=("float8_e4m3fn",),
+        amax_history_len=history,
+        amax_compute_algo="most_recent",
     )
     return Facts(
-        software=Software(torch="2.13.0", packages={"transformer_engine": Package(version="2.20.2", imported=True)}),
+        software=Software(
+            torch="2.13.0", packages={"transformer_engine": Package(version="2.20.2", imported=True)}
+        ),
         environment=Environment(variables={}),
-        network=Network(linears=(Linear(name="up", stack="transformer_engine", use="training", compiled=None),), scalings=(scaling,)),
+        network=Network(
+            linears=(Linear(name="up", stack="transformer_engine", use="training", compiled=None),),
+            scalings=(scaling,),
+        ),
     )
 
 

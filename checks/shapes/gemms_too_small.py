@@ -31,40 +31,73 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fp8doctor.cures import KEEP_IN_BF16, STAY_IN_BF16, keep_in_bf16
+from fp8doctor.analysis.arms import saved_by
+from fp8doctor.analysis.layer_gain import (
+    acquitted,
+    at_least,
+    basis,
+    crossing,
+    gains,
+    in_step,
+    losing_body,
+    saving,
+)
+from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, STAY_IN_BF16, keep_in_bf16
 from fp8doctor.facts import Facts, Linear, Network, Workload
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import saved_by
-from fp8doctor.overview import plural
 from fp8doctor.registry import check
-from fp8doctor.shape_gain import acquitted, at_least, basis, crossing, gains, in_step, losing_body, saving
+from fp8doctor.wording import plural
 
 SHAPES_SHOWN = 3
 """Shapes that the title names. A choice of length."""
 
 
 @check(
-    "SHP002", "gemms-too-small", area="shapes", severity="warning",
-    needs=("network.linears.recipe", "network.linears.features", "network.linears.role", "workload.tokens", "workload.batch_source"),
-)  # fmt: skip
+    "SHP002",
+    "gemms-too-small",
+    area="shapes",
+    severity="warning",
+    needs=(
+        "network.linears.recipe",
+        "network.linears.features",
+        "network.linears.role",
+        "workload.tokens",
+        "workload.batch_source",
+    ),
+)
 def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     if not gains(facts):
-        return NotApplicable(reason="no FP8 layer whose shape, recipe and tokens are known, on a GPU with FP8")
+        return NotApplicable(
+            reason="no FP8 layer whose shape, recipe and tokens are known, on a GPU with FP8"
+        )
     if crossing(facts):
         return NotApplicable(reason="with so few tokens FP8 pays for no shape (SHP003)")
     found, saved = losing_body(facts), saved_by(facts, KEEP_IN_BF16)
     if not found or acquitted(found.values(), saved):
         return None
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
-    shapes = Counter(f"{linear.in_features} x {linear.out_features}" for linear in fp8 if linear.name in found)
-    shown = ", ".join(shape for shape, _ in shapes.most_common(SHAPES_SHOWN)) + (", ..." if len(shapes) > SHAPES_SHOWN else "")
-    bf16, in_fp8, casts = (sum(gain.times * getattr(gain, part) for gain in found.values()) for part in ("bf16_ms", "fp8_ms", "least_casts_ms"))
+    shapes = Counter(
+        f"{linear.in_features} x {linear.out_features}" for linear in fp8 if linear.name in found
+    )
+    shown = ", ".join(shape for shape, _ in shapes.most_common(SHAPES_SHOWN)) + (
+        ", ..." if len(shapes) > SHAPES_SHOWN else ""
+    )
+    bf16, in_fp8, casts = (
+        sum(gain.times * getattr(gain, part) for gain in found.values())
+        for part in ("bf16_ms", "fp8_ms", "least_casts_ms")
+    )
     treatment = keep_in_bf16(tuple(found), facts)
     if len(found) == len(fp8):
-        treatment = Treatment(name=STAY_IN_BF16.name, summary="stay in BF16, compiled: FP8 pays for none of these shapes", code=STAY_IN_BF16.code)
+        treatment = Treatment(
+            name=STAY_IN_BF16.name,
+            summary="stay in BF16, compiled: FP8 pays for none of these shapes",
+            code=STAY_IN_BF16.code,
+        )
     return Finding(
-        title=f"{plural(len(found), 'FP8 layer')} of {len(fp8)}, in x out {shown}, {'loses' if len(found) == 1 else 'lose'} to BF16 even when compiled",
-        explanation=f"{basis(found.values())}: their GEMMs take {bf16:.2f} ms a step in BF16 and {in_fp8:.2f} in FP8, "
+        title=f"{plural(len(found), 'FP8 layer')} of {len(fp8)}, in x out {shown}, "
+        f"{'loses' if len(found) == 1 else 'lose'} to BF16 even when compiled",
+        explanation=f"{basis(found.values())}: their GEMMs take {bf16:.2f} ms a step in BF16 and "
+        f"{in_fp8:.2f} in FP8, "
         f"their casts {at_least(found.values())}{casts:.2f}.{in_step(saved)}",
         evidence={
             "losing_layers": len(found),
@@ -85,12 +118,27 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
 def _decoder(kv_features: int) -> Facts:
     def linear(name: str, out_features: int) -> Linear:
         return Linear(
-            name=name, kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", recipe="tensorwise", features={},
-            in_features=2048, out_features=out_features, gemms=1, requires_grad=True, role="body", adapter=None, flops_share_pct=50.0,
-        )  # fmt: skip
+            name=name,
+            kind="torchao.float8.float8_linear.Float8Linear",
+            stack="torchao",
+            use="training",
+            recipe="tensorwise",
+            features={},
+            in_features=2048,
+            out_features=out_features,
+            gemms=1,
+            requires_grad=True,
+            role="body",
+            adapter=None,
+            flops_share_pct=50.0,
+        )
 
     linears = (linear("layers.0.k_proj", kv_features), linear("layers.0.up_proj", 2048))
-    return Facts(network=Network(linears=linears), workload=Workload(batch_source="given", tokens=8192, accumulate=1), gpus=())
+    return Facts(
+        network=Network(linears=linears),
+        workload=Workload(batch_source="given", tokens=8192, accumulate=1),
+        gpus=(),
+    )
 
 
 SICK = _decoder(kv_features=64)

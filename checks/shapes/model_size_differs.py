@@ -30,17 +30,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fp8doctor.analysis.compile_coverage import is_inside
 from fp8doctor.facts import Blocks, Facts, Linear, Network, Target, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.regions import is_inside
 from fp8doctor.registry import check
 
 TOLERANCE = 0.12
-"""Relative difference that a name may have: gemma-7b has 1.107 times its name without the embeddings, the most of the released
-models that were compared."""
+"""Relative difference that a name may have: gemma-7b has 1.107 times its name without the embeddings, the
+most of the released models that were compared."""
 
 ANOTHER_MEANING = 2.0
-"""Ratio beyond which a number in a name is not taken for the number of parameters. A choice, to keep silent on "10B tokens"."""
+"""Ratio beyond which a number in a name is not taken for the number of parameters. A choice, to keep silent
+on "10B tokens"."""
 
 SIZE = re.compile(r"(?:(?P<before>\d+)(?P<point>[._]))?(?P<number>\d+)(?P<unit>[MmBb])(?![A-Za-z0-9])")
 """350M, 7b, 1.5B, and 1_5b, which may be 1.5 or 5."""
@@ -62,30 +63,56 @@ class Claim:
     """Half a unit of its last digit."""
 
 
-@check("SHP006", "model-size-differs", area="shapes", severity="info", needs=("target.name", "network.parameters", "network.blocks", "network.linears.role"))
+@check(
+    "SHP006",
+    "model-size-differs",
+    area="shapes",
+    severity="info",
+    needs=("target.name", "network.parameters", "network.blocks", "network.linears.role"),
+)
 def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
     if recorded(facts.target.layers) and facts.target.layers:
         return NotApplicable(reason="the model was cut with --layers")
     network = facts.network
     size = network.parameters - (network.adapter_parameters or 0)
     claims = [claim for source, name in names(facts) for claim in claims_in(source, name)]
-    plausible = [claim for claim in claims if 1 / ANOTHER_MEANING <= size / claim.parameters <= ANOTHER_MEANING]
+    plausible = [
+        claim for claim in claims if 1 / ANOTHER_MEANING <= size / claim.parameters <= ANOTHER_MEANING
+    ]
     if not plausible:
         return NotApplicable(reason="no name states a size")
-    if any(linear.role in ("experts", "router") or linear.use == "storage" for linear in network.linears) or len(network.blocks) != 1:
-        return NotApplicable(reason="the names of such models count differently: experts, several towers, or packed weights")
-    if any(abs(counted - claim.parameters) <= max(TOLERANCE * claim.parameters, claim.rounding) for claim in claims for counted in counts(size, network)):
+    if (
+        any(linear.role in ("experts", "router") or linear.use == "storage" for linear in network.linears)
+        or len(network.blocks) != 1
+    ):
+        return NotApplicable(
+            reason="the names of such models count differently: experts, several towers, or packed weights"
+        )
+    if any(
+        abs(counted - claim.parameters) <= max(TOLERANCE * claim.parameters, claim.rounding)
+        for claim in claims
+        for counted in counts(size, network)
+    ):
         return None
     claim = plausible[0]
     layers, fitting = layers_for(claim, size, network)
     return Finding(
         title=f"The model has {in_words(size)} parameters, and {claim.source} says {claim.text}",
-        explanation=f"That is {size / claim.parameters:.2f}x of what it is called, and comparisons by size are off by as much.",
-        evidence={"parameters": size, "claimed": claim.text, "claimed_by": claim.source, "ratio": round(size / claim.parameters, 3)},
+        explanation=f"That is {size / claim.parameters:.2f}x of what it is called, and comparisons by "
+        "size are off "
+        "by as much.",
+        evidence={
+            "parameters": size,
+            "claimed": claim.text,
+            "claimed_by": claim.source,
+            "ratio": round(size / claim.parameters, 3),
+        },
         treatment=Treatment(
             name="size-as-named",
-            summary=f"{layers} layers instead of {network.blocks[0].count} give it; or call it {in_words(size)}",
-            code=f"{'config.num_hidden_layers' if network.kind.startswith('transformers.') else 'layers'} = {layers}   # {in_words(fitting)} parameters",
+            summary=f"{layers} layers instead of {network.blocks[0].count} give it; or call it "
+            f"{in_words(size)}",
+            code=f"{'config.num_hidden_layers' if network.kind.startswith('transformers.') else 'layers'} = "
+            f"{layers}   # {in_words(fitting)} parameters",
         )
         if layers > 0
         else None,
@@ -114,7 +141,9 @@ def claims_in(source: str, name: str) -> Iterator[Claim]:
         if match["point"] != ".":
             yield Claim(text, source, int(number) * unit, unit / 2)
         if before is not None:
-            yield Claim(f"{before}.{text}", source, float(f"{before}.{number}") * unit, unit / 2 / 10 ** len(number))
+            yield Claim(
+                f"{before}.{text}", source, float(f"{before}.{number}") * unit, unit / 2 / 10 ** len(number)
+            )
 
 
 def counts(size: int, network: Network) -> tuple[int, ...]:
@@ -137,11 +166,20 @@ def in_words(parameters: float) -> str:
 
 
 def _decoder(file: str) -> Facts:
-    layers = tuple(Linear(name=f"blocks.{i}.mlp", role="body", use="none", parameters=16_777_216) for i in range(24))
+    layers = tuple(
+        Linear(name=f"blocks.{i}.mlp", role="body", use="none", parameters=16_777_216) for i in range(24)
+    )
     network = Network(
-        kind="decoder.LM", parameters=454_166_528, adapter_parameters=0, linears=layers, blocks=(Blocks(name="blocks", count=24),),
-        ties=(("embedding.weight", "head.weight"),), vocabulary=50257, hidden_size=1024, configured_name=None,
-    )  # fmt: skip
+        kind="decoder.LM",
+        parameters=454_166_528,
+        adapter_parameters=0,
+        linears=layers,
+        blocks=(Blocks(name="blocks", count=24),),
+        ties=(("embedding.weight", "head.weight"),),
+        vocabulary=50257,
+        hidden_size=1024,
+        configured_name=None,
+    )
     return Facts(target=Target(kind="file", name=file, attribute="build_model"), network=network)
 
 

@@ -26,21 +26,39 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fp8doctor.cures import KEEP_IN_BF16, keep_in_bf16
+from fp8doctor.analysis.arms import saved_by
+from fp8doctor.analysis.layer_gain import (
+    APART,
+    acquitted,
+    at_least,
+    basis,
+    gains,
+    in_step,
+    losing_apart,
+    saving,
+)
+from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, keep_in_bf16
 from fp8doctor.facts import Facts, Linear, Network, Workload
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.measured import saved_by
-from fp8doctor.overview import plural
 from fp8doctor.registry import check
-from fp8doctor.shape_gain import APART, acquitted, at_least, basis, gains, in_step, losing_apart, saving
+from fp8doctor.wording import plural
 
 GOES_INTO = {"head": "the loss", "router": "the choice of the experts"}
 
 
 @check(
-    "SHP004", "narrow-head", area="shapes", severity="warning",
-    needs=("network.linears.recipe", "network.linears.features", "network.linears.role", "workload.tokens", "workload.batch_source"),
-)  # fmt: skip
+    "SHP004",
+    "narrow-head",
+    area="shapes",
+    severity="warning",
+    needs=(
+        "network.linears.recipe",
+        "network.linears.features",
+        "network.linears.role",
+        "workload.tokens",
+        "workload.batch_source",
+    ),
+)
 def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
     apart = [linear for linear in facts.network.linears if linear.use == "training" and linear.role in APART]
     if not apart:
@@ -55,9 +73,15 @@ def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
     roles = {role: sum(linear.role == role for linear in layers) for role in APART}
     counted = " and ".join(plural(count, role) for role, count in roles.items() if count)
     return Finding(
-        title=f"{counted} in FP8, {first.in_features} to {first.out_features} features, slower than in BF16: {first.name}",
-        explanation=f"{basis([gain])}: its GEMMs take {gain.bf16_ms:.3f} ms in BF16 and {gain.fp8_ms:.3f} in FP8, its casts "
-        f"{at_least([gain])}{gain.least_casts_ms:.3f}. What FP8 rounds there goes straight into {GOES_INTO[first.role]}.{in_step(saved)}",
+        title=f"{counted} in FP8, {first.in_features} to {first.out_features} features, slower "
+        "than in BF16: "
+        f"{first.name}",
+        explanation=f"{basis([gain])}: its GEMMs take {gain.bf16_ms:.3f} ms in BF16 and "
+        f"{gain.fp8_ms:.3f} in "
+        "FP8, its casts "
+        f"{at_least([gain])}{gain.least_casts_ms:.3f}. What FP8 rounds there goes "
+        "straight into "
+        f"{GOES_INTO[first.role]}.{in_step(saved)}",
         evidence={
             "layers": len(layers),
             "first": first.name,
@@ -78,12 +102,27 @@ def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
 def _classifier(classes: int) -> Facts:
     def linear(name: str, out_features: int, role: Literal["body", "head"]) -> Linear:
         return Linear(
-            name=name, kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", recipe="tensorwise", features={},
-            in_features=4096, out_features=out_features, gemms=1, requires_grad=True, role=role, adapter=None, flops_share_pct=50.0,
-        )  # fmt: skip
+            name=name,
+            kind="torchao.float8.float8_linear.Float8Linear",
+            stack="torchao",
+            use="training",
+            recipe="tensorwise",
+            features={},
+            in_features=4096,
+            out_features=out_features,
+            gemms=1,
+            requires_grad=True,
+            role=role,
+            adapter=None,
+            flops_share_pct=50.0,
+        )
 
     linears = (linear("up", 4096, "body"), linear("score", classes, "head"))
-    return Facts(network=Network(linears=linears), workload=Workload(batch_source="given", tokens=8192, accumulate=1), gpus=())
+    return Facts(
+        network=Network(linears=linears),
+        workload=Workload(batch_source="given", tokens=8192, accumulate=1),
+        gpus=(),
+    )
 
 
 SICK = _classifier(classes=16)

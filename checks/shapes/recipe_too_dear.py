@@ -23,24 +23,40 @@ https://github.com/pytorch/ao/tree/v0.18.0/torchao/float8#readme
 
 from __future__ import annotations
 
+from fp8doctor.analysis.arms import base_of, ratio, saved_ms
+from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
+from fp8doctor.facts.arm_names import FIRST
+from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
-from fp8doctor.measured import EVEN, FIRST, base_of, ratio, saved_ms
-from fp8doctor.record import Value
 from fp8doctor.registry import check
 
 PREFIX = "recipe-"
-"""How the arms begin that differ from their base by the recipe alone; torchao's name of it follows, with dashes."""
+"""How the arms begin that differ from their base by the recipe alone; torchao's name of it follows, with
+dashes."""
 
 
-@check("SHP005", "recipe-too-dear", area="shapes", severity="warning", needs=("network.linears.recipe", "trial.arms"), explained_by=("DST001",))
+@check(
+    "SHP005",
+    "recipe-too-dear",
+    area="shapes",
+    severity="warning",
+    needs=("network.linears.recipe", "trial.arms"),
+    explained_by=("DST001",),
+)
 def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     own = sorted({linear.recipe or "unknown" for linear in facts.network.linears if linear.use == "training"})
     if not own:
         return NotApplicable(reason="no layer is set up for FP8 training")
-    others = [(each, base) for each in facts.trial.arms if each.name.startswith(PREFIX) and each.tried and (base := base_of(facts.trial, each))]
+    others = [
+        (each, base)
+        for each in facts.trial.arms
+        if each.name.startswith(PREFIX) and each.tried and (base := base_of(facts.trial, each))
+    ]
     if not others:
-        reasons = sorted({each.reason for each in facts.trial.arms if each.name.startswith(PREFIX) and each.reason})
+        reasons = sorted(
+            {each.reason for each in facts.trial.arms if each.name.startswith(PREFIX) and each.reason}
+        )
         return NotApplicable(reason=f"no other recipe was timed{': ' if reasons else ''}{'; '.join(reasons)}")
     gains = [(base, each, ratio(base, each)) for each, base in others]
     faster = [(base, each, gain) for base, each, gain in gains if gain.low > 1 and gain.median - 1 > EVEN]
@@ -56,21 +72,33 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
         "of_arm": base.name.removesuffix(FIRST),
         "base_step_ms": base.step_ms,
     }
-    evidence |= {f"{each.name.removeprefix(PREFIX).replace('-', '_')}_step_ms": each.step_ms for each, _ in others}
+    evidence |= {
+        f"{each.name.removeprefix(PREFIX).replace('-', '_')}_step_ms": each.step_ms for each, _ in others
+    }
     evidence |= {"speedup": gain.median, "speedup_low": gain.low, "speedup_high": gain.high}
     return Finding(
         severity="info" if on_cpu else None,
         title=f"The recipe {recipe} is {gain.median:.2f}x as fast as {', '.join(own)}",
         explanation=(
             f"The step takes {best.step_ms:.1f} instead of {base.step_ms:.1f} ms, timed in turn. "
-            + ("Timed on a CPU, which says nothing about a GPU." if on_cpu else "The recipes differ in exactness too: watch the loss.")
+            + (
+                "Timed on a CPU, which says nothing about a GPU."
+                if on_cpu
+                else "The recipes differ in exactness too: watch the loss."
+            )
         ),
         evidence=evidence,
-        saving_ms=Saving(low=saved.low, high=saved.high, basis="measured", gpu=facts.trial.gpu or facts.trial.device.upper()),
+        saving_ms=Saving(
+            low=saved.low,
+            high=saved.high,
+            basis="measured",
+            gpu=facts.trial.gpu or facts.trial.device.upper(),
+        ),
         treatment=Treatment(
             name=best.name,
             summary=f"convert with the recipe {recipe}",
-            code=f'config = Float8LinearConfig.from_recipe_name("{recipe}")\nconvert_to_float8_training(model, config=config)',
+            code=f'config = Float8LinearConfig.from_recipe_name("{recipe}")\n'
+            "convert_to_float8_training(model, config=config)",
         ),
     )
 
@@ -80,8 +108,20 @@ def _compiled(own: str, **step_ms: float) -> Facts:
     arms = [Arm(name="as_is", tried=True, reason=None, step_ms=step_ms[own], rounds_ms=(step_ms[own],) * 6)]
     for recipe, ms in step_ms.items():
         if recipe != own:
-            arms.append(Arm(name=PREFIX + recipe.replace("_", "-"), base="as_is", tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6))
-    return Facts(network=Network(linears=(Linear(use="training", recipe=own),)), trial=Trial(device="cuda", gpu="NVIDIA H200", arms=tuple(arms)))
+            arms.append(
+                Arm(
+                    name=PREFIX + recipe.replace("_", "-"),
+                    base="as_is",
+                    tried=True,
+                    reason=None,
+                    step_ms=ms,
+                    rounds_ms=(ms,) * 6,
+                )
+            )
+    return Facts(
+        network=Network(linears=(Linear(use="training", recipe=own),)),
+        trial=Trial(device="cuda", gpu="NVIDIA H200", arms=tuple(arms)),
+    )
 
 
 SICK = _compiled("rowwise", tensorwise=88.31, rowwise=122.57, rowwise_with_gw_hp=94.21)

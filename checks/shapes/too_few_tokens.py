@@ -27,21 +27,32 @@ https://github.com/pytorch/ao/issues/572 https://github.com/axolotl-ai-cloud/axo
 
 from __future__ import annotations
 
+from fp8doctor.analysis.layer_gain import Crossing, crossing, gains
 from fp8doctor.facts import Facts, Linear, Network, Workload
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
-from fp8doctor.shape_gain import Crossing, crossing, gains
 
 
 @check(
-    "SHP003", "too-few-tokens", area="shapes", severity="warning",
-    needs=("network.linears.recipe", "network.linears.features", "network.linears.role", "workload.tokens", "workload.batch_source"),
-)  # fmt: skip
+    "SHP003",
+    "too-few-tokens",
+    area="shapes",
+    severity="warning",
+    needs=(
+        "network.linears.recipe",
+        "network.linears.features",
+        "network.linears.role",
+        "workload.tokens",
+        "workload.batch_source",
+    ),
+)
 def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
     if facts.workload.batch_source != "given":
         return NotApplicable(reason="the batch is not the user's")
     if not gains(facts):
-        return NotApplicable(reason="no FP8 layer whose shape, recipe and tokens are known, on a GPU with FP8")
+        return NotApplicable(
+            reason="no FP8 layer whose shape, recipe and tokens are known, on a GPU with FP8"
+        )
     found = crossing(facts)
     if found is None:
         return None
@@ -51,7 +62,9 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
     batch = global_batch(facts.workload, found)
     return Finding(
         title=f"{tokens:,} tokens {where} are too few for FP8; from about {found.tokens:,} on it pays",
-        explanation=f"GEMMs and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of BF16 at best with these tokens ({how} on {found.gpu}), "
+        explanation=f"GEMMs and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of "
+        "BF16 at best "
+        f"with these tokens ({how} on {found.gpu}), "
         f"and at {found.speedup_then:.2f}x with {found.tokens:,} (modelled).",
         evidence={
             "tokens": tokens,
@@ -84,21 +97,44 @@ def global_batch(workload: Workload, found: Crossing) -> str:
     """What these lines make of the batch of one step of the optimizer; empty where it stays."""
     times, fewer = _changed(workload, found)
     change = times * fewer / workload.accumulate
-    return "" if change == 1 else f"the global batch {'grows' if change > 1 else 'shrinks'} to {round(change, 2):g} times its size, which changes the training"
+    return (
+        ""
+        if change == 1
+        else f"the global batch {'grows' if change > 1 else 'shrinks'} to {round(change, 2):g} times its "
+        "size, which changes the training"
+    )
 
 
 def _changed(workload: Workload, found: Crossing) -> tuple[int, int]:
-    """How many times the micro-batch becomes as large, and how many of them make a step of the optimizer then."""
+    """How many times the micro-batch becomes as large, and how many of them make a step of the optimizer
+    then."""
     times = found.tokens // (workload.tokens or 1)
     return times, max(1, workload.accumulate // times)
 
 
 def _decoder(batch_size: int) -> Facts:
     layer = Linear(
-        name="layers.0.up_proj", kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", recipe="tensorwise", features={},
-        in_features=2048, out_features=8192, gemms=1, requires_grad=True, role="body", adapter=None, flops_share_pct=100.0,
-    )  # fmt: skip
-    workload = Workload(batch_source="given", batch_size=batch_size, sequence_length=256, tokens=256 * batch_size, accumulate=1)
+        name="layers.0.up_proj",
+        kind="torchao.float8.float8_linear.Float8Linear",
+        stack="torchao",
+        use="training",
+        recipe="tensorwise",
+        features={},
+        in_features=2048,
+        out_features=8192,
+        gemms=1,
+        requires_grad=True,
+        role="body",
+        adapter=None,
+        flops_share_pct=100.0,
+    )
+    workload = Workload(
+        batch_source="given",
+        batch_size=batch_size,
+        sequence_length=256,
+        tokens=256 * batch_size,
+        accumulate=1,
+    )
     return Facts(network=Network(linears=(layer,)), workload=workload, gpus=())
 
 

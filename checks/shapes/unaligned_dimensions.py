@@ -27,27 +27,29 @@ https://github.com/pytorch/ao/issues/3111 https://github.com/NVIDIA/TransformerE
 
 from __future__ import annotations
 
+from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.facts import Environment, Facts, Linear, Network, Workload
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.overview import fp8_was_asked_for
 from fp8doctor.registry import check
 
 MULTIPLE = 16
-"""Elements; tensorwise, rowwise and delayed scaling. Source: torch ``_check_scaled_mm_sizes``; TE asks in %16 and
-out %8 of a forward, and 16 of both for the backward."""
+"""Elements; tensorwise, rowwise and delayed scaling. Source: torch ``_check_scaled_mm_sizes``; TE asks in %16
+and out %8 of a forward, and 16 of both for the backward."""
 
 MX_MULTIPLE = 32
 """Elements; one scale for each block of 32. Source: OCP Microscaling Formats specification 1.0."""
 
 BLOCK_MULTIPLE = 128
-"""Elements; blockwise scaling and NVFP4. Source: torchao 0.18 ``blockwise_fp8_training``, ``nvfp4_training``; TE 2.20."""
+"""Elements; blockwise scaling and NVFP4. Source: torchao 0.18 ``blockwise_fp8_training``, ``nvfp4_training``;
+TE 2.20."""
 
 TE_FORWARD_TOKENS = 8
-"""Elements; tokens of a te.Linear whose weight is frozen, so that no GEMM has them inside. Source: TE ``assert_dim_for_fp8_exec``."""
+"""Elements; tokens of a te.Linear whose weight is frozen, so that no GEMM has them inside. Source: TE
+``assert_dim_for_fp8_exec``."""
 
 WORTH_MENTIONING_PCT = 1.0
-"""Share of the GEMM FLOPs, in per cent, below which skipped layers are not worth a change of the model: half the 2 %
-within which a step measured against itself repeats."""
+"""Share of the GEMM FLOPs, in per cent, below which skipped layers are not worth a change of the model: half
+the 2 % within which a step measured against itself repeats."""
 
 
 @check(
@@ -55,7 +57,12 @@ within which a step measured against itself repeats."""
     "unaligned-dimensions",
     area="shapes",
     severity="warning",
-    needs=("network.linears.in_features", "network.linears.features", "network.linears.role", "workload.batch_source"),
+    needs=(
+        "network.linears.in_features",
+        "network.linears.features",
+        "network.linears.role",
+        "workload.batch_source",
+    ),
 )
 def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     linears = facts.network.linears
@@ -77,8 +84,13 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     if skipped:
         share = sum(linear.flops_share_pct or 0.0 for linear in skipped)
         causes.append(f"{len(skipped)} Linears ({share:.0f} % of the GEMM FLOPs) cannot be converted")
-    for k, n, multiple in sorted({(linear.in_features, linear.out_features, multiple_of(linear)) for linear in raising + skipped}):
-        changes.append(f"nn.Linear({k}, {n})  ->  nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})   # multiples of {multiple}")
+    for k, n, multiple in sorted(
+        {(linear.in_features, linear.out_features, multiple_of(linear)) for linear in raising + skipped}
+    ):
+        changes.append(
+            f"nn.Linear({k}, {n})  ->  nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})   # "
+            f"multiples of {multiple}"
+        )
     if ragged:
         causes.append(f"{tokens} tokens a step are not a multiple of {tokens_multiple}")
         changes.append(
@@ -89,8 +101,13 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title="; ".join(causes),
         explanation="Every side of an FP8 GEMM must be a multiple of 16 (MX 32, blockwise and NVFP4 128): "
-        "a converted layer that breaks this raises in the step, a converter with a filter leaves it in 16 bits."
-        + (" pad_inner_dim is on: it pads the tokens, not in and out." if raising and all(linear.features.get("pad_inner_dim") for linear in raising) else ""),
+        "a converted layer that breaks this raises in the step, a converter with a filter leaves it "
+        "in 16 bits."
+        + (
+            " pad_inner_dim is on: it pads the tokens, not in and out."
+            if raising and all(linear.features.get("pad_inner_dim") for linear in raising)
+            else ""
+        ),
         evidence={
             "raising_layers": len(raising),
             "skipped_layers": len(skipped),
@@ -102,7 +119,9 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=Treatment(
             name="pad-dimensions" if offenders else "pad-tokens",
-            summary="pad to the next multiple: widths in the configuration, tokens in the collator" if offenders else "pad the tokens in the collator",
+            summary="pad to the next multiple: widths in the configuration, tokens in the collator"
+            if offenders
+            else "pad the tokens in the collator",
             code="\n".join(changes),
         ),
     )
@@ -123,8 +142,14 @@ def unaligned(linear: Linear) -> bool:
 
 
 def is_candidate(linear: Linear) -> bool:
-    """Whether a converter would take this ordinary layer if its sides were right: not heads, routers or adapters."""
-    return linear.use == "none" and linear.stack == "torch" and linear.role == "body" and linear.adapter != "adapter"
+    """Whether a converter would take this ordinary layer if its sides were right: not heads, routers or
+    adapters."""
+    return (
+        linear.use == "none"
+        and linear.stack == "torch"
+        and linear.role == "body"
+        and linear.adapter != "adapter"
+    )
 
 
 def tokens_divisor(linear: Linear) -> int:
@@ -155,9 +180,19 @@ def padded_tokens(workload: Workload, multiple: int) -> int:
 
 def _mlp(in_features: int, tokens: int) -> Facts:
     layer = Linear(
-        name="up", kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", recipe="tensorwise", weight_class=None,
-        features={"pad_inner_dim": False}, in_features=in_features, out_features=4096, requires_grad=True, role="body", adapter=None,
-    )  # fmt: skip
+        name="up",
+        kind="torchao.float8.float8_linear.Float8Linear",
+        stack="torchao",
+        use="training",
+        recipe="tensorwise",
+        weight_class=None,
+        features={"pad_inner_dim": False},
+        in_features=in_features,
+        out_features=4096,
+        requires_grad=True,
+        role="body",
+        adapter=None,
+    )
     workload = Workload(batch_source="given", batch_size=tokens, sequence_length=None, tokens=tokens)
     return Facts(environment=Environment(variables={}), network=Network(linears=(layer,)), workload=workload)
 

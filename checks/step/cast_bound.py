@@ -26,31 +26,59 @@ https://github.com/pytorch/ao/tree/main/torchao/float8#performance
 
 from __future__ import annotations
 
-from fp8doctor.cures import recipe
-from fp8doctor.facts import Arm, Blocks, Breakdown, Facts, Linear, ModuleTime, Network, Training, Trial, recorded
+from fp8doctor.analysis.arms import arm, best_bf16, uses_fp8
+from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
+from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.outcome import EVEN
+from fp8doctor.analysis.step_difference import SHOWN_MS, waterfall, why_unknown
+from fp8doctor.diagnosis.treatments import recipe
+from fp8doctor.diagnosis.verdict import timed
+from fp8doctor.facts import (
+    Arm,
+    Blocks,
+    Breakdown,
+    Facts,
+    Linear,
+    ModuleTime,
+    Network,
+    Training,
+    Trial,
+    recorded,
+)
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import EVEN, arm, best_bf16, timed, uses_fp8
-from fp8doctor.overview import in_python
-from fp8doctor.regions import compile_treatment, needs_compile
 from fp8doctor.registry import check
-from fp8doctor.waterfall import SHOWN_MS, waterfall, why_unknown
 
 SMALL_PCT = 100 * EVEN
-"""Share of the BF16 step, in per cent, below which casts that the GEMMs do not pay for are left alone: what this tool calls even."""
+"""Share of the BF16 step, in per cent, below which casts that the GEMMs do not pay for are left alone: what
+this tool calls even."""
 
 LITTLE_PCT = 10.0
-"""Share of what FP8 takes longer, in per cent, below which casts are not what makes it slower: seen, 0.4 ms of casts in a step that
-waits for its host for 17 of 19. A choice."""
+"""Share of what FP8 takes longer, in per cent, below which casts are not what makes it slower: seen, 0.4 ms
+of casts in a step that waits for its host for 17 of 19. A choice."""
 
 NAMED = 3
 """Modules that are named. A choice of length."""
 
 
 @check(
-    "STP002", "cast-bound", area="step", severity="warning",
+    "STP002",
+    "cast-bound",
+    area="step",
+    severity="warning",
     needs=("network.linears.compiled", "network.linears.recipe", "network.blocks", "trial.arms.breakdown"),
-    explained_by=("CMP001", "CMP002", "CMP003", "CMP004", "CMP005", "LORA003", "SHP002", "SHP003", "SHP004", "SHP005"),
-)  # fmt: skip
+    explained_by=(
+        "CMP001",
+        "CMP002",
+        "CMP003",
+        "CMP004",
+        "CMP005",
+        "LORA003",
+        "SHP002",
+        "SHP003",
+        "SHP004",
+        "SHP005",
+    ),
+)
 def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
@@ -59,18 +87,32 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="the step as it is and BF16 were not both timed on a GPU")
     found = waterfall(now, bf16)
     if found is None:
-        return NotApplicable(reason="; ".join(f"{each.name} {why_unknown(each)}" for each in (now, bf16) if waterfall(each, each) is None))
+        return NotApplicable(
+            reason="; ".join(
+                f"{each.name} {why_unknown(each)}" for each in (now, bf16) if waterfall(each, each) is None
+            )
+        )
     casts, saved = found.parts_ms["casts"], found.gemms_saved_ms
-    if verdict.status != "fp8_slower" or 100 * found.casts_unpaid_ms < max(SMALL_PCT * (bf16.step_ms or 0.0), LITTLE_PCT * found.difference_ms):
+    if verdict.status != "fp8_slower" or 100 * found.casts_unpaid_ms < max(
+        SMALL_PCT * (bf16.step_ms or 0.0), LITTLE_PCT * found.difference_ms
+    ):
         return None
     most = dearest(now.breakdown.modules if now.breakdown else ())
-    named = ", ".join(f"{in_python(each.name, facts.network)} ({each.families_ms['cast']:.1f} ms)" for each in most)
-    outside = "Outside the compiled regions the most are in" if recorded(now.graphs_run) and now.graphs_run else "The most are in"
+    named = ", ".join(
+        f"{in_python(each.name, facts.network)} ({each.families_ms['cast']:.1f} ms)" for each in most
+    )
+    outside = (
+        "Outside the compiled regions the most are in"
+        if recorded(now.graphs_run) and now.graphs_run
+        else "The most are in"
+    )
     where = f" {outside} {named}." if most else ""
     gemms = f"save {saved:.1f}" if saved > 0 else f"cost {-saved:.1f} more"
     return Finding(
         title=f"Casts cost {casts:.1f} ms a step, and the GEMMs {gemms} in FP8",
-        explanation=f"The step takes {found.difference_ms:.1f} ms more than the best BF16 ({bf16.step_ms:.1f} ms), and casts that the GEMMs do not pay for "
+        explanation=f"The step takes {found.difference_ms:.1f} ms more than the best BF16 "
+        f"({bf16.step_ms:.1f} ms), "
+        "and casts that the GEMMs do not pay for "
         f"are {found.casts_unpaid_ms:.1f} ms of it.{where}",
         evidence={
             "casts_ms": casts,
@@ -100,30 +142,66 @@ def treatment(facts: Facts) -> Treatment | None:
     return recipe("recipe-tensorwise") if dear else None
 
 
-def _decoder_of_width_1024(compiled: str | None, step_ms: float, fp8_ms: float, casts_ms: float, pointwise_ms: float) -> Facts:
+def _decoder_of_width_1024(
+    compiled: str | None, step_ms: float, fp8_ms: float, casts_ms: float, pointwise_ms: float
+) -> Facts:
     """The 468 M decoder on an H200: its GEMMs, casts and attention as measured, the rest put together."""
     bf16 = {"gemm_16bit": 62.4, "attention": 11.0, "pointwise": 18.0}
-    fp8 = {"gemm_fp8": fp8_ms, "gemm_16bit": 4.2, "cast": casts_ms, "attention": 10.4, "pointwise": pointwise_ms}
+    fp8 = {
+        "gemm_fp8": fp8_ms,
+        "gemm_16bit": 4.2,
+        "cast": casts_ms,
+        "attention": 10.4,
+        "pointwise": pointwise_ms,
+    }
     modules = (
-        () if compiled else (ModuleTime(name="blocks.1.up", kind="torchao.float8.float8_linear.Float8Linear", families_ms={"cast": 2.6, "gemm_fp8": 0.3}),)
+        ()
+        if compiled
+        else (
+            ModuleTime(
+                name="blocks.1.up",
+                kind="torchao.float8.float8_linear.Float8Linear",
+                families_ms={"cast": 2.6, "gemm_fp8": 0.3},
+            ),
+        )
     )
     arms = tuple(
         Arm(
-            name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6,
+            name=name,
+            tried=True,
+            reason=None,
+            step_ms=ms,
+            rounds_ms=(ms,) * 6,
             breakdown=Breakdown(
-                families_ms=families, idle_ms=ms - sum(families.values()), host_wait_pct=5.0, busy_ms=sum(families.values()), scale=1.0, reliable=True,
-                kernels=2000, unclassified_pct=0.0, modules=modules,
+                families_ms=families,
+                idle_ms=ms - sum(families.values()),
+                host_wait_pct=5.0,
+                busy_ms=sum(families.values()),
+                scale=1.0,
+                reliable=True,
+                kernels=2000,
+                unclassified_pct=0.0,
+                modules=modules,
             ),
         )
         for name, ms, families in (("as_is", step_ms, fp8), ("bf16_compiled", 92.7, bf16))
-    )  # fmt: skip
+    )
     layer = Linear(
-        name="blocks.0.up", kind="torchao.float8.float8_linear.Float8Linear", stack="torchao", use="training", recipe="tensorwise", compiled=compiled,
+        name="blocks.0.up",
+        kind="torchao.float8.float8_linear.Float8Linear",
+        stack="torchao",
+        use="training",
+        recipe="tensorwise",
+        compiled=compiled,
         weight_class=None,
-    )  # fmt: skip
+    )
     blocks = (Blocks(name="blocks", kind="decoder.Block", count=24, compiled=24 if compiled else 0),)
     network = Network(kind="decoder.LM", linears=(layer,), blocks=blocks, wrappers=())
-    return Facts(network=network, training=Training(use_cache=None), trial=Trial(device="cuda", arms=arms, reliable=True))
+    return Facts(
+        network=network,
+        training=Training(use_cache=None),
+        trial=Trial(device="cuda", arms=arms, reliable=True),
+    )
 
 
 SICK = _decoder_of_width_1024(None, step_ms=366.1, fp8_ms=25.2, casts_ms=273.6, pointwise_ms=39.4)

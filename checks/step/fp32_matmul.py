@@ -25,12 +25,13 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html
 
 from __future__ import annotations
 
+from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.outcome import EVEN
+from fp8doctor.analysis.step_difference import SHOWN_MS, profiled_on_gpu
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, ModuleTime, Network, Training, Trial
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import EVEN
-from fp8doctor.overview import in_python, percent
 from fp8doctor.registry import check
-from fp8doctor.waterfall import SHOWN_MS, profiled_on_gpu
+from fp8doctor.wording import percent
 
 SMALL_PCT = 100 * EVEN
 """Share of the step, in per cent, below which fp32 GEMMs are left alone: what this tool calls even."""
@@ -40,9 +41,13 @@ NAMED = 3
 
 
 @check(
-    "STP004", "fp32-matmul", area="step", severity="warning", needs=("network.linears.dtype", "training.autocast", "trial.arms.breakdown"),
+    "STP004",
+    "fp32-matmul",
+    area="step",
+    severity="warning",
+    needs=("network.linears.dtype", "training.autocast", "trial.arms.breakdown"),
     explained_by=("LORA002", "MEM003"),
-)  # fmt: skip
+)
 def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
     profiled = profiled_on_gpu(facts)
     if isinstance(profiled, NotApplicable):
@@ -52,16 +57,38 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
     share = 100 * fp32 / step_ms
     if share < SMALL_PCT:
         return None
-    most = sorted((each for each in found.modules if each.families_ms.get("gemm_fp32", 0.0) >= SHOWN_MS), key=lambda each: -each.families_ms["gemm_fp32"])
+    most = sorted(
+        (each for each in found.modules if each.families_ms.get("gemm_fp32", 0.0) >= SHOWN_MS),
+        key=lambda each: -each.families_ms["gemm_fp32"],
+    )
     weights = [linear.name for linear in facts.network.linears if linear.dtype == "float32"]
     names = [each.name for each in most] or weights
-    launched = ", ".join(f"{in_python(each.name, facts.network)} ({each.families_ms['gemm_fp32']:.1f} ms)" for each in most[:NAMED])
-    stored = f"{len(weights)} Linears have fp32 weights, the first is {in_python(weights[0], facts.network)}" if weights else ""
-    where = f"Launched by {launched}." if launched else f"{stored}." if stored else "No Linear has fp32 weights: the operands are cast up before the product."
+    launched = ", ".join(
+        f"{in_python(each.name, facts.network)} ({each.families_ms['gemm_fp32']:.1f} ms)"
+        for each in most[:NAMED]
+    )
+    stored = (
+        f"{len(weights)} Linears have fp32 weights, the first is {in_python(weights[0], facts.network)}"
+        if weights
+        else ""
+    )
+    where = (
+        f"Launched by {launched}."
+        if launched
+        else f"{stored}."
+        if stored
+        else "No Linear has fp32 weights: the operands are cast up before the product."
+    )
     return Finding(
         title=f"GEMMs in fp32 take {fp32:.1f} ms, {percent(share)} of the step",
         explanation=f"In BF16 the same products take a fraction of it. {where}",
-        evidence={"gemm_fp32_ms": fp32, "share_pct": share, "step_ms": step_ms, "modules": tuple(names[:NAMED]), "fp32_linears": len(weights)},
+        evidence={
+            "gemm_fp32_ms": fp32,
+            "share_pct": share,
+            "step_ms": step_ms,
+            "modules": tuple(names[:NAMED]),
+            "fp32_linears": len(weights),
+        },
         treatment=treatment(facts),
     )
 
@@ -70,9 +97,17 @@ def treatment(facts: Facts) -> Treatment:
     """Autocast where there is none; under it, the place that leaves it."""
     if facts.training.autocast is None:
         code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)'
-        return Treatment(name="autocast-bf16", summary="run forward and loss under BF16 autocast, or keep the weights in BF16", code=code)
+        return Treatment(
+            name="autocast-bf16",
+            summary="run forward and loss under BF16 autocast, or keep the weights in BF16",
+            code=code,
+        )
     code = "output = operand.bfloat16() @ weight.bfloat16()   # and no autocast(enabled=False) around it"
-    return Treatment(name="product-in-bf16", summary="take the product in BF16, and cast its result where fp32 is needed", code=code)
+    return Treatment(
+        name="product-in-bf16",
+        summary="take the product in BF16, and cast its result where fp32 is needed",
+        code=code,
+    )
 
 
 def _head_in_fp32(fp32_ms: float) -> Facts:
@@ -80,12 +115,24 @@ def _head_in_fp32(fp32_ms: float) -> Facts:
     families = {"gemm_fp8": 30.0, "gemm_fp32": fp32_ms, "cast": 6.0, "attention": 10.0, "pointwise": 12.0}
     step = sum(families.values())
     parts = Breakdown(
-        families_ms=families, idle_ms=0.0, busy_ms=step, scale=1.0, reliable=True,
-        modules=(ModuleTime(name="head", kind="torch.nn.modules.linear.Linear", families_ms={"gemm_fp32": fp32_ms}),),
-    )  # fmt: skip
+        families_ms=families,
+        idle_ms=0.0,
+        busy_ms=step,
+        scale=1.0,
+        reliable=True,
+        modules=(
+            ModuleTime(
+                name="head", kind="torch.nn.modules.linear.Linear", families_ms={"gemm_fp32": fp32_ms}
+            ),
+        ),
+    )
     arms = (Arm(name="as_is", tried=True, reason=None, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts),)
     network = Network(linears=(Linear(name="head", dtype="float32"),), wrappers=())
-    return Facts(network=network, training=Training(autocast=None), trial=Trial(device="cuda", arms=arms, reliable=True))
+    return Facts(
+        network=network,
+        training=Training(autocast=None),
+        trial=Trial(device="cuda", arms=arms, reliable=True),
+    )
 
 
 SICK = _head_in_fp32(fp32_ms=14.0)

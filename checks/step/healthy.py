@@ -20,9 +20,11 @@ https://github.com/pytorch/ao/tree/main/torchao/float8
 
 from __future__ import annotations
 
+from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.analysis.outcome import ceiling
+from fp8doctor.diagnosis.verdict import timed
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.measured import ceiling, timed, uses_fp8
 from fp8doctor.registry import check
 
 
@@ -38,13 +40,17 @@ def healthy(facts: Facts) -> Finding | NotApplicable:
     most = ceiling(facts)
     left = verdict.step_ms - verdict.bf16_step_ms / most.speedup if most else None
     bound = (
-        f" With every cast for free it would be about {most.speedup:.2f}x ({most.basis}): {max(0.0, left):.1f} ms are left."
+        f" With every cast for free it would be about {most.speedup:.2f}x "
+        f"({most.basis}): "
+        f"{max(0.0, left):.1f} ms are left."
         if most and left is not None
         else ""
     )
     return Finding(
         title=f"FP8 pays: {verdict.speedup:.2f}x of the best BF16",
-        explanation=f"A step takes {verdict.step_ms:.1f} ms and {verdict.bf16_step_ms:.1f} ms in BF16, timed in turn in one process.{bound}",
+        explanation=f"A step takes {verdict.step_ms:.1f} ms and {verdict.bf16_step_ms:.1f} ms in "
+        "BF16, timed in "
+        f"turn in one process.{bound}",
         evidence={
             "step_ms": verdict.step_ms,
             "bf16_step_ms": verdict.bf16_step_ms,
@@ -58,8 +64,14 @@ def healthy(facts: Facts) -> Finding | NotApplicable:
 
 
 def _timed(as_is: float, bf16: float) -> Facts:
-    arms = tuple(Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6) for name, ms in (("as_is", as_is), ("bf16_compiled", bf16)))
-    return Facts(network=Network(linears=(Linear(use="training"),)), trial=Trial(device="cuda", arms=arms, reliable=True))
+    arms = tuple(
+        Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6)
+        for name, ms in (("as_is", as_is), ("bf16_compiled", bf16))
+    )
+    return Facts(
+        network=Network(linears=(Linear(use="training"),)),
+        trial=Trial(device="cuda", arms=arms, reliable=True),
+    )
 
 
 SICK = _timed(as_is=80.0, bf16=92.7)

@@ -25,14 +25,28 @@ https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html
 
 from __future__ import annotations
 
+from fp8doctor.analysis.arms import arm, best_bf16, uses_fp8
+from fp8doctor.analysis.compile_coverage import WHY_WRAPPED, compile_loop, compile_treatment, needs_compile
+from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.step_difference import breakdown_of, profiled_on_gpu, waits_for_the_host
 from fp8doctor.cost import micro_batches
-from fp8doctor.facts import Arm, Blocks, Breakdown, Facts, Linear, Network, Training, Trial, Workload, recorded
+from fp8doctor.diagnosis.verdict import timed
+from fp8doctor.facts import (
+    Arm,
+    Blocks,
+    Breakdown,
+    Facts,
+    Linear,
+    Network,
+    Training,
+    Trial,
+    Workload,
+    recorded,
+)
+from fp8doctor.facts.arm_names import PRESCRIBED
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import PRESCRIBED, arm, best_bf16, timed, uses_fp8
-from fp8doctor.overview import in_python, percent
-from fp8doctor.regions import WHY_WRAPPED, compile_loop, compile_treatment, needs_compile
 from fp8doctor.registry import check
-from fp8doctor.waterfall import breakdown_of, profiled_on_gpu, waits_for_the_host
+from fp8doctor.wording import percent
 
 MOST = 0.5
 """Share of the BF16 step above which idle time sets its pace: most of it."""
@@ -42,9 +56,13 @@ GRAPHS = "reduce-overhead"
 
 
 @check(
-    "STP001", "host-bound", area="step", severity="warning", needs=("network.linears.compiled", "network.blocks", "trial.arms.breakdown"),
+    "STP001",
+    "host-bound",
+    area="step",
+    severity="warning",
+    needs=("network.linears.compiled", "network.blocks", "trial.arms.breakdown"),
     explained_by=("ENV006", "CMP001", "CMP002", "CMP003", "CMP005", "SHP003"),
-)  # fmt: skip
+)
 def host_bound(facts: Facts) -> Finding | NotApplicable | None:
     profiled = profiled_on_gpu(facts)
     if isinstance(profiled, NotApplicable):
@@ -57,8 +75,10 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
     idle = 100 * found.idle_ms / step_ms
     return Finding(
         title=f"The GPU is idle for {percent(idle)} of the step, waiting for the host",
-        explanation=f"The GPU has nothing to do for {found.idle_ms:.1f} of {step_ms:.1f} ms, and {percent(found.host_wait_pct or 0.0)} of its gaps end with a "
-        f"kernel that was launched too late. A step launches {found.kernels:,} kernels of {1e3 * found.busy_ms / max(found.kernels, 1):.0f} µs on average."
+        explanation=f"The GPU has nothing to do for {found.idle_ms:.1f} of {step_ms:.1f} ms, and "
+        f"{percent(found.host_wait_pct or 0.0)} of its gaps end with a "
+        f"kernel that was launched too late. A step launches {found.kernels:,} kernels of "
+        f"{1e3 * found.busy_ms / max(found.kernels, 1):.0f} µs on average."
         f"{in_bf16(bf16, beside)}{as_prescribed(facts)}",
         evidence={
             "idle_ms": found.idle_ms,
@@ -78,8 +98,15 @@ def in_bf16(bf16: Arm | None, beside: Breakdown | None) -> str:
     """How the best BF16 step fares, and whether the host is its limit too."""
     if bf16 is None or beside is None or not bf16.step_ms:
         return ""
-    too = ": the host sets the pace there too, which FP8 cannot change" if waits_for_the_host(bf16) and beside.idle_ms > MOST * bf16.step_ms else ""
-    return f" The best BF16 step launches {beside.kernels:,} and is idle for {beside.idle_ms:.1f} of {bf16.step_ms:.1f} ms{too}."
+    too = (
+        ": the host sets the pace there too, which FP8 cannot change"
+        if waits_for_the_host(bf16) and beside.idle_ms > MOST * bf16.step_ms
+        else ""
+    )
+    return (
+        f" The best BF16 step launches {beside.kernels:,} and is idle for {beside.idle_ms:.1f} of "
+        f"{bf16.step_ms:.1f} ms{too}."
+    )
 
 
 def as_prescribed(facts: Facts) -> str:
@@ -88,16 +115,26 @@ def as_prescribed(facts: Facts) -> str:
     left = breakdown_of(changed) if changed and waits_for_the_host(changed) else None
     if changed is None or left is None or not changed.step_ms:
         return ""
-    return f" With the changes that were timed it is idle for {left.idle_ms:.1f} of {changed.step_ms:.1f} ms still: more tokens a step or CUDA graphs are left."
+    return (
+        f" With the changes that were timed it is idle for {left.idle_ms:.1f} of {changed.step_ms:.1f} ms "
+        "still: more tokens a step or CUDA graphs are left."
+    )
 
 
 def treatment(facts: Facts) -> Treatment:
-    """Compile what is eager; record what is compiled once and launch it together; where a graph cannot, more work for each launch."""
+    """Compile what is eager; record what is compiled once and launch it together; where a graph cannot, more
+    work for each launch."""
     eager = [linear for linear in facts.network.linears if needs_compile(linear) and linear.compiled is None]
     if eager:
         return compile_treatment(facts, eager)
     accumulate = micro_batches(facts)
-    compiled = list(dict.fromkeys(linear.compiled for linear in facts.network.linears if recorded(linear.compiled) and linear.compiled is not None))
+    compiled = list(
+        dict.fromkeys(
+            linear.compiled
+            for linear in facts.network.linears
+            if recorded(linear.compiled) and linear.compiled is not None
+        )
+    )
     if accumulate == 1 and compiled:
         return Treatment(
             name="cuda-graphs",
@@ -124,9 +161,18 @@ def is_in(name: str, blocks: Blocks) -> bool:
 
 
 def larger_batch(facts: Facts, accumulate: int) -> Treatment:
-    """More samples in a micro-batch and as many less micro-batches, in the words of the Trainer where there is one."""
-    trainer = facts.training.trainer if recorded(facts.training) and recorded(facts.training.trainer) else None
-    size = facts.workload.batch_size if recorded(facts.workload) and facts.workload.batch_source == "given" and recorded(facts.workload.batch_size) else None
+    """More samples in a micro-batch and as many less micro-batches, in the words of the Trainer where there
+    is one."""
+    trainer = (
+        facts.training.trainer if recorded(facts.training) and recorded(facts.training.trainer) else None
+    )
+    size = (
+        facts.workload.batch_size
+        if recorded(facts.workload)
+        and facts.workload.batch_source == "given"
+        and recorded(facts.workload.batch_size)
+        else None
+    )
     times = next((each for each in range(2, accumulate) if accumulate % each == 0), max(accumulate, 2))
     samples = str(times * size) if size else f"{times} * BATCH"
     micro_batches = max(accumulate // times, 1)
@@ -136,24 +182,54 @@ def larger_batch(facts: Facts, accumulate: int) -> Treatment:
         code = f"{kind}(..., per_device_train_batch_size={samples}{steps})"
     else:
         code = f"batch_size = {samples}   # samples in a micro-batch, {size or 'BATCH'} now"
-        code += f"\naccumulate = {micro_batches}   # micro-batches in a step, {accumulate} now" if accumulate > 1 else ""
+        code += (
+            f"\naccumulate = {micro_batches}   # micro-batches in a step, {accumulate} now"
+            if accumulate > 1
+            else ""
+        )
     if accumulate > 1:
-        return Treatment(name="larger-batch", summary="put more tokens into a micro-batch, and accumulate over fewer", code=code)
-    return Treatment(name="larger-batch", summary="put more tokens into a step, which changes the batch that the optimizer sees", code=code)
+        return Treatment(
+            name="larger-batch",
+            summary="put more tokens into a micro-batch, and accumulate over fewer",
+            code=code,
+        )
+    return Treatment(
+        name="larger-batch",
+        summary="put more tokens into a step, which changes the batch that the optimizer sees",
+        code=code,
+    )
 
 
 def _llama_1b_in_te(idle_ms: float) -> Facts:
     """Transformer Engine, uncompiled, 256 tokens: the step of an H200; how it divides is made up."""
     step = 41.5
     parts = Breakdown(
-        families_ms={"gemm_fp8": 4.0, "cast": 2.0, "pointwise": step - idle_ms - 6.0}, idle_ms=idle_ms, host_wait_pct=92.0, busy_ms=step - idle_ms,
-        scale=1.0, reliable=True, kernels=2400, unclassified_pct=0.0,
-    )  # fmt: skip
+        families_ms={"gemm_fp8": 4.0, "cast": 2.0, "pointwise": step - idle_ms - 6.0},
+        idle_ms=idle_ms,
+        host_wait_pct=92.0,
+        busy_ms=step - idle_ms,
+        scale=1.0,
+        reliable=True,
+        kernels=2400,
+        unclassified_pct=0.0,
+    )
     now = Arm(name="as_is", tried=True, reason=None, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts)
     layer = Linear(name="layers.0.up", stack="transformer_engine", use="training", compiled=None)
-    blocks = (Blocks(name="layers", kind="transformers.models.llama.modeling_llama.LlamaDecoderLayer", count=8, compiled=0),)
+    blocks = (
+        Blocks(
+            name="layers",
+            kind="transformers.models.llama.modeling_llama.LlamaDecoderLayer",
+            count=8,
+            compiled=0,
+        ),
+    )
     network = Network(linears=(layer,), blocks=blocks)
-    return Facts(network=network, training=Training(), workload=Workload(tokens=256, accumulate=1), trial=Trial(device="cuda", arms=(now,), reliable=True))
+    return Facts(
+        network=network,
+        training=Training(),
+        workload=Workload(tokens=256, accumulate=1),
+        trial=Trial(device="cuda", arms=(now,), reliable=True),
+    )
 
 
 SICK = _llama_1b_in_te(idle_ms=27.0)

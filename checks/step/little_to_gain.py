@@ -23,35 +23,59 @@ https://github.com/pytorch/ao/tree/main/torchao/float8#performance
 
 from __future__ import annotations
 
-from fp8doctor.cures import STAY_IN_BF16
+from fp8doctor.analysis.arms import best_bf16
+from fp8doctor.analysis.outcome import ceiling, stays_in_bf16
+from fp8doctor.analysis.step_difference import (
+    IDLE,
+    PARTS,
+    breakdown_of,
+    part_ms,
+    waits_for_the_host,
+    why_unknown,
+)
+from fp8doctor.diagnosis.treatments import STAY_IN_BF16
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, Network, Trial
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.measured import best_bf16, ceiling, stays_in_bf16
-from fp8doctor.overview import percent
 from fp8doctor.registry import check
-from fp8doctor.waterfall import IDLE, PARTS, breakdown_of, part_ms, waits_for_the_host, why_unknown
+from fp8doctor.wording import percent
 
 LITTLE = 1.10
-"""Speedup of the ceiling below which there is little to gain: the least that torchao reports for FP8 as it really is at 8B,
-with its casts (+10 to +25 %). A ceiling that low leaves nothing of that once the casts are paid."""
+"""Speedup of the ceiling below which there is little to gain: the least that torchao reports for FP8 as it
+really is at 8B, with its casts (+10 to +25 %). A ceiling that low leaves nothing of that once the casts are
+paid."""
 
 
-@check("STP003", "little-to-gain", area="step", severity="info", needs=("network.linears", "trial.arms.breakdown"))
+@check(
+    "STP003",
+    "little-to-gain",
+    area="step",
+    severity="info",
+    needs=("network.linears", "trial.arms.breakdown"),
+)
 def little_to_gain(facts: Facts) -> Finding | NotApplicable | None:
     bf16, most = best_bf16(facts), ceiling(facts)
     if bf16 is None or facts.trial.device == "cpu":
         return NotApplicable(reason="BF16 was not timed on a GPU")
     step = breakdown_of(bf16)
     if step is None or most is None:
-        return NotApplicable(reason=f"{bf16.name} {why_unknown(bf16)}" if step is None else "nothing is known about its GEMMs in FP8")
+        return NotApplicable(
+            reason=f"{bf16.name} {why_unknown(bf16)}"
+            if step is None
+            else "nothing is known about its GEMMs in FP8"
+        )
     if most.speedup >= LITTLE:
         return None
     others = {part: part_ms(step, part) for part in PARTS if part != "GEMMs"} | {IDLE: step.idle_ms}
     largest = max(others, key=lambda part: others[part])
     return Finding(
-        title=f"FP8 cannot give more than about {most.speedup:.2f}x here: GEMMs are {percent(most.gemms_pct)} of the step",
-        explanation=f"The GEMMs take {most.gemms_ms:.1f} of {most.step_ms:.1f} ms of the best BF16 step and would take {most.fp8_gemms_ms:.1f} in FP8 "
-        f"({most.basis}, {most.source}), with every cast for free. The largest part that FP8 leaves as it is: {largest}, {others[largest]:.1f} ms"
+        title=f"FP8 cannot give more than about {most.speedup:.2f}x here: GEMMs are "
+        f"{percent(most.gemms_pct)} "
+        "of the step",
+        explanation=f"The GEMMs take {most.gemms_ms:.1f} of {most.step_ms:.1f} ms of the best BF16 "
+        "step and would "
+        f"take {most.fp8_gemms_ms:.1f} in FP8 "
+        f"({most.basis}, {most.source}), with every cast for free. The largest part that FP8 leaves as "
+        f"it is: {largest}, {others[largest]:.1f} ms"
         f"{', which more tokens a step would fill' if largest == IDLE and waits_for_the_host(bf16) else ''}.",
         evidence={
             "ceiling": most.speedup,
@@ -72,14 +96,27 @@ def _two_steps(bf16: dict[str, float], fp8: dict[str, float]) -> Facts:
     """Compiled steps without idle time: families in ms."""
     arms = tuple(
         Arm(
-            name=name, tried=True, reason=None, treatments=(), step_ms=sum(families.values()), rounds_ms=(sum(families.values()),) * 6,
-            breakdown=Breakdown(families_ms=families, idle_ms=0.0, scale=1.0, reliable=True, busy_ms=sum(families.values())),
+            name=name,
+            tried=True,
+            reason=None,
+            treatments=(),
+            step_ms=sum(families.values()),
+            rounds_ms=(sum(families.values()),) * 6,
+            breakdown=Breakdown(
+                families_ms=families, idle_ms=0.0, scale=1.0, reliable=True, busy_ms=sum(families.values())
+            ),
         )
         for name, families in (("as_is", fp8), ("bf16_compiled", bf16))
-    )  # fmt: skip
+    )
     network = Network(linears=(Linear(use="training", recipe="tensorwise"),))
     return Facts(gpus=(), network=network, trial=Trial(device="cuda", arms=arms, reliable=True))
 
 
-SICK = _two_steps({"gemm_16bit": 12.0, "attention": 60.0, "optimizer": 8.0}, {"gemm_fp8": 7.0, "cast": 4.0, "attention": 60.0, "optimizer": 8.0})
-HEALTHY = _two_steps({"gemm_16bit": 62.4, "attention": 11.0, "optimizer": 2.5}, {"gemm_fp8": 36.3, "cast": 19.7, "attention": 10.1, "optimizer": 2.4})
+SICK = _two_steps(
+    {"gemm_16bit": 12.0, "attention": 60.0, "optimizer": 8.0},
+    {"gemm_fp8": 7.0, "cast": 4.0, "attention": 60.0, "optimizer": 8.0},
+)
+HEALTHY = _two_steps(
+    {"gemm_16bit": 62.4, "attention": 11.0, "optimizer": 2.5},
+    {"gemm_fp8": 36.3, "cast": 19.7, "attention": 10.1, "optimizer": 2.4},
+)

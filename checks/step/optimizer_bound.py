@@ -23,29 +23,34 @@ https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
 
 from __future__ import annotations
 
-from fp8doctor.cures import describe
+from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.analysis.step_difference import profiled_on_gpu
+from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Breakdown, Facts, KernelGroup, Linear, Network, Training, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.measured import uses_fp8
-from fp8doctor.overview import percent
 from fp8doctor.registry import check
-from fp8doctor.waterfall import profiled_on_gpu
+from fp8doctor.wording import percent
 
 SHARE_PCT = 5.0
-"""Share of the step, in per cent, from which it is worth a word. A choice: above what this tool calls even (3 %), because fusing
-gives back a part of it only."""
+"""Share of the step, in per cent, from which it is worth a word. A choice: above what this tool calls even (3
+%), because fusing gives back a part of it only."""
 
 FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
 """Classes of ``torch.optim`` that take ``fused``. Source: torch 2.6 to 2.13."""
 
 FUSED_ARM = "fused-optimizer"
-"""The arm that the trial has when it read in the optimizer's own settings that it could be fused and is not."""
+"""The arm that the trial has when it read in the optimizer's own settings that it could be fused and is
+not."""
 
 
 @check(
-    "STP007", "optimizer-bound", area="step", severity="warning",
-    needs=("network.linears", "training.optimizer", "trial.arms.breakdown"), explained_by=("ENV006",),
-)  # fmt: skip
+    "STP007",
+    "optimizer-bound",
+    area="step",
+    severity="warning",
+    needs=("network.linears", "training.optimizer", "trial.arms.breakdown"),
+    explained_by=("ENV006",),
+)
 def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
     profiled = profiled_on_gpu(facts)
     if isinstance(profiled, NotApplicable):
@@ -56,11 +61,17 @@ def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
     if share < SHARE_PCT or not could_be_fused(facts, found):
         return None
     groups = [group for group in found.groups if group.family == "optimizer"]
-    kernels = f" Its longest {len(groups)} run {sum(group.count for group in groups):,} times a step." if groups else ""
+    kernels = (
+        f" Its longest {len(groups)} run {sum(group.count for group in groups):,} times a step."
+        if groups
+        else ""
+    )
     name = (facts.training.optimizer or "the optimizer").rpartition(".")[2]
     return Finding(
         title=f"{name} takes {spent:.1f} ms, {percent(share)} of the step, and is not fused",
-        explanation=f"The optimizer goes through weights, gradients and moments in several passes where one would do.{kernels}",
+        explanation="The optimizer goes through weights, gradients and moments in several passes "
+        "where one would "
+        f"do.{kernels}",
         evidence={
             "optimizer": facts.training.optimizer,
             "optimizer_ms": spent,
@@ -77,13 +88,23 @@ def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
 def could_be_fused(facts: Facts, found: Breakdown) -> bool:
     """Whether it is known that the optimizer has a fused form and does not use it.
 
-    The trial knows by the optimizer's settings; where it made no arm of it, kernels tell that say nothing of fusing.
+    The trial knows by the optimizer's settings; where it made no arm of it, kernels tell that say nothing of
+    fusing.
     """
     if any(each.name == FUSED_ARM for each in facts.trial.arms):
         return True
     module, _, name = (facts.training.optimizer or "").rpartition(".")
-    names = [group.name + (group.operator or "") for group in found.groups if group.family == "optimizer"] if recorded(found.groups) else []
-    return module.startswith("torch.optim") and name in FUSABLE and bool(names) and not any("fused" in each.lower() for each in names)
+    names = (
+        [group.name + (group.operator or "") for group in found.groups if group.family == "optimizer"]
+        if recorded(found.groups)
+        else []
+    )
+    return (
+        module.startswith("torch.optim")
+        and name in FUSABLE
+        and bool(names)
+        and not any("fused" in each.lower() for each in names)
+    )
 
 
 def _adamw(kernel: str, count: int, spent_ms: float) -> Facts:
@@ -91,13 +112,29 @@ def _adamw(kernel: str, count: int, spent_ms: float) -> Facts:
     families = {"gemm_fp8": 38.7, "gemm_16bit": 9.8, "cast": 6.3, "attention": 5.2, "optimizer": spent_ms}
     step = sum(families.values())
     parts = Breakdown(
-        families_ms=families, idle_ms=0.0, busy_ms=step, scale=1.0, reliable=True,
+        families_ms=families,
+        idle_ms=0.0,
+        busy_ms=step,
+        scale=1.0,
+        reliable=True,
         groups=(KernelGroup(name=kernel, family="optimizer", operator=None, count=count, time_ms=spent_ms),),
-    )  # fmt: skip
+    )
     arms = (Arm(name="as_is", tried=True, reason=None, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts),)
     network = Network(linears=(Linear(use="training"),))
-    return Facts(network=network, training=Training(optimizer="torch.optim.adamw.AdamW"), trial=Trial(device="cuda", arms=arms, reliable=True))
+    return Facts(
+        network=network,
+        training=Training(optimizer="torch.optim.adamw.AdamW"),
+        trial=Trial(device="cuda", arms=arms, reliable=True),
+    )
 
 
-SICK = _adamw("multi_tensor_apply_kernel<TensorListMetadata<2>, PointwiseOpScalarListFunctor<BFloat16, 3, 3, 0>>", count=96, spent_ms=19.0)
-HEALTHY = _adamw("multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<BFloat16, 4>>", count=8, spent_ms=7.5)
+SICK = _adamw(
+    "multi_tensor_apply_kernel<TensorListMetadata<2>, PointwiseOpScalarListFunctor<BFloat16, 3, 3, 0>>",
+    count=96,
+    spent_ms=19.0,
+)
+HEALTHY = _adamw(
+    "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<BFloat16, 4>>",
+    count=8,
+    spent_ms=7.5,
+)

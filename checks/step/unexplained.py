@@ -23,24 +23,44 @@ https://docs.pytorch.org/docs/stable/profiler.html
 
 from __future__ import annotations
 
+from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, ratio, uses_fp8
+from fp8doctor.analysis.outcome import EVEN, waits_for_time
+from fp8doctor.analysis.step_difference import (
+    IDLE,
+    Waterfall,
+    in_words,
+    waits_for_the_host,
+    waterfall,
+    why_unknown,
+)
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, Network, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.measured import EVEN, arm, best_bf16, best_fp8, ratio, uses_fp8, waits_for_time
-from fp8doctor.overview import percent
 from fp8doctor.registry import check
-from fp8doctor.waterfall import IDLE, Waterfall, in_words, waits_for_the_host, waterfall, why_unknown
+from fp8doctor.wording import percent
 
 EXPLAINED = 0.8
-"""Share of the difference that has to be accounted for. The bar of the catalogue: what is left is then within the spread
-between two profiles of the same kernels, 4 to 27 % on an H200."""
+"""Share of the difference that has to be accounted for. The bar of the catalogue: what is left is then within
+the spread between two profiles of the same kernels, 4 to 27 % on an H200."""
 
 
-@check("STP006", "unexplained", area="step", severity="warning", needs=("network.linears", "trial.arms.breakdown"))
+@check(
+    "STP006",
+    "unexplained",
+    area="step",
+    severity="warning",
+    needs=("network.linears", "trial.arms.breakdown"),
+)
 def unexplained(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
     now, bf16, best = arm(facts.trial, "as_is"), best_bf16(facts), best_fp8(facts)
-    if facts.trial.device == "cpu" or now is None or bf16 is None or best is None or not (now.step_ms and bf16.step_ms and best.step_ms):
+    if (
+        facts.trial.device == "cpu"
+        or now is None
+        or bf16 is None
+        or best is None
+        or not (now.step_ms and bf16.step_ms and best.step_ms)
+    ):
         return NotApplicable(reason="the step as it is and BF16 were not both timed on a GPU")
     speedup = ratio(bf16, now)
     if speedup.high >= 1 or 1 - speedup.median < EVEN:
@@ -52,7 +72,11 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
         return None
     found = waterfall(best, bf16)
     if found is None:
-        return NotApplicable(reason="; ".join(f"{each.name} {why_unknown(each)}" for each in (best, bf16) if waterfall(each, each) is None))
+        return NotApplicable(
+            reason="; ".join(
+                f"{each.name} {why_unknown(each)}" for each in (best, bf16) if waterfall(each, each) is None
+            )
+        )
     casts, idle = found.casts_unpaid_ms, max(0.0, found.parts_ms[IDLE]) if waits_for_the_host(best) else 0.0
     fused = gained_by_compiling(facts, best, bf16, found)
     explained = given_back + casts + idle + fused
@@ -60,7 +84,8 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
         return None
     tried = f"Changes that were timed give {given_back:.1f} ms back. With them, a" if best is not now else "A"
     return Finding(
-        title=f"FP8 is {gap:.1f} ms slower than BF16, and {percent(100 * explained / gap)} of that is accounted for",
+        title=f"FP8 is {gap:.1f} ms slower than BF16, and {percent(100 * explained / gap)} of that is "
+        "accounted for",
         explanation=f"{tried}gainst the best BF16 ({bf16.step_ms:.1f} ms): {in_words(found)}.",
         evidence={
             "difference_ms": gap,
@@ -73,12 +98,17 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
             "parts": tuple(found.parts_ms),
             "parts_ms": tuple(found.parts_ms.values()),
         },
-        treatment=Treatment(name="look-at-the-trace", summary="look at the step's trace beside that of BF16", code="fp8doctor model.py --trace step.json.gz"),
+        treatment=Treatment(
+            name="look-at-the-trace",
+            summary="look at the step's trace beside that of BF16",
+            code="fp8doctor model.py --trace step.json.gz",
+        ),
     )
 
 
 def gained_by_compiling(facts: Facts, fp8: Arm, bf16: Arm, found: Waterfall) -> float:
-    """What the fused norms and pointwise kernels of a compiled BF16 save that this FP8, which is not compiled, still spends."""
+    """What the fused norms and pointwise kernels of a compiled BF16 save that this FP8, which is not
+    compiled, still spends."""
     eager = arm(facts.trial, "bf16")
     if eager is None or bf16 is eager or not (eager.step_ms and bf16.step_ms) or is_compiled(facts, fp8):
         return 0.0
@@ -86,7 +116,8 @@ def gained_by_compiling(facts: Facts, fp8: Arm, bf16: Arm, found: Waterfall) -> 
 
 
 def is_compiled(facts: Facts, fp8: Arm) -> bool:
-    """Whether an FP8 layer is compiled in this arm. Regions that ran do not tell: Transformer Engine compiles functions of its own."""
+    """Whether an FP8 layer is compiled in this arm. Regions that ran do not tell: Transformer Engine compiles
+    functions of its own."""
     treatments = fp8.treatments if recorded(fp8.treatments) else ()
     as_is = any(linear.compiled is not None for linear in facts.network.linears if linear.use == "training")
     return as_is or any(name.startswith(("compile-", "cuda-graphs")) for name in treatments)
@@ -98,12 +129,26 @@ def _slower_by(attention_ms: float, casts_ms: float) -> Facts:
     fp8 = {"gemm_fp8": 22.0, "cast": 18.0 + casts_ms, "attention": 10.0 + attention_ms}
     arms = tuple(
         Arm(
-            name=name, tried=True, reason=None, step_ms=sum(families.values()), rounds_ms=(sum(families.values()),) * 6,
-            breakdown=Breakdown(families_ms=families, idle_ms=0.0, host_wait_pct=None, busy_ms=sum(families.values()), scale=1.0, reliable=True),
+            name=name,
+            tried=True,
+            reason=None,
+            step_ms=sum(families.values()),
+            rounds_ms=(sum(families.values()),) * 6,
+            breakdown=Breakdown(
+                families_ms=families,
+                idle_ms=0.0,
+                host_wait_pct=None,
+                busy_ms=sum(families.values()),
+                scale=1.0,
+                reliable=True,
+            ),
         )
         for name, families in (("as_is", fp8), ("bf16_compiled", bf16))
-    )  # fmt: skip
-    return Facts(network=Network(linears=(Linear(use="training"),)), trial=Trial(device="cuda", arms=arms, reliable=True))
+    )
+    return Facts(
+        network=Network(linears=(Linear(use="training"),)),
+        trial=Trial(device="cuda", arms=arms, reliable=True),
+    )
 
 
 SICK = _slower_by(attention_ms=8.0, casts_ms=2.0)

@@ -1,15 +1,15 @@
 """What FP8 should cost and give, from the datasheet of a GPU and efficiencies measured on an H200.
 
-A time for every GEMM by its shape, the bytes that casts move, and Amdahl's law; `fp8doctor.cost.step` puts a whole training
-step together. A number that comes from here carries the basis ``modelled`` and the name of the GPU. Lengths are counts of
-elements, times ms. On another GPU the efficiencies of the H200 are assumed. How far it is off: tests/benchmarks/cost_model.py.
+A time for every GEMM by its shape, the bytes that casts move, and Amdahl's law; `fp8doctor.cost.step` puts a
+whole training step together. A number that comes from here carries the basis ``modelled`` and the name of the
+GPU. Lengths are counts of elements, times ms. On another GPU the efficiencies of the H200 are assumed. How
+far it is off: tests/benchmarks/cost_model.py.
 """
 
-from fp8doctor.cost.amdahl import amdahl
 from fp8doctor.cost.casts import casts_ms, weight_casts_ms
 from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of, step_tokens
 from fp8doctor.cost.eager import Balance, eager_balance, eager_cast_saving
-from fp8doctor.cost.gemm import gemm_ms, large_gemm_speedup, step_gemms_ms
+from fp8doctor.cost.gemm import amdahl, gemm_ms, large_gemm_speedup, step_gemms_ms
 from fp8doctor.cost.gpus import GPUS, GpuSpec, gpu_spec, memory_ms, modelled_gpu
 
 __all__ = [

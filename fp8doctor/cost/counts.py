@@ -13,7 +13,9 @@ def step_tokens(facts: Facts) -> int | None:
 
 def micro_batches(facts: Facts) -> int:
     """Of one step; one where that is not known."""
-    return facts.workload.accumulate if recorded(facts.workload) and recorded(facts.workload.accumulate) else 1
+    return (
+        facts.workload.accumulate if recorded(facts.workload) and recorded(facts.workload.accumulate) else 1
+    )
 
 
 def gemms(linear: Linear) -> int:
@@ -22,7 +24,8 @@ def gemms(linear: Linear) -> int:
 
 
 def rows_of(linear: Linear, facts: Facts) -> int | None:
-    """Rows of one call: as the trial saw them, else the tokens of a micro-batch; None where neither is known."""
+    """Rows of one call: as the trial saw them, else the tokens of a micro-batch; None where neither is
+    known."""
     seen = _seen_rows(linear, facts)
     return max(seen) if seen else step_tokens(facts)
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fp8doctor.cost.between import between_ms, uncompiled
 from fp8doctor.cost.casts import COMPILED_CAST_BYTES, casts_ms
 from fp8doctor.cost.counts import gemms, micro_batches, step_tokens
 from fp8doctor.cost.gemm import step_gemms_ms
 from fp8doctor.cost.gpus import modelled_gpu
-from fp8doctor.cost.host import FP8_HOST_MS, HOST_MS
+from fp8doctor.cost.step import FP8_HOST_MS, HOST_MS, between_ms, uncompiled
 from fp8doctor.facts import Facts, Linear
 from fp8doctor.finding import Saving
 
 UNCERTAINTY = 0.25
-"""Half-width of the interval around a modelled saving. Of 12 measured savings of 32 to 621 ms 11 lie inside it; one with
-adapters in FP32 saves 6 % more. One H200, tests/benchmarks/measured/h200_steps.json."""
+"""Half-width of the interval around a modelled saving. Of 12 measured savings of 32 to 621 ms 11 lie inside
+it; one with adapters in FP32 saves 6 % more. One H200, tests/benchmarks/measured/h200_steps.json."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,9 @@ def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
         count = gemms(linear)
         trained = linear.requires_grad is not False
         shape = (tokens, linear.in_features, linear.out_features)
-        bf16, fp8 = (step_gemms_ms(*shape, gpu, fp8=in_fp8, weight_gradient=trained) or 0.0 for in_fp8 in (False, True))
+        bf16, fp8 = (
+            step_gemms_ms(*shape, gpu, fp8=in_fp8, weight_gradient=trained) or 0.0 for in_fp8 in (False, True)
+        )
         casts += count * casts_ms(*shape, gpu, compiled=False)
         host += count * FP8_HOST_MS["eager"]
         saved += count * (bf16 - fp8)
@@ -50,7 +51,8 @@ def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
 
 
 def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
-    """What compiling these layers and what stands between them saves of one step; None when the tokens are unknown or FP8 cannot run.
+    """What compiling these layers and what stands between them saves of one step; None when the tokens are
+    unknown or FP8 cannot run.
 
     The uncompiled casts keep the GPU busy, or, with few tokens, the host: the longer of the two counts.
     """
@@ -64,8 +66,14 @@ def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
         count = gemms(linear)
         shape = (tokens, linear.in_features, linear.out_features)
         recipe = linear.recipe if linear.recipe in COMPILED_CAST_BYTES else "tensorwise"
-        busy += count * (casts_ms(*shape, gpu, compiled=False) - casts_ms(*shape, gpu, compiled=True, recipe=recipe))
+        busy += count * (
+            casts_ms(*shape, gpu, compiled=False) - casts_ms(*shape, gpu, compiled=True, recipe=recipe)
+        )
         busy += count * (between_ms(linear, tokens, gpu, how) - between_ms(linear, tokens, gpu, "compiled"))
-        host += count * (FP8_HOST_MS["eager"] - FP8_HOST_MS["compiled"] + HOST_MS["eager"] - HOST_MS["compiled"])
+        host += count * (
+            FP8_HOST_MS["eager"] - FP8_HOST_MS["compiled"] + HOST_MS["eager"] - HOST_MS["compiled"]
+        )
     saved = max(busy, host) * micro_batches(facts)
-    return Saving(low=saved * (1 - UNCERTAINTY), high=saved * (1 + UNCERTAINTY), basis="modelled", gpu=gpu.name)
+    return Saving(
+        low=saved * (1 - UNCERTAINTY), high=saved * (1 + UNCERTAINTY), basis="modelled", gpu=gpu.name
+    )

@@ -1,10 +1,12 @@
 """The time of one GEMM by its shape: tiles in waves over the multiprocessors, or the bytes of its operands.
 
-A GEMM is cut into tiles; each wave gives every multiprocessor one, so a last wave that is nearly empty costs as much as a
-full one, and few tiles leave multiprocessors idle unless the reduction is split. A short K does not hide what starting and
-ending a tile takes. cuBLAS chooses by rules of its own; the best of a few tiles is close enough.
+A GEMM is cut into tiles; each wave gives every multiprocessor one, so a last wave that is nearly empty costs
+as much as a full one, and few tiles leave multiprocessors idle unless the reduction is split. A short K does
+not hide what starting and ending a tile takes. cuBLAS chooses by rules of its own; the best of a few tiles is
+close enough.
 
-`tests/benchmarks/calibrate_cost.py` derives the constants again from a recorded sweep, and `cost_model.py` says how far they are off.
+`tests/benchmarks/calibrate_cost.py` derives the constants again from a recorded sweep, and `cost_model.py`
+says how far they are off.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from typing import NamedTuple
 from fp8doctor.cost.gpus import GpuSpec, memory_ms
 
 GEMM_EFFICIENCY_BF16 = 0.88
-"""Share of the peak rate inside the tiles of a BF16 GEMM at the full clock. Fitted, with the tile's part
-of `BACK_TO_BACK`, to 1290 swept GEMMs: one H200, torch 2.11, November 2026, tests/benchmarks/measured/h200_sweep.json."""
+"""Share of the peak rate inside the tiles of a BF16 GEMM at the full clock. Fitted, with the tile's part of
+`BACK_TO_BACK`, to 1290 swept GEMMs: one H200, torch 2.11, November 2026,
+tests/benchmarks/measured/h200_sweep.json."""
+
 
 GEMM_EFFICIENCY_FP8 = 0.86
 """The same for FP8, e4m3 x e4m3 and e5m2 x e4m3 alike."""
@@ -29,54 +33,75 @@ class Pace(NamedTuple):
     clock: float
     """Share of the full clock."""
     tile_ms: float
-    """Start and end of a tile, its output written, that the next one does not hide: what makes a short K slow."""
+    """Start and end of a tile, its output written, that the next one does not hide: what makes a short K
+    slow."""
 
 
 BACK_TO_BACK = Pace(0.84, 0.003)
-"""GEMM after GEMM: the clock is that of 16384 x 4096 x 16384 after seconds of itself / after a rest (1500 MHz, 690 W, BF16 and
-FP8 alike). Same sweep."""
+"""GEMM after GEMM: the clock is that of 16384 x 4096 x 16384 after seconds of itself / after a rest (1500
+MHz, 690 W, BF16 and FP8 alike). Same sweep."""
+
 
 IN_A_STEP = Pace(0.88, 0.0011)
-"""In a training step, where casts, attention and norms let the GPU recover and operands may still be in the L2: fitted to the
-GEMMs of a compiled decoder of width 1024 (55.1 ms in BF16, 30.6 in FP8) and of a Llama 8B (239.5 and 125.3), all within 3 %."""
+"""In a training step, where casts, attention and norms let the GPU recover and operands may still be in the
+L2: fitted to the GEMMs of a compiled decoder of width 1024 (55.1 ms in BF16, 30.6 in FP8) and of a Llama 8B
+(239.5 and 125.3), all within 3 %."""
+
 
 TILES = ((256, 128), (128, 256), (320, 128), (128, 320), (128, 128), (128, 64), (64, 128), (64, 64))
-"""Rows, columns. Most of these are in the names of kernels seen on an H200 (``nvjet_sm90_tst_256x128_64x4_...``)."""
+"""Rows, columns. Most of these are in the names of kernels seen on an H200
+(``nvjet_sm90_tst_256x128_64x4_...``)."""
+
 
 SPLITS = (1, 2, 4, 8, 16)
 """Parts of the reduction that run beside each other (``splitK`` in the kernel names)."""
 
+
 SHORTEST_SPLIT = 2048
 """Least K of one part, from the same sweep."""
+
 
 MULTIPLE = 8
 """Elements: rows of BF16 matrices whose lengths are no multiple of it are not aligned to 16 bytes."""
 
+
 UNALIGNED = 0.16
-"""Rate with such rows: the three GEMMs of a head of 1024 x 50257 and 16384 tokens take 44.0 ms, those of 50304 would take about 7.
-Same sweep."""
+"""Rate with such rows: the three GEMMs of a head of 1024 x 50257 and 16384 tokens take 44.0 ms, those of
+50304 would take about 7. Same sweep."""
+
 
 KERNEL_LAUNCH_MS = 0.002
-"""Start and end of a kernel. torchao's ``roofline_utils.KERNEL_LAUNCH_OVERHEAD_SEC``; in the sweep 0.002 and 0.0025 fit alike."""
+"""Start and end of a kernel. torchao's ``roofline_utils.KERNEL_LAUNCH_OVERHEAD_SEC``; in the sweep 0.002 and
+0.0025 fit alike."""
+
 
 LARGE = (16384, 4096, 16384)
-"""(M, K, N) at which FP8 is near its best: 1.87x in the sweep, where GEMMs longer than 1 ms in BF16 have 1.93x in the median."""
+"""(M, K, N) at which FP8 is near its best: 1.87x in the sweep, where GEMMs longer than 1 ms in BF16 have
+1.93x in the median."""
 
 
 @lru_cache(maxsize=4096)
 def gemm_ms(m: int, k: int, n: int, gpu: GpuSpec, *, fp8: bool, pace: Pace = IN_A_STEP) -> float | None:
-    """Time of one (M, K) x (K, N) GEMM with BF16 output: a launch, and the slower of computing and moving the operands.
+    """Time of one (M, K) x (K, N) GEMM with BF16 output: a launch, and the slower of computing and moving the
+    operands.
 
     None where the GPU has no FP8 tensor cores and ``fp8`` is asked for.
     """
     if fp8 and gpu.fp8_tflops is None:
         return None
-    peak = gpu.fp8_tflops * GEMM_EFFICIENCY_FP8 if fp8 and gpu.fp8_tflops else gpu.bf16_tflops * GEMM_EFFICIENCY_BF16
+    peak = (
+        gpu.fp8_tflops * GEMM_EFFICIENCY_FP8
+        if fp8 and gpu.fp8_tflops
+        else gpu.bf16_tflops * GEMM_EFFICIENCY_BF16
+    )
     aligned = 1.0 if not (m % MULTIPLE or k % MULTIPLE or n % MULTIPLE) else UNALIGNED
     per_multiprocessor = peak * pace.clock * aligned * 1e9 / gpu.multiprocessors
     compute = min(
-        ceil(ceil(m / rows) * ceil(n / columns) * split / gpu.multiprocessors) * (2.0 * rows * columns * k / split / per_multiprocessor + pace.tile_ms)
-        + (memory_ms(8.0 * split * m * n, gpu) if split > 1 else 0.0)  # partial sums in FP32, written and read
+        ceil(ceil(m / rows) * ceil(n / columns) * split / gpu.multiprocessors)
+        * (2.0 * rows * columns * k / split / per_multiprocessor + pace.tile_ms)
+        + (
+            memory_ms(8.0 * split * m * n, gpu) if split > 1 else 0.0
+        )  # partial sums in FP32, written and read
         for rows, columns in TILES
         for split in SPLITS
         if split == 1 or k >= split * SHORTEST_SPLIT
@@ -85,7 +110,16 @@ def gemm_ms(m: int, k: int, n: int, gpu: GpuSpec, *, fp8: bool, pace: Pace = IN_
     return KERNEL_LAUNCH_MS + max(compute, memory_ms(operand_bytes * (m * k + k * n) + 2 * m * n, gpu))
 
 
-def step_gemms_ms(m: int, k: int, n: int, gpu: GpuSpec, *, fp8: bool, weight_gradient: bool = True, recipe: str | None = None) -> float | None:
+def step_gemms_ms(
+    m: int,
+    k: int,
+    n: int,
+    gpu: GpuSpec,
+    *,
+    fp8: bool,
+    weight_gradient: bool = True,
+    recipe: str | None = None,
+) -> float | None:
     """Time of the GEMMs of one Linear in one step: output, input gradient and, if trained, weight gradient.
 
     The recipe ``rowwise_with_gw_hp`` leaves the weight gradient in BF16.
@@ -100,3 +134,14 @@ def large_gemm_speedup(gpu: GpuSpec) -> float:
     """How much faster than BF16 a large FP8 GEMM is; 1 without FP8 tensor cores."""
     bf16, fp8 = (gemm_ms(*LARGE, gpu, fp8=in_fp8) for in_fp8 in (False, True))
     return bf16 / fp8 if bf16 and fp8 else 1.0
+
+
+def amdahl(share: float, speedup: float) -> float:
+    """Speedup of the whole when ``share`` of its time (0 to 1) runs ``speedup`` times as fast.
+
+    60 % at 1.5x gives 1.25x, 80 % gives 1.36x. Raises ValueError outside those ranges. Source: Amdahl, AFIPS
+    1967.
+    """
+    if not 0.0 <= share <= 1.0 or speedup <= 0.0:
+        raise ValueError(f"a share of 0 to 1 and a positive speedup are needed, not {share} and {speedup}")
+    return 1.0 / (1.0 - share + share / speedup)

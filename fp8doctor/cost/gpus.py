@@ -25,15 +25,25 @@ class GpuSpec:
 GPUS = (
     GpuSpec("A100", "8.0", 312.0, None, 2.039, 108, "NVIDIA A100 80GB SXM datasheet, 2021"),
     GpuSpec("L40S", "8.9", 362.05, 733.0, 0.864, 142, "NVIDIA L40S datasheet, 2023"),
-    GpuSpec("RTX4090", "8.9", 165.2, 330.3, 1.008, 128, "NVIDIA Ada GPU architecture whitepaper v2.1, appendix A"),
+    GpuSpec(
+        "RTX4090", "8.9", 165.2, 330.3, 1.008, 128, "NVIDIA Ada GPU architecture whitepaper v2.1, appendix A"
+    ),
     GpuSpec("H100", "9.0", 989.4, 1978.9, 3.35, 132, "NVIDIA H100 SXM datasheet, 2023"),
     GpuSpec("H200", "9.0", 989.4, 1978.9, 4.8, 132, "NVIDIA H200 SXM datasheet, 2024"),
     GpuSpec("B200", "10.0", 2250.0, 4500.0, 8.0, 148, "NVIDIA HGX B200 datasheet, 2024"),
-    GpuSpec("RTX5090", "12.0", 209.5, 419.0, 1.792, 170, "NVIDIA RTX Blackwell GPU architecture whitepaper v1.1, appendix A"),
+    GpuSpec(
+        "RTX5090",
+        "12.0",
+        209.5,
+        419.0,
+        1.792,
+        170,
+        "NVIDIA RTX Blackwell GPU architecture whitepaper v1.1, appendix A",
+    ),
 )
-"""Multiprocessors that the datasheets leave out: A100 108 (NVIDIA A100 architecture whitepaper), H100 and H200 132 (NVIDIA
-H100 architecture whitepaper, SXM5), B200 148 (``cudaDeviceProp.multiProcessorCount``); L40S from its 18176 CUDA cores, 128
-each."""
+"""Multiprocessors that the datasheets leave out: A100 108 (NVIDIA A100 architecture whitepaper), H100 and
+H200 132 (NVIDIA H100 architecture whitepaper, SXM5), B200 148 (``cudaDeviceProp.multiProcessorCount``); L40S
+from its 18176 CUDA cores, 128 each."""
 
 DEFAULT_GPU = "H100"
 """Modelled when there is no GPU and none is assumed."""
@@ -52,7 +62,8 @@ def gpu_spec(name: str) -> GpuSpec:
 
 
 def modelled_gpu(facts: Facts) -> GpuSpec:
-    """The GPU whose costs are modelled: the assumed one, else the first visible one with a datasheet, else H100 SXM."""
+    """The GPU whose costs are modelled: the assumed one, else the first visible one with a datasheet, else
+    H100 SXM."""
     if recorded(facts.assumed_gpu) and facts.assumed_gpu:
         return gpu_spec(facts.assumed_gpu)
     for gpu in facts.gpus if recorded(facts.gpus) else ():

@@ -1,9 +1,11 @@
-"""The training step of a whole model, modelled from its facts: GEMMs, casts, attention, what lies between, loss, optimizer.
+"""The training step of a whole model, modelled from its facts: GEMMs, casts, attention, what lies between,
+loss, optimizer.
 
-Rough where the facts are: attention is recognised by the names of its projections, the width of its heads is assumed, and
-norms, activations and residuals are counted by the inputs and outputs of the Linears they stand between. None rather than a
-guess for what it has no numbers of: experts, emulated FP8, stacks and recipes that were not measured, 32-bit weights.
-All constants: one H200, torch 2.11, torchao 0.18, TE 2.20.2, November 2026; bytes are effective, as in `fp8doctor.cost.casts`.
+Rough where the facts are: attention is recognised by the names of its projections, the width of its heads is
+assumed, and norms, activations and residuals are counted by the inputs and outputs of the Linears they stand
+between. None rather than a guess for what it has no numbers of: experts, emulated FP8, stacks and recipes
+that were not measured, 32-bit weights. All constants: one H200, torch 2.11, torchao 0.18, TE 2.20.2, November
+2026; bytes are effective, as in `fp8doctor.cost.casts`.
 """
 
 from __future__ import annotations
@@ -13,47 +15,73 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from fp8doctor.cost.between import between_ms, uncompiled
 from fp8doctor.cost.casts import COMPILED_CAST_BYTES, TE_CAST_BYTES, casts_ms
 from fp8doctor.cost.counts import gemms, micro_batches, step_tokens
 from fp8doctor.cost.gemm import gemm_ms, step_gemms_ms
 from fp8doctor.cost.gpus import GpuSpec, memory_ms, modelled_gpu
-from fp8doctor.cost.host import FP8_HOST_MS, HOST_MS
 from fp8doctor.facts import Facts, Family, Linear, Network, recorded
 
 ATTENTION_EFFICIENCY = {64: 0.264, 128: 0.407}
-"""Width of a head -> share of the BF16 peak that causal attention reaches in forward and backward together: 11.05 ms for 24
-layers of 16 heads and 16 x 1024 tokens, 4.79 ms for 4 layers of 32 heads and 4 x 2048 tokens; cuDNN."""
+"""Width of a head -> share of the BF16 peak that causal attention reaches in forward and backward together:
+11.05 ms for 24 layers of 16 heads and 16 x 1024 tokens, 4.79 ms for 4 layers of 32 heads and 4 x 2048 tokens;
+cuDNN."""
+
 
 NARROW_HEADS_UP_TO = 2048
-"""Width of attention up to which its heads are taken for 64 wide, above for 128: so they are in GPT-2, Llama 1B and 8B."""
+"""Width of attention up to which its heads are taken for 64 wide, above for 128: so they are in GPT-2, Llama
+1B and 8B."""
+
 
 BACKWARD_OF_ATTENTION = 2.5
-"""FLOPs of attention's backward / forward: five products instead of two. Source: FlashAttention-2, arXiv 2307.08691."""
+"""FLOPs of attention's backward / forward: five products instead of two. Source: FlashAttention-2, arXiv
+2307.08691."""
+
 
 LOSS_BYTES = {"16bit": 19.0, "fp32": 50.0}
-"""Bytes per logit of the cross entropy, forward and backward. fp32, as transformers and most people's own ``.float()`` have
-it: 34 for log-softmax, measured (4.17 ms for 4096 x 128256), 16 counted for the conversions and fills; in 16 bits half of the
-first and 2."""
+"""Bytes per logit of the cross entropy, forward and backward. fp32, as transformers and most people's own
+``.float()`` have it: 34 for log-softmax, measured (4.17 ms for 4096 x 128256), 16 counted for the conversions
+and fills; in 16 bits half of the first and 2."""
+
 
 OPTIMIZER_BYTES = 24.0
-"""Bytes per trainable parameter of a fused AdamW step on 16-bit parameters and states: 43.9 ms for 8.03 B. It moves 14."""
+"""Bytes per trainable parameter of a fused AdamW step on 16-bit parameters and states: 43.9 ms for 8.03 B. It
+moves 14."""
+
 
 RECOMPUTED = {"between": 1 / 3, "casts": 0.1}
-"""Share that a checkpointed block runs a second time. Between Linears: assumed. Casts: checkpointing all 24 blocks of a decoder
-of width 1024 costs 14.6 ms in FP8 and 21.5 in BF16, of which 9 are the GEMMs; backward, which casts again, shares the rest."""
+"""Share that a checkpointed block runs a second time. Between Linears: assumed. Casts: checkpointing all 24
+blocks of a decoder of width 1024 costs 14.6 ms in FP8 and 21.5 in BF16, of which 9 are the GEMMs; backward,
+which casts again, shares the rest."""
+
 
 KERNELS = 10
-"""Kernels of a step / its Linears in 16 bits, everything around them included: 8.4 to 13.2 counted, eager or compiled."""
+"""Kernels of a step / its Linears in 16 bits, everything around them included: 8.4 to 13.2 counted, eager or
+compiled."""
+
 
 FP8_KERNELS = {"eager": 83, "compiled": 9, "transformer_engine": 6}
 """What an FP8 Linear adds to it, counted."""
 
+
 GAP_MS = 0.001
-"""Idle time between two kernels: 0.6 to 3 us, the unprofiled step of seven arms - the time their kernels take."""
+"""Idle time between two kernels: 0.6 to 3 us, the unprofiled step of seven arms - the time their kernels
+take."""
+
 
 QUERIES = ("q", "q_proj", "query", "wq", "to_q", "linear_q")
-FUSED_QUERIES = ("qkv", "qkv_proj", "query_key_value", "c_attn", "in_proj", "Wqkv", "wqkv", "to_qkv", "linear_qkv")
+
+
+FUSED_QUERIES = (
+    "qkv",
+    "qkv_proj",
+    "query_key_value",
+    "c_attn",
+    "in_proj",
+    "Wqkv",
+    "wqkv",
+    "to_qkv",
+    "linear_qkv",
+)
 """Last part of the names of the Linears of which each attention has one."""
 
 
@@ -69,13 +97,18 @@ class ModelledStep:
     gpu: str
 
 
-def modelled_step(facts: Facts, gpu: GpuSpec | None = None, *, loss: Literal["fp32", "16bit"] = "fp32") -> ModelledStep | None:
-    """The step of this model on ``gpu``, or on the modelled one; None when the facts or the numbers do not suffice."""
+def modelled_step(
+    facts: Facts, gpu: GpuSpec | None = None, *, loss: Literal["fp32", "16bit"] = "fp32"
+) -> ModelledStep | None:
+    """The step of this model on ``gpu``, or on the modelled one; None when the facts or the numbers do not
+    suffice."""
     gpu = gpu or modelled_gpu(facts)
     tokens = step_tokens(facts)
     if tokens is None or not recorded(facts.network) or not recorded(facts.network.linears):
         return None
-    families: dict[Family, float] = dict.fromkeys(("gemm_fp8", "gemm_16bit", "cast", "attention", "pointwise", "loss"), 0.0)
+    families: dict[Family, float] = dict.fromkeys(
+        ("gemm_fp8", "gemm_16bit", "cast", "attention", "pointwise", "loss"), 0.0
+    )
     host = kernels = 0.0
     how = uncompiled(facts)
     for linear in facts.network.linears:
@@ -106,7 +139,12 @@ def layer_ms(linear: Linear, tokens: int, gpu: GpuSpec, eager_how: str) -> dict[
     fp8 = linear.use == "training"
     recipe = linear.recipe if recorded(linear.recipe) else None
     features = linear.features if recorded(linear.features) else {}
-    if linear.role == "experts" or features.get("emulate") or linear.use == "storage" or (linear.dtype == "float32" and linear.adapter != "adapter"):
+    if (
+        linear.role == "experts"
+        or features.get("emulate")
+        or linear.use == "storage"
+        or (linear.dtype == "float32" and linear.adapter != "adapter")
+    ):
         return None
     m, k, n = tokens, linear.in_features, linear.out_features
     eager = linear.compiled is None
@@ -117,9 +155,14 @@ def layer_ms(linear: Linear, tokens: int, gpu: GpuSpec, eager_how: str) -> dict[
         cast = casts_ms(m, k, n, gpu, compiled=not eager, recipe=recipe)
     elif fp8:
         return None
-    thrown_away = fp8 and eager and linear.stack == "torchao"  # a frozen weight's gradient is computed all the same
+    thrown_away = (
+        fp8 and eager and linear.stack == "torchao"
+    )  # a frozen weight's gradient is computed all the same
     trained = linear.requires_grad is not False or thrown_away
-    forward, both = gemm_ms(m, k, n, gpu, fp8=fp8), step_gemms_ms(m, k, n, gpu, fp8=fp8, weight_gradient=trained, recipe=recipe)
+    forward, both = (
+        gemm_ms(m, k, n, gpu, fp8=fp8),
+        step_gemms_ms(m, k, n, gpu, fp8=fp8, weight_gradient=trained, recipe=recipe),
+    )
     if forward is None or both is None:
         return None
     again = linear.checkpointed is not None and recorded(linear.checkpointed)
@@ -160,13 +203,19 @@ def attention_ms(facts: Facts, tokens: int, gpu: GpuSpec) -> float:
         width = linear.in_features if last in FUSED_QUERIES else linear.out_features
         again = linear.checkpointed is not None and recorded(linear.checkpointed)
         flops = 4.0 * tokens * length * width * causal * (1 + BACKWARD_OF_ATTENTION + (1 if again else 0))
-        total += flops / (gpu.bf16_tflops * 1e9 * ATTENTION_EFFICIENCY[64 if width <= NARROW_HEADS_UP_TO else 128])
+        total += flops / (
+            gpu.bf16_tflops * 1e9 * ATTENTION_EFFICIENCY[64 if width <= NARROW_HEADS_UP_TO else 128]
+        )
     return total
 
 
 def loss_ms(facts: Facts, tokens: int, gpu: GpuSpec, bytes_per_logit: float) -> float:
     """The cross entropy over the head's outputs."""
-    logits = max((linear.out_features for linear in facts.network.linears if linear.role == "head"), default=0) if has_vocabulary(facts.network) else 0
+    logits = (
+        max((linear.out_features for linear in facts.network.linears if linear.role == "head"), default=0)
+        if has_vocabulary(facts.network)
+        else 0
+    )
     return memory_ms(bytes_per_logit * tokens * logits, gpu)
 
 
@@ -182,20 +231,69 @@ def optimizer_ms(network: Network, gpu: GpuSpec) -> float:
 
 def in_bf16(facts: Facts) -> Facts:
     """The same job with every FP8 Linear as a plain one."""
-    plain = (replace(linear, use="none", stack="torch", recipe=None, features={}) if linear.use == "training" else linear for linear in facts.network.linears)
+    plain = (
+        replace(linear, use="none", stack="torch", recipe=None, features={})
+        if linear.use == "training"
+        else linear
+        for linear in facts.network.linears
+    )
     return with_linears(facts, tuple(plain))
 
 
 def compiled(facts: Facts, *, yes: bool) -> Facts:
     """The same job with every Linear but the head compiled, or none."""
-    linears = (replace(linear, compiled="" if yes and linear.role != "head" else None) for linear in facts.network.linears)
+    linears = (
+        replace(linear, compiled="" if yes and linear.role != "head" else None)
+        for linear in facts.network.linears
+    )
     return with_linears(facts, tuple(linears))
 
 
 def with_recipe(facts: Facts, recipe: str) -> Facts:
     """The same job with another recipe in every FP8 Linear."""
-    return with_linears(facts, tuple(replace(linear, recipe=recipe) if linear.use == "training" else linear for linear in facts.network.linears))
+    return with_linears(
+        facts,
+        tuple(
+            replace(linear, recipe=recipe) if linear.use == "training" else linear
+            for linear in facts.network.linears
+        ),
+    )
 
 
 def with_linears(facts: Facts, linears: tuple[Linear, ...]) -> Facts:
     return replace(facts, network=replace(facts.network, linears=linears))
+
+
+BETWEEN_BYTES = {"eager": 11.2, "eager transformers": 32.0, "compiled": 6.9}
+"""Effective bytes per input and output element of the Linears beside it, forward and backward: kernel time of
+two decoders without GEMMs, attention, optimizer and loss, uncompiled 24.0 ms at width 1024 and 7.5 at 4096,
+compiled 12.9 at width 1024 and 19.1 in a Llama 8B. Uncompiled blocks of transformers compute norms and rotary
+embeddings in fp32, op by op: 8.5 and 16.2 ms more than compiled in Llamas of 4 layers of width 4096 and 8 of
+2048. One H200, torch 2.11, transformers 5.17, November 2026."""
+
+
+def between_ms(linear: Linear, tokens: int, gpu: GpuSpec, how: str) -> float:
+    """The share of one Linear in one micro-batch; ``how`` is a key of `BETWEEN_BYTES`."""
+    if linear.role == "head":
+        return 0.0
+    wide = 2 if linear.dtype == "float32" else 1
+    return wide * memory_ms(BETWEEN_BYTES[how] * tokens * (linear.in_features + linear.out_features), gpu)
+
+
+def uncompiled(facts: Facts) -> str:
+    """How it is computed where nothing is compiled."""
+    blocks = facts.network.blocks if recorded(facts.network) and recorded(facts.network.blocks) else ()
+    return (
+        "eager transformers"
+        if any(recorded(each.kind) and each.kind.startswith("transformers.") for each in blocks)
+        else "eager"
+    )
+
+
+HOST_MS = {"eager": 0.39, "compiled": 0.23}
+"""Host time of a step / its Linears, everything around them included: 22.2 and 12.9 ms."""
+
+
+FP8_HOST_MS = {"eager": 1.65, "compiled": 0.14, "transformer_engine": 0.39}
+"""What an FP8 Linear adds to it: (113.5 - 22.7) / 55 and (20.85 - 12.93) / 55 with torchao 0.18, uncompiled
+and compiled, (44.7 - 22.2) / 57 with Transformer Engine 2.20."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from fp8doctor.facts import Facts, Target, recorded
-from fp8doctor.job import Job
+from fp8doctor.loading.job import Job
 
 
 def examine_surroundings(target: Target) -> Facts:
@@ -20,7 +20,8 @@ def examine_surroundings(target: Target) -> Facts:
 
 
 def examine(job: Job, surroundings: Facts | None = None) -> Facts:
-    """Everything about a job; ``surroundings`` is what `examine_surroundings` gave, if that was already asked."""
+    """Everything about a job; ``surroundings`` is what `examine_surroundings` gave, if that was already
+    asked."""
     from fp8doctor.examine.attention import examine_attention, sdp_backends
     from fp8doctor.examine.autocast_within import opens_autocast
     from fp8doctor.examine.configured_name import configured_name

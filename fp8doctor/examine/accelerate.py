@@ -13,7 +13,8 @@ from fp8doctor.facts import Accelerate
 
 
 def examine_accelerate(tree: Tree) -> Accelerate | None:
-    """What Accelerate's state says; None when the process has no state, which is also before an Accelerator exists."""
+    """What Accelerate's state says; None when the process has no state, which is also before an Accelerator
+    exists."""
     module = sys.modules.get("accelerate.state")
     shared: dict[str, Any] = dict(getattr(getattr(module, "AcceleratorState", None), "_shared_state", {}))
     process: dict[str, Any] = dict(getattr(getattr(module, "PartialState", None), "_shared_state", {}))
@@ -35,10 +36,17 @@ def is_prepared(tree: Tree) -> bool:
 
 
 def runs_te_autocast(tree: Tree) -> bool:
-    """Whether a forward goes through ``contextual_fp8_autocast`` (1.0 to 1.15): the model's own, or under DDP and FSDP the wrapper's."""
+    """Whether a forward goes through ``contextual_fp8_autocast`` (1.0 to 1.15): the model's own, or under DDP
+    and FSDP the wrapper's."""
     forwards = (vars(module).get("forward") for module in _wrapped_and_root(tree))
-    codes = (getattr(getattr(link, "__func__", link), "__code__", None) for forward in forwards for link in chain(forward))
-    return any(code is not None and code.co_qualname == "contextual_fp8_autocast.<locals>.forward" for code in codes)
+    codes = (
+        getattr(getattr(link, "__func__", link), "__code__", None)
+        for forward in forwards
+        for link in chain(forward)
+    )
+    return any(
+        code is not None and code.co_qualname == "contextual_fp8_autocast.<locals>.forward" for code in codes
+    )
 
 
 def _wrapped_and_root(tree: Tree) -> tuple[nn.Module, ...]:

@@ -7,18 +7,19 @@ from contextlib import contextmanager
 
 import torch
 
-from fp8doctor.record import NOT_RECORDED
-from fp8doctor.scrub import scrub
+from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.scrub import scrub
 
 _by_trials = 0
 """Retries that trials in this process caused, which are none of the user's."""
 
 
 def examine_allocator(gaps: dict[str, str]) -> int | None:
-    """Times the allocator had to give its cache back and ask the GPU again so far, on all devices together, trials aside.
+    """Times the allocator had to give its cache back and ask the GPU again so far, on all devices together,
+    trials aside.
 
-    None before CUDA is initialized. Only torch's native allocator counts them: cudaMallocAsync always says zero, and one
-    of the user's own raises.
+    None before CUDA is initialized. Only torch's native allocator counts them: cudaMallocAsync always says
+    zero, and one of the user's own raises.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
@@ -55,4 +56,6 @@ def _counted_or_none() -> int | None:
 
 
 def _counted() -> int:
-    return sum(torch.cuda.memory_stats(device)["num_alloc_retries"] for device in range(torch.cuda.device_count()))
+    return sum(
+        torch.cuda.memory_stats(device)["num_alloc_retries"] for device in range(torch.cuda.device_count())
+    )

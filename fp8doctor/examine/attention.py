@@ -1,7 +1,8 @@
-"""How attention is computed: transformers' configurations, calls of torch's own, and the backends that torch may use for it.
+"""How attention is computed: transformers' configurations, calls of torch's own, and the backends that torch
+may use for it.
 
-Names of transformers 4.53 to 5.23. A mask, the head size and the dtype decide in every call again which of torch's backends
-takes it; from outside only those that are switched off can be told.
+Names of transformers 4.53 to 5.23. A mask, the head size and the dtype decide in every call again which of
+torch's backends takes it; from outside only those that are switched off can be told.
 """
 
 from __future__ import annotations
@@ -23,33 +24,50 @@ BACKENDS = ("flash", "mem_efficient", "cudnn", "math")
 """``torch.backends.cuda.NAME_sdp_enabled()``, torch 2.6 to 2.15."""
 
 SOFTCAP = re.compile(r"att.*softcap")
-"""Settings that cap attention's logits, such as Gemma 2's ``attn_logit_softcapping``: torch's fused attention has no such step."""
+"""Settings that cap attention's logits, such as Gemma 2's ``attn_logit_softcapping``: torch's fused attention
+has no such step."""
 
 TORCHS_OWN = "scaled_dot_product_attention"
 
 
 def examine_attention(tree: Tree) -> tuple[Attention, ...]:
-    """One entry for each configuration that attention modules follow, and for each class that calls torch's own attention."""
+    """One entry for each configuration that attention modules follow, and for each class that calls torch's
+    own attention."""
     found: dict[int, Attention] = {}
     asked: set[type] = set()
     for place in tree.places:
         module, config = place.module, vars(place.module).get("config")
         kind, implementation = type(module), getattr(config, "_attn_implementation", None)
-        if PRETRAINED in lineage(kind) and id(config) not in found and isinstance(implementation, str) and is_followed(place, config):
+        if (
+            PRETRAINED in lineage(kind)
+            and id(config) not in found
+            and isinstance(implementation, str)
+            and is_followed(place, config)
+        ):
             has_sdpa = getattr(kind, "_supports_sdpa", None)
             has_sdpa = has_sdpa if isinstance(has_sdpa, bool) else None
             found[id(config)] = Attention(
-                name=place.name, kind=class_name(kind), implementation=implementation, has_sdpa=has_sdpa, needs_eager=needs_eager(config)
+                name=place.name,
+                kind=class_name(kind),
+                implementation=implementation,
+                has_sdpa=has_sdpa,
+                needs_eager=needs_eager(config),
             )
         elif kind not in asked and calls_torchs_own(module):
-            found[id(kind)] = Attention(name=place.name, kind=class_name(kind), implementation="sdpa", has_sdpa=True, needs_eager=None)
+            found[id(kind)] = Attention(
+                name=place.name, kind=class_name(kind), implementation="sdpa", has_sdpa=True, needs_eager=None
+            )
         asked.add(kind)
     return tuple(found.values())
 
 
 def is_followed(place: Place, config: Any) -> bool:
     """Whether an attention module below has this configuration, or none of its own."""
-    attention = (module for module in below(place) if "Attention" in type(module).__name__ and not isinstance(module, nn.MultiheadAttention))
+    attention = (
+        module
+        for module in below(place)
+        if "Attention" in type(module).__name__ and not isinstance(module, nn.MultiheadAttention)
+    )
     return any(vars(module).get("config", config) is config for module in attention)
 
 
@@ -64,11 +82,19 @@ def needs_eager(config: Any) -> str | None:
     """The setting for which eager attention is needed, as a user would write it."""
     if getattr(config, "output_attentions", None) is True:
         return "output_attentions=True"
-    return next((f"{name}={value}" for name, value in vars(config).items() if SOFTCAP.search(name) and value is not None), None)
+    return next(
+        (
+            f"{name}={value}"
+            for name, value in vars(config).items()
+            if SOFTCAP.search(name) and value is not None
+        ),
+        None,
+    )
 
 
 def calls_torchs_own(module: nn.Module) -> bool:
-    """Whether the forward of this very module names torch's attention. A module of transformers follows its configuration."""
+    """Whether the forward of this very module names torch's attention. A module of transformers follows its
+    configuration."""
     if isinstance(module, nn.MultiheadAttention):
         return True
     function = None if type(module).__module__.startswith("transformers.") else own_forward(module)

@@ -14,7 +14,8 @@ from fp8doctor.examine.walk import Tree
 
 
 def opens_autocast(tree: Tree, training_step: Callable[..., Any] | None) -> bool:
-    """Whether the training step, or a forward that is no library's, names ``autocast`` or uses a name that is bound to one."""
+    """Whether the training step, or a forward that is no library's, names ``autocast`` or uses a name that is
+    bound to one."""
     modules = [module for place in tree.places for module in (*place.wrappers, place.module)]
     own = {type(module): module for module in modules if not type(module).__module__.startswith(LIBRARIES)}
     forwards = [vars(module).get("forward", type(module).forward) for module in own.values()]

@@ -1,7 +1,7 @@
 """Whether the FP8 backend that Accelerate will import can be imported, tried in a process of its own.
 
-To import Transformer Engine or torchao changes a process, so the user's is left alone: what it has loaded counts as tried,
-and a throw-away process with its ``sys.path`` and environment tries the rest.
+To import Transformer Engine or torchao changes a process, so the user's is left alone: what it has loaded
+counts as tried, and a throw-away process with its ``sys.path`` and environment tries the rest.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import subprocess
 import sys
 from typing import Any
 
-from fp8doctor.record import NOT_RECORDED
-from fp8doctor.scrub import scrub
+from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.scrub import scrub
 
 MODULES = {"AO": "torchao.float8", "TE": "transformer_engine.pytorch", "MSAMP": "msamp"}
-"""Backend -> what Accelerate imports of it, in the order in which it takes the first that is installed when none is named.
-Source: ``Accelerator.__init__`` and ``utils/`` of accelerate 1.4 to 1.15."""
+"""Backend -> what Accelerate imports of it, in the order in which it takes the first that is installed when
+none is named. Source: ``Accelerator.__init__`` and ``utils/`` of accelerate 1.4 to 1.15."""
 
 TIME_LIMIT_S = 120.0
 """Seconds; importing torch and a backend takes 5 on an idle machine, a minute from a cold network disk."""
@@ -41,14 +41,21 @@ print("\\n{SAID}" + json.dumps(said))
 
 
 def try_backends(variables: dict[str, str], gaps: dict[str, str]) -> dict[str, str | None]:
-    """Backend -> why it cannot be imported, None when it can; the reason stands in ``gaps`` when the try did not end."""
+    """Backend -> why it cannot be imported, None when it can; the reason stands in ``gaps`` when the try did
+    not end."""
     backend = backend_to_come(variables)
     if backend is None:
         return {}
     try:
-        return {backend: None if MODULES[backend] in sys.modules else try_import(MODULES[backend], tuple(sys.path))}
+        return {
+            backend: None
+            if MODULES[backend] in sys.modules
+            else try_import(MODULES[backend], tuple(sys.path))
+        }
     except (OSError, subprocess.SubprocessError) as error:
-        gaps["environment.backend_imports"] = scrub(f"trying to import {MODULES[backend]} did not end: {_in_words(error)}")
+        gaps["environment.backend_imports"] = scrub(
+            f"trying to import {MODULES[backend]} did not end: {_in_words(error)}"
+        )
     unknown: dict[str, str | None] = NOT_RECORDED
     return unknown
 
@@ -65,14 +72,20 @@ def backend_to_come(variables: dict[str, str]) -> str | None:
         return named
     if named != "NO" or _precision(variables) != "fp8":
         return None
-    return next((backend for backend, module in MODULES.items() if _is_installed(module.partition(".")[0])), None)
+    return next(
+        (backend for backend, module in MODULES.items() if _is_installed(module.partition(".")[0])), None
+    )
 
 
 def _precision(variables: dict[str, str]) -> str | None:
     """What Accelerate's state says, or before there is one the variable."""
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     shared: dict[str, Any] = getattr(state, "_shared_state", {})
-    return str(shared["_mixed_precision"]) if "_mixed_precision" in shared else variables.get("ACCELERATE_MIXED_PRECISION")
+    return (
+        str(shared["_mixed_precision"])
+        if "_mixed_precision" in shared
+        else variables.get("ACCELERATE_MIXED_PRECISION")
+    )
 
 
 def _is_installed(package: str) -> bool:
@@ -105,4 +118,8 @@ def try_import(module: str, path: tuple[str, ...]) -> str | None:
 
 
 def _in_words(error: Exception) -> str:
-    return f"it took more than {TIME_LIMIT_S:g} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)
+    return (
+        f"it took more than {TIME_LIMIT_S:g} s"
+        if isinstance(error, subprocess.TimeoutExpired)
+        else str(error)
+    )

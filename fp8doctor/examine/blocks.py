@@ -1,4 +1,5 @@
-"""The lists of repeated blocks, such as the decoder layers: what is compiled, checkpointed and cut as a unit."""
+"""The lists of repeated blocks, such as the decoder layers: what is compiled, checkpointed and cut as a
+unit."""
 
 from __future__ import annotations
 
@@ -9,12 +10,13 @@ from torch import nn
 from fp8doctor.examine.compile_marks import forward_of_torch
 from fp8doctor.examine.walk import Place, Tree, is_expert_list
 from fp8doctor.facts import Blocks
-from fp8doctor.record import NOT_RECORDED
+from fp8doctor.facts.record import NOT_RECORDED
 from fp8doctor.stacks.lineage import class_name
 
 
 def find_blocks(tree: Tree, owners: list[Place]) -> tuple[Blocks, ...]:
-    """The outermost lists of at least two modules of one class with linear-like layers inside. ``owners``: a place per layer."""
+    """The outermost lists of at least two modules of one class with linear-like layers inside. ``owners``: a
+    place per layer."""
     inside: Counter[int] = Counter()
     for owner in owners:
         above = owner.parent
@@ -36,7 +38,9 @@ def is_blocks(place: Place, inside: Counter[int]) -> bool:
     if not isinstance(place.module, nn.ModuleList | nn.Sequential | nn.ModuleDict) or is_expert_list(place):
         return False
     classes = {class_name(type(child.module)) for child in place.children}
-    return len(place.children) > 1 and len(classes) == 1 and all(inside[id(child)] for child in place.children)
+    return (
+        len(place.children) > 1 and len(classes) == 1 and all(inside[id(child)] for child in place.children)
+    )
 
 
 def _blocks(place: Place, inside: Counter[int]) -> Blocks:
@@ -48,6 +52,8 @@ def _blocks(place: Place, inside: Counter[int]) -> Blocks:
         forward_of_torch=forward_of_torch(place.children[0].module),
         count=len(place.children),
         compiled=sum(child.compiled is not None for child in place.children),
-        checkpointed=NOT_RECORDED if NOT_RECORDED in checkpointed else sum(each is not None for each in checkpointed),
+        checkpointed=NOT_RECORDED
+        if NOT_RECORDED in checkpointed
+        else sum(each is not None for each in checkpointed),
         linears=inside[id(place)],
     )

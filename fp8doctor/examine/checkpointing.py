@@ -1,4 +1,5 @@
-"""Activation checkpointing in all its forms: wrappers, transformers' flag, unsloth's patch, a call in a forward."""
+"""Activation checkpointing in all its forms: wrappers, transformers' flag, unsloth's patch, a call in a
+forward."""
 
 from __future__ import annotations
 
@@ -34,7 +35,13 @@ def checkpointing_of(module: Any, name: str) -> Checkpointing | None:
     if (WRAPPERS, "CheckpointWrapper") in lineage(type(module)):
         implementation = getattr(vars(module).get("checkpoint_impl"), "name", None)
         reentrant = None if implementation is None else implementation == "REENTRANT"
-        return Checkpointing(name=name, form="wrapper", active=module.training, reentrant=reentrant, **in_fp8(module, vars(module).get("checkpoint_fn")))
+        return Checkpointing(
+            name=name,
+            form="wrapper",
+            active=module.training,
+            reentrant=reentrant,
+            **in_fp8(module, vars(module).get("checkpoint_fn")),
+        )
     if (WRAPPERS, "OffloadWrapper") in lineage(type(module)):
         return Checkpointing(name=name, form="offload", active=module.training, reentrant=None)
     flag = huggingface_flag(module)
@@ -42,14 +49,23 @@ def checkpointing_of(module: Any, name: str) -> Checkpointing | None:
         function = vars(module).get("_gradient_checkpointing_func")
         reentrant = (getattr(function, "keywords", None) or {}).get("use_reentrant")
         reentrant = reentrant if isinstance(reentrant, bool) else None
-        return Checkpointing(name=name, form="huggingface", active=module.training, reentrant=reentrant, **in_fp8(module, function))
+        return Checkpointing(
+            name=name,
+            form="huggingface",
+            active=module.training,
+            reentrant=reentrant,
+            **in_fp8(module, function),
+        )
     if flag is None and (called := called_checkpoint(module)):
-        return Checkpointing(name=name, form="called_in_forward", active=None, reentrant=None, **in_fp8(module, called))
+        return Checkpointing(
+            name=name, form="called_in_forward", active=None, reentrant=None, **in_fp8(module, called)
+        )
     return None
 
 
 def in_fp8(region: Any, function: Any) -> dict[str, Any]:
-    """What decides whether Transformer Engine recomputes in FP8; nobody looks before its package is loaded."""
+    """What decides whether Transformer Engine recomputes in FP8; nobody looks before its package is
+    loaded."""
     if TRANSFORMER_ENGINE not in sys.modules:
         return {}
     return {"library": package(function), "opens_fp8_autocast": opens_fp8_autocast(region)}
@@ -62,15 +78,20 @@ def huggingface_flag(module: Any) -> bool | None:
 
 
 def is_layer(module: Any) -> bool:
-    """Whether its own flag decides (transformers >= 4.53); in other models the flag above decides for the blocks."""
+    """Whether its own flag decides (transformers >= 4.53); in other models the flag above decides for the
+    blocks."""
     return LAYER in lineage(type(module))
 
 
 def called_checkpoint(module: Any) -> Any:
-    """The checkpoint function, or its module, that a user's own forward names, whatever it is called there; None when it names none."""
+    """The checkpoint function, or its module, that a user's own forward names, whatever it is called there;
+    None when it names none."""
     if type(module).__module__.startswith(LIBRARIES):
         return None
-    return next((found for code, scope in forwards(module) if (found := _checkpoint_named(set(_names(code)), scope))), None)
+    return next(
+        (found for code, scope in forwards(module) if (found := _checkpoint_named(set(_names(code)), scope))),
+        None,
+    )
 
 
 def forwards(module: Any) -> Iterator[tuple[CodeType, dict[str, Any]]]:
@@ -98,8 +119,11 @@ def opens_fp8_autocast(region: Any) -> bool:
 
 
 def _opens(used: set[str], bound: dict[str, Any]) -> bool:
-    """Whether these names hold an autocast and something of Transformer Engine's, bound before or imported in the forward."""
-    return not used.isdisjoint(AUTOCASTS) and any(name.startswith(TRANSFORMER_ENGINE) or package(bound.get(name)) == TRANSFORMER_ENGINE for name in used)
+    """Whether these names hold an autocast and something of Transformer Engine's, bound before or imported in
+    the forward."""
+    return not used.isdisjoint(AUTOCASTS) and any(
+        name.startswith(TRANSFORMER_ENGINE) or package(bound.get(name)) == TRANSFORMER_ENGINE for name in used
+    )
 
 
 def of_the_process(active: bool | None) -> tuple[Checkpointing, ...]:
@@ -127,10 +151,19 @@ def _names(code: CodeType) -> Iterator[str]:
 
 def _checkpoint_named(used: set[str], bound: dict[str, Any]) -> Any:
     """What leads the names in a forward to a checkpoint function: what is bound to it, or its module."""
-    if "checkpoint" in used and "checkpoint" not in bound and not used.isdisjoint(("utils", "checkpointing", *CHECKPOINT_MODULES)):
-        imported = next((name for name in CHECKPOINT_MODULES if name in used), "torch.utils.checkpoint" if "utils" in used else CHECKPOINT_MODULES[2])
+    if (
+        "checkpoint" in used
+        and "checkpoint" not in bound
+        and not used.isdisjoint(("utils", "checkpointing", *CHECKPOINT_MODULES))
+    ):
+        imported = next(
+            (name for name in CHECKPOINT_MODULES if name in used),
+            "torch.utils.checkpoint" if "utils" in used else CHECKPOINT_MODULES[2],
+        )
         return sys.modules.get(imported) or imported
-    return next((bound[name] for name in used if name in bound and _module(bound[name]) in CHECKPOINT_MODULES), None)
+    return next(
+        (bound[name] for name in used if name in bound and _module(bound[name]) in CHECKPOINT_MODULES), None
+    )
 
 
 def _module(value: Any) -> str | None:

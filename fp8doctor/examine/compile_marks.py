@@ -1,4 +1,5 @@
-"""Where torch.compile was asked for: the marks that each way of asking leaves on a module (torch 2.6 to 2.15)."""
+"""Where torch.compile was asked for: the marks that each way of asking leaves on a module (torch 2.6 to
+2.15)."""
 
 from __future__ import annotations
 
@@ -19,26 +20,47 @@ def compile_mark(module: Any, name: str) -> CompileMark | None:
     if OPTIMIZED_MODULE in lineage(type(module)):
         if is_disabled(module):  # what torch.compiler.disable(m) returns
             return None
-        return CompileMark(name=name, form="wrapped", backend=_backend(getattr(state.get("dynamo_ctx"), "callback", None)), compiles=True)
+        return CompileMark(
+            name=name,
+            form="wrapped",
+            backend=_backend(getattr(state.get("dynamo_ctx"), "callback", None)),
+            compiles=True,
+        )
     if (call := state.get("_compiled_call_impl")) is not None:
-        return CompileMark(name=name, form="in_place", backend=_backend_of_function(call), compiles=_compiles_in_place(module, call))
+        return CompileMark(
+            name=name,
+            form="in_place",
+            backend=_backend_of_function(call),
+            compiles=_compiles_in_place(module, call),
+        )
     if (compiled := compiled_function(state.get("forward"))) is not None:
-        return CompileMark(name=name, form="assigned_forward", backend=_backend_of_function(compiled), compiles=True)
+        return CompileMark(
+            name=name, form="assigned_forward", backend=_backend_of_function(compiled), compiles=True
+        )
     if "forward" not in state and (compiled := compiled_function(type(module).forward)) is not None:
-        return CompileMark(name=name, form="decorated_forward", backend=_backend_of_function(compiled), compiles=True)
+        return CompileMark(
+            name=name, form="decorated_forward", backend=_backend_of_function(compiled), compiles=True
+        )
     return None
 
 
 def step_mark(training_step: Callable[..., Any] | None) -> CompileMark | None:
     """The mark of a compiled training step, which covers the whole model."""
     compiled = compiled_function(training_step)
-    return None if compiled is None else CompileMark(name="", form="training_step", backend=_backend_of_function(compiled), compiles=True)
+    return (
+        None
+        if compiled is None
+        else CompileMark(name="", form="training_step", backend=_backend_of_function(compiled), compiles=True)
+    )
 
 
 def forward_of_torch(module: Any) -> bool:
-    """Whether the module's forward is written in torch.nn, whose files Dynamo skips unless it meets them while it traces."""
+    """Whether the module's forward is written in torch.nn, whose files Dynamo skips unless it meets them
+    while it traces."""
     function = vars(module).get("forward", type(module).forward)
-    return str(getattr(getattr(function, "__func__", function), "__globals__", {}).get("__name__", "")).startswith("torch.nn.")
+    return str(
+        getattr(getattr(function, "__func__", function), "__globals__", {}).get("__name__", "")
+    ).startswith("torch.nn.")
 
 
 def is_called(module: Any) -> bool:
@@ -49,19 +71,25 @@ def is_called(module: Any) -> bool:
 def _compiles_in_place(module: Any, call: Any) -> bool | None:
     """Whether ``module.compile()`` compiles a frame of the module.
 
-    Before torch 2.15 what it compiles is ``Module._call_impl``, a frame that Dynamo skips as it skips forwards of torch.nn;
-    2.15 puts a frame around it that is not skipped. Frames counted on torch 2.6, 2.9, 2.13 and 2.15.
+    Before torch 2.15 what it compiles is ``Module._call_impl``, a frame that Dynamo skips as it skips
+    forwards of torch.nn; 2.15 puts a frame around it that is not skipped. Frames counted on torch 2.6, 2.9,
+    2.13 and 2.15.
     """
     if not is_called(module):
         return False
     if not forward_of_torch(module):
         return True
     inner = getattr(call, "_torchdynamo_orig_callable", None)
-    return None if inner is None else getattr(inner, "__func__", inner).__code__ is not nn.Module._call_impl.__code__
+    return (
+        None
+        if inner is None
+        else getattr(inner, "__func__", inner).__code__ is not nn.Module._call_impl.__code__
+    )
 
 
 def compiled_function(function: Any) -> Any:
-    """The compiled link in a chain of wrappers, or None; `torch.compiler.disable` outside of it ends the search."""
+    """The compiled link in a chain of wrappers, or None; `torch.compiler.disable` outside of it ends the
+    search."""
     for link in chain(function):
         if getattr(link, "_torchdynamo_disable", False):
             return None
@@ -100,9 +128,12 @@ def _backend_of_function(function: Any) -> str | None:
 
 
 def _backend(callback: Any) -> str | None:
-    """The name of the innermost backend; 2.6 chains them by the name that later versions keep for functions."""
+    """The name of the innermost backend; 2.6 chains them by the name that later versions keep for
+    functions."""
     for _ in range(32):
-        inner = getattr(callback, "_torchdynamo_orig_backend", None) or getattr(callback, "_torchdynamo_orig_callable", None)
+        inner = getattr(callback, "_torchdynamo_orig_backend", None) or getattr(
+            callback, "_torchdynamo_orig_callable", None
+        )
         if inner is None:
             break
         callback = inner

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from fp8doctor.examine.network import CONFIGS
 from fp8doctor.examine.walk import Tree
-from fp8doctor.scrub import scrub
+from fp8doctor.facts.scrub import scrub
 
 NAMES = ("_name_or_path", "name_or_path", "name")
 """Where a configuration keeps it: transformers, others, litgpt."""
 
 
 def configured_name(tree: Tree) -> str | None:
-    """The last part of the first name or path in the tree, so that no folder is recorded; None without one."""
+    """The last part of the first name or path in the tree, so that no folder is recorded; None without
+    one."""
     seen: set[int] = set()
     for place in tree.places:
         for attribute in CONFIGS:

@@ -1,9 +1,9 @@
 """What the user's own conversion loses, seen while it runs.
 
-A converter puts an FP8 layer in the place of a Linear, and torch calls its module registration hooks (public since 2.0)
-while the old one is still there. So nothing of any library is patched or imported, and the hook is taken off again. What
-counts is how things stand when everything is loaded: a hook that was put back is not lost. A class that is changed in
-place, a root Linear and a write to ``_modules`` are not seen.
+A converter puts an FP8 layer in the place of a Linear, and torch calls its module registration hooks (public
+since 2.0) while the old one is still there. So nothing of any library is patched or imported, and the hook is
+taken off again. What counts is how things stand when everything is loaded: a hook that was put back is not
+lost. A class that is changed in place, a root Linear and a write to ``_modules`` are not seen.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from fp8doctor.examine.compile_marks import OPTIMIZED_MODULE, compile_mark
 from fp8doctor.examine.walk import Place, Tree, parameters
 from fp8doctor.facts import Conversion
-from fp8doctor.record import NOT_RECORDED
-from fp8doctor.scrub import scrub
+from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.scrub import scrub
 from fp8doctor.stacks import recognise
 from fp8doctor.stacks.lineage import class_name, lineage
 
@@ -41,7 +41,8 @@ class Replacement:
     own_forward: bool
     compiled: bool
     wrapped: bool
-    """Whether ``torch.compile`` was called on the predecessor: the wrapper keeps calling it (torch 2.13 ``OptimizedModule._initialize``)."""
+    """Whether ``torch.compile`` was called on the predecessor: the wrapper keeps calling it (torch 2.13
+    ``OptimizedModule._initialize``)."""
     frozen: bool
 
 
@@ -57,17 +58,28 @@ class Watch:
         self._handle = register_module_module_registration_hook(self._registered)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
         self._handle.remove()
 
     def _registered(self, parent: nn.Module, name: str, new: nn.Module | None) -> None:
         """Called by torch before ``new`` takes the place of what is there."""
         try:
             old = parent._modules.get(name)
-            if new is not old and isinstance(old, nn.Linear) and isinstance(new, nn.Module) and is_fp8(new) and not is_fp8(old):
+            if (
+                new is not old
+                and isinstance(old, nn.Linear)
+                and isinstance(new, nn.Module)
+                and is_fp8(new)
+                and not is_fp8(old)
+            ):
                 self.replacements.append(replacement(parent, old, new))
         except Exception as error:  # the user's conversion goes on, whatever a class of theirs does here
-            self.problem = scrub(f"a replacement by {type(new).__qualname__} could not be read: {type(error).__name__}: {error}")
+            self.problem = scrub(
+                f"a replacement by {type(new).__qualname__} could not be read: "
+                f"{type(error).__name__}: {error}"
+            )
 
 
 def is_fp8(module: nn.Module) -> bool:
@@ -95,15 +107,22 @@ def hooks(module: nn.Module) -> int:
 
 
 def examine_conversion(tree: Tree, watch: Watch | None, gaps: dict[str, str]) -> Any:
-    """What the layers that are in the model now have lost; None when nobody watched, ``NOT_RECORDED`` when some of it was missed."""
+    """What the layers that are in the model now have lost; None when nobody watched, ``NOT_RECORDED`` when
+    some of it was missed."""
     if watch is None:
         return None
     if watch.problem:
         gaps["training.conversion"] = watch.problem
         return NOT_RECORDED
     places = {id(place.module): place for place in tree.places}
-    found = [(place, each) for each in watch.replacements if (layer := each.layer()) is not None and (place := places.get(id(layer)))]
-    forwards = [(place, each) for place, each in found if each.own_forward and "forward" not in vars(place.module)]
+    found = [
+        (place, each)
+        for each in watch.replacements
+        if (layer := each.layer()) is not None and (place := places.get(id(layer)))
+    ]
+    forwards = [
+        (place, each) for place, each in found if each.own_forward and "forward" not in vars(place.module)
+    ]
     return Conversion(
         linears=len(found),
         without_hooks=names(place for place, each in found if each.hooks > hooks(place.module)),
@@ -111,7 +130,11 @@ def examine_conversion(tree: Tree, watch: Watch | None, gaps: dict[str, str]) ->
         lost_forwards=tuple(sorted({class_name(each.kind) for _, each in forwards})),
         without_compile=names(place for place, each in found if each.compiled and place.compiled is None),
         bypassed=names(place for place, each in found if each.wrapped and place.wrappers),
-        unfrozen=names(place for place, each in found if each.frozen and any(weight is not None and weight.requires_grad for weight in weights(place))),
+        unfrozen=names(
+            place
+            for place, each in found
+            if each.frozen and any(weight is not None and weight.requires_grad for weight in weights(place))
+        ),
         untied=untied(tree, found),
     )
 

@@ -1,4 +1,5 @@
-"""Switches that a call sets and no variable shows: they make every step slower, and stay on until they are set back."""
+"""Switches that a call sets and no variable shows: they make every step slower, and stay on until they are
+set back."""
 
 from __future__ import annotations
 
@@ -6,13 +7,17 @@ import sys
 
 
 def debug_switches() -> dict[str, bool]:
-    """Each switch of this process, on or off. cuDNN's own is left out: it concerns convolutions, and FP8 has none."""
+    """Each switch of this process, on or off. cuDNN's own is left out: it concerns convolutions, and FP8 has
+    none."""
     import torch
 
     inspect = sys.modules.get("nvdlfw_inspect.api")
     return {
         "anomaly_detection": torch.is_anomaly_enabled(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "fill_uninitialized_memory": bool(getattr(torch.utils.deterministic, "fill_uninitialized_memory", False)),
-        "nvdlfw_inspect": getattr(inspect, "DEBUG_MANAGER", None) is not None,  # nvdlfw_inspect 0.2.2: None until initialize()
+        "fill_uninitialized_memory": bool(
+            getattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+        ),
+        "nvdlfw_inspect": getattr(inspect, "DEBUG_MANAGER", None)
+        is not None,  # nvdlfw_inspect 0.2.2: None until initialize()
     }

@@ -1,8 +1,8 @@
 """The GPUs: what NVML says of each, and which of them this process sees, without creating a CUDA context.
 
-NVML counts GPUs in the order of the PCI bus and ignores ``CUDA_VISIBLE_DEVICES``; a process counts only those it was left.
-The two are matched by UUID: with what torch sees once CUDA is initialized, and by the rules of the variable before that.
-UUIDs and PCI addresses are used here and never recorded.
+NVML counts GPUs in the order of the PCI bus and ignores ``CUDA_VISIBLE_DEVICES``; a process counts only those
+it was left. The two are matched by UUID: with what torch sees once CUDA is initialized, and by the rules of
+the variable before that. UUIDs and PCI addresses are used here and never recorded.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fp8doctor.facts import Gpu, Linear, recorded
-from fp8doctor.record import NOT_RECORDED
-from fp8doctor.scrub import scrub
+from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.scrub import scrub
 
 GIB = 2**30
 
@@ -31,8 +31,8 @@ THROTTLE_REASONS = {
     0x200: "board limit",
     0x400: "reliability",
 }
-"""Bits of NVML's clock event reasons (nvml.h, nvmlClocksEventReason*). Idle (0x001) and the clocks that the owner set
-himself (0x002) hold nothing back."""
+"""Bits of NVML's clock event reasons (nvml.h, nvmlClocksEventReason*). Idle (0x001) and the clocks that the
+owner set himself (0x002) hold nothing back."""
 
 TRIED = {"tensorwise": False, "rowwise": True, "rowwise_with_gw_hp": True}
 """Recipes of a Float8Linear -> whether each row has a scale of its own in their GEMM."""
@@ -97,7 +97,8 @@ def driver_version(gaps: dict[str, str]) -> str | None:
 
 @contextmanager
 def open_nvml() -> Iterator[Any]:
-    """NVML, initialized, and shut down again at the end. Raises `NoDriverError` where no driver is installed or loaded."""
+    """NVML, initialized, and shut down again at the end. Raises `NoDriverError` where no driver is installed
+    or loaded."""
     import pynvml  # type: ignore[import-untyped]
 
     try:
@@ -126,10 +127,21 @@ def _gpus_of_nvml(nvml: Any, torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...
         variable = os.environ.get("CUDA_VISIBLE_DEVICES")
         sights = read_visible_devices(variable, cards)
         if _order_is_unknown(variable, sights, cards):
-            gaps["gpus.visible"] = "CUDA_VISIBLE_DEVICES counts GPUs of different models, the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            gaps["gpus.visible"] = (
+                "CUDA_VISIBLE_DEVICES counts GPUs of different models, the fastest "
+                "first unless "
+                "CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            )
             return tuple(describe(nvml, card, None, NOT_RECORDED, False) for card in cards)
-    seen = [describe(nvml, cards[card], part, True, _holds_memory(torch, i)) for i, (card, part) in enumerate(sights)]
-    hidden = [describe(nvml, card, None, False, False) for i, card in enumerate(cards) if i not in {sight[0] for sight in sights}]
+    seen = [
+        describe(nvml, cards[card], part, True, _holds_memory(torch, i))
+        for i, (card, part) in enumerate(sights)
+    ]
+    hidden = [
+        describe(nvml, card, None, False, False)
+        for i, card in enumerate(cards)
+        if i not in {sight[0] for sight in sights}
+    ]
     return (*seen, *hidden)
 
 
@@ -138,7 +150,14 @@ def _cards(nvml: Any, gaps: dict[str, str]) -> list[Card]:
     for i in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(i)
-            cards.append(Card(handle, nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), _slices(nvml, handle)))
+            cards.append(
+                Card(
+                    handle,
+                    nvml.nvmlDeviceGetUUID(handle),
+                    nvml.nvmlDeviceGetName(handle),
+                    _slices(nvml, handle),
+                )
+            )
         except nvml.NVMLError as error:
             gaps[f"gpus.{i}"] = scrub(f"NVML failed: {error}")
     return cards
@@ -164,10 +183,11 @@ def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def read_visible_devices(variable: str | None, cards: Sequence[Card]) -> list[Sight]:
-    """What ``CUDA_VISIBLE_DEVICES`` leaves: a list of indices, of GPU UUIDs or of MIG UUIDs, the latter perhaps cut short.
+    """What ``CUDA_VISIBLE_DEVICES`` leaves: a list of indices, of GPU UUIDs or of MIG UUIDs, the latter
+    perhaps cut short.
 
-    As the driver reads it (580, tried on an H200): the first entry that fits nothing ends the list, an entry that stands
-    twice before that empties it.
+    As the driver reads it (580, tried on an H200): the first entry that fits nothing ends the list, an entry
+    that stands twice before that empties it.
     """
     everything: list[Sight] = [_whole(i, card) for i, card in enumerate(cards)]
     if variable is None:
@@ -203,7 +223,12 @@ def _by_uuid(entry: str, kind: str, cards: Sequence[Card]) -> Sight | None:
     if kind == "GPU-":
         found = [_whole(i, card) for i, card in enumerate(cards) if card.uuid.startswith(entry)]
     else:
-        found = [(i, j) for i, card in enumerate(cards) for j, part in enumerate(card.slices) if part.uuid.startswith(entry)]
+        found = [
+            (i, j)
+            for i, card in enumerate(cards)
+            for j, part in enumerate(card.slices)
+            if part.uuid.startswith(entry)
+        ]
     return found[0] if len(found) == 1 else None
 
 
@@ -215,28 +240,40 @@ def _order_is_unknown(variable: str | None, sights: list[Sight], cards: Sequence
 
 
 def _uuids_of_torch(torch: Any) -> list[str]:
-    """UUIDs of the devices torch sees, in its order; empty before CUDA is initialized, and in torch that tells none."""
+    """UUIDs of the devices torch sees, in its order; empty before CUDA is initialized, and in torch that
+    tells none."""
     if not torch.cuda.is_initialized():
         return []
-    uuids = [str(getattr(torch.cuda.get_device_properties(i), "uuid", "")) for i in range(torch.cuda.device_count())]
+    uuids = [
+        str(getattr(torch.cuda.get_device_properties(i), "uuid", ""))
+        for i in range(torch.cuda.device_count())
+    ]
     return uuids if all(uuids) else []
 
 
 def match_uuids(uuids: Sequence[str], cards: Sequence[Card]) -> list[Sight] | None:
     """The cards and slices that bear these UUIDs; None when one of them is unknown to NVML."""
-    known: dict[str, Sight] = {card.uuid.removeprefix("GPU-"): _whole(i, card) for i, card in enumerate(cards)}
-    known |= {part.uuid.removeprefix("MIG-"): (i, j) for i, card in enumerate(cards) for j, part in enumerate(card.slices)}
+    known: dict[str, Sight] = {
+        card.uuid.removeprefix("GPU-"): _whole(i, card) for i, card in enumerate(cards)
+    }
+    known |= {
+        part.uuid.removeprefix("MIG-"): (i, j)
+        for i, card in enumerate(cards)
+        for j, part in enumerate(card.slices)
+    }
     sights = [known.get(uuid.removeprefix("GPU-").removeprefix("MIG-")) for uuid in uuids]
     return None if None in sights else [sight for sight in sights if sight is not None]
 
 
 def _holds_memory(torch: Any, index: int) -> bool:
-    """Whether this process holds memory of the device, and hence is one of the processes NVML counts there."""
+    """Whether this process holds memory of the device, and hence is one of the processes NVML counts
+    there."""
     return bool(torch.cuda.is_initialized() and torch.cuda.memory_reserved(index))
 
 
 def describe(nvml: Any, card: Card, part: int | None, visible: bool, ours: bool) -> Gpu:
-    """The record of a card, or of one MIG slice of it: name and memory are the slice's, the rest is the card's."""
+    """The record of a card, or of one MIG slice of it: name and memory are the slice's, the rest is the
+    card's."""
     handle = card.handle if part is None else card.slices[part].handle
     name = card.name if part is None else _ask(nvml, nvml.nvmlDeviceGetName, handle)
     memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
@@ -252,10 +289,19 @@ def describe(nvml: Any, card: Card, part: int | None, visible: bool, ours: bool)
         mig=_each(_ask(nvml, nvml.nvmlDeviceGetMigMode, card.handle), lambda modes: bool(modes[0])),
         sm_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetClockInfo, card.handle, nvml.NVML_CLOCK_SM),
         sm_clock_max_mhz=_ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, card.handle, nvml.NVML_CLOCK_SM),
-        power_limit_w=_each(_ask(nvml, nvml.nvmlDeviceGetPowerManagementLimit, card.handle), lambda milliwatt: milliwatt / 1000),
-        power_limit_default_w=_each(_ask(nvml, nvml.nvmlDeviceGetPowerManagementDefaultLimit, card.handle), lambda milliwatt: milliwatt / 1000),
+        power_limit_w=_each(
+            _ask(nvml, nvml.nvmlDeviceGetPowerManagementLimit, card.handle),
+            lambda milliwatt: milliwatt / 1000,
+        ),
+        power_limit_default_w=_each(
+            _ask(nvml, nvml.nvmlDeviceGetPowerManagementDefaultLimit, card.handle),
+            lambda milliwatt: milliwatt / 1000,
+        ),
         throttle_reasons=_throttle_reasons(nvml, card.handle),
-        other_processes=_each(_ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle), lambda processes: count_others(processes, ours)),
+        other_processes=_each(
+            _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle),
+            lambda processes: count_others(processes, ours),
+        ),
     )
 
 
@@ -274,19 +320,23 @@ def _throttle_reasons(nvml: Any, handle: Any) -> tuple[str, ...]:
 
 
 def count_others(processes: Sequence[Any], ours: bool) -> int:
-    """Processes besides this one. In a container NVML gives the host's process ids, so that its own cannot be found:
-    then one of them is it if it holds memory there (``ours``)."""
+    """Processes besides this one. In a container NVML gives the host's process ids, so that its own cannot be
+    found: then one of them is it if it holds memory there (``ours``)."""
     pids = {process.pid for process in processes}
     return len(pids) - (os.getpid() in pids or (ours and bool(pids)))
 
 
 def _gpus_of_torch(torch: Any, vendor: Literal["nvidia", "amd"]) -> tuple[Gpu, ...]:
-    """The devices torch sees, where NVML does not exist. Raises RuntimeError before torch has initialized CUDA or HIP itself."""
+    """The devices torch sees, where NVML does not exist. Raises RuntimeError before torch has initialized
+    CUDA or HIP itself."""
     if not torch.cuda.device_count():
         return ()
     if not torch.cuda.is_initialized():
         raise RuntimeError("torch has not initialized HIP in this process, and to ask would do so")
-    return tuple(_describe_by_torch(torch.cuda.get_device_properties(i), vendor) for i in range(torch.cuda.device_count()))
+    return tuple(
+        _describe_by_torch(torch.cuda.get_device_properties(i), vendor)
+        for i in range(torch.cuda.device_count())
+    )
 
 
 def _describe_by_torch(properties: Any, vendor: Literal["nvidia", "amd"]) -> Gpu:
@@ -308,7 +358,11 @@ def try_recipes(linears: Iterable[Linear]) -> dict[str, str | None]:
     """
     if not cuda_in_use():
         return {}
-    used = {each.recipe for each in linears if each.stack == "torchao" and each.use == "training" and not each.features.get("emulate")}
+    used = {
+        each.recipe
+        for each in linears
+        if each.stack == "torchao" and each.use == "training" and not each.features.get("emulate")
+    }
     return {recipe: try_scaled_mm(by_row, "cuda") for recipe, by_row in TRIED.items() if recipe in used}
 
 
@@ -321,7 +375,8 @@ def cuda_in_use() -> bool:
 
 
 def try_scaled_mm(by_row: bool, device: str) -> str | None:
-    """The first line of what ``torch._scaled_mm`` raises, or None. A valid call: it is refused before a kernel starts, or runs."""
+    """The first line of what ``torch._scaled_mm`` raises, or None. A valid call: it is refused before a
+    kernel starts, or runs."""
     import torch
 
     try:
@@ -329,7 +384,9 @@ def try_scaled_mm(by_row: bool, device: str) -> str | None:
             left = torch.zeros(SIDE, SIDE, dtype=torch.bfloat16, device=device).to(torch.float8_e4m3fn)
             shapes = ((SIDE, 1), (1, SIDE)) if by_row else ((), ())
             scales = [torch.ones(shape, dtype=torch.float32, device=device) for shape in shapes]
-            torch._scaled_mm(left, left.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16).float().sum().item()
+            torch._scaled_mm(
+                left, left.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16
+            ).float().sum().item()
     except Exception as error:
         return scrub(f"{type(error).__name__}: {error}".splitlines()[0])
     return None

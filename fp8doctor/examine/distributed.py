@@ -1,4 +1,5 @@
-"""torch.distributed in this process, and what FSDP2 shards of the model. Reads; starts nothing and communicates nothing."""
+"""torch.distributed in this process, and what FSDP2 shards of the model. Reads; starts nothing and
+communicates nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def examine_distributed(tree: Tree) -> Distributed | None:
     """The process group and the sharding; None when torch.distributed is not initialized."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
-    sharded = {place.name: shards for place, weight in fsdp2_weights(tree) if (shards := pieces(weight)) is not None}
+    sharded = {
+        place.name: shards for place, weight in fsdp2_weights(tree) if (shards := pieces(weight)) is not None
+    }
     return Distributed(
         world_size=torch.distributed.get_world_size(),
         fsdp2_linears=tuple(sharded),
@@ -28,7 +31,8 @@ def examine_distributed(tree: Tree) -> Distributed | None:
 
 
 def fsdp2_weights(tree: Tree) -> list[tuple[Place, Tensor]]:
-    """The weights, two dimensions or more, of every module that ``fully_shard`` was called on or that is below such a one."""
+    """The weights, two dimensions or more, of every module that ``fully_shard`` was called on or that is
+    below such a one."""
     managed: set[int] = set()
     found: list[tuple[Place, Tensor]] = []
     for place in tree.places:
@@ -41,12 +45,17 @@ def fsdp2_weights(tree: Tree) -> list[tuple[Place, Tensor]]:
 
 
 def is_fsdp2(place: Place) -> bool:
-    """Whether ``fully_shard`` was called on this very module: it puts a class in front of the module's own."""
-    return any(base.__name__ == "FSDPModule" and base.__module__.startswith(FSDP2) for base in type(place.module).__mro__)
+    """Whether ``fully_shard`` was called on this very module: it puts a class in front of the module's
+    own."""
+    return any(
+        base.__name__ == "FSDPModule" and base.__module__.startswith(FSDP2)
+        for base in type(place.module).__mro__
+    )
 
 
 def pieces(weight: Tensor) -> int | None:
-    """Into how many pieces a DTensor is cut; None for an ordinary tensor, which FSDP2 was told to leave alone."""
+    """Into how many pieces a DTensor is cut; None for an ordinary tensor, which FSDP2 was told to leave
+    alone."""
     if not class_name(type(weight)).startswith("torch.distributed."):
         return None
     mesh, placements = weight.device_mesh, weight.placements  # type: ignore[attr-defined]

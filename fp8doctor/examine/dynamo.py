@@ -10,14 +10,15 @@ from typing import Any
 import torch
 
 from fp8doctor.facts import Dynamo
-from fp8doctor.scrub import scrub
+from fp8doctor.facts.scrub import scrub
 
 AT_MOST = 3
 """Failures that are kept."""
 
 
 def examine_dynamo(gaps: dict[str, str]) -> Dynamo:
-    """Dynamo's switches and counters; a process that never imported it will take what its variables say, and compiled nothing."""
+    """Dynamo's switches and counters; a process that never imported it will take what its variables say, and
+    compiled nothing."""
     config: Any = sys.modules.get("torch._dynamo.config")
     if config is None:
         return Dynamo(
@@ -42,7 +43,9 @@ def examine_dynamo(gaps: dict[str, str]) -> Dynamo:
         frames_total=int(frames.get("total", 0)),
         frames_ok=int(frames.get("ok", 0)),
         failures=failures(metrics or ()),
-        recompile_limit=getattr(config, "recompile_limit", getattr(config, "cache_size_limit", None)),  # the former from torch 2.7 on
+        recompile_limit=getattr(
+            config, "recompile_limit", getattr(config, "cache_size_limit", None)
+        ),  # the former from torch 2.7 on
     )
 
 
@@ -55,9 +58,12 @@ def disabled_by_variable() -> bool:
 def failures(metrics: Iterable[Any]) -> tuple[str, ...]:
     """Type and message of what made compilations fail, scrubbed, each once."""
     failed = [each for each in tuple(metrics) if getattr(each, "fail_type", None)]
-    return tuple(dict.fromkeys(f"{each.fail_type}: {in_one_line(each.fail_reason or '')}" for each in failed))[:AT_MOST]
+    return tuple(
+        dict.fromkeys(f"{each.fail_type}: {in_one_line(each.fail_reason or '')}" for each in failed)
+    )[:AT_MOST]
 
 
 def in_one_line(reason: str) -> str:
-    """The first two lines of a reason, which name the backend and what it raised, without secrets and home folders."""
+    """The first two lines of a reason, which name the backend and what it raised, without secrets and home
+    folders."""
     return scrub(" ".join(line.strip() for line in reason.strip().splitlines()[:2]))

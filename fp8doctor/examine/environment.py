@@ -1,8 +1,10 @@
-"""The environment and the software: which variables are set and which versions are installed, without importing any.
+"""The environment and the software: which variables are set and which versions are installed, without
+importing any.
 
-Only variables on a list are read, never one that may hold a secret or say where somebody's files are; of a path in a value
-the last part is kept. Packages are looked up by their metadata: importing Unsloth or Transformer Engine changes a process
-(`fp8doctor.examine.backend_imports` tries what Accelerate will import elsewhere).
+Only variables on a list are read, never one that may hold a secret or say where somebody's files are; of a
+path in a value the last part is kept. Packages are looked up by their metadata: importing Unsloth or
+Transformer Engine changes a process (`fp8doctor.examine.backend_imports` tries what Accelerate will import
+elsewhere).
 """
 
 from __future__ import annotations
@@ -23,35 +25,44 @@ from fp8doctor.examine.backend_imports import try_backends
 from fp8doctor.examine.debug_switches import debug_switches
 from fp8doctor.examine.device import driver_version
 from fp8doctor.facts import Environment, Package, Software
-from fp8doctor.record import NOT_RECORDED
-from fp8doctor.scrub import scrub
+from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.scrub import scrub
 
-# fmt: off
-VARIABLES = frozenset({
-    "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM",
-    "ACCELERATE_USE_PARALLELISM_CONFIG", "ACCELERATE_DOWNCAST_BF16", "ACCELERATE_DEBUG_MODE", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-    "ACCELERATE_GRADIENT_CLIPPING", "ACCELERATE_CPU_AFFINITY", "ACCELERATE_DEEPSPEED_ZERO_STAGE", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
-    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "ACCELERATE_DEEPSPEED_CONFIG_FILE",
-    "FP8_BACKEND", "FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER",
-    "FSDP_VERSION", "FSDP_USE_ORIG_PARAMS", "FSDP_SHARDING_STRATEGY", "FSDP_CPU_RAM_EFFICIENT_LOADING", "FSDP_ACTIVATION_CHECKPOINTING",
-    "FSDP_OFFLOAD_PARAMS",
-    "UNSLOTH_IS_PRESENT", "UNSLOTH_ZOO_IS_PRESENT", "UNSLOTH_COMPILE_DISABLE", "UNSLOTH_COMPILE_MAXIMUM", "UNSLOTH_FULLGRAPH", "UNSLOTH_FORCE_FLOAT32",
-    "UNSLOTH_MIXED_PRECISION", "UNSLOTH_ENABLE_FULL_FINETUNING", "UNSLOTH_RETURN_LOGITS", "UNSLOTH_HAS_FBGEMM", "UNSLOTH_FP8_EXACT_F16_ROUND",
-    "UNSLOTH_FSDP2", "UNSLOTH_FSDP2_BACKEND", "UNSLOTH_TILED_MLP", "UNSLOTH_VLLM_STANDBY", "UNSLOTH_ALLOW_CPU", "UNSLOTH_FUSED_LINEAR",
-    "TORCH_LOGS", "TORCH_TRACE", "TORCH_SHOW_CPP_STACKTRACES", "TORCH_USE_CUDA_DSA", "TORCH_CPP_LOG_LEVEL", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "TORCH_DISTRIBUTED_DEBUG", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_DESYNC_DEBUG", "TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_HIGH_PRIORITY",
-    "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_JIT",
-    "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING",
-    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION", "AMD_SERIALIZE_KERNEL", "HIP_LAUNCH_BLOCKING",
-    "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_LOG_LEVEL", "CUDNN_LOGLEVEL_DBG", "TRITON_INTERPRET", "TRITON_DEBUG",
-    "TRITON_ALWAYS_COMPILE",
-    "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS",
-    "NCCL_DEBUG", "NCCL_ALGO", "NCCL_PROTO", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE",
-})
-# fmt: on
+VARIABLES = frozenset(
+    """
+    ACCELERATE_MIXED_PRECISION ACCELERATE_USE_CPU ACCELERATE_USE_DEEPSPEED ACCELERATE_USE_FSDP
+    ACCELERATE_USE_MEGATRON_LM ACCELERATE_USE_PARALLELISM_CONFIG ACCELERATE_DOWNCAST_BF16
+    ACCELERATE_DEBUG_MODE ACCELERATE_GRADIENT_ACCUMULATION_STEPS ACCELERATE_GRADIENT_CLIPPING
+    ACCELERATE_CPU_AFFINITY ACCELERATE_DEEPSPEED_ZERO_STAGE ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE
+    ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE ACCELERATE_DEEPSPEED_CONFIG_FILE FP8_BACKEND
+    FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER FSDP_VERSION FSDP_USE_ORIG_PARAMS FSDP_SHARDING_STRATEGY
+    FSDP_CPU_RAM_EFFICIENT_LOADING FSDP_ACTIVATION_CHECKPOINTING FSDP_OFFLOAD_PARAMS UNSLOTH_IS_PRESENT
+    UNSLOTH_ZOO_IS_PRESENT UNSLOTH_COMPILE_DISABLE UNSLOTH_COMPILE_MAXIMUM UNSLOTH_FULLGRAPH
+    UNSLOTH_FORCE_FLOAT32 UNSLOTH_MIXED_PRECISION UNSLOTH_ENABLE_FULL_FINETUNING UNSLOTH_RETURN_LOGITS
+    UNSLOTH_HAS_FBGEMM UNSLOTH_FP8_EXACT_F16_ROUND UNSLOTH_FSDP2 UNSLOTH_FSDP2_BACKEND UNSLOTH_TILED_MLP
+    UNSLOTH_VLLM_STANDBY UNSLOTH_ALLOW_CPU UNSLOTH_FUSED_LINEAR TORCH_LOGS TORCH_TRACE
+    TORCH_SHOW_CPP_STACKTRACES TORCH_USE_CUDA_DSA TORCH_CPP_LOG_LEVEL TORCH_ALLOW_TF32_CUBLAS_OVERRIDE
+    TORCH_DISTRIBUTED_DEBUG TORCH_NCCL_BLOCKING_WAIT TORCH_NCCL_DESYNC_DEBUG TORCH_NCCL_AVOID_RECORD_STREAMS
+    TORCH_NCCL_HIGH_PRIORITY PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF PYTORCH_NO_CUDA_MEMORY_CACHING
+    PYTORCH_JIT CUDA_LAUNCH_BLOCKING CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_DEVICE_MAX_CONNECTIONS
+    CUDA_MODULE_LOADING HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HSA_OVERRIDE_GFX_VERSION
+    AMD_SERIALIZE_KERNEL HIP_LAUNCH_BLOCKING NVIDIA_TF32_OVERRIDE CUBLAS_WORKSPACE_CONFIG CUBLASLT_LOG_LEVEL
+    CUDNN_LOGLEVEL_DBG TRITON_INTERPRET TRITON_DEBUG TRITON_ALWAYS_COMPILE WORLD_SIZE RANK LOCAL_RANK
+    LOCAL_WORLD_SIZE OMP_NUM_THREADS NCCL_DEBUG NCCL_ALGO NCCL_PROTO NCCL_P2P_DISABLE NCCL_SHM_DISABLE
+    NCCL_IB_DISABLE NCCL_NVLS_ENABLE NCCL_CUMEM_ENABLE
+    """.split()
+)
 """Variables that decide whether FP8 runs and how fast, by name."""
 
-PREFIXES = ("ACCELERATE_FP8_", "ACCELERATE_DYNAMO_", "NVTE_", "TORCH_COMPILE_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCHAO_")
+PREFIXES = (
+    "ACCELERATE_FP8_",
+    "ACCELERATE_DYNAMO_",
+    "NVTE_",
+    "TORCH_COMPILE_",
+    "TORCHDYNAMO_",
+    "TORCHINDUCTOR_",
+    "TORCHAO_",
+)
 """Families whose members are switches and numbers."""
 
 PRIVATE = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY|_DIR$|_PATH$|_ROOT$|_URL$|_REMOTE_")
@@ -86,13 +97,15 @@ PACKAGES = {
 """Import name -> the distributions that may carry it, tried in this order."""
 
 PARTS = ("transformer_engine_cu12", "transformer_engine_cu13", "transformer_engine_torch")
-"""Distributions of Transformer Engine without a package of their own; their versions have to agree with its own."""
+"""Distributions of Transformer Engine without a package of their own; their versions have to agree with its
+own."""
 
 TRITON = ("triton", "pytorch_triton", "pytorch_triton_rocm", "triton_windows")
 
 
 def examine_environment(gaps: dict[str, str]) -> tuple[Software, Environment]:
-    """The installed software and the environment of this process. What cannot be read is left out, with the reason in ``gaps``."""
+    """The installed software and the environment of this process. What cannot be read is left out, with the
+    reason in ``gaps``."""
     variables = allowed(os.environ.items())
     environment = Environment(
         variables=variables,
@@ -104,8 +117,13 @@ def examine_environment(gaps: dict[str, str]) -> tuple[Software, Environment]:
 
 
 def allowed(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The variables that may be recorded, by name, with what their values say of folders and devices taken out."""
-    return {name: _public(value) for name, value in sorted(variables) if name in VARIABLES or (name.startswith(PREFIXES) and not PRIVATE.search(name))}
+    """The variables that may be recorded, by name, with what their values say of folders and devices taken
+    out."""
+    return {
+        name: _public(value)
+        for name, value in sorted(variables)
+        if name in VARIABLES or (name.startswith(PREFIXES) and not PRIVATE.search(name))
+    }
 
 
 def _public(value: str) -> str:
@@ -135,7 +153,8 @@ def examine_software(gaps: dict[str, str]) -> Software:
 
 
 def _torchao_libraries() -> int | None:
-    """How many of torchao's compiled libraries torch has loaded; torchao 0.10 to 0.18 load them with ``torch.ops.load_library``."""
+    """How many of torchao's compiled libraries torch has loaded; torchao 0.10 to 0.18 load them with
+    ``torch.ops.load_library``."""
     import torch
 
     module = sys.modules.get("torchao")
@@ -147,13 +166,18 @@ def _torchao_libraries() -> int | None:
 
 def installed_packages() -> dict[str, Package]:
     """What is installed of `PACKAGES` and `PARTS`, without importing it."""
-    found = {name: version_of(distributions) for name, distributions in PACKAGES.items() if _can_be_found(name, distributions)}
+    found = {
+        name: version_of(distributions)
+        for name, distributions in PACKAGES.items()
+        if _can_be_found(name, distributions)
+    }
     found |= {name: version for name in PARTS if (version := version_of((name,))) is not None}
     return {name: Package(version=version, imported=name in sys.modules) for name, version in found.items()}
 
 
 def _can_be_found(name: str, distributions: tuple[str, ...]) -> bool:
-    """Whether ``import name`` would find a package; a mere folder of that name, such as a checkout, is none."""
+    """Whether ``import name`` would find a package; a mere folder of that name, such as a checkout, is
+    none."""
     if name in sys.modules:
         return True
     try:
@@ -164,11 +188,14 @@ def _can_be_found(name: str, distributions: tuple[str, ...]) -> bool:
 
 
 def version_of(distributions: Iterable[str]) -> str | None:
-    """Version of the first of these distributions that is installed; None without one, or without readable metadata."""
+    """Version of the first of these distributions that is installed; None without one, or without readable
+    metadata."""
     for name in distributions:
         try:
             version = metadata.version(name)
-        except Exception:  # a half-installed distribution fails in many ways: KeyError, UnicodeDecodeError, OSError, ...
+        except (
+            Exception
+        ):  # a half-installed distribution fails in many ways: KeyError, UnicodeDecodeError, OSError, ...
             continue
         if version:
             return version
@@ -176,11 +203,14 @@ def version_of(distributions: Iterable[str]) -> str | None:
 
 
 def _deepspeed_fp8_section(gaps: dict[str, str]) -> bool | None:
-    """Whether the DeepSpeed configuration in use has an ``"fp8"`` section that is not switched off; None without one."""
+    """Whether the DeepSpeed configuration in use has an ``"fp8"`` section that is not switched off; None
+    without one."""
     try:
         config = _deepspeed_config()
     except (OSError, ValueError) as error:
-        gaps["environment.deepspeed_fp8_section"] = scrub(f"the DeepSpeed configuration cannot be read: {error}")
+        gaps["environment.deepspeed_fp8_section"] = scrub(
+            f"the DeepSpeed configuration cannot be read: {error}"
+        )
         unread: bool | None = NOT_RECORDED
         return unread
     if config is None:
@@ -198,7 +228,11 @@ def _deepspeed_config() -> dict[str, Any] | None:
     named = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if named.lower() == "none":
         return None
-    text = Path(named).read_bytes() if named.endswith(".json") or Path(named).exists() else base64.urlsafe_b64decode(named)
+    text = (
+        Path(named).read_bytes()
+        if named.endswith(".json") or Path(named).exists()
+        else base64.urlsafe_b64decode(named)
+    )
     config = json.loads(text)
     if not isinstance(config, dict):
         raise ValueError("it is JSON, but no mapping")

@@ -1,13 +1,17 @@
 """Whether a transformers model builds a KV cache in its training forward, where nobody reads it.
 
-Read from the model's own code and configuration, transformers 4.57 to 5.23: a forward that makes one names a class of
-``transformers.cache_utils`` and is steered by its module's ``config.use_cache``. What switches it off:
+Read from the model's own code and configuration, transformers 4.57 to 5.23: a forward that makes one names a
+class of ``transformers.cache_utils`` and is steered by its module's ``config.use_cache``. What switches it
+off:
 
 - a decoder that is used as an encoder (BERT, the encoder of T5) asks ``is_decoder``;
-- a forward that asks ``training`` first (Mamba, T5Gemma) makes none in training, unless it asks for the sake of checkpointing;
+- a forward that asks ``training`` first (Mamba, T5Gemma) makes none in training, unless it asks for the sake
+  of checkpointing;
 - BART and its kin drop it when they are given labels;
-- checkpointing: the model's forward or its decorator sets ``use_cache`` to False, and from 4.53 on the layer drops the cache;
-- a Trainer sets ``config.use_cache`` to its argument of that name, False by default (5.23; 4.57 has no such argument).
+- checkpointing: the model's forward or its decorator sets ``use_cache`` to False, and from 4.53 on the layer
+  drops the cache;
+- a Trainer sets ``config.use_cache`` to its argument of that name, False by default (5.23; 4.57 has no such
+  argument).
 """
 
 from __future__ import annotations
@@ -38,29 +42,52 @@ def use_cache(tree: Tree, arguments: Any) -> bool | None:
     if not makers:
         return None
     settings = {} if arguments is None else vars(arguments)
-    off = settings.get("use_cache") is False or settings.get("gradient_checkpointing") or settings.get("activation_checkpointing")
+    off = (
+        settings.get("use_cache") is False
+        or settings.get("gradient_checkpointing")
+        or settings.get("activation_checkpointing")
+    )
     if off or any(drops_cache(module) for module in models):
         return False
-    return any(getattr(module.config, "use_cache", None) is True and not huggingface_flag(module) for module in makers)
+    return any(
+        getattr(module.config, "use_cache", None) is True and not huggingface_flag(module)
+        for module in makers
+    )
 
 
 def cache_switch(tree: Tree, arguments: Any) -> str | None:
-    """Name of the outermost module with the configuration that asks for a cache, which checkpointing may hold off; None when none asks."""
+    """Name of the outermost module with the configuration that asks for a cache, which checkpointing may hold
+    off; None when none asks."""
     models = [place for place in tree.places if PRETRAINED in lineage(type(place.module))]
     if getattr(arguments, "use_cache", None) is False or any(drops_cache(place.module) for place in models):
         return None
-    configs = [place.module.config for place in models if makes_cache(place.module) and getattr(place.module.config, "use_cache", None) is True]
-    return next((place.name for place in models if any(place.module.config is config for config in configs)), None)
+    configs = [
+        place.module.config
+        for place in models
+        if makes_cache(place.module) and getattr(place.module.config, "use_cache", None) is True
+    ]
+    return next(
+        (place.name for place in models if any(place.module.config is config for config in configs)), None
+    )
 
 
 def makes_cache(module: nn.Module) -> bool:
     """Whether the forward of this very module makes a cache in training when it is asked to."""
     function = own_forward(module)
     names = list(function.__code__.co_names) if function else []  # in the order of their first use
-    cache = next((place for place, name in enumerate(names) if getattr(function.__globals__.get(name), "__module__", None) == CACHES), None)
+    cache = next(
+        (
+            place
+            for place, name in enumerate(names)
+            if getattr(function.__globals__.get(name), "__module__", None) == CACHES
+        ),
+        None,
+    )
     if cache is None:
         return False
-    if "is_decoder" in names and not vars(module).get("is_decoder", getattr(module.config, "is_decoder", False)):
+    if "is_decoder" in names and not vars(module).get(
+        "is_decoder", getattr(module.config, "is_decoder", False)
+    ):
         return False
     before = names[:cache]
     return "training" not in before or "gradient_checkpointing" in before[: before.index("training")]
@@ -69,7 +96,9 @@ def makes_cache(module: nn.Module) -> bool:
 def drops_cache(module: nn.Module) -> bool:
     """Whether the forward of this very module drops the cache when it is given labels."""
     function = own_forward(module)
-    return function is not None and any(isinstance(each, str) and DROPPED in each for each in function.__code__.co_consts)
+    return function is not None and any(
+        isinstance(each, str) and DROPPED in each for each in function.__code__.co_consts
+    )
 
 
 def own_forward(module: nn.Module) -> Any:

@@ -1,4 +1,5 @@
-"""From what the stacks recognise to the facts: role, adapter, cover, parameters and FLOPs of every linear-like layer."""
+"""From what the stacks recognise to the facts: role, adapter, cover, parameters and FLOPs of every
+linear-like layer."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import msgspec
 
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Linear
-from fp8doctor.record import NOT_RECORDED
+from fp8doctor.facts.record import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise
 from fp8doctor.stacks.lineage import lineage
 
@@ -18,8 +19,16 @@ PEFT_PARTS = ("base_layer", "modules_to_save", "default")
 """Components that PEFT puts behind the name of the layer it wraps."""
 
 ROUTER_NAMES = ("router", "gate")
-VISITED = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k", "moe_topk", "moe_k")
-"""Names under which a configuration says how many experts a token visits. Not ``top_k``, which is for generation."""
+VISITED = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "experts_per_token",
+    "moe_top_k",
+    "moe_topk",
+    "moe_k",
+)
+"""Names under which a configuration says how many experts a token visits. Not ``top_k``, which is for
+generation."""
 
 PRETRAINED = ("transformers.modeling_utils", "PreTrainedModel")
 
@@ -28,20 +37,36 @@ Found = tuple[Place, Layer]
 
 def find_layers(tree: Tree, gaps: dict[str, str]) -> list[Found]:
     """All linear-like layers with their places, in the order of the tree."""
-    return [(place, layer) for place in tree.places if not place.idle for layer in recognise(place.module, gaps)]
+    return [
+        (place, layer) for place in tree.places if not place.idle for layer in recognise(place.module, gaps)
+    ]
 
 
-def describe(found: Sequence[Found], tree: Tree, config: Any, vocabulary: int | None, parameters: int, gaps: dict[str, str]) -> tuple[Linear, ...]:
+def describe(
+    found: Sequence[Found],
+    tree: Tree,
+    config: Any,
+    vocabulary: int | None,
+    parameters: int,
+    gaps: dict[str, str],
+) -> tuple[Linear, ...]:
     """The facts of all layers. Shares of the FLOPs are left out when the FLOPs of one layer are unknown."""
     head = find_head(found, tree, vocabulary)
-    linears = [_linear(place, layer, head is not None and layer is found[head][1], config, gaps) for place, layer in found]
+    linears = [
+        _linear(place, layer, head is not None and layer is found[head][1], config, gaps)
+        for place, layer in found
+    ]
     flops = [each.flops_per_token for each in linears]
     total = None if any(each is NOT_RECORDED for each in flops) else sum(each or 0.0 for each in flops)
     return tuple(
         msgspec.structs.replace(
             each,
             parameter_share_pct=100.0 * each.parameters / parameters if parameters else 0.0,
-            flops_share_pct=NOT_RECORDED if total is None else 100.0 * (each.flops_per_token or 0.0) / total if total else 0.0,
+            flops_share_pct=NOT_RECORDED
+            if total is None
+            else 100.0 * (each.flops_per_token or 0.0) / total
+            if total
+            else 0.0,
         )
         for each in linears
     )
@@ -52,7 +77,9 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
     trained = any(each.requires_grad for each in layer.weights)
     flops = flops_per_token(place, layer, trained, config)
     if flops is NOT_RECORDED:
-        gaps["network.linears.flops_per_token"] = f"{name} does not say how many of its experts a token visits"
+        gaps["network.linears.flops_per_token"] = (
+            f"{name} does not say how many of its experts a token visits"
+        )
         gaps["network.linears.flops_share_pct"] = gaps["network.linears.flops_per_token"]
     features = dict(layer.features)
     if place.parent and class_is(place.parent, "torch.nn.", "MultiheadAttention"):
@@ -96,20 +123,31 @@ def role(place: Place, layer: Layer, is_head: bool) -> Literal["body", "head", "
         return "head"
     while place.parent is not None and "base_layer" in place.parent.module._modules:
         place = place.parent
-    beside_experts = place.parent is not None and any("expert" in each.lower() for each in place.parent.module._modules)
-    if place.name.endswith(ROUTER_NAMES) and (beside_experts or (place.parent and type(place.parent.module).__name__.endswith("Router"))):
+    beside_experts = place.parent is not None and any(
+        "expert" in each.lower() for each in place.parent.module._modules
+    )
+    if place.name.endswith(ROUTER_NAMES) and (
+        beside_experts or (place.parent and type(place.parent.module).__name__.endswith("Router"))
+    ):
         return "router"
     return "body"
 
 
 def flops_per_token(place: Place, layer: Layer, trained: bool, config: Any) -> Any:
-    """GEMM FLOPs of one token, forward and backward: 2·K·N for the output, for the input gradient and for the weight gradient.
+    """GEMM FLOPs of one token, forward and backward: 2·K·N for the output, for the input gradient and for the
+    weight gradient.
 
-    The input gradient is counted when a trainable parameter stands in this module or before it in the order of the
-    tree; the weight gradient when the weight is trained, which weights that are only stored never are. Of expert weights
-    a token visits some: ``NOT_RECORDED`` when neither the modules nor the configuration say how many.
+    The input gradient is counted when a trainable parameter stands in this module or before it in the order
+    of the tree; the weight gradient when the weight is trained, which weights that are only stored never are.
+    Of expert weights a token visits some: ``NOT_RECORDED`` when neither the modules nor the configuration say
+    how many.
     """
-    one = 2.0 * layer.in_features * layer.out_features * (1 + place.trainable_so_far + (trained and layer.use != "storage"))
+    one = (
+        2.0
+        * layer.in_features
+        * layer.out_features
+        * (1 + place.trainable_so_far + (trained and layer.use != "storage"))
+    )
     experts = place.experts or (layer.gemms if layer.role == "experts" else None)
     if experts is None:
         return one * layer.gemms
@@ -120,7 +158,8 @@ def flops_per_token(place: Place, layer: Layer, trained: bool, config: Any) -> A
 
 
 def visited_experts(place: Place, config: Any) -> int | None:
-    """How many experts a token visits: as the module, its neighbours or those above say, else the configuration."""
+    """How many experts a token visits: as the module, its neighbours or those above say, else the
+    configuration."""
     at: Place | None = place
     for _ in range(4):
         if at is None:
@@ -134,12 +173,19 @@ def visited_experts(place: Place, config: Any) -> int | None:
 
 
 def find_head(found: Sequence[Found], tree: Tree, vocabulary: int | None) -> int | None:
-    """Index of the layer that makes the logits: transformers' output embeddings, else the last as wide as the vocabulary, else by name."""
-    candidates = [i for i, (place, layer) in enumerate(found) if layer.role == "body" and place.adapter != "adapter" and not place.experts]
+    """Index of the layer that makes the logits: transformers' output embeddings, else the last as wide as the
+    vocabulary, else by name."""
+    candidates = [
+        i
+        for i, (place, layer) in enumerate(found)
+        if layer.role == "body" and place.adapter != "adapter" and not place.experts
+    ]
     named = output_embeddings(tree)
     for i in candidates:
         place = found[i][0]
-        if named is not None and (place.module is named or (place.parent is not None and place.parent.module is named)):
+        if named is not None and (
+            place.module is named or (place.parent is not None and place.parent.module is named)
+        ):
             return i
     wide = [i for i in candidates if vocabulary and found[i][1].out_features == vocabulary]
     by_name = [i for i in candidates if last_part(found[i][0].name) in HEAD_NAMES]
@@ -165,4 +211,6 @@ def last_part(name: str) -> str:
 
 def class_is(place: Place, module_prefix: str, name: str) -> bool:
     """Whether a module is of the class ``name`` of a library, or derived from it."""
-    return any(module.startswith(module_prefix) and each == name for module, each in lineage(type(place.module)))
+    return any(
+        module.startswith(module_prefix) and each == name for module, each in lineage(type(place.module))
+    )

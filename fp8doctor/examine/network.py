@@ -13,7 +13,7 @@ from fp8doctor.examine.compile_marks import forward_of_torch
 from fp8doctor.examine.linears import PRETRAINED, class_is, describe, elements, find_layers
 from fp8doctor.examine.walk import Place, Tree, parameters, wrapped_child
 from fp8doctor.facts import Network
-from fp8doctor.record import NOT_RECORDED
+from fp8doctor.facts.record import NOT_RECORDED
 from fp8doctor.stacks.lineage import class_name, lineage
 from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, stored_bytes
 
@@ -31,7 +31,11 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
     embeddings = [place for place in tree.places if is_embedding(place)]
     vocabulary, hidden_size = sizes(config, embeddings)
     found = find_layers(tree, gaps)
-    packed = {id(layer.weights[0]): elements(layer) for _, layer in found if layer.use == "storage" and len(layer.weights) == 1}
+    packed = {
+        id(layer.weights[0]): elements(layer)
+        for _, layer in found
+        if layer.use == "storage" and len(layer.weights) == 1
+    }
     names: dict[int, list[str]] = {}
     unique: dict[int, nn.Parameter] = {}
     for name, parameter in parameters(tree):
@@ -49,7 +53,9 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         forward_of_torch=forward_of_torch(tree.root.module),
         parameters=total,
         trainable_parameters=sum(counts[key] for key, each in unique.items() if each.requires_grad),
-        adapter_parameters=sum(counts[key] for key, aliases in names.items() if any(is_adapter(name) for name in aliases)),
+        adapter_parameters=sum(
+            counts[key] for key, aliases in names.items() if any(is_adapter(name) for name in aliases)
+        ),
         parameter_gib=sum(map(stored_bytes, unique.values())) / 2**30,
         dtypes=dict(dtypes),
         devices=devices(tree, list(unique.values())),
@@ -61,7 +67,12 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         ties=tuple(tuple(aliases) for aliases in names.values() if len(aliases) > 1),
         broken_ties=broken_ties(tree, gaps),
         quantization=quantization(tree),
-        hooks=sum(len(vars(module).get(hook, ())) for place in tree.places for module in (*place.wrappers, place.module) for hook in HOOKS),
+        hooks=sum(
+            len(vars(module).get(hook, ()))
+            for place in tree.places
+            for module in (*place.wrappers, place.module)
+            for hook in HOOKS
+        ),
         float8_parameters=sum(map(is_float8, unique.values())),
         wrappers=wrappers(tree.root),
         vocabulary=vocabulary,
@@ -80,7 +91,8 @@ def is_adapter(name: str) -> bool:
 
 
 def find_config(tree: Tree) -> Any:
-    """The first configuration in the tree that has a vocabulary or a hidden size; a multimodal model's is its text's."""
+    """The first configuration in the tree that has a vocabulary or a hidden size; a multimodal model's is its
+    text's."""
     for place in tree.places:
         for attribute in CONFIGS:
             config = vars(place.module).get(attribute)
@@ -94,31 +106,48 @@ def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]
     """Vocabulary and hidden size: the configuration's, else those of the longest embedding table."""
     tables: list[Any] = [place.module for place in embeddings]
     table = max(tables, key=lambda each: each.num_embeddings, default=None)
-    vocabulary = next((size for name in VOCABULARY if type(size := getattr(config, name, None)) is int), getattr(table, "num_embeddings", None))
-    hidden = next((size for name in HIDDEN if type(size := getattr(config, name, None)) is int), getattr(table, "embedding_dim", None))
+    vocabulary = next(
+        (size for name in VOCABULARY if type(size := getattr(config, name, None)) is int),
+        getattr(table, "num_embeddings", None),
+    )
+    hidden = next(
+        (size for name in HIDDEN if type(size := getattr(config, name, None)) is int),
+        getattr(table, "embedding_dim", None),
+    )
     return vocabulary, hidden
 
 
 def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:
     """The ties that the outermost transformers model of the tree declares and that are two parameters.
 
-    ``all_tied_weights_keys`` (transformers 5.0 to 5.23) holds what was really tied: not what the configuration switches
-    off, nor what a checkpoint left apart. Names are found again behind the wrappers of PEFT and torch.
+    ``all_tied_weights_keys`` (transformers 5.0 to 5.23) holds what was really tied: not what the
+    configuration switches off, nor what a checkpoint left apart. Names are found again behind the wrappers of
+    PEFT and torch.
     """
     place = next((place for place in tree.places if PRETRAINED in lineage(type(place.module))), None)
     if place is None:
         return ()
     declared = vars(place.module).get("all_tied_weights_keys")
     if not isinstance(declared, dict):
-        gaps["network.broken_ties"] = "this transformers model keeps no list of its tied weights where 5.0 to 5.23 do"
+        gaps["network.broken_ties"] = (
+            "this transformers model keeps no list of its tied weights where 5.0 to 5.23 do"
+        )
         return NOT_RECORDED
     below = f"{place.name}." if place.name else ""
-    pairs = ((below + one, below + other, find(place.module, one), find(place.module, other)) for one, other in declared.items())
-    return tuple((one, other) for one, other, first, second in pairs if first is not None and second is not None and first is not second)
+    pairs = (
+        (below + one, below + other, find(place.module, one), find(place.module, other))
+        for one, other in declared.items()
+    )
+    return tuple(
+        (one, other)
+        for one, other, first, second in pairs
+        if first is not None and second is not None and first is not second
+    )
 
 
 def find(module: nn.Module, name: str) -> nn.Parameter | None:
-    """A parameter by the name it had before the modules on its way were wrapped; None when it is not there."""
+    """A parameter by the name it had before the modules on its way were wrapped; None when it is not
+    there."""
     *path, last = name.split(".")
     at: nn.Module | None = module
     for part in path:
@@ -129,7 +158,11 @@ def find(module: nn.Module, name: str) -> nn.Parameter | None:
 def original(module: nn.Module | None) -> nn.Module | None:
     """What PEFT's or torch's wrappers are wrapped around."""
     while module is not None:
-        inner = module._modules.get("base_layer") or module._modules.get("original_module") or wrapped_child(module)
+        inner = (
+            module._modules.get("base_layer")
+            or module._modules.get("original_module")
+            or wrapped_child(module)
+        )
         if inner is None:
             break
         module = inner
@@ -137,10 +170,15 @@ def original(module: nn.Module | None) -> nn.Module | None:
 
 
 def quantization(tree: Tree) -> str | None:
-    """How the weights are quantized, as the first configuration of the tree that says so says it (transformers)."""
+    """How the weights are quantized, as the first configuration of the tree that says so says it
+    (transformers)."""
     for place in tree.places:
         settings = getattr(vars(place.module).get("config"), "quantization_config", None)
-        method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
+        method = (
+            settings.get("quant_method")
+            if isinstance(settings, dict)
+            else getattr(settings, "quant_method", None)
+        )
         if method is not None:
             return str(getattr(method, "value", method))
     return None
@@ -153,7 +191,8 @@ def devices(tree: Tree, found: list[nn.Parameter]) -> tuple[str, ...]:
 
 
 def wrappers(root: Place) -> tuple[str, ...]:
-    """Classes that wrap the root, outermost first; FSDP2, which changes the class instead, is the innermost."""
+    """Classes that wrap the root, outermost first; FSDP2, which changes the class instead, is the
+    innermost."""
     names = [lineage(type(module))[0][1] for module in root.wrappers]
     if any(base.__name__ == "FSDPModule" for base in type(root.module).__mro__):
         names.append("FSDPModule")

@@ -1,7 +1,9 @@
-"""Whether a checkpoint of the model can be written: what saving does, tried on the smallest weight of each tensor subclass.
+"""Whether a checkpoint of the model can be written: what saving does, tried on the smallest weight of each
+tensor subclass.
 
-Nothing is written to disk, and nothing large is copied: ``torch.save`` goes into memory, and a weight larger than
-`MOST_BYTES` is left alone. Ordinary Parameters are what saving is made for; DTensors are gathered before they are saved.
+Nothing is written to disk, and nothing large is copied: ``torch.save`` goes into memory, and a weight larger
+than `MOST_BYTES` is left alone. Ordinary Parameters are what saving is made for; DTensors are gathered before
+they are saved.
 """
 
 from __future__ import annotations
@@ -15,36 +17,56 @@ from torch import Tensor, nn
 from fp8doctor.examine.linears import PRETRAINED
 from fp8doctor.examine.walk import Tree, parameters
 from fp8doctor.facts import SavedWeight
-from fp8doctor.record import NOT_RECORDED
-from fp8doctor.scrub import scrub
+from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.scrub import scrub
 from fp8doctor.stacks.lineage import lineage
 from fp8doctor.stacks.tensors import local, storage_bytes, stored_bytes, subclass
 
 MOST_BYTES = 32 * 2**20
-"""Largest weight that is tried: one of 4096 x 4096 in BF16. It is copied from a GPU and pickled in some 20 ms."""
+"""Largest weight that is tried: one of 4096 x 4096 in BF16. It is copied from a GPU and pickled in some 20
+ms."""
 
 GATHERED = "torch.distributed."
-"""Where the classes come from that FSDP and DTensor put around parameters, and take off before they are saved."""
+"""Where the classes come from that FSDP and DTensor put around parameters, and take off before they are
+saved."""
 
 PEFT_MODEL = ("peft.peft_model", "PeftModel")
 
 
 def examine_saving(tree: Tree, gaps: dict[str, str]) -> Any:
-    """One record for each tensor subclass among the parameters. A class that has no weight to try is named in ``gaps``."""
+    """One record for each tensor subclass among the parameters. A class that has no weight to try is named in
+    ``gaps``."""
     kinds: dict[str, dict[int, tuple[str, nn.Parameter]]] = {}
     for name, parameter in parameters(tree):
         kind = subclass(parameter)
-        if kind is not None and not kind.startswith(GATHERED) and local(parameter) is parameter and not isinstance(parameter, nn.UninitializedParameter):
+        if (
+            kind is not None
+            and not kind.startswith(GATHERED)
+            and local(parameter) is parameter
+            and not isinstance(parameter, nn.UninitializedParameter)
+        ):
             kinds.setdefault(kind, {}).setdefault(id(parameter), (name, parameter))
     found = []
     for kind, members in kinds.items():
         name, smallest = min(members.values(), key=lambda member: stored_bytes(member[1]))
-        reason = "has no data (meta device)" if smallest.is_meta else "is too large to try" if storage_bytes(smallest) > MOST_BYTES else None
+        reason = (
+            "has no data (meta device)"
+            if smallest.is_meta
+            else "is too large to try"
+            if storage_bytes(smallest) > MOST_BYTES
+            else None
+        )
         if reason:
             gaps["network.saving"] = f"the smallest {kind.rpartition('.')[2]} {reason}"
             return NOT_RECORDED
         found.append(
-            SavedWeight(weight_class=kind, tensors=len(members), tried=name, pickle_error=pickle_error(smallest), storage_error=storage_error(smallest))
+            SavedWeight(
+                weight_class=kind,
+                tensors=len(members),
+                tried=name,
+                pickle_error=pickle_error(smallest),
+                storage_error=storage_error(smallest),
+            )
         )
     return tuple(found)
 
@@ -59,7 +81,8 @@ def pickle_error(weight: Tensor) -> str | None:
 
 
 def storage_error(weight: Tensor) -> str | None:
-    """Why the storage of a weight cannot be told, which safetensors asks of every tensor (``safetensors.torch.storage_ptr``, 0.8)."""
+    """Why the storage of a weight cannot be told, which safetensors asks of every tensor
+    (``safetensors.torch.storage_ptr``, 0.8)."""
     try:
         weight.detach().untyped_storage().data_ptr()
     except Exception as error:

@@ -1,4 +1,5 @@
-"""How the FP8 layers scale: the dtypes of the forward, and the history of delayed scaling, as their stacks read them."""
+"""How the FP8 layers scale: the dtypes of the forward, and the history of delayed scaling, as their stacks
+read them."""
 
 from __future__ import annotations
 
@@ -16,4 +17,6 @@ def examine_scaling(tree: Tree) -> tuple[Scaling, ...]:
         each = scaling(place.module)
         if each is not None:
             found.setdefault(each, []).append(place.name)
-    return tuple(msgspec.structs.replace(each, layers=len(names), first=names[0]) for each, names in found.items())
+    return tuple(
+        msgspec.structs.replace(each, layers=len(names), first=names[0]) for each, names in found.items()
+    )

@@ -1,4 +1,5 @@
-"""The state of training around the module tree: autocast, compile marks, checkpointing, Accelerate, Trainer, optimizer."""
+"""The state of training around the module tree: autocast, compile marks, checkpointing, Accelerate, Trainer,
+optimizer."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from fp8doctor.examine.dynamo import examine_dynamo
 from fp8doctor.examine.kv_cache import cache_switch, use_cache
 from fp8doctor.examine.walk import Tree, parameters
 from fp8doctor.facts import TrainerArguments, Training
-from fp8doctor.job import Job
-from fp8doctor.record import NOT_RECORDED
+from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.loading.job import Job
 from fp8doctor.stacks.lineage import class_name
 
 FIRST = 5
@@ -25,10 +26,17 @@ FIRST = 5
 
 
 def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
-    """The facts of the training state of a job whose model was walked. What cannot be read is named in ``gaps``."""
+    """The facts of the training state of a job whose model was walked. What cannot be read is named in
+    ``gaps``."""
     forward = vars(tree.root.module).get("forward", type(tree.root.module).forward)
     arguments = getattr(job.trainer, "args", job.trainer)
-    optimizer = job.optimizer if job.optimizer is not None else vars(job.trainer).get("optimizer") if hasattr(job.trainer, "args") else None
+    optimizer = (
+        job.optimizer
+        if job.optimizer is not None
+        else vars(job.trainer).get("optimizer")
+        if hasattr(job.trainer, "args")
+        else None
+    )
     names: dict[int, str] = {}
     unique: dict[int, nn.Parameter] = {}
     for name, parameter in parameters(tree):
@@ -52,7 +60,11 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         cache_switch=cache_switch(tree, arguments),
         alloc_retries=examine_allocator(gaps),
         optimizer_stepped=None if optimizer is None else bool(getattr(unwrapped(optimizer), "state", None)),
-        parameters_outside_optimizer=None if optimizer is None else NOT_RECORDED if left_out is None else len(left_out),
+        parameters_outside_optimizer=None
+        if optimizer is None
+        else NOT_RECORDED
+        if left_out is None
+        else len(left_out),
         first_outside_optimizer=tuple(names[id(each)] for each in (left_out or ())[:FIRST]),
         conversion=examine_conversion(tree, job.watched, gaps),
     )
@@ -86,7 +98,8 @@ def _name(dtype: Any) -> str:
 
 
 def forward_chain(forward: Any) -> tuple[str, ...]:
-    """Names of the wrappers around a forward, by their own code, since ``functools.wraps`` takes over the inner name."""
+    """Names of the wrappers around a forward, by their own code, since ``functools.wraps`` takes over the
+    inner name."""
     links = [_link_name(link) for link in chain(forward)]
     return tuple(links[:-1])
 
@@ -121,19 +134,29 @@ def unwrapped(optimizer: Any) -> Any:
 
 
 def outside(optimizer: Any, found: list[nn.Parameter], gaps: dict[str, str]) -> list[nn.Parameter] | None:
-    """Trainable parameters with elements that no group of the optimizer holds; None when its groups cannot tell.
+    """Trainable parameters with elements that no group of the optimizer holds; None when its groups cannot
+    tell.
 
-    DeepSpeed's optimizers and torchao's CPU offload hold copies, and Muon takes matrices only, so that others beside it do the rest.
+    DeepSpeed's optimizers and torchao's CPU offload hold copies, and Muon takes matrices only, so that others
+    beside it do the rest.
     """
     inner = unwrapped(optimizer)
     inside = {id(each) for group in inner.param_groups for each in group["params"]}
-    trainable = [each for each in found if each.requires_grad and not isinstance(each, nn.UninitializedParameter) and each.numel()]
+    trainable = [
+        each
+        for each in found
+        if each.requires_grad and not isinstance(each, nn.UninitializedParameter) and each.numel()
+    ]
     left_out = [each for each in trainable if id(each) not in inside]
     kind = class_name(type(inner))
     if left_out and kind.endswith(".Muon"):
-        gaps["training.parameters_outside_optimizer"] = "Muon takes matrices only; the optimizer of the other parameters was not given"
+        gaps["training.parameters_outside_optimizer"] = (
+            "Muon takes matrices only; the optimizer of the other parameters was not given"
+        )
         return None
     if left_out and len(left_out) == len(trainable) and not kind.startswith("torch.optim."):
-        gaps["training.parameters_outside_optimizer"] = f"{kind.rpartition('.')[2]} holds none of the model's parameters; it may hold copies of them"
+        gaps["training.parameters_outside_optimizer"] = (
+            f"{kind.rpartition('.')[2]} holds none of the model's parameters; it may hold copies of them"
+        )
         return None
     return left_out

@@ -12,14 +12,23 @@ from torch import nn
 from fp8doctor.examine.checkpointing import checkpointing_of, is_layer
 from fp8doctor.examine.compile_marks import compile_mark, forward_of_torch, is_called, is_disabled, step_mark
 from fp8doctor.facts import Checkpointing, CompileMark
-from fp8doctor.record import NOT_RECORDED
+from fp8doctor.facts.record import NOT_RECORDED
 from fp8doctor.stacks.lineage import lineage
 
 WRAPPERS = {
     ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
-    ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "CheckpointWrapper"): "_checkpoint_wrapped_module",
-    ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "OffloadWrapper"): "_checkpoint_wrapped_module",
-    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): "_fsdp_wrapped_module",
+    (
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
+        "CheckpointWrapper",
+    ): "_checkpoint_wrapped_module",
+    (
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
+        "OffloadWrapper",
+    ): "_checkpoint_wrapped_module",
+    (
+        "torch.distributed.fsdp.fully_sharded_data_parallel",
+        "FullyShardedDataParallel",
+    ): "_fsdp_wrapped_module",
     ("torch.nn.parallel.distributed", "DistributedDataParallel"): "module",
     ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
     ("deepspeed.runtime.engine", "DeepSpeedEngine"): "module",
@@ -41,7 +50,8 @@ class Place:
     """The wrappers directly around it, outermost first; they are no places of their own."""
     compiled: str | None = None
     checkpointed: Any = None
-    """Name of the region, None, or ``NOT_RECORDED`` below a forward that may or may not call ``checkpoint``."""
+    """Name of the region, None, or ``NOT_RECORDED`` below a forward that may or may not call
+    ``checkpoint``."""
     adapter: Any = None
     experts: int | None = None
     """Number of experts in the list of expert modules that this module is in."""
@@ -73,7 +83,8 @@ class Cover:
 
     compiled: str | None = None
     watched: bool = False
-    """A mark above compiles no frame of its own module: the first forward below that Dynamo does not skip is a region."""
+    """A mark above compiles no frame of its own module: the first forward below that Dynamo does not skip is
+    a region."""
     checkpointed: Any = None
     flag_above: bool = False
     """A model above has transformers' flag set and its blocks carry none of their own."""
@@ -96,7 +107,11 @@ def walk(model: nn.Module, training_step: Callable[..., Any] | None = None) -> T
 def _decides_nothing(found: Checkpointing, layers: tuple[str, ...]) -> bool:
     """Whether this is the flag of a model whose layers (transformers >= 4.53) decide for themselves."""
     below = f"{found.name}." if found.name else ""
-    return found.form == "huggingface" and found.name not in layers and any(name.startswith(below) for name in layers)
+    return (
+        found.form == "huggingface"
+        and found.name not in layers
+        and any(name.startswith(below) for name in layers)
+    )
 
 
 class _Walk:
@@ -108,7 +123,14 @@ class _Walk:
         self.open: set[int] = set()
         self.trainable = False
 
-    def visit(self, module: nn.Module, name: str, parent: Place | None, cover: Cover, wrappers: tuple[nn.Module, ...] = ()) -> None:
+    def visit(
+        self,
+        module: nn.Module,
+        name: str,
+        parent: Place | None,
+        cover: Cover,
+        wrappers: tuple[nn.Module, ...] = (),
+    ) -> None:
         """Visit a module and all below it; one that was met before leaves an alias only."""
         if id(module) in self.seen:
             if id(module) not in self.open:
@@ -117,12 +139,26 @@ class _Walk:
         self.seen.add(id(module))
         self.open.add(id(module))
         cover = self.marked(module, name, cover)
-        self.trainable = self.trainable or any(each is not None and each.requires_grad for each in module._parameters.values())
+        self.trainable = self.trainable or any(
+            each is not None and each.requires_grad for each in module._parameters.values()
+        )
         inner = wrapped_child(module)
         if inner is not None:
             self.visit(inner, name, parent, cover, (*wrappers, module))
         else:
-            place = Place(name, module, parent, [], wrappers, cover.compiled, cover.checkpointed, cover.adapter, cover.experts, cover.idle, self.trainable)
+            place = Place(
+                name,
+                module,
+                parent,
+                [],
+                wrappers,
+                cover.compiled,
+                cover.checkpointed,
+                cover.adapter,
+                cover.experts,
+                cover.idle,
+                self.trainable,
+            )
             self.tree.places.append(place)
             if parent:
                 parent.children.append(place)
@@ -150,7 +186,11 @@ class _Walk:
     def compiled(self, module: nn.Module, name: str, cover: Cover) -> tuple[str | None, bool]:
         """The region that this module is in, and whether Dynamo watches for one below it."""
         mark = compile_mark(module, name)
-        if mark and mark.compiles is False and (cover.compiled is not None or wrapped_child(module) is not None):
+        if (
+            mark
+            and mark.compiles is False
+            and (cover.compiled is not None or wrapped_child(module) is not None)
+        ):
             # Inside a region it is traced with it; a wrapper's own frame says nothing of what it wraps.
             mark = msgspec.structs.replace(mark, compiles=None if cover.compiled is None else True)
         if mark:
@@ -164,14 +204,17 @@ class _Walk:
 
 
 def below(place: Place, child_name: str, child: nn.Module, full_name: str, cover: Cover) -> Cover:
-    """The cover of a child: blocks under a flagged model, LoRA's parts, and lists of expert modules change it."""
+    """The cover of a child: blocks under a flagged model, LoRA's parts, and lists of expert modules change
+    it."""
     module, adapter, experts = place.module, cover.adapter, cover.experts
     checkpointed, flag_above = cover.checkpointed, cover.flag_above
     if flag_above and isinstance(module, nn.ModuleList):
         checkpointed, flag_above = (checkpointed if is_layer(child) else full_name), False
     if adapter != "adapter" and "base_layer" in module._modules:
         # Around expert weights PEFT nests its wrappers: the base of one holds the adapter of the next.
-        adapter = "base" if child_name == "base_layer" else "adapter" if child_name.startswith("lora_") else adapter
+        adapter = (
+            "base" if child_name == "base_layer" else "adapter" if child_name.startswith("lora_") else adapter
+        )
     elif adapter is None and child_name in ("lora_a", "lora_b"):
         adapter = "adapter"
     if is_expert_list(place):
@@ -182,7 +225,11 @@ def below(place: Place, child_name: str, child: nn.Module, full_name: str, cover
 
 def is_expert_list(place: Place) -> bool:
     """Whether this is a list of expert modules, one of which a token visits."""
-    return isinstance(place.module, nn.ModuleList) and "expert" in place.name.rpartition(".")[2].lower() and len(place.module._modules) > 1
+    return (
+        isinstance(place.module, nn.ModuleList)
+        and "expert" in place.name.rpartition(".")[2].lower()
+        and len(place.module._modules) > 1
+    )
 
 
 def wrapped_child(module: nn.Module) -> nn.Module | None:

@@ -1,8 +1,8 @@
 """The facts: what was observed, as plain frozen records without a single torch object.
 
-Every field defaults to `NOT_RECORDED`: nobody looked, the library could not tell, or the recording is older than the
-field. A check that needs it then says "unknown". ``None`` and empty tuples mean the opposite: looked, and none is there.
-Units stand in the names: ``_gib``, ``_ms``, ``_pct``, ``_mhz``, ``_w``.
+Every field defaults to `NOT_RECORDED`: nobody looked, the library could not tell, or the recording is older
+than the field. A check that needs it then says "unknown". ``None`` and empty tuples mean the opposite:
+looked, and none is there. Units stand in the names: ``_gib``, ``_ms``, ``_pct``, ``_mhz``, ``_w``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,38 @@ import msgspec
 
 from fp8doctor.facts.machine import Environment, Gpu, Package, Software
 from fp8doctor.facts.network import Attention, Blocks, Linear, Network, SavedWeight, Scaling, Use
-from fp8doctor.facts.training import Accelerate, Checkpointing, CompileMark, Conversion, Distributed, Dynamo, TrainerArguments, Training, Workload
-from fp8doctor.facts.trial import Arm, ArmCut, Breakdown, Family, Health, KernelGroup, LayerNumerics, LayerShape, MemoryParts, ModuleTime, Trial
-from fp8doctor.record import NOT_RECORDED, Record, from_builtins, restore_unknown_keys, to_builtins, unknown_keys
+from fp8doctor.facts.record import (
+    NOT_RECORDED,
+    Record,
+    from_builtins,
+    restore_unknown_keys,
+    to_builtins,
+    unknown_keys,
+)
+from fp8doctor.facts.training import (
+    Accelerate,
+    Checkpointing,
+    CompileMark,
+    Conversion,
+    Distributed,
+    Dynamo,
+    TrainerArguments,
+    Training,
+    Workload,
+)
+from fp8doctor.facts.trial import (
+    Arm,
+    ArmCut,
+    Breakdown,
+    Family,
+    Health,
+    KernelGroup,
+    LayerNumerics,
+    LayerShape,
+    MemoryParts,
+    ModuleTime,
+    Trial,
+)
 
 __all__ = [
     "Accelerate",
@@ -76,8 +105,8 @@ class Facts(Record, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...] = NOT_RECORDED
     """All GPUs NVML sees, the visible ones marked; empty when there is none."""
     recipe_tries: dict[str, str | None] = NOT_RECORDED
-    """Recipe of the model -> why a tiny GEMM of its kind failed on this GPU, None when it ran. Empty when none was tried:
-    no CUDA in use in this process, or no recipe in the model that has such a GEMM."""
+    """Recipe of the model -> why a tiny GEMM of its kind failed on this GPU, None when it ran. Empty when
+    none was tried: no CUDA in use in this process, or no recipe in the model that has such a GEMM."""
     network: Network = NOT_RECORDED
     training: Training = NOT_RECORDED
     workload: Workload = NOT_RECORDED
@@ -92,7 +121,8 @@ class Facts(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Facts:
-        """Facts from plain values. Raises `fp8doctor.record.UnreadableDocument` naming the key that does not fit."""
+        """Facts from plain values. Raises `fp8doctor.facts.record.UnreadableDocument` naming the key that
+        does not fit."""
         facts = from_builtins(cls, data)
         unknown = unknown_keys(data, to_builtins(facts))
         return msgspec.structs.replace(facts, unrecognized=unknown) if unknown else facts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fp8doctor.record import NOT_RECORDED, Record
+from fp8doctor.facts.record import NOT_RECORDED, Record
 
 
 class Package(Record, frozen=True, kw_only=True):
@@ -43,10 +43,12 @@ class Environment(Record, frozen=True, kw_only=True):
 
     variables: dict[str, str] = NOT_RECORDED
     deepspeed_fp8_section: bool | None = NOT_RECORDED
-    """Whether the DeepSpeed configuration in use has an ``"fp8"`` section; None when there is no such configuration."""
+    """Whether the DeepSpeed configuration in use has an ``"fp8"`` section; None when there is no such
+    configuration."""
     backend_imports: dict[str, str | None] = NOT_RECORDED
-    """FP8 backend that Accelerate will import (TE, AO, MSAMP) -> why a fresh process cannot import it, None when it can or
-    this process has. Empty when nothing asks for FP8 through Accelerate, or there is no backend to take."""
+    """FP8 backend that Accelerate will import (TE, AO, MSAMP) -> why a fresh process cannot import it, None
+    when it can or this process has. Empty when nothing asks for FP8 through Accelerate, or there is no
+    backend to take."""
     debug_switches: dict[str, bool] = NOT_RECORDED
     """Switches of this process that are set by a call: ``anomaly_detection``, ``deterministic_algorithms``,
     ``fill_uninitialized_memory``, ``nvdlfw_inspect`` (Transformer Engine's debug tool, initialized)."""

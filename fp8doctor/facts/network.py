@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fp8doctor.record import NOT_RECORDED, Record
+from fp8doctor.facts.record import NOT_RECORDED, Record
 
 Use = Literal["training", "storage", "none"]
-"""What a stack does with a layer: FP8 GEMMs in training; FP8 (or other) weights only; nothing, a 16- or 32-bit layer."""
+"""What a stack does with a layer: FP8 GEMMs in training; FP8 (or other) weights only; nothing, a 16- or
+32-bit layer."""
 
 
 class Linear(Record, frozen=True, kw_only=True):
@@ -21,15 +22,18 @@ class Linear(Record, frozen=True, kw_only=True):
     """The stack that recognised it (`fp8doctor.stacks`); ``torch`` for ordinary layers."""
     use: Use = NOT_RECORDED
     recipe: str | None = NOT_RECORDED
-    """Scaling recipe read back from its configuration: tensorwise, rowwise, rowwise_with_gw_hp, mxfp8, delayed, ..."""
+    """Scaling recipe read back from its configuration: tensorwise, rowwise, rowwise_with_gw_hp, mxfp8,
+    delayed, ..."""
     features: dict[str, bool | int | str | None] = NOT_RECORDED
     """Settings of the stack that change the cost, such as ``emulate`` and ``pad_inner_dim``."""
     engaged: bool | None = NOT_RECORDED
-    """Whether its last training forward ran in FP8; None where the stack keeps no such record or none was run."""
+    """Whether its last training forward ran in FP8; None where the stack keeps no such record or none was
+    run."""
     in_features: int = NOT_RECORDED
     out_features: int = NOT_RECORDED
     gemms: int = NOT_RECORDED
-    """GEMMs of this shape in one forward: 2 in a fused MLP with equal shapes, the number of experts in a 3-D weight."""
+    """GEMMs of this shape in one forward: 2 in a fused MLP with equal shapes, the number of experts in a 3-D
+    weight."""
     bias: bool = NOT_RECORDED
     dtype: str = NOT_RECORDED
     """Logical dtype of the weight, such as ``bfloat16``; of the stored data for FP8 weights."""
@@ -40,14 +44,15 @@ class Linear(Record, frozen=True, kw_only=True):
     adapter: Literal["base", "adapter"] | None = NOT_RECORDED
     """With LoRA: the frozen base layer, or one of the low-rank matrices. None without."""
     compiled: str | None = NOT_RECORDED
-    """Name of the compile mark that covers it (the empty name is the whole model); None when it runs eagerly."""
+    """Name of the compile mark that covers it (the empty name is the whole model); None when it runs
+    eagerly."""
     checkpointed: str | None = NOT_RECORDED
     """Name of the checkpointed region that covers it; None when its activations are kept."""
     parameters: int = NOT_RECORDED
     parameter_share_pct: float | None = NOT_RECORDED
     flops_per_token: float | None = NOT_RECORDED
-    """GEMM FLOPs of forward and backward for one token: 2·K·N each for output, input gradient and, when the weight is
-    trained, weight gradient; expert weights scaled by the experts a token visits."""
+    """GEMM FLOPs of forward and backward for one token: 2·K·N each for output, input gradient and, when the
+    weight is trained, weight gradient; expert weights scaled by the experts a token visits."""
     flops_share_pct: float | None = NOT_RECORDED
 
 
@@ -57,7 +62,8 @@ class Blocks(Record, frozen=True, kw_only=True):
     name: str = NOT_RECORDED
     kind: str = NOT_RECORDED
     container: Literal["list", "ModuleDict"] = NOT_RECORDED
-    """``list`` for a ModuleList or Sequential, iterated as it is; the blocks of a ModuleDict are its ``values()``."""
+    """``list`` for a ModuleList or Sequential, iterated as it is; the blocks of a ModuleDict are its
+    ``values()``."""
     forward_of_torch: bool = NOT_RECORDED
     """Whether their forward is torch.nn's own, inherited or not, which `CompileMark.compiles` depends on."""
     count: int = NOT_RECORDED
@@ -80,26 +86,33 @@ class Scaling(Record, frozen=True, kw_only=True):
     amax_history_len: int | None = NOT_RECORDED
     """Steps that delayed scaling looks back over; None for every other scaling."""
     amax_compute_algo: str | None = NOT_RECORDED
-    """``max`` or ``most_recent`` over that history; ``custom`` for a function; None for every other scaling."""
+    """``max`` or ``most_recent`` over that history; ``custom`` for a function; None for every other
+    scaling."""
 
 
 class Attention(Record, frozen=True, kw_only=True):
-    """One way in which attention is computed: a configuration of transformers, or a class whose forward calls torch's own."""
+    """One way in which attention is computed: a configuration of transformers, or a class whose forward calls
+    torch's own."""
 
     name: str = NOT_RECORDED
-    """The outermost module that has this configuration, or the first of that class; the empty name is the whole model."""
+    """The outermost module that has this configuration, or the first of that class; the empty name is the
+    whole model."""
     kind: str = NOT_RECORDED
     """Qualified class of that module."""
     implementation: str = NOT_RECORDED
-    """``_attn_implementation`` of the configuration: ``eager``, ``sdpa``, ``flash_attention_2``, ...; ``sdpa`` for torch's own."""
+    """``_attn_implementation`` of the configuration: ``eager``, ``sdpa``, ``flash_attention_2``, ...;
+    ``sdpa`` for torch's own."""
     has_sdpa: bool | None = NOT_RECORDED
-    """Whether transformers has torch's fused attention for this class (``_supports_sdpa``); None when it does not say."""
+    """Whether transformers has torch's fused attention for this class (``_supports_sdpa``); None when it does
+    not say."""
     needs_eager: str | None = NOT_RECORDED
-    """A setting that only eager attention honours, such as ``output_attentions=True``; None when none is set."""
+    """A setting that only eager attention honours, such as ``output_attentions=True``; None when none is
+    set."""
 
 
 class SavedWeight(Record, frozen=True, kw_only=True):
-    """One tensor subclass among the parameters, and what becomes of the smallest such parameter when it is saved."""
+    """One tensor subclass among the parameters, and what becomes of the smallest such parameter when it is
+    saved."""
 
     weight_class: str = NOT_RECORDED
     """Qualified class, as `Linear.weight_class`."""
@@ -138,7 +151,8 @@ class Network(Record, frozen=True, kw_only=True):
     broken_ties: tuple[tuple[str, str], ...] = NOT_RECORDED
     """Pairs of parameter names that the model declares as tied (transformers) and that are two Parameters."""
     quantization: str | None = NOT_RECORDED
-    """``quant_method`` of the model's configuration: ``bitsandbytes``, ``gptq``, ``fp8``, ...; None without one."""
+    """``quant_method`` of the model's configuration: ``bitsandbytes``, ``gptq``, ``fp8``, ...; None without
+    one."""
     hooks: int = NOT_RECORDED
     """Forward and backward hooks on all modules together."""
     float8_parameters: int = NOT_RECORDED
@@ -148,13 +162,16 @@ class Network(Record, frozen=True, kw_only=True):
     vocabulary: int | None = NOT_RECORDED
     hidden_size: int | None = NOT_RECORDED
     configured_name: str | None = NOT_RECORDED
-    """Last part of the name or path in the model's configuration, such as ``Llama-3.1-8B``; None without one."""
+    """Last part of the name or path in the model's configuration, such as ``Llama-3.1-8B``; None without
+    one."""
     scalings: tuple[Scaling, ...] = NOT_RECORDED
-    """How the FP8 layers scale; those whose library keeps no such record, and TE's before a forward, are left out."""
+    """How the FP8 layers scale; those whose library keeps no such record, and TE's before a forward, are left
+    out."""
     attentions: tuple[Attention, ...] = NOT_RECORDED
-    """Empty where no configuration of transformers and no call of torch's own attention tells how it is computed."""
+    """Empty where no configuration of transformers and no call of torch's own attention tells how it is
+    computed."""
     saving: tuple[SavedWeight, ...] = NOT_RECORDED
-    """Tensor subclasses among the parameters; ordinary Parameters, which every way of saving takes, and DTensors, which are
-    gathered first, are left out."""
+    """Tensor subclasses among the parameters; ordinary Parameters, which every way of saving takes, and
+    DTensors, which are gathered first, are left out."""
     save_pretrained: bool = NOT_RECORDED
     """Whether the root is a model of transformers or PEFT, whose ``save_pretrained`` writes safetensors."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fp8doctor.record import NOT_RECORDED, Record
+from fp8doctor.facts.record import NOT_RECORDED, Record
 
 
 class CompileMark(Record, frozen=True, kw_only=True):
@@ -12,13 +12,17 @@ class CompileMark(Record, frozen=True, kw_only=True):
 
     name: str = NOT_RECORDED
     """Module name; the empty name is the whole model."""
-    form: Literal["wrapped", "in_place", "assigned_forward", "decorated_forward", "training_step"] = NOT_RECORDED
-    """``torch.compile(m)``, ``m.compile()``, ``m.forward = torch.compile(m.forward)``, a decorated class, or the step."""
+    form: Literal["wrapped", "in_place", "assigned_forward", "decorated_forward", "training_step"] = (
+        NOT_RECORDED
+    )
+    """``torch.compile(m)``, ``m.compile()``, ``m.forward = torch.compile(m.forward)``, a decorated class, or
+    the step."""
     backend: str | None = NOT_RECORDED
     """``inductor``, ``eager``, ``aot_eager``, ...; None when it cannot be read."""
     compiles: bool | None = NOT_RECORDED
-    """Whether a frame of this module is compiled: not where Dynamo skips all of them, as for ``m.compile()`` on a class of
-    torch.nn before torch 2.15, and for a ModuleList, which nobody calls. None when it cannot be read."""
+    """Whether a frame of this module is compiled: not where Dynamo skips all of them, as for ``m.compile()``
+    on a class of torch.nn before torch 2.15, and for a ModuleList, which nobody calls. None when it cannot be
+    read."""
 
 
 class Dynamo(Record, frozen=True, kw_only=True):
@@ -35,7 +39,8 @@ class Dynamo(Record, frozen=True, kw_only=True):
     failures: tuple[str, ...] = NOT_RECORDED
     """Reasons of compilations that failed, scrubbed, at most a few."""
     recompile_limit: int | None = NOT_RECORDED
-    """Versions of one function that Dynamo keeps before it leaves the function eager; not recorded before it is imported."""
+    """Versions of one function that Dynamo keeps before it leaves the function eager; not recorded before it
+    is imported."""
 
 
 class Checkpointing(Record, frozen=True, kw_only=True):
@@ -43,14 +48,18 @@ class Checkpointing(Record, frozen=True, kw_only=True):
 
     name: str = NOT_RECORDED
     """Module name of the region, or of the module that decides; the empty name is the whole model."""
-    form: Literal["wrapper", "huggingface", "unsloth", "called_in_forward", "compiler_budget", "offload"] = NOT_RECORDED
+    form: Literal["wrapper", "huggingface", "unsloth", "called_in_forward", "compiler_budget", "offload"] = (
+        NOT_RECORDED
+    )
     active: bool | None = NOT_RECORDED
     """None when only a run can tell (a call to ``checkpoint`` inside ``forward``)."""
     reentrant: bool | None = NOT_RECORDED
     library: str | None = NOT_RECORDED
-    """Package whose function recomputes: ``torch``, ``transformer_engine``, ``deepspeed``, ...; None where there is no one function."""
+    """Package whose function recomputes: ``torch``, ``transformer_engine``, ``deepspeed``, ...; None where
+    there is no one function."""
     opens_fp8_autocast: bool | None = NOT_RECORDED
-    """Whether a forward inside the region opens Transformer Engine's autocast, so that the recompute does too; None without it."""
+    """Whether a forward inside the region opens Transformer Engine's autocast, so that the recompute does
+    too; None without it."""
 
 
 class Accelerate(Record, frozen=True, kw_only=True):
@@ -88,7 +97,8 @@ class TrainerArguments(Record, frozen=True, kw_only=True):
 
 
 class Conversion(Record, frozen=True, kw_only=True):
-    """What was lost where the model file put an FP8 layer in the place of a Linear, as it stands when all is loaded."""
+    """What was lost where the model file put an FP8 layer in the place of a Linear, as it stands when all is
+    loaded."""
 
     linears: int = NOT_RECORDED
     """FP8 layers in the model that took the place of a Linear."""
@@ -115,14 +125,16 @@ class Training(Record, frozen=True, kw_only=True):
     autocast: str | None = NOT_RECORDED
     """Dtype of the autocast the step runs under; None without autocast."""
     autocast_within: bool = NOT_RECORDED
-    """Whether the training step or a forward of the user's own opens an autocast, which only a run could look into."""
+    """Whether the training step or a forward of the user's own opens an autocast, which only a run could look
+    into."""
     gradients_seen: bool = NOT_RECORDED
     """Whether a parameter holds a gradient, which proves that a training step ran."""
     optimizer_stepped: bool | None = NOT_RECORDED
     """Whether the optimizer holds state, which proves that it took a step; None without an optimizer."""
     compile_marks: tuple[CompileMark, ...] = NOT_RECORDED
     compiled_elsewhere: tuple[str, ...] = NOT_RECORDED
-    """Names in the model file that hold a compiled wrapper of this very model, which is not the one inspected."""
+    """Names in the model file that hold a compiled wrapper of this very model, which is not the one
+    inspected."""
     dynamo: Dynamo = NOT_RECORDED
     checkpointing: tuple[Checkpointing, ...] = NOT_RECORDED
     forward_chain: tuple[str, ...] = NOT_RECORDED
@@ -134,14 +146,17 @@ class Training(Record, frozen=True, kw_only=True):
     optimizer: str | None = NOT_RECORDED
     """Qualified class of the optimizer; None when none was given."""
     use_cache: bool | None = NOT_RECORDED
-    """Whether a transformers model builds a KV cache in every training forward with labels; None for models that never do."""
+    """Whether a transformers model builds a KV cache in every training forward with labels; None for models
+    that never do."""
     cache_switch: str | None = NOT_RECORDED
-    """Name of the outermost module whose ``config.use_cache`` asks for that cache, in force or held off by checkpointing; None
-    when none asks."""
+    """Name of the outermost module whose ``config.use_cache`` asks for that cache, in force or held off by
+    checkpointing; None when none asks."""
     sdp_backends: tuple[str, ...] = NOT_RECORDED
-    """Backends that this process lets torch's ``scaled_dot_product_attention`` use: ``flash``, ``mem_efficient``, ``cudnn``, ``math``."""
+    """Backends that this process lets torch's ``scaled_dot_product_attention`` use: ``flash``,
+    ``mem_efficient``, ``cudnn``, ``math``."""
     alloc_retries: int | None = NOT_RECORDED
-    """Times CUDA's allocator had to free its cache and try again in this process so far; None without CUDA in use."""
+    """Times CUDA's allocator had to free its cache and try again in this process so far; None without CUDA in
+    use."""
     parameters_outside_optimizer: int | None = NOT_RECORDED
     """Trainable parameter tensors in no optimizer group; None without an optimizer."""
     first_outside_optimizer: tuple[str, ...] = NOT_RECORDED

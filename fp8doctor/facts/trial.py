@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fp8doctor.record import NOT_RECORDED, Record
+from fp8doctor.facts.record import NOT_RECORDED, Record
 
-Family = Literal["gemm_fp8", "gemm_16bit", "gemm_fp32", "cast", "attention", "norm", "pointwise", "optimizer", "loss", "communication", "copy", "unknown"]
+Family = Literal[
+    "gemm_fp8",
+    "gemm_16bit",
+    "gemm_fp32",
+    "cast",
+    "attention",
+    "norm",
+    "pointwise",
+    "optimizer",
+    "loss",
+    "communication",
+    "copy",
+    "unknown",
+]
 """What a GPU kernel does; ``pointwise`` covers reductions, gathers and fills too."""
 
 
@@ -22,7 +35,8 @@ class KernelGroup(Record, frozen=True, kw_only=True):
 
 
 class ModuleTime(Record, frozen=True, kw_only=True):
-    """GPU time of the kernels that one module launched in one eager step, forward and backward, its children's apart."""
+    """GPU time of the kernels that one module launched in one eager step, forward and backward, its
+    children's apart."""
 
     name: str = NOT_RECORDED
     """Name in the cut model; the indices of blocks are those of the cut."""
@@ -32,14 +46,16 @@ class ModuleTime(Record, frozen=True, kw_only=True):
 
 
 class Breakdown(Record, frozen=True, kw_only=True):
-    """Where one arm's step goes at full depth, from one profiled step at each cut; its parts and ``idle_ms`` add up to the step."""
+    """Where one arm's step goes at full depth, from one profiled step at each cut; its parts and ``idle_ms``
+    add up to the step."""
 
     families_ms: dict[str, float] = NOT_RECORDED
     """`Family` -> time in ms, every instant with one owner, already divided by ``scale``."""
     idle_ms: float = NOT_RECORDED
     """Unprofiled step - time the GPU was busy; 0 where the profiled kernels took longer than the step."""
     host_wait_pct: float | None = NOT_RECORDED
-    """Share of the profiled step's gaps that ended with a kernel whose launch came after the GPU had run dry; None without gaps."""
+    """Share of the profiled step's gaps that ended with a kernel whose launch came after the GPU had run dry;
+    None without gaps."""
     busy_ms: float = NOT_RECORDED
     """Union of all kernels over all streams, as profiled."""
     scale: float = NOT_RECORDED
@@ -53,7 +69,8 @@ class Breakdown(Record, frozen=True, kw_only=True):
     groups: tuple[KernelGroup, ...] = NOT_RECORDED
     """The longest, then every one that no rule knows, at most a few."""
     modules: tuple[ModuleTime, ...] = NOT_RECORDED
-    """The longest of those that are in no compiled region and contain none; empty where the whole model is compiled."""
+    """The longest of those that are in no compiled region and contain none; empty where the whole model is
+    compiled."""
 
 
 class MemoryParts(Record, frozen=True, kw_only=True):
@@ -66,12 +83,13 @@ class MemoryParts(Record, frozen=True, kw_only=True):
     """All of them, as they lie together when the optimizer begins its step."""
     optimizer_gib: float = NOT_RECORDED
     activations_gib: float = NOT_RECORDED
-    """What is left of the peak: saved activations and the temporaries of the moment; more of them where the peak comes before
-    the last gradient."""
+    """What is left of the peak: saved activations and the temporaries of the moment; more of them where the
+    peak comes before the last gradient."""
 
 
 class LayerShape(Record, frozen=True, kw_only=True):
-    """The GEMMs of one (M, K, N) timed alone on this GPU, in the three layouts of training, and what the casts take."""
+    """The GEMMs of one (M, K, N) timed alone on this GPU, in the three layouts of training, and what the
+    casts take."""
 
     m: int = NOT_RECORDED
     """Rows: as `Trial.rows` has them, else the tokens of one micro-batch."""
@@ -94,22 +112,23 @@ class LayerShape(Record, frozen=True, kw_only=True):
 
 
 class LayerNumerics(Record, frozen=True, kw_only=True):
-    """One FP8 layer alone, fed with the input and the output gradient that its BF16 twin saw in one step, against that twin."""
+    """One FP8 layer alone, fed with the input and the output gradient that its BF16 twin saw in one step,
+    against that twin."""
 
     name: str = NOT_RECORDED
     output_sqnr_db: float | None = NOT_RECORDED
-    """10·log10 of the power of the BF16 result / the power of the difference; None where the result is all zero or not
-    finite, and where nothing differs."""
+    """10·log10 of the power of the BF16 result / the power of the difference; None where the result is all
+    zero or not finite, and where nothing differs."""
     typical_output_sqnr_db: float | None = NOT_RECORDED
-    """The same of one row (token) of the output: the median over rows. An outlier that owns the power of the whole tensor hides
-    what it does to every other row."""
+    """The same of one row (token) of the output: the median over rows. An outlier that owns the power of the
+    whole tensor hides what it does to every other row."""
     input_gradient_sqnr_db: float | None = NOT_RECORDED
     """None also where the step has no gradient for the layer's output."""
     weight_gradient_sqnr_db: float | None = NOT_RECORDED
     """None also where the weight is frozen."""
     saturated_pct: float | None = NOT_RECORDED
-    """Largest share of elements of input, weight or gradient that are beyond what rounds to the largest value of their FP8
-    type, which the cast clips; None where a library casts in kernels of its own."""
+    """Largest share of elements of input, weight or gradient that are beyond what rounds to the largest value
+    of their FP8 type, which the cast clips; None where a library casts in kernels of its own."""
     flushed_pct: float | None = NOT_RECORDED
     """Largest share of the elements that are not zero and become zero in FP8; None as above."""
     non_finite: int = NOT_RECORDED
@@ -138,19 +157,22 @@ class ArmCut(Record, frozen=True, kw_only=True):
     left_eager: tuple[str, ...] = NOT_RECORDED
     """Functions that reached the recompile limit, so that further calls run eagerly."""
     alloc_retries: int | None = NOT_RECORDED
-    """Times the allocator had to free its cache and ask the GPU again (``num_alloc_retries``) while it warmed up."""
+    """Times the allocator had to free its cache and ask the GPU again (``num_alloc_retries``) while it warmed
+    up."""
 
 
 class Arm(Record, frozen=True, kw_only=True):
     """One variant of the training step: its time, and the proof that it ran what its name says."""
 
     name: str = NOT_RECORDED
-    """``as_is``, ``bf16``, ``bf16_compiled``, ``prescribed``, or the name of a treatment; ``without_adapters`` and
-    ``bf16_without_checkpointing`` are measurements; ``..._first`` is an arm as the first window saw it, where a final one
-    timed it again; ``combination`` is everything that gained, where less of it is faster."""
+    """``as_is``, ``bf16``, ``bf16_compiled``, ``prescribed``, or the name of a treatment;
+    ``without_adapters`` and ``bf16_without_checkpointing`` are measurements; ``..._first`` is an arm as the
+    first window saw it, where a final one timed it again; ``combination`` is everything that gained, where
+    less of it is faster."""
     treatments: tuple[str, ...] = NOT_RECORDED
     base: str | None = NOT_RECORDED
-    """The arm that this one changes, whose time minus its own is what the change saves; None where it changes none."""
+    """The arm that this one changes, whose time minus its own is what the change saves; None where it changes
+    none."""
     tried: bool = NOT_RECORDED
     reason: str | None = NOT_RECORDED
     """Why it was not tried, or why what was timed is not a number; None when it is one."""
@@ -165,22 +187,27 @@ class Arm(Record, frozen=True, kw_only=True):
     static_gib: float | None = NOT_RECORDED
     """Of the peak: weights, FP8 copies kept beside them, buffers and optimizer state, at full depth."""
     beside: str | None = NOT_RECORDED
-    """The arm beside which it was timed alone, because the memory did not hold all at once; None when all took turns."""
+    """The arm beside which it was timed alone, because the memory did not hold all at once; None when all
+    took turns."""
     tokens_ratio: float = NOT_RECORDED
-    """Tokens of its step / tokens of the step as it is. Times are given for as many tokens as the step as it is has."""
+    """Tokens of its step / tokens of the step as it is. Times are given for as many tokens as the step as it
+    is has."""
     cuts: tuple[ArmCut, ...] = NOT_RECORDED
     breakdown: Breakdown | None = NOT_RECORDED
-    """None for an arm that was not profiled. Where profiling failed it is not recorded, and a gap says why."""
+    """None for an arm that was not profiled. Where profiling failed it is not recorded, and a gap says
+    why."""
     memory: MemoryParts | None = NOT_RECORDED
-    """None on a CPU, for an arm that has no ``peak_gib``, and where its optimizer does not tell when it begins a step."""
+    """None on a CPU, for an arm that has no ``peak_gib``, and where its optimizer does not tell when it
+    begins a step."""
     fp8_gemms: int | None = NOT_RECORDED
     """FP8 GEMMs in one step of the deepest cut: kernels on CUDA, operators on a CPU."""
     graphs_run: int | None = NOT_RECORDED
     """Compiled regions entered in that step."""
     non_finite: tuple[str, ...] | None = NOT_RECORDED
-    """What was NaN or infinite while it warmed up: ``loss``, ``gradients``; empty when nothing was, None when nobody could
-    see. Such gradients are set to zero before every update, so that the weights, which the arms share, stay finite; that is in
-    the arm's time, a read and a write of all gradients (computed: 7 ms for an 8B model on an H200)."""
+    """What was NaN or infinite while it warmed up: ``loss``, ``gradients``; empty when nothing was, None when
+    nobody could see. Such gradients are set to zero before every update, so that the weights, which the arms
+    share, stay finite; that is in the arm's time, a read and a write of all gradients (computed: 7 ms for an
+    8B model on an H200)."""
 
 
 class Health(Record, frozen=True, kw_only=True):
@@ -214,15 +241,16 @@ class Trial(Record, frozen=True, kw_only=True):
     reliable: bool = NOT_RECORDED
     reason: str | None = NOT_RECORDED
     harm: tuple[str, ...] = NOT_RECORDED
-    """What the trial changed outside its copies of the model, put back where it could be; empty when nothing."""
+    """What the trial changed outside its copies of the model, put back where it could be; empty when
+    nothing."""
     health: Health | None = NOT_RECORDED
     """None on a CPU."""
     rows: dict[str, tuple[int, ...]] = NOT_RECORDED
-    """Linear that is, or could be, in FP8 -> rows that it multiplied in each of its calls in one forward of a micro-batch; those
-    that no hook saw are left out."""
+    """Linear that is, or could be, in FP8 -> rows that it multiplied in each of its calls in one forward of a
+    micro-batch; those that no hook saw are left out."""
     shapes: tuple[LayerShape, ...] = NOT_RECORDED
-    """The distinct shapes of the Linears; of a model without FP8, of those that a conversion would take. On a CPU they say
-    nothing about a GPU."""
+    """The distinct shapes of the Linears; of a model without FP8, of those that a conversion would take. On a
+    CPU they say nothing about a GPU."""
     numerics: tuple[LayerNumerics, ...] = NOT_RECORDED
     """FP8 layers one by one; empty when the model has none."""
     gaps: dict[str, str] = NOT_RECORDED

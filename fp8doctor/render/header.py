@@ -7,13 +7,14 @@ from collections import Counter
 from fp8doctor.cost import modelled_gpu
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Gpu, Workload, recorded
-from fp8doctor.overview import plural
+from fp8doctor.wording import plural
 
 SHOWN_PACKAGES = {"torchao": "torchao", "transformer_engine": "TE"}
 """Packages that are named where they are installed: import name -> what people call it."""
 
 SXM = ("A100", "H100", "H200")
-"""GPUs whose datasheet row in `fp8doctor.cost` is the SXM board, which is faster than the PCIe one of the same name."""
+"""GPUs whose datasheet row in `fp8doctor.cost` is the SXM board, which is faster than the PCIe one of the
+same name."""
 
 
 def machine(facts: Facts) -> tuple[str, ...]:
@@ -56,9 +57,19 @@ def _versions(facts: Facts) -> tuple[str, ...]:
     software = facts.software
     if not recorded(software):
         return ("torch unknown",)
-    torch = f"torch {short_version(software.torch)}" if software.torch else "torch missing" if software.torch is None else "torch unknown"
+    torch = (
+        f"torch {short_version(software.torch)}"
+        if software.torch
+        else "torch missing"
+        if software.torch is None
+        else "torch unknown"
+    )
     packages = software.packages if recorded(software.packages) else {}
-    stacks = (f"{label} {short_version(packages[name].version or '')}".rstrip() for name, label in SHOWN_PACKAGES.items() if name in packages)
+    stacks = (
+        f"{label} {short_version(packages[name].version or '')}".rstrip()
+        for name, label in SHOWN_PACKAGES.items()
+        if name in packages
+    )
     return (torch, *stacks)
 
 
@@ -81,7 +92,10 @@ def model(facts: Facts) -> str:
 
 
 def _batch(workload: Workload) -> str:
-    size, length, tokens = (value if recorded(value) else None for value in (workload.batch_size, workload.sequence_length, workload.tokens))
+    size, length, tokens = (
+        value if recorded(value) else None
+        for value in (workload.batch_size, workload.sequence_length, workload.tokens)
+    )
     if size and length:
         text = f"{size} x {length} tokens"
     elif tokens:

@@ -6,22 +6,31 @@ import html
 import re
 from collections.abc import Iterable, Iterator
 
+from fp8doctor.diagnosis.document import Document
 from fp8doctor.render.screen import Line, Mark, Remedy, Screen, first_screen
 from fp8doctor.render.terminal import harmless, harmless_lines
 from fp8doctor.render.timing import Timing
-from fp8doctor.report import Report
 
-GLYPHS: dict[Mark, str] = {"bad": "❌", "warning": "⚠️", "info": "ℹ️", "healthy": "✅", "not_applicable": "➖", "unknown": "❔"}
+GLYPHS: dict[Mark, str] = {
+    "bad": "❌",
+    "warning": "⚠️",
+    "info": "ℹ️",
+    "healthy": "✅",
+    "not_applicable": "➖",
+    "unknown": "❔",
+}
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]|~#$!^])")
-"""Characters that mean something in a line of GitHub's Markdown; ``<``, ``>`` and ``&`` become HTML entities."""
+"""Characters that mean something in a line of GitHub's Markdown; ``<``, ``>`` and ``&`` become HTML
+entities."""
 
 LIST_OR_HEADING = re.compile(r"^(\d{1,9})?([-+=.)])")
 """What begins a list or underlines a heading at the start of a line."""
 
 
-def render(report: Report) -> str:
-    """The report as Markdown. Nothing in it that came from a model or a machine is read as Markdown or HTML."""
+def render(report: Document) -> str:
+    """The report as Markdown. Nothing in it that came from a model or a machine is read as Markdown or
+    HTML."""
     return "\n\n".join(_paragraphs(first_screen(report), report)) + "\n"
 
 
@@ -39,7 +48,7 @@ def fenced(code: str) -> str:
     return "\n".join((fence, *lines, fence))
 
 
-def _paragraphs(screen: Screen, report: Report) -> Iterator[str]:
+def _paragraphs(screen: Screen, report: Document) -> Iterator[str]:
     title, *versions = screen.machine
     yield f"## {escaped(title)}"
     yield _joined([*versions, screen.model])
@@ -81,9 +90,18 @@ def _timing(timing: Timing) -> str:
     from tabulate import tabulate
 
     blank = ("",) * len(timing.columns)
-    rows = [tuple(map(escaped, (row.label, row.step or row.note, *(row.parts or blank), row.memory))) for row in timing.rows]
+    rows = [
+        tuple(map(escaped, (row.label, row.step or row.note, *(row.parts or blank), row.memory)))
+        for row in timing.rows
+    ]
     headers = ("", "ms a step", *timing.columns, "GiB")
-    return tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True, colalign=("left", *("right",) * (len(headers) - 1)))
+    return tabulate(
+        rows,
+        headers=headers,
+        tablefmt="github",
+        disable_numparse=True,
+        colalign=("left", *("right",) * (len(headers) - 1)),
+    )
 
 
 def _remedy(remedy: Remedy) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""What the first screen says, before anyone lays it out: the same content for the terminal and for Markdown."""
+"""What the first screen says, before anyone lays it out: the same content for the terminal and for
+Markdown."""
 
 from __future__ import annotations
 
@@ -7,20 +8,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fp8doctor import registry
-from fp8doctor.cures import STAY_IN_BF16
+from fp8doctor.diagnosis.document import Document
+from fp8doctor.diagnosis.prescription import Step
+from fp8doctor.diagnosis.treatments import STAY_IN_BF16
+from fp8doctor.diagnosis.verdict import Status
 from fp8doctor.facts import recorded
 from fp8doctor.finding import Finding, Outcome, Saving
-from fp8doctor.overview import counts
-from fp8doctor.prescription import Step
+from fp8doctor.render.counts import counts
 from fp8doctor.render.header import machine, model, product
 from fp8doctor.render.timing import Timing, timing
-from fp8doctor.report import Report
-from fp8doctor.verdict import Status
 
 Mark = Literal["bad", "warning", "info", "healthy", "not_applicable", "unknown"]
 
 MARK_OF_SEVERITY: dict[str, Mark] = {"error": "bad", "warning": "warning", "info": "info"}
-MARK_OF_OUTCOME: dict[str, Mark] = {"healthy": "healthy", "refuted": "healthy", "not_applicable": "not_applicable", "unknown": "unknown", "crashed": "unknown"}
+MARK_OF_OUTCOME: dict[str, Mark] = {
+    "healthy": "healthy",
+    "refuted": "healthy",
+    "not_applicable": "not_applicable",
+    "unknown": "unknown",
+    "crashed": "unknown",
+}
 
 NO_TRIAL = "trial was not recorded"
 """The reason of a check that needs a trial where there was none, as `fp8doctor.registry` gives it."""
@@ -40,7 +47,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Remedy:
-    """One finding in full, or one step that only the trial proposes. Those of the prescription are numbered."""
+    """One finding in full, or one step that only the trial proposes. Those of the prescription are
+    numbered."""
 
     number: int | None
     mark: Mark
@@ -48,7 +56,8 @@ class Remedy:
     """Empty when the trial found it and no check names it; the name is then that of the treatment."""
     name: str
     saving: str
-    """In words, with what it rests on, or the number of the step where it is told; empty when it is not known."""
+    """In words, with what it rests on, or the number of the step where it is told; empty when it is not
+    known."""
     explanation: str
     treatment: str
     lines: str
@@ -82,22 +91,36 @@ class Screen:
     """What became of the checks that found nothing, those with the same answer together; without areas."""
 
 
-def first_screen(report: Report, *, quiet: bool = False) -> Screen:
+def first_screen(report: Document, *, quiet: bool = False) -> Screen:
     """What a report says; with ``quiet`` only findings that are at least a warning, and the verdict."""
-    findings = [finding for finding in report.findings if not quiet or finding.severity in ("warning", "error")]
+    findings = [
+        finding for finding in report.findings if not quiet or finding.severity in ("warning", "error")
+    ]
     checks = registry.discover()
     steps = _steps(report, findings)
     prescription = _prescription(report, findings, steps)
     shown = {remedy.code for remedy in prescription}
     causes = {check.code: check.explained_by for check in checks}
     others = tuple(
-        _remedy(finding, report, saving=_of_another(finding, steps, causes.get(finding.code, ()))) for finding in findings if finding.code not in shown
+        _remedy(finding, report, saving=_of_another(finding, steps, causes.get(finding.code, ())))
+        for finding in findings
+        if finding.code not in shown
     )
     areas = {check.code: check.area for check in checks}
     healthy = any(outcome.outcome == "healthy" for outcome in report.outcomes)
     crashed = [] if quiet else [outcome for outcome in report.outcomes if outcome.outcome == "crashed"]
-    troubles = [Line(_mark(finding, report), finding.area, f"{finding.title} ({finding.code})") for finding in findings]
-    troubles += [Line("unknown", _area(outcome, areas), f"check {outcome.code} crashed: {outcome.reason or 'no reason given'}") for outcome in crashed]
+    troubles = [
+        Line(_mark(finding, report), finding.area, f"{finding.title} ({finding.code})")
+        for finding in findings
+    ]
+    troubles += [
+        Line(
+            "unknown",
+            _area(outcome, areas),
+            f"check {outcome.code} crashed: {outcome.reason or 'no reason given'}",
+        )
+        for outcome in crashed
+    ]
     troubles.sort(key=lambda line: _position(line.area))
     return Screen(
         machine=(f"fp8doctor {report.tool.version}", *machine(report.facts)),
@@ -106,7 +129,9 @@ def first_screen(report: Report, *, quiet: bool = False) -> Screen:
         verdict=report.verdict.summary,
         timing=timing(report.facts),
         troubles=tuple(troubles),
-        areas=() if quiet else _calm_areas(report.outcomes, areas, {line.area for line in troubles}, report.verdict.status),
+        areas=()
+        if quiet
+        else _calm_areas(report.outcomes, areas, {line.area for line in troubles}, report.verdict.status),
         all_clear=_all_clear(report) if healthy and not report.findings else "",
         prescription=prescription,
         others=others,
@@ -116,51 +141,65 @@ def first_screen(report: Report, *, quiet: bool = False) -> Screen:
     )
 
 
-def _all_clear(report: Report) -> str:
+def _all_clear(report: Document) -> str:
     """What to say when no check found anything."""
     if report.verdict.status == "fp8_slower":
         return "FP8 is slower than BF16 here, and no check of this version explains why."
     if report.verdict.basis == "modelled" and (report.verdict.achievable_speedup or 1.0) < 1:
-        return "The cost model expects FP8 to be slower than BF16 here, and no check explains why; only a trial on the GPU tells."
+        return (
+            "The cost model expects FP8 to be slower than BF16 here, and no check explains why; only a "
+            "trial on the GPU tells."
+        )
     return "Nothing was found that should be changed."
 
 
-def _only_environment(report: Report) -> bool:
+def _only_environment(report: Document) -> bool:
     target = report.facts.target
     return recorded(target) and target.kind == "environment"
 
 
-def _mark(finding: Finding, report: Report) -> Mark:
-    """The mark of a finding; the one that heads the prescription is bad whatever its severity, unless information or it may save nothing."""
+def _mark(finding: Finding, report: Document) -> Mark:
+    """The mark of a finding; the one that heads the prescription is bad whatever its severity, unless
+    information or it may save nothing."""
     severity = finding.severity or "info"
     saves = finding.saving_ms is None or finding.saving_ms.low is None or finding.saving_ms.low > 0
-    if severity == "warning" and saves and report.prescription and report.prescription[0].code == finding.code:
+    if (
+        severity == "warning"
+        and saves
+        and report.prescription
+        and report.prescription[0].code == finding.code
+    ):
         return "bad"
     return MARK_OF_SEVERITY[severity]
 
 
-def _steps(report: Report, findings: Iterable[Finding]) -> list[Step]:
+def _steps(report: Document, findings: Iterable[Finding]) -> list[Step]:
     """The steps in their order: those of the findings shown, and those that the trial found by itself."""
     shown = {finding.code for finding in findings}
     return [step for step in report.prescription if step.code in shown or not step.code]
 
 
-def _prescription(report: Report, findings: Iterable[Finding], steps: Sequence[Step]) -> tuple[Remedy, ...]:
+def _prescription(report: Document, findings: Iterable[Finding], steps: Sequence[Step]) -> tuple[Remedy, ...]:
     by_code = {finding.code: finding for finding in findings}
     return tuple(
-        _remedy(by_code[step.code], report, number, step, saving_in_words(by_code[step.code].saving_ms)) if step.code else _found_by_the_trial(step, number)
+        _remedy(by_code[step.code], report, number, step, saving_in_words(by_code[step.code].saving_ms))
+        if step.code
+        else _found_by_the_trial(step, number)
         for number, step in enumerate(steps, 1)
     )
 
 
 def _of_another(finding: Finding, steps: Sequence[Step], causes: Collection[str]) -> str:
-    """What stands beside a finding without a number: the step that mends it or its cause, whose saving is told there, else its own saving.
+    """What stands beside a finding without a number: the step that mends it or its cause, whose saving is
+    told there, else its own saving.
 
     What BF16 would save is told where it is prescribed only.
     """
     name = finding.treatment.name if finding.treatment else None
     for number, step in enumerate(steps, 1):
-        if step.treatment.name == name or (finding.severity != "info" and set(causes).intersection(step.mends)):
+        if step.treatment.name == name or (
+            finding.severity != "info" and set(causes).intersection(step.mends)
+        ):
             return f"see {number}"
     return "" if name == STAY_IN_BF16.name else saving_in_words(finding.saving_ms)
 
@@ -178,7 +217,9 @@ def _found_by_the_trial(step: Step, number: int) -> Remedy:
     )
 
 
-def _remedy(finding: Finding, report: Report, number: int | None = None, step: Step | None = None, saving: str = "") -> Remedy:
+def _remedy(
+    finding: Finding, report: Document, number: int | None = None, step: Step | None = None, saving: str = ""
+) -> Remedy:
     also = f" (also mends {', '.join(step.mends[1:])})" if step and step.mends[1:] else ""
     return Remedy(
         number=number,
@@ -193,7 +234,8 @@ def _remedy(finding: Finding, report: Report, number: int | None = None, step: S
 
 
 def saving_in_words(saving: Saving | None) -> str:
-    """What is saved of a step, as the change it makes, and what the number rests on: −208 to −347 ms a step, modelled on H100 SXM."""
+    """What is saved of a step, as the change it makes, and what the number rests on: −208 to −347 ms a step,
+    modelled on H100 SXM."""
     if saving is None or saving.low is None or saving.high is None:
         return ""
     small, large = _change(-saving.low), _change(-saving.high)
@@ -216,21 +258,31 @@ def _position(area: str) -> int:
     return registry.AREAS.index(area) if area in registry.AREAS else len(registry.AREAS)
 
 
-def _calm_areas(outcomes: Iterable[Outcome], areas: dict[str, str], troubled: set[str], status: Status) -> tuple[Line, ...]:
-    """One mark for each area without trouble: healthy if a check says so, else unknown if one could not answer.
+def _calm_areas(
+    outcomes: Iterable[Outcome], areas: dict[str, str], troubled: set[str], status: Status
+) -> tuple[Line, ...]:
+    """One mark for each area without trouble: healthy if a check says so, else unknown if one could not
+    answer.
 
-    A step that is slower than BF16 is not called healthy where no check of it found anything. Checks that only wait for a trial
-    decide where there are no others: that nothing was timed is said below.
+    A step that is slower than BF16 is not called healthy where no check of it found anything. Checks that
+    only wait for a trial decide where there are no others: that nothing was timed is said below.
     """
     marks: dict[str, set[Mark]] = {}
     for outcome in sorted(outcomes, key=_waits_for_a_trial):
         area = _area(outcome, areas)
-        if outcome.outcome != "sick" and area not in troubled and not (_waits_for_a_trial(outcome) and area in marks):
+        if (
+            outcome.outcome != "sick"
+            and area not in troubled
+            and not (_waits_for_a_trial(outcome) and area in marks)
+        ):
             mark = MARK_OF_OUTCOME[outcome.outcome]
             slow = area == "step" and status in ("fp8_slower", "fp8_not_engaged")
             marks.setdefault(area, set()).add("not_applicable" if slow and mark == "healthy" else mark)
     order: tuple[Mark, ...] = ("healthy", "unknown", "not_applicable")
-    return tuple(Line(next(mark for mark in order if mark in marks[area]), area) for area in sorted(marks, key=_position))
+    return tuple(
+        Line(next(mark for mark in order if mark in marks[area]), area)
+        for area in sorted(marks, key=_position)
+    )
 
 
 def _waits_for_a_trial(outcome: Outcome) -> bool:
@@ -246,15 +298,19 @@ def _outcomes(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:
     return tuple(Line(mark, "", f"{' '.join(codes)}: {answer}") for (mark, answer), codes in together.items())
 
 
-def _anything_timed(report: Report) -> bool:
+def _anything_timed(report: Document) -> bool:
     trial = report.facts.trial
     return recorded(trial) and recorded(trial.arms) and any(arm.tried for arm in trial.arms)
 
 
-def _not_looked_at(report: Report) -> str:
+def _not_looked_at(report: Document) -> str:
     """What this report says nothing about."""
     gaps = [] if _anything_timed(report) else ["speed (nothing was timed)"]
-    unknown = [outcome.code for outcome in report.outcomes if outcome.outcome == "unknown" and not _waits_for_a_trial(outcome)]
+    unknown = [
+        outcome.code
+        for outcome in report.outcomes
+        if outcome.outcome == "unknown" and not _waits_for_a_trial(outcome)
+    ]
     if unknown:
         named = " ".join(unknown) if len(unknown) <= CODES_NAMED else f"{len(unknown)} checks"
         reasons = {outcome.reason for outcome in report.outcomes if outcome.code in unknown}

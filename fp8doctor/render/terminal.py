@@ -1,4 +1,5 @@
-"""Text as a terminal shows it: without control characters, no wider than it has to be, in ASCII where it must."""
+"""Text as a terminal shows it: without control characters, no wider than it has to be, in ASCII where it
+must."""
 
 from __future__ import annotations
 
@@ -8,29 +9,50 @@ from collections.abc import Iterable, Iterator
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Unicode categories that a terminal obeys (control, direction, line breaks) or cannot show."""
 
-ASCII = str.maketrans({"·": "|", "−": "-", "–": "-", "—": "-", "‘": "'", "’": "'", "“": '"', "”": '"', "×": "x", "≥": ">", "≤": "<", "²": "2"})
+ASCII = str.maketrans(
+    {
+        "·": "|",
+        "−": "-",
+        "–": "-",
+        "—": "-",
+        "‘": "'",
+        "’": "'",
+        "“": '"',
+        "”": '"',
+        "×": "x",
+        "≥": ">",
+        "≤": "<",
+        "²": "2",
+    }
+)
 """Plain stand-ins, one character for one, so that no line grows."""
 
 
 def harmless(text: str) -> str:
-    """One line without anything a terminal would obey: runs of white space become a space, the rest of it U+FFFD."""
+    """One line without anything a terminal would obey: runs of white space become a space, the rest of it
+    U+FFFD."""
     return printable(" ".join(text.split()))
 
 
 def harmless_lines(text: str) -> list[str]:
     """Lines of code with their indentation, without anything a terminal would obey."""
-    return [printable(line.expandtabs(4)).rstrip() for line in text.replace("\r\n", "\n").strip("\n").split("\n")]
+    return [
+        printable(line.expandtabs(4)).rstrip() for line in text.replace("\r\n", "\n").strip("\n").split("\n")
+    ]
 
 
 def printable(text: str) -> str:
     """The text with every character that is not printable replaced by U+FFFD."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(each) in UNPRINTABLE else each for each in text)
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(each) in UNPRINTABLE else each for each in text
+    )
 
 
 def to_ascii(text: str) -> str:
-    """Lines in ASCII, none wider than before; what has no plain stand-in becomes a question mark, and combining marks fall away."""
+    """Lines in ASCII, none wider than before; what has no plain stand-in becomes a question mark, and
+    combining marks fall away."""
     plain = "".join(filter(_columns, text)).translate(ASCII).encode("ascii", "replace").decode("ascii")
     return "\n".join(line.rstrip() for line in plain.split("\n"))
 

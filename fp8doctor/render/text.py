@@ -4,14 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from fp8doctor.diagnosis.document import Document
 from fp8doctor.render.screen import Line, Mark, Remedy, Screen, first_screen
 from fp8doctor.render.terminal import columns, harmless, harmless_lines, to_ascii, wrap
 from fp8doctor.render.timing import Timing
-from fp8doctor.report import Report
 
-GLYPHS: dict[Mark, str] = {"bad": "✗", "warning": "!", "info": "i", "healthy": "✓", "not_applicable": "–", "unknown": "?"}
-ASCII_GLYPHS: dict[Mark, str] = {"bad": "x", "warning": "!", "info": "i", "healthy": "ok", "not_applicable": "-", "unknown": "?"}
-COLOURS: dict[Mark, str] = {"bad": "1;31", "warning": "1;33", "info": "36", "healthy": "32", "not_applicable": "2", "unknown": "35"}
+GLYPHS: dict[Mark, str] = {
+    "bad": "✗",
+    "warning": "!",
+    "info": "i",
+    "healthy": "✓",
+    "not_applicable": "–",
+    "unknown": "?",
+}
+ASCII_GLYPHS: dict[Mark, str] = {
+    "bad": "x",
+    "warning": "!",
+    "info": "i",
+    "healthy": "ok",
+    "not_applicable": "-",
+    "unknown": "?",
+}
+COLOURS: dict[Mark, str] = {
+    "bad": "1;31",
+    "warning": "1;33",
+    "info": "36",
+    "healthy": "32",
+    "not_applicable": "2",
+    "unknown": "35",
+}
 BOLD, DIM = "1", "2"
 
 NARROWEST = 40
@@ -20,10 +41,20 @@ NARROWEST = 40
 Paint = Callable[[str, str], str]
 
 
-def render(report: Report, *, width: int = 100, colour: bool = False, ascii: bool = False, verbose: bool = False, quiet: bool = False) -> str:
-    """The report as text, at most ``width`` columns wide except for lines of code, which stay whole so that they can be copied.
+def render(
+    report: Document,
+    *,
+    width: int = 100,
+    colour: bool = False,
+    ascii: bool = False,
+    verbose: bool = False,
+    quiet: bool = False,
+) -> str:
+    """The report as text, at most ``width`` columns wide except for lines of code, which stay whole so that
+    they can be copied.
 
-    ``verbose`` adds what became of every check, ``quiet`` leaves only the verdict and findings that are at least a warning.
+    ``verbose`` adds what became of every check, ``quiet`` leaves only the verdict and findings that are at
+    least a warning.
     """
     page = _Page(max(width, NARROWEST), _coloured if colour else _plain, ASCII_GLYPHS if ascii else GLYPHS)
     paragraphs = page.paragraphs(first_screen(report, quiet=quiet), report, verbose=verbose, quiet=quiet)
@@ -47,7 +78,9 @@ class _Page:
         self.margin = max(map(len, glyphs.values())) + 3
         """Columns of the widest mark and the space behind it."""
 
-    def paragraphs(self, screen: Screen, report: Report, *, verbose: bool, quiet: bool) -> Iterator[list[str]]:
+    def paragraphs(
+        self, screen: Screen, report: Document, *, verbose: bool, quiet: bool
+    ) -> Iterator[list[str]]:
         yield [*self.heading(screen), *self.joined(screen.counts)]
         yield [self.paint(line, BOLD) for line in self.prose(screen.verdict)]
         yield self.timing(screen.timing)
@@ -65,7 +98,9 @@ class _Page:
     def heading(self, screen: Screen) -> list[str]:
         """Machine and model on one line where they fit."""
         together = self.joined((*screen.machine, screen.model))
-        return together if len(together) == 1 else [*self.joined(screen.machine), *self.joined([screen.model])]
+        return (
+            together if len(together) == 1 else [*self.joined(screen.machine), *self.joined([screen.model])]
+        )
 
     def joined(self, parts: Iterable[str]) -> list[str]:
         """Short parts side by side, broken between two of them."""
@@ -76,7 +111,8 @@ class _Page:
         return [" " * indent + self.paint(line, colour) for line in lines]
 
     def timing(self, timing: Timing | None) -> list[str]:
-        """The measured steps, numbers flush right, and below them what makes the difference and how they were taken.
+        """The measured steps, numbers flush right, and below them what makes the difference and how they were
+        taken.
 
         Where the parts of the steps do not fit beside the total, they follow as a sentence for each step.
         """
@@ -86,16 +122,30 @@ class _Page:
         sentences = [*timing.differences, *timing.notes]
         if lines and max(map(columns, lines)) > self.width:
             lines = self.table(timing, ())
-            parts = ((row.label, zip(timing.columns, row.parts, strict=True)) for row in timing.rows if row.parts)
-            sentences[:0] = [f"{label}: {', '.join(f'{name} {ms}' for name, ms in each if ms != '-')} ms." for label, each in parts]
+            parts = (
+                (row.label, zip(timing.columns, row.parts, strict=True)) for row in timing.rows if row.parts
+            )
+            sentences[:0] = [
+                f"{label}: {', '.join(f'{name} {ms}' for name, ms in each if ms != '-')} ms."
+                for label, each in parts
+            ]
         told = [line for sentence in sentences for line in self.prose(sentence, 2)]
-        return [self.paint(lines[0], DIM), *lines[1:], *told, *(self.paint(line, DIM) for line in self.prose(timing.basis, 2))]
+        return [
+            self.paint(lines[0], DIM),
+            *lines[1:],
+            *told,
+            *(self.paint(line, DIM) for line in self.prose(timing.basis, 2)),
+        ]
 
     def table(self, timing: Timing, parts: tuple[str, ...]) -> list[str]:
-        """The rows under their heads, with the parts of each step where they are asked for; a column that is empty is left out."""
+        """The rows under their heads, with the parts of each step where they are asked for; a column that is
+        empty is left out."""
         blank = ("",) * len(parts)
         heads = ["total" if parts else "", *parts, "GiB"]
-        rows = [(harmless(row.label), [row.step, *((row.parts or blank) if parts else ()), row.memory], row.note) for row in timing.rows]
+        rows = [
+            (harmless(row.label), [row.step, *((row.parts or blank) if parts else ()), row.memory], row.note)
+            for row in timing.rows
+        ]
         shown = [at for at in range(len(heads)) if at == 0 or any(cells[at] for _, cells, _ in rows)]
         names = ["ms a step", *(name for name, _, _ in rows)]
         widest = max(map(columns, names))
@@ -114,7 +164,8 @@ class _Page:
         return self.paint(f"[{self.glyphs[mark]}]", COLOURS[mark])
 
     def rows(self, lines: tuple[Line, ...]) -> list[str]:
-        """Mark, name and hanging text in three columns; a name stands only on its first row, and before the text where it is too wide."""
+        """Mark, name and hanging text in three columns; a name stands only on its first row, and before the
+        text where it is too wide."""
         names = [harmless(line.area) for line in lines]
         widest = max(map(columns, names), default=0)
         column = widest + 3 if widest else 0
@@ -141,8 +192,15 @@ class _Page:
     def remedy(self, remedy: Remedy) -> list[str]:
         number = str(remedy.number) if remedy.number else self.glyphs["not_applicable"]
         indent = max(3, len(number) + 2)
-        name, *wide = wrap([f"{remedy.code} {harmless(remedy.name)}".lstrip(), harmless(remedy.saving)], self.width - indent, joint="     ")
-        lines = [self.paint(f"{number:<{indent}}{name}", BOLD if remedy.number else ""), *(" " * indent + line for line in wide)]
+        name, *wide = wrap(
+            [f"{remedy.code} {harmless(remedy.name)}".lstrip(), harmless(remedy.saving)],
+            self.width - indent,
+            joint="     ",
+        )
+        lines = [
+            self.paint(f"{number:<{indent}}{name}", BOLD if remedy.number else ""),
+            *(" " * indent + line for line in wide),
+        ]
         lines += self.prose(remedy.explanation, indent)
         if remedy.treatment:
             lines += self.prose(f"Treatment: {remedy.treatment}", indent)
@@ -150,7 +208,7 @@ class _Page:
             lines += [(" " * (indent + 4) + line).rstrip() for line in harmless_lines(remedy.lines)]
         return lines
 
-    def gaps(self, report: Report) -> list[str]:
+    def gaps(self, report: Document) -> list[str]:
         """Facts that could not be read, with the reason."""
         gaps = report.facts.gaps or {}
         return [text for name, reason in gaps.items() for text in self.prose(f"Not read: {name}: {reason}")]

@@ -1,4 +1,5 @@
-"""The table of measured steps: one row for each arm of the trial, in milliseconds and GiB, and where the time goes."""
+"""The table of measured steps: one row for each arm of the trial, in milliseconds and GiB, and where the time
+goes."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fp8doctor.analysis.arms import best_bf16, fair_bf16, fp8_totals, uses_fp8
+from fp8doctor.analysis.outcome import waits_for_time
+from fp8doctor.analysis.step_difference import in_words, signed, waterfall, with_attention_together
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, recorded
-from fp8doctor.measured import FIRST, PRESCRIBED, best_bf16, fair_bf16, fp8_totals, uses_fp8, waits_for_time
-from fp8doctor.overview import percent, plural
-from fp8doctor.waterfall import in_words, signed, waterfall, with_attention_together
+from fp8doctor.facts.arm_names import FIRST, PRESCRIBED
+from fp8doctor.wording import percent, plural
 
 COLUMNS = {
     "FP8 GEMM": ("gemm_fp8",),
@@ -27,7 +30,8 @@ NONE_MS = 0.05
 """Time of a part, in ms, below which it counts as none: it would be printed as 0.0."""
 
 UNCLASSIFIED_PCT = 1.0
-"""Share of kernels that no rule knows, in per cent, above which it is told: the project holds itself to 99 % classified."""
+"""Share of kernels that no rule knows, in per cent, above which it is told: the project holds itself to 99 %
+classified."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class Row:
     note: str
     """Why it was not timed; empty otherwise."""
     parts: tuple[str, ...] = ()
-    """Milliseconds of every column of `Timing.columns`, ``-`` where there is none; empty when the arm was not profiled."""
+    """Milliseconds of every column of `Timing.columns`, ``-`` where there is none; empty when the arm was not
+    profiled."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +71,28 @@ def timing(facts: Facts) -> Timing | None:
         return None
     fp8 = recorded(facts.network) and uses_fp8(facts)
     order = {"bf16": 0, "bf16_compiled": 1, "as_is": 1.5 if fp8 else -1, "prescribed": 2}
-    shown = [arm for arm in facts.trial.arms if not arm.name.endswith(FIRST) and not _is_prescribed(arm, facts.trial)]
+    shown = [
+        arm
+        for arm in facts.trial.arms
+        if not arm.name.endswith(FIRST) and not _is_prescribed(arm, facts.trial)
+    ]
     arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
     rows = _together([_row(arm, fp8) for arm in arms])
     columns = (*COLUMNS, "idle") if any(row.parts for row in rows) else ()
-    return Timing(rows, columns, _differences(facts), tuple(_notes(facts.trial, arms, fp8)), _basis(facts.trial))
+    return Timing(
+        rows, columns, _differences(facts), tuple(_notes(facts.trial, arms, fp8)), _basis(facts.trial)
+    )
 
 
 def _is_prescribed(arm: Arm, trial: Trial) -> bool:
     """Whether the very arm stands in the row of the prescription too, because nothing else gained."""
     prescribed = next((each for each in trial.arms if each.name == PRESCRIBED and each.tried), None)
-    return prescribed is not None and arm is not prescribed and arm.tried and arm.rounds_ms == prescribed.rounds_ms
+    return (
+        prescribed is not None
+        and arm is not prescribed
+        and arm.tried
+        and arm.rounds_ms == prescribed.rounds_ms
+    )
 
 
 MANY = 3
@@ -93,12 +109,15 @@ def _together(rows: list[Row]) -> tuple[Row, ...]:
             shown.append(row)
         elif row.note not in told:
             told.add(row.note)
-            shown.append(Row(f"{shared[row.note]} more variants", "", "", row.note.removesuffix("it") + "them"))
+            shown.append(
+                Row(f"{shared[row.note]} more variants", "", "", row.note.removesuffix("it") + "them")
+            )
     return tuple(shown)
 
 
 def label(name: str, fp8: bool) -> str:
-    """What an arm is called: ``FP8, as it is``, ``BF16, compiled``, ``FP8, prescribed``, ``FP8, rowwise_with_gw_hp``."""
+    """What an arm is called: ``FP8, as it is``, ``BF16, compiled``, ``FP8, prescribed``, ``FP8,
+    rowwise_with_gw_hp``."""
     named = {
         "as_is": f"{'FP8, a' if fp8 else 'A'}s it is",
         "bf16": "BF16",
@@ -112,7 +131,11 @@ def label(name: str, fp8: bool) -> str:
         return named[name]
     if name.startswith(RECIPE):
         return f"FP8, {name.removeprefix(RECIPE).replace('-', '_')}"
-    return f"FP8, {name.removeprefix('float8_')}, compiled" if name.startswith("float8_") else name.replace("-", " ")
+    return (
+        f"FP8, {name.removeprefix('float8_')}, compiled"
+        if name.startswith("float8_")
+        else name.replace("-", " ")
+    )
 
 
 def _row(arm: Arm, fp8: bool) -> Row:
@@ -120,7 +143,13 @@ def _row(arm: Arm, fp8: bool) -> Row:
         return Row(label(arm.name, fp8), "", "", f"not timed: {arm.reason or 'no reason given'}")
     spread = f" ± {(arm.high_ms - arm.low_ms) / 2:.1f}" if arm.high_ms and arm.low_ms else ""
     found = _profiled(arm)
-    return Row(label(arm.name, fp8), f"{arm.step_ms:,.1f}{spread}", f"{arm.peak_gib:.1f}" if arm.peak_gib else "", "", _parts(found) if found else ())
+    return Row(
+        label(arm.name, fp8),
+        f"{arm.step_ms:,.1f}{spread}",
+        f"{arm.peak_gib:.1f}" if arm.peak_gib else "",
+        "",
+        _parts(found) if found else (),
+    )
 
 
 def _profiled(arm: Arm) -> Breakdown | None:
@@ -128,7 +157,9 @@ def _profiled(arm: Arm) -> Breakdown | None:
 
 
 def _parts(breakdown: Breakdown) -> tuple[str, ...]:
-    times = [sum(breakdown.families_ms.get(family, 0.0) for family in families) for families in COLUMNS.values()]
+    times = [
+        sum(breakdown.families_ms.get(family, 0.0) for family in families) for families in COLUMNS.values()
+    ]
     return tuple(f"{ms:,.1f}" if ms >= NONE_MS else "-" for ms in (*times, breakdown.idle_ms))
 
 
@@ -136,18 +167,33 @@ def _notes(trial: Trial, arms: list[Arm], fp8: bool) -> Iterator[str]:
     """What has to be known of the parts, those arms together of which the same is to be said."""
     parts = [(label(arm.name, fp8), found) for arm in arms if (found := _profiled(arm))]
     told = {
-        "Unreliable parts": [f"{name} (profiled, its kernels took {found.busy_ms:,.1f} ms)" for name, found in parts if not found.reliable],
-        "Scaled down to the step": [f"{name} (profiled, its kernels took {found.scale:.2f} times as long)" for name, found in parts if _is_scaled(found)],
+        "Unreliable parts": [
+            f"{name} (profiled, its kernels took {found.busy_ms:,.1f} ms)"
+            for name, found in parts
+            if not found.reliable
+        ],
+        "Scaled down to the step": [
+            f"{name} (profiled, its kernels took {found.scale:.2f} times as long)"
+            for name, found in parts
+            if _is_scaled(found)
+        ],
         "In kernels that no rule knows (in other)": [
-            f"{percent(found.unclassified_pct)} of {name}" for name, found in parts if found.unclassified_pct > UNCLASSIFIED_PCT
+            f"{percent(found.unclassified_pct)} of {name}"
+            for name, found in parts
+            if found.unclassified_pct > UNCLASSIFIED_PCT
         ],
     }
     yield from (f"{what}: {'; '.join(names)}." for what, names in told.items() if names)
     if waits_for_time(trial) and recorded(trial.budget_s) and trial.budget_s:
         took_s = max(trial.budget_s, trial.elapsed_s or 0.0)
-        yield f"More time for the rest: --budget {2 * trial.budget_s if took_s < 1.2 * trial.budget_s else 30 * round((took_s + trial.budget_s) / 30):g}."
+        twice, beyond = 2 * trial.budget_s, 30 * round((took_s + trial.budget_s) / 30)
+        yield f"More time for the rest: --budget {twice if took_s < 1.2 * trial.budget_s else beyond:g}."
     gaps = trial.gaps if recorded(trial.gaps) else {}
-    yield from (f"Where the time goes is not known of every variant: {reason}." for path, reason in gaps.items() if path == "trial.arms.breakdown")
+    yield from (
+        f"Where the time goes is not known of every variant: {reason}."
+        for path, reason in gaps.items()
+        if path == "trial.arms.breakdown"
+    )
 
 
 def _is_scaled(found: Breakdown) -> bool:
@@ -159,12 +205,21 @@ def _differences(facts: Facts) -> tuple[str, ...]:
     if bf16 is None:
         return ()
     fp8 = uses_fp8(facts)
-    found = [each for arm in fp8_totals(facts) if (arm.name == "as_is" or fair_bf16(facts, arm) is bf16) and (each := waterfall(arm, bf16))]
-    return tuple(f"{label(each.of, fp8)}, against {label(bf16.name, fp8)}: {signed(each.difference_ms)} ms = {in_words(each)}." for each in found)
+    found = [
+        each
+        for arm in fp8_totals(facts)
+        if (arm.name == "as_is" or fair_bf16(facts, arm) is bf16) and (each := waterfall(arm, bf16))
+    ]
+    return tuple(
+        f"{label(each.of, fp8)}, against {label(bf16.name, fp8)}: {signed(each.difference_ms)} ms = "
+        f"{in_words(each)}."
+        for each in found
+    )
 
 
 def _basis(trial: Trial) -> str:
-    """How the times were taken: ``Timed: 4 variants, whole, 31 s.`` or ``... predicted from 4 and 12 of 32 blocks ...``."""
+    """How the times were taken: ``Timed: 4 variants, whole, 31 s.`` or ``... predicted from 4 and 12 of 32
+    blocks ...``."""
     timed = [arm for arm in trial.arms if arm.tried and not arm.name.endswith(FIRST)]
     if not timed:
         return ""
@@ -182,5 +237,7 @@ def _basis(trial: Trial) -> str:
     elif len(timed) > 1:
         parts.append("not checked against a copy")
     apart = [label(arm.name, True) for arm in timed if recorded(arm.beside) and arm.beside]
-    alone = f" Memory did not hold all at once: {', '.join(apart)} took turns with BF16 only." if apart else ""
+    alone = (
+        f" Memory did not hold all at once: {', '.join(apart)} took turns with BF16 only." if apart else ""
+    )
     return f"Timed: {', '.join(parts)}.{alone}"

@@ -1,7 +1,9 @@
-"""The stacks: one file for each FP8 implementation, which recognises its layers without importing its library.
+"""The stacks: one file for each FP8 implementation, which recognises its layers without importing its
+library.
 
-A stack is a module with ``ORDER`` and ``recognise``; adding a file adds a stack. The ordinary layers come last. One whose
-layers keep a record of how they scale has ``scaling(module)`` too, one that keeps FP8 weights between steps ``fp8_copies(module)``.
+A stack is a module with ``ORDER`` and ``recognise``; adding a file adds a stack. The ordinary layers come
+last. One whose layers keep a record of how they scale has ``scaling(module)`` too, one that keeps FP8 weights
+between steps ``fp8_copies(module)``.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from fp8doctor.facts import Scaling, Use
-from fp8doctor.scrub import scrub
+from fp8doctor.facts.scrub import scrub
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +41,8 @@ class Layer:
     recipe: str | None = None
     features: dict[str, bool | int | str | None] = field(default_factory=dict)
     engaged: bool | None = None
-    """Also ``NOT_RECORDED``, with a gap, when the library keeps the record where this version does not look."""
+    """Also ``NOT_RECORDED``, with a gap, when the library keeps the record where this version does not
+    look."""
     weight_class: str | None = None
     role: Literal["body", "router", "experts"] = "body"
 
@@ -61,10 +64,11 @@ class Stack(Protocol):
         """
 
     def bf16_twin(self, module: Module, compiled: bool) -> Module:
-        """The work of one of this stack's training layers in 16 bits, over the same weights, as fast as its user can have it.
+        """The work of one of this stack's training layers in 16 bits, over the same weights, as fast as its
+        user can have it.
 
-        A new module, or the module itself, changed. ``compiled`` says whether torch.compile will cover it. A stack without
-        training layers needs none. Raises `NoTwin`.
+        A new module, or the module itself, changed. ``compiled`` says whether torch.compile will cover it. A
+        stack without training layers needs none. Raises `NoTwin`.
         """
 
 
@@ -72,16 +76,23 @@ class Stack(Protocol):
 def stacks() -> tuple[Stack, ...]:
     """All stacks, in the order in which they are asked."""
     found = [importlib.import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__)]
-    return tuple(sorted((cast(Stack, each) for each in found if hasattr(each, "recognise")), key=lambda each: each.ORDER))
+    return tuple(
+        sorted(
+            (cast(Stack, each) for each in found if hasattr(each, "recognise")), key=lambda each: each.ORDER
+        )
+    )
 
 
 def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """The linear-like layers that this very module is; empty for everything else, and for what a stack cannot read."""
+    """The linear-like layers that this very module is; empty for everything else, and for what a stack cannot
+    read."""
     for stack in stacks():
         try:
             layers = stack.recognise(module, gaps)
         except Exception as error:  # one odd layer must not cost the others
-            gaps["network.linears"] = scrub(f"{type(module).__qualname__} was left out: {type(error).__name__}: {error}")
+            gaps["network.linears"] = scrub(
+                f"{type(module).__qualname__} was left out: {type(error).__name__}: {error}"
+            )
             return ()
         if layers:
             return layers
@@ -89,7 +100,8 @@ def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def bf16_twin(module: Module, compiled: bool) -> Module | None:
-    """This very module without FP8; None for a module that does not train in FP8. Raises `NoTwin` where there is no such form."""
+    """This very module without FP8; None for a module that does not train in FP8. Raises `NoTwin` where there
+    is no such form."""
     for stack in stacks():
         uses = {layer.use for layer in stack.recognise(module, {})}
         if "storage" in uses:
@@ -101,9 +113,17 @@ def bf16_twin(module: Module, compiled: bool) -> Module | None:
 
 def scaling(module: Module) -> Scaling | None:
     """How this very module scales; None where no stack keeps a record of it."""
-    return next((found for stack in stacks() if hasattr(stack, "scaling") and (found := stack.scaling(module)) is not None), None)
+    return next(
+        (
+            found
+            for stack in stacks()
+            if hasattr(stack, "scaling") and (found := stack.scaling(module)) is not None
+        ),
+        None,
+    )
 
 
 def fp8_copies(module: Module) -> list[Tensor]:
-    """The tensors in which this very module keeps FP8 weights between steps, beside its Parameters and buffers."""
+    """The tensors in which this very module keeps FP8 weights between steps, beside its Parameters and
+    buffers."""
     return [each for stack in stacks() if hasattr(stack, "fp8_copies") for each in stack.fp8_copies(module)]

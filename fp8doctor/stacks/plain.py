@@ -1,4 +1,5 @@
-"""Ordinary layers: nn.Linear, Conv1D with its transposed weight, attention projections, routers and 3-D experts."""
+"""Ordinary layers: nn.Linear, Conv1D with its transposed weight, attention projections, routers and 3-D
+experts."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ DOWN = re.compile(r"down|w2|wo$|output", re.IGNORECASE)
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """The layers that this very module is, in 16 or 32 bits, or with plain float8 weights that are only stored."""
+    """The layers that this very module is, in 16 or 32 bits, or with plain float8 weights that are only
+    stored."""
     if isinstance(module, nn.Linear):
         return linear(module, gaps)
     if isinstance(module, nn.MultiheadAttention):
@@ -35,7 +37,9 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
             return (layer(module, (weight,), weight.shape[0], weight.shape[1]),)
         if ROUTER.search(type(module).__name__):
             return (layer(module, (weight,), weight.shape[1], weight.shape[0], role="router"),)
-        if "lora_a" in module._modules and "lora_b" in module._modules:  # torchtune's LoRALinear, which is no nn.Linear
+        if (
+            "lora_a" in module._modules and "lora_b" in module._modules
+        ):  # torchtune's LoRALinear, which is no nn.Linear
             return (layer(module, (weight,), weight.shape[1], weight.shape[0]),)
     return experts(module)
 
@@ -79,23 +83,44 @@ def linear(module: nn.Linear, gaps: dict[str, str]) -> tuple[Layer, ...]:
         gaps["network.linears"] = "a LazyLinear has no shape before its first forward"
         return ()
     role: Literal["body", "router"] = "router" if ROUTER.search(type(module).__name__) else "body"
-    return (layer(module, (weight,), module.in_features, module.out_features, bias=module.bias is not None, role=role),)
+    return (
+        layer(
+            module,
+            (weight,),
+            module.in_features,
+            module.out_features,
+            bias=module.bias is not None,
+            role=role,
+        ),
+    )
 
 
 def attention(module: nn.MultiheadAttention) -> tuple[Layer, ...]:
-    """The input projections of nn.MultiheadAttention, which are parameters; its output projection is a child."""
+    """The input projections of nn.MultiheadAttention, which are parameters; its output projection is a
+    child."""
     found = []
     for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
         weight = _parameter(module, name)
         if weight is not None:
             bias = module.in_proj_bias is not None
             part = name.removesuffix("_weight")
-            found.append(layer(module, (weight,), weight.shape[1], weight.shape[0], part=part, bias=bias, features={"functional": True}))
+            found.append(
+                layer(
+                    module,
+                    (weight,),
+                    weight.shape[1],
+                    weight.shape[0],
+                    part=part,
+                    bias=bias,
+                    features={"functional": True},
+                )
+            )
     return tuple(found)
 
 
 def experts(module: nn.Module) -> tuple[Layer, ...]:
-    """3-D weights ``[experts, out, in]`` (or transposed) of a module or parameter that is named after experts."""
+    """3-D weights ``[experts, out, in]`` (or transposed) of a module or parameter that is named after
+    experts."""
     found: list[Layer] = []
     own_name = bool(EXPERTS.search(type(module).__name__))
     for name, weight in module._parameters.items():
@@ -104,16 +129,35 @@ def experts(module: nn.Module) -> tuple[Layer, ...]:
         if (own_name or EXPERTS.search(name)) and not isinstance(module, nn.modules.conv._ConvNd):
             in_features, out_features = expert_shape(module, name, weight)
             bias = module._parameters.get(f"{name}_bias") is not None
-            found.append(layer(module, (weight,), in_features, out_features, part=name, bias=bias, gemms=weight.shape[0], role="experts"))
+            found.append(
+                layer(
+                    module,
+                    (weight,),
+                    in_features,
+                    out_features,
+                    part=name,
+                    bias=bias,
+                    gemms=weight.shape[0],
+                    role="experts",
+                )
+            )
     return tuple(found)
 
 
 def expert_shape(module: nn.Module, name: str, weight: Tensor) -> tuple[int, int]:
-    """Input and output features of one expert: as the module says, else by the side that is the hidden size."""
+    """Input and output features of one expert: as the module says, else by the side that is the hidden
+    size."""
     last, first = int(weight.shape[2]), int(weight.shape[1])
     transposed = getattr(module, "is_transposed", None)
     if not isinstance(transposed, bool):
-        hidden = next((size for each in ("hidden_size", "hidden_dim", "dim") if isinstance(size := getattr(module, each, None), int)), None)
+        hidden = next(
+            (
+                size
+                for each in ("hidden_size", "hidden_dim", "dim")
+                if isinstance(size := getattr(module, each, None), int)
+            ),
+            None,
+        )
         expected_last = first if DOWN.search(name) else last
         expected_first = last if DOWN.search(name) else first
         transposed = expected_last != hidden and expected_first == hidden

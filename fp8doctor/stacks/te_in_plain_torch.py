@@ -1,8 +1,9 @@
-"""The maths of Transformer Engine's layers in plain torch, over the very Parameters, so that the compiler can see through them.
+"""The maths of Transformer Engine's layers in plain torch, over the very Parameters, so that the compiler can
+see through them.
 
-Read in Transformer Engine 1.5, 2.1, 2.5 and 2.20 (``pytorch/module/*.py``): the attributes, what a forward returns, and that
-its GELU is the tanh approximation. Outputs and gradients of every form here were compared with 2.20.2 on an H200, in BF16:
-they differ by less than 0.7 %.
+Read in Transformer Engine 1.5, 2.1, 2.5 and 2.20 (``pytorch/module/*.py``): the attributes, what a forward
+returns, and that its GELU is the tanh approximation. Outputs and gradients of every form here were compared
+with 2.20.2 on an H200, in BF16: they differ by less than 0.7 %.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Plain(nn.Module):
-    """One layer over the Parameters of ``of``, in their order. Whatever else a TE container hands to a forward is taken and left."""
+    """One layer over the Parameters of ``of``, in their order. Whatever else a TE container hands to a
+    forward is taken and left."""
 
     def __init__(self, of: Any) -> None:
         super().__init__()
@@ -109,7 +111,11 @@ class LayerNormLinear(_Normed):
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Any:
         biases = [bias for name in self.biases if (bias := self.bias_of(name)) is not None]
-        return self.answer(self.norm(x), _joined(*map(self.get_parameter, self.weights)), _joined(*biases) if biases else None)
+        return self.answer(
+            self.norm(x),
+            _joined(*map(self.get_parameter, self.weights)),
+            _joined(*biases) if biases else None,
+        )
 
 
 class LayerNormMLP(_Normed):
@@ -133,7 +139,10 @@ class GroupedLinear(Plain):
 
     def forward(self, x: Tensor, m_splits: Sequence[int], *_: Any, **__: Any) -> Tensor:
         parts = torch.split(x.reshape(-1, x.shape[-1]), list(m_splits))
-        done = [functional.linear(part, getattr(self, f"weight{i}"), self.bias_of(f"bias{i}")) for i, part in enumerate(parts)]
+        done = [
+            functional.linear(part, getattr(self, f"weight{i}"), self.bias_of(f"bias{i}"))
+            for i, part in enumerate(parts)
+        ]
         return torch.cat(done).reshape(*x.shape[:-1], -1)
 
 
@@ -142,11 +151,17 @@ def _joined(first: Tensor, *others: Tensor) -> Tensor:
 
 
 def parts(of: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the Parameters that make up the weight, and of those that make up the bias (``parameters_split``)."""
+    """Names of the Parameters that make up the weight, and of those that make up the bias
+    (``parameters_split``)."""
     return tuple(getattr(of, "weight_names", ("weight",))), tuple(getattr(of, "bias_names", ("bias",)))
 
 
-TWINS: dict[str, type[Plain]] = {"Linear": Linear, "LayerNormLinear": LayerNormLinear, "LayerNormMLP": LayerNormMLP, "GroupedLinear": GroupedLinear}
+TWINS: dict[str, type[Plain]] = {
+    "Linear": Linear,
+    "LayerNormLinear": LayerNormLinear,
+    "LayerNormMLP": LayerNormMLP,
+    "GroupedLinear": GroupedLinear,
+}
 WEIGHTS = {"Linear": "weight", "LayerNormMLP": "fc1_weight", "GroupedLinear": "weight0"}
 
 
@@ -168,4 +183,6 @@ def in_plain_torch(module: Any, kind: str) -> nn.Module | None:
 
 def _forwards_as_te(kind: type) -> bool:
     """Whether the forward is TE's own; Megatron's subclasses return something else from theirs."""
-    return next(each for each in kind.__mro__ if "forward" in vars(each)).__module__.startswith("transformer_engine.")
+    return next(each for each in kind.__mro__ if "forward" in vars(each)).__module__.startswith(
+        "transformer_engine."
+    )

@@ -14,18 +14,24 @@ PLAIN = ("torch.nn.parameter.Parameter", "torch.Tensor", "torch.nn.parameter.Buf
 
 TE_COLUMNWISE = ("_transpose", "_columnwise_data", "_columnwise_scale_inv")
 TE_DATA = ("_data", "_scale_inv", "_rowwise_data", "_rowwise_scale_inv", *TE_COLUMNWISE)
-"""Where the quantized tensors of Transformer Engine keep their data, and the transposed copy of it that GEMMs need beside
-(Float8Tensor, MXFP8Tensor, Float8BlockwiseQTensor and NVFP4Tensor, 2.0 to 2.20; only some versions can be flattened)."""
+"""Where the quantized tensors of Transformer Engine keep their data, and the transposed copy of it that GEMMs
+need beside (Float8Tensor, MXFP8Tensor, Float8BlockwiseQTensor and NVFP4Tensor, 2.0 to 2.20; only some
+versions can be flattened)."""
 
 
 def local(tensor: Tensor) -> Tensor:
     """The tensor of this process behind a DTensor; any other tensor unchanged."""
-    inner = getattr(tensor, "_local_tensor", None) if class_name(type(tensor)).startswith("torch.distributed") else None
+    inner = (
+        getattr(tensor, "_local_tensor", None)
+        if class_name(type(tensor)).startswith("torch.distributed")
+        else None
+    )
     return tensor if inner is None else inner
 
 
 def subclass(tensor: Tensor) -> str | None:
-    """Qualified class of a tensor subclass, the one inside a DTensor if there is one; None for an ordinary tensor."""
+    """Qualified class of a tensor subclass, the one inside a DTensor if there is one; None for an ordinary
+    tensor."""
     inside, outside = class_name(type(local(tensor))), class_name(type(tensor))
     return next((name for name in (inside, outside) if name not in PLAIN), None)
 
@@ -45,7 +51,8 @@ def stored_bytes(tensor: Tensor) -> int:
 
 
 def storage_bytes(tensor: Tensor) -> int:
-    """Bytes of the storages behind a tensor of this process, which may be larger than the tensor: what pickling it writes."""
+    """Bytes of the storages behind a tensor of this process, which may be larger than the tensor: what
+    pickling it writes."""
     return sum(each.untyped_storage().nbytes() for each in plain(tensor))
 
 

@@ -1,7 +1,9 @@
-"""torchao 0.10 to 0.18: Float8Linear and the MX linears, training weights in a wrapper, and quantized weights.
+"""torchao 0.10 to 0.18: Float8Linear and the MX linears, training weights in a wrapper, and quantized
+weights.
 
 The weight of a Float8Linear stays an ordinary parameter, so the class and its configuration are what tells.
-Subclasses (torchtitan's) are found by their ancestors. Since 0.17 MX leaves nn.Linear alone and wraps the weight.
+Subclasses (torchtitan's) are found by their ancestors. Since 0.17 MX leaves nn.Linear alone and wraps the
+weight.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ Features = dict[str, bool | int | str | None]
 FLOAT8 = ("Float8Linear", "Float8LinearNoCompile")
 OTHERS = ("MXLinear", "MXFP8Linear", "NVFP4Linear", "Float8BlockwiseLinear")
 RECIPES = {"MXFP8Linear": "mxfp8", "NVFP4Linear": "nvfp4", "Float8BlockwiseLinear": "blockwise"}
-TRAINING_WEIGHTS = ("MXFP8TrainingWeightWrapperTensor", "Float8TrainingWeightWrapperTensor", "ScaledGroupedMMTensor")
+TRAINING_WEIGHTS = (
+    "MXFP8TrainingWeightWrapperTensor",
+    "Float8TrainingWeightWrapperTensor",
+    "ScaledGroupedMMTensor",
+)
 ALL_GATHER_WEIGHT = "WeightWithDynamicFloat8CastTensor"
 NOT_FP8 = ("Int8MixedPrecisionTrainingLinearWeight", "BitNetTrainingLinearWeight")
 """Weights kept in 16 or 32 bits for INT8 or ternary GEMMs."""
@@ -33,12 +39,26 @@ NOT_FP8 = ("Int8MixedPrecisionTrainingLinearWeight", "BitNetTrainingLinearWeight
 OP_CONFIG = "_float8_op_config"
 """torchtitan's expert modules carry their FP8 configuration here and leave the weights alone."""
 
-_OPERANDS = ("input", "input_for_grad_weight", "weight", "weight_for_grad_input", "grad_output", "grad_output_for_grad_weight")
+_OPERANDS = (
+    "input",
+    "input_for_grad_weight",
+    "weight",
+    "weight_for_grad_input",
+    "grad_output",
+    "grad_output_for_grad_weight",
+)
 CASTS = tuple(f"cast_config_{each}" for each in _OPERANDS)
 SIGNATURES: dict[tuple[str, ...], str] = {
     ("tensorwise e4m3",) * 4 + ("tensorwise e5m2",) * 2: "tensorwise",
     ("axiswise e4m3",) * 6: "rowwise",
-    ("axiswise e4m3", "disabled", "axiswise e4m3", "tensorwise e4m3", "axiswise e4m3", "disabled"): "rowwise_with_gw_hp",
+    (
+        "axiswise e4m3",
+        "disabled",
+        "axiswise e4m3",
+        "tensorwise e4m3",
+        "axiswise e4m3",
+        "disabled",
+    ): "rowwise_with_gw_hp",
 }
 """The six casts, in the order of `CASTS`, that each of torchao's recipes sets (0.10 to 0.18)."""
 
@@ -49,11 +69,18 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     if kind and isinstance(module, nn.Linear):
         described = plain.linear(module, gaps)
         name = kind.rpartition(".")[2]
-        recipe, features = float8(module, gaps) if name in FLOAT8 else (recipe_of(module, name), other_features(module))
+        recipe, features = (
+            float8(module, gaps) if name in FLOAT8 else (recipe_of(module, name), other_features(module))
+        )
         features |= all_gather(module.weight)
-        return tuple(replace(each, kind=kind, stack=STACK, use="training", recipe=recipe, features=features) for each in described)
+        return tuple(
+            replace(each, kind=kind, stack=STACK, use="training", recipe=recipe, features=features)
+            for each in described
+        )
     configured = OP_CONFIG in vars(module) or hasattr(type(module), OP_CONFIG)
-    if not configured and not any(weight is not None and tensor_class(weight) for weight in module._parameters.values()):
+    if not configured and not any(
+        weight is not None and tensor_class(weight) for weight in module._parameters.values()
+    ):
         return ()
     return tuple(by_weight(each, module) for each in plain.recognise(module, gaps))
 
@@ -71,7 +98,9 @@ def scaling(module: nn.Module) -> Scaling | None:
 
 def tensor_class(weight: Tensor) -> str | None:
     """The torchao class of a weight, behind a DTensor or not; None for any other weight."""
-    return next((name for module, name in lineage(type(local(weight))) if module.startswith("torchao.")), None)
+    return next(
+        (name for module, name in lineage(type(local(weight))) if module.startswith("torchao.")), None
+    )
 
 
 def by_weight(layer: Layer, module: nn.Module) -> Layer:
@@ -80,24 +109,44 @@ def by_weight(layer: Layer, module: nn.Module) -> Layer:
     name = tensor_class(weight)
     if name is None:
         config = getattr(module, OP_CONFIG, None)
-        return replace(layer, stack=STACK, use="training", recipe=weight_recipe(config), features=config_features(config)) if config is not None else layer
+        return (
+            replace(
+                layer,
+                stack=STACK,
+                use="training",
+                recipe=weight_recipe(config),
+                features=config_features(config),
+            )
+            if config is not None
+            else layer
+        )
     if name in TRAINING_WEIGHTS:
         config = getattr(local(weight), "config", None) or local(weight)
-        return replace(layer, stack=STACK, use="training", recipe=weight_recipe(config), features=layer.features | config_features(config))
+        return replace(
+            layer,
+            stack=STACK,
+            use="training",
+            recipe=weight_recipe(config),
+            features=layer.features | config_features(config),
+        )
     if name == ALL_GATHER_WEIGHT:
         return layer
     use: Use = "none" if name in NOT_FP8 else "storage"
     features: Features = {}
     if hasattr(local(weight), "act_quant_kwargs"):
         features["activations_quantized"] = getattr(local(weight), "act_quant_kwargs", None) is not None
-    return replace(layer, stack=STACK, use=use, features=layer.features | features, dtype=dtype_name(stored(weight)))
+    return replace(
+        layer, stack=STACK, use=use, features=layer.features | features, dtype=dtype_name(stored(weight))
+    )
 
 
 def float8(module: nn.Linear, gaps: dict[str, str]) -> tuple[str | None, Features]:
     """Recipe and settings of a Float8Linear, from its configuration."""
     config: Any = module.__dict__.get("config")
     if config is None or not all(hasattr(config, cast) for cast in CASTS):
-        gaps["network.linears.recipe"] = "this Float8Linear carries no Float8LinearConfig (known from torchao 0.10 to 0.18)"
+        gaps["network.linears.recipe"] = (
+            "this Float8Linear carries no Float8LinearConfig (known from torchao 0.10 to 0.18)"
+        )
         return None, {}
     signature = tuple(cast_in_words(getattr(config, cast)) for cast in CASTS)
     features: Features = {
@@ -121,7 +170,10 @@ def all_gather(weight: Tensor) -> Features:
     """What the wrapper for FSDP's float8 all-gather says; nothing without the wrapper."""
     if tensor_class(weight) != ALL_GATHER_WEIGHT:
         return {}
-    return {"float8_all_gather_weight": True, "precomputed_scale": getattr(local(weight), "_precomputed_scale", None) is not None}
+    return {
+        "float8_all_gather_weight": True,
+        "precomputed_scale": getattr(local(weight), "_precomputed_scale", None) is not None,
+    }
 
 
 def recipe_of(module: nn.Module, name: str) -> str:
@@ -138,7 +190,8 @@ def other_features(module: nn.Module) -> Features:
 
 
 def config_features(config: Any) -> Features:
-    """Settings that prototype configurations have had from 0.10 to 0.18; ``emulate`` when no FP8 kernel is used."""
+    """Settings that prototype configurations have had from 0.10 to 0.18; ``emulate`` when no FP8 kernel is
+    used."""
     features: Features = {}
     for name in ("kernel_preference", "gemm_kernel_choice"):
         if isinstance(value := getattr(config, name, None), Enum):
@@ -164,12 +217,19 @@ def _word(member: Any) -> str:
 
 
 def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
-    """An nn.Linear for torchao's own linears; for an ordinary layer the module itself with its weights unwrapped.
+    """An nn.Linear for torchao's own linears; for an ordinary layer the module itself with its weights
+    unwrapped.
 
     A wrapped weight becomes a Parameter over the very data inside it; every other Parameter stays.
     """
     if ancestor(type(module), "torchao.", FLOAT8 + OTHERS) and isinstance(module, nn.Linear):
-        twin = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None, device="meta", dtype=module.weight.dtype)
+        twin = nn.Linear(
+            module.in_features,
+            module.out_features,
+            bias=module.bias is not None,
+            device="meta",
+            dtype=module.weight.dtype,
+        )
         twin.weight, twin.bias = unwrapped(module.weight), module.bias
         return twin.train(module.training)
     if hasattr(module, OP_CONFIG):
@@ -184,7 +244,18 @@ def unwrapped(weight: Tensor) -> nn.Parameter:
     """A Parameter over the data inside torchao's wrapper; the Parameter itself when it has none."""
     if tensor_class(weight) is None and isinstance(weight, nn.Parameter):
         return weight
-    inner = next((getattr(weight, name) for name in ("_tensor", "_data") if isinstance(getattr(weight, name, None), Tensor)), None)
+    inner = next(
+        (
+            getattr(weight, name)
+            for name in ("_tensor", "_data")
+            if isinstance(getattr(weight, name, None), Tensor)
+        ),
+        None,
+    )
     if inner is None:
-        raise NoTwin(f"its weights are {type(weight).__name__}, whose data are not where torchao 0.10 to 0.18 keep them")
+        raise NoTwin(
+            f"its weights are {type(weight).__name__}, whose data are not where "
+            "torchao 0.10 to "
+            "0.18 keep them"
+        )
     return nn.Parameter(inner.detach(), requires_grad=weight.requires_grad)

@@ -1,7 +1,7 @@
 """Transformer Engine 1.0 to 2.20, recognised by its base class; the library is never imported.
 
-All private attributes are read in `record_of`, `recipe_of` and `fp8_copies`. te.Linear is no nn.Linear; what runs in FP8 is
-decided by the autocast around each forward, so a module says only afterwards whether it did.
+All private attributes are read in `record_of`, `recipe_of` and `fp8_copies`. te.Linear is no nn.Linear; what
+runs in FP8 is decided by the autocast around each forward, so a module says only afterwards whether it did.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fp8doctor.facts import Scaling
-from fp8doctor.record import NOT_RECORDED
+from fp8doctor.facts.record import NOT_RECORDED
 from fp8doctor.stacks import Layer, NoTwin
 from fp8doctor.stacks.lineage import ancestor
 from fp8doctor.stacks.te_in_plain_torch import in_plain_torch
@@ -38,7 +38,8 @@ RECIPES = {
 }
 
 FORWARD_OF_FORMAT = {"E4M3": "float8_e4m3fn", "HYBRID": "float8_e4m3fn", "E5M2": "float8_e5m2"}
-"""Dtype of the forward by the name of Transformer Engine's ``Format``. Source: ``transformer_engine/common/recipe``, 2.20."""
+"""Dtype of the forward by the name of Transformer Engine's ``Format``. Source:
+``transformer_engine/common/recipe``, 2.20."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Record:
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """The GEMMs of a TE module: one, two in a LayerNormMLP, as many as there are experts in a GroupedLinear."""
+    """The GEMMs of a TE module: one, two in a LayerNormMLP, as many as there are experts in a
+    GroupedLinear."""
     base = ancestor(type(module), PREFIX + "module.base", ("TransformerEngineBaseModule",))
     kind = ancestor(type(module), PREFIX, GEMM_MODULES)
     if kind is None or (base is None and not kind.endswith(".BasicLinear")):
@@ -80,27 +82,46 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def gemms(module: nn.Module, kind: str) -> list[tuple[str, tuple[Tensor, ...], int, bool]]:
-    """Part, weights, output features and bias of every GEMM. ``parameters_split`` makes one GEMM of several weights."""
-    parameters = {name: each for name, each in module._parameters.items() if each is not None and each.numel()}
+    """Part, weights, output features and bias of every GEMM. ``parameters_split`` makes one GEMM of several
+    weights."""
+    parameters = {
+        name: each for name, each in module._parameters.items() if each is not None and each.numel()
+    }
     if kind.endswith(".LayerNormMLP"):
-        parts = [(part, parameters.get(f"{part}_weight"), f"{part}_bias" in parameters) for part in ("fc1", "fc2")]
-        return [(part, (weight,), int(weight.shape[0]), bias) for part, weight, bias in parts if weight is not None]
-    weights = tuple(each for name, each in parameters.items() if "weight" in name and "layer_norm" not in name and each.ndim == 2)
+        parts = [
+            (part, parameters.get(f"{part}_weight"), f"{part}_bias" in parameters) for part in ("fc1", "fc2")
+        ]
+        return [
+            (part, (weight,), int(weight.shape[0]), bias)
+            for part, weight, bias in parts
+            if weight is not None
+        ]
+    weights = tuple(
+        each
+        for name, each in parameters.items()
+        if "weight" in name and "layer_norm" not in name and each.ndim == 2
+    )
     if not weights:
         return []
-    rows = int(weights[0].shape[0]) if kind.endswith(".GroupedLinear") else sum(int(each.shape[0]) for each in weights)
+    rows = (
+        int(weights[0].shape[0])
+        if kind.endswith(".GroupedLinear")
+        else sum(int(each.shape[0]) for each in weights)
+    )
     return [("", weights, rows, any("bias" in name and "layer_norm" not in name for name in parameters))]
 
 
 def record_of(module: Any, gaps: dict[str, str]) -> Record:
     """What the last forward left behind.
 
-    ``fp8`` is rewritten in every forward, and by a torch checkpoint's recomputation outside the autocast. So False
-    counts as "not engaged" only while there is no trace of an FP8 forward before it.
+    ``fp8`` is rewritten in every forward, and by a torch checkpoint's recomputation outside the autocast. So
+    False counts as "not engaged" only while there is no trace of an FP8 forward before it.
     """
     state = vars(module)
     if "fp8" not in state or not isinstance(state.get("fp8_meta"), dict):
-        gaps["network.linears.engaged"] = f"this Transformer Engine module keeps no record where {VERIFIED} do"
+        gaps["network.linears.engaged"] = (
+            f"this Transformer Engine module keeps no record where {VERIFIED} do"
+        )
         return Record(engaged=NOT_RECORDED, recipe=NOT_RECORDED, features={})
     recipe = recipe_of(module)
     name = type(recipe).__name__
@@ -115,16 +136,23 @@ def record_of(module: Any, gaps: dict[str, str]) -> Record:
         "fp8_calibration": bool(state.get("fp8_calibration", False)),
         "fp8_ran_before": recipe is not None and not state["fp8"],
     }
-    return Record(engaged=engaged, recipe=None if recipe is None else RECIPES.get(name, name), features=features)
+    return Record(
+        engaged=engaged, recipe=None if recipe is None else RECIPES.get(name, name), features=features
+    )
 
 
 def fp8_copies(module: nn.Module) -> list[Tensor]:
-    """FP8 weights kept between steps beside Parameters (``is_first_microbatch``), and transposes beside FP8 Parameters.
+    """FP8 weights kept between steps beside Parameters (``is_first_microbatch``), and transposes beside FP8
+    Parameters.
 
     Without micro-batch caching a BF16 weight is quantized anew in every forward, and nothing is kept.
     """
     workspaces = vars(module).get("_fp8_workspaces")
-    kept = [inner for each in workspaces.values() for inner in plain(each)] if isinstance(workspaces, dict) else []
+    kept = (
+        [inner for each in workspaces.values() for inner in plain(each)]
+        if isinstance(workspaces, dict)
+        else []
+    )
     quantized = [weight for weight in module._parameters.values() if weight is not None and subclass(weight)]
     transposed = (getattr(weight, name, None) for weight in quantized for name in TE_COLUMNWISE)
     return [each for each in (*kept, *transposed) if isinstance(each, Tensor)]
@@ -148,14 +176,20 @@ def scaling(module: nn.Module) -> Scaling | None:
         stack=STACK,
         forward_dtypes=(dtype,) if dtype else (),
         amax_history_len=history if isinstance(history, int) else None,
-        amax_compute_algo=algorithm if isinstance(algorithm, str) else "custom" if callable(algorithm) else None,
+        amax_compute_algo=algorithm
+        if isinstance(algorithm, str)
+        else "custom"
+        if callable(algorithm)
+        else None,
     )
 
 
 def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
-    """A Linear in plain torch; a fused layer so too for the compiler, else itself with FP8 off: TE's own BF16 kernels.
+    """A Linear in plain torch; a fused layer so too for the compiler, else itself with FP8 off: TE's own BF16
+    kernels.
 
-    A layer with a setting that plain torch has no match for (tensor parallelism, ...) keeps TE's kernels in both cases.
+    A layer with a setting that plain torch has no match for (tensor parallelism, ...) keeps TE's kernels in
+    both cases.
     """
     if any(subclass(weight) for weight in module._parameters.values() if weight is not None):
         raise NoTwin(f"the weights of {type(module).__name__} are kept in FP8 alone")
@@ -185,7 +219,8 @@ def within(module: nn.Module, context: Callable[[], AbstractContextManager[Any]]
 def as_before(module: nn.Module) -> AbstractContextManager[Any]:
     """The autocast of the module's last FP8 forward, opened once more. Raises `NoTwin` where it had none.
 
-    The recipe is ``recipe`` of ``te.autocast`` (2.9 to 2.20), ``fp8_recipe`` of ``te.fp8_autocast`` (1.0 to 2.20).
+    The recipe is ``recipe`` of ``te.autocast`` (2.9 to 2.20), ``fp8_recipe`` of ``te.fp8_autocast`` (1.0 to
+    2.20).
     """
     recipe = recipe_of(module)
     if recipe is None:
@@ -196,7 +231,8 @@ def as_before(module: nn.Module) -> AbstractContextManager[Any]:
 
 
 def autocast() -> Callable[..., AbstractContextManager[Any]]:
-    """TE's autocast, ``fp8_autocast`` before 2.9, of the library as the process has loaded it. Raises `NoTwin` when it has not."""
+    """TE's autocast, ``fp8_autocast`` before 2.9, of the library as the process has loaded it. Raises
+    `NoTwin` when it has not."""
     library = sys.modules.get("transformer_engine.pytorch")
     found = getattr(library, "autocast", None) or getattr(library, "fp8_autocast", None)
     if found is None:

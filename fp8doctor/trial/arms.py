@@ -1,7 +1,8 @@
-"""Which arms a trial has: the job as it is, the best BF16 of the same model, what the checks would change, and what may help.
+"""Which arms a trial has: the job as it is, the best BF16 of the same model, what the checks would change,
+and what may help.
 
-An arm's ``base`` is the arm that it changes: its time minus the arm's own is what the change saves. Proposals change
-``as_is``; an exploration changes ``prescribed`` where there is one, else ``as_is``.
+An arm's ``base`` is the arm that it changes: its time minus the arm's own is what the change saves. Proposals
+change ``as_is``; an exploration changes ``prescribed`` where there is one, else ``as_is``.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8doctor.cures import KEEP_IN_BF16, describe
+from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.analysis.layer_gain import timed_shapes
+from fp8doctor.diagnosis.prescription import Step
+from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, describe
 from fp8doctor.facts import Facts
+from fp8doctor.facts.arm_names import PRESCRIBED, SELF_CHECK
 from fp8doctor.finding import Treatment
-from fp8doctor.job import Job
-from fp8doctor.measured import PRESCRIBED, uses_fp8
-from fp8doctor.prescription import Step
-from fp8doctor.shape_gain import timed_shapes
-from fp8doctor.trial.bench import SELF_CHECK
+from fp8doctor.loading.job import Job
 from fp8doctor.trial.explorations import Seen, explorations
 from fp8doctor.trial.treatments import Case, family, known, strip_compile_marks, to_bf16, treatments
 from fp8doctor.trial.treatments.adapters import without_adapters
@@ -43,7 +44,9 @@ IS_AN_ARM_ALREADY = ("stay-in-bf16", "convert-tensorwise", "convert-rowwise")
 def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
     """The arms for these facts, the most important first."""
     of = Of(facts, job)
-    proposals = [each for each in known(held_to_shapes(prescription, facts)) if each.name not in IS_AN_ARM_ALREADY]
+    proposals = [
+        each for each in known(held_to_shapes(prescription, facts)) if each.name not in IS_AN_ARM_ALREADY
+    ]
     in_fp8 = uses_fp8(facts)
     as_is = ArmPlan("as_is", as_it_is, fp8=in_fp8)
     prescribed = of.prescribed(as_is, proposals) if in_fp8 and proposals else None
@@ -60,7 +63,8 @@ def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
 
 
 def held_to_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
-    """The proposed treatments; which layers to keep in BF16 for their shapes is what timing these shapes says, where they were timed."""
+    """The proposed treatments; which layers to keep in BF16 for their shapes is what timing these shapes
+    says, where they were timed."""
     treatments = []
     for step in prescription:
         treatment: Treatment | None = step.treatment
@@ -85,12 +89,24 @@ class Of:
         if in_fp8 or compiled or own:
             plans.append(ArmPlan("bf16", eager_bf16, own, fp8=False))
         if in_fp8 or not compiled or own:
-            plans.append(ArmPlan("bf16_compiled", functools.partial(compiled_bf16, facts=self.facts), own, fp8=False, compiled=True))
+            plans.append(
+                ArmPlan(
+                    "bf16_compiled",
+                    functools.partial(compiled_bf16, facts=self.facts),
+                    own,
+                    fp8=False,
+                    compiled=True,
+                )
+            )
         return plans
 
     def own_autocast(self) -> tuple[str, ...]:
         """What brings an fp32 step to BF16 before it is compared: an autocast, where it has none."""
-        return () if self.facts.training.autocast is not None or not mostly_fp32(self.job.model) else ("autocast-bf16",)
+        return (
+            ()
+            if self.facts.training.autocast is not None or not mostly_fp32(self.job.model)
+            else ("autocast-bf16",)
+        )
 
     def conversions(self) -> list[ArmPlan]:
         """A model without FP8 in FP8, and compiled."""
@@ -98,23 +114,49 @@ class Of:
         plans = []
         for recipe in RECIPES:
             names = (*self.own_autocast(), f"convert-{recipe}", compilation)
-            make = chain(on_model(strip_compile_marks), *(self.change(Treatment(name=name, summary="", code="")) for name in names))
+            make = chain(
+                on_model(strip_compile_marks),
+                *(self.change(Treatment(name=name, summary="", code="")) for name in names),
+            )
             plans.append(ArmPlan(f"float8_{recipe}", make, names, fp8=True, base="as_is", compiled=True))
         return plans
 
     def prescribed(self, as_is: ArmPlan, proposals: Sequence[Treatment]) -> ArmPlan:
         """One arm for everything that can be carried out."""
-        change, names = chain(*(self.change(each) for each in proposals)), tuple(each.name for each in proposals)
-        ratio = functools.reduce(lambda product, each: product * treatments()[each.name].tokens_ratio, proposals, 1.0)
+        change, names = (
+            chain(*(self.change(each) for each in proposals)),
+            tuple(each.name for each in proposals),
+        )
+        ratio = functools.reduce(
+            lambda product, each: product * treatments()[each.name].tokens_ratio, proposals, 1.0
+        )
         compiled = any(map(compiles, names))
-        return ArmPlan(PRESCRIBED, change, names, fp8=True, base=as_is.name, change=change, tokens_ratio=ratio, compiled=compiled)
+        return ArmPlan(
+            PRESCRIBED,
+            change,
+            names,
+            fp8=True,
+            base=as_is.name,
+            change=change,
+            tokens_ratio=ratio,
+            compiled=compiled,
+        )
 
     def arm(self, base: ArmPlan, treatment: Treatment) -> ArmPlan:
         """One treatment alone on top of ``base``."""
         change, ratio = self.change(treatment), base.tokens_ratio * treatments()[treatment.name].tokens_ratio
         fp8 = True if treatment.name == "te-autocast" else base.fp8
         compiled = base.compiled or compiles(treatment.name)
-        return ArmPlan(treatment.name, chain(base.make, change), (treatment.name,), fp8, base.name, change, tokens_ratio=ratio, compiled=compiled)
+        return ArmPlan(
+            treatment.name,
+            chain(base.make, change),
+            (treatment.name,),
+            fp8,
+            base.name,
+            change,
+            tokens_ratio=ratio,
+            compiled=compiled,
+        )
 
     def explored(self, proposals: Iterable[Treatment]) -> list[Treatment]:
         """What no finding proposes and may help."""
@@ -126,11 +168,32 @@ class Of:
         plans = []
         if "checkpointing-off" in explorations(Seen(self.facts, self.job, ())) and uses_fp8(self.facts):
             compiled = Seen(self.facts, self.job, base.treatments).compiled
-            make = chain(functools.partial(compiled_bf16, facts=self.facts) if compiled else eager_bf16, on_model(keep_activations))
+            make = chain(
+                functools.partial(compiled_bf16, facts=self.facts) if compiled else eager_bf16,
+                on_model(keep_activations),
+            )
             name = "bf16_without_checkpointing"
-            plans.append(ArmPlan(name, make, fp8=False, base="bf16_compiled" if compiled else "bf16", explored=True, compiled=compiled))
+            plans.append(
+                ArmPlan(
+                    name,
+                    make,
+                    fp8=False,
+                    base="bf16_compiled" if compiled else "bf16",
+                    explored=True,
+                    compiled=compiled,
+                )
+            )
         if self.facts.network.adapter_parameters:
-            plans.append(ArmPlan("without_adapters", chain(base.make, without_adapters), fp8=base.fp8, base=base.name, explored=True, compiled=base.compiled))
+            plans.append(
+                ArmPlan(
+                    "without_adapters",
+                    chain(base.make, without_adapters),
+                    fp8=base.fp8,
+                    base=base.name,
+                    explored=True,
+                    compiled=base.compiled,
+                )
+            )
         return plans
 
     def change(self, treatment: Treatment) -> Change:
@@ -145,9 +208,20 @@ def together(base: ArmPlan, winners: Sequence[ArmPlan], name: str) -> ArmPlan:
     kept = [treatment for treatment in base.treatments if family(treatment) not in replaced]
     change = chain(base.change, *(winner.change for winner in winners))
     added = [treatment for winner in winners for treatment in winner.treatments]
-    ratio = functools.reduce(lambda product, winner: product * winner.tokens_ratio / base.tokens_ratio, winners, base.tokens_ratio)
+    ratio = functools.reduce(
+        lambda product, winner: product * winner.tokens_ratio / base.tokens_ratio, winners, base.tokens_ratio
+    )
     compiled = any(plan.compiled for plan in (base, *winners))
-    return ArmPlan(name, change, (*kept, *added), base.fp8 or winners[0].fp8, "as_is", change, tokens_ratio=ratio, compiled=compiled)
+    return ArmPlan(
+        name,
+        change,
+        (*kept, *added),
+        base.fp8 or winners[0].fp8,
+        "as_is",
+        change,
+        tokens_ratio=ratio,
+        compiled=compiled,
+    )
 
 
 def compiles(name: str) -> bool:
@@ -162,12 +236,20 @@ def eager_bf16(variant: Variant) -> Variant:
 
 def compiled_bf16(variant: Variant, facts: Facts) -> Variant:
     """FP8 taken out, and compiled block by block."""
-    return in_bf16(replace(variant, model=block_by_block(to_bf16(strip_compile_marks(variant.model), compiled=True), facts)))
+    return in_bf16(
+        replace(
+            variant, model=block_by_block(to_bf16(strip_compile_marks(variant.model), compiled=True), facts)
+        )
+    )
 
 
 def in_bf16(variant: Variant) -> Variant:
     """Under BF16 autocast where the parameters are fp32 and nothing else makes the GEMMs BF16."""
-    return replace(variant, autocast=torch.bfloat16) if variant.autocast is None and mostly_fp32(variant.model) else variant
+    return (
+        replace(variant, autocast=torch.bfloat16)
+        if variant.autocast is None and mostly_fp32(variant.model)
+        else variant
+    )
 
 
 def on_model(change: Callable[..., nn.Module], **settings: Any) -> Change:

@@ -1,7 +1,9 @@
-"""What the rest of a trial takes, and whether an arm still fits: arithmetic over what the arms before it have cost.
+"""What the rest of a trial takes, and whether an arm still fits: arithmetic over what the arms before it have
+cost.
 
-An arm costs more than its build: its steps in every round of the window, and its proof. The least window of all that is
-built, the profiles of what is compared, the numerics and the end are kept free before anything that may be left out is begun.
+An arm costs more than its build: its steps in every round of the window, and its proof. The least window of
+all that is built, the profiles of what is compared, the numerics and the end are kept free before anything
+that may be left out is begun.
 """
 
 from __future__ import annotations
@@ -10,45 +12,46 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fp8doctor.measured import NO_TIME_LEFT, NOT_EXPECTED_TO_FIT, PRESCRIBED
-from fp8doctor.trial import timer
-from fp8doctor.trial.bench import SELF_CHECK
+from fp8doctor.facts.arm_names import NO_TIME_LEFT, NOT_EXPECTED_TO_FIT, PRESCRIBED, SELF_CHECK
+from fp8doctor.trial.measure import timer
 
 MUST_BEGIN_SHARE = 0.6
-"""Share of the budget after which nothing is begun but what `BEGUN_LATE` names; what it compiles then may end later. A convention of
-this tool, as `LATEST` and `LAST_PROFILE` are."""
+"""Share of the budget after which nothing is begun but what `BEGUN_LATE` names; what it compiles then may end
+later. A convention of this tool, as `LATEST` and `LAST_PROFILE` are."""
 
 BEGUN_LATE = {"bf16": 2.0, "bf16_compiled": 2.0, PRESCRIBED: 1.0, SELF_CHECK: 1.0}
-"""Arm -> budgets until which it may be begun, because the report is little without it: where one graph of 24 FP8 blocks compiles
-for 80 s, a step with nothing beside it would be all that those gave. The copy that the timing is checked against costs 0.3 to 2.2 s."""
+"""Arm -> budgets until which it may be begun, because the report is little without it: where one graph of 24
+FP8 blocks compiles for 80 s, a step with nothing beside it would be all that those gave. The copy that the
+timing is checked against costs 0.3 to 2.2 s."""
 
 NUMERICS_SHARE, CLOSING_SHARE = 0.08, 0.05
-"""Shares of the budget kept for the numerics, where they can say something, and for the end: letting go of everything and
-looking at what was changed (3.5 s after an 8B Llama)."""
+"""Shares of the budget kept for the numerics, where they can say something, and for the end: letting go of
+everything and looking at what was changed (3.5 s after an 8B Llama)."""
 
 DEARER = 1.5
-"""What nobody proposed may take to build / what it changes took: rowwise recipes compiled 1.2 to 1.6 times as long as
-tensorwise in five models on an H200 (torch 2.11)."""
+"""What nobody proposed may take to build / what it changes took: rowwise recipes compiled 1.2 to 1.6 times as
+long as tensorwise in five models on an H200 (torch 2.11)."""
 
 ASKED_OVER = 1.05
-"""Budgets within which a finding's own proposal is expected to fit: what follows the window is expected to take rather too long,
-and a proposal that is timed alone is worth more than a few seconds."""
+"""Budgets within which a finding's own proposal is expected to fit: what follows the window is expected to
+take rather too long, and a proposal that is timed alone is worth more than a few seconds."""
 
 PROFILE_STEPS, PROFILE_S, PROOF_STEPS = 6.0, 0.3, 3.0
-"""A profile takes so many steps and seconds at each cut (seen: 3 to 9 steps; warming up, tracing, reading), a plain proof so
-many steps of the deepest (1.3 to 4)."""
+"""A profile takes so many steps and seconds at each cut (seen: 3 to 9 steps; warming up, tracing, reading), a
+plain proof so many steps of the deepest (1.3 to 4)."""
 
 LATEST = 2.0
 """Budgets after which no further round is timed, and none of the least either."""
 
 LAST_PROFILE = 2.0
-"""Budgets after which no further step is profiled, except the one as it is: without profiles the times stay unexplained,
-so a compilation that took longer than anybody could know does not cost them (60 s for the blocks of a T5)."""
+"""Budgets after which no further step is profiled, except the one as it is: without profiles the times stay
+unexplained, so a compilation that took longer than anybody could know does not cost them (60 s for the blocks
+of a T5)."""
 
 BLOCKWISE = "compile-blocks"
 BLOCKWISE_SHARE = 0.3
-"""What that takes to build / the same model compiled as one: 8 blocks take 30 s as one and 8 s by block, 24 blocks 72 to 93 s and 8 s
-(FP8, one H200, torch 2.11)."""
+"""What that takes to build / the same model compiled as one: 8 blocks take 30 s as one and 8 s by block, 24
+blocks 72 to 93 s and 8 s (FP8, one H200, torch 2.11)."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +100,20 @@ class Budget:
         """From the end of the window to the end of the trial."""
         profiled = compared(costs)
         proven = [cost for name, cost in costs.items() if name not in profiled and name != SELF_CHECK]
-        return sum(map(profile_s, profiled.values())) + sum(PROOF_STEPS * cost.steps_s[-1] for cost in proven) + self.closing_s()
+        return (
+            sum(map(profile_s, profiled.values()))
+            + sum(PROOF_STEPS * cost.steps_s[-1] for cost in proven)
+            + self.closing_s()
+        )
 
-    def fits(self, cost: Cost, name: str, costs: Mapping[str, Cost], spent_s: float, *, unasked: bool) -> bool:
+    def fits(
+        self, cost: Cost, name: str, costs: Mapping[str, Cost], spent_s: float, *, unasked: bool
+    ) -> bool:
         """Whether one more arm can be built and timed, beside what was built before, within the budget."""
         every = {**costs, name: cost}
-        ends_s = spent_s + cost.build_s + timer.LEAST_ROUNDS * round_s(every.values()) + self.after_window_s(every)
+        ends_s = (
+            spent_s + cost.build_s + timer.LEAST_ROUNDS * round_s(every.values()) + self.after_window_s(every)
+        )
         return ends_s <= self.seconds * (1.0 if unasked else ASKED_OVER)
 
     def window_until(self, costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
@@ -114,8 +125,11 @@ class Budget:
         return spent_s + final_s(costs, explored) + self.closing_s() <= self.seconds
 
     def window_latest(self) -> float:
-        """The clock after which not even the least rounds go on; a late window has some of the budget all the same."""
-        return max(self.began + LATEST * self.seconds, time.monotonic() + (1 - MUST_BEGIN_SHARE) * self.seconds)
+        """The clock after which not even the least rounds go on; a late window has some of the budget all the
+        same."""
+        return max(
+            self.began + LATEST * self.seconds, time.monotonic() + (1 - MUST_BEGIN_SHARE) * self.seconds
+        )
 
     def numerics_until(self) -> float:
         return max(self.end, time.monotonic() + NUMERICS_SHARE * self.seconds)
@@ -133,16 +147,27 @@ def profile_s(cost: Cost) -> float:
 
 def compared(costs: Mapping[str, Cost]) -> dict[str, Cost]:
     """What will be profiled: as it is, the fastest BF16, and the prescription or the fastest conversion."""
-    groups = (["as_is"], ["bf16", "bf16_compiled"], [PRESCRIBED], [name for name in costs if name.startswith("float8_")])
-    fastest = (min((name for name in group if name in costs), key=lambda name: costs[name].steps_s[-1], default=None) for group in groups)
+    groups = (
+        ["as_is"],
+        ["bf16", "bf16_compiled"],
+        [PRESCRIBED],
+        [name for name in costs if name.startswith("float8_")],
+    )
+    fastest = (
+        min((name for name in group if name in costs), key=lambda name: costs[name].steps_s[-1], default=None)
+        for group in groups
+    )
     return {name: costs[name] for name in fastest if name is not None}
 
 
-def expected(costs: Mapping[str, Cost], base: str | None, *, name: str, compiles: bool, unasked: bool) -> Cost | None:
-    """What the arm ``name`` will cost that changes ``base``: as much, or as the dearest that compiles when it compiles too.
+def expected(
+    costs: Mapping[str, Cost], base: str | None, *, name: str, compiles: bool, unasked: bool
+) -> Cost | None:
+    """What the arm ``name`` will cost that changes ``base``: as much, or as the dearest that compiles when it
+    compiles too.
 
-    Compiling blocks costs a part of a base that is compiled already, because that is compiled as one. None when there is
-    nothing to go by.
+    Compiling blocks costs a part of a base that is compiled already, because that is compiled as one. None
+    when there is nothing to go by.
     """
     like = costs.get(base or "as_is") or costs.get("as_is")
     if like is None:
@@ -155,10 +180,15 @@ def expected(costs: Mapping[str, Cost], base: str | None, *, name: str, compiles
 
 
 def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
-    """A window of what gained together, beside the best of it and the baselines; 0 where fewer than two can have gained."""
+    """A window of what gained together, beside the best of it and the baselines; 0 where fewer than two can
+    have gained."""
     tried = [costs[name] for name in explored if name in costs]
     if len(tried) < 2:
         return 0.0
     best = min(tried, key=lambda cost: cost.steps_s[-1])
     baselines = [costs[name] for name in ("as_is", "bf16", "bf16_compiled") if name in costs]
-    return max(cost.build_s for cost in tried) + timer.LEAST_ROUNDS * round_s([*baselines, best, best]) + 2 * profile_s(best)
+    return (
+        max(cost.build_s for cost in tried)
+        + timer.LEAST_ROUNDS * round_s([*baselines, best, best])
+        + 2 * profile_s(best)
+    )

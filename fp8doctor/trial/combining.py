@@ -1,8 +1,10 @@
-"""The second phase: when explorations gained, the prescription becomes what they give together, and that is timed.
+"""The second phase: when explorations gained, the prescription becomes what they give together, and that is
+timed.
 
-The trial's window tells which explorations gained beyond doubt. One alone is a total that was measured. Several are put
-together and timed in a final window of their own, beside the step as it is, both BF16 baselines and the best of them alone,
-so that every round of what is compared shares clocks and heat. The fastest total is the prescription.
+The trial's window tells which explorations gained beyond doubt. One alone is a total that was measured.
+Several are put together and timed in a final window of their own, beside the step as it is, both BF16
+baselines and the best of them alone, so that every round of what is compared shares clocks and heat. The
+fastest total is the prescription.
 """
 
 from __future__ import annotations
@@ -10,24 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fp8doctor.interval import Interval, interval
-from fp8doctor.measured import COMBINATION, PRESCRIBED
+from fp8doctor.analysis.median_interval import Interval, interval
+from fp8doctor.facts.arm_names import COMBINATION, PRESCRIBED
 from fp8doctor.trial.arms import together
-from fp8doctor.trial.bench import Attempt, Bench
-from fp8doctor.trial.results import Samples, full_ms
-from fp8doctor.trial.trace import Tracer
+from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms
+from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.treatments import family
 from fp8doctor.trial.variant import ArmPlan
 
 BASELINES = ("as_is", "bf16", "bf16_compiled")
-
-
-@dataclass
-class Final:
-    """Arms that take the place of the first window's arms of the same name."""
-
-    attempts: list[Attempt]
-    samples: Samples
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,14 @@ class Window:
 
     def timed(self, name: str) -> Attempt | None:
         """The arm of that name, if it has a number."""
-        return next((each for each in self.attempts if each.plan.name == name and each.reason is None and (name, 0) in self.samples), None)
+        return next(
+            (
+                each
+                for each in self.attempts
+                if each.plan.name == name and each.reason is None and (name, 0) in self.samples
+            ),
+            None,
+        )
 
     def ms(self, attempt: Attempt) -> list[float]:
         return full_ms(self.bench.plan, self.samples, attempt.plan)
@@ -50,14 +51,19 @@ class Window:
         return interval([a - b for a, b in zip(self.ms(over), self.ms(attempt), strict=True)])
 
 
-def best_total(window: Window, tracer: Tracer, *, until: float, latest: float, reason_against: str | None) -> Final | None:
-    """The prescription after the explorations; None when it stays what it is. ``reason_against`` forbids another window."""
+def best_total(
+    window: Window, tracer: Tracer, *, until: float, latest: float, reason_against: str | None
+) -> Final | None:
+    """The prescription after the explorations; None when it stays what it is. ``reason_against`` forbids
+    another window."""
     as_is = window.timed("as_is")
     base = window.timed(PRESCRIBED) or as_is
     if as_is is None or base is None or not base.plan.fp8:
         return None
     winners = winners_of(window, base)
-    alone = [(together(base.plan, [each.plan], PRESCRIBED), each) for each in winners] + rivals_of(window, base, as_is)
+    alone = [(together(base.plan, [each.plan], PRESCRIBED), each) for each in winners] + rivals_of(
+        window, base, as_is
+    )
     if not alone:
         return None
     plan, best = min(alone, key=lambda each: interval(window.ms(each[1])).median)
@@ -72,7 +78,12 @@ def winners_of(window: Window, base: Attempt) -> list[Attempt]:
     gains: dict[str, tuple[float, Attempt]] = {}
     for attempt in window.attempts:
         plan = attempt.plan
-        if not plan.explored or not plan.treatments or plan.base != base.plan.name or window.timed(plan.name) is None:
+        if (
+            not plan.explored
+            or not plan.treatments
+            or plan.base != base.plan.name
+            or window.timed(plan.name) is None
+        ):
             continue
         gain, kind = window.gain(attempt, base), family(plan.treatments[0])
         if gain.low > 0 and (kind not in gains or gain.median > gains[kind][0]):
@@ -84,16 +95,28 @@ def rivals_of(window: Window, base: Attempt, as_is: Attempt) -> list[tuple[ArmPl
     """Single proposals that are faster beyond doubt than all proposals together."""
     if base is as_is:
         return []
-    alone = [each for each in window.attempts if each.plan.base == "as_is" and each.plan.treatments and not each.plan.explored and each is not base]
+    alone = [
+        each
+        for each in window.attempts
+        if each.plan.base == "as_is" and each.plan.treatments and not each.plan.explored and each is not base
+    ]
     faster = [each for each in alone if window.timed(each.plan.name) and window.gain(each, base).low > 0]
     return [(replace(each.plan, name=PRESCRIBED), each) for each in faster]
 
 
 def _combined(
-    window: Window, base: ArmPlan, winners: Sequence[Attempt], single: Attempt, best: Attempt, tracer: Tracer,
-    until: float, latest: float, reason_against: str | None,
-) -> Final:  # fmt: skip
-    """Everything that gained, timed beside the best of it alone; the faster of the two is the prescription."""
+    window: Window,
+    base: ArmPlan,
+    winners: Sequence[Attempt],
+    single: Attempt,
+    best: Attempt,
+    tracer: Tracer,
+    until: float,
+    latest: float,
+    reason_against: str | None,
+) -> Final:
+    """Everything that gained, timed beside the best of it alone; the faster of the two is the
+    prescription."""
     both = Attempt(together(base, [each.plan for each in winners], COMBINATION), reason=reason_against)
     if both.reason is None:
         tracer.progress("building what gained, together", COMBINATION)

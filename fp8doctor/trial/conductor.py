@@ -1,10 +1,12 @@
-"""The conductor of a trial: which arms are built in which order, within the budget, and what becomes of one that fails.
+"""The conductor of a trial: which arms are built in which order, within the budget, and what becomes of one
+that fails.
 
-What is dropped last comes first: as it is, both BF16 baselines, the prescription, then single treatments, then what nobody
-proposed. An arm that fails (out of memory, a compile error) costs itself and nothing else; an arm without proof that it
-ran what its label says has no number but a reason. An arm that may be left out is begun when all that it will take fits into
-the budget (`fp8doctor.trial.budget`). The arms that the report compares are explained by the very profile
-that proves them (`fp8doctor.trial.trace`). `fp8doctor.trial.combining` makes one prescription of what gained.
+What is dropped last comes first: as it is, both BF16 baselines, the prescription, then single treatments,
+then what nobody proposed. An arm that fails (out of memory, a compile error) costs itself and nothing else;
+an arm without proof that it ran what its label says has no number but a reason. An arm that may be left out
+is begun when all that it will take fits into the budget (`fp8doctor.trial.budget`). The arms that the report
+compares are explained by the very profile that proves them (`fp8doctor.trial.measure.profile_step`).
+`fp8doctor.trial.combining` makes one prescription of what gained.
 """
 
 from __future__ import annotations
@@ -17,18 +19,20 @@ import msgspec
 import torch
 
 from fp8doctor.facts import Trial, recorded
-from fp8doctor.job import Job
-from fp8doctor.kept import without
-from fp8doctor.measured import COMBINATION, PRESCRIBED, STEP_RAISES
-from fp8doctor.trial.bench import SELF_CHECK, Attempt, Bench, DeviceLost, Ready, sentence, still_there
+from fp8doctor.facts.arm_names import COMBINATION, PRESCRIBED, SELF_CHECK, STEP_RAISES
+from fp8doctor.facts.kept import without
+from fp8doctor.loading.job import Job
 from fp8doctor.trial.budget import BEGUN_LATE, LAST_PROFILE, MUST_BEGIN_SHARE, Budget, Cost, expected
-from fp8doctor.trial.combining import Final, Window, best_total
-from fp8doctor.trial.digest import CONTEXT, digest, harm, with_harm
-from fp8doctor.trial.numerics import NUMERICS, with_numerics, worth_measuring
-from fp8doctor.trial.replica import NotReplicable, OriginalTouched
-from fp8doctor.trial.results import gpu_name, report
-from fp8doctor.trial.trace import BREAKDOWN, KeepTrace, Tracer
-from fp8doctor.trial.undisturbed import free, undisturbed
+from fp8doctor.trial.combining import Window, best_total
+from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
+from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
+from fp8doctor.trial.measure.attempt import Attempt, Final, Ready
+from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.device import DeviceLost, gpu_name, sentence, still_there
+from fp8doctor.trial.measure.profile_step import BREAKDOWN, KeepTrace, Tracer
+from fp8doctor.trial.measure.results import report
+from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
+from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.trial.variant import ArmPlan
 
 NEEDED = ("as_is", "bf16", "bf16_compiled", PRESCRIBED, SELF_CHECK)
@@ -48,19 +52,22 @@ def conduct(
     keep: Callable[[Trial], object] = lambda trial: None,
     spent_s: float = 0.0,
 ) -> Trial:
-    """Time ``arms`` of the job on ``device`` within ``budget_s`` seconds, in the order of their importance, and do no harm.
+    """Time ``arms`` of the job on ``device`` within ``budget_s`` seconds, in the order of their importance,
+    and do no harm.
 
-    ``lists`` names the lists of repeated blocks, ``skip`` maps arms that are not to be built to the reason. ``keep_trace`` is
-    handed the trace of every arm that is profiled, ``keep`` what is known so far whenever a part begins that the trial can do
-    without. ``spent_s`` of the budget are gone already. A model that cannot be copied, or whose own step raises, gives a Trial
-    with a reason and no times.
+    ``lists`` names the lists of repeated blocks, ``skip`` maps arms that are not to be built to the reason.
+    ``keep_trace`` is handed the trace of every arm that is profiled, ``keep`` what is known so far whenever a
+    part begins that the trial can do without. ``spent_s`` of the budget are gone already. A model that cannot
+    be copied, or whose own step raises, gives a Trial with a reason and no times.
 
-    Raises `DeviceLost` when an arm took the GPU's context down, so that a new process can go on without it, or with what
-    was known.
+    Raises `DeviceLost` when an arm took the GPU's context down, so that a new process can go on without it,
+    or with what was known.
     """
     budget = Budget(budget_s, time.monotonic() - spent_s)
     if job.batch is None:
-        return _without_times(device, "there is no batch to run it on; give one, as example_batch() in a model file", budget)
+        return _without_times(
+            device, "there is no batch to run it on; give one, as example_batch() in a model file", budget
+        )
     progress("noting the state of the model", None)
     before = digest(job)
     with undisturbed(job) as put_back:
@@ -74,9 +81,16 @@ def conduct(
 
 
 def _timed(
-    job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], device: torch.device, budget: Budget,
-    progress: Callable[[str, str | None], None], skip: Mapping[str, str], keep_trace: KeepTrace | None, keep: Callable[[Trial], object],
-) -> Trial:  # fmt: skip
+    job: Job,
+    lists: Sequence[str],
+    arms: Sequence[ArmPlan],
+    device: torch.device,
+    budget: Budget,
+    progress: Callable[[str, str | None], None],
+    skip: Mapping[str, str],
+    keep_trace: KeepTrace | None,
+    keep: Callable[[Trial], object],
+) -> Trial:
     """The trial itself; what it leaves behind is its caller's concern."""
     progress("copying the model to the device", None)
     try:
@@ -84,27 +98,45 @@ def _timed(
     except (NotReplicable, OriginalTouched) as error:
         return _without_times(device, str(error), budget)
     except torch.OutOfMemoryError:
-        return _without_times(device, "the memory of the GPU is too small for even a cut of the model", budget)
+        return _without_times(
+            device, "the memory of the GPU is too small for even a cut of the model", budget
+        )
     except Exception as error:
         return _without_times(device, f"{STEP_RAISES}{sentence(error)}", budget)
     budget = replace(budget, numerics=NUMERICS not in skip and worth_measuring(bench))
     attempts = [Attempt(plan, reason=skip.get(plan.name)) for plan in arms]
-    tracer = Tracer(bench, progress, keep_trace, reason_against=skip.get(BREAKDOWN), until=budget.began + LAST_PROFILE * budget.seconds)
+    tracer = Tracer(
+        bench,
+        progress,
+        keep_trace,
+        reason_against=skip.get(BREAKDOWN),
+        until=budget.began + LAST_PROFILE * budget.seconds,
+    )
     try:
         trial = _of_arms(bench, attempts, tracer, budget, skip, keep)
     except DeviceLost:
         raise
     except Exception as error:
         still_there(device, bench.at_work)
-        trial = _without_times(device, f"a variant that had run before stopped the timing with {sentence(error)}", budget)
+        trial = _without_times(
+            device, f"a variant that had run before stopped the timing with {sentence(error)}", budget
+        )
     finally:
         attempts.clear()
         bench.close()
     return msgspec.structs.replace(trial, elapsed_s=budget.spent_s)
 
 
-def _of_arms(bench: Bench, attempts: Sequence[Attempt], tracer: Tracer, budget: Budget, skip: Mapping[str, str], keep: Callable[[Trial], object]) -> Trial:
-    """Build, time, prove, combine what gained, and then the numerics. From the proofs on a lost GPU costs no time that is known."""
+def _of_arms(
+    bench: Bench,
+    attempts: Sequence[Attempt],
+    tracer: Tracer,
+    budget: Budget,
+    skip: Mapping[str, str],
+    keep: Callable[[Trial], object],
+) -> Trial:
+    """Build, time, prove, combine what gained, and then the numerics. From the proofs on a lost GPU costs no
+    time that is known."""
     _build(bench, attempts, budget, tracer.progress)
     timed = [attempt for attempt in attempts if attempt.reason is None]
     costs, explored = _costs(timed), [attempt.plan.name for attempt in timed if explores(attempt.plan)]
@@ -118,15 +150,27 @@ def _of_arms(bench: Bench, attempts: Sequence[Attempt], tracer: Tracer, budget: 
 
     def known(final: Final | None = None) -> Trial:
         return report(
-            bench.plan, bench.device, attempts, samples, final, health=bench.health(), gaps=tracer.gaps, budget_s=budget.seconds, elapsed_s=budget.spent_s
-        )  # fmt: skip
+            bench.plan,
+            bench.device,
+            attempts,
+            samples,
+            final,
+            health=bench.health(),
+            gaps=tracer.gaps,
+            budget_s=budget.seconds,
+            elapsed_s=budget.spent_s,
+        )
 
     trial = known()
     keep(trial)
     try:
-        against = skip.get(COMBINATION) or (None if budget.final_fits(costs, explored, budget.spent_s) else budget.used_up)
+        against = skip.get(COMBINATION) or (
+            None if budget.final_fits(costs, explored, budget.spent_s) else budget.used_up
+        )
         window, latest = Window(bench, attempts, samples), budget.window_latest()
-        final = best_total(window, tracer, until=budget.end - budget.closing_s(), latest=latest, reason_against=against)
+        final = best_total(
+            window, tracer, until=budget.end - budget.closing_s(), latest=latest, reason_against=against
+        )
         if final:
             tracer.explain(final.attempts, final.samples)
         bench.time_in_pairs(attempts, samples, tracer, until=budget.end, latest=latest)
@@ -147,7 +191,9 @@ def _of_arms(bench: Bench, attempts: Sequence[Attempt], tracer: Tracer, budget: 
         return without(trial, bench.at_work, reason)
 
 
-def _build(bench: Bench, attempts: Sequence[Attempt], budget: Budget, progress: Callable[[str, str | None], None]) -> None:
+def _build(
+    bench: Bench, attempts: Sequence[Attempt], budget: Budget, progress: Callable[[str, str | None], None]
+) -> None:
     """Make every arm that is not to be skipped and for which there is time, as it is in any case."""
     for attempt in attempts:
         if attempt.reason is not None:
@@ -155,19 +201,24 @@ def _build(bench: Bench, attempts: Sequence[Attempt], budget: Budget, progress: 
         if attempt.plan.name != "as_is" and (reason := _no_time_for(attempt.plan, attempts, budget)):
             attempt.reason = reason
             continue
-        if attempt.plan.name == SELF_CHECK and not any(each.plan.name == "bf16" and each.reason is None for each in attempts):
+        if attempt.plan.name == SELF_CHECK and not any(
+            each.plan.name == "bf16" and each.reason is None for each in attempts
+        ):
             attempt.plan = replace(attempts[0].plan, name=SELF_CHECK)
         progress(f"building {in_words(attempt.plan.name)}", attempt.plan.name)
         bench.build(attempt)
 
 
 def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> str | None:
-    """Why the arm may not be begun: what a report needs may until a late hour, the rest when all that it will take is there."""
+    """Why the arm may not be begun: what a report needs may until a late hour, the rest when all that it will
+    take is there."""
     spent_s = budget.spent_s
     if spent_s > BEGUN_LATE.get(plan.name, MUST_BEGIN_SHARE) * budget.seconds:
         return budget.used_up if spent_s > budget.seconds else budget.too_short
     costs = _costs(attempts)
-    needed = plan.name in NEEDED or (plan.name.startswith("float8_") and not any(name.startswith("float8_") for name in costs))
+    needed = plan.name in NEEDED or (
+        plan.name.startswith("float8_") and not any(name.startswith("float8_") for name in costs)
+    )
     cost = expected(costs, plan.base, name=plan.name, compiles=plan.compiled, unasked=plan.explored)
     fits = needed or cost is None or budget.fits(cost, plan.name, costs, spent_s, unasked=plan.explored)
     return None if fits else budget.too_short
@@ -176,7 +227,11 @@ def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> 
 def _costs(attempts: Sequence[Attempt]) -> dict[str, Cost]:
     """What the arms that were built have cost."""
     return {
-        each.plan.name: Cost(each.build_s, tuple(ready.step_s for ready in each.ready), any(_compiled(ready) for ready in each.ready))
+        each.plan.name: Cost(
+            each.build_s,
+            tuple(ready.step_s for ready in each.ready),
+            any(_compiled(ready) for ready in each.ready),
+        )
         for each in attempts
         if each.ready
     }
@@ -187,19 +242,32 @@ def _compiled(ready: Ready) -> bool:
 
 
 def explores(plan: ArmPlan) -> bool:
-    """Whether the arm may become a part of the prescription unasked; a mere measurement may not, and needs no final window."""
+    """Whether the arm may become a part of the prescription unasked; a mere measurement may not, and needs no
+    final window."""
     return plan.explored and bool(plan.treatments)
 
 
 def _without_times(device: torch.device, reason: str, budget: Budget) -> Trial:
     free(device)
     return Trial(
-        device=device.type, gpu=gpu_name(device), blocks={}, arms=(), self_check_ratio=None, reliable=False, reason=reason,
-        budget_s=budget.seconds, elapsed_s=budget.spent_s,
-    )  # fmt: skip
+        device=device.type,
+        gpu=gpu_name(device),
+        blocks={},
+        arms=(),
+        self_check_ratio=None,
+        reliable=False,
+        reason=reason,
+        budget_s=budget.seconds,
+        elapsed_s=budget.spent_s,
+    )
 
 
 def in_words(arm: str) -> str:
     """What an arm is called where a person reads it."""
-    named = {"as_is": "the step as it is", "bf16": "BF16", "bf16_compiled": "BF16, compiled", SELF_CHECK: "a copy to check the timing against"}
+    named = {
+        "as_is": "the step as it is",
+        "bf16": "BF16",
+        "bf16_compiled": "BF16, compiled",
+        SELF_CHECK: "a copy to check the timing against",
+    }
     return named.get(arm, arm.replace("_", " "))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from fp8doctor.analysis.compile_coverage import is_inside
+from fp8doctor.analysis.layer_gain import timed_shapes, to_keep
 from fp8doctor.facts import Facts, Linear, recorded
-from fp8doctor.job import Job
-from fp8doctor.regions import is_inside
-from fp8doctor.shape_gain import timed_shapes, to_keep
+from fp8doctor.loading.job import Job
 from fp8doctor.trial.treatments.optimizer import could_be_fused
 from fp8doctor.trial.treatments.precision import mostly_fp32
 from fp8doctor.trial.treatments.recipe import PREFIX, RECIPES
@@ -29,7 +29,9 @@ class Seen:
     @property
     def compiled(self) -> bool:
         """Whether FP8 layers are compiled once the proposals are carried out."""
-        return any(name.startswith("compile-") for name in self.proposed) or any(linear.compiled is not None for linear in self.in_fp8)
+        return any(name.startswith("compile-") for name in self.proposed) or any(
+            linear.compiled is not None for linear in self.in_fp8
+        )
 
 
 def explorations(seen: Seen) -> list[str]:
@@ -44,13 +46,21 @@ def te_is_idle(seen: Seen) -> bool:
 
 def caches(seen: Seen) -> bool:
     """A KV cache in training; compile-blocks switches it off itself."""
-    return recorded(seen.facts.training) and seen.facts.training.use_cache is True and "compile-blocks" not in seen.proposed
+    return (
+        recorded(seen.facts.training)
+        and seen.facts.training.use_cache is True
+        and "compile-blocks" not in seen.proposed
+    )
 
 
 def checkpoints(seen: Seen) -> bool:
     """Activation checkpointing that is on for sure."""
     training = seen.facts.training
-    return recorded(training) and recorded(training.checkpointing) and any(each.active is True for each in training.checkpointing)
+    return (
+        recorded(training)
+        and recorded(training.checkpointing)
+        and any(each.active is True for each in training.checkpointing)
+    )
 
 
 def in_fp32(seen: Seen) -> bool:
@@ -63,7 +73,11 @@ def other_recipe(recipe: str) -> Callable[[Seen], bool]:
     """Compiled Float8Linears of torchao, none of them under this recipe, which is not known to fail here."""
 
     def sensible(seen: Seen) -> bool:
-        own = [linear.recipe for linear in seen.in_fp8 if linear.kind.startswith("torchao.float8.") or linear.kind.endswith(".Float8Linear")]
+        own = [
+            linear.recipe
+            for linear in seen.in_fp8
+            if linear.kind.startswith("torchao.float8.") or linear.kind.endswith(".Float8Linear")
+        ]
         tries = seen.facts.recipe_tries if recorded(seen.facts.recipe_tries) else {}
         return bool(own) and recipe not in own and seen.compiled and tries.get(recipe) is None
 
@@ -72,25 +86,52 @@ def other_recipe(recipe: str) -> Callable[[Seen], bool]:
 
 def compiled_as_one(seen: Seen) -> bool:
     """One compile mark on the whole of a model that has repeated blocks, and nothing proposed about it."""
-    marks = seen.facts.training.compile_marks if recorded(seen.facts.training) and recorded(seen.facts.training.compile_marks) else ()
-    whole = any(mark.name == "" and mark.compiles is not False and mark.form in ("wrapped", "in_place", "assigned_forward") for mark in marks)
-    return whole and bool(seen.facts.network.blocks) and not any(name.startswith("compile-") for name in seen.proposed)
+    marks = (
+        seen.facts.training.compile_marks
+        if recorded(seen.facts.training) and recorded(seen.facts.training.compile_marks)
+        else ()
+    )
+    whole = any(
+        mark.name == ""
+        and mark.compiles is not False
+        and mark.form in ("wrapped", "in_place", "assigned_forward")
+        for mark in marks
+    )
+    return (
+        whole
+        and bool(seen.facts.network.blocks)
+        and not any(name.startswith("compile-") for name in seen.proposed)
+    )
 
 
 def te_is_eager(seen: Seen) -> bool:
-    """Repeated blocks with uncompiled ``te.Linear``, whose norms and activations are kernels of their own; the fused modules hold theirs.
+    """Repeated blocks with uncompiled ``te.Linear``, whose norms and activations are kernels of their own;
+    the fused modules hold theirs.
 
-    Up to Transformer Engine 2.19 the graph breaks at every module, and compiling around the breaks pays all the same from some
-    thousand tokens on: 1.10x on an H200 at 4,096 and more, 0.90x at 256 (2.20.2).
+    Up to Transformer Engine 2.19 the graph breaks at every module, and compiling around the breaks pays all
+    the same from some thousand tokens on: 1.10x on an H200 at 4,096 and more, 0.90x at 256 (2.20.2).
     """
     blocks = seen.facts.network.blocks
-    eager = [linear for linear in seen.in_fp8 if linear.stack == "transformer_engine" and linear.kind.endswith(".Linear") and linear.compiled is None]
-    return any(is_inside(linear, each) for linear in eager for each in blocks) and not any(name.startswith("compile-") for name in seen.proposed)
+    eager = [
+        linear
+        for linear in seen.in_fp8
+        if linear.stack == "transformer_engine"
+        and linear.kind.endswith(".Linear")
+        and linear.compiled is None
+    ]
+    return any(is_inside(linear, each) for linear in eager for each in blocks) and not any(
+        name.startswith("compile-") for name in seen.proposed
+    )
 
 
 def some_lose(seen: Seen) -> bool:
-    """Layers that were timed alone and lose even with compiled casts, beside others that do not; an uncompiled layer loses anyway."""
-    if not seen.in_fp8 or not timed_shapes(seen.facts) or not (seen.compiled or all(each.stack == "transformer_engine" for each in seen.in_fp8)):
+    """Layers that were timed alone and lose even with compiled casts, beside others that do not; an
+    uncompiled layer loses anyway."""
+    if (
+        not seen.in_fp8
+        or not timed_shapes(seen.facts)
+        or not (seen.compiled or all(each.stack == "transformer_engine" for each in seen.in_fp8))
+    ):
         return False
     kept = to_keep(seen.facts)
     return 0 < len(kept) < len(seen.in_fp8)
@@ -107,5 +148,6 @@ SENSIBLE: dict[str, Callable[[Seen], bool]] = {
     "fused-optimizer": lambda seen: could_be_fused(seen.job),
     "compile-blocks": lambda seen: te_is_eager(seen) or compiled_as_one(seen),
 }
-"""Treatment -> when it is sensible, in the order of what each gained where it gained: a KV cache several times the step,
-checkpointing 1.2x, fp32 and recipes 1.1 to 1.4x; the last gives Transformer Engine 1.1x, and else saves compile time only."""
+"""Treatment -> when it is sensible, in the order of what each gained where it gained: a KV cache several
+times the step, checkpointing 1.2x, fp32 and recipes 1.1 to 1.4x; the last gives Transformer Engine 1.1x, and
+else saves compile time only."""

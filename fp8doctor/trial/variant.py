@@ -23,7 +23,8 @@ class Variant:
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     """A context of its own around every forward and loss, inside the autocast, such as ``te.autocast``."""
     optimizer: Mapping[str, Any] | None = None
-    """Settings of the optimizer that differ from the job's, such as ``fused``; None shares the optimizer of the other arms."""
+    """Settings of the optimizer that differ from the job's, such as ``fused``; None shares the optimizer of
+    the other arms."""
 
 
 Change = Callable[[Variant], Variant]
@@ -36,7 +37,8 @@ def as_it_is(variant: Variant) -> Variant:
 
 @dataclass(frozen=True)
 class ArmPlan:
-    """One arm: its name, what makes it from the step as it is, and whether FP8 GEMMs and compiled regions must be seen in it."""
+    """One arm: its name, what makes it from the step as it is, and whether FP8 GEMMs and compiled regions
+    must be seen in it."""
 
     name: str
     make: Change

@@ -1,12 +1,14 @@
-"""Derive the constants of `fp8doctor.cost` from a recorded sweep: ``python tests/benchmarks/calibrate_cost.py [SWEEP.json]``
+"""Derive the constants of `fp8doctor.cost` from a recorded sweep: ``python tests/benchmarks/calibrate_cost.py
+[SWEEP.json]``
 
-Prints each constant as it is and as the sweep of `gemm_sweep.py` has it (default: measured/h200_sweep.json), then how far the
-model of a GEMM is off before and after, beside torchao's roofline on the same shapes. It changes no file: a constant is taken
-over by hand, with the sweep named as its source, and `cost_model.py` then says what that does to whole steps.
+Prints each constant as it is and as the sweep of `gemm_sweep.py` has it (default: measured/h200_sweep.json),
+then how far the model of a GEMM is off before and after, beside torchao's roofline on the same shapes. It
+changes no file: a constant is taken over by hand, with the sweep named as its source, and `cost_model.py`
+then says what that does to whole steps.
 
-The sweep runs back to back, at the clock that the power limit leaves; `gemm.IN_A_STEP` comes from kernel times of whole steps. Casts
-were timed alone: in a step they are fused with their neighbours. What a sweep does not hold is left out,
-and short times hold the host's launches where ``not_captured`` is not empty.
+The sweep runs back to back, at the clock that the power limit leaves; `gemm.IN_A_STEP` comes from kernel
+times of whole steps. Casts were timed alone: in a step they are fused with their neighbours. What a sweep
+does not hold is left out, and short times hold the host's launches where ``not_captured`` is not empty.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fp8doctor.cost import casts, casts_ms, gemm, gpu_spec, gpus, step, step_gemms_ms
-from fp8doctor.cost.host import FP8_HOST_MS
+from fp8doctor.cost.step import FP8_HOST_MS
 from tests.benchmarks.cost_model import gemm_errors, gemm_rows
 
 SWEEP = Path(__file__).resolve().parent / "measured" / "h200_sweep.json"
@@ -44,18 +46,35 @@ def main() -> int:
     sweep = json.loads(path.read_text("utf-8"))
     gpu = gpu_spec(sweep["gpu"].removeprefix("NVIDIA ")) if sweep["gpu"] != "none" else gpu_spec("H200")
     versions = f"torch {sweep['versions']['torch']} · torchao {sweep['versions']['torchao']}"
-    print(f"{sweep['gpu']} · {sweep['date']} · {versions} · left out {sweep['left_out']} · not captured {sweep.get('not_captured')}\n")
+    print(
+        f"{sweep['gpu']} · {sweep['date']} · {versions} · left out {sweep['left_out']} · not captured "
+        f"{sweep.get('not_captured')}\n"
+    )
     lines = [*simple(sweep, gpu), *cast_bytes(sweep, gpu)]
     before = gemm_errors(sweep, gpu)
     lines += fitted(sweep, gpu)
     print(tabulate(lines, ("constant", "now", "from the sweep"), tablefmt="github", disable_numparse=True))
     print("\nMean error of a GEMM\n")
     after = {label: ours for label, _, ours, _ in gemm_errors(sweep, gpu)}
-    table = [(label, count, share(ours), share(after[label]), share(theirs)) for label, count, ours, theirs in before]
-    print(tabulate(table, ("GEMMs", "count", "now", "fitted", "torchao"), tablefmt="github", disable_numparse=True))
+    table = [
+        (label, count, share(ours), share(after[label]), share(theirs))
+        for label, count, ours, theirs in before
+    ]
+    print(
+        tabulate(
+            table, ("GEMMs", "count", "now", "fitted", "torchao"), tablefmt="github", disable_numparse=True
+        )
+    )
     if sweep["layers"]:
         print("\nWhole compiled layers, with the constants as they are but for the fitted GEMMs\n")
-        print(tabulate(whole_layers(sweep, gpu), ("recipe", "(M, K, N)", "ms", "modelled", "error"), tablefmt="github", disable_numparse=True))
+        print(
+            tabulate(
+                whole_layers(sweep, gpu),
+                ("recipe", "(M, K, N)", "ms", "modelled", "error"),
+                tablefmt="github",
+                disable_numparse=True,
+            )
+        )
     return 0
 
 
@@ -80,19 +99,37 @@ def simple(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str
             elements, ms = max(parts[name])
             found.append((constant, now, ms * effective / elements))
     for kind, m, k, n, burst, sustained, *_ in sweep["clocks"]:
-        found.append((f"gemm.BACK_TO_BACK clock ({kind} at {(m, k, n)})", gemm.BACK_TO_BACK.clock, burst / sustained))
+        found.append(
+            (f"gemm.BACK_TO_BACK clock ({kind} at {(m, k, n)})", gemm.BACK_TO_BACK.clock, burst / sustained)
+        )
     for width, efficiency in step.ATTENTION_EFFICIENCY.items():
         rates = [
-            4 * batch * heads * length**2 * head * (0.5 if causal else 1.0) * (1 + step.BACKWARD_OF_ATTENTION) / both / (gpu.bf16_tflops * 1e9)
+            4
+            * batch
+            * heads
+            * length**2
+            * head
+            * (0.5 if causal else 1.0)
+            * (1 + step.BACKWARD_OF_ATTENTION)
+            / both
+            / (gpu.bf16_tflops * 1e9)
             for batch, heads, length, head, causal, _, both in parts.get("attention", ())
             if head == width
         ]
         if rates:
-            found.append((f"step.ATTENTION_EFFICIENCY {width} ({min(rates):.2f} to {max(rates):.2f})", efficiency, statistics.median(rates)))
+            found.append(
+                (
+                    f"step.ATTENTION_EFFICIENCY {width} ({min(rates):.2f} to {max(rates):.2f})",
+                    efficiency,
+                    statistics.median(rates),
+                )
+            )
     host = {name: ms for name, _, _, ms in sweep["host"]}
     if {"linear", "float8", "float8 compiled"} <= host.keys():
         found.append(("host.FP8_HOST_MS eager", FP8_HOST_MS["eager"], host["float8"] - host["linear"]))
-        found.append(("host.FP8_HOST_MS compiled", FP8_HOST_MS["compiled"], host["float8 compiled"] - host["linear"]))
+        found.append(
+            ("host.FP8_HOST_MS compiled", FP8_HOST_MS["compiled"], host["float8 compiled"] - host["linear"])
+        )
     return [(name, f"{now:.4g}", f"{then:.4g}") for name, now, then in found]
 
 
@@ -105,29 +142,50 @@ def cast_bytes(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str,
         for recipe, role, direction, mode, rows, columns, ms in sweep["casts"]
         if rows * columns == largest
     }
-    one = [value for (recipe, role, _, mode), value in measured.items() if mode == "eager" and recipe == "tensorwise" and role in ("input", "weight")]
+    one = [
+        value
+        for (recipe, role, _, mode), value in measured.items()
+        if mode == "eager" and recipe == "tensorwise" and role in ("input", "weight")
+    ]
     now = casts.EAGER_CAST_BYTES
-    found = [("casts.EAGER_CAST_BYTES", f"{now.activation:.1f}, {now.weight:.1f}", f"{statistics.mean(one):.1f}")] if one else []
+    found = (
+        [("casts.EAGER_CAST_BYTES", f"{now.activation:.1f}, {now.weight:.1f}", f"{statistics.mean(one):.1f}")]
+        if one
+        else []
+    )
     after = measured.get(("rowwise", "rescale of a gradient", "backward", "compiled"), 0.0)
     for recipe, bytes_now in casts.COMPILED_CAST_BYTES.items():
         parts = {role: total(measured, recipe, role) for role in ("input", "gradient", "weight")}
         if None in parts.values():
             continue
-        extra = {"rowwise": after, "rowwise_with_gw_hp": after}.get(recipe, 0.0)  # the input gradient has as many elements as the input
+        extra = {"rowwise": after, "rowwise_with_gw_hp": after}.get(
+            recipe, 0.0
+        )  # the input gradient has as many elements as the input
         activation = statistics.mean((parts["input"] + extra, parts["gradient"]))
         weight = parts["weight"] + (after if recipe == "rowwise" else 0.0)
-        found.append((f"casts.COMPILED_CAST_BYTES {recipe}", f"{bytes_now.activation:.1f}, {bytes_now.weight:.1f}", f"{activation:.1f}, {weight:.1f}"))
+        found.append(
+            (
+                f"casts.COMPILED_CAST_BYTES {recipe}",
+                f"{bytes_now.activation:.1f}, {bytes_now.weight:.1f}",
+                f"{activation:.1f}, {weight:.1f}",
+            )
+        )
     return found
 
 
 def total(measured: dict[tuple[str, ...], float], recipe: str, role: str) -> Any:
     """All compiled casts of one role in a step; None where none was measured."""
-    parts = [value for (name, of, _, mode), value in measured.items() if (name, of, mode) == (recipe, role, "compiled")]
+    parts = [
+        value
+        for (name, of, _, mode), value in measured.items()
+        if (name, of, mode) == (recipe, role, "compiled")
+    ]
     return sum(parts) if parts else None
 
 
 def fitted(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str]]:
-    """The constants of `fp8doctor.cost.gemm` that bring the sweep nearest, one after the other; they stay set in this process."""
+    """The constants of `fp8doctor.cost.gemm` that bring the sweep nearest, one after the other; they stay set
+    in this process."""
     start = {name: getattr(gemm, name) for name in EFFICIENCIES}
     pace = gemm.BACK_TO_BACK
     factors = dict.fromkeys((*EFFICIENCIES, "tile_ms"), 1.0)
@@ -138,12 +196,20 @@ def fitted(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str
             setattr(gemm, name, start[name] * factors[name])
         gemm.BACK_TO_BACK = pace._replace(tile_ms=pace.tile_ms * factors["tile_ms"])
         gemm.gemm_ms.cache_clear()
-        times = ((gemm.gemm_ms(*shape, gpu, fp8=kind != "bf16", pace=gemm.BACK_TO_BACK) or ms, ms) for kind, _, shape, ms in rows)
+        times = (
+            (gemm.gemm_ms(*shape, gpu, fp8=kind != "bf16", pace=gemm.BACK_TO_BACK) or ms, ms)
+            for kind, _, shape, ms in rows
+        )
         return statistics.mean(abs(math.log(modelled / ms)) for modelled, ms in times)
 
     descend(error, factors)
-    found = [(f"gemm.{name}", f"{start[name]:.4g}", f"{start[name] * factors[name]:.4g}") for name in EFFICIENCIES]
-    return [*found, ("gemm.BACK_TO_BACK tile_ms", f"{pace.tile_ms:.4g}", f"{pace.tile_ms * factors['tile_ms']:.4g}")]
+    found = [
+        (f"gemm.{name}", f"{start[name]:.4g}", f"{start[name] * factors[name]:.4g}") for name in EFFICIENCIES
+    ]
+    return [
+        *found,
+        ("gemm.BACK_TO_BACK tile_ms", f"{pace.tile_ms:.4g}", f"{pace.tile_ms * factors['tile_ms']:.4g}"),
+    ]
 
 
 def descend(error: Callable[[], float], factors: dict[str, float]) -> None:

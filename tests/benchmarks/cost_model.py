@@ -1,14 +1,16 @@
-"""The modelled step held to steps measured on an H200, beside torchao's own roofline: ``python tests/benchmarks/cost_model.py [FOLDER]``
+"""The modelled step held to steps measured on an H200, beside torchao's own roofline: ``python
+tests/benchmarks/cost_model.py [FOLDER]``
 
-Prints Markdown. Every row of measured/h200_steps.json: its time, and its ratio to compiled BF16 of the same job, as modelled
-by `fp8doctor.cost.step` and by ``torchao.testing.training.roofline_utils``. Tables 2.1 and 2.2 have bounds (`BOUND`, right
-sign, nearer than torchao); the others are shown. Then the reports of timed models in FOLDER (default: tests/patients/recorded):
-what a user without a GPU would have been told of each (`fp8doctor.modelled`) beside what its trial measured, the time of each arm,
-and, where arms were profiled, its GEMMs and what runs between them. `CALIBRATED` names those that the constants come from.
+Prints Markdown. Every row of measured/h200_steps.json: its time, and its ratio to compiled BF16 of the same
+job, as modelled by `fp8doctor.cost.step` and by ``torchao.testing.training.roofline_utils``. Tables 2.1 and
+2.2 have bounds (`BOUND`, right sign, nearer than torchao); the others are shown. Then the reports of timed
+models in FOLDER (default: tests/patients/recorded): what a user without a GPU would have been told of each
+(`fp8doctor.analysis.modelled_speedup`) beside what its trial measured, the time of each arm, and, where arms
+were profiled, its GEMMs and what runs between them. `CALIBRATED` names those that the constants come from.
 
-torchao knows GEMMs and casts of Linears alone, no H200, and no difference between eager and compiled but fusion. It is given
-its H100 with the H200's bandwidth, and fusion for compiled arms. So its errors are given for the rows that it has something to
-say about, too: compiled FP8 without checkpointing.
+torchao knows GEMMs and casts of Linears alone, no H200, and no difference between eager and compiled but
+fusion. It is given its H100 with the H200's bandwidth, and fusion for compiled arms. So its errors are given
+for the rows that it has something to say about, too: compiled FP8 without checkpointing.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from fp8doctor.analysis.modelled_speedup import expected
+from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.cost import GpuSpec, gemm, gemm_ms, gpu_spec
 from fp8doctor.cost.step import compiled, in_bf16, modelled_step, with_recipe
-from fp8doctor.diagnose import diagnose
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.facts import NOT_RECORDED, Arm, Blocks, Facts, Linear, Network, Workload, recorded
-from fp8doctor.measured import EVEN
-from fp8doctor.modelled import expected
-from fp8doctor.report import read_saved
 
 HERE = Path(__file__).resolve().parent
 MEASURED = HERE / "measured" / "h200_steps.json"
@@ -49,8 +51,8 @@ CALIBRATED = ("decoder_468m", "decoder_468m_compiled", "llama_8b_float8")
 """Recorded patients whose kernel times went into constants of `fp8doctor.cost`. The others are held out."""
 
 ROWS_UNKNOWN = ("cast_heavy_layer",)
-"""Patients whose GEMMs have other rows than the batch has tokens, which only a forward shows: what is told of them is wrong. They
-are shown and not counted."""
+"""Patients whose GEMMs have other rows than the batch has tokens, which only a forward shows: what is told of
+them is wrong. They are shown and not counted."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,17 @@ def rows() -> list[Row]:
     measured = json.loads(MEASURED.read_text("utf-8"))
     jobs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for step in measured["steps"]:
-        jobs.setdefault((step["table"], step["model"], step["layers"], step["batch"], step["sequence"], step.get("lora_rank")), []).append(step)
+        jobs.setdefault(
+            (
+                step["table"],
+                step["model"],
+                step["layers"],
+                step["batch"],
+                step["sequence"],
+                step.get("lora_rank"),
+            ),
+            [],
+        ).append(step)
     gpu = gpu_spec(measured["gpu"])
     found = []
     for (table, name, layers, batch, length, rank), steps in jobs.items():
@@ -127,11 +139,19 @@ def rows() -> list[Row]:
             arm = step["arm"]
             found.append(
                 Row(
-                    table, label, arm, step["ms"], modelled[arm], base["ms"] / step["ms"], modelled[base["arm"]] / modelled[arm],
+                    table,
+                    label,
+                    arm,
+                    step["ms"],
+                    modelled[arm],
+                    base["ms"] / step["ms"],
+                    modelled[base["arm"]] / modelled[arm],
                     roofline[base["arm"]] / roofline[arm],
-                    step["compiled"] and step["fp8"] in ("tensorwise", "rowwise", "rowwise_with_gw_hp") and not step["checkpointing"],
+                    step["compiled"]
+                    and step["fp8"] in ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+                    and not step["checkpointing"],
                 )
-            )  # fmt: skip
+            )
     return found
 
 
@@ -139,9 +159,14 @@ def job(model: dict[str, Any], step: dict[str, Any]) -> Facts:
     """A measured step as the facts that examining its model gives, as far as the cost model reads them."""
     width, hidden, key = model["width"], model["hidden"], model["kv_heads"] * model["head_dim"]
     shapes = {
-        "q_proj": (width, width), "k_proj": (width, key), "v_proj": (width, key), "o_proj": (width, width),
-        "gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width),
-    }  # fmt: skip
+        "q_proj": (width, width),
+        "k_proj": (width, key),
+        "v_proj": (width, key),
+        "o_proj": (width, width),
+        "gate_proj": (width, hidden),
+        "up_proj": (width, hidden),
+        "down_proj": (hidden, width),
+    }
     rank, fp8 = step.get("lora_rank"), step["fp8"]
     te = fp8 == "delayed"
     linears = []
@@ -149,47 +174,83 @@ def job(model: dict[str, Any], step: dict[str, Any]) -> Facts:
         for name, (k, n) in shapes.items():
             path = f"layers.{layer}.{name}"
             skipped = step.get("without_ends") and not linears
-            common = {"compiled": f"layers.{layer}" if step["compiled"] else None, "checkpointed": f"layers.{layer}" if step["checkpointing"] else None}
+            common = {
+                "compiled": f"layers.{layer}" if step["compiled"] else None,
+                "checkpointed": f"layers.{layer}" if step["checkpointing"] else None,
+            }
             common |= {"features": {}, "gemms": 1, "role": "body"}
             linears.append(
                 Linear(
-                    name=f"{path}.base_layer" if rank else path, in_features=k, out_features=n, requires_grad=not rank, dtype="bfloat16",
-                    adapter="base" if rank else None, **in_precision(None if skipped else fp8), **common,
+                    name=f"{path}.base_layer" if rank else path,
+                    in_features=k,
+                    out_features=n,
+                    requires_grad=not rank,
+                    dtype="bfloat16",
+                    adapter="base" if rank else None,
+                    **in_precision(None if skipped else fp8),
+                    **common,
                 )
-            )  # fmt: skip
+            )
             for adapter, (a, b) in {"lora_A": (k, rank), "lora_B": (rank, n)}.items() if rank else ():
                 linears.append(
                     Linear(
-                        name=f"{path}.{adapter}.default", in_features=a, out_features=b, requires_grad=True, dtype="float32", adapter="adapter",
-                        **in_precision(None), **common,
+                        name=f"{path}.{adapter}.default",
+                        in_features=a,
+                        out_features=b,
+                        requires_grad=True,
+                        dtype="float32",
+                        adapter="adapter",
+                        **in_precision(None),
+                        **common,
                     )
-                )  # fmt: skip
+                )
     body = sum(linear.in_features * linear.out_features for linear in linears if linear.requires_grad)
     words = model["vocabulary"] * width
     trained = body if rank else body + words * (1 if model["tied"] else 2)
     head = Linear(
-        name="lm_head", in_features=width, out_features=model["vocabulary"], gemms=1, role="head", requires_grad=not rank, dtype="bfloat16",
-        adapter=None, compiled=None, checkpointed=None, features={}, **in_precision(fp8 if te else None),
-    )  # fmt: skip
+        name="lm_head",
+        in_features=width,
+        out_features=model["vocabulary"],
+        gemms=1,
+        role="head",
+        requires_grad=not rank,
+        dtype="bfloat16",
+        adapter=None,
+        compiled=None,
+        checkpointed=None,
+        features={},
+        **in_precision(fp8 if te else None),
+    )
     return Facts(
         network=Network(
-            linears=(*linears, head), trainable_parameters=trained, vocabulary=model["vocabulary"], blocks=(Blocks(name="layers", kind=model["block"]),)
+            linears=(*linears, head),
+            trainable_parameters=trained,
+            vocabulary=model["vocabulary"],
+            blocks=(Blocks(name="layers", kind=model["block"]),),
         ),
-        workload=Workload(tokens=step["batch"] * step["sequence"], sequence_length=step["sequence"], accumulate=1),
+        workload=Workload(
+            tokens=step["batch"] * step["sequence"], sequence_length=step["sequence"], accumulate=1
+        ),
     )
 
 
 def in_precision(recipe: str | None) -> dict[str, Any]:
     if recipe is None:
         return {"use": "none", "stack": "torch", "recipe": None}
-    return {"use": "training", "stack": "transformer_engine" if recipe == "delayed" else "torchao", "recipe": recipe}
+    return {
+        "use": "training",
+        "stack": "transformer_engine" if recipe == "delayed" else "torchao",
+        "recipe": recipe,
+    }
 
 
 def torchao_gpu() -> str:
     """torchao's H100 with the H200's bandwidth, under the H200's name."""
     from torchao.testing.training import roofline_utils as roofline
 
-    roofline.gpu_name_to_specs.setdefault("NVIDIA H200", roofline.gpu_name_to_specs["NVIDIA H100"] | {"peak_mem_bw_bytes_sec": 4.8e12})
+    roofline.gpu_name_to_specs.setdefault(
+        "NVIDIA H200", roofline.gpu_name_to_specs["NVIDIA H100"] | {"peak_mem_bw_bytes_sec": 4.8e12}
+    )
     return "NVIDIA H200"
 
 
@@ -224,7 +285,12 @@ def swept() -> dict[str, Any]:
 def gemm_rows(sweep: dict[str, Any]) -> Iterator[tuple[str, str, tuple[int, int, int], float]]:
     """Kind, role, (M, K, N) of the GEMM itself, and ms, of every GEMM that was swept."""
     for kind, role, m, k, n, ms in sweep["gemms"]:
-        yield kind, role, {"output": (m, k, n), "input_gradient": (m, n, k), "weight_gradient": (k, m, n)}[role], ms
+        yield (
+            kind,
+            role,
+            {"output": (m, k, n), "input_gradient": (m, n, k), "weight_gradient": (k, m, n)}[role],
+            ms,
+        )
 
 
 def gemm_errors(sweep: dict[str, Any], gpu: GpuSpec) -> list[tuple[str, int, float, float]]:
@@ -241,12 +307,16 @@ def gemm_errors(sweep: dict[str, Any], gpu: GpuSpec) -> list[tuple[str, int, flo
         pair = abs(ours / ms - 1), abs(theirs / ms - 1)
         for label in (f"{kind}, {size}", f"{kind}, {role}", "all"):
             errors.setdefault(label, []).append(pair)
-    return [(label, len(pairs), *(statistics.mean(each) for each in zip(*pairs, strict=True))) for label, pairs in sorted(errors.items())]
+    return [
+        (label, len(pairs), *(statistics.mean(each) for each in zip(*pairs, strict=True)))
+        for label, pairs in sorted(errors.items())
+    ]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One arm of a trial that was recorded on an H200, and the same modelled from the facts of that recording."""
+    """One arm of a trial that was recorded on an H200, and the same modelled from the facts of that
+    recording."""
 
     patient: str
     arm: str
@@ -255,7 +325,8 @@ class Recorded:
     gemms: tuple[float, float] | None
     """Measured and modelled; None where the arm was not profiled."""
     between: tuple[float, float] | None
-    """The same of casts, loss and what else is neither GEMM nor attention nor optimizer: compiled, casts are fused with it."""
+    """The same of casts, loss and what else is neither GEMM nor attention nor optimizer: compiled, casts are
+    fused with it."""
 
     @property
     def error(self) -> float:
@@ -286,7 +357,9 @@ class Told:
 
 def use(patient: str) -> str:
     """What the patient is to the constants."""
-    return "calibrated" if patient in CALIBRATED else "rows unknown" if patient in ROWS_UNKNOWN else "held out"
+    return (
+        "calibrated" if patient in CALIBRATED else "rows unknown" if patient in ROWS_UNKNOWN else "held out"
+    )
 
 
 GEMMS = ("gemm_fp8", "gemm_16bit", "gemm_fp32")
@@ -300,8 +373,17 @@ def reports(folder: Path) -> Iterator[tuple[str, Facts, dict[str, Arm]]]:
         if "facts" not in json.loads(path.read_bytes()):
             continue
         facts = read_saved(path)[0]
-        if recorded(facts.trial) and recorded(facts.trial.arms) and facts.trial.gpu and "H200" in facts.trial.gpu:
-            yield path.stem.removeprefix("h200-"), facts, {arm.name: arm for arm in facts.trial.arms if arm.tried and arm.step_ms}
+        if (
+            recorded(facts.trial)
+            and recorded(facts.trial.arms)
+            and facts.trial.gpu
+            and "H200" in facts.trial.gpu
+        ):
+            yield (
+                path.stem.removeprefix("h200-"),
+                facts,
+                {arm.name: arm for arm in facts.trial.arms if arm.tried and arm.step_ms},
+            )
 
 
 def recorded_arms(folder: Path = RECORDED) -> Iterator[Recorded]:
@@ -314,7 +396,12 @@ def recorded_arms(folder: Path = RECORDED) -> Iterator[Recorded]:
                 continue
             parts = arm.breakdown.families_ms if recorded(arm.breakdown) and arm.breakdown else None
             gemms, between = (
-                (sum(parts.get(each, 0.0) for each in names), sum(one.families_ms.get(each, 0.0) for each in names)) if parts else None
+                (
+                    sum(parts.get(each, 0.0) for each in names),
+                    sum(one.families_ms.get(each, 0.0) for each in names),
+                )
+                if parts
+                else None
                 for names in (GEMMS, BETWEEN)
             )
             yield Recorded(patient, arm.name, arm.step_ms, one.step_ms, gemms, between)
@@ -323,8 +410,14 @@ def recorded_arms(folder: Path = RECORDED) -> Iterator[Recorded]:
 def told(folder: Path = RECORDED) -> Iterator[Told]:
     """Every timed model with FP8, without what its trial found."""
     for patient, facts, arms in reports(folder):
-        best = min((arms[name].step_ms or 0.0 for name in ("bf16", "bf16_compiled") if name in arms), default=None)
-        if best is None or "as_is" not in arms or all(linear.use != "training" for linear in facts.network.linears):
+        best = min(
+            (arms[name].step_ms or 0.0 for name in ("bf16", "bf16_compiled") if name in arms), default=None
+        )
+        if (
+            best is None
+            or "as_is" not in arms
+            or all(linear.use != "training" for linear in facts.network.linears)
+        ):
             continue
         untimed = replace(facts, trial=NOT_RECORDED)
         says = expected(untimed, diagnose(untimed).findings)
@@ -337,7 +430,11 @@ def as_facts(facts: Facts, arm: Arm) -> Facts | None:
         return facts
     if arm.name in ("bf16", "bf16_compiled"):
         return compiled(in_bf16(facts), yes=arm.name == "bf16_compiled")
-    recipes = {"recipe-tensorwise": "tensorwise", "recipe-rowwise": "rowwise", "recipe-rowwise-with-gw-hp": "rowwise_with_gw_hp"}
+    recipes = {
+        "recipe-tensorwise": "tensorwise",
+        "recipe-rowwise": "rowwise",
+        "recipe-rowwise-with-gw-hp": "rowwise_with_gw_hp",
+    }
     treatments = set(arm.treatments)
     if arm.base == "prescribed" or "compile-blocks" in treatments:
         facts = compiled(facts, yes=True)
@@ -370,35 +467,92 @@ def main() -> int:
     for table in dict.fromkeys(row.table for row in every):
         here = [row for row in every if row.table == table]
         print(f"\n## Table {table}\n")
-        header = ("job", "arm", "ms", "modelled", "error", "ratio", "modelled", "error", "sign", "torchao", "error")
+        header = (
+            "job",
+            "arm",
+            "ms",
+            "modelled",
+            "error",
+            "ratio",
+            "modelled",
+            "error",
+            "sign",
+            "torchao",
+            "error",
+        )
         cells = [
-            (row.job, row.arm, f"{row.ms:.1f}", f"{row.modelled_ms:.1f}", percent(row.time_error), f"{row.ratio:.2f}", f"{row.modelled_ratio:.2f}",
-             "" if row.is_baseline else percent(row.error), sign(row),
-             f"{row.torchao_ratio:.2f}", "" if row.is_baseline else percent(row.torchao_error))
+            (
+                row.job,
+                row.arm,
+                f"{row.ms:.1f}",
+                f"{row.modelled_ms:.1f}",
+                percent(row.time_error),
+                f"{row.ratio:.2f}",
+                f"{row.modelled_ratio:.2f}",
+                "" if row.is_baseline else percent(row.error),
+                sign(row),
+                f"{row.torchao_ratio:.2f}",
+                "" if row.is_baseline else percent(row.torchao_error),
+            )
             for row in here
-        ]  # fmt: skip
+        ]
         print(tabulate(cells, header, tablefmt="github", disable_numparse=True))
     print("\n## Mean error of the ratio\n")
     lines = []
-    for label, chosen in (("2.1 and 2.2", [row for row in every if row.table in BOUNDED]), ("the others", [row for row in every if row.table not in BOUNDED])):
+    for label, chosen in (
+        ("2.1 and 2.2", [row for row in every if row.table in BOUNDED]),
+        ("the others", [row for row in every if row.table not in BOUNDED]),
+    ):
         held = [row for row in chosen if not row.is_baseline]
         modest = [row for row in held if row.torchao_says_something]
         for what, some in ((f"{label}, every arm", held), (f"{label}, compiled torchao arms", modest)):
             ours, theirs = mean(row.error for row in some), mean(row.torchao_error for row in some)
-            signs = sum(row.right_sign for row in some), sum((row.ratio > 1) == (row.torchao_ratio > 1) for row in some)
-            lines.append((what, len(some), f"{100 * ours:.1f} %", f"{signs[0]} of {len(some)}", f"{100 * theirs:.1f} %", f"{signs[1]} of {len(some)}"))
+            signs = (
+                sum(row.right_sign for row in some),
+                sum((row.ratio > 1) == (row.torchao_ratio > 1) for row in some),
+            )
+            lines.append(
+                (
+                    what,
+                    len(some),
+                    f"{100 * ours:.1f} %",
+                    f"{signs[0]} of {len(some)}",
+                    f"{100 * theirs:.1f} %",
+                    f"{signs[1]} of {len(some)}",
+                )
+            )
             if label == "2.1 and 2.2" and ours >= theirs:
                 missed.append(f"{what}: torchao is nearer")
         if label == "2.1 and 2.2":
-            missed += [f"{row.job} {row.arm}: {percent(row.error)}" for row in held if abs(row.error) > BOUND or not (row.right_sign or row.is_even)]
-            missed += [f"{row.job} {row.arm}: time {percent(row.time_error)}" for row in chosen if abs(row.time_error) > BOUND]
-    print(tabulate(lines, ("rows", "count", "fp8doctor", "right sign", "torchao", "right sign"), tablefmt="github", disable_numparse=True))
+            missed += [
+                f"{row.job} {row.arm}: {percent(row.error)}"
+                for row in held
+                if abs(row.error) > BOUND or not (row.right_sign or row.is_even)
+            ]
+            missed += [
+                f"{row.job} {row.arm}: time {percent(row.time_error)}"
+                for row in chosen
+                if abs(row.time_error) > BOUND
+            ]
+    print(
+        tabulate(
+            lines,
+            ("rows", "count", "fp8doctor", "right sign", "torchao", "right sign"),
+            tablefmt="github",
+            disable_numparse=True,
+        )
+    )
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDED
     print_told(list(told(folder)))
     print_arms(list(recorded_arms(folder)))
     print("\n## Mean error of a GEMM's time\n")
-    lines = [(label, count, f"{100 * ours:.0f} %", f"{100 * theirs:.0f} %") for label, count, ours, theirs in gemm_errors(swept(), gpu_spec("H200"))]
-    print(tabulate(lines, ("GEMMs", "count", "fp8doctor", "torchao"), tablefmt="github", disable_numparse=True))
+    lines = [
+        (label, count, f"{100 * ours:.0f} %", f"{100 * theirs:.0f} %")
+        for label, count, ours, theirs in gemm_errors(swept(), gpu_spec("H200"))
+    ]
+    print(
+        tabulate(lines, ("GEMMs", "count", "fp8doctor", "torchao"), tablefmt="github", disable_numparse=True)
+    )
     print("\n" + (f"Missed: {'; '.join(missed)}" if missed else "Every bound held."))
     return bool(missed)
 
@@ -407,22 +561,69 @@ def print_told(rows: list[Told]) -> None:
     """Best BF16 / FP8 as it is, per patient."""
     print("\n## Best BF16 / FP8 as it is, of recorded patients\n")
     cells = [
-        (row.patient, row.use, f"{row.measured:.3f}", f"{row.modelled:.3f}" if row.modelled else "nothing",
-         percent(row.modelled / row.measured - 1) if row.modelled else "",
-         "" if not row.modelled else "even" if row.is_even else "right" if (row.measured > 1) == (row.modelled > 1) else "wrong")
+        (
+            row.patient,
+            row.use,
+            f"{row.measured:.3f}",
+            f"{row.modelled:.3f}" if row.modelled else "nothing",
+            percent(row.modelled / row.measured - 1) if row.modelled else "",
+            ""
+            if not row.modelled
+            else "even"
+            if row.is_even
+            else "right"
+            if (row.measured > 1) == (row.modelled > 1)
+            else "wrong",
+        )
         for row in rows
-    ]  # fmt: skip
-    print(tabulate(cells, ("patient", "use", "measured", "told", "error", "sign"), tablefmt="github", disable_numparse=True))
+    ]
+    print(
+        tabulate(
+            cells,
+            ("patient", "use", "measured", "told", "error", "sign"),
+            tablefmt="github",
+            disable_numparse=True,
+        )
+    )
     errors = [abs(row.modelled / row.measured - 1) for row in rows if row.modelled and row.use == "held out"]
     if errors:
-        print(f"\nTold and held out: {len(errors)}, mean error {100 * statistics.mean(errors):.1f} %, median {100 * statistics.median(errors):.1f} %.")
+        print(
+            f"\nTold and held out: {len(errors)}, mean error "
+            f"{100 * statistics.mean(errors):.1f} %, "
+            f"median {100 * statistics.median(errors):.1f} %."
+        )
 
 
 def print_arms(arms: list[Recorded]) -> None:
     """Time, GEMMs and what lies between, per arm."""
     print("\n## Arms of recorded trials (ms)\n")
-    cells = [(a.patient, a.arm, a.use, f"{a.ms:.1f}", f"{a.modelled_ms:.1f}", percent(a.error), *pair(a.gemms), *pair(a.between)) for a in arms]
-    header = ("patient", "arm", "use", "step", "modelled", "error", "GEMMs", "modelled", "error", "casts, pointwise, loss", "modelled", "error")
+    cells = [
+        (
+            a.patient,
+            a.arm,
+            a.use,
+            f"{a.ms:.1f}",
+            f"{a.modelled_ms:.1f}",
+            percent(a.error),
+            *pair(a.gemms),
+            *pair(a.between),
+        )
+        for a in arms
+    ]
+    header = (
+        "patient",
+        "arm",
+        "use",
+        "step",
+        "modelled",
+        "error",
+        "GEMMs",
+        "modelled",
+        "error",
+        "casts, pointwise, loss",
+        "modelled",
+        "error",
+    )
     print(tabulate(cells, header, tablefmt="github", disable_numparse=True))
     for label in ("calibrated", "held out"):
         some = [each for each in arms if each.use == label]
@@ -431,13 +632,23 @@ def print_arms(arms: list[Recorded]) -> None:
             "GEMMs": [each.gemms for each in some if each.gemms],
             "casts, pointwise, loss": [each.between for each in some if each.between],
         }
-        errors = {what: [abs(modelled / ms - 1) for ms, modelled in pairs if ms] for what, pairs in times.items()}
-        said = "; ".join(f"{what}: {100 * statistics.median(found):.1f} % over {len(found)}" for what, found in errors.items() if found)
+        errors = {
+            what: [abs(modelled / ms - 1) for ms, modelled in pairs if ms] for what, pairs in times.items()
+        }
+        said = "; ".join(
+            f"{what}: {100 * statistics.median(found):.1f} % over {len(found)}"
+            for what, found in errors.items()
+            if found
+        )
         print(f"\nMedian error, {label}: {said}.")
 
 
 def pair(times: tuple[float, float] | None) -> tuple[str, str, str]:
-    return (f"{times[0]:.1f}", f"{times[1]:.1f}", percent(times[1] / times[0] - 1)) if times and times[0] else ("", "", "")
+    return (
+        (f"{times[0]:.1f}", f"{times[1]:.1f}", percent(times[1] / times[0] - 1))
+        if times and times[0]
+        else ("", "", "")
+    )
 
 
 if __name__ == "__main__":

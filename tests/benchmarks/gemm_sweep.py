@@ -1,15 +1,17 @@
-"""Time what a training step is made of on this GPU, shape by shape: ``python tests/benchmarks/gemm_sweep.py OUT.json``
+"""Time what a training step is made of on this GPU, shape by shape: ``python tests/benchmarks/gemm_sweep.py
+OUT.json``
 
-Needs torch and torchao alone, one GPU, and under 4 minutes; ``--tiny`` runs every line on a CPU in seconds and its times mean
-nothing. Writes one JSON: GEMMs in BF16 and FP8 over tokens, widths, LoRA's ranks, heads and sides that fit no tile, in the
-three layouts of training; torchao's casts, compiled and eager; compiled Linears as a whole; optimizer, attention, norm, loss,
-bandwidth; what modules take of the host. `calibrate_cost.py` reads it.
+Needs torch and torchao alone, one GPU, and under 4 minutes; ``--tiny`` runs every line on a CPU in seconds
+and its times mean nothing. Writes one JSON: GEMMs in BF16 and FP8 over tokens, widths, LoRA's ranks, heads
+and sides that fit no tile, in the three layouts of training; torchao's casts, compiled and eager; compiled
+Linears as a whole; optimizer, attention, norm, loss, bandwidth; what modules take of the host.
+`calibrate_cost.py` reads it.
 
-Times are of the GPU: CUDA events around many calls, captured as a graph where a call is shorter than its launch. Operands
-rotate through memory larger than the L2. Large GEMMs run before every measurement, while the host prepares it, so that the
-clocks are those of a GPU at work; what is not measured within ``--seconds`` is counted in ``left_out``. A measurement that
-fails is named in ``failures`` and costs nothing else; ``not_captured`` counts short calls that could not be captured, whose times hold
-the host's launches.
+Times are of the GPU: CUDA events around many calls, captured as a graph where a call is shorter than its
+launch. Operands rotate through memory larger than the L2. Large GEMMs run before every measurement, while the
+host prepares it, so that the clocks are those of a GPU at work; what is not measured within ``--seconds`` is
+counted in ``left_out``. A measurement that fails is named in ``failures`` and costs nothing else;
+``not_captured`` counts short calls that could not be captured, whose times hold the host's launches.
 """
 
 from __future__ import annotations
@@ -45,12 +47,23 @@ TOKENS = (8192, 16384, 4096, 2048, 1024)
 
 WIDTHS = (
     *((width, width) for width in (512, 1024, 2048, 4096, 8192, 16384)),
-    *((1024, 4096), (4096, 1024), (2048, 8192), (8192, 2048), (4096, 14336), (14336, 4096), (8192, 28672), (28672, 8192)),
+    *(
+        (1024, 4096),
+        (4096, 1024),
+        (2048, 8192),
+        (8192, 2048),
+        (4096, 14336),
+        (14336, 4096),
+        (8192, 28672),
+        (28672, 8192),
+    ),
     *((1536, 6144), (6144, 1536), (4096, 11008), (11008, 4096), (5120, 13824)),
     *((2048, 512), (8192, 1024)),
     *((1040, 1040), (2064, 2064), (4112, 4112), (3000, 3000)),
     *((1024, 32000), (4096, 32000), (1024, 50257), (2048, 128256), (4096, 128256)),
-    *itertools.chain.from_iterable(((width, rank), (rank, width)) for width in (2048, 4096) for rank in (8, 16, 32, 64)),
+    *itertools.chain.from_iterable(
+        ((width, rank), (rank, width)) for width in (2048, 4096) for rank in (8, 16, 32, 64)
+    ),
 )
 """(in, out): squares, MLPs, keys of grouped queries, sides that 256 does not divide, heads, LoRA's pairs."""
 
@@ -70,7 +83,9 @@ class Timer:
             self.hot = (side, side.clone(), torch.empty_like(side))
             self.heat_calls = 1
             torch.mm(*self.hot[:2], out=self.hot[2])
-            self.heat_calls = max(1, round(HEAT_MS / self.loop(lambda _: torch.mm(*self.hot[:2], out=self.hot[2]), 1, 20)))
+            self.heat_calls = max(
+                1, round(HEAT_MS / self.loop(lambda _: torch.mm(*self.hot[:2], out=self.hot[2]), 1, 20))
+            )
 
     def heat(self) -> None:
         for _ in range(self.heat_calls):
@@ -93,7 +108,9 @@ class Timer:
                 why = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
                 self.not_captured[why] = self.not_captured.get(why, 0) + 1
                 torch.cuda.synchronize()
-                torch.cuda.default_generators[0].graphsafe_set_state(torch.Generator("cuda").graphsafe_get_state())  # the old one takes itself for captured
+                torch.cuda.default_generators[0].graphsafe_set_state(
+                    torch.Generator("cuda").graphsafe_get_state()
+                )  # the old one takes itself for captured
         return self.loop(call, copies, calls)
 
     def loop(self, call: Call, copies: int, calls: int) -> float:
@@ -107,7 +124,9 @@ class Timer:
 
     def replay(self, call: Call, copies: int, calls: int) -> float:
         graph = torch.cuda.CUDAGraph()
-        pool = (self.graph.pool(),) if self.graph else ()  # that of the graph before, which is alive until this one is captured
+        pool = (
+            (self.graph.pool(),) if self.graph else ()
+        )  # that of the graph before, which is alive until this one is captured
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
             call(0)
@@ -153,13 +172,19 @@ class Operands:
                 part.copy_(torch.randn(part.numel(), device=device))
             self.memory[dtype] = whole
 
-    def matrices(self, rows: int, columns: int, dtype: torch.dtype, copies: int, shift: int = 0) -> list[torch.Tensor]:
-        """``copies`` matrices that overlap only when the memory is used up; ``shift`` keeps two operands apart."""
+    def matrices(
+        self, rows: int, columns: int, dtype: torch.dtype, copies: int, shift: int = 0
+    ) -> list[torch.Tensor]:
+        """``copies`` matrices that overlap only when the memory is used up; ``shift`` keeps two operands
+        apart."""
         size = rows * columns
         step = -(-size // 256) * 256
         room = max(1, (self.elements - size) // 256 + 1) * 256
         offsets = ((shift + index * step) % room // 256 * 256 for index in range(copies))
-        return [self.memory[dtype][offset : offset + size].view(rows, columns) for offset in (min(each, self.elements - size) for each in offsets)]
+        return [
+            self.memory[dtype][offset : offset + size].view(rows, columns)
+            for offset in (min(each, self.elements - size) for each in offsets)
+        ]
 
     def copies(self, bytes_each: int) -> int:
         return max(1, min(32, -(-self.rotate_bytes // bytes_each)))
@@ -187,7 +212,10 @@ class Sweep:
                 try:
                     measure()
                 except Exception as error:
-                    self.failures.append(f"{group} {name}: {type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}")
+                    self.failures.append(
+                        f"{group} {name}: {type(error).__name__}: "
+                        f"{str(error).splitlines()[0][:160] if str(error) else ''}"
+                    )
 
     def add(self, group: str, *row: Any) -> None:
         self.rows[group].append([round(value, 6) if isinstance(value, float) else value for value in row])
@@ -231,16 +259,27 @@ class Sweep:
                 yield f"{kind} {role} {(m, k, n)}", measure
 
     def gemm(self, kind: str, role: str, m: int, k: int, n: int) -> tuple[Call, int]:
-        """One GEMM of a Linear with ``m`` tokens, as training lays it out, and how many copies of its operands there are."""
-        a, b = {"output": ((m, k), (n, k)), "input_gradient": ((m, n), (k, n)), "weight_gradient": ((n, m), (k, m))}[role]
+        """One GEMM of a Linear with ``m`` tokens, as training lays it out, and how many copies of its
+        operands there are."""
+        a, b = {
+            "output": ((m, k), (n, k)),
+            "input_gradient": ((m, n), (k, n)),
+            "weight_gradient": ((n, m), (k, m)),
+        }[role]
         bytes_each = (1 if kind != "bf16" else 2) * (a[0] * a[1] + b[0] * b[1])
         copies = self.operands.copies(bytes_each)
         shift = copies * a[0] * a[1]
         if kind == "bf16":
             if role == "output":
-                left, right = self.operands.matrices(*a, torch.bfloat16, copies), [w.t() for w in self.operands.matrices(n, k, torch.bfloat16, copies, shift)]
+                left, right = (
+                    self.operands.matrices(*a, torch.bfloat16, copies),
+                    [w.t() for w in self.operands.matrices(n, k, torch.bfloat16, copies, shift)],
+                )
             elif role == "input_gradient":
-                left, right = self.operands.matrices(*a, torch.bfloat16, copies), self.operands.matrices(n, k, torch.bfloat16, copies, shift)
+                left, right = (
+                    self.operands.matrices(*a, torch.bfloat16, copies),
+                    self.operands.matrices(n, k, torch.bfloat16, copies, shift),
+                )
             else:
                 left = [g.t() for g in self.operands.matrices(m, n, torch.bfloat16, copies)]
                 right = self.operands.matrices(m, k, torch.bfloat16, copies, shift)
@@ -250,10 +289,16 @@ class Sweep:
         right = [each.t() for each in self.operands.matrices(*b, torch.float8_e4m3fn, copies, shift)]
         rowwise = kind == "fp8_rowwise"
         one = torch.ones((), device=self.device)
-        scales = (torch.ones(a[0], 1, device=self.device), torch.ones(1, b[0], device=self.device)) if rowwise else (one, one)
+        scales = (
+            (torch.ones(a[0], 1, device=self.device), torch.ones(1, b[0], device=self.device))
+            if rowwise
+            else (one, one)
+        )
 
         def scaled(index: int) -> torch.Tensor:
-            return torch._scaled_mm(left[index], right[index], *scales, out_dtype=torch.bfloat16, use_fast_accum=not gradient)
+            return torch._scaled_mm(
+                left[index], right[index], *scales, out_dtype=torch.bfloat16, use_fast_accum=not gradient
+            )
 
         return scaled, copies
 
@@ -265,14 +310,22 @@ class Sweep:
             for elements in (1 << 10,) if self.tiny else (1 << 24, 1 << 26, 1 << 28):
                 source = torch.randn(elements, device=device).bfloat16()
                 target = torch.empty_like(source)
-                self.add("parts", "copy", elements, timer.ms(lambda _, to=target, of=source: to.copy_(of), 1, 4 * elements / 4e9))
+                self.add(
+                    "parts",
+                    "copy",
+                    elements,
+                    timer.ms(lambda _, to=target, of=source: to.copy_(of), 1, 4 * elements / 4e9),
+                )
 
         def launch() -> None:
             one = torch.ones(1, device=device)
             self.add("parts", "launch", 1, timer.ms(lambda _: one.add_(1), 1, 0.002))
 
         def adamw(dtype: torch.dtype) -> None:
-            weights = [nn.Parameter(torch.randn(1 << (8 if self.tiny else 24), device=device, dtype=dtype)) for _ in range(16)]
+            weights = [
+                nn.Parameter(torch.randn(1 << (8 if self.tiny else 24), device=device, dtype=dtype))
+                for _ in range(16)
+            ]
             for weight in weights:
                 weight.grad = torch.randn_like(weight)
             optimizer = torch.optim.AdamW(weights, lr=1e-5, fused=True)
@@ -281,7 +334,10 @@ class Sweep:
             self.add("parts", f"adamw {dtype}", elements, timer.ms(lambda _: optimizer.step(), 1, 2.0))
 
         def attention(batch: int, heads: int, length: int, width: int, causal: bool) -> None:
-            q, k, v = (torch.randn(batch, heads, length, width, device=device).bfloat16().requires_grad_() for _ in range(3))
+            q, k, v = (
+                torch.randn(batch, heads, length, width, device=device).bfloat16().requires_grad_()
+                for _ in range(3)
+            )
             gradient = torch.randn_like(q)
 
             def both(_: int) -> None:
@@ -292,10 +348,23 @@ class Sweep:
                 with torch.no_grad():
                     functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
-            self.add("parts", "attention", batch, heads, length, width, causal, timer.ms(forward, 1, 0.3), timer.ms(both, 1, 1.0))
+            self.add(
+                "parts",
+                "attention",
+                batch,
+                heads,
+                length,
+                width,
+                causal,
+                timer.ms(forward, 1, 0.3),
+                timer.ms(both, 1, 1.0),
+            )
 
         def norm(rows: int, width: int) -> None:
-            x, weight = torch.randn(rows, width, device=device).bfloat16().requires_grad_(), torch.ones(width, device=device, dtype=torch.bfloat16)
+            x, weight = (
+                torch.randn(rows, width, device=device).bfloat16().requires_grad_(),
+                torch.ones(width, device=device, dtype=torch.bfloat16),
+            )
             gradient = torch.randn_like(x)
 
             def both(_: int) -> None:
@@ -322,7 +391,9 @@ class Sweep:
                 functional.cross_entropy(logits.float() if upcast else logits, target).backward()
                 logits.grad = None
 
-            self.add("parts", "loss fp32" if upcast else "loss 16bit", rows * vocabulary, timer.ms(both, 1, 3.0))
+            self.add(
+                "parts", "loss fp32" if upcast else "loss 16bit", rows * vocabulary, timer.ms(both, 1, 3.0)
+            )
 
         def host(name: str, width: int, tokens: int) -> None:
             layer: nn.Module = nn.Linear(width, width, bias=False, device=device, dtype=torch.bfloat16)
@@ -330,27 +401,49 @@ class Sweep:
                 layer = float8(layer, "tensorwise")
             if name.endswith("compiled"):
                 layer.compile(backend="eager" if self.tiny else "inductor", dynamic=False)
-            x, gradient = torch.randn(tokens, width, device=device).bfloat16().requires_grad_(), torch.randn(tokens, width, device=device).bfloat16()
+            x, gradient = (
+                torch.randn(tokens, width, device=device).bfloat16().requires_grad_(),
+                torch.randn(tokens, width, device=device).bfloat16(),
+            )
             self.add("host", name, tokens, width, timer.host_ms(lambda _: step(layer, x, gradient)))
 
         yield "copy", bandwidth
         yield "launch", launch
         yield "adamw bf16", lambda: adamw(torch.bfloat16)
         yield "adamw fp32", lambda: adamw(torch.float32)
-        sizes = ((1, 2, 16, 8),) if self.tiny else ((16, 16, 1024, 64), (4, 32, 2048, 128), (4, 32, 2048, 64), (1, 32, 8192, 128), (1, 32, 8192, 64))
+        sizes = (
+            ((1, 2, 16, 8),)
+            if self.tiny
+            else (
+                (16, 16, 1024, 64),
+                (4, 32, 2048, 128),
+                (4, 32, 2048, 64),
+                (1, 32, 8192, 128),
+                (1, 32, 8192, 64),
+            )
+        )
         for each in sizes:
             yield f"attention {each}", lambda each=each: attention(*each, True)
-        yield "attention, all of it", lambda: attention(*(sizes[0] if self.tiny else (64, 16, 256, 64)), False)
+        yield (
+            "attention, all of it",
+            lambda: attention(*(sizes[0] if self.tiny else (64, 16, 256, 64)), False),
+        )
         for rows, width in ((8, 16),) if self.tiny else ((16384, 1024), (8192, 4096)):
             yield "norm", lambda rows=rows, width=width: norm(rows, width)
             yield "swiglu", lambda rows=rows, width=width: swiglu(rows, 4 * width)
         for vocabulary, upcast in itertools.product((32,) if self.tiny else (32000, 128256), (False, True)):
-            yield f"loss {vocabulary}", lambda vocabulary=vocabulary, upcast=upcast: loss(16 if self.tiny else 8192, vocabulary, upcast)
+            yield (
+                f"loss {vocabulary}",
+                lambda vocabulary=vocabulary, upcast=upcast: loss(
+                    16 if self.tiny else 8192, vocabulary, upcast
+                ),
+            )
         for name in ("linear", "float8", "float8 compiled"):
             yield f"host {name}", lambda name=name: host(name, *((32, 16) if self.tiny else (2048, 256)))
 
     def casts(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """torchao's casts of one tensor, by recipe: those of a forward and of a backward apart, as compiled graphs are."""
+        """torchao's casts of one tensor, by recipe: those of a forward and of a backward apart, as compiled
+        graphs are."""
         sizes = ((32, 48),) if self.tiny else ((16384, 1024), (8192, 4096), (4096, 14336))
         for rows, columns in sizes:
 
@@ -359,18 +452,36 @@ class Sweep:
                 tensors = self.operands.matrices(rows, columns, torch.bfloat16, copies)
                 scales = torch.ones(rows, 1, device=self.device), torch.ones(1, columns, device=self.device)
                 torch._dynamo.reset()
-                run = torch.compile(lambda x: x.mul_(scales[0] * scales[1]), dynamic=False, backend="eager" if self.tiny else "inductor")
+                run = torch.compile(
+                    lambda x: x.mul_(scales[0] * scales[1]),
+                    dynamic=False,
+                    backend="eager" if self.tiny else "inductor",
+                )
                 time_ms = self.timer.ms(lambda index: run(tensors[index]), copies, rows * columns * 4 / 4e9)
-                self.add("casts", "rowwise", "rescale of a gradient", "backward", "compiled", rows, columns, time_ms)
+                self.add(
+                    "casts",
+                    "rowwise",
+                    "rescale of a gradient",
+                    "backward",
+                    "compiled",
+                    rows,
+                    columns,
+                    time_ms,
+                )
 
             yield "rescale", rescale
             for (recipe, role, direction), casts in CASTS.items():
                 for compiled in (True, False):
 
                     def measure(
-                        rows: int = rows, columns: int = columns, recipe: str = recipe, role: str = role, direction: str = direction,
-                        casts: tuple[Cast, ...] = casts, compiled: bool = compiled,
-                    ) -> None:  # fmt: skip
+                        rows: int = rows,
+                        columns: int = columns,
+                        recipe: str = recipe,
+                        role: str = role,
+                        direction: str = direction,
+                        casts: tuple[Cast, ...] = casts,
+                        compiled: bool = compiled,
+                    ) -> None:
                         copies = self.operands.copies(2 * rows * columns)
                         tensors = self.operands.matrices(rows, columns, torch.bfloat16, copies)
 
@@ -379,17 +490,32 @@ class Sweep:
 
                         if compiled:
                             torch._dynamo.reset()
-                            run = torch.compile(run, dynamic=False, backend="eager" if self.tiny else "inductor")
+                            run = torch.compile(
+                                run, dynamic=False, backend="eager" if self.tiny else "inductor"
+                            )
                         expected = rows * columns * (8 if compiled else 60) / 4e9
                         time_ms = self.timer.ms(lambda index: run(tensors[index]), copies, expected)
-                        self.add("casts", recipe, role, direction, "compiled" if compiled else "eager", rows, columns, time_ms)
+                        self.add(
+                            "casts",
+                            recipe,
+                            role,
+                            direction,
+                            "compiled" if compiled else "eager",
+                            rows,
+                            columns,
+                            time_ms,
+                        )
 
                     yield f"{recipe} {role} {direction}", measure
 
     def layers(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """One compiled Linear, forward and backward, in BF16 and with each recipe."""
-        shapes = ((64, 32, 48),) if self.tiny else ((8192, 4096, 4096), (16384, 1024, 4096), (8192, 4096, 14336))
-        for (m, k, n), recipe in itertools.product(shapes, ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")):
+        shapes = (
+            ((64, 32, 48),) if self.tiny else ((8192, 4096, 4096), (16384, 1024, 4096), (8192, 4096, 14336))
+        )
+        for (m, k, n), recipe in itertools.product(
+            shapes, ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")
+        ):
 
             def measure(m: int = m, k: int = k, n: int = n, recipe: str = recipe) -> None:
                 torch._dynamo.reset()
@@ -397,9 +523,19 @@ class Sweep:
                 if recipe != "bf16":
                     layer = float8(layer, recipe)
                 layer.compile(dynamic=False, backend="eager" if self.tiny else "inductor")
-                x, gradient = torch.randn(m, k, device=self.device).bfloat16().requires_grad_(), torch.randn(m, n, device=self.device).bfloat16()
+                x, gradient = (
+                    torch.randn(m, k, device=self.device).bfloat16().requires_grad_(),
+                    torch.randn(m, n, device=self.device).bfloat16(),
+                )
                 step(layer, x, gradient)
-                self.add("layers", recipe, m, k, n, self.timer.ms(lambda _: step(layer, x, gradient), 1, 6e3 * m * k * n / 1e15))
+                self.add(
+                    "layers",
+                    recipe,
+                    m,
+                    k,
+                    n,
+                    self.timer.ms(lambda _: step(layer, x, gradient), 1, 6e3 * m * k * n / 1e15),
+                )
 
             yield f"{recipe} {(m, k, n)}", measure
 
@@ -407,9 +543,12 @@ class Sweep:
         return {
             "what": "one measurement per row, times in ms",
             "gpu": torch.cuda.get_device_name() if self.timer.cuda else "none",
-            "multiprocessors": torch.cuda.get_device_properties(0).multi_processor_count if self.timer.cuda else None,
+            "multiprocessors": torch.cuda.get_device_properties(0).multi_processor_count
+            if self.timer.cuda
+            else None,
             "l2_bytes": torch.cuda.get_device_properties(0).L2_cache_size if self.timer.cuda else None,
-            "versions": {name: metadata.version(name) for name in ("torch", "torchao")} | {"python": platform.python_version(), "cuda": torch.version.cuda},
+            "versions": {name: metadata.version(name) for name in ("torch", "torchao")}
+            | {"python": platform.python_version(), "cuda": torch.version.cuda},
             "date": datetime.now(UTC).date().isoformat(),
             "seconds": round(time.monotonic() - self.began, 1),
             "fields": FIELDS,
@@ -423,14 +562,17 @@ class Sweep:
 FIELDS = {
     "clocks": ["kind", "m", "k", "n", "burst_ms", "sustained_ms", "sm_clock_mhz", "power_w"],
     "gemms": ["kind", "role", "tokens", "in", "out", "ms"],
-    "parts": "name, its sizes, ms; attention: batch, heads, length, width of a head, causal, forward ms, forward and backward ms",
+    "parts": "name, its sizes, ms; attention: batch, heads, length, width of a head, causal, forward "
+    "ms, forward "
+    "and backward ms",
     "casts": ["recipe", "role", "direction", "mode", "rows", "columns", "ms"],
     "layers": ["recipe", "tokens", "in", "out", "forward and backward ms"],
     "host": ["module", "tokens", "width", "forward and backward ms"],
 }
 
 Cast = tuple[torch.dtype, int | None, bool]
-"""Float8 dtype; the axis along which a scale is shared, None for one scale; whether the copy is transposed."""
+"""Float8 dtype; the axis along which a scale is shared, None for one scale; whether the copy is
+transposed."""
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -450,8 +592,8 @@ CASTS: dict[tuple[str, str, str], tuple[Cast, ...]] = {
     ("rowwise_with_gw_hp", "weight", "backward"): ((E4M3, None, True),),
     ("rowwise_with_gw_hp", "gradient", "backward"): ((E4M3, -1, False),),
 }
-"""What ``matmul_with_hp_or_float8_args`` of torchao 0.18 casts, with the layouts that its GEMMs ask for. Rowwise gradients are
-scaled after their GEMM, too (``addmm_float8_unwrapped``)."""
+"""What ``matmul_with_hp_or_float8_args`` of torchao 0.18 casts, with the layouts that its GEMMs ask for.
+Rowwise gradients are scaled after their GEMM, too (``addmm_float8_unwrapped``)."""
 
 
 def cast(x: torch.Tensor, dtype: torch.dtype, axis: int | None, transposed: bool) -> torch.Tensor:
@@ -487,7 +629,9 @@ def state() -> tuple[float | None, float | None]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=215.0)
     parser.add_argument("--tiny", action="store_true")
@@ -499,12 +643,21 @@ def main() -> int:
     sweep.run()
     result = sweep.result()
     lines = ",\n".join(
-        f'"{key}": ' + ("[\n" + ",\n".join(json.dumps(row) for row in value) + "\n]" if key in sweep.rows and value else json.dumps(value))
+        f'"{key}": '
+        + (
+            "[\n" + ",\n".join(json.dumps(row) for row in value) + "\n]"
+            if key in sweep.rows and value
+            else json.dumps(value)
+        )
         for key, value in result.items()
     )
     arguments.out.write_text("{\n" + lines + "\n}\n")
     counts = ", ".join(f"{len(rows)} {group}" for group, rows in sweep.rows.items())
-    print(f"{result['gpu']}: {counts} in {result['seconds']} s; left out {sweep.left_out}; {len(sweep.failures)} failed")
+    print(
+        f"{result['gpu']}: {counts} in {result['seconds']} s; left out "
+        f"{sweep.left_out}; "
+        f"{len(sweep.failures)} failed"
+    )
     for failure in sweep.failures[:20]:
         print(f"  {failure}")
     return 0

@@ -1,4 +1,5 @@
-"""A Llama 70B that no single GPU holds, timed through ``build_model(layers=N)``: ``fp8doctor tests/benchmarks/llama_70b.py``"""
+"""A Llama 70B that no single GPU holds, timed through ``build_model(layers=N)``: ``fp8doctor
+tests/benchmarks/llama_70b.py``"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Time one variant of a patient's training step in plain PyTorch, without fp8doctor: the truth that a trial is held to.
+"""Time one variant of a patient's training step in plain PyTorch, without fp8doctor: the truth that a trial
+is held to.
 
-``python tests/benchmarks/plain_step.py PATIENT.py VARIANT`` prints one JSON line: the median step in ms and the peak in
-GiB. VARIANT is as_is, bf16, bf16_compiled or prescribed (compiled block by block). Steps run for seconds before and while
-they are timed: a GPU at its power limit is slower in the long run of a training than in a burst.
+``python tests/benchmarks/plain_step.py PATIENT.py VARIANT`` prints one JSON line: the median step in ms and
+the peak in GiB. VARIANT is as_is, bf16, bf16_compiled or prescribed (compiled block by block). Steps run for
+seconds before and while they are timed: a GPU at its power limit is slower in the long run of a training than
+in a burst.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def in_bf16(model: nn.Module) -> nn.Module:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child).__name__ == "Float8Linear":
-                plain = nn.Linear(child.in_features, child.out_features, bias=child.bias is not None, device="meta")
+                plain = nn.Linear(
+                    child.in_features, child.out_features, bias=child.bias is not None, device="meta"
+                )
                 plain.weight, plain.bias = child.weight, child.bias
                 setattr(parent, name, plain)
     return model
@@ -63,7 +67,9 @@ def main(path: str, variant: str) -> None:
     if variant in ("bf16_compiled", "prescribed"):
         for block in blocks(model):
             block.compile()
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-5, fused=True)
+    optimizer = torch.optim.AdamW(
+        [each for each in model.parameters() if each.requires_grad], lr=1e-5, fused=True
+    )
 
     def step() -> None:
         output = model(**batch) if isinstance(batch, dict) else model(batch)
@@ -91,7 +97,15 @@ def main(path: str, variant: str) -> None:
     times = sorted([a.elapsed_time(b) for a, b in itertools.pairwise(marks)][1:])
     quarter = len(times) // 4
     spread = {"quarter_ms": times[quarter], "three_quarters_ms": times[-1 - quarter]}
-    print(json.dumps({"step_ms": statistics.median(times), **spread, "peak_gib": torch.cuda.max_memory_allocated() / 2**30}))
+    print(
+        json.dumps(
+            {
+                "step_ms": statistics.median(times),
+                **spread,
+                "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""How long the commands take that examine nothing: ``python tests/benchmarks/start_time.py``, bound 0.15 s each (warm file cache).
+"""How long the commands take that examine nothing: ``python tests/benchmarks/start_time.py``, bound 0.15 s
+each (warm file cache).
 
 Exits with 1 when a median is over the bound, or when a command imports torch.
 """
@@ -29,14 +30,30 @@ ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHON
 def seconds(args: tuple[str, ...]) -> float:
     """Wall time of one run in a process of its own."""
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "fp8doctor", *args], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
+    subprocess.run(
+        [sys.executable, "-m", "fp8doctor", *args],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env=ENVIRONMENT,
+    )
     return time.perf_counter() - began
 
 
 def imports_torch(args: tuple[str, ...]) -> bool:
     """Whether the command has torch among its modules when it ends."""
-    code = "import atexit, sys; atexit.register(lambda: 'torch' in sys.modules and print('torch', file=sys.stderr)); from fp8doctor.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code, *args], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    code = (
+        "import atexit, sys; atexit.register(lambda: 'torch' in sys.modules and print('torch', "
+        "file=sys.stderr)); from fp8doctor.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     return "torch" in done.stderr
 
 
@@ -48,9 +65,22 @@ def main() -> int:
         times = sorted(seconds(args) for _ in range(RUNS))
         heavy = imports_torch(args)
         missed = missed or heavy or median(times) > BOUND_S
-        rows.append((f"fp8doctor {' '.join(args)}", *(1e3 * each for each in (median(times), times[0], times[-1], BOUND_S)), "yes" if heavy else "no"))
+        rows.append(
+            (
+                f"fp8doctor {' '.join(args)}",
+                *(1e3 * each for each in (median(times), times[0], times[-1], BOUND_S)),
+                "yes" if heavy else "no",
+            )
+        )
     print(machine(("click", "msgspec")))
-    print(tabulate(rows, ("command", "median ms", "least", "most", "bound ms", "imports torch"), floatfmt=".0f", tablefmt="github"))
+    print(
+        tabulate(
+            rows,
+            ("command", "median ms", "least", "most", "bound ms", "imports torch"),
+            floatfmt=".0f",
+            tablefmt="github",
+        )
+    )
     return int(missed)
 
 

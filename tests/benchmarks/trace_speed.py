@@ -1,11 +1,12 @@
-"""How long one profiled step takes to read and split: ``python tests/benchmarks/trace_speed.py [TRACE] [--kernels N] [--hta PYTHON]``.
+"""How long one profiled step takes to read and split: ``python tests/benchmarks/trace_speed.py [TRACE]
+[--kernels N] [--hta PYTHON]``.
 
-TRACE is a file of ``torch.profiler.profile(...).export_chrome_trace``. Without one a trace of N GPU events is composed, with
-the categories, keys, nesting and spacing of an exported step of eager torchao FP8 with ``record_shapes``, and is called
-composed in the result.
-PYTHON is an interpreter that has HolisticTraceAnalysis, which then reads the same file, in turn. Prints Markdown; exits with
-1 when a bound is missed: 1 s for 50,000 GPU events, a tenth of HolisticTraceAnalysis' time. Both are held to seconds of
-the processor: on a machine that others use, wall time measures the others.
+TRACE is a file of ``torch.profiler.profile(...).export_chrome_trace``. Without one a trace of N GPU events is
+composed, with the categories, keys, nesting and spacing of an exported step of eager torchao FP8 with
+``record_shapes``, and is called composed in the result. PYTHON is an interpreter that has
+HolisticTraceAnalysis, which then reads the same file, in turn. Prints Markdown; exits with 1 when a bound is
+missed: 1 s for 50,000 GPU events, a tenth of HolisticTraceAnalysis' time. Both are held to seconds of the
+processor: on a machine that others use, wall time measures the others.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from fp8doctor.timeline import read_trace, step_of
+from fp8doctor.profiling.trace import read_trace, step_of
 from tests.benchmarks.machine import machine
 
 BOUND_US = 1e6 / 50_000
@@ -53,16 +54,32 @@ versions = {name: importlib.metadata.version(name) for name in ("HolisticTraceAn
 print(json.dumps({"marks": marks, "versions": versions}))
 """
 
-ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<{}, at::native::{}, std::array<char*, {}ul> >(int, at::native::{}, std::array<char*, {}ul>)"
+ELEMENTWISE = (
+    "void at::native::vectorized_elementwise_kernel<{}, at::native::{}, std::array<char*, {}ul> >(int, "
+    "at::native::{}, std::array<char*, {}ul>)"
+)
 ABS = ELEMENTWISE.format(8, "AbsFunctor<c10::BFloat16>", 2, "AbsFunctor<c10::BFloat16>", 2)
 AMAX = (
-    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<c10::BFloat16, at::native::func_wrapper_t<c10::BFloat16, "
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<c10::BFloat16, "
+    "at::native::func_wrapper_t<c10::BFloat16, "
     "at::native::MaxNanFunctor<c10::BFloat16> >, unsigned int, c10::BFloat16, 4, 4> >"
 )
-COPY = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}>"
-CLAMP = "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::launch_clamp_scalar(at::TensorIteratorBase&, c10::Scalar)>"
-SCALE = "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<at::native::BinaryFunctor<float, float, float> > >"
-TO_FP8 = "void at::native::vectorized_elementwise_kernel<4, at::native::float8_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}>"
+COPY = (
+    "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda"
+    "(at::TensorIteratorBase&)::{lambda()#3}>"
+)
+CLAMP = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous "
+    "namespace)::launch_clamp_scalar(at::TensorIteratorBase&, c10::Scalar)>"
+)
+SCALE = (
+    "void at::native::elementwise_kernel<128, 2, "
+    "at::native::gpu_kernel_impl_nocast<at::native::BinaryFunctor<float, float, float> > >"
+)
+TO_FP8 = (
+    "void at::native::vectorized_elementwise_kernel<4, "
+    "at::native::float8_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}>"
+)
 GEMM = "nvjet_sm90_qqtst_256x128_128x4_1x2_h_bz_coopA_TNT"
 
 Node = tuple[str, list["Node"]] | str
@@ -71,7 +88,12 @@ Node = tuple[str, list["Node"]] | str
 VIEW: list[Node] = [("aten::t", [("aten::transpose", [("aten::as_strided", [])])])]
 SHAPE: list[Node] = [("aten::reshape", [("aten::view", [("PythonSubclass", [("aten::view", [])])])])]
 COPIED: list[Node] = [("aten::_to_copy", [("aten::empty_strided", []), ("aten::copy_", [COPY])])]
-CLONED: list[Node] = [("aten::clone", [("aten::empty_like", [("aten::empty", [])]), ("aten::copy_", [COPY, ("aten::empty", [])])])]
+CLONED: list[Node] = [
+    (
+        "aten::clone",
+        [("aten::empty_like", [("aten::empty", [])]), ("aten::copy_", [COPY, ("aten::empty", [])])],
+    )
+]
 CLAMPED: list[Node] = [("aten::to", []), CLAMP]
 
 
@@ -98,16 +120,34 @@ def cast(before_max: list[Node]) -> list[Node]:
 
 PRODUCT: list[Node] = [
     *SHAPE,
-    ("aten::mm", [("PythonSubclass", [("aten::reciprocal", [SCALE]), ("aten::reciprocal", [SCALE]), ("aten::_scaled_mm", [("aten::empty", []), GEMM])])]),
+    (
+        "aten::mm",
+        [
+            (
+                "PythonSubclass",
+                [
+                    ("aten::reciprocal", [SCALE]),
+                    ("aten::reciprocal", [SCALE]),
+                    ("aten::_scaled_mm", [("aten::empty", []), GEMM]),
+                ],
+            )
+        ],
+    ),
     *SHAPE,
 ]
 NODE = "matmul_with_hp_or_float8_args"
 LAYER: list[Node] = [
     *VIEW,
     (NODE, [*cast([]), *cast([("aten::contiguous", CLONED)]), *PRODUCT]),
-    (f"autograd::engine::evaluate_function: {NODE}Backward", [(f"{NODE}Backward", [*SHAPE, *2 * [*cast([]), *cast([]), *VIEW, *PRODUCT, *VIEW]])]),
+    (
+        f"autograd::engine::evaluate_function: {NODE}Backward",
+        [(f"{NODE}Backward", [*SHAPE, *2 * [*cast([]), *cast([]), *VIEW, *PRODUCT, *VIEW]])],
+    ),
     ("autograd::engine::evaluate_function: TBackward0", [("TBackward0", VIEW)]),
-    ("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", [("torch::autograd::AccumulateGrad", [("aten::new_empty_strided", [])])]),
+    (
+        "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
+        [("torch::autograd::AccumulateGrad", [("aten::new_empty_strided", [])])],
+    ),
 ]
 """The calls of one Float8Linear, forward and backward, as torch 2.13 and torchao 0.18 make them."""
 
@@ -123,9 +163,12 @@ class Composer:
     identity: int = 1
     launched: int = 0
 
-    def event(self, category: str, name: str, start: float, duration: float, row: str, arguments: str) -> None:
+    def event(
+        self, category: str, name: str, start: float, duration: float, row: str, arguments: str
+    ) -> None:
         self.events.append(
-            f'  {{\n    "ph": "X", "cat": "{category}", "name": "{name}", {row},\n    "ts": {start:.3f}, "dur": {duration:.3f},\n'
+            f'  {{\n    "ph": "X", "cat": "{category}", "name": "{name}", {row},\n    "ts": '
+            f'{start:.3f}, "dur": {duration:.3f},\n'
             f'    "args": {{\n      {arguments}\n    }}\n  }}'
         )
 
@@ -141,8 +184,10 @@ class Composer:
             self.node(call, identity)
         self.now += 1.0
         arguments = (
-            f'"External id": {identity},"Sequence number": {identity}, "Fwd thread id": 0, "Record function id": 0, "Concrete Inputs": ["", ""], '
-            '"Input type": ["c10::BFloat16", "Scalar"], "Input Strides": [[4096, 1], []], "Input Dims": [[8192, 4096], []], '
+            f'"External id": {identity},"Sequence number": {identity}, "Fwd thread id": 0, "Record '
+            'function id": 0, "Concrete Inputs": ["", ""], '
+            '"Input type": ["c10::BFloat16", "Scalar"], "Input Strides": [[4096, 1], []], "Input Dims": '
+            "[[8192, 4096], []], "
             f'"Ev Idx": {identity}'
         )
         self.event("cpu_op", name, start, self.now - start, '"pid": 4242, "tid": 4242', arguments)
@@ -151,7 +196,14 @@ class Composer:
     def kernel(self, name: str, operator: int) -> None:
         self.launched += 1
         correlation, host, device = self.launched + 90_000, '"pid": 4242, "tid": 4242', '"pid": 0, "tid": 7'
-        self.event("cuda_runtime", "cudaLaunchKernel", self.now, 3.5, host, f'"External id": {operator}, "cbid": 211, "correlation": {correlation}')
+        self.event(
+            "cuda_runtime",
+            "cudaLaunchKernel",
+            self.now,
+            3.5,
+            host,
+            f'"External id": {operator}, "cbid": 211, "correlation": {correlation}',
+        )
         start, duration = max(self.gpu, self.now + 4.0), 5.0 + self.launched % 37
         self.event(
             "kernel",
@@ -159,8 +211,10 @@ class Composer:
             start,
             duration,
             device,
-            f'"External id": {operator}, "queued": 0, "device": 0, "context": 1, "stream": 7, "correlation": {correlation}, "registers per thread": 32, '
-            '"shared memory": 0, "blocks per SM": 62.06, "warps per SM": 248.24, "grid": [8192, 1, 1], "block": [128, 1, 1], "est. achieved occupancy %": 100',
+            f'"External id": {operator}, "queued": 0, "device": 0, "context": 1, "stream": 7, '
+            f'"correlation": {correlation}, "registers per thread": 32, '
+            '"shared memory": 0, "blocks per SM": 62.06, "warps per SM": 248.24, "grid": [8192, 1, 1], '
+            '"block": [128, 1, 1], "est. achieved occupancy %": 100',
         )
         flow = f'"id": {correlation}, "cat": "ac2g", "name": "ac2g"'
         self.events.append(f'  {{\n    "ph": "s", {flow}, {host}, "ts": {self.now:.3f}\n  }}')
@@ -232,12 +286,33 @@ def main() -> int:
                 other.append(marks)
         size = f"{path.stat().st_size / 1e6:.0f} MB"
     rows = [row("fp8doctor", mine)] + ([row("HolisticTraceAnalysis", other)] if other else [])
-    print(" · ".join((f"{datetime.now(UTC):%Y-%m-%d}", machine(("msgspec",)), *(f"{name} {version}" for name, version in versions.items()))))
-    print(f"\nOne {origin} step: {kernels:,} GPU events, {size}. Seconds of the processor, median, least and most of {RUNS} runs in turn; load {load()}.\n")
-    print(tabulate(rows, ("", "read", "split", "both", "least", "most", "wall, median"), floatfmt=".2f", tablefmt="github"))
+    print(
+        " · ".join(
+            (
+                f"{datetime.now(UTC):%Y-%m-%d}",
+                machine(("msgspec",)),
+                *(f"{name} {version}" for name, version in versions.items()),
+            )
+        )
+    )
+    print(
+        f"\nOne {origin} step: {kernels:,} GPU events, {size}. Seconds of the processor, median, least "
+        f"and most of {RUNS} runs in turn; load {load()}.\n"
+    )
+    print(
+        tabulate(
+            rows,
+            ("", "read", "split", "both", "least", "most", "wall, median"),
+            floatfmt=".2f",
+            tablefmt="github",
+        )
+    )
     took, bound = rows[0][3], kernels * BOUND_US / 1e6
     faster = rows[1][3] / took if other else None
-    print(f"\nBound {bound:.2f} s: {'held' if took <= bound else 'missed'}." + (f" {faster:.1f} times as fast as HolisticTraceAnalysis." if faster else ""))
+    print(
+        f"\nBound {bound:.2f} s: {'held' if took <= bound else 'missed'}."
+        + (f" {faster:.1f} times as fast as HolisticTraceAnalysis." if faster else "")
+    )
     return int(took > bound or (faster is not None and faster < BOUND_RATIO))
 
 

@@ -24,4 +24,13 @@ def failed(name: str, reason: str) -> Arm:
 
 def timed(facts: Facts, *arms: Arm, device: str = "cuda") -> Facts:
     """The facts with a trial of these arms."""
-    return msgspec.structs.replace(facts, trial=Trial(device=device, gpu="NVIDIA H200" if device == "cuda" else None, arms=arms, reliable=True, reason=None))
+    return msgspec.structs.replace(
+        facts,
+        trial=Trial(
+            device=device,
+            gpu="NVIDIA H200" if device == "cuda" else None,
+            arms=arms,
+            reliable=True,
+            reason=None,
+        ),
+    )

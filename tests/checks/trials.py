@@ -11,17 +11,32 @@ from torch import nn
 
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Workload
-from fp8doctor.job import Job
-from fp8doctor.trial import timer
+from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import Of, arms
 from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.measure import timer
 from fp8doctor.trial.variant import ArmPlan
 
 
-def tried(model: nn.Module, batch: Any, *names: str, more: Callable[[Of, ArmPlan], list[ArmPlan]] = lambda of, as_is: [], **fields: Any) -> Facts:
-    """The facts of the job with the named arms timed, and what ``more`` makes of the first, as few rounds as there can be."""
-    workload = Workload(tokens=64, loss_source="mean", optimizer_source="made up", autocast_source="none", accumulate=1)
-    job = Job(model=model, target=Target(kind="live", name=type(model).__name__), workload=workload, batch=batch, **fields)
+def tried(
+    model: nn.Module,
+    batch: Any,
+    *names: str,
+    more: Callable[[Of, ArmPlan], list[ArmPlan]] = lambda of, as_is: [],
+    **fields: Any,
+) -> Facts:
+    """The facts of the job with the named arms timed, and what ``more`` makes of the first, as few rounds as
+    there can be."""
+    workload = Workload(
+        tokens=64, loss_source="mean", optimizer_source="made up", autocast_source="none", accumulate=1
+    )
+    job = Job(
+        model=model,
+        target=Target(kind="live", name=type(model).__name__),
+        workload=workload,
+        batch=batch,
+        **fields,
+    )
     facts = examine(job)
     plans = [plan for plan in arms(facts, (), job) if plan.name in names]
     assert [plan.name for plan in plans] == list(names)
@@ -30,7 +45,14 @@ def tried(model: nn.Module, batch: Any, *names: str, more: Callable[[Of, ArmPlan
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        trial = conduct(job, [blocks.name for blocks in facts.network.blocks], plans, torch.device("cpu"), budget_s=120, progress=lambda text, arm: None)
+        trial = conduct(
+            job,
+            [blocks.name for blocks in facts.network.blocks],
+            plans,
+            torch.device("cpu"),
+            budget_s=120,
+            progress=lambda text, arm: None,
+        )
     finally:
         timer.MOST_ROUNDS = most
         torch.set_num_threads(threads)

@@ -24,7 +24,7 @@ from fp8doctor.examine.network import examine_network
 from fp8doctor.examine.training import examine_training
 from fp8doctor.examine.walk import walk
 from fp8doctor.facts import Linear, Network, Target, Training, Workload
-from fp8doctor.job import Job
+from fp8doctor.loading.job import Job
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -44,7 +44,13 @@ def llama(device: str = "cpu", **changes: Any) -> LlamaForCausalLM:
 
 def llama_8b() -> LlamaForCausalLM:
     """Llama-3-8B, on the meta device."""
-    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
+    sizes = {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    }
     return llama("meta", num_hidden_layers=32, **sizes)
 
 
@@ -53,7 +59,9 @@ def lora(model: nn.Module, rank: int = 16, **settings: Any) -> nn.Module:
 
 
 def qwen3_moe() -> Qwen3MoeForCausalLM:
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16))
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SIZES, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16)
+    )
 
 
 def mixtral() -> MixtralForCausalLM:
@@ -61,7 +69,9 @@ def mixtral() -> MixtralForCausalLM:
 
 
 def gpt2() -> GPT2LMHeadModel:
-    return GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=256, bos_token_id=0, eos_token_id=0))
+    return GPT2LMHeadModel(
+        GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=256, bos_token_id=0, eos_token_id=0)
+    )
 
 
 def vit() -> ViTForImageClassification:

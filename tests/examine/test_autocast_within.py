@@ -55,7 +55,9 @@ def plain(model: Any, batch: Any) -> Any:
     return model(batch)
 
 
-@pytest.mark.parametrize(("kind", "found"), [(Named, True), (ByName, True), (Plain, False), (nn.Linear, False)])
+@pytest.mark.parametrize(
+    ("kind", "found"), [(Named, True), (ByName, True), (Plain, False), (nn.Linear, False)]
+)
 def test_forwards(kind: type[nn.Module], found: bool) -> None:
     assert opens_autocast(walk(nn.Sequential(nn.ReLU(), kind(4, 4))), None) is found
 
@@ -67,7 +69,15 @@ def test_a_compiled_forward_is_looked_into() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "found"), [(named, True), (in_a_closure(), True), (torch.compile(named), True), (plain, False), (print, False), (None, False)]
+    ("step", "found"),
+    [
+        (named, True),
+        (in_a_closure(), True),
+        (torch.compile(named), True),
+        (plain, False),
+        (print, False),
+        (None, False),
+    ],
 )
 def test_training_steps(step: Callable[..., Any] | None, found: bool) -> None:
     assert opens_autocast(walk(nn.Linear(4, 4)), step) is found

@@ -1,4 +1,5 @@
-"""The try to import an FP8 backend: real broken packages on ``sys.path``, imported in a real process of its own."""
+"""The try to import an FP8 backend: real broken packages on ``sys.path``, imported in a real process of its
+own."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ Install = Callable[..., Path]
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Install:
-    """Puts packages first on ``sys.path``; beside them an empty torch, so that the process of its own starts at once."""
+    """Puts packages first on ``sys.path``; beside them an empty torch, so that the process of its own starts
+    at once."""
     (tmp_path / "torch.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -45,9 +47,16 @@ def tried(**variables: str) -> dict[str, str | None]:
     return found
 
 
-def test_nothing_is_tried_where_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> None:
+def test_nothing_is_tried_where_nothing_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
+) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
-    assert tried() == tried(ACCELERATE_MIXED_PRECISION="bf16") == tried(ACCELERATE_MIXED_PRECISION="fp8", ACCELERATE_FP8_BACKEND="te") == {}
+    assert (
+        tried()
+        == tried(ACCELERATE_MIXED_PRECISION="bf16")
+        == tried(ACCELERATE_MIXED_PRECISION="fp8", ACCELERATE_FP8_BACKEND="te")
+        == {}
+    )
 
 
 def test_a_package_that_is_not_installed_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +68,9 @@ def test_a_package_that_is_not_installed_needs_no_process(monkeypatch: pytest.Mo
 def test_what_is_loaded_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     import torchao.float8
 
-    monkeypatch.setattr(backend_imports, "try_import", lambda *_: pytest.fail(f"tried beside {torchao.float8}"))
+    monkeypatch.setattr(
+        backend_imports, "try_import", lambda *_: pytest.fail(f"tried beside {torchao.float8}")
+    )
     assert tried(ACCELERATE_FP8_BACKEND="AO") == {"AO": None}
 
 
@@ -68,7 +79,10 @@ def test_what_is_loaded_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ("", None),
         ("print('fp8doctor is a word that libraries may print')", None),
-        ("raise ImportError('libtransformer_engine.so: undefined symbol: cublasLtX')", "ImportError: libtransformer_engine.so: undefined symbol: cublasLtX"),
+        (
+            "raise ImportError('libtransformer_engine.so: undefined symbol: cublasLtX')",
+            "ImportError: libtransformer_engine.so: undefined symbol: cublasLtX",
+        ),
         ("raise OSError('two\\nlines')", "OSError: two lines"),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise SystemExit(3)", "SystemExit: 3"),
@@ -97,7 +111,10 @@ def test_the_try_leaves_no_trace(install: Install) -> None:
 
 
 def test_homes_and_secrets_are_scrubbed(install: Install) -> None:
-    install("transformer_engine.pytorch", "raise ImportError('/home/somebody/te.so: hf_abcdefghijklmnopqrstuvwxyz01234567')")
+    install(
+        "transformer_engine.pytorch",
+        "raise ImportError('/home/somebody/te.so: hf_abcdefghijklmnopqrstuvwxyz01234567')",
+    )
     assert tried(ACCELERATE_FP8_BACKEND="TE") == {"TE": "ImportError: ~/te.so: <secret>"}
 
 
@@ -106,7 +123,11 @@ def test_a_try_that_does_not_end_is_a_gap(install: Install, monkeypatch: pytest.
     monkeypatch.setattr(backend_imports, "TIME_LIMIT_S", 0.5)
     gaps: dict[str, str] = {}
     assert not recorded(try_backends({"ACCELERATE_FP8_BACKEND": "TE"}, gaps))
-    assert gaps == {"environment.backend_imports": "trying to import transformer_engine.pytorch did not end: it took more than 0.5 s"}
+    assert gaps == {
+        "environment.backend_imports": "trying to import "
+        "transformer_engine.pytorch did not "
+        "end: it took more than 0.5 s"
+    }
 
 
 def test_examine_fills_the_fact(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +136,9 @@ def test_examine_fills_the_fact(install: Install, monkeypatch: pytest.MonkeyPatc
     assert examine_environment({})[1].backend_imports == {"TE": "ImportError: broken"}
 
 
-def test_without_a_name_accelerate_takes_the_first_that_is_installed(install: Install, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_name_accelerate_takes_the_first_that_is_installed(
+    install: Install, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The order is the one of the real Accelerator, which says what it took."""
     import accelerate.accelerator as accelerator
 
@@ -134,4 +157,6 @@ def test_an_accelerator_that_was_made_goes_before_the_variable(forget_accelerate
 
     Accelerator(mixed_precision="bf16", cpu=True)
     assert backend_to_come({"ACCELERATE_MIXED_PRECISION": "fp8"}) is None
-    assert backend_to_come({"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": "TE"}) == "TE", "prepare takes a named one all the same"
+    assert backend_to_come({"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": "TE"}) == "TE", (
+        "prepare takes a named one all the same"
+    )

@@ -16,7 +16,8 @@ from fp8doctor.facts import CompileMark
 from tests.examine.models import Block, Stacked, network, training
 
 SKIPS = not hasattr(eval_frame.OptimizedModule, "_should_wrap_module_call_impl")
-"""Whether this torch compiles nothing for ``.compile()`` in place on classes of torch.nn: before 2.15, which has that method."""
+"""Whether this torch compiles nothing for ``.compile()`` in place on classes of torch.nn: before 2.15, which
+has that method."""
 
 
 @pytest.fixture(autouse=True)
@@ -60,18 +61,30 @@ def blocks() -> list[nn.Module]:
         (lambda: Own(*linears()), True, {""}),
         (lambda: Block(), True, {""}),
     ],
-    ids=["Sequential", "Linear", "TransformerEncoderLayer", "inherited forward", "blocks inside", "own forward", "Block"],
+    ids=[
+        "Sequential",
+        "Linear",
+        "TransformerEncoderLayer",
+        "inherited forward",
+        "blocks inside",
+        "own forward",
+        "Block",
+    ],
 )
 def test_in_place(build: Callable[[], nn.Module], mark: bool, regions: set[str | None]) -> None:
     model = build()
     model.compile(backend="eager")
-    assert training(model).compile_marks == (CompileMark(name="", form="in_place", backend="eager", compiles=mark or not SKIPS),)
+    assert training(model).compile_marks == (
+        CompileMark(name="", form="in_place", backend="eager", compiles=mark or not SKIPS),
+    )
     found = {linear.compiled for linear in network(model).linears}
     assert found == (regions if mark or SKIPS else {""})
     assert frames(model) == len(found - {None})
 
 
-@pytest.mark.parametrize("build", [lambda: nn.Sequential(*linears()), lambda: nn.TransformerEncoderLayer(32, 4, batch_first=True)])
+@pytest.mark.parametrize(
+    "build", [lambda: nn.Sequential(*linears()), lambda: nn.TransformerEncoderLayer(32, 4, batch_first=True)]
+)
 def test_wrapped_and_assigned(build: Callable[[], Any]) -> None:
     assigned = build()
     assigned.forward = torch.compile(assigned.forward, backend="eager")
@@ -118,7 +131,10 @@ def test_what_is_torchs_own_is_what_dynamo_skips() -> None:
 
 def test_the_facts_say_whose_forward_it_is() -> None:
     ours, torchs = Stacked(), nn.Sequential(*(Blocks(*linears()) for _ in range(2)))
-    assert [(each.forward_of_torch, [blocks.forward_of_torch for blocks in each.blocks]) for each in (network(ours), network(torchs))] == [
+    assert [
+        (each.forward_of_torch, [blocks.forward_of_torch for blocks in each.blocks])
+        for each in (network(ours), network(torchs))
+    ] == [
         (False, [False]),
         (True, [True]),
     ]

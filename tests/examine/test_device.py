@@ -25,7 +25,9 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def examined(monkeypatch: pytest.MonkeyPatch, *devices: Device, **stand_in: object) -> tuple[tuple[Gpu, ...], dict[str, str]]:
+def examined(
+    monkeypatch: pytest.MonkeyPatch, *devices: Device, **stand_in: object
+) -> tuple[tuple[Gpu, ...], dict[str, str]]:
     """What `examine_gpus` makes of these devices, and its gaps; NVML has to be shut down again."""
     nvml = StandIn(*devices, **stand_in).install(monkeypatch)  # type: ignore[arg-type]
     gaps: dict[str, str] = {}
@@ -75,26 +77,50 @@ def test_no_uuid_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_clocks_that_are_held_back_have_names_and_idle_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     bits = pynvml.nvmlClocksEventReasonGpuIdle | pynvml.nvmlClocksEventReasonApplicationsClocksSetting
     bits |= pynvml.nvmlClocksEventReasonSwPowerCap | pynvml.nvmlClocksEventReasonHwThermalSlowdown
-    (found,), _ = examined(monkeypatch, h100(nvmlDeviceGetCurrentClocksEventReasons=bits, nvmlDeviceGetPowerManagementLimit=350_000))
+    (found,), _ = examined(
+        monkeypatch,
+        h100(nvmlDeviceGetCurrentClocksEventReasons=bits, nvmlDeviceGetPowerManagementLimit=350_000),
+    )
     assert found.throttle_reasons == ("software power cap", "hardware thermal slowdown")
     assert (found.power_limit_w, found.power_limit_default_w) == (350.0, 400.0)
 
 
 def test_every_reason_of_nvml_but_idle_and_own_settings_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,), _ = examined(monkeypatch, h100(nvmlDeviceGetCurrentClocksEventReasons=pynvml.nvmlClocksThrottleReasonAll))
+    (found,), _ = examined(
+        monkeypatch, h100(nvmlDeviceGetCurrentClocksEventReasons=pynvml.nvmlClocksThrottleReasonAll)
+    )
     assert len(found.throttle_reasons) == bin(pynvml.nvmlClocksThrottleReasonAll).count("1") - 2
 
 
 def test_an_old_driver_is_asked_by_the_old_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = h100(nvmlDeviceGetCurrentClocksEventReasons=pynvml.NVMLError_FunctionNotFound(), nvmlDeviceGetCurrentClocksThrottleReasons=0x8)
+    old = h100(
+        nvmlDeviceGetCurrentClocksEventReasons=pynvml.NVMLError_FunctionNotFound(),
+        nvmlDeviceGetCurrentClocksThrottleReasons=0x8,
+    )
     (found,), _ = examined(monkeypatch, old)
     assert found.throttle_reasons == ("hardware slowdown",)
 
 
-def test_what_a_gpu_cannot_tell_is_none_and_what_failed_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    bare = Device("GPU-d0000000", "NVIDIA GB10", {"nvmlDeviceGetCudaComputeCapability": (12, 1), "nvmlDeviceGetMemoryInfo": pynvml.NVMLError_Unknown()})
+def test_what_a_gpu_cannot_tell_is_none_and_what_failed_is_not_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bare = Device(
+        "GPU-d0000000",
+        "NVIDIA GB10",
+        {
+            "nvmlDeviceGetCudaComputeCapability": (12, 1),
+            "nvmlDeviceGetMemoryInfo": pynvml.NVMLError_Unknown(),
+        },
+    )
     (found,), gaps = examined(monkeypatch, bare)
-    assert (found.name, found.compute_capability, found.sm_clock_mhz, found.power_limit_w, found.mig, found.other_processes) == (
+    assert (
+        found.name,
+        found.compute_capability,
+        found.sm_clock_mhz,
+        found.power_limit_w,
+        found.mig,
+        found.other_processes,
+    ) == (
         "NVIDIA GB10",
         "12.1",
         None,
@@ -169,9 +195,13 @@ PAIR = ("GPU-a1000000-0000-0000-0000-000000000000", "GPU-b1000000-0000-0000-0000
         ("MIG-1", []),
     ],
 )
-def test_the_variable_chooses_and_orders(monkeypatch: pytest.MonkeyPatch, variable: str, seen: list[str]) -> None:
+def test_the_variable_chooses_and_orders(
+    monkeypatch: pytest.MonkeyPatch, variable: str, seen: list[str]
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
-    first, second = (gpu("NVIDIA H100", uuid, (9, 0), memory) for uuid, memory in zip(PAIR, (80, 94), strict=True))
+    first, second = (
+        gpu("NVIDIA H100", uuid, (9, 0), memory) for uuid, memory in zip(PAIR, (80, 94), strict=True)
+    )
     gpus, gaps = examined(monkeypatch, first, second)
     names = {80.0: "first", 94.0: "second"}
     assert [names[found.memory_gib or 0] for found in gpus if found.visible] == seen
@@ -180,14 +210,21 @@ def test_the_variable_chooses_and_orders(monkeypatch: pytest.MonkeyPatch, variab
     assert gaps == {}
 
 
-pieces = st.lists(st.sampled_from(["0", "1", "2", "3", "-1", "+1", " 2 ", "1gpu", "x", "", "GPU-a", "GPU-a1", "GPU-b1", "GPU-z", "GPU-"]), max_size=4)
+pieces = st.lists(
+    st.sampled_from(
+        ["0", "1", "2", "3", "-1", "+1", " 2 ", "1gpu", "x", "", "GPU-a", "GPU-a1", "GPU-b1", "GPU-z", "GPU-"]
+    ),
+    max_size=4,
+)
 
 
 @given(pieces=pieces)
 def test_indices_and_uuids_are_read_as_torch_reads_them(pieces: list[str]) -> None:
     meant = {"0": 0, "1": 1, "+1": 1, "1gpu": 1, "2": 2, " 2 ": 2, "GPU-a1": 0, "GPU-b1": 2}
     doubles = len({meant.get(piece, piece) for piece in pieces}) < len(pieces)
-    assume(not doubles or set(pieces) <= set(meant))  # behind an entry that ends the list torch still counts doubles, the driver does not
+    assume(
+        not doubles or set(pieces) <= set(meant)
+    )  # behind an entry that ends the list torch still counts doubles, the driver does not
     uuids = ["GPU-a1", "GPU-a2", "GPU-b1"]
     cards = [Card(None, uuid, "NVIDIA H100", ()) for uuid in uuids]
     with pytest.MonkeyPatch.context() as patch:
@@ -199,10 +236,21 @@ def test_indices_and_uuids_are_read_as_torch_reads_them(pieces: list[str]) -> No
 
 @pytest.mark.parametrize(
     ("variable", "seen"),
-    [("0,9,0", 1), ("0,-1,0", 1), ("{},GPU-nope,{}", 1), ("0,0", 0), ("1gpu", 0), ("+0", 1), (" 0", 1), ("GPU-", 0), ("{},0", 1)],
+    [
+        ("0,9,0", 1),
+        ("0,-1,0", 1),
+        ("{},GPU-nope,{}", 1),
+        ("0,0", 0),
+        ("1gpu", 0),
+        ("+0", 1),
+        (" 0", 1),
+        ("GPU-", 0),
+        ("{},0", 1),
+    ],
 )
 def test_values_are_read_as_the_driver_read_them_with_one_h200(variable: str, seen: int) -> None:
-    """What cuDeviceGetCount of driver 580.159 gave under each value, the GPU's own UUID in place of the braces."""
+    """What cuDeviceGetCount of driver 580.159 gave under each value, the GPU's own UUID in place of the
+    braces."""
     card = Card(None, PAIR[0], "NVIDIA H200", ())
     assert len(read_visible_devices(variable.replace("{}", card.uuid), [card])) == seen
 
@@ -223,7 +271,10 @@ def test_once_cuda_is_initialized_torch_says_what_is_seen(monkeypatch: pytest.Mo
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # changed after CUDA was initialized: too late to count
     initialized(monkeypatch, SimpleNamespace(uuid=PAIR[1].removeprefix("GPU-")))
     gpus, gaps = examined(monkeypatch, a100(), h100())
-    assert [(found.name, found.visible) for found in gpus] == [("NVIDIA H100 80GB HBM3", True), ("NVIDIA A100-SXM4-80GB", False)]
+    assert [(found.name, found.visible) for found in gpus] == [
+        ("NVIDIA H100 80GB HBM3", True),
+        ("NVIDIA A100-SXM4-80GB", False),
+    ]
     assert gaps == {}
 
 
@@ -234,7 +285,9 @@ def test_an_older_torch_without_uuids_leaves_it_to_the_variable(monkeypatch: pyt
     assert [found.name for found in gpus if found.visible] == ["NVIDIA H100 80GB HBM3"]
 
 
-def test_a_mig_slice_has_its_own_name_and_memory_and_the_capability_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mig_slice_has_its_own_name_and_memory_and_the_capability_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     uuids = [f"MIG-c{i}000000-0000-0000-0000-000000000000" for i in range(2)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", uuids[1])
     gpus, gaps = examined(monkeypatch, h100(PAIR[0]), sliced(h100(PAIR[1]), *uuids))
@@ -252,7 +305,9 @@ def test_a_mig_slice_has_its_own_name_and_memory_and_the_capability_of_the_whole
 
 def test_a_mig_slice_is_found_by_the_uuid_torch_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     initialized(monkeypatch, SimpleNamespace(uuid="c0000000-0000-0000-0000-000000000000"))
-    (found,), _ = examined(monkeypatch, sliced(h100(), "MIG-c0000000-0000-0000-0000-000000000000", memory_gib=20.0))
+    (found,), _ = examined(
+        monkeypatch, sliced(h100(), "MIG-c0000000-0000-0000-0000-000000000000", memory_gib=20.0)
+    )
     assert (found.memory_gib, found.visible) == (20.0, True)
 
 
@@ -265,11 +320,16 @@ def test_an_index_of_a_gpu_in_mig_mode_means_its_first_slice(monkeypatch: pytest
 
 
 def test_this_process_is_not_counted_among_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,), _ = examined(monkeypatch, h100(nvmlDeviceGetComputeRunningProcesses=[process(os.getpid()), process(1), process(1), process(2)]))
+    (found,), _ = examined(
+        monkeypatch,
+        h100(nvmlDeviceGetComputeRunningProcesses=[process(os.getpid()), process(1), process(1), process(2)]),
+    )
     assert found.other_processes == 2
 
 
-def test_in_a_container_one_of_them_is_this_process_if_it_holds_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_container_one_of_them_is_this_process_if_it_holds_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     strangers = [process(2**22 + 1), process(2**22 + 2)]
     device = h100(nvmlDeviceGetComputeRunningProcesses=strangers)
     (found,), _ = examined(monkeypatch, device)
@@ -284,10 +344,22 @@ def test_in_a_container_one_of_them_is_this_process_if_it_holds_memory(monkeypat
 
 def test_amd_is_read_from_torch_once_it_is_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4.43482")
-    initialized(monkeypatch, SimpleNamespace(name="AMD Instinct MI300X", total_memory=192 * GIB, gcnArchName="gfx942:sramecc+:xnack-"))
+    initialized(
+        monkeypatch,
+        SimpleNamespace(
+            name="AMD Instinct MI300X", total_memory=192 * GIB, gcnArchName="gfx942:sramecc+:xnack-"
+        ),
+    )
     gaps: dict[str, str] = {}
     (found,) = examine_gpus(gaps)
-    assert (found.name, found.vendor, found.architecture, found.compute_capability, found.memory_gib, found.visible) == (
+    assert (
+        found.name,
+        found.vendor,
+        found.architecture,
+        found.compute_capability,
+        found.memory_gib,
+        found.visible,
+    ) == (
         "AMD Instinct MI300X",
         "amd",
         "gfx942",
@@ -319,8 +391,10 @@ import ctypes
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.facts import Target
 facts = examine_surroundings(Target(kind="environment", name="environment"))
-assert facts.gpus[0].name and facts.software.driver and facts.software.cudnn and facts.software.cublaslt, facts
+software = facts.software
+assert facts.gpus[0].name and software.driver and software.cudnn and software.cublaslt, facts
 state, active, not_initialized = ctypes.c_uint(), ctypes.c_int(), 3
-assert ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxGetState(0, ctypes.byref(state), ctypes.byref(active)) == not_initialized
+get_state = ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxGetState
+assert get_state(0, ctypes.byref(state), ctypes.byref(active)) == not_initialized
 """
     subprocess.run([sys.executable, "-c", program], check=True)

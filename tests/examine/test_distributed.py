@@ -35,7 +35,9 @@ def test_with_a_process_group_and_nothing_sharded(eight: None) -> None:
 
 
 def test_everything_sharded(eight: None) -> None:
-    assert distributed(shard(blocks())) == Distributed(world_size=8, fsdp2_linears=("0.0", "0.2", "1.0", "1.2"), shards=8)
+    assert distributed(shard(blocks())) == Distributed(
+        world_size=8, fsdp2_linears=("0.0", "0.2", "1.0", "1.2"), shards=8
+    )
 
 
 def test_only_what_is_below_the_call(eight: None) -> None:
@@ -58,7 +60,10 @@ def test_replicas_of_shards_count_the_shards(eight: None) -> None:
     assert distributed(model).shards == 4
 
 
-@pytest.mark.skipif("ignored_params" not in inspect.signature(fully_shard).parameters, reason="torch 2.6 has no fully_shard(ignored_params=)")
+@pytest.mark.skipif(
+    "ignored_params" not in inspect.signature(fully_shard).parameters,
+    reason="torch 2.6 has no fully_shard(ignored_params=)",
+)
 def test_a_parameter_that_fsdp_was_told_to_ignore(eight: None) -> None:
     model = blocks()
     fully_shard(model, ignored_params={model[0][0].weight})

@@ -22,7 +22,11 @@ from fp8doctor.examine.environment import PACKAGES, VARIABLES, allowed, examine_
 from fp8doctor.facts import Environment, Package, Software, recorded
 
 ROOT = Path(__file__).resolve().parents[2]
-INSTALLED = {name for name in PACKAGES if any(True for each in PACKAGES[name] for _ in metadata.distributions(name=each))}
+INSTALLED = {
+    name
+    for name in PACKAGES
+    if any(True for each in PACKAGES[name] for _ in metadata.distributions(name=each))
+}
 
 
 def software(gaps: dict[str, str] | None = None) -> Software:
@@ -35,7 +39,14 @@ def environment(gaps: dict[str, str] | None = None) -> Environment:
 
 def run(program: str, **variables: str) -> str:
     """Output of a program in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -58,7 +69,11 @@ def run(program: str, **variables: str) -> str:
         ("TORCH_LOGS", "+dynamo,graph_breaks", "+dynamo,graph_breaks"),
         ("CUDA_LAUNCH_BLOCKING", "1", "1"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "1", "1"),
-        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:512", "expandable_segments:True,max_split_size_mb:512"),
+        (
+            "PYTORCH_CUDA_ALLOC_CONF",
+            "expandable_segments:True,max_split_size_mb:512",
+            "expandable_segments:True,max_split_size_mb:512",
+        ),
         ("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync", "backend:cudaMallocAsync"),
         ("NVIDIA_TF32_OVERRIDE", "0", "0"),
         ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1", "1"),
@@ -73,7 +88,9 @@ def run(program: str, **variables: str) -> str:
         ("TORCH_LOGS", "hf_abcdefghijklmnopqrstuvwxyz01234567", "<secret>"),
     ],
 )
-def test_a_variable_that_matters_is_kept_and_scrubbed(monkeypatch: pytest.MonkeyPatch, name: str, value: str, kept: str) -> None:
+def test_a_variable_that_matters_is_kept_and_scrubbed(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, kept: str
+) -> None:
     monkeypatch.setenv(name, value)
     assert environment().variables[name] == kept
 
@@ -97,7 +114,9 @@ def test_a_variable_that_matters_is_kept_and_scrubbed(monkeypatch: pytest.Monkey
         "ACCELERATE_FP8_TOKEN",
     ],
 )
-def test_a_variable_that_may_tell_a_secret_or_a_place_is_not_read(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_variable_that_may_tell_a_secret_or_a_place_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setenv(name, "/home/somebody/x")
     assert name not in environment().variables
 
@@ -119,7 +138,11 @@ def test_python_platform_and_torch() -> None:
     found = software()
     assert found.python == platform.python_version()
     assert found.platform == f"{sys.platform} {platform.machine()}"
-    assert (found.torch, found.cuda, found.hip) == (str(torch.__version__), torch.version.cuda, torch.version.hip)
+    assert (found.torch, found.cuda, found.hip) == (
+        str(torch.__version__),
+        torch.version.cuda,
+        torch.version.hip,
+    )
 
 
 def test_a_build_without_cuda_has_no_cuda_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,17 +151,25 @@ def test_a_build_without_cuda_has_no_cuda_libraries(monkeypatch: pytest.MonkeyPa
 
 
 def distribution(folder: Path, name: str, version: str | None, *, module: str | None = None) -> None:
-    """Install the metadata of a distribution into a folder, and perhaps a module that must not be imported."""
+    """Install the metadata of a distribution into a folder, and perhaps a module that must not be
+    imported."""
     info = folder / f"{name}-{version or 'x'}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\n" + (f"Version: {version}\n" if version else ""))
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\n" + (f"Version: {version}\n" if version else "")
+    )
     if module:
         (folder / module).mkdir()
         (folder / module / "__init__.py").write_text("raise RuntimeError('imported')")
 
 
-@pytest.mark.parametrize(("cuda", "cublas", "cudnn"), [("13.0", "nvidia_cublas", "nvidia_cudnn_cu13"), ("12.9", "nvidia_cublas_cu12", "nvidia_cudnn_cu12")])
-def test_cuda_libraries_have_the_version_pip_knows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str, cublas: str, cudnn: str) -> None:
+@pytest.mark.parametrize(
+    ("cuda", "cublas", "cudnn"),
+    [("13.0", "nvidia_cublas", "nvidia_cudnn_cu13"), ("12.9", "nvidia_cublas_cu12", "nvidia_cudnn_cu12")],
+)
+def test_cuda_libraries_have_the_version_pip_knows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str, cublas: str, cudnn: str
+) -> None:
     distribution(tmp_path, cublas, "13.1.0.3")
     distribution(tmp_path, cudnn, "9.19.0.56")
     monkeypatch.syspath_prepend(tmp_path)
@@ -147,8 +178,9 @@ def test_cuda_libraries_have_the_version_pip_knows(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_cuda_library_is_called_to_be_asked_its_version() -> None:
-    """``cudnnGetVersion`` loads cuDNN's parts from pip's folder; a Transformer Engine imported later then mixes in the
-    system's, and its import fails with an undefined symbol in libcudnn_heuristic (seen on an H200, TE 2.20.2)."""
+    """``cudnnGetVersion`` loads cuDNN's parts from pip's folder; a Transformer Engine imported later then
+    mixes in the system's, and its import fails with an undefined symbol in libcudnn_heuristic (seen on an
+    H200, TE 2.20.2)."""
     import fp8doctor.examine.environment as environment
 
     assert "ctypes" not in vars(environment)
@@ -158,7 +190,9 @@ def test_no_cuda_library_is_called_to_be_asked_its_version() -> None:
 def test_triton_is_found_under_each_of_its_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     distribution(tmp_path, "pytorch_triton_rocm", "3.4.0")
     monkeypatch.syspath_prepend(tmp_path)
-    installed = [each for each in ("triton", "pytorch_triton") if any(True for _ in metadata.distributions(name=each))]
+    installed = [
+        each for each in ("triton", "pytorch_triton") if any(True for _ in metadata.distributions(name=each))
+    ]
     assert software().triton == (metadata.version(installed[0]) if installed else "3.4.0")
 
 
@@ -176,7 +210,8 @@ import accelerate
 before = set(sys.modules)
 from fp8doctor.examine.environment import examine_environment
 software, _ = examine_environment({})
-new = {name.partition(".")[0] for name in set(sys.modules) - before} & {"torchao", "transformers", "peft", "transformer_engine", "unsloth", "trl"}
+libraries = {"torchao", "transformers", "peft", "transformer_engine", "unsloth", "trl"}
+new = {name.partition(".")[0] for name in set(sys.modules) - before} & libraries
 print(json.dumps([software.packages["accelerate"].imported, software.packages["peft"].imported, sorted(new)]))
 """
     assert json.loads(run(program)) == [True, False, []]
@@ -193,13 +228,17 @@ def test_transformer_engine_is_found_with_its_parts(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("version", [None, ""])
-def test_a_half_installed_package_has_no_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str | None) -> None:
+def test_a_half_installed_package_has_no_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str | None
+) -> None:
     distribution(tmp_path, "deepspeed", version, module="deepspeed")
     monkeypatch.syspath_prepend(tmp_path)
     assert software().packages["deepspeed"] == Package(version=None, imported=False)
 
 
-def test_a_package_without_any_metadata_has_no_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_package_without_any_metadata_has_no_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "msamp").mkdir()
     (tmp_path / "msamp" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
@@ -212,7 +251,9 @@ def test_a_folder_of_the_name_is_no_package(monkeypatch: pytest.MonkeyPatch, tmp
     assert "unsloth" not in software().packages or "unsloth" in INSTALLED
 
 
-def test_a_module_that_cannot_say_where_it_came_from_counts_as_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_cannot_say_where_it_came_from_counts_as_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import types
 
     module = types.ModuleType("bitsandbytes")
@@ -253,7 +294,9 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Pat
         ({"bf16": {"enabled": True}}, False),
     ],
 )
-def test_the_file_the_launcher_names_is_read(config: Callable[..., Path], content: dict[str, object], section: bool) -> None:
+def test_the_file_the_launcher_names_is_read(
+    config: Callable[..., Path], content: dict[str, object], section: bool
+) -> None:
     path = config(content)
     found = environment()
     assert found.deepspeed_fp8_section is section
@@ -269,11 +312,15 @@ def test_without_a_configuration_there_is_none(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_configuration_may_stand_in_the_variable_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", base64.urlsafe_b64encode(b'{"fp8": {"enabled": true}}').decode())
+    monkeypatch.setenv(
+        "ACCELERATE_DEEPSPEED_CONFIG_FILE", base64.urlsafe_b64encode(b'{"fp8": {"enabled": true}}').decode()
+    )
     assert environment().deepspeed_fp8_section is True
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), ""])
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), ""]
+)
 def test_a_broken_file_is_a_gap_with_its_reason(config: Callable[..., Path], text: str) -> None:
     config(text)
     gaps: dict[str, str] = {}
@@ -289,7 +336,9 @@ def test_a_missing_file_is_a_gap_without_its_folder(monkeypatch: pytest.MonkeyPa
     assert str(Path.home()) not in gaps["environment.deepspeed_fp8_section"]
 
 
-def test_the_plugin_of_accelerates_state_goes_before_the_file(config: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_plugin_of_accelerates_state_goes_before_the_file(
+    config: Callable[..., Path], tmp_path: Path
+) -> None:
     """A real DeepSpeedPlugin; the state is filled by hand, as making one needs DeepSpeed itself."""
     config({"fp8": {"enabled": True}})
     used = tmp_path / "used.json"
@@ -301,7 +350,8 @@ from accelerate.utils import DeepSpeedPlugin
 from fp8doctor.examine.environment import examine_environment
 Accelerator(cpu=True)
 print(examine_environment({{}})[1].deepspeed_fp8_section)
-AcceleratorState._shared_state["deepspeed_plugins"] = {{"default": DeepSpeedPlugin(hf_ds_config={str(used)!r})}}
+plugin = DeepSpeedPlugin(hf_ds_config={str(used)!r})
+AcceleratorState._shared_state["deepspeed_plugins"] = {{"default": plugin}}
 print(examine_environment({{}})[1].deepspeed_fp8_section)
 """
     assert run(program).split() == ["True", "False"]

@@ -1,4 +1,5 @@
-"""`Training.use_cache` against what transformers' models do in a training forward: whether a cache is made is counted."""
+"""`Training.use_cache` against what transformers' models do in a training forward: whether a cache is made is
+counted."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration, Trainer, TrainingArguments
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+    Trainer,
+    TrainingArguments,
+)
 from transformers.cache_utils import Cache
 
 from tests.examine.models import llama, training
@@ -89,8 +97,13 @@ def wrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(("change", "made"), [(switched_off, False), (checkpointed, False), (adapted, True), (compiled, True), (wrapped, True)])
-def test_what_is_done_to_a_model(change: Callable[[nn.Module], nn.Module], made: bool, caches: list[Cache]) -> None:
+@pytest.mark.parametrize(
+    ("change", "made"),
+    [(switched_off, False), (checkpointed, False), (adapted, True), (compiled, True), (wrapped, True)],
+)
+def test_what_is_done_to_a_model(
+    change: Callable[[nn.Module], nn.Module], made: bool, caches: list[Cache]
+) -> None:
     model = change(llama(use_cache=True)).train()
     step(model)
     assert training(model).use_cache is bool(caches) is made
@@ -98,7 +111,9 @@ def test_what_is_done_to_a_model(change: Callable[[nn.Module], nn.Module], made:
 
 def test_a_trainer_switches_it_off(tmp_path: Any) -> None:
     model = llama(use_cache=True)
-    arguments = TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True, max_steps=1, per_device_train_batch_size=1)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), report_to=[], use_cpu=True, max_steps=1, per_device_train_batch_size=1
+    )
     ids = torch.ones(8, dtype=torch.long)
     assert training(model).use_cache is True
     assert training(model, trainer=arguments).use_cache is False
@@ -112,6 +127,12 @@ def test_a_trainer_switches_it_off(tmp_path: Any) -> None:
 def test_models_without_a_cache() -> None:
     assert training(nn.Linear(4, 4)).use_cache is None
     assert (
-        training(transformers.ViTModel(transformers.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16))).use_cache
+        training(
+            transformers.ViTModel(
+                transformers.ViTConfig(
+                    hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+                )
+            )
+        ).use_cache
         is None
     )

@@ -1,4 +1,5 @@
-"""The module tree as facts, on real models. Every fact is held to a value that nothing but reading it could give."""
+"""The module tree as facts, on real models. Every fact is held to a value that nothing but reading it could
+give."""
 
 from __future__ import annotations
 
@@ -11,11 +12,31 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.quantization import quantize_
 
 from fp8doctor.facts import Blocks
-from fp8doctor.record import NOT_RECORDED
+from fp8doctor.facts.record import NOT_RECORDED
 from tests import prototypes
-from tests.examine.models import Block, Stacked, by_name, gpt2, llama, llama_8b, lora, mixtral, network, qwen3_moe, vit
+from tests.examine.models import (
+    Block,
+    Stacked,
+    by_name,
+    gpt2,
+    llama,
+    llama_8b,
+    lora,
+    mixtral,
+    network,
+    qwen3_moe,
+    vit,
+)
 
-LLAMA_LAYER = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+LLAMA_LAYER = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
 
 
 def test_llama() -> None:
@@ -24,20 +45,50 @@ def test_llama() -> None:
     assert (facts.parameters, facts.trainable_parameters, facts.adapter_parameters) == (106816, 106816, 0)
     assert facts.parameter_gib == 2 * 106816 / 2**30
     assert (facts.dtypes, facts.devices) == ({"bfloat16": 106816}, ("cpu",))
-    assert (facts.modules, facts.embeddings, facts.norms, facts.hooks, facts.float8_parameters) == (33, 1, 5, 0, 0)
+    assert (facts.modules, facts.embeddings, facts.norms, facts.hooks, facts.float8_parameters) == (
+        33,
+        1,
+        5,
+        0,
+        0,
+    )
     assert (facts.ties, facts.wrappers, facts.vocabulary, facts.hidden_size) == ((), (), 256, 64)
-    assert [each.name for each in facts.linears] == [*(f"model.layers.{i}.{name}" for i in (0, 1) for name in LLAMA_LAYER), "lm_head"]
+    assert [each.name for each in facts.linears] == [
+        *(f"model.layers.{i}.{name}" for i in (0, 1) for name in LLAMA_LAYER),
+        "lm_head",
+    ]
     (blocks,) = facts.blocks
     kind = "transformers.models.llama.modeling_llama.LlamaDecoderLayer"
-    assert blocks == Blocks(name="model.layers", kind=kind, container="list", forward_of_torch=False, count=2, compiled=0, checkpointed=0, linears=14)
+    assert blocks == Blocks(
+        name="model.layers",
+        kind=kind,
+        container="list",
+        forward_of_torch=False,
+        count=2,
+        compiled=0,
+        checkpointed=0,
+        linears=14,
+    )
 
 
 def test_one_linear_of_llama() -> None:
     layer = by_name(llama())["model.layers.1.mlp.down_proj"]
     assert (layer.kind, layer.stack, layer.use) == ("torch.nn.modules.linear.Linear", "torch", "none")
     assert (layer.recipe, layer.features, layer.engaged, layer.weight_class) == (None, {}, None, None)
-    assert (layer.in_features, layer.out_features, layer.gemms, layer.bias, layer.dtype) == (128, 64, 1, False, "float32")
-    assert (layer.requires_grad, layer.role, layer.adapter, layer.compiled, layer.checkpointed) == (True, "body", None, None, None)
+    assert (layer.in_features, layer.out_features, layer.gemms, layer.bias, layer.dtype) == (
+        128,
+        64,
+        1,
+        False,
+        "float32",
+    )
+    assert (layer.requires_grad, layer.role, layer.adapter, layer.compiled, layer.checkpointed) == (
+        True,
+        "body",
+        None,
+        None,
+        None,
+    )
     assert (layer.parameters, layer.parameter_share_pct) == (8192, 100 * 8192 / 106816)
     assert (layer.flops_per_token, layer.flops_share_pct) == (6 * 128 * 64, 100 * 49152 / 540672)
 
@@ -55,7 +106,12 @@ def test_llama_8b_on_meta() -> None:
 def test_conv1d_of_gpt2_is_transposed() -> None:
     facts = network(gpt2())
     up = facts.linears[2]
-    assert (up.name, up.kind, up.stack, up.use) == ("transformer.h.0.mlp.c_fc", "transformers.pytorch_utils.Conv1D", "torch", "none")
+    assert (up.name, up.kind, up.stack, up.use) == (
+        "transformer.h.0.mlp.c_fc",
+        "transformers.pytorch_utils.Conv1D",
+        "torch",
+        "none",
+    )
     assert (up.in_features, up.out_features, up.bias, up.parameters) == (64, 256, True, 64 * 256 + 256)
     assert facts.ties == (("transformer.wte.weight", "lm_head.weight"),)
     assert (facts.embeddings, facts.norms, facts.vocabulary, facts.hidden_size) == (2, 5, 256, 64)
@@ -84,8 +140,17 @@ def test_a_module_that_holds_its_owner_is_walked_once() -> None:
 
 def test_qwen3_moe() -> None:
     linears = by_name(qwen3_moe())
-    up, down, gate = (linears[f"model.layers.0.mlp.{name}"] for name in ("experts.gate_up_proj", "experts.down_proj", "gate"))
-    assert (up.kind.rpartition(".")[2], up.role, up.gemms, up.in_features, up.out_features) == ("Qwen3MoeExperts", "experts", 8, 64, 64)
+    up, down, gate = (
+        linears[f"model.layers.0.mlp.{name}"]
+        for name in ("experts.gate_up_proj", "experts.down_proj", "gate")
+    )
+    assert (up.kind.rpartition(".")[2], up.role, up.gemms, up.in_features, up.out_features) == (
+        "Qwen3MoeExperts",
+        "experts",
+        8,
+        64,
+        64,
+    )
     assert (down.in_features, down.out_features, down.parameters) == (32, 64, 8 * 32 * 64)
     assert up.flops_per_token == 6 * 64 * 64 * 2  # two of eight experts
     assert (gate.role, gate.in_features, gate.out_features, gate.gemms) == ("router", 64, 8, 1)
@@ -105,7 +170,10 @@ def test_transposed_experts() -> None:
     kind = type("Llama4TextExperts", (nn.Module,), {})
     experts = kind()
     experts.hidden_size, experts.top_k = 64, 1
-    experts.gate_up_proj, experts.down_proj = nn.Parameter(torch.zeros(4, 64, 256)), nn.Parameter(torch.zeros(4, 128, 64))
+    experts.gate_up_proj, experts.down_proj = (
+        nn.Parameter(torch.zeros(4, 64, 256)),
+        nn.Parameter(torch.zeros(4, 128, 64)),
+    )
     experts.gate_up_proj_bias = nn.Parameter(torch.zeros(4, 256))
     up, down = network(experts).linears
     assert (up.in_features, up.out_features, up.bias) == (64, 256, True)
@@ -115,7 +183,11 @@ def test_transposed_experts() -> None:
 def test_experts_in_a_list() -> None:
     """Mixtral before transformers 5: a ModuleList of experts behind a gate that is an nn.Linear."""
     layer = nn.Module()
-    layer.top_k, layer.gate, layer.experts = 2, nn.Linear(32, 4, bias=False), nn.ModuleList(Block() for _ in range(4))
+    layer.top_k, layer.gate, layer.experts = (
+        2,
+        nn.Linear(32, 4, bias=False),
+        nn.ModuleList(Block() for _ in range(4)),
+    )
     facts = network(nn.ModuleDict({"moe": layer}))
     linears = {each.name: each for each in facts.linears}
     assert linears["moe.gate"].role == "router"
@@ -138,7 +210,10 @@ def test_experts_that_do_not_say_how_many_a_token_visits() -> None:
 def test_convolutions_and_positions_are_no_linears() -> None:
     model = nn.Sequential(nn.Conv1d(16, 16, 3), nn.Conv2d(3, 16, 4))
     embeddings = type("MoeViTEmbeddings", (nn.Module,), {})()
-    embeddings.position_embeddings, embeddings.cls_token = nn.Parameter(torch.zeros(2, 17, 64)), nn.Parameter(torch.zeros(1, 1, 64))
+    embeddings.position_embeddings, embeddings.cls_token = (
+        nn.Parameter(torch.zeros(2, 17, 64)),
+        nn.Parameter(torch.zeros(1, 1, 64)),
+    )
     assert network(nn.Sequential(model, embeddings)).linears == ()
 
 
@@ -150,11 +225,25 @@ def test_vit() -> None:
 
 
 def test_multihead_attention() -> None:
-    linears = by_name(nn.ModuleDict({"attn": nn.MultiheadAttention(64, 4), "cross": nn.MultiheadAttention(64, 4, kdim=32, vdim=16, bias=False)}))
+    linears = by_name(
+        nn.ModuleDict(
+            {
+                "attn": nn.MultiheadAttention(64, 4),
+                "cross": nn.MultiheadAttention(64, 4, kdim=32, vdim=16, bias=False),
+            }
+        )
+    )
     fused = linears["attn.in_proj"]
-    assert (fused.in_features, fused.out_features, fused.bias, fused.features) == (64, 192, True, {"functional": True})
+    assert (fused.in_features, fused.out_features, fused.bias, fused.features) == (
+        64,
+        192,
+        True,
+        {"functional": True},
+    )
     assert linears["attn.out_proj"].features == {"functional": True}
-    assert [(name, each.in_features, each.bias) for name, each in linears.items() if name.startswith("cross")][:3] == [
+    assert [
+        (name, each.in_features, each.bias) for name, each in linears.items() if name.startswith("cross")
+    ][:3] == [
         ("cross.q_proj", 64, False),
         ("cross.k_proj", 32, False),
         ("cross.v_proj", 16, False),
@@ -174,8 +263,16 @@ def test_lora_on_a_plain_base() -> None:
     linears = {each.name.removeprefix("base_model.model.model.layers."): each for each in facts.linears}
     base, a = linears["1.self_attn.q_proj.base_layer"], linears["1.self_attn.q_proj.lora_A.default"]
     assert (base.adapter, base.requires_grad, base.flops_per_token) == ("base", False, 2 * 2 * 64 * 64)
-    assert (a.adapter, a.requires_grad, a.in_features, a.out_features, a.flops_per_token) == ("adapter", True, 64, 16, 6 * 64 * 16)
-    assert linears["0.self_attn.q_proj.base_layer"].flops_per_token == 2 * 64 * 64  # nothing before it is trained
+    assert (a.adapter, a.requires_grad, a.in_features, a.out_features, a.flops_per_token) == (
+        "adapter",
+        True,
+        64,
+        16,
+        6 * 64 * 16,
+    )
+    assert (
+        linears["0.self_attn.q_proj.base_layer"].flops_per_token == 2 * 64 * 64
+    )  # nothing before it is trained
     assert facts.linears[-1].name == "base_model.model.lm_head.modules_to_save.default"
     assert (facts.linears[-1].role, facts.linears[-1].adapter) == ("head", None)
     assert not any("original_module" in each.name for each in facts.linears)
@@ -183,10 +280,20 @@ def test_lora_on_a_plain_base() -> None:
 
 def test_lora_before_and_after_conversion() -> None:
     def kinds(model: nn.Module) -> set[tuple[str | None, str]]:
-        return {(each.adapter, each.kind.rpartition(".")[2]) for each in network(model).linears if each.role == "body"}
+        return {
+            (each.adapter, each.kind.rpartition(".")[2])
+            for each in network(model).linears
+            if each.role == "body"
+        }
 
-    assert kinds(lora(convert_to_float8_training(llama()))) == {("base", "Float8Linear"), ("adapter", "Linear")}
-    assert kinds(convert_to_float8_training(lora(llama()))) == {("base", "Float8Linear"), ("adapter", "Float8Linear")}
+    assert kinds(lora(convert_to_float8_training(llama()))) == {
+        ("base", "Float8Linear"),
+        ("adapter", "Linear"),
+    }
+    assert kinds(convert_to_float8_training(lora(llama()))) == {
+        ("base", "Float8Linear"),
+        ("adapter", "Float8Linear"),
+    }
 
 
 def test_lora_linear_of_torchtune() -> None:
@@ -218,7 +325,9 @@ def test_sizes_without_a_configuration() -> None:
 
 
 def test_converted_llama() -> None:
-    model = convert_to_float8_training(llama().bfloat16(), module_filter_fn=lambda module, name: name != "lm_head")
+    model = convert_to_float8_training(
+        llama().bfloat16(), module_filter_fn=lambda module, name: name != "lm_head"
+    )
     facts = network(model)
     assert [each.use for each in facts.linears] == ["training"] * 14 + ["none"]
     assert facts.linears[-1].flops_share_pct == 100 * 98304 / 540672
@@ -228,7 +337,13 @@ def test_converted_experts_of_qwen3_moe() -> None:
     model = qwen3_moe().bfloat16()
     quantize_(model, prototypes.float8(), filter_fn=lambda module, name: name.endswith("experts"))
     layer = by_name(model)["model.layers.0.mlp.experts.gate_up_proj"]
-    assert (layer.stack, layer.use, layer.recipe, layer.gemms, layer.role) == ("torchao", "training", "rowwise", 8, "experts")
+    assert (layer.stack, layer.use, layer.recipe, layer.gemms, layer.role) == (
+        "torchao",
+        "training",
+        "rowwise",
+        8,
+        "experts",
+    )
     assert layer.kind.rpartition(".")[2] == "Qwen3MoeExperts"
 
 
@@ -239,7 +354,11 @@ def test_compiled_model_covers_all_under_clean_names() -> None:
     assert facts.kind == "tests.examine.models.Stacked"
     assert {each.compiled for each in facts.linears} == {""}
     assert facts.linears[0].name == "blocks.0.up"
-    assert (facts.blocks[0].name, facts.blocks[0].compiled, facts.modules) == ("blocks", 3, network(model).modules)
+    assert (facts.blocks[0].name, facts.blocks[0].compiled, facts.modules) == (
+        "blocks",
+        3,
+        network(model).modules,
+    )
 
 
 def test_compiled_blocks_cover_themselves() -> None:
@@ -291,7 +410,11 @@ def test_flag_on_the_model_covers_its_blocks() -> None:
     model = Stacked()
     model.gradient_checkpointing = True
     linears = by_name(model)
-    assert [linears[name].checkpointed for name in ("blocks.0.up", "blocks.2.down", "head")] == ["blocks.0", "blocks.2", None]
+    assert [linears[name].checkpointed for name in ("blocks.0.up", "blocks.2.down", "head")] == [
+        "blocks.0",
+        "blocks.2",
+        None,
+    ]
 
 
 class Calls(Stacked):
@@ -323,7 +446,9 @@ def test_bare_linears_are_no_blocks() -> None:
 
 def test_only_the_outermost_blocks_count() -> None:
     nested = nn.Sequential(*(nn.Sequential(Block(), Block()) for _ in range(2)))
-    assert [(each.name, each.count, each.linears) for each in network(nn.Sequential(nested, nn.ReLU())).blocks] == [("0", 2, 8)]
+    assert [
+        (each.name, each.count, each.linears) for each in network(nn.Sequential(nested, nn.ReLU())).blocks
+    ] == [("0", 2, 8)]
 
 
 def test_hooks() -> None:
@@ -340,7 +465,15 @@ def test_frozen_parameters() -> None:
     model.blocks[0].requires_grad_(False)
     facts = network(model)
     assert facts.trainable_parameters == facts.parameters - 100 * 32 - (2 * 32 * 128 + 128 + 32)
-    assert [each.flops_per_token / (2 * each.in_features * each.out_features) for each in facts.linears] == [1, 1, 3, 3, 3, 3, 3]
+    assert [each.flops_per_token / (2 * each.in_features * each.out_features) for each in facts.linears] == [
+        1,
+        1,
+        3,
+        3,
+        3,
+        3,
+        3,
+    ]
     assert [each.requires_grad for each in facts.linears][:3] == [False, False, True]
 
 
@@ -356,7 +489,14 @@ def test_sharded_by_fsdp2() -> None:
     """One process is enough to see FSDP2's classes and its DTensor weights."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        model = nn.Sequential(*(convert_to_float8_training(Block(), config=Float8LinearConfig(enable_fsdp_float8_all_gather=True)) for _ in range(2)))
+        model = nn.Sequential(
+            *(
+                convert_to_float8_training(
+                    Block(), config=Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+                )
+                for _ in range(2)
+            )
+        )
         for block in model:
             fully_shard(block.up)
             fully_shard(block)
@@ -367,6 +507,10 @@ def test_sharded_by_fsdp2() -> None:
     assert (facts.kind, facts.wrappers) == ("torch.nn.modules.container.Sequential", ("FSDPModule",))
     assert (facts.blocks[0].kind, facts.blocks[0].count) == ("tests.examine.models.Block", 2)
     layer = facts.linears[0]
-    assert (layer.kind, layer.use, layer.recipe) == ("torchao.float8.float8_linear.Float8Linear", "training", "tensorwise")
+    assert (layer.kind, layer.use, layer.recipe) == (
+        "torchao.float8.float8_linear.Float8Linear",
+        "training",
+        "tensorwise",
+    )
     assert layer.weight_class == "torchao.float8.fsdp_utils.WeightWithDynamicFloat8CastTensor"
     assert facts.parameter_gib == 4 * facts.parameters / 2**30

@@ -10,7 +10,9 @@ from fp8doctor.facts import Linear
 from tests.stand_ins.scaled_mm import needs_rowwise_scaled_mm, needs_scaled_mm
 
 
-@pytest.mark.parametrize("by_row", [pytest.param(False, marks=needs_scaled_mm), pytest.param(True, marks=needs_rowwise_scaled_mm)])
+@pytest.mark.parametrize(
+    "by_row", [pytest.param(False, marks=needs_scaled_mm), pytest.param(True, marks=needs_rowwise_scaled_mm)]
+)
 def test_nothing_of_the_process_changes(by_row: bool) -> None:
     state, grad = torch.get_rng_state(), torch.is_grad_enabled()
     with torch.device("meta"), torch.autocast("cpu", dtype=torch.bfloat16):

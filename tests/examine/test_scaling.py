@@ -1,4 +1,5 @@
-"""How FP8 layers scale, read from real torchao configurations; Transformer Engine's is in the tests of NUM003."""
+"""How FP8 layers scale, read from real torchao configurations; Transformer Engine's is in the tests of
+NUM003."""
 
 from __future__ import annotations
 
@@ -17,7 +18,14 @@ def linears() -> nn.Sequential:
 
 
 def scaling(layers: int, first: str, *forward: str) -> Scaling:
-    return Scaling(stack="torchao", layers=layers, first=first, forward_dtypes=forward, amax_history_len=None, amax_compute_algo=None)
+    return Scaling(
+        stack="torchao",
+        layers=layers,
+        first=first,
+        forward_dtypes=forward,
+        amax_history_len=None,
+        amax_compute_algo=None,
+    )
 
 
 def test_ordinary_layers_do_not_scale() -> None:
@@ -33,13 +41,18 @@ def test_layers_that_do_not_are_several() -> None:
     e5m2 = Float8LinearConfig(cast_config_weight=CastConfig(target_dtype=torch.float8_e5m2))
     convert_to_float8_training(model, config=e5m2, module_filter_fn=lambda module, name: name == "1")
     convert_to_float8_training(model, module_filter_fn=lambda module, name: name != "1")
-    assert examine_scaling(walk(model)) == (scaling(2, "0", "float8_e4m3fn"), scaling(1, "1", "float8_e4m3fn", "float8_e5m2"))
+    assert examine_scaling(walk(model)) == (
+        scaling(2, "0", "float8_e4m3fn"),
+        scaling(1, "1", "float8_e4m3fn", "float8_e5m2"),
+    )
 
 
 def test_an_operand_in_high_precision_is_in_no_dtype_of_fp8() -> None:
     config = Float8LinearConfig.from_recipe_name("rowwise_with_gw_hp")
     assert config.cast_config_input_for_grad_weight.scaling_type is ScalingType.DISABLED
-    assert examine_scaling(walk(convert_to_float8_training(linears(), config=config))) == (scaling(3, "0", "float8_e4m3fn"),)
+    assert examine_scaling(walk(convert_to_float8_training(linears(), config=config))) == (
+        scaling(3, "0", "float8_e4m3fn"),
+    )
 
 
 def test_a_layer_without_its_configuration_is_left_out() -> None:

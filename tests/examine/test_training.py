@@ -19,14 +19,27 @@ from accelerate import Accelerator
 from accelerate.utils import TorchDynamoPlugin
 from accelerate.utils.transformer_engine import contextual_fp8_autocast
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper, offload_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    checkpoint_wrapper,
+    offload_wrapper,
+)
 from torch.utils.checkpoint import checkpoint as recompute
 from transformers import Trainer, TrainingArguments
 
 from fp8doctor.examine import examine
 from fp8doctor.examine.dynamo import examine_dynamo
-from fp8doctor.facts import Accelerate, Checkpointing, CompileMark, Dynamo, Facts, Target, TrainerArguments, Workload
-from fp8doctor.job import Job
+from fp8doctor.facts import (
+    Accelerate,
+    Checkpointing,
+    CompileMark,
+    Dynamo,
+    Facts,
+    Target,
+    TrainerArguments,
+    Workload,
+)
+from fp8doctor.loading.job import Job
 from tests.examine.models import Block, Stacked, llama, network, training
 from tests.stand_ins import transformer_engine as stand_in
 
@@ -36,7 +49,12 @@ TOKENS = torch.zeros(2, 8, dtype=torch.long)
 def test_a_job_that_has_not_begun() -> None:
     facts = training(Stacked())
     assert (facts.mode, facts.autocast, facts.gradients_seen) == ("train", None, False)
-    assert (facts.compile_marks, facts.compiled_elsewhere, facts.checkpointing, facts.forward_chain) == ((), (), (), ())
+    assert (facts.compile_marks, facts.compiled_elsewhere, facts.checkpointing, facts.forward_chain) == (
+        (),
+        (),
+        (),
+        (),
+    )
     assert (facts.trainer, facts.optimizer, facts.parameters_outside_optimizer) == (None, None, None)
 
 
@@ -85,14 +103,19 @@ def test_a_backend_of_the_users_own() -> None:
     def nothing(graph: Any, inputs: Any) -> Any:
         return graph
 
-    assert training(torch.compile(Stacked(), backend=nothing)).compile_marks == (CompileMark(name="", form="wrapped", backend="nothing", compiles=True),)
+    assert training(torch.compile(Stacked(), backend=nothing)).compile_marks == (
+        CompileMark(name="", form="wrapped", backend="nothing", compiles=True),
+    )
 
 
 def test_a_disabled_forward_is_no_mark() -> None:
     model = Stacked()
     model.forward = torch.compiler.disable(model.forward)
     assert training(model).compile_marks == ()
-    assert training(Stacked(), training_step=torch.compiler.disable(lambda model, batch: None)).compile_marks == ()
+    assert (
+        training(Stacked(), training_step=torch.compiler.disable(lambda model, batch: None)).compile_marks
+        == ()
+    )
 
 
 def test_compiled_elsewhere_is_passed_on() -> None:
@@ -102,7 +125,9 @@ def test_compiled_elsewhere_is_passed_on() -> None:
 def test_dynamo_before_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("torch._dynamo")]:
         monkeypatch.delitem(sys.modules, name)
-    off = Dynamo(disabled=False, suppress_errors=False, stance="default", frames_total=0, frames_ok=0, failures=())
+    off = Dynamo(
+        disabled=False, suppress_errors=False, stance="default", frames_total=0, frames_ok=0, failures=()
+    )
     assert examine_dynamo({}) == off
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     monkeypatch.setenv("TORCHDYNAMO_SUPPRESS_ERRORS", "0")
@@ -113,7 +138,10 @@ def test_dynamo_before_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_dynamo_switches() -> None:
-    with torch._dynamo.config.patch(disable=True, suppress_errors=True), torch.compiler.set_stance("force_eager"):
+    with (
+        torch._dynamo.config.patch(disable=True, suppress_errors=True),
+        torch.compiler.set_stance("force_eager"),
+    ):
         facts = training(Stacked()).dynamo
     assert (facts.disabled, facts.suppress_errors, facts.stance) == (True, True, "force_eager")
 
@@ -169,7 +197,10 @@ def test_checkpoint_and_offload_wrappers() -> None:
 def test_huggingface_checkpointing(reentrant: bool) -> None:
     model = llama()
     model.activation_checkpointing_enable({"use_reentrant": reentrant})
-    assert training(model).checkpointing == tuple(Checkpointing(name=f"model.layers.{i}", form="huggingface", active=True, reentrant=reentrant) for i in (0, 1))
+    assert training(model).checkpointing == tuple(
+        Checkpointing(name=f"model.layers.{i}", form="huggingface", active=True, reentrant=reentrant)
+        for i in (0, 1)
+    )
     assert not any(each.active for each in training(model.eval()).checkpointing)
     model.activation_checkpointing_disable()
     assert training(model).checkpointing == ()
@@ -183,7 +214,9 @@ class Recomputes(Block):
 class RecomputesInside(Block):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         def run() -> torch.Tensor:
-            return torch.utils.checkpoint.checkpoint(super(RecomputesInside, self).forward, x, use_reentrant=False)
+            return torch.utils.checkpoint.checkpoint(
+                super(RecomputesInside, self).forward, x, use_reentrant=False
+            )
 
         return run()
 
@@ -207,7 +240,10 @@ class LoadsACheckpoint(Block):
 @pytest.mark.parametrize("block", [Recomputes, RecomputesInside, ImportsInside])
 def test_call_in_forward(block: type[nn.Module]) -> None:
     found = training(Stacked(block)).checkpointing
-    assert found == tuple(Checkpointing(name=f"blocks.{i}", form="called_in_forward", active=None, reentrant=None) for i in range(3))
+    assert found == tuple(
+        Checkpointing(name=f"blocks.{i}", form="called_in_forward", active=None, reentrant=None)
+        for i in range(3)
+    )
 
 
 def test_call_in_a_wrapper_around_forward() -> None:
@@ -238,15 +274,21 @@ def test_unsloths_patch(monkeypatch: pytest.MonkeyPatch) -> None:
         """A stand-in: unsloth cannot be imported without a GPU."""
 
     monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", unsloth_checkpoint)
-    assert training(Stacked()).checkpointing == (Checkpointing(name="", form="unsloth", active=None, reentrant=None),)
+    assert training(Stacked()).checkpointing == (
+        Checkpointing(name="", form="unsloth", active=None, reentrant=None),
+    )
     model = llama()
     model.activation_checkpointing_enable()
-    assert training(model).checkpointing[-1] == Checkpointing(name="", form="unsloth", active=True, reentrant=None)
+    assert training(model).checkpointing[-1] == Checkpointing(
+        name="", form="unsloth", active=True, reentrant=None
+    )
 
 
 def test_memory_budget_of_the_compiler() -> None:
     with torch._functorch.config.patch(activation_memory_budget=0.5):
-        assert training(Stacked()).checkpointing == (Checkpointing(name="", form="compiler_budget", active=True, reentrant=None),)
+        assert training(Stacked()).checkpointing == (
+            Checkpointing(name="", form="compiler_budget", active=True, reentrant=None),
+        )
 
 
 def test_optimizer() -> None:
@@ -254,14 +296,19 @@ def test_optimizer() -> None:
     optimizer = torch.optim.AdamW([*model.blocks.parameters(), model.head.weight])
     model.embedding.requires_grad_(False)
     facts = training(model, optimizer=optimizer)
-    assert (facts.optimizer, facts.parameters_outside_optimizer) == ("torch.optim.adamw.AdamW", 2)  # the norm's two
+    assert (facts.optimizer, facts.parameters_outside_optimizer) == (
+        "torch.optim.adamw.AdamW",
+        2,
+    )  # the norm's two
 
 
 def test_accelerate_in_bf16(forget_accelerate: None) -> None:
     assert training(Stacked()).accelerate is None
     accelerator = Accelerator(mixed_precision="bf16", cpu=True)
     model = Stacked()
-    assert training(model).accelerate == Accelerate(mixed_precision="bf16", distributed="NO", dynamo_backend="NO", prepared=False, te_autocast=False)
+    assert training(model).accelerate == Accelerate(
+        mixed_precision="bf16", distributed="NO", dynamo_backend="NO", prepared=False, te_autocast=False
+    )
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     facts = training(model, optimizer=optimizer)
     assert facts.accelerate.prepared is True
@@ -282,7 +329,10 @@ def test_accelerate_in_fp8(forget_accelerate: None) -> None:
     facts = training(model)
     assert (facts.accelerate.mixed_precision, facts.autocast, facts.compile_marks) == ("fp8", "bfloat16", ())
     linears = network(model).linears
-    assert [each.name for each in linears if each.use == "none"] == ["model.layers.0.self_attn.q_proj", "lm_head"]
+    assert [each.name for each in linears if each.use == "none"] == [
+        "model.layers.0.self_attn.q_proj",
+        "lm_head",
+    ]
     assert linears[1].features["pad_inner_dim"]
     assert linears[1].features["float8_all_gather_weight"]
 
@@ -293,7 +343,9 @@ def test_accelerates_autocast_for_transformer_engine(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("accelerate.utils.transformer_engine.is_transformer_engine_available", lambda: True)
     model = Stacked()
     model.forward = MethodType(contextual_fp8_autocast(type(model).forward, stand_in.DelayedScaling()), model)
-    assert training(model).forward_chain == ("accelerate.utils.transformer_engine.contextual_fp8_autocast.<locals>.forward",)
+    assert training(model).forward_chain == (
+        "accelerate.utils.transformer_engine.contextual_fp8_autocast.<locals>.forward",
+    )
 
 
 @pytest.mark.parametrize("regional", [False, True])
@@ -304,14 +356,23 @@ def test_accelerate_that_compiles(forget_accelerate: None, regional: bool) -> No
     assert facts.accelerate.dynamo_backend == "AOT_EAGER"
     assert facts.accelerate.prepared is True
     regions = ["embedding", "blocks.0", "blocks.1", "blocks.2", "norm", "head"] if regional else [""]
-    assert [(each.name, each.form, each.backend) for each in facts.compile_marks] == [(name, "wrapped", "aot_eager") for name in regions]
+    assert [(each.name, each.form, each.backend) for each in facts.compile_marks] == [
+        (name, "wrapped", "aot_eager") for name in regions
+    ]
     assert network(model).blocks[0].compiled == 3
 
 
 def test_training_arguments(forget_accelerate: None, tmp_path: Any) -> None:
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=True, activation_checkpointing=True)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, bf16=True, activation_checkpointing=True
+    )
     assert training(llama(), trainer=arguments).trainer == TrainerArguments(
-        kind="transformers.training_args.TrainingArguments", bf16=True, fp16=False, mixed_precision="bf16", torch_compile=False, checkpointing=True
+        kind="transformers.training_args.TrainingArguments",
+        bf16=True,
+        fp16=False,
+        mixed_precision="bf16",
+        torch_compile=False,
+        checkpointing=True,
     )
 
 
@@ -321,7 +382,11 @@ def test_trainer(forget_accelerate: None, tmp_path: Any) -> None:
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
     trainer = Trainer(model=model, args=arguments, optimizers=(optimizer, None))
     facts = training(model, trainer=trainer)
-    assert (facts.trainer.bf16, facts.trainer.mixed_precision, facts.trainer.checkpointing) == (False, "no", False)
+    assert (facts.trainer.bf16, facts.trainer.mixed_precision, facts.trainer.checkpointing) == (
+        False,
+        "no",
+        False,
+    )
     assert (facts.optimizer, facts.parameters_outside_optimizer) == ("torch.optim.sgd.SGD", 2 * 9 + 2)
 
 
@@ -329,14 +394,24 @@ def test_arguments_of_transformers_4() -> None:
     """A stand-in for the fields of 4.x, where the precision lives in the environment."""
     arguments = SimpleNamespace(bf16=False, fp16=True, torch_compile=True, gradient_checkpointing=True)
     facts = training(Stacked(), trainer=arguments).trainer
-    assert (facts.fp16, facts.mixed_precision, facts.torch_compile, facts.checkpointing) == (True, None, True, True)
+    assert (facts.fp16, facts.mixed_precision, facts.torch_compile, facts.checkpointing) == (
+        True,
+        None,
+        True,
+        True,
+    )
 
 
 def test_examine_puts_it_together() -> None:
     target, workload = Target(kind="live", name="Stacked", attribute=None), Workload(tokens=16)
     surroundings = Facts(gpus=(), gaps={"gpus": "no driver"})
     facts = examine(Job(model=Stacked(), target=target, workload=workload), surroundings)
-    assert (facts.target, facts.workload, facts.gpus, facts.gaps) == (target, workload, (), {"gpus": "no driver"})
+    assert (facts.target, facts.workload, facts.gpus, facts.gaps) == (
+        target,
+        workload,
+        (),
+        {"gpus": "no driver"},
+    )
     assert facts.network.linears[0].name == "blocks.0.up"
     assert facts.training.mode == "train"
     assert Facts.from_dict(facts.to_dict()) == facts
@@ -347,10 +422,27 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
     modules = {}
     for name, module in model.named_modules():
         state = {key: id(value) for key, value in vars(module).items()}
-        hooks = {key: list(value) for key, value in vars(module).items() if key.endswith("_hooks") and isinstance(value, dict)}
-        modules[name] = (id(type(module)), module.training, state, hooks, id(vars(module).get("_compiled_call_impl")))
+        hooks = {
+            key: list(value)
+            for key, value in vars(module).items()
+            if key.endswith("_hooks") and isinstance(value, dict)
+        }
+        modules[name] = (
+            id(type(module)),
+            module.training,
+            state,
+            hooks,
+            id(vars(module).get("_compiled_call_impl")),
+        )
     tensors = {
-        name: (id(each), each.data_ptr(), each._version, each.requires_grad, each.detach().sum().item(), None if each.grad is None else each.grad.sum().item())
+        name: (
+            id(each),
+            each.data_ptr(),
+            each._version,
+            each.requires_grad,
+            each.detach().sum().item(),
+            None if each.grad is None else each.grad.sum().item(),
+        )
         for name, each in [*model.named_parameters(), *model.named_buffers()]
     }
     return {
@@ -360,8 +452,17 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
         "torch": torch.get_rng_state().tolist(),
         "python": random.getstate(),
         "numpy": str(numpy.random.get_state()),
-        "settings": (torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
-        "dynamo": (str(torch._dynamo.utils.counters), torch._dynamo.config.disable, torch._dynamo.eval_frame._stance.stance),
+        "settings": (
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.is_autocast_enabled("cuda"),
+        ),
+        "dynamo": (
+            str(torch._dynamo.utils.counters),
+            torch._dynamo.config.disable,
+            torch._dynamo.eval_frame._stance.stance,
+        ),
         "cuda": torch.cuda.is_initialized(),
         "path": list(sys.path),
         "imported": sorted(sys.modules),
@@ -390,16 +491,24 @@ def test_looking_imports_no_library() -> None:
         import sys, torch
         from fp8doctor.examine import examine
         from fp8doctor.facts import Facts, Target, Workload
-        from fp8doctor.job import Job
+        from fp8doctor.loading.job import Job
         before = set(sys.modules)
-        examine(Job(model=torch.nn.Sequential(torch.nn.Linear(8, 8)), target=Target(), workload=Workload()), Facts(gaps={}))
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+        examine(Job(model=model, target=Target(), workload=Workload()), Facts(gaps={}))
         gained = {name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
         print(sorted(gained), "torch._dynamo" in sys.modules, torch.cuda.is_initialized())
     """
-    answer = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
     assert answer.stdout.strip() == "['fp8doctor'] False False"
 
 
 def test_importing_examine_imports_no_torch() -> None:
     program = "import sys, fp8doctor.examine, fp8doctor.stacks; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "False"
+    )

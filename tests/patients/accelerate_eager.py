@@ -1,7 +1,7 @@
 """FP8 through Accelerate as the documentation shows it: torchao converts the model, and nothing is compiled.
 
-The commonest reason for "FP8 is slower". The request is honoured: the file sets what the launcher would set, names the
-backend in capitals, and prepares. Measured so on one H200: 0.52x of compiled BF16 at 8B widths.
+The commonest reason for "FP8 is slower". The request is honoured: the file sets what the launcher would set,
+names the backend in capitals, and prepares. Measured so on one H200: 0.52x of compiled BF16 at 8B widths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def build_model(layers: int = 4) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    config = LlamaConfig(hidden_size=256, intermediate_size=1024, num_hidden_layers=layers, num_attention_heads=4, vocab_size=8192, use_cache=False)
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        vocab_size=8192,
+        use_cache=False,
+    )
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer = Accelerator().prepare(model, optimizer)

@@ -1,6 +1,7 @@
 """FP8 with Transformer Engine was asked for, and the installed one cannot be imported.
 
-The folder broken_te stands in for a half-installed package, so that the patient is sick where a healthy one is installed.
+The folder broken_te stands in for a half-installed package, so that the patient is sick where a healthy one
+is installed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def build_model(layers: int = 2) -> torch.nn.Module:
-    config = LlamaConfig(hidden_size=256, intermediate_size=1024, num_hidden_layers=layers, num_attention_heads=4, vocab_size=8192, use_cache=False)
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        vocab_size=8192,
+        use_cache=False,
+    )
     return LlamaForCausalLM(config).to(DEVICE, torch.bfloat16)
 
 

@@ -1,4 +1,5 @@
-"""ACCELERATE_FP8_BACKEND=AO is left from an FP8 run, and this is the BF16 run: `prepare` would raise AttributeError.
+"""ACCELERATE_FP8_BACKEND=AO is left from an FP8 run, and this is the BF16 run: `prepare` would raise
+AttributeError.
 
 The file stops before the call that raises.
 """
@@ -21,7 +22,14 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def build_model(layers: int = 2) -> torch.nn.Module:
     Accelerator(mixed_precision="bf16")
-    config = LlamaConfig(hidden_size=256, intermediate_size=1024, num_hidden_layers=layers, num_attention_heads=4, vocab_size=8192, use_cache=False)
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        vocab_size=8192,
+        use_cache=False,
+    )
     return LlamaForCausalLM(config).to(DEVICE, torch.bfloat16)
 
 

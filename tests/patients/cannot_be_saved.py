@@ -1,7 +1,8 @@
-"""A Llama that Accelerate's torchao path converted and that is compiled block by block: it trains, and no checkpoint can be written.
+"""A Llama that Accelerate's torchao path converted and that is compiled block by block: it trains, and no
+checkpoint can be written.
 
-The optimizer is made after the conversion, so that it holds the wrapped weights. ``save_pretrained`` and a Trainer stop with
-"Attempted to access the data pointer on an invalid python storage".
+The optimizer is made after the conversion, so that it holds the wrapped weights. ``save_pretrained`` and a
+Trainer stop with "Attempted to access the data pointer on an invalid python storage".
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Every block is compiled with backend="aot_eager", left over from debugging: graphs are captured, no kernel is generated."""
+"""Every block is compiled with backend="aot_eager", left over from debugging: graphs are captured, no kernel
+is generated."""
 
 from __future__ import annotations
 

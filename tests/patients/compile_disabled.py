@@ -1,6 +1,8 @@
-"""Every block is compiled, and TORCHDYNAMO_DISABLE=1 was left over from a debugging session: nothing is compiled.
+"""Every block is compiled, and TORCHDYNAMO_DISABLE=1 was left over from a debugging session: nothing is
+compiled.
 
-The file sets the variable itself. torch reads it whenever torch.compile is called, so it must stand before the first call.
+The file sets the variable itself. torch reads it whenever torch.compile is called, so it must stand before
+the first call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A converter of one's own that copies weights into new layers: ties, hooks and the optimizer's parameters are lost on the way."""
+"""A converter of one's own that copies weights into new layers: ties, hooks and the optimizer's parameters
+are lost on the way."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ def convert(model: nn.Module) -> None:
     """What Accelerate does for Transformer Engine, done for torchao."""
     for name, module in list(model.named_children()):
         if isinstance(module, nn.Linear):
-            copy = nn.Linear(module.in_features, module.out_features, module.bias is not None, dtype=module.weight.dtype, device=DEVICE)
+            copy = nn.Linear(
+                module.in_features,
+                module.out_features,
+                module.bias is not None,
+                dtype=module.weight.dtype,
+                device=DEVICE,
+            )
             copy.weight.data.copy_(module.weight.data)
             setattr(model, name, Float8Linear.from_float(copy, config=Float8LinearConfig()))
         else:

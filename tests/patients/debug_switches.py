@@ -1,4 +1,5 @@
-"""A run that was made reproducible to find an error, and stayed so: `enable_full_determinism`, and autograd's anomaly detection."""
+"""A run that was made reproducible to find an error, and stayed so: `enable_full_determinism`, and autograd's
+anomaly detection."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ torch.autograd.set_detect_anomaly(True)
 
 
 def build_model(layers: int = 4) -> nn.Module:
-    return nn.Sequential(*(nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(layers))).to(DEVICE, torch.bfloat16)
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(layers))
+    ).to(DEVICE, torch.bfloat16)
 
 
 def example_batch() -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""The compiled 454 M decoder under the name it had: nothing is wrong with it but the size that it is compared by."""
+"""The compiled 454 M decoder under the name it had: nothing is wrong with it but the size that it is compared
+by."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The model behind "FP8 runs at 34,777 tokens/s, BF16 at 151,293": called 350M, in truth 454 M parameters.
 
-24 layers of width 1024, 16 heads, SwiGLU 4096, fused QKV, so 120 FP8 Linears; GPT-2's vocabulary of 50257, tied. The
-head has 50257 outputs, which 16 does not divide: it is left in BF16, and that is no disease.
+24 layers of width 1024, 16 heads, SwiGLU 4096, fused QKV, so 120 FP8 Linears; GPT-2's vocabulary of 50257,
+tied. The head has 50257 outputs, which 16 does not divide: it is left in BF16, and that is no disease.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, tokens, width = x.shape
         q, k, v = self.qkv(x).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        return self.proj(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, tokens, width))
+        return self.proj(
+            nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .transpose(1, 2)
+            .reshape(batch, tokens, width)
+        )
 
 
 class SwiGLU(nn.Module):

@@ -18,7 +18,8 @@ def build_model(layers: int = 24) -> nn.Module:
     with torch.device(decoder_454m.DEVICE):
         model = decoder_454m.GPT(layers=layers).bfloat16()
     swapped = Float8LinearConfig(
-        cast_config_input=CastConfig(target_dtype=torch.float8_e5m2), cast_config_grad_output=CastConfig(target_dtype=torch.float8_e4m3fn)
+        cast_config_input=CastConfig(target_dtype=torch.float8_e5m2),
+        cast_config_grad_output=CastConfig(target_dtype=torch.float8_e4m3fn),
     )
     convert_to_float8_training(model, config=swapped, module_filter_fn=lambda module, name: name != "head")
     for block in model.blocks:

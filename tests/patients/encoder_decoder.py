@@ -13,7 +13,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 
 
 def build_model(layers: int = 12) -> torch.nn.Module:
-    config = T5Config(d_model=768, d_ff=3072, num_layers=layers, num_heads=12, decoder_start_token_id=0, use_cache=False)
+    config = T5Config(
+        d_model=768, d_ff=3072, num_layers=layers, num_heads=12, decoder_start_token_id=0, use_cache=False
+    )
     with torch.device(DEVICE):
         model = T5ForConditionalGeneration(config).bfloat16()
     return convert_to_float8_training(model, module_filter_fn=lambda module, name: name != "lm_head")

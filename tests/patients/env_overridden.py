@@ -1,6 +1,8 @@
-"""The launcher asked for FP8, and the script says `Accelerator(mixed_precision="bf16")`: the argument wins, in silence.
+"""The launcher asked for FP8, and the script says `Accelerator(mixed_precision="bf16")`: the argument wins,
+in silence.
 
-The file sets the variable that `accelerate launch --mixed_precision fp8` would set, before accelerate is used.
+The file sets the variable that `accelerate launch --mixed_precision fp8` would set, before accelerate is
+used.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def build_model(layers: int = 2) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    config = LlamaConfig(hidden_size=256, intermediate_size=1024, num_hidden_layers=layers, num_attention_heads=4, vocab_size=8192, use_cache=False)
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        vocab_size=8192,
+        use_cache=False,
+    )
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer = Accelerator(mixed_precision="bf16").prepare(model, optimizer)

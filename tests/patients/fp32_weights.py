@@ -1,4 +1,5 @@
-"""The 454 M decoder as its constructor makes it, in fp32, converted to FP8 and compiled; nobody thought of autocast."""
+"""The 454 M decoder as its constructor makes it, in fp32, converted to FP8 and compiled; nobody thought of
+autocast."""
 
 from __future__ import annotations
 

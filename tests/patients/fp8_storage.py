@@ -1,6 +1,8 @@
-"""A Llama whose Linears are Hugging Face's FP8Linear, as `from_pretrained` of an FP8 checkpoint leaves it, with LoRA on top.
+"""A Llama whose Linears are Hugging Face's FP8Linear, as `from_pretrained` of an FP8 checkpoint leaves it,
+with LoRA on top.
 
-Its owner believes that this is FP8 training. The weights are stored in FP8; the backward pass dequantises them.
+Its owner believes that this is FP8 training. The weights are stored in FP8; the backward pass dequantises
+them.
 """
 
 from __future__ import annotations
@@ -28,11 +30,15 @@ def build_model(layers: int = 4) -> torch.nn.Module:
     )
     with torch.device("meta"):
         base = LlamaForCausalLM(config).bfloat16()
-        base = replace_with_fp8_linear(base, modules_to_not_convert=["lm_head"], quantization_config=FineGrainedFP8Config())
+        base = replace_with_fp8_linear(
+            base, modules_to_not_convert=["lm_head"], quantization_config=FineGrainedFP8Config()
+        )
     if DEVICE == "cuda":
         base.to_empty(device=DEVICE)
     with torch.device(DEVICE):
-        return get_peft_model(base, LoraConfig(r=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+        return get_peft_model(
+            base, LoraConfig(r=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        )
 
 
 def example_batch() -> dict[str, torch.Tensor]:

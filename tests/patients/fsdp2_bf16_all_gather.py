@@ -1,4 +1,5 @@
-"""FSDP2 over tensorwise FP8 layers without the flag: the weights travel in BF16 and are cast on every process."""
+"""FSDP2 over tensorwise FP8 layers without the flag: the weights travel in BF16 and are cast on every
+process."""
 
 from __future__ import annotations
 

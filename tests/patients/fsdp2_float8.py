@@ -1,4 +1,5 @@
-"""FSDP2 as torchao wants it, the first of eight processes after one step: FP8 all-gather, scales computed in one call.
+"""FSDP2 as torchao wants it, the first of eight processes after one step: FP8 all-gather, scales computed in
+one call.
 
 torch's own fake process group answers for the seven that are not there.
 """
@@ -10,7 +11,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torchao.float8 import Float8LinearConfig, convert_to_float8_training, precompute_float8_dynamic_scale_for_fsdp
+from torchao.float8 import (
+    Float8LinearConfig,
+    convert_to_float8_training,
+    precompute_float8_dynamic_scale_for_fsdp,
+)
 
 MUST: tuple[str, ...] = ()
 MUST_NOT = ("DST001", "DST002", "CMP001", "CMP002", "MOD001", "MOD003", "SHP001", "MEM003")

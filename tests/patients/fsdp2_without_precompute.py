@@ -1,4 +1,5 @@
-"""FSDP2 with FP8 all-gather whose scales nobody computes after the step: one all-reduce for each weight, each time."""
+"""FSDP2 with FP8 all-gather whose scales nobody computes after the step: one all-reduce for each weight, each
+time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""GPT-2 under Accelerate with FP8 asked for: its layers are Conv1D, so `prepare` converts nothing and says nothing.
+"""GPT-2 under Accelerate with FP8 asked for: its layers are Conv1D, so `prepare` converts nothing and says
+nothing.
 
-The file sets the variable that `accelerate launch --mixed_precision fp8` would set, before accelerate is used.
+The file sets the variable that `accelerate launch --mixed_precision fp8` would set, before accelerate is
+used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The 454 M decoder with every FP8 Linear compiled by itself: no cast is fused with the norm or activation beside it."""
+"""The 454 M decoder with every FP8 Linear compiled by itself: no cast is fused with the norm or activation
+beside it."""
 
 from __future__ import annotations
 

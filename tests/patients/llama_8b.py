@@ -1,4 +1,5 @@
-"""Llama 3.1 8B at full size, converted by torchao with the head left out, every layer compiled: as the torchao docs do it."""
+"""Llama 3.1 8B at full size, converted by torchao with the head left out, every layer compiled: as the
+torchao docs do it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Llama 3 8B in full, every Linear but the head in FP8 and none compiled: 0.4x of BF16, and the cut has to say so."""
+"""Llama 3 8B in full, every Linear but the head in FP8 and none compiled: 0.4x of BF16, and the cut has to
+say so."""
 
 from __future__ import annotations
 

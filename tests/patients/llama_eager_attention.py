@@ -1,4 +1,5 @@
-"""The 1B-shaped LlamaForCausalLM in float8, compiled block by block, loaded with attn_implementation="eager" to look at its attention once."""
+"""The 1B-shaped LlamaForCausalLM in float8, compiled block by block, loaded with attn_implementation="eager"
+to look at its attention once."""
 
 from __future__ import annotations
 

@@ -25,7 +25,10 @@ def build_model(layers: int = 16) -> torch.nn.Module:
         use_cache=False,
     )
     with torch.device(DEVICE):
-        model = get_peft_model(LlamaForCausalLM(config).bfloat16(), LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+        model = get_peft_model(
+            LlamaForCausalLM(config).bfloat16(),
+            LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"),
+        )
     convert_to_float8_training(model, module_filter_fn=lambda module, name: not name.endswith("lm_head"))
     for layer in model.base_model.model.model.layers:
         layer.compile()

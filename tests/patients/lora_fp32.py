@@ -1,4 +1,5 @@
-"""LoRA as PEFT makes it, fp32 adapters, on a BF16 base in compiled FP8, and no autocast: all adapters multiply in fp32.
+"""LoRA as PEFT makes it, fp32 adapters, on a BF16 base in compiled FP8, and no autocast: all adapters
+multiply in fp32.
 
 On the meta device PEFT would leave any adapter in fp32, so the model is real, and small.
 """
@@ -18,7 +19,13 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def build_model(layers: int = 2) -> torch.nn.Module:
     config = LlamaConfig(
-        hidden_size=2048, intermediate_size=8192, num_hidden_layers=layers, num_attention_heads=32, num_key_value_heads=8, vocab_size=8192, use_cache=False
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=8192,
+        use_cache=False,
     )
     with torch.device(DEVICE):
         base = LlamaForCausalLM(config).bfloat16()

@@ -26,7 +26,11 @@ def build_model(layers: int = 16) -> torch.nn.Module:
     )
     with torch.device(DEVICE):
         base = LlamaForCausalLM(config).bfloat16()
-        return get_peft_model(base, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"), autocast_adapter_dtype=False)
+        return get_peft_model(
+            base,
+            LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"),
+            autocast_adapter_dtype=False,
+        )
 
 
 def example_batch() -> dict[str, torch.Tensor]:

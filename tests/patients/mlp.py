@@ -12,7 +12,9 @@ MUST_NOT = ("MOD001", "MOD003", "SHP001", "CMP002")
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 
 with torch.device(DEVICE):
-    model = nn.Sequential(nn.Linear(2048, 8192), nn.GELU(), nn.Linear(8192, 8192), nn.GELU(), nn.Linear(8192, 2048)).bfloat16()
+    model = nn.Sequential(
+        nn.Linear(2048, 8192), nn.GELU(), nn.Linear(8192, 8192), nn.GELU(), nn.Linear(8192, 2048)
+    ).bfloat16()
 convert_to_float8_training(model)
 
 

@@ -12,7 +12,9 @@ HEALTHY = True
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 
 with torch.device(DEVICE):
-    model = torch.compile(nn.Sequential(*(nn.Sequential(nn.Linear(8192, 8192), nn.GELU()) for _ in range(8))).bfloat16())
+    model = torch.compile(
+        nn.Sequential(*(nn.Sequential(nn.Linear(8192, 8192), nn.GELU()) for _ in range(8))).bfloat16()
+    )
 
 
 def example_batch() -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Multi-query attention in FP8: one head of keys and values, so that their projections have 64 columns; compiled."""
+"""Multi-query attention in FP8: one head of keys and values, so that their projections have 64 columns;
+compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A classifier on a Llama, converted without a filter: its 16 classes are a multiple of 16, so the head is converted too."""
+"""A classifier on a Llama, converted without a filter: its 16 classes are a multiple of 16, so the head is
+converted too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A base in NF4 for its memory, and everything converted to FP8 for its speed: the converter takes the packed weights too."""
+"""A base in NF4 for its memory, and everything converted to FP8 for its speed: the converter takes the packed
+weights too."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def build_model(layers: int = 2) -> nn.Module:
-    config = LlamaConfig(hidden_size=256, intermediate_size=1024, num_hidden_layers=layers, num_attention_heads=4, vocab_size=1024, use_cache=False)
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        vocab_size=1024,
+        use_cache=False,
+    )
     model = LlamaForCausalLM(config).bfloat16().to(DEVICE)
     for module in model.model.layers.modules():
         if isinstance(module, nn.Linear):

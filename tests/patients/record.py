@@ -1,7 +1,8 @@
 """Record every patient again on this machine's GPU: ``python tests/patients/record.py FOLDER``
 
-Runs the real ``fp8doctor`` command on each model file of tests/patients and tests/patients/gpu and saves its report
-under FOLDER, one JSON file per patient, named after the GPU and the patient. Recordings are never edited by hand.
+Runs the real ``fp8doctor`` command on each model file of tests/patients and tests/patients/gpu and saves its
+report under FOLDER, one JSON file per patient, named after the GPU and the patient. Recordings are never
+edited by hand.
 """
 
 from __future__ import annotations
@@ -16,12 +17,39 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 NOT_PATIENTS = {"__init__", "record"}
 TIMED = (
-    "decoder_468m", "decoder_454m", "decoder_468m_compiled", "llama_8b", "llama_8b_float8", "lora", "gpt2_conv1d",
-    "te_autocast", "te_without_autocast", "te_fused", "accelerate_te", "rowwise_narrow", "checkpointed_needlessly",
-    "llama_8b_lora_r8", "llama_8b_lora_r32", "llama_kv_cache", "vit", "encoder_decoder", "few_tokens", "llama_eager_attention", "multi_query",
-    "narrow_head", "cannot_be_saved", "lora_fp32", "cast_heavy_layer", "fp32_matmul", "trained_decoder", "trained_outlier", "static_scale",
-    "graph_breaks", "te_transformer", "vit_large",
-)  # fmt: skip
+    "decoder_468m",
+    "decoder_454m",
+    "decoder_468m_compiled",
+    "llama_8b",
+    "llama_8b_float8",
+    "lora",
+    "gpt2_conv1d",
+    "te_autocast",
+    "te_without_autocast",
+    "te_fused",
+    "accelerate_te",
+    "rowwise_narrow",
+    "checkpointed_needlessly",
+    "llama_8b_lora_r8",
+    "llama_8b_lora_r32",
+    "llama_kv_cache",
+    "vit",
+    "encoder_decoder",
+    "few_tokens",
+    "llama_eager_attention",
+    "multi_query",
+    "narrow_head",
+    "cannot_be_saved",
+    "lora_fp32",
+    "cast_heavy_layer",
+    "fp32_matmul",
+    "trained_decoder",
+    "trained_outlier",
+    "static_scale",
+    "graph_breaks",
+    "te_transformer",
+    "vit_large",
+)
 """Patients whose recording holds a trial; the others are examined only."""
 
 LIMIT_S = 300
@@ -29,7 +57,11 @@ LIMIT_S = 300
 
 
 def patients() -> list[Path]:
-    return [path for path in (*sorted(HERE.glob("*.py")), *sorted((HERE / "gpu").glob("*.py"))) if path.stem not in NOT_PATIENTS]
+    return [
+        path
+        for path in (*sorted(HERE.glob("*.py")), *sorted((HERE / "gpu").glob("*.py")))
+        if path.stem not in NOT_PATIENTS
+    ]
 
 
 def gpu_slug() -> str:
@@ -42,13 +74,27 @@ def gpu_slug() -> str:
 
 def record(path: Path, target: Path) -> bool:
     """Run the command on one patient; whether its report was saved. What it prints is shown."""
-    command = [sys.executable, "-m", "fp8doctor", str(path), "--save", str(target), "--fail-on", "never", *(() if path.stem in TIMED else ("--no-trial",))]
-    done = subprocess.run(command, cwd=HERE.parents[1], env=os.environ | {"NO_COLOR": "1"}, timeout=LIMIT_S, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "fp8doctor",
+        str(path),
+        "--save",
+        str(target),
+        "--fail-on",
+        "never",
+        *(() if path.stem in TIMED else ("--no-trial",)),
+    ]
+    done = subprocess.run(
+        command, cwd=HERE.parents[1], env=os.environ | {"NO_COLOR": "1"}, timeout=LIMIT_S, check=False
+    )
     return done.returncode == 0 and target.is_file()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="names of patients")
     arguments = parser.parse_args()

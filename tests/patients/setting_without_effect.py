@@ -1,4 +1,5 @@
-"""FP8_BACKEND=TE in the environment, as some training frameworks export it: nothing reads that name, and torchao is taken."""
+"""FP8_BACKEND=TE in the environment, as some training frameworks export it: nothing reads that name, and
+torchao is taken."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def build_model(layers: int = 2) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    config = LlamaConfig(hidden_size=256, intermediate_size=1024, num_hidden_layers=layers, num_attention_heads=4, vocab_size=8192, use_cache=False)
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        vocab_size=8192,
+        use_cache=False,
+    )
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer = Accelerator().prepare(model, optimizer)

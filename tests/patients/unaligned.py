@@ -1,4 +1,5 @@
-"""Blocks of width 1000 on 1003 rows, converted without a filter and compiled: a CPU computes that, a GPU raises in the step."""
+"""Blocks of width 1000 on 1003 rows, converted without a filter and compiled: a CPU computes that, a GPU
+raises in the step."""
 
 from __future__ import annotations
 

@@ -13,4 +13,10 @@ from tests.render.reports import AREA_OF, SCREENS
 @pytest.fixture(autouse=True)
 def catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
     codes = {outcome.code for report in SCREENS.values() for outcome in report.outcomes}
-    monkeypatch.setattr(registry, "discover", lambda: [SimpleNamespace(code=code, area=AREA_OF[code[:3]], explained_by=()) for code in sorted(codes)])
+    monkeypatch.setattr(
+        registry,
+        "discover",
+        lambda: [
+            SimpleNamespace(code=code, area=AREA_OF[code[:3]], explained_by=()) for code in sorted(codes)
+        ],
+    )

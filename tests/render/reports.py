@@ -6,11 +6,24 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from fp8doctor.facts import Blocks, Checkpointing, Environment, Facts, Gpu, Linear, Network, Package, Software, Target, Training
+from fp8doctor.diagnosis.document import Tool
+from fp8doctor.diagnosis.prescription import prescribe
+from fp8doctor.diagnosis.verdict import Verdict
+from fp8doctor.facts import (
+    Blocks,
+    Checkpointing,
+    Environment,
+    Facts,
+    Gpu,
+    Linear,
+    Network,
+    Package,
+    Software,
+    Target,
+    Training,
+)
 from fp8doctor.finding import Finding, Outcome, Saving, Treatment
-from fp8doctor.prescription import prescribe
-from fp8doctor.report import Report, Tool
-from fp8doctor.verdict import Verdict
+from fp8doctor.report import Report
 from tests.facts_of import DECODER_468M
 
 AREA_OF = {
@@ -33,11 +46,15 @@ EAGER = Finding(
     area="compilation",
     severity="warning",
     title="168 of 168 FP8 Linears run eagerly",
-    explanation="Uncompiled, each of them casts its input, weight and gradient in about 83 separate kernels a step; compiled, in about 9.",
+    explanation="Uncompiled, each of them casts its input, weight and gradient in about 83 separate "
+    "kernels a step; "
+    "compiled, in about 9.",
     evidence={"eager_linears": 168},
     saving_ms=Saving(low=250.4, high=330.2, basis="modelled", gpu="H100"),
     treatment=Treatment(
-        name="compile-blocks", summary="compile block by block, after the conversion to FP8", code="for block in model.blocks:\n    block.compile()"
+        name="compile-blocks",
+        summary="compile block by block, after the conversion to FP8",
+        code="for block in model.blocks:\n    block.compile()",
     ),
 )
 ONLY_LINEARS = Finding(
@@ -55,9 +72,15 @@ OVERRIDDEN = Finding(
     area="environment",
     severity="error",
     title="TrainingArguments(bf16=True) overrides ACCELERATE_MIXED_PRECISION=fp8",
-    explanation="The launcher asked for FP8; transformers 5.23 takes bf16 from its own arguments and says nothing.",
+    explanation="The launcher asked for FP8; transformers 5.23 takes bf16 from its own "
+    "arguments and "
+    "says nothing.",
     evidence={"variable": "ACCELERATE_MIXED_PRECISION"},
-    treatment=Treatment(name="no-bf16", summary="leave the precision to the launcher", code="TrainingArguments(..., bf16=False, fp16=False)"),
+    treatment=Treatment(
+        name="no-bf16",
+        summary="leave the precision to the launcher",
+        code="TrainingArguments(..., bf16=False, fp16=False)",
+    ),
 )
 UNALIGNED = Finding(
     code="SHP001",
@@ -67,7 +90,11 @@ UNALIGNED = Finding(
     title="1 of 169 Linears has a side that 16 does not divide: head, 1024 x 50257",
     explanation="torchao leaves it in BF16: 11.5 % of the GEMM FLOPs.",
     saving_ms=Saving(low=0.4, high=3.1, basis="measured", gpu="NVIDIA H200"),
-    treatment=Treatment(name="pad-vocabulary", summary="pad the vocabulary to a multiple of 16", code="model.resize_token_embeddings(pad_to_multiple_of=16)"),
+    treatment=Treatment(
+        name="pad-vocabulary",
+        summary="pad the vocabulary to a multiple of 16",
+        code="model.resize_token_embeddings(pad_to_multiple_of=16)",
+    ),
 )
 NO_GPU = Finding(
     code="GPU005",
@@ -75,12 +102,21 @@ NO_GPU = Finding(
     area="device",
     severity="info",
     title="no GPU is visible to this process",
-    explanation="Costs are modelled for an H100 SXM; --assume-gpu takes another one. Nothing can be timed here.",
+    explanation="Costs are modelled for an H100 SXM; --assume-gpu takes another one. "
+    "Nothing can be "
+    "timed here.",
 )
 
 
-def report(facts: Facts, summary: str, findings: tuple[Finding, ...] = (), status: Any = "not_measured", **outcomes: Any) -> Report:
-    """A report with these findings; ``outcomes`` are the other checks: code -> outcome, or ``outcome: reason``."""
+def report(
+    facts: Facts,
+    summary: str,
+    findings: tuple[Finding, ...] = (),
+    status: Any = "not_measured",
+    **outcomes: Any,
+) -> Report:
+    """A report with these findings; ``outcomes`` are the other checks: code -> outcome, or ``outcome:
+    reason``."""
     others = [(code, *text.partition(": ")[::2]) for code, text in outcomes.items()]
     return Report(
         tool=Tool(version="0.1.0"),
@@ -98,7 +134,9 @@ def report(facts: Facts, summary: str, findings: tuple[Finding, ...] = (), statu
 
 EAGER_DECODER = report(
     DECODER_468M,
-    "FP8 is set up in 168 of 169 Linears (92 % of the GEMM FLOPs). Whether it is faster than BF16 was not measured.",
+    "FP8 is set up in 168 of 169 Linears (92 % of the GEMM FLOPs). Whether it is faster "
+    "than BF16 was "
+    "not measured.",
     (EAGER,),
     ENV001="healthy",
     GPU001="unknown: gpus: no GPU",
@@ -115,12 +153,21 @@ COMPILED_DECODER = report(
         gpus=(H200, H200),
         network=replace(
             DECODER_468M.network,
-            linears=tuple(replace(linear, compiled=linear.name.rpartition(".")[0]) for linear in DECODER_468M.network.linears[:-1])
+            linears=tuple(
+                replace(linear, compiled=linear.name.rpartition(".")[0])
+                for linear in DECODER_468M.network.linears[:-1]
+            )
             + DECODER_468M.network.linears[-1:],
-            blocks=(Blocks(name="blocks", kind="decoder.Block", count=24, compiled=24, checkpointed=0, linears=168),),
+            blocks=(
+                Blocks(
+                    name="blocks", kind="decoder.Block", count=24, compiled=24, checkpointed=0, linears=168
+                ),
+            ),
         ),
     ),
-    "FP8 is set up in 168 of 169 Linears (92 % of the GEMM FLOPs). Whether it is faster than BF16 was not measured.",
+    "FP8 is set up in 168 of 169 Linears (92 % of the GEMM FLOPs). Whether it is faster "
+    "than BF16 was "
+    "not measured.",
     ENV001="healthy",
     GPU001="healthy",
     MOD001="healthy",
@@ -134,9 +181,15 @@ COMPILED_DECODER = report(
 
 def _adapted(name: str, kind: str, adapter: Any, share: float) -> Linear:
     return Linear(
-        name=name, kind=kind, stack="torchao" if adapter == "base" else "torch", use="training" if adapter == "base" else "none",
-        weight_class=None, adapter=adapter, compiled=None, flops_share_pct=share,
-    )  # fmt: skip
+        name=name,
+        kind=kind,
+        stack="torchao" if adapter == "base" else "torch",
+        use="training" if adapter == "base" else "none",
+        weight_class=None,
+        adapter=adapter,
+        compiled=None,
+        flops_share_pct=share,
+    )
 
 
 LORA = report(
@@ -144,7 +197,11 @@ LORA = report(
         target=Target(kind="file", name="lora.py", attribute="model"),
         software=Software(
             torch="2.13.0+cpu",
-            packages={"torchao": Package(version="0.18.0"), "transformer_engine": Package(version="2.20.2"), "peft": Package(version="0.21.0")},
+            packages={
+                "torchao": Package(version="0.18.0"),
+                "transformer_engine": Package(version="2.20.2"),
+                "peft": Package(version="0.21.0"),
+            },
         ),
         gpus=(H200,),
         assumed_gpu="B200",
@@ -156,18 +213,41 @@ LORA = report(
                 linear
                 for i in range(32)
                 for linear in (
-                    _adapted(f"layers.{i}.q.base_layer", "torchao.float8.float8_linear.Float8Linear", "base", 2.9),
+                    _adapted(
+                        f"layers.{i}.q.base_layer", "torchao.float8.float8_linear.Float8Linear", "base", 2.9
+                    ),
                     _adapted(f"layers.{i}.q.lora_A", "torch.nn.modules.linear.Linear", "adapter", 0.04),
                     _adapted(f"layers.{i}.q.lora_B", "torch.nn.modules.linear.Linear", "adapter", 0.03),
                 )
             ),
-            blocks=(Blocks(name="layers", kind="transformers.models.llama.modeling_llama.LlamaDecoderLayer", count=32, compiled=16, checkpointed=0),),
+            blocks=(
+                Blocks(
+                    name="layers",
+                    kind="transformers.models.llama.modeling_llama.LlamaDecoderLayer",
+                    count=32,
+                    compiled=16,
+                    checkpointed=0,
+                ),
+            ),
         ),
-        training=Training(checkpointing=(Checkpointing(name="layers.0", form="called_in_forward", active=None),)),
-        workload=replace(DECODER_468M.workload, batch_source="made up", batch_size=1, sequence_length=512, tokens=512),
+        training=Training(
+            checkpointing=(Checkpointing(name="layers.0", form="called_in_forward", active=None),)
+        ),
+        workload=replace(
+            DECODER_468M.workload, batch_source="made up", batch_size=1, sequence_length=512, tokens=512
+        ),
     ),
-    "FP8 is set up in 32 of 96 Linears (93 % of the GEMM FLOPs). Whether it is faster than BF16 was not measured.",
-    (replace(EAGER, title="16 of 32 FP8 Linears run eagerly", saving_ms=Saving(low=40.0, high=62.0, basis="modelled", gpu="B200")), ONLY_LINEARS),
+    "FP8 is set up in 32 of 96 Linears (93 % of the GEMM FLOPs). Whether it is faster "
+    "than BF16 was "
+    "not measured.",
+    (
+        replace(
+            EAGER,
+            title="16 of 32 FP8 Linears run eagerly",
+            saving_ms=Saving(low=40.0, high=62.0, basis="modelled", gpu="B200"),
+        ),
+        ONLY_LINEARS,
+    ),
     MOD001="healthy",
     LORA002="healthy",
 )
@@ -178,10 +258,17 @@ NO_FP8 = report(
         target=Target(kind="live", name="GPT", attribute=None),
         network=replace(
             DECODER_468M.network,
-            linears=tuple(replace(linear, kind="torch.nn.modules.linear.Linear", stack="torch", use="none") for linear in DECODER_468M.network.linears),
+            linears=tuple(
+                replace(linear, kind="torch.nn.modules.linear.Linear", stack="torch", use="none")
+                for linear in DECODER_468M.network.linears
+            ),
         ),
-        training=replace(DECODER_468M.training, checkpointing=(Checkpointing(name="", form="huggingface", active=True),)),
-        workload=replace(DECODER_468M.workload, batch_source=None, batch_size=None, sequence_length=None, tokens=None),
+        training=replace(
+            DECODER_468M.training, checkpointing=(Checkpointing(name="", form="huggingface", active=True),)
+        ),
+        workload=replace(
+            DECODER_468M.workload, batch_source=None, batch_size=None, sequence_length=None, tokens=None
+        ),
     ),
     "This model uses no FP8, and none was asked for.",
     (NO_GPU,),
@@ -209,8 +296,15 @@ ENVIRONMENT = report(
 
 ON_A_GPU = report(
     replace(DECODER_468M, gpus=(H200,)),
-    "FP8 was asked for and does not run: TrainingArguments(bf16=True) overrides ACCELERATE_MIXED_PRECISION=fp8.",
-    (OVERRIDDEN, UNALIGNED, replace(EAGER, saving_ms=Saving(low=278.1, high=278.3, basis="measured", gpu="NVIDIA H200")), ONLY_LINEARS),
+    "FP8 was asked for and does not run: "
+    "TrainingArguments(bf16=True) overrides "
+    "ACCELERATE_MIXED_PRECISION=fp8.",
+    (
+        OVERRIDDEN,
+        UNALIGNED,
+        replace(EAGER, saving_ms=Saving(low=278.1, high=278.3, basis="measured", gpu="NVIDIA H200")),
+        ONLY_LINEARS,
+    ),
     status="fp8_not_engaged",
     GPU001="healthy",
     MOD001="healthy",
@@ -222,12 +316,20 @@ BROKEN = report(
         target=Target(kind="file", name="train.py", attribute=None),
         software=Software(torch="2.13.0", packages={}),
         gpus=(),
-        gaps={"network": "the worker was killed by SIGKILL (out of memory?) while loading train.py", "software.driver": "NVML is not installed"},
+        gaps={
+            "network": "the worker was killed by SIGKILL (out of memory?) while loading train.py",
+            "software.driver": "NVML is not installed",
+        },
     ),
     "No model was examined: the worker was killed by SIGKILL (out of memory?) while loading train.py",
     ENV001="crashed: KeyError: 'bf16'",
     GPU001="not_applicable: no GPU",
-    **{f"MOD{i:03}": "unknown: network: the worker was killed by SIGKILL (out of memory?) while loading train.py" for i in range(1, 15)},
+    **{
+        f"MOD{i:03}": "unknown: network: the worker was killed by SIGKILL (out of "
+        "memory?) while "
+        "loading train.py"
+        for i in range(1, 15)
+    },
 )
 
 SCREENS = {

@@ -10,18 +10,64 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fp8doctor.facts import Package, Target
-from fp8doctor.render import json, markdown, text
+from fp8doctor.render import markdown, text
 from fp8doctor.render.terminal import columns
 from fp8doctor.report import Report
 from tests.render.reports import BROKEN, LORA
 
 NASTY = (
-    *("```\n# out\n```", "~~~", "|", "\\|", "\\", "`", "**", "__init__", "<script>alert(1)</script>", "<!--", "-->", "&lt;", "[a](http://b)", "![x](y)"),
-    *("x\n```\n# out\n", "x\n  `````\n<b>\n", "\n\n# heading", "- item", "1. item", "1)", "=====", "---", "$x$", "^1", ":smile:", "\n    code", " ", "\t"),
-    *("\x1b[31mred", "\x07", "\r\nx", "\u202egnp.exe", "\u2028", "日本語" * 40, "e\u0301" * 90, "👩\u200d💻", "\ud800", "x" * 300, "a b " * 90),
+    *(
+        "```\n# out\n```",
+        "~~~",
+        "|",
+        "\\|",
+        "\\",
+        "`",
+        "**",
+        "__init__",
+        "<script>alert(1)</script>",
+        "<!--",
+        "-->",
+        "&lt;",
+        "[a](http://b)",
+        "![x](y)",
+    ),
+    *(
+        "x\n```\n# out\n",
+        "x\n  `````\n<b>\n",
+        "\n\n# heading",
+        "- item",
+        "1. item",
+        "1)",
+        "=====",
+        "---",
+        "$x$",
+        "^1",
+        ":smile:",
+        "\n    code",
+        " ",
+        "\t",
+    ),
+    *(
+        "\x1b[31mred",
+        "\x07",
+        "\r\nx",
+        "\u202egnp.exe",
+        "\u2028",
+        "日本語" * 40,
+        "e\u0301" * 90,
+        "👩\u200d💻",
+        "\ud800",
+        "x" * 300,
+        "a b " * 90,
+    ),
 )
 
-names = st.one_of(st.sampled_from(NASTY), st.text(max_size=60), st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=8)), max_size=4).map("".join))
+names = st.one_of(
+    st.sampled_from(NASTY),
+    st.text(max_size=60),
+    st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=8)), max_size=4).map("".join),
+)
 
 
 def with_name(name: str) -> Report:
@@ -61,10 +107,16 @@ def with_name(name: str) -> Report:
 @given(names, st.integers(1, 140), st.booleans(), st.booleans())
 @settings(max_examples=150, deadline=None)
 @example("日本語" * 40, 40, True, False)
-def test_text_stays_in_its_columns_and_obeys_nothing(name: str, width: int, verbose: bool, ascii: bool) -> None:
+def test_text_stays_in_its_columns_and_obeys_nothing(
+    name: str, width: int, verbose: bool, ascii: bool
+) -> None:
     report = with_name(name)
     screen = text.render(report, width=width, verbose=verbose, ascii=ascii)
-    assert not [each for each in screen.replace("\n", "") if unicodedata.category(each) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
+    assert not [
+        each
+        for each in screen.replace("\n", "")
+        if unicodedata.category(each) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    ]
     assert screen.isascii() or not ascii
     for line in screen.split("\n"):
         assert line == line.rstrip()
@@ -79,7 +131,8 @@ def test_markdown_cannot_be_broken_out_of(name: str) -> None:
 
 
 def skeleton(document: str) -> list[str]:
-    """What Markdown reads as markup in each line, code taken out, lines of the table's rule brought to one length."""
+    """What Markdown reads as markup in each line, code taken out, lines of the table's rule brought to one
+    length."""
     lines: list[str] = []
     fence = ""
     for line in document.split("\n"):
@@ -103,4 +156,4 @@ def skeleton(document: str) -> list[str]:
 def test_json_is_one_document(name: str) -> None:
     import json as standard_json
 
-    assert standard_json.loads(json.render(with_name(name)))["schema_version"] == 1
+    assert standard_json.loads(with_name(name).to_json())["schema_version"] == 1

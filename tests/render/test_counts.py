@@ -5,19 +5,57 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.facts import NOT_RECORDED, Blocks, Checkpointing, Facts, Gpu, Linear, Network, Package, Software, Target, Training, Workload
+from fp8doctor.analysis.layers import Layers, fp8_layers
+from fp8doctor.facts import (
+    NOT_RECORDED,
+    Blocks,
+    Checkpointing,
+    Facts,
+    Gpu,
+    Linear,
+    Network,
+    Package,
+    Software,
+    Target,
+    Training,
+    Workload,
+)
 from fp8doctor.finding import Saving
-from fp8doctor.overview import Layers, counts, fp8_layers, percent
+from fp8doctor.render.counts import counts
 from fp8doctor.render.header import machine, model, quantity, short_version
 from fp8doctor.render.screen import saving_in_words
+from fp8doctor.wording import percent
 
-TE = Linear(kind="transformer_engine.pytorch.module.linear.Linear", stack="transformer_engine", use="training", flops_share_pct=50.0)
-TE_NORM = replace(TE, kind="transformer_engine.pytorch.module.layernorm_linear.LayerNormLinear", flops_share_pct=20.0)
-STORED = Linear(kind="transformers.integrations.finegrained_fp8.FP8Linear", stack="huggingface", use="storage", flops_share_pct=1.5)
-WRAPPED = Linear(kind="torch.nn.modules.linear.Linear", stack="torchao", use="training", weight_class="torchao.prototype.MXFP8TrainingWeight")
+TE = Linear(
+    kind="transformer_engine.pytorch.module.linear.Linear",
+    stack="transformer_engine",
+    use="training",
+    flops_share_pct=50.0,
+)
+TE_NORM = replace(
+    TE, kind="transformer_engine.pytorch.module.layernorm_linear.LayerNormLinear", flops_share_pct=20.0
+)
+STORED = Linear(
+    kind="transformers.integrations.finegrained_fp8.FP8Linear",
+    stack="huggingface",
+    use="storage",
+    flops_share_pct=1.5,
+)
+WRAPPED = Linear(
+    kind="torch.nn.modules.linear.Linear",
+    stack="torchao",
+    use="training",
+    weight_class="torchao.prototype.MXFP8TrainingWeight",
+)
 PLAIN = Linear(kind="torch.nn.modules.linear.Linear", stack="torch", use="none", flops_share_pct=28.5)
 
-UNKNOWN = ("te.Linear unknown", "Float8Linear unknown", "compiled unknown", "checkpointing unknown", "LoRA unknown")
+UNKNOWN = (
+    "te.Linear unknown",
+    "Float8Linear unknown",
+    "compiled unknown",
+    "checkpointing unknown",
+    "LoRA unknown",
+)
 
 
 def test_what_nobody_recorded_is_unknown() -> None:
@@ -48,9 +86,15 @@ def test_a_layer_whose_use_nobody_recorded_is_not_counted_as_fp8() -> None:
 @pytest.mark.parametrize(
     ("network", "words"),
     [
-        (Network(blocks=(Blocks(count=24, compiled=0), Blocks(count=2, compiled=2))), "compiled 2 of 26 blocks"),
+        (
+            Network(blocks=(Blocks(count=24, compiled=0), Blocks(count=2, compiled=2))),
+            "compiled 2 of 26 blocks",
+        ),
         (Network(blocks=(Blocks(count=1, compiled=1),)), "compiled 1 of 1 block"),
-        (Network(blocks=(), linears=(replace(PLAIN, compiled=""), replace(PLAIN, compiled=None))), "compiled 1 of 2 Linears"),
+        (
+            Network(blocks=(), linears=(replace(PLAIN, compiled=""), replace(PLAIN, compiled=None))),
+            "compiled 1 of 2 Linears",
+        ),
         (Network(blocks=(), linears=(PLAIN,)), "compiled unknown"),
     ],
 )
@@ -64,24 +108,41 @@ def test_compiled(network: Network, words: str) -> None:
         ((), (), "checkpointing off"),
         ((Checkpointing(name="", form="huggingface", active=False),), (), "checkpointing off"),
         ((Checkpointing(name="", form="huggingface", active=True),), (), "checkpointing on"),
-        ((Checkpointing(name="b.0", form="wrapper", active=True),), (Blocks(name="b", count=4, checkpointed=1),), "checkpointing on in 1 of 4 blocks"),
+        (
+            (Checkpointing(name="b.0", form="wrapper", active=True),),
+            (Blocks(name="b", count=4, checkpointed=1),),
+            "checkpointing on in 1 of 4 blocks",
+        ),
         (
             (Checkpointing(name="b.0", form="called_in_forward", active=None),),
             (Blocks(name="b", kind="m.Block", count=4, checkpointed=0),),
             "checkpointing possible (Block.forward calls checkpoint)",
         ),
-        ((Checkpointing(name="", form="called_in_forward", active=None),), (), "checkpointing possible (LM.forward calls checkpoint)"),
-        ((Checkpointing(name="x.mlp", form="called_in_forward", active=None),), (), "checkpointing possible (x.mlp.forward calls checkpoint)"),
+        (
+            (Checkpointing(name="", form="called_in_forward", active=None),),
+            (),
+            "checkpointing possible (LM.forward calls checkpoint)",
+        ),
+        (
+            (Checkpointing(name="x.mlp", form="called_in_forward", active=None),),
+            (),
+            "checkpointing possible (x.mlp.forward calls checkpoint)",
+        ),
     ],
 )
-def test_checkpointing(checkpointing: tuple[Checkpointing, ...], blocks: tuple[Blocks, ...], words: str) -> None:
-    assert counts(Network(kind="decoder.LM", blocks=blocks), Training(checkpointing=checkpointing))[-2] == words
+def test_checkpointing(
+    checkpointing: tuple[Checkpointing, ...], blocks: tuple[Blocks, ...], words: str
+) -> None:
+    assert (
+        counts(Network(kind="decoder.LM", blocks=blocks), Training(checkpointing=checkpointing))[-2] == words
+    )
 
 
 def test_lora_is_a_share_of_parameters_and_of_flops() -> None:
     adapter = replace(PLAIN, adapter="adapter", flops_share_pct=2.3)
     assert (
-        counts(Network(linears=(PLAIN, adapter), parameters=1000, adapter_parameters=12), NOT_RECORDED)[-1] == "LoRA 1.2 % of parameters, 2.3 % of GEMM FLOPs"
+        counts(Network(linears=(PLAIN, adapter), parameters=1000, adapter_parameters=12), NOT_RECORDED)[-1]
+        == "LoRA 1.2 % of parameters, 2.3 % of GEMM FLOPs"
     )
     assert counts(Network(linears=(), parameters=1000, adapter_parameters=0), NOT_RECORDED)[-1] == "LoRA none"
     assert counts(Network(adapter_parameters=12), NOT_RECORDED)[-1] == "LoRA on"
@@ -94,10 +155,22 @@ def test_lora_is_a_share_of_parameters_and_of_flops() -> None:
         ((), None, "no GPU; costs modelled for H100 SXM"),
         ((), "RTX5090", "no GPU; costs modelled for RTX5090"),
         ((), "nonsense", "no GPU; costs modelled for nonsense"),
-        ((Gpu(name="NVIDIA H200", compute_capability="9.0", visible=False),), None, "1 GPU hidden from this process; costs modelled for H100 SXM"),
-        ((Gpu(name="AMD MI300X", compute_capability=None, architecture="gfx942", visible=True),), None, "AMD MI300X, gfx942"),
         (
-            (Gpu(name="A", compute_capability="8.0"), Gpu(name="B", compute_capability="9.0"), Gpu(name="A", compute_capability="8.0")),
+            (Gpu(name="NVIDIA H200", compute_capability="9.0", visible=False),),
+            None,
+            "1 GPU hidden from this process; costs modelled for H100 SXM",
+        ),
+        (
+            (Gpu(name="AMD MI300X", compute_capability=None, architecture="gfx942", visible=True),),
+            None,
+            "AMD MI300X, gfx942",
+        ),
+        (
+            (
+                Gpu(name="A", compute_capability="8.0"),
+                Gpu(name="B", compute_capability="9.0"),
+                Gpu(name="A", compute_capability="8.0"),
+            ),
             None,
             "2 x A, 8.0 + B, 9.0",
         ),
@@ -114,10 +187,19 @@ def test_the_gpu(gpus: tuple[Gpu, ...], assumed: str | None, words: str) -> None
         (NOT_RECORDED, ("torch unknown",)),
         (Software(), ("torch unknown",)),
         (Software(torch=None, packages={}), ("torch missing",)),
-        (Software(torch="2.11.0+cu130", packages={"transformer_engine": Package(version=None), "torchao": Package(version="0.18.0"), "peft": Package()}),
-         ("torch 2.11", "torchao 0.18", "TE")),
+        (
+            Software(
+                torch="2.11.0+cu130",
+                packages={
+                    "transformer_engine": Package(version=None),
+                    "torchao": Package(version="0.18.0"),
+                    "peft": Package(),
+                },
+            ),
+            ("torch 2.11", "torchao 0.18", "TE"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_versions(software: Software, words: tuple[str, ...]) -> None:
     assert machine(Facts(software=software))[1:] == words
 
@@ -129,20 +211,39 @@ def test_the_model() -> None:
     assert model(Facts(target=target)) == "m.py"
     assert model(Facts(target=target, network=network)) == "m.py: 1.24 B parameters"
     batch = Workload(batch_source="made up", batch_size=2, sequence_length=512, tokens=1024)
-    assert model(Facts(target=target, network=network, workload=batch)) == "m.py: 1.24 B parameters, 2 x 512 tokens (made up)"
+    assert (
+        model(Facts(target=target, network=network, workload=batch))
+        == "m.py: 1.24 B parameters, 2 x 512 tokens (made up)"
+    )
     assert model(Facts(target=target, workload=Workload(batch_source="given", tokens=77))) == "m.py: 77 rows"
     assert model(Facts(target=target, workload=Workload(batch_source=None))) == "m.py: batch unknown"
 
 
 def test_numbers_as_one_says_them() -> None:
-    assert [quantity(count) for count in (12, 4_200, 468_238_336, 999_960_000, 8_030_261_248)] == ["12", "4.2 k", "468.2 M", "1.00 B", "8.03 B"]
-    assert [short_version(version) for version in ("2.11.0+cu130", "2.13.1", "2.13.0+cpu", "0.18.0.dev2026")] == [
+    assert [quantity(count) for count in (12, 4_200, 468_238_336, 999_960_000, 8_030_261_248)] == [
+        "12",
+        "4.2 k",
+        "468.2 M",
+        "1.00 B",
+        "8.03 B",
+    ]
+    assert [
+        short_version(version) for version in ("2.11.0+cu130", "2.13.1", "2.13.0+cpu", "0.18.0.dev2026")
+    ] == [
         "2.11",
         "2.13.1",
         "2.13+cpu",
         "0.18.0.dev2026",
     ]
-    assert [percent(share) for share in (100.0, 86.4, 9.96, 2.31, 0.038, 1e-6, 0.0)] == ["100 %", "86 %", "10 %", "2.3 %", "0.038 %", "< 0.01 %", "0 %"]
+    assert [percent(share) for share in (100.0, 86.4, 9.96, 2.31, 0.038, 1e-6, 0.0)] == [
+        "100 %",
+        "86 %",
+        "10 %",
+        "2.3 %",
+        "0.038 %",
+        "< 0.01 %",
+        "0 %",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -150,11 +251,23 @@ def test_numbers_as_one_says_them() -> None:
     [
         (None, ""),
         (Saving(low=float("nan"), high=1.0, basis="measured"), ""),
-        (Saving(low=250.2, high=330.4, basis="modelled", gpu="H200"), "−250 to −330 ms a step, modelled on H200 SXM"),
-        (Saving(low=278.0, high=278.4, basis="measured", gpu="NVIDIA H200"), "−278 ms a step, measured on NVIDIA H200"),
-        (Saving(low=-3.0, high=4.0, basis="measured", gpu="NVIDIA H200"), "+3.0 to −4.0 ms a step, measured on NVIDIA H200"),
+        (
+            Saving(low=250.2, high=330.4, basis="modelled", gpu="H200"),
+            "−250 to −330 ms a step, modelled on H200 SXM",
+        ),
+        (
+            Saving(low=278.0, high=278.4, basis="measured", gpu="NVIDIA H200"),
+            "−278 ms a step, measured on NVIDIA H200",
+        ),
+        (
+            Saving(low=-3.0, high=4.0, basis="measured", gpu="NVIDIA H200"),
+            "+3.0 to −4.0 ms a step, measured on NVIDIA H200",
+        ),
         (Saving(low=0.01, high=0.02, basis="rule"), "0.0 ms a step, by rule"),
-        (Saving(low=1234.0, high=2000.0, basis="modelled", gpu="RTX4090"), "−1,234 to −2,000 ms a step, modelled on RTX4090"),
+        (
+            Saving(low=1234.0, high=2000.0, basis="modelled", gpu="RTX4090"),
+            "−1,234 to −2,000 ms a step, modelled on RTX4090",
+        ),
     ],
 )
 def test_a_saving_is_the_change_of_a_step_with_its_basis(saving: Saving | None, words: str) -> None:

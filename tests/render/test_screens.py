@@ -1,4 +1,5 @@
-"""Whole screens, as files in ``golden/``. After a change that was meant: UPDATE_GOLDEN=1 pytest tests/render, and read the diff."""
+"""Whole screens, as files in ``golden/``. After a change that was meant: UPDATE_GOLDEN=1 pytest tests/render,
+and read the diff."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor import registry
-from fp8doctor.cures import STAY_IN_BF16
+from fp8doctor.diagnosis.document import schema
+from fp8doctor.diagnosis.prescription import prescribe
+from fp8doctor.diagnosis.treatments import STAY_IN_BF16
 from fp8doctor.finding import Outcome, Saving
-from fp8doctor.prescription import prescribe
-from fp8doctor.render import json, markdown, text
+from fp8doctor.render import markdown, text
 from fp8doctor.render.screen import first_screen
 from fp8doctor.render.terminal import columns
-from fp8doctor.report import schema
 from tests.facts_of import DECODER_468M
 from tests.render.reports import EAGER, EAGER_DECODER, LORA, ON_A_GPU, SCREENS, UNALIGNED, report
 
@@ -58,7 +59,7 @@ def test_markdown(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCREENS)
 def test_json_holds_to_the_schema(name: str) -> None:
-    document = json.render(SCREENS[name])
+    document = SCREENS[name].to_json()
     jsonschema.validate(standard_json.loads(document), schema())
     assert document == SCREENS[name].to_json()
 
@@ -67,8 +68,15 @@ def test_json_holds_to_the_schema(name: str) -> None:
 @pytest.mark.parametrize("name", SCREENS)
 def test_no_line_is_wider_than_asked_or_ends_in_blanks(name: str, width: int) -> None:
     lines = text.render(SCREENS[name], width=width, verbose=True).splitlines()
-    code = {line for finding in SCREENS[name].findings if finding.treatment for line in finding.treatment.code.splitlines()}
-    assert all(columns(line) <= width for line in lines if line.strip() not in {each.strip() for each in code})
+    code = {
+        line
+        for finding in SCREENS[name].findings
+        if finding.treatment
+        for line in finding.treatment.code.splitlines()
+    }
+    assert all(
+        columns(line) <= width for line in lines if line.strip() not in {each.strip() for each in code}
+    )
     assert all(line == line.rstrip() for line in lines)
 
 
@@ -83,11 +91,16 @@ def test_colour_changes_nothing_but_colour() -> None:
     import re
 
     for each in SCREENS.values():
-        assert re.sub(r"\x1b\[[0-9;]*m", "", text.render(each, colour=True, verbose=True)) == text.render(each, verbose=True)
+        assert re.sub(r"\x1b\[[0-9;]*m", "", text.render(each, colour=True, verbose=True)) == text.render(
+            each, verbose=True
+        )
 
 
 def test_the_counts_are_always_there() -> None:
-    assert "te.Linear 0 · Float8Linear 168 of 169 (92 % of GEMM FLOPs) · compiled 0 of 24 blocks" in text.render(EAGER_DECODER)
+    assert (
+        "te.Linear 0 · Float8Linear 168 of 169 (92 % of GEMM FLOPs) · compiled 0 of 24 blocks"
+        in text.render(EAGER_DECODER)
+    )
     assert "LoRA 1 % of parameters, 2.2 % of GEMM FLOPs" in text.render(LORA, width=200)
 
 
@@ -108,28 +121,48 @@ def test_a_crashed_check_is_named() -> None:
 
 def test_what_waits_for_a_trial_decides_only_an_area_of_its_own() -> None:
     waits = {"outcome": "unknown", "reason": "trial was not recorded"}
-    outcomes = (Outcome(code="GPU001", **waits), Outcome(code="GPU005", outcome="not_applicable", reason="a GPU"), Outcome(code="CKP002", **waits))
-    screen = first_screen(replace(EAGER_DECODER, findings=(), prescription=EAGER_DECODER.prescription[:0], outcomes=outcomes))
-    assert {line.area: line.mark for line in screen.areas} == {"device": "not_applicable", "checkpointing": "unknown"}
+    outcomes = (
+        Outcome(code="GPU001", **waits),
+        Outcome(code="GPU005", outcome="not_applicable", reason="a GPU"),
+        Outcome(code="CKP002", **waits),
+    )
+    screen = first_screen(
+        replace(EAGER_DECODER, findings=(), prescription=EAGER_DECODER.prescription[:0], outcomes=outcomes)
+    )
+    assert {line.area: line.mark for line in screen.areas} == {
+        "device": "not_applicable",
+        "checkpointing": "unknown",
+    }
 
 
 def test_a_saving_is_told_once_where_its_step_is() -> None:
-    """Beside a symptom, or what the same step mends, stands that step; what BF16 would save only where it is prescribed."""
+    """Beside a symptom, or what the same step mends, stands that step; what BF16 would save only where it is
+    prescribed."""
     mended = replace(EAGER, code="MEM001", name="more-memory-than-bf16", severity="info")
     symptom = replace(UNALIGNED, code="CMP007", treatment=None)
     bf16 = replace(UNALIGNED, code="GPU002", severity="info", treatment=STAY_IN_BF16)
-    own = replace(UNALIGNED, severity="info", saving_ms=Saving(low=-2.0, high=-1.0, basis="measured", gpu="NVIDIA H200"))
+    own = replace(
+        UNALIGNED, severity="info", saving_ms=Saving(low=-2.0, high=-1.0, basis="measured", gpu="NVIDIA H200")
+    )
     causes = {"CMP007": ("CMP001",)}
     made = report(DECODER_468M, "", (EAGER, mended, symptom, bf16, own))
     made = replace(made, prescription=prescribe(made.findings[:1], {}))
     with pytest.MonkeyPatch.context() as patch:
-        catalogue = [SimpleNamespace(code=code, area="shapes", explained_by=causes.get(code, ())) for code in ("CMP001", "CMP007")]
+        catalogue = [
+            SimpleNamespace(code=code, area="shapes", explained_by=causes.get(code, ()))
+            for code in ("CMP001", "CMP007")
+        ]
         patch.setattr(registry, "discover", lambda: catalogue)
         screen = first_screen(made)
-    assert [remedy.saving for remedy in screen.prescription] == ["−250 to −330 ms a step, modelled on H100 SXM"]
+    assert [remedy.saving for remedy in screen.prescription] == [
+        "−250 to −330 ms a step, modelled on H100 SXM"
+    ]
     assert {remedy.code: remedy.saving for remedy in screen.others} == {
-        "MEM001": "see 1", "CMP007": "see 1", "GPU002": "", "SHP001": "+2.0 to +1.0 ms a step, measured on NVIDIA H200",
-    }  # fmt: skip
+        "MEM001": "see 1",
+        "CMP007": "see 1",
+        "GPU002": "",
+        "SHP001": "+2.0 to +1.0 ms a step, measured on NVIDIA H200",
+    }
 
 
 @pytest.mark.parametrize(("low", "mark"), [(0.4, "bad"), (-0.1, "warning")])

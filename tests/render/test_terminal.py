@@ -7,21 +7,35 @@ import pytest
 from fp8doctor.render.terminal import columns, harmless, harmless_lines, to_ascii, wrap
 
 
-@pytest.mark.parametrize(("text", "width"), [("", 0), ("abc", 3), ("日本語", 6), ("ｆ８", 4), ("e\u0301", 1), ("−250 · ✗", 8)])
+@pytest.mark.parametrize(
+    ("text", "width"), [("", 0), ("abc", 3), ("日本語", 6), ("ｆ８", 4), ("e\u0301", 1), ("−250 · ✗", 8)]
+)
 def test_columns(text: str, width: int) -> None:
     assert columns(text) == width
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("a\n b\t c ", "a b c"), ("\x1b[31mred", "\ufffd[31mred"), ("a\x00b", "a\ufffdb"), ("a\u202eb", "a\ufffdb"), ("modèle", "modèle"), (" \n", "")],
+    [
+        ("a\n b\t c ", "a b c"),
+        ("\x1b[31mred", "\ufffd[31mred"),
+        ("a\x00b", "a\ufffdb"),
+        ("a\u202eb", "a\ufffdb"),
+        ("modèle", "modèle"),
+        (" \n", ""),
+    ],
 )
 def test_one_harmless_line(text: str, line: str) -> None:
     assert harmless(text) == line
 
 
 def test_code_keeps_its_indentation() -> None:
-    assert harmless_lines("\nfor x in y:\r\n\tx()  \n\n    z\x07\n") == ["for x in y:", "    x()", "", "    z\ufffd"]
+    assert harmless_lines("\nfor x in y:\r\n\tx()  \n\n    z\x07\n") == [
+        "for x in y:",
+        "    x()",
+        "",
+        "    z\ufffd",
+    ]
 
 
 def test_ascii_grows_no_line() -> None:

@@ -1,4 +1,5 @@
-"""The table of steps with where the time goes, and the sentences under it; breakdowns composed in measured proportions."""
+"""The table of steps with where the time goes, and the sentences under it; breakdowns composed in measured
+proportions."""
 
 from __future__ import annotations
 
@@ -8,13 +9,13 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
+from fp8doctor.analysis.step_difference import PARTS, REST
 from fp8doctor.facts import Arm, Facts, Family, recorded
-from fp8doctor.measured import NO_TIME_LEFT
+from fp8doctor.facts.arm_names import NO_TIME_LEFT
 from fp8doctor.render import markdown, text
 from fp8doctor.render.terminal import columns
 from fp8doctor.render.timing import COLUMNS, timing
 from fp8doctor.report import Report
-from fp8doctor.waterfall import PARTS, REST
 from tests.checks.arms import failed, ran, timed
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, replaced, unprofiled
 from tests.facts_of import DECODER_468M
@@ -80,7 +81,10 @@ NEVER_PROFILED = """\
 
 def of(*arms: Arm, **trial: Any) -> Report:
     facts = timed(DECODER_468M, *arms)
-    return report(msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, **trial)), "FP8 runs at 0.25x of BF16.")
+    return report(
+        msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, **trial)),
+        "FP8 runs at 0.25x of BF16.",
+    )
 
 
 def notes(*arms: Arm, **trial: Any) -> tuple[str, ...]:
@@ -96,7 +100,10 @@ def test_the_table_says_where_the_time_goes() -> None:
 def test_a_treatment_that_is_the_whole_prescription_has_one_row() -> None:
     alone = msgspec.structs.replace(ARMS[3], name="compile-blocks")
     other = ran("cache-off", 99.0, treatments=("cache-off",))
-    rows = [row.label for row in (timing(timed(DECODER_468M, *ARMS, alone, other)) or pytest.fail("no table")).rows]
+    rows = [
+        row.label
+        for row in (timing(timed(DECODER_468M, *ARMS, alone, other)) or pytest.fail("no table")).rows
+    ]
     assert rows == ["BF16", "BF16, compiled", "FP8, as it is", "FP8, prescribed", "FP8, rowwise", "cache off"]
 
 
@@ -119,13 +126,21 @@ def test_no_line_is_wider_than_asked(width: int, ascii: bool) -> None:
 
 def test_markdown_has_the_same_columns_and_sentences() -> None:
     screen = markdown.render(of(*ARMS))
-    rows = [re.sub(r" *\| *", "|", line.replace("\\", "")) for line in screen.splitlines() if line.startswith("| ")]
+    rows = [
+        re.sub(r" *\| *", "|", line.replace("\\", ""))
+        for line in screen.splitlines()
+        if line.startswith("| ")
+    ]
     assert "\n".join(rows).startswith(MARKDOWN)
     assert "\n\nFP8, as it is, against BF16, compiled: +273.4 ms = casts +273.6, GEMMs −33.0, " in screen
 
 
 def test_a_trial_without_breakdowns_looks_as_before() -> None:
-    arms = (shown(unprofiled("as_is", 366.1), 24.7), shown(unprofiled("bf16", 103.6), 24.7), shown(unprofiled("bf16_compiled", 92.7), 21.7))
+    arms = (
+        shown(unprofiled("as_is", 366.1), 24.7),
+        shown(unprofiled("bf16", 103.6), 24.7),
+        shown(unprofiled("bf16_compiled", 92.7), 21.7),
+    )
     assert NEVER_PROFILED in text.render(of(*arms))
     older = [msgspec.structs.replace(each, breakdown=msgspec.UNSET) for each in arms]
     assert NEVER_PROFILED in text.render(of(*older))
@@ -152,7 +167,11 @@ def test_unreliable_parts_are_called_so_and_explain_nothing() -> None:
 
 
 def test_what_no_rule_knows_is_told_above_one_per_cent() -> None:
-    told = notes(replaced(FP8_EAGER, unclassified_pct=2.3), replaced(FP8_COMPILED, unclassified_pct=1.0), replaced(BF16, unclassified_pct=0.4))
+    told = notes(
+        replaced(FP8_EAGER, unclassified_pct=2.3),
+        replaced(FP8_COMPILED, unclassified_pct=1.0),
+        replaced(BF16, unclassified_pct=0.4),
+    )
     assert told == ("In kernels that no rule knows (in other): 2.3 % of FP8, as it is.",)
 
 
@@ -160,21 +179,34 @@ def test_a_profile_that_failed_has_its_reason() -> None:
     reason = "another profiler is active in this process, and a second one would end it"
     arm = msgspec.structs.replace(BF16, breakdown=msgspec.UNSET)
     assert not recorded(arm.breakdown)
-    assert notes(arm, gaps={"trial.arms.breakdown": reason}) == (f"Where the time goes is not known of every variant: {reason}.",)
+    assert notes(arm, gaps={"trial.arms.breakdown": reason}) == (
+        f"Where the time goes is not known of every variant: {reason}.",
+    )
 
 
 def test_a_model_without_fp8_has_the_difference_that_fp8_would_make() -> None:
-    plain = tuple(msgspec.structs.replace(each, stack="torch", use="none") for each in DECODER_468M.network.linears)
-    without: Facts = msgspec.structs.replace(DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=plain))
-    arms = (msgspec.structs.replace(BF16, name="as_is"), msgspec.structs.replace(FP8_COMPILED, name="float8_tensorwise", treatments=()))
+    plain = tuple(
+        msgspec.structs.replace(each, stack="torch", use="none") for each in DECODER_468M.network.linears
+    )
+    without: Facts = msgspec.structs.replace(
+        DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=plain)
+    )
+    arms = (
+        msgspec.structs.replace(BF16, name="as_is"),
+        msgspec.structs.replace(FP8_COMPILED, name="float8_tensorwise", treatments=()),
+    )
     found = timing(timed(without, *arms))
     assert found is not None
-    assert [each.partition(":")[0] for each in found.differences] == ["FP8, tensorwise, compiled, against As it is"]
+    assert [each.partition(":")[0] for each in found.differences] == [
+        "FP8, tensorwise, compiled, against As it is"
+    ]
 
 
 def test_every_family_has_its_column_and_its_part() -> None:
     assert sorted(family for families in COLUMNS.values() for family in families) == sorted(get_args(Family))
-    assert {family for families in PARTS.values() for family in families} == set(get_args(Family)) - {"unknown"}
+    assert {family for families in PARTS.values() for family in families} == set(get_args(Family)) - {
+        "unknown"
+    }
     assert REST == "unclassified"
 
 
@@ -182,13 +214,18 @@ WIDE = ("recipe-rowwise", "recipe-rowwise-with-gw-hp")
 
 
 def waiting(*names: str) -> tuple[Arm, ...]:
-    return tuple(msgspec.structs.replace(failed(name, f"the budget of 60 s {NO_TIME_LEFT}"), treatments=(name,)) for name in names)
+    return tuple(
+        msgspec.structs.replace(failed(name, f"the budget of 60 s {NO_TIME_LEFT}"), treatments=(name,))
+        for name in names
+    )
 
 
 def test_what_the_budget_left_no_time_for_stands_in_one_line_and_how_to_time_it_below() -> None:
     found = timing(of(*ARMS[:-1], *waiting(*WIDE, "fused-optimizer"), budget_s=60.0).facts)
     assert found is not None
-    assert [(row.label, row.note) for row in found.rows if row.note] == [("3 more variants", "not timed: the budget of 60 s was used up before them")]
+    assert [(row.label, row.note) for row in found.rows if row.note] == [
+        ("3 more variants", "not timed: the budget of 60 s was used up before them")
+    ]
     assert found.notes == ("More time for the rest: --budget 120.",)
     assert notes(*ARMS[:-1], budget_s=60.0) == ()
 
@@ -197,7 +234,14 @@ def test_a_recipe_has_torchaos_own_name_and_the_table_of_a_large_model_fits() ->
     found = timing(of(FP8_EAGER, *waiting(*WIDE)).facts)
     assert found is not None
     assert [row.label for row in found.rows if row.note] == ["FP8, rowwise", "FP8, rowwise_with_gw_hp"]
-    large = [replaced(each, families_ms={**each.breakdown.families_ms, "gemm_16bit": 527.2, "cast": 151.7}) for each in (FP8_EAGER, BF16) if each.breakdown]
-    arms = [msgspec.structs.replace(each, step_ms=773.5, low_ms=752.0, high_ms=795.0, peak_gib=107.9) for each in large]
+    large = [
+        replaced(each, families_ms={**each.breakdown.families_ms, "gemm_16bit": 527.2, "cast": 151.7})
+        for each in (FP8_EAGER, BF16)
+        if each.breakdown
+    ]
+    arms = [
+        msgspec.structs.replace(each, step_ms=773.5, low_ms=752.0, high_ms=795.0, peak_gib=107.9)
+        for each in large
+    ]
     assert "  FP8, rowwise_with_gw_hp  not timed" in text.render(of(*arms, *waiting(*WIDE)))
     assert "  ms a step                       total  FP8 GEMM" in text.render(of(*arms, *waiting(*WIDE)))

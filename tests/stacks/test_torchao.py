@@ -1,4 +1,5 @@
-"""What is read from torchao's modules and tensors, on the real library; older releases by their class names."""
+"""What is read from torchao's modules and tensors, on the real library; older releases by their class
+names."""
 
 from __future__ import annotations
 
@@ -12,17 +13,26 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.float8.config import CastConfig, ScalingGranularity
-from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, Float8WeightOnlyConfig, Int8WeightOnlyConfig, quant_api, quantize_
+from torchao.quantization import (
+    Float8DynamicActivationFloat8WeightConfig,
+    Float8WeightOnlyConfig,
+    Int8WeightOnlyConfig,
+    quant_api,
+    quantize_,
+)
 
 from fp8doctor.facts import Linear
 from tests import prototypes
 from tests.examine.models import network
 
-INT8 = Int8WeightOnlyConfig(**({"version": 2} if "version" in vars(Int8WeightOnlyConfig)["__dataclass_fields__"] else {}))
+INT8 = Int8WeightOnlyConfig(
+    **({"version": 2} if "version" in vars(Int8WeightOnlyConfig)["__dataclass_fields__"] else {})
+)
 """Weights of the newest class that this torchao has."""
 
 CHECKS_HARDWARE = hasattr(quant_api, "_check_hardware_support")
-"""Since when dynamic activations are quantized on a CPU once this is put aside, and weights say whether they are; not in torchao 0.9."""
+"""Since when dynamic activations are quantized on a CPU once this is put aside, and weights say whether they
+are; not in torchao 0.9."""
 
 
 def only(model: nn.Module) -> Linear:
@@ -37,15 +47,27 @@ def converted(config: Float8LinearConfig, bias: bool = True) -> nn.Module:
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
 def test_recipe_is_read_back(recipe: str) -> None:
     layer = only(converted(Float8LinearConfig.from_recipe_name(recipe)))
-    assert (layer.kind, layer.stack, layer.use) == ("torchao.float8.float8_linear.Float8Linear", "torchao", "training")
+    assert (layer.kind, layer.stack, layer.use) == (
+        "torchao.float8.float8_linear.Float8Linear",
+        "torchao",
+        "training",
+    )
     assert layer.recipe == recipe
-    assert (layer.in_features, layer.out_features, layer.bias, layer.dtype, layer.weight_class) == (32, 64, True, "bfloat16", None)
+    assert (layer.in_features, layer.out_features, layer.bias, layer.dtype, layer.weight_class) == (
+        32,
+        64,
+        True,
+        "bfloat16",
+        None,
+    )
     assert layer.engaged is None
 
 
 def test_any_other_casts_are_custom() -> None:
     casts = [CastConfig(scaling_granularity=ScalingGranularity.AXISWISE) for _ in range(3)]
-    config = Float8LinearConfig(cast_config_input=casts[0], cast_config_weight=casts[1], cast_config_grad_output=casts[2])
+    config = Float8LinearConfig(
+        cast_config_input=casts[0], cast_config_weight=casts[1], cast_config_grad_output=casts[2]
+    )
     assert config.cast_config_grad_output.target_dtype == torch.float8_e5m2  # rowwise but for this
     assert only(converted(config)).recipe == "custom"
 
@@ -72,7 +94,9 @@ def test_all_gather_wrapper_is_a_setting_not_a_kind() -> None:
 
 def test_subclass_of_torchtitan() -> None:
     layer = converted(Float8LinearConfig())
-    layer.__class__ = type("TitanLinear", (type(layer),), {"__module__": "torchtitan.components.quantization.float8"})
+    layer.__class__ = type(
+        "TitanLinear", (type(layer),), {"__module__": "torchtitan.components.quantization.float8"}
+    )
     assert only(layer).kind == "torchao.float8.float8_linear.Float8Linear"
 
 
@@ -89,14 +113,26 @@ def test_without_configuration_the_recipe_is_a_gap() -> None:
     [
         (lambda: prototypes.mxfp8("MXFP8_EMULATED_RCEIL"), "MXFP8TrainingWeightWrapperTensor", "mxfp8", True),
         (lambda: prototypes.mxfp8(), "MXFP8TrainingWeightWrapperTensor", "mxfp8", False),
-        (lambda: prototypes.float8(float8_linear_recipe="tensorwise"), "Float8TrainingWeightWrapperTensor", "tensorwise", None),
+        (
+            lambda: prototypes.float8(float8_linear_recipe="tensorwise"),
+            "Float8TrainingWeightWrapperTensor",
+            "tensorwise",
+            None,
+        ),
     ],
 )
-def test_training_weights(config: Callable[[], Any], weight_class: str, recipe: str, emulate: bool | None) -> None:
+def test_training_weights(
+    config: Callable[[], Any], weight_class: str, recipe: str, emulate: bool | None
+) -> None:
     model = nn.Sequential(nn.Linear(32, 64, dtype=torch.bfloat16))
     quantize_(model, config(), filter_fn=lambda module, name: isinstance(module, nn.Linear))
     layer = only(model)
-    assert (layer.kind, layer.stack, layer.use, layer.recipe) == ("torch.nn.modules.linear.Linear", "torchao", "training", recipe)
+    assert (layer.kind, layer.stack, layer.use, layer.recipe) == (
+        "torch.nn.modules.linear.Linear",
+        "torchao",
+        "training",
+        recipe,
+    )
     assert layer.weight_class == f"torchao.prototype.moe_training.tensor.{weight_class}"
     assert (layer.dtype, layer.requires_grad) == ("bfloat16", True)
     assert layer.features.get("emulate") is emulate
@@ -114,12 +150,18 @@ def test_high_precision_weight_gradient() -> None:
 
 def test_prototype_linears() -> None:
     mx = only(prototypes.module("mxfp8_linear").MXFP8Linear(32, 64, wgrad_with_hp=True))
-    assert (mx.kind, mx.use, mx.recipe) == ("torchao.prototype.moe_training.mxfp8_linear.MXFP8Linear", "training", "mxfp8")
+    assert (mx.kind, mx.use, mx.recipe) == (
+        "torchao.prototype.moe_training.mxfp8_linear.MXFP8Linear",
+        "training",
+        "mxfp8",
+    )
     assert mx.features == {"kernel_preference": "auto", "emulate": False, "wgrad_with_hp": True}
     assert only(prototypes.module("nvfp4_training.nvfp4_training").NVFP4Linear(128, 128)).recipe == "nvfp4"
 
 
-@pytest.mark.parametrize(("element", "recipe"), [("torch.float8_e4m3fn", "mxfp8"), ("torch.float4_e2m1fn_x2", "mxfp4")])
+@pytest.mark.parametrize(
+    ("element", "recipe"), [("torch.float8_e4m3fn", "mxfp8"), ("torch.float4_e2m1fn_x2", "mxfp4")]
+)
 @pytest.mark.parametrize("setting", ["kernel_preference", "gemm_kernel_choice"])
 def test_mxlinear_of_0_10_to_0_16(element: str, recipe: str, setting: str) -> None:
     """A stand-in: the class was removed in 0.17. Verified by hand on the releases 0.10, 0.14 and 0.16."""
@@ -128,7 +170,11 @@ def test_mxlinear_of_0_10_to_0_16(element: str, recipe: str, setting: str) -> No
     layer.__class__ = type("MXLinear", (nn.Linear,), {"__module__": "torchao.prototype.mx_formats.mx_linear"})
     layer.config = SimpleNamespace(elem_dtype=element, **{setting: choice.EMULATED})
     found = only(layer)
-    assert (found.kind, found.use, found.recipe) == ("torchao.prototype.mx_formats.mx_linear.MXLinear", "training", recipe)
+    assert (found.kind, found.use, found.recipe) == (
+        "torchao.prototype.mx_formats.mx_linear.MXLinear",
+        "training",
+        recipe,
+    )
     assert found.features == {"kernel_preference": "emulated", "emulate": True}
 
 
@@ -136,7 +182,9 @@ def test_mxlinear_of_0_10_to_0_16(element: str, recipe: str, setting: str) -> No
 def test_grouped_weights_of_0_12_to_0_16(name: str, recipe: str) -> None:
     """A stand-in: the tensor was renamed in 0.17."""
     scaling = enum.Enum("MoEScalingType", {"FP8_ROWWISE": "fp8_rowwise", "MXFP8": "mxfp8"})
-    kind = type("ScaledGroupedMMTensor", (torch.Tensor,), {"__module__": "torchao.prototype.moe_training.tensor"})
+    kind = type(
+        "ScaledGroupedMMTensor", (torch.Tensor,), {"__module__": "torchao.prototype.moe_training.tensor"}
+    )
     weight = torch.zeros(4, 64, 32).as_subclass(kind)
     weight.scaling_type = scaling[name]
     experts = type("GroupedExperts", (nn.Module,), {})()
@@ -144,7 +192,13 @@ def test_grouped_weights_of_0_12_to_0_16(name: str, recipe: str) -> None:
     experts.w1 = nn.Parameter(weight)
     experts._parameters["w1"].scaling_type = scaling[name]
     layer = only(experts)
-    assert (layer.stack, layer.use, layer.recipe, layer.gemms, layer.role) == ("torchao", "training", recipe, 4, "experts")
+    assert (layer.stack, layer.use, layer.recipe, layer.gemms, layer.role) == (
+        "torchao",
+        "training",
+        recipe,
+        4,
+        "experts",
+    )
 
 
 def test_torchtitans_expert_configuration() -> None:
@@ -153,7 +207,12 @@ def test_torchtitans_expert_configuration() -> None:
     experts.top_k = 2
     experts.w1 = nn.Parameter(torch.zeros(4, 64, 32))
     layer = only(experts)
-    assert (layer.stack, layer.use, layer.recipe, layer.weight_class) == ("torchao", "training", "rowwise", None)
+    assert (layer.stack, layer.use, layer.recipe, layer.weight_class) == (
+        "torchao",
+        "training",
+        "rowwise",
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,12 +223,17 @@ def test_torchtitans_expert_configuration() -> None:
             Float8DynamicActivationFloat8WeightConfig(),
             "float8_e4m3fn",
             {"activations_quantized": True},
-            marks=pytest.mark.skipif(not CHECKS_HARDWARE, reason="torchao 0.9 has no quant_api._check_hardware_support to put aside on a CPU"),
+            marks=pytest.mark.skipif(
+                not CHECKS_HARDWARE,
+                reason="torchao 0.9 has no quant_api._check_hardware_support to put aside on a CPU",
+            ),
         ),
         (INT8, "int8", {"activations_quantized": False}),
     ],
 )
-def test_quantized_weights_are_storage(monkeypatch: pytest.MonkeyPatch, config: Any, dtype: str, features: dict[str, bool]) -> None:
+def test_quantized_weights_are_storage(
+    monkeypatch: pytest.MonkeyPatch, config: Any, dtype: str, features: dict[str, bool]
+) -> None:
     monkeypatch.setattr(quant_api, "_check_hardware_support", lambda granularity: None, raising=False)
     model = nn.Sequential(nn.Linear(64, 64, dtype=torch.bfloat16, bias=False))
     quantize_(model, config)
@@ -188,5 +252,9 @@ def test_plain_float8_parameters_are_storage() -> None:
     layer = nn.Linear(32, 64, bias=False)
     layer.weight = nn.Parameter(layer.weight.detach().to(torch.float8_e5m2), requires_grad=False)
     facts = network(nn.Sequential(layer))
-    assert (facts.linears[0].stack, facts.linears[0].use, facts.linears[0].dtype) == ("torch", "storage", "float8_e5m2")
+    assert (facts.linears[0].stack, facts.linears[0].use, facts.linears[0].dtype) == (
+        "torch",
+        "storage",
+        "float8_e5m2",
+    )
     assert facts.float8_parameters == 1

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import Linear
-from fp8doctor.record import NOT_RECORDED
+from fp8doctor.facts.record import NOT_RECORDED
 from tests.examine.models import network
 from tests.stand_ins import transformer_engine as stand_in
 
@@ -27,10 +27,25 @@ def linears(model: nn.Module, gaps: dict[str, str] | None = None) -> tuple[Linea
 
 def test_linear(te: ModuleType) -> None:
     (layer,) = linears(te.Linear(32, 64))
-    assert (layer.name, layer.kind, layer.stack, layer.use) == ("0", "transformer_engine.pytorch.module.linear.Linear", "transformer_engine", "training")
-    assert (layer.in_features, layer.out_features, layer.gemms, layer.bias, layer.dtype) == (32, 64, 1, True, "float32")
+    assert (layer.name, layer.kind, layer.stack, layer.use) == (
+        "0",
+        "transformer_engine.pytorch.module.linear.Linear",
+        "transformer_engine",
+        "training",
+    )
+    assert (layer.in_features, layer.out_features, layer.gemms, layer.bias, layer.dtype) == (
+        32,
+        64,
+        1,
+        True,
+        "float32",
+    )
     assert (layer.recipe, layer.engaged, layer.role) == (None, None, "body")
-    assert layer.features == {"primary_weights_in_fp8": False, "fp8_calibration": False, "fp8_ran_before": False}
+    assert layer.features == {
+        "primary_weights_in_fp8": False,
+        "fp8_calibration": False,
+        "fp8_ran_before": False,
+    }
 
 
 def test_empty_bias_is_none(te: ModuleType) -> None:
@@ -75,7 +90,9 @@ def test_megatrons_subclass(te: ModuleType) -> None:
     [((), None, None), ((True,), True, "delayed"), ((False,), False, None), ((True, False), None, "delayed")],
     ids=["never ran", "fp8", "no autocast", "fp8, then recomputed outside"],
 )
-def test_engaged(te: ModuleType, forwards: tuple[bool, ...], engaged: bool | None, recipe: str | None) -> None:
+def test_engaged(
+    te: ModuleType, forwards: tuple[bool, ...], engaged: bool | None, recipe: str | None
+) -> None:
     layer = te.Linear(32, 64)
     for enabled in forwards:
         with stand_in.autocast(enabled):
@@ -91,7 +108,9 @@ def test_in_eval_mode_nothing_is_concluded(te: ModuleType) -> None:
     assert linears(layer)[0].engaged is None
 
 
-@pytest.mark.parametrize(("recipe", "name"), [(stand_in.Float8CurrentScaling, "current"), (stand_in.MXFP8BlockScaling, "mxfp8")])
+@pytest.mark.parametrize(
+    ("recipe", "name"), [(stand_in.Float8CurrentScaling, "current"), (stand_in.MXFP8BlockScaling, "mxfp8")]
+)
 def test_recipe(te: ModuleType, recipe: Callable[[], Any], name: str) -> None:
     layer = te.Linear(32, 64)
     with stand_in.autocast(True, recipe()):
@@ -113,4 +132,6 @@ def test_without_its_record_engaged_is_unknown(te: ModuleType) -> None:
     (found,) = linears(layer, gaps)
     assert found.engaged is NOT_RECORDED
     assert found.recipe is NOT_RECORDED
-    assert gaps == {"network.linears.engaged": "this Transformer Engine module keeps no record where 1.0 to 2.20 do"}
+    assert gaps == {
+        "network.linears.engaged": "this Transformer Engine module keeps no record where 1.0 to 2.20 do"
+    }

@@ -1,4 +1,5 @@
-"""Stacks whose weights are stored in low precision and multiplied in 16 bits: transformers' FP8 and bitsandbytes."""
+"""Stacks whose weights are stored in low precision and multiplied in 16 bits: transformers' FP8 and
+bitsandbytes."""
 
 from __future__ import annotations
 
@@ -21,8 +22,17 @@ def test_order_of_the_stacks() -> None:
 def test_finegrained_linear() -> None:
     facts = network(nn.Sequential(FP8Linear(128, 256, block_size=(128, 128))))
     (layer,) = facts.linears
-    assert (layer.kind, layer.stack, layer.use) == ("transformers.integrations.finegrained_fp8.FP8Linear", "huggingface", "storage")
-    assert (layer.in_features, layer.out_features, layer.dtype, layer.recipe) == (128, 256, "float8_e4m3fn", None)
+    assert (layer.kind, layer.stack, layer.use) == (
+        "transformers.integrations.finegrained_fp8.FP8Linear",
+        "huggingface",
+        "storage",
+    )
+    assert (layer.in_features, layer.out_features, layer.dtype, layer.recipe) == (
+        128,
+        256,
+        "float8_e4m3fn",
+        None,
+    )
     assert layer.features == {"block_size": "128x128", "activation_scheme": "dynamic"}
     assert facts.float8_parameters == 1
     assert layer.flops_per_token == 2 * 128 * 256 * 2  # no weight gradient, whatever requires_grad says
@@ -36,13 +46,23 @@ def test_finegrained_linear_that_was_dequantised_is_ordinary() -> None:
 
 def test_fbgemm_linear() -> None:
     (layer,) = network(nn.Sequential(FbgemmFp8Linear(128, 256, False))).linears
-    assert (layer.kind, layer.use, layer.features["block_size"]) == ("transformers.integrations.fbgemm_fp8.FbgemmFp8Linear", "storage", None)
+    assert (layer.kind, layer.use, layer.features["block_size"]) == (
+        "transformers.integrations.fbgemm_fp8.FbgemmFp8Linear",
+        "storage",
+        None,
+    )
 
 
 def test_finegrained_experts() -> None:
     config = MixtralConfig(hidden_size=64, intermediate_size=128, num_local_experts=4, num_experts_per_tok=2)
     up, down = network(nn.ModuleDict({"experts": FP8Experts(config, block_size=(64, 64))})).linears
-    assert (up.name, up.stack, up.use, up.role, up.gemms) == ("experts.gate_up_proj", "huggingface", "storage", "experts", 4)
+    assert (up.name, up.stack, up.use, up.role, up.gemms) == (
+        "experts.gate_up_proj",
+        "huggingface",
+        "storage",
+        "experts",
+        4,
+    )
     assert (up.in_features, up.out_features) == (64, 256)
     assert (down.in_features, down.out_features) == (128, 64)
 
@@ -52,10 +72,16 @@ def test_bitsandbytes_is_not_fp8(name: str, rows: int) -> None:
     """A stand-in for bitsandbytes' classes: the library needs a GPU to quantise."""
     layer = nn.Linear(32, 64, bias=False)
     layer.__class__ = type(name, (nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})
-    layer.weight = nn.Parameter(torch.zeros(rows, 1 if name == "Linear4bit" else 32, dtype=torch.uint8), requires_grad=False)
+    layer.weight = nn.Parameter(
+        torch.zeros(rows, 1 if name == "Linear4bit" else 32, dtype=torch.uint8), requires_grad=False
+    )
     facts = network(nn.Sequential(layer))
     (found,) = facts.linears
-    assert (found.kind, found.stack, found.use) == (f"bitsandbytes.nn.modules.{name}", "bitsandbytes", "storage")
+    assert (found.kind, found.stack, found.use) == (
+        f"bitsandbytes.nn.modules.{name}",
+        "bitsandbytes",
+        "storage",
+    )
     assert (found.in_features, found.out_features, found.parameters) == (32, 64, 2048)
     assert facts.parameters == 2048
     assert found.parameter_share_pct == 100.0

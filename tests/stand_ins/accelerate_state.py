@@ -22,7 +22,8 @@ def forget() -> None:
 
 @contextmanager
 def accelerator(precision: str | None, *devices: Device, variable: str | None = "fp8") -> Iterator[None]:
-    """A state made with ``precision`` and ACCELERATE_MIXED_PRECISION as ``variable``, nvidia-smi naming the first of the GPUs."""
+    """A state made with ``precision`` and ACCELERATE_MIXED_PRECISION as ``variable``, nvidia-smi naming the
+    first of the GPUs."""
     import accelerate.utils.environment as environment
     from accelerate.state import AcceleratorState
     from accelerate.utils import TorchDynamoPlugin
@@ -38,7 +39,9 @@ def accelerator(precision: str | None, *devices: Device, variable: str | None = 
             patch.setattr(environment, "_nvidia_smi", lambda: "nvidia-smi")
             patch.setattr(torch.cuda, "is_available", lambda: True)
             patch.setattr(torch.cuda, "get_device_capability", lambda: first)
-            AcceleratorState(mixed_precision=precision, cpu=True, dynamo_plugin=TorchDynamoPlugin(), _from_accelerator=True)
+            AcceleratorState(
+                mixed_precision=precision, cpu=True, dynamo_plugin=TorchDynamoPlugin(), _from_accelerator=True
+            )
         environment.check_cuda_fp8_capability.cache_clear()
         StandIn(*devices).install(machine)
         machine.setattr(torch.version, "cuda", "13.0")

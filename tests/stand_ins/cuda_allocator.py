@@ -1,4 +1,5 @@
-"""A stand-in for CUDA's caching allocator on a machine without a GPU: how many devices there are and what each counted."""
+"""A stand-in for CUDA's caching allocator on a machine without a GPU: how many devices there are and what
+each counted."""
 
 from __future__ import annotations
 
@@ -8,8 +9,11 @@ import pytest
 import torch
 
 
-def install(monkeypatch: pytest.MonkeyPatch, *stats: dict[str, int] | Exception, backend: str = "native") -> None:
-    """CUDA is initialized, with one device for each of ``stats``; an exception is raised when it is asked for."""
+def install(
+    monkeypatch: pytest.MonkeyPatch, *stats: dict[str, int] | Exception, backend: str = "native"
+) -> None:
+    """CUDA is initialized, with one device for each of ``stats``; an exception is raised when it is asked
+    for."""
 
     def memory_stats(device: int) -> Any:
         answer = stats[device]

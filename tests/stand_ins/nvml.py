@@ -1,7 +1,8 @@
-"""A stand-in for NVML: GPUs that this machine does not have, answered for in the words of the real ``pynvml``.
+"""A stand-in for NVML: GPUs that this machine does not have, answered for in the words of the real
+``pynvml``.
 
-Constants, error classes and structure fields are pynvml's own. A question that a card has no answer for raises
-``NVMLError_NotSupported``, as the library does; an answer that is an exception is raised.
+Constants, error classes and structure fields are pynvml's own. A question that a card has no answer for
+raises ``NVMLError_NotSupported``, as the library does; an answer that is an exception is raised.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def gpu(name: str, uuid: str, capability: tuple[int, int], memory_gib: float, **
         name,
         {
             "nvmlDeviceGetCudaComputeCapability": capability,
-            "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=memory_gib * GIB, used=0.5 * GIB, free=(memory_gib - 0.5) * GIB),
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(
+                total=memory_gib * GIB, used=0.5 * GIB, free=(memory_gib - 0.5) * GIB
+            ),
             "nvmlDeviceGetClockInfo": 210,
             "nvmlDeviceGetMaxClockInfo": 1410,
             "nvmlDeviceGetPowerManagementLimit": 400_000,
@@ -60,7 +63,12 @@ def sliced(device: Device, *uuids: str, memory_gib: float = 10.0) -> Device:
     device.answers["nvmlDeviceGetMigMode"] = (1, 1)
     memory = SimpleNamespace(total=memory_gib * GIB, used=0.0, free=memory_gib * GIB)
     device.slices = [
-        Device(uuid, f"{device.name} MIG 1g.10gb", {"nvmlDeviceGetMemoryInfo": memory, "nvmlDeviceGetComputeRunningProcesses": []}) for uuid in uuids
+        Device(
+            uuid,
+            f"{device.name} MIG 1g.10gb",
+            {"nvmlDeviceGetMemoryInfo": memory, "nvmlDeviceGetComputeRunningProcesses": []},
+        )
+        for uuid in uuids
     ]
     return device
 
@@ -68,7 +76,9 @@ def sliced(device: Device, *uuids: str, memory_gib: float = 10.0) -> Device:
 class StandIn:
     """What ``import pynvml`` gives while it is installed."""
 
-    def __init__(self, *devices: Device, driver: str = "580.159.03", on_init: Exception | None = None) -> None:
+    def __init__(
+        self, *devices: Device, driver: str = "580.159.03", on_init: Exception | None = None
+    ) -> None:
         self.devices = devices
         self.driver = driver
         self.on_init = on_init

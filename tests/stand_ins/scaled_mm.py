@@ -1,6 +1,8 @@
-"""A stand-in for the FP8 GEMM of a CPU, which torch 2.6 lacks: what Dynamo, torchao and Accelerate do around it is real.
+"""A stand-in for the FP8 GEMM of a CPU, which torch 2.6 lacks: what Dynamo, torchao and Accelerate do around
+it is real.
 
-It computes in FP32 and says nothing about the kernel or its time: a test of those is skipped by one of the marks.
+It computes in FP32 and says nothing about the kernel or its time: a test of those is skipped by one of the
+marks.
 """
 
 from __future__ import annotations
@@ -26,8 +28,12 @@ def runs(by_row: bool) -> bool:
 
 PER_TENSOR, PER_ROW = runs(by_row=False), runs(by_row=True)
 
-needs_scaled_mm = pytest.mark.skipif(not PER_TENSOR, reason="this torch has no _scaled_mm for a CPU, as 2.6 has none")
-needs_rowwise_scaled_mm = pytest.mark.skipif(not PER_ROW, reason="this torch has no rowwise _scaled_mm for a CPU, as 2.6 and 2.9 have none")
+needs_scaled_mm = pytest.mark.skipif(
+    not PER_TENSOR, reason="this torch has no _scaled_mm for a CPU, as 2.6 has none"
+)
+needs_rowwise_scaled_mm = pytest.mark.skipif(
+    not PER_ROW, reason="this torch has no rowwise _scaled_mm for a CPU, as 2.6 and 2.9 have none"
+)
 
 
 def scaled_mm(

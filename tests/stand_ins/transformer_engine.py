@@ -1,8 +1,9 @@
-"""A stand-in for Transformer Engine, which needs a GPU to be built: the classes, names and records of 1.0 to 2.20.
+"""A stand-in for Transformer Engine, which needs a GPU to be built: the classes, names and records of 1.0 to
+2.20.
 
 It is not the library: a forward multiplies in the weight's own dtype and writes down what the real one would.
-`install` puts it into ``sys.modules`` for one test; ``flavour`` is the module that holds the FP8 state (``quantization``
-from 2.9 on, ``fp8`` before).
+`install` puts it into ``sys.modules`` for one test; ``flavour`` is the module that holds the FP8 state
+(``quantization`` from 2.9 on, ``fp8`` before).
 """
 
 from __future__ import annotations
@@ -78,15 +79,26 @@ class TransformerEngineBaseModule(nn.Module):
 class Linear(TransformerEngineBaseModule):
     """``te.Linear``; without a bias the real one keeps an empty tensor, and so does this."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, device: Any = None, parameters_split: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        parameters_split: tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.weight_names = [f"{name}weight" for name in parameters_split or ("",)]
         self.bias_names = [f"{name}bias" for name in parameters_split or ("",)]
         for name in parameters_split or ("",):
             rows = out_features // max(len(parameters_split), 1)
-            self.register_parameter(f"{name}weight", nn.Parameter(torch.zeros(rows, in_features, device=device)))
-            self.register_parameter(f"{name}bias", nn.Parameter(torch.zeros(rows if bias else 0, device=device)))
+            self.register_parameter(
+                f"{name}weight", nn.Parameter(torch.zeros(rows, in_features, device=device))
+            )
+            self.register_parameter(
+                f"{name}bias", nn.Parameter(torch.zeros(rows if bias else 0, device=device))
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.prepare_forward()
@@ -96,7 +108,9 @@ class Linear(TransformerEngineBaseModule):
 class LayerNormLinear(Linear):
     """``te.LayerNormLinear``."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, parameters_split: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, parameters_split: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(in_features, out_features, bias, parameters_split=parameters_split)
         self.layer_norm_weight = nn.Parameter(torch.ones(in_features))
         self.layer_norm_bias = nn.Parameter(torch.zeros(in_features))
@@ -130,7 +144,9 @@ class GroupedLinear(TransformerEngineBaseModule):
 
     def forward(self, x: torch.Tensor, m_splits: list[int]) -> torch.Tensor:
         self.prepare_forward()
-        return torch.cat([functional.linear(part, getattr(self, f"weight{i}")) for i, part in enumerate(x.split(m_splits))])
+        return torch.cat(
+            [functional.linear(part, getattr(self, f"weight{i}")) for i, part in enumerate(x.split(m_splits))]
+        )
 
 
 MODULES: dict[str, tuple[type, ...]] = {
@@ -149,7 +165,14 @@ for _name, _classes in MODULES.items():
 def install(monkeypatch: pytest.MonkeyPatch, flavour: str = "quantization") -> ModuleType:
     """Put the stand-in where the library would be; returns ``transformer_engine.pytorch``."""
     state = f"transformer_engine.pytorch.{flavour}"
-    for name in ("transformer_engine", "transformer_engine.common", "transformer_engine.pytorch", "transformer_engine.pytorch.module", state, *MODULES):
+    for name in (
+        "transformer_engine",
+        "transformer_engine.common",
+        "transformer_engine.pytorch",
+        "transformer_engine.pytorch.module",
+        state,
+        *MODULES,
+    ):
         module = ModuleType(name)
         module.__path__ = []
         for each in MODULES.get(name, ()):

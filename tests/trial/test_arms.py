@@ -12,15 +12,15 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
+from fp8doctor.diagnosis.prescription import Step
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Trial, Workload
 from fp8doctor.finding import Treatment
-from fp8doctor.job import Job
-from fp8doctor.prescription import Step
-from fp8doctor.trial import timer
+from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import arms
 from fp8doctor.trial.conductor import conduct
-from fp8doctor.trial.shapes import distinct
+from fp8doctor.trial.layers.shapes import distinct
+from fp8doctor.trial.measure import timer
 from fp8doctor.trial.variant import ArmPlan
 from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama, lora
@@ -41,16 +41,31 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def job(model: nn.Module, **fields: Any) -> Job:
-    return Job(**{"model": model.train(), "target": Target(), "workload": Workload(accumulate=1), "batch": TOKENS, **fields})
+    return Job(
+        **{
+            "model": model.train(),
+            "target": Target(),
+            "workload": Workload(accumulate=1),
+            "batch": TOKENS,
+            **fields,
+        }
+    )
 
 
 def float8(model: nn.Module, recipe: str = "tensorwise") -> nn.Module:
     config = Float8LinearConfig.from_recipe_name(recipe)
-    return convert_to_float8_training(model, config=config, module_filter_fn=lambda layer, name: "head" not in name and "lora" not in name)
+    return convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda layer, name: "head" not in name and "lora" not in name
+    )
 
 
 def steps(*names: str) -> list[Step]:
-    return [Step(code="AAA001", mends=("AAA001",), title="t", treatment=Treatment(name=name, summary="s", code="c")) for name in names]
+    return [
+        Step(
+            code="AAA001", mends=("AAA001",), title="t", treatment=Treatment(name=name, summary="s", code="c")
+        )
+        for name in names
+    ]
 
 
 def plans(of: Job, *proposed: str) -> dict[str, ArmPlan]:
@@ -61,9 +76,14 @@ def test_a_bf16_model_whose_shapes_were_timed_on_a_gpu_has_its_arms() -> None:
     """Nothing of it is in FP8, so that no layer loses and none is to be kept in BF16."""
     of = job(llama().bfloat16(), workload=Workload(batch_source="given", tokens=32, accumulate=1))
     facts = examine(of)
-    shapes = tuple(msgspec.structs.replace(each, bf16_ms=1.0, fp8_ms=0.9, casts_ms=0.5, reason=None) for each, _ in distinct(facts))
+    shapes = tuple(
+        msgspec.structs.replace(each, bf16_ms=1.0, fp8_ms=0.9, casts_ms=0.5, reason=None)
+        for each, _ in distinct(facts)
+    )
     assert shapes
-    timed = msgspec.structs.replace(facts, trial=Trial(device="cuda", gpu="NVIDIA H200", shapes=shapes, arms=()))
+    timed = msgspec.structs.replace(
+        facts, trial=Trial(device="cuda", gpu="NVIDIA H200", shapes=shapes, arms=())
+    )
     names = [plan.name for plan in arms(timed, [], of)]
     assert {"as_is", "bf16_compiled"} <= set(names)
     assert "keep-in-bf16" not in names
@@ -76,7 +96,11 @@ def bases(of: Job, *proposed: str) -> dict[str, str | None]:
 def test_eager_fp8_with_its_cure_is_explored_on_top_of_it() -> None:
     found = plans(job(float8(Stacked().bfloat16())), "compile-blocks")
     recipes = {"recipe-rowwise": "prescribed", "recipe-rowwise-with-gw-hp": "prescribed"}
-    assert {name: plan.base for name, plan in found.items()} == {**BASELINES, "prescribed": "as_is", **recipes}
+    assert {name: plan.base for name, plan in found.items()} == {
+        **BASELINES,
+        "prescribed": "as_is",
+        **recipes,
+    }
     assert list(found)[:5] == ["as_is", "bf16", "bf16_compiled", "prescribed", "bf16_again"]
     assert found["prescribed"].treatments == ("compile-blocks",)
     assert found["recipe-rowwise"].treatments == ("recipe-rowwise",)
@@ -84,7 +108,9 @@ def test_eager_fp8_with_its_cure_is_explored_on_top_of_it() -> None:
 
 
 def test_several_proposals_are_timed_together_and_alone_and_compiled_last() -> None:
-    found = plans(job(float8(Stacked().bfloat16())), "compile-blocks", "keep-in-bf16", "unset-variable", "stay-in-bf16")
+    found = plans(
+        job(float8(Stacked().bfloat16())), "compile-blocks", "keep-in-bf16", "unset-variable", "stay-in-bf16"
+    )
     assert found["prescribed"].treatments == ("keep-in-bf16", "compile-blocks")
     assert (found["keep-in-bf16"].base, found["compile-blocks"].base) == ("as_is", "as_is")
     assert "stay-in-bf16" not in found
@@ -97,13 +123,17 @@ def test_uncompiled_fp8_without_its_cure_tries_no_recipe() -> None:
 def test_a_recipe_that_does_not_run_on_this_gpu_is_not_tried() -> None:
     of = job(float8(Stacked().bfloat16()))
     facts = msgspec.structs.replace(examine(of), recipe_tries={"rowwise": "not supported"})
-    assert [plan.name for plan in arms(facts, steps("compile-blocks"), of) if plan.explored] == ["recipe-rowwise-with-gw-hp"]
+    assert [plan.name for plan in arms(facts, steps("compile-blocks"), of) if plan.explored] == [
+        "recipe-rowwise-with-gw-hp"
+    ]
 
 
 class InTransformerEngine(nn.Module):
     """A block of two of its layers; one of them may be a fused one."""
 
-    def __init__(self, up: type[te.TransformerEngineBaseModule], down: type[te.TransformerEngineBaseModule]) -> None:
+    def __init__(
+        self, up: type[te.TransformerEngineBaseModule], down: type[te.TransformerEngineBaseModule]
+    ) -> None:
         super().__init__()
         self.up, self.down = (kind(32, 32) for kind in (up, down))
 
@@ -111,8 +141,17 @@ class InTransformerEngine(nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
-@pytest.mark.parametrize(("kinds", "explored"), [((te.Linear, te.Linear), True), ((te.LayerNormLinear, te.Linear), True), ((te.LayerNormMLP,) * 2, False)])
-def test_uncompiled_transformer_engine_is_tried_block_by_block(kinds: Any, explored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kinds", "explored"),
+    [
+        ((te.Linear, te.Linear), True),
+        ((te.LayerNormLinear, te.Linear), True),
+        ((te.LayerNormMLP,) * 2, False),
+    ],
+)
+def test_uncompiled_transformer_engine_is_tried_block_by_block(
+    kinds: Any, explored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     te.install(monkeypatch)
     model = Stacked(lambda: InTransformerEngine(*kinds))  # type: ignore[arg-type]
     assert bases(job(model)).get("compile-blocks") == ("as_is" if explored else None)
@@ -123,14 +162,21 @@ def test_uncompiled_transformer_engine_is_tried_block_by_block(kinds: Any, explo
 
 def test_transformer_engine_without_blocks_is_not_compiled_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     te.install(monkeypatch)
-    assert not {"compile-blocks", "compile-model"} & set(bases(job(InTransformerEngine(te.Linear, te.Linear))))
+    assert not {"compile-blocks", "compile-model"} & set(
+        bases(job(InTransformerEngine(te.Linear, te.Linear)))
+    )
 
 
 def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
     model = float8(Stacked().bfloat16(), "rowwise")
     model.compile()
     found = bases(job(model))
-    assert found == {**BASELINES, "recipe-tensorwise": "as_is", "recipe-rowwise-with-gw-hp": "as_is", "compile-blocks": "as_is"}
+    assert found == {
+        **BASELINES,
+        "recipe-tensorwise": "as_is",
+        "recipe-rowwise-with-gw-hp": "as_is",
+        "compile-blocks": "as_is",
+    }
 
 
 def test_a_model_without_fp8_is_tried_in_two_recipes() -> None:
@@ -143,12 +189,20 @@ def test_a_model_without_fp8_is_tried_in_two_recipes() -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "explored"),
-    [(torch.optim.AdamW, ["fused-optimizer"]), (lambda parameters: torch.optim.AdamW(parameters, fused=True), []), (torch.optim.Adadelta, [])],
+    [
+        (torch.optim.AdamW, ["fused-optimizer"]),
+        (lambda parameters: torch.optim.AdamW(parameters, fused=True), []),
+        (torch.optim.Adadelta, []),
+    ],
     ids=["foreach", "fused", "without a fused form"],
 )
 def test_an_optimizer_that_could_be_fused_is(optimizer: Any, explored: list[str]) -> None:
     model = Stacked().bfloat16()
-    assert [name for name, plan in plans(job(model, optimizer=optimizer(model.parameters()))).items() if plan.explored] == explored
+    assert [
+        name
+        for name, plan in plans(job(model, optimizer=optimizer(model.parameters()))).items()
+        if plan.explored
+    ] == explored
 
 
 def test_fp32_without_autocast_is_compared_with_bf16_and_tried_in_it() -> None:
@@ -167,24 +221,41 @@ def test_a_cache_in_training_is_tried_without() -> None:
 
 def test_a_cache_goes_with_the_blocks_that_are_compiled() -> None:
     of = job(float8(llama(use_cache=True).bfloat16()))
-    assert [name for name, plan in plans(of, "compile-blocks").items() if plan.explored and name == "cache-off"] == []
+    assert [
+        name for name, plan in plans(of, "compile-blocks").items() if plan.explored and name == "cache-off"
+    ] == []
     assert "cache-off" in plans(of)
 
 
 def test_which_arms_must_run_something_compiled() -> None:
     found = plans(job(float8(Stacked().bfloat16())), "compile-blocks", "keep-in-bf16")
     must = {name for name, plan in found.items() if plan.compiled}
-    assert must == {"bf16_compiled", "prescribed", "compile-blocks", "recipe-rowwise", "recipe-rowwise-with-gw-hp"}
-    assert {name for name, plan in plans(job(Stacked().bfloat16())).items() if plan.compiled} == {"bf16_compiled", "float8_tensorwise", "float8_rowwise"}
+    assert must == {
+        "bf16_compiled",
+        "prescribed",
+        "compile-blocks",
+        "recipe-rowwise",
+        "recipe-rowwise-with-gw-hp",
+    }
+    assert {name for name, plan in plans(job(Stacked().bfloat16())).items() if plan.compiled} == {
+        "bf16_compiled",
+        "float8_tensorwise",
+        "float8_rowwise",
+    }
 
 
 @pytest.mark.parametrize("stance", ["default", "force_eager"])
 def test_an_arm_that_compiled_nothing_is_no_number(stance: str) -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)).bfloat16()
     with torch.compiler.set_stance(stance):  # type: ignore[no-untyped-call]
-        facts = tried(model, torch.ones(16, 32, dtype=torch.bfloat16), "as_is", "bf16_compiled", "float8_tensorwise")
+        facts = tried(
+            model, torch.ones(16, 32, dtype=torch.bfloat16), "as_is", "bf16_compiled", "float8_tensorwise"
+        )
     ran = {arm.name: (arm.reason, bool(arm.graphs_run)) for arm in facts.trial.arms if arm.name != "as_is"}
-    assert ran == dict.fromkeys(("bf16_compiled", "float8_tensorwise"), (None, True) if stance == "default" else ("nothing in it was compiled", False))
+    assert ran == dict.fromkeys(
+        ("bf16_compiled", "float8_tensorwise"),
+        (None, True) if stance == "default" else ("nothing in it was compiled", False),
+    )
 
 
 def sick() -> Job:
@@ -209,8 +280,19 @@ def test_every_exploration_runs_and_proves_what_it_says() -> None:
     facts: Facts = examine(of)
     wanted = {plan.name: plan.base for plan in arms(facts, [], of) if plan.explored}
     assert wanted == SICK_ARMS
-    tried = [plan for plan in arms(facts, steps("adapters-to-bf16"), of) if plan.name not in ("bf16_compiled", "bf16_again")]
-    result = conduct(of, ["base_model.model.model.layers"], tried, torch.device("cpu"), budget_s=600, progress=lambda text, arm: None)
+    tried = [
+        plan
+        for plan in arms(facts, steps("adapters-to-bf16"), of)
+        if plan.name not in ("bf16_compiled", "bf16_again")
+    ]
+    result = conduct(
+        of,
+        ["base_model.model.model.layers"],
+        tried,
+        torch.device("cpu"),
+        budget_s=600,
+        progress=lambda text, arm: None,
+    )
     timed = {arm.name: arm for arm in result.arms}
     assert {arm.name: arm.reason for arm in result.arms if not arm.tried} == {}
     assert set(timed) >= {"as_is", "bf16", "prescribed", *SICK_ARMS}
@@ -222,7 +304,9 @@ def test_every_exploration_runs_and_proves_what_it_says() -> None:
     assert gemms["checkpointing-off"] < recomputed
     assert gemms["bf16_without_checkpointing"] == 0
     assert all(gemms[name] == recomputed for name in (base, "fused-optimizer"))
-    assert gemms["without_adapters"] == recomputed + 3 * 2, "the gradient goes on to the embedding, through q, k and v of the first block"
+    assert gemms["without_adapters"] == recomputed + 3 * 2, (
+        "the gradient goes on to the embedding, through q, k and v of the first block"
+    )
 
 
 def test_fp32_arms_run_in_bf16() -> None:
@@ -232,14 +316,34 @@ def test_fp32_arms_run_in_bf16() -> None:
     def watched(plan: ArmPlan) -> ArmPlan:
         def make(variant: Any) -> Any:
             made = plan.make(variant)
-            made.model.blocks[0].register_forward_hook(lambda module, arguments, output: seen.setdefault(plan.name, set()).add(module.up(output).dtype))
+            made.model.blocks[0].register_forward_hook(
+                lambda module, arguments, output: seen.setdefault(plan.name, set()).add(
+                    module.up(output).dtype
+                )
+            )
             return made
 
         return replace(plan, make=make)
 
-    tried = [watched(plan) for plan in plans(of).values() if plan.name in ("as_is", "bf16", "autocast-bf16", "bf16-parameters")]
-    result = conduct(of, ["blocks"], tried, torch.device("cpu"), budget_s=600, progress=lambda text, arm: None)
-    assert {arm.name for arm in result.arms if arm.tried} >= {"as_is", "bf16", "autocast-bf16", "bf16-parameters"}
+    tried = [
+        watched(plan)
+        for plan in plans(of).values()
+        if plan.name in ("as_is", "bf16", "autocast-bf16", "bf16-parameters")
+    ]
+    result = conduct(
+        of, ["blocks"], tried, torch.device("cpu"), budget_s=600, progress=lambda text, arm: None
+    )
+    assert {arm.name for arm in result.arms if arm.tried} >= {
+        "as_is",
+        "bf16",
+        "autocast-bf16",
+        "bf16-parameters",
+    }
     seen.pop("combination", None)
-    assert seen == {"as_is": {torch.float32}, "bf16": {torch.bfloat16}, "autocast-bf16": {torch.bfloat16}, "bf16-parameters": {torch.bfloat16}}
+    assert seen == {
+        "as_is": {torch.float32},
+        "bf16": {torch.bfloat16},
+        "autocast-bf16": {torch.bfloat16},
+        "bf16-parameters": {torch.bfloat16},
+    }
     assert {parameter.dtype for parameter in of.model.parameters()} == {torch.float32}

@@ -13,11 +13,11 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Target, Trial, Workload
-from fp8doctor.job import Job
-from fp8doctor.trial import bench, timer
+from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is, eager_bf16
 from fp8doctor.trial.conductor import conduct
-from fp8doctor.trial.step import optimizer_for
+from fp8doctor.trial.copies.step import optimizer_for
+from fp8doctor.trial.measure import bench, timer
 from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.trial.test_conductor import Decoder
 
@@ -34,8 +34,22 @@ def mean(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return output.float().mean()
 
 
-def trial(*arms: ArmPlan, model: nn.Module, progress: Callable[[str, str | None], None] = lambda text, arm: None, **settings: Any) -> Trial:
-    job = Job(**{"model": model, "target": Target(), "workload": Workload(accumulate=1), "batch": torch.randint(0, 96, (1, 8)), "loss": mean, **settings})
+def trial(
+    *arms: ArmPlan,
+    model: nn.Module,
+    progress: Callable[[str, str | None], None] = lambda text, arm: None,
+    **settings: Any,
+) -> Trial:
+    job = Job(
+        **{
+            "model": model,
+            "target": Target(),
+            "workload": Workload(accumulate=1),
+            "batch": torch.randint(0, 96, (1, 8)),
+            "loss": mean,
+            **settings,
+        }
+    )
     return conduct(job, ["blocks"], arms or (AS_IS,), torch.device("cpu"), budget_s=30, progress=progress)
 
 
@@ -59,7 +73,9 @@ def test_a_model_without_weights_is_cut_by_its_own_function() -> None:
     assert asked == [4, 12]
     assert result.blocks == {"blocks": 80}
     assert kept(result.arms[0]) == [{"blocks": 4}, {"blocks": 12}]
-    assert result.arms[0].static_gib == pytest.approx(3 * sum(parameter.numel() * 4 for parameter in on_meta(80).parameters()) / 2**30, rel=0.01)
+    assert result.arms[0].static_gib == pytest.approx(
+        3 * sum(parameter.numel() * 4 for parameter in on_meta(80).parameters()) / 2**30, rel=0.01
+    )
 
 
 def test_the_optimizer_that_was_built_with_the_model_is_rebuilt_with_its_cuts() -> None:
@@ -77,13 +93,26 @@ def test_the_optimizer_that_was_built_with_the_model_is_rebuilt_with_its_cuts() 
 @pytest.mark.parametrize(
     ("rebuild", "reason"),
     [
-        (lambda layers: (Decoder(layers // 2), None), "own cut to 4 blocks cannot be used: it has 2 blocks in blocks"),
-        (lambda layers: (Decoder(layers, width=64), None), "the blocks in blocks are not those of the whole model"),
-        (lambda layers: (_ for _ in ()).throw(UserError("build_model() in model.py raised ValueError: no")), "raised ValueError: no"),
+        (
+            lambda layers: (Decoder(layers // 2), None),
+            "own cut to 4 blocks cannot be used: it has 2 blocks in blocks",
+        ),
+        (
+            lambda layers: (Decoder(layers, width=64), None),
+            "the blocks in blocks are not those of the whole model",
+        ),
+        (
+            lambda layers: (_ for _ in ()).throw(
+                UserError("build_model() in model.py raised ValueError: no")
+            ),
+            "raised ValueError: no",
+        ),
     ],
     ids=["half the blocks", "other blocks", "raises"],
 )
-def test_a_function_that_does_not_make_the_cut_is_refused(rebuild: Callable[[int], tuple[nn.Module, None]], reason: str) -> None:
+def test_a_function_that_does_not_make_the_cut_is_refused(
+    rebuild: Callable[[int], tuple[nn.Module, None]], reason: str
+) -> None:
     refused = trial(model=on_meta(80), rebuild=rebuild)
     assert refused.arms == ()
     assert reason in (refused.reason or "")
@@ -91,19 +120,29 @@ def test_a_function_that_does_not_make_the_cut_is_refused(rebuild: Callable[[int
 
 
 def test_a_batch_without_data_is_refused() -> None:
-    reason = trial(model=on_meta(80), batch=torch.empty((1, 8), dtype=torch.int64, device="meta"), rebuild=lambda layers: (Decoder(layers), None)).reason
+    reason = trial(
+        model=on_meta(80),
+        batch=torch.empty((1, 8), dtype=torch.int64, device="meta"),
+        rebuild=lambda layers: (Decoder(layers), None),
+    ).reason
     assert reason == "the batch has no data (meta device); give one, as example_batch() in a model file"
 
 
 class Memory:
-    """A memory for so many blocks' weights; a step with more of them alive raises what CUDA's allocator would."""
+    """A memory for so many blocks' weights; a step with more of them alive raises what CUDA's allocator
+    would."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
         self.alive: dict[int, weakref.ref[nn.Parameter]] = {}
 
     def registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta and parameter.dim() == 2 and parameter.shape[0] == 4 * parameter.shape[1]:
+        if (
+            parameter is not None
+            and not parameter.is_meta
+            and parameter.dim() == 2
+            and parameter.shape[0] == 4 * parameter.shape[1]
+        ):
             self.alive[id(parameter)] = weakref.ref(parameter)
 
     def loss(self, output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
@@ -141,21 +180,40 @@ def with_own_weights(variant: Variant) -> Variant:
 
 
 @pytest.mark.parametrize(("room", "beside"), [(9, None), (8, "bf16")])
-def test_what_does_not_fit_beside_the_others_is_timed_beside_bf16_alone(memory: Memory, room: int, beside: str | None) -> None:
+def test_what_does_not_fit_beside_the_others_is_timed_beside_bf16_alone(
+    memory: Memory, room: int, beside: str | None
+) -> None:
     memory.blocks = room  # three of the user's model, and three for each arm with weights of its own
     heavy = [ArmPlan(name, with_own_weights) for name in ("one", "other")]
     said: list[tuple[str, str | None]] = []
-    result = trial(AS_IS, BF16, *heavy, model=Decoder(3), loss=memory.loss, progress=lambda text, arm: said.append((text, arm)))
+    result = trial(
+        AS_IS,
+        BF16,
+        *heavy,
+        model=Decoder(3),
+        loss=memory.loss,
+        progress=lambda text, arm: said.append((text, arm)),
+    )
     arms = {arm.name: arm for arm in result.arms}
     assert (("timing other beside bf16 alone", "other") in said) is (beside is not None)
     assert {name: arm.reason for name, arm in arms.items()} == dict.fromkeys(arms)
-    assert {name: arm.beside for name, arm in arms.items()} == {"as_is": None, "bf16": None, "one": None, "other": beside}
+    assert {name: arm.beside for name, arm in arms.items()} == {
+        "as_is": None,
+        "bf16": None,
+        "one": None,
+        "other": beside,
+    }
     assert {len(arm.rounds_ms) for arm in arms.values()} == {timer.LEAST_ROUNDS}
 
 
 def test_what_does_not_fit_even_then_says_so(memory: Memory) -> None:
     memory.blocks = 5
-    arms = {arm.name: arm for arm in trial(AS_IS, BF16, ArmPlan("heavy", with_own_weights), model=Decoder(3), loss=memory.loss).arms}
+    arms = {
+        arm.name: arm
+        for arm in trial(
+            AS_IS, BF16, ArmPlan("heavy", with_own_weights), model=Decoder(3), loss=memory.loss
+        ).arms
+    }
     assert arms["bf16"].tried
     assert not arms["heavy"].tried
     assert arms["heavy"].reason == "the GPU's memory is too small for it, even beside bf16 alone"
@@ -180,7 +238,9 @@ def test_a_model_without_weights_that_nobody_can_cut_is_refused() -> None:
 def test_nothing_of_the_replicas_outlives_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     weights: list[weakref.ref[nn.Parameter]] = []
 
-    def recorded(job: Job, parameters: Iterable[nn.Parameter], memo: Mapping[int, Any]) -> torch.optim.Optimizer:
+    def recorded(
+        job: Job, parameters: Iterable[nn.Parameter], memo: Mapping[int, Any]
+    ) -> torch.optim.Optimizer:
         kept = list(parameters)
         weights.extend(map(weakref.ref, kept))
         return optimizer_for(job, kept, memo)

@@ -1,4 +1,5 @@
-"""The budget holds for what was recorded on an H200: real planning and interleaving over recorded seconds, on a clock of their own."""
+"""The budget holds for what was recorded on an H200: real planning and interleaving over recorded seconds, on
+a clock of their own."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from fp8doctor.trial import budget, conductor, timer
-from fp8doctor.trial.bench import SELF_CHECK, Attempt
+from fp8doctor.facts.arm_names import SELF_CHECK
+from fp8doctor.trial import budget, conductor
 from fp8doctor.trial.budget import Budget, Cost, expected
+from fp8doctor.trial.measure import timer
+from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
 CPU = torch.device("cpu")
@@ -20,7 +23,8 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Seen:
-    """An arm as it was recorded (torch 2.11, torchao 0.18): seconds to build it, ms of a step at each cut, seconds of profile or proof."""
+    """An arm as it was recorded (torch 2.11, torchao 0.18): seconds to build it, ms of a step at each cut,
+    seconds of profile or proof."""
 
     build_s: float
     steps_ms: tuple[float, ...]
@@ -31,35 +35,77 @@ class Seen:
 
 
 TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
-    "llama_8b": (9.4, 3.5, {
-        "as_is": Seen(11.6, (132.0, 277.7), 1.3, True), "bf16": Seen(1.7, (163.7, 371.2), 0.4), "bf16_compiled": Seen(4.4, (148.0, 326.8), 1.3, True),
-        SELF_CHECK: Seen(0.5, (163.7,), 0.0), "recipe-rowwise": Seen(18.9, (144.5, 312.8), 0.4, True, "as_is", True),
-        "recipe-rowwise-with-gw-hp": Seen(18.9, (144.5, 312.8), 0.4, True, "as_is", True),
-    }),
-    "llama_8b_float8": (7.3, 0.9, {
-        "as_is": Seen(1.6, (142.5, 360.8), 2.9), "bf16": Seen(0.9, (82.3, 182.6), 0.2), "bf16_compiled": Seen(4.5, (74.3, 156.7), 0.9, True),
-        "prescribed": Seen(12.5, (65.6, 130.6), 0.9, True, "as_is"), SELF_CHECK: Seen(0.3, (82.3,), 0.0),
-        "recipe-rowwise": Seen(15.6, (74.7, 156.9), 0.2, True, "prescribed", True),
-    }),
-    "lora": (7.6, 1.0, {
-        "as_is": Seen(1.5, (435.7,), 2.8), "bf16": Seen(0.9, (231.6,), 0.5), "bf16_compiled": Seen(9.7, (152.3,), 0.6, True),
-        "prescribed": Seen(13.0, (109.6,), 0.5, True, "as_is"), SELF_CHECK: Seen(0.9, (231.6,), 0.0),
-        "adapters-to-bf16": Seen(1.4, (371.7,), 0.8, False, "as_is"), "compile-blocks": Seen(12.9, (143.1,), 0.3, True, "as_is"),
-    }),
-    "few_tokens": (9.2, 1.4, {
-        "as_is": Seen(11.0, (648.8,), 4.8, True), "bf16": Seen(2.4, (656.9,), 2.8), "bf16_compiled": Seen(3.1, (385.4,), 2.2, True),
-        SELF_CHECK: Seen(2.2, (656.9,), 0.0), "recipe-rowwise": Seen(13.2, (722.6,), 2.8, True, "as_is", True),
-    }),
-    "llama_eager_attention": (2.9, 0.8, {
-        "as_is": Seen(14.2, (182.1,), 0.8, True), "bf16": Seen(1.2, (358.7,), 0.5), "bf16_compiled": Seen(4.1, (198.0,), 0.7, True),
-        "prescribed": Seen(8.5, (117.6,), 0.6, True, "as_is"), SELF_CHECK: Seen(1.1, (358.7,), 0.0),
-        "keep-in-bf16": Seen(9.0, (110.0,), 0.3, True, "prescribed", True),
-    }),
-    "encoder_decoder": (10.0, 0.9, {
-        "as_is": Seen(1.2, (417.4,), 3.9), "bf16": Seen(0.4, (90.7,), 0.5), "bf16_compiled": Seen(27.0, (51.7,), 0.4, True),
-        "prescribed": Seen(27.0, (60.0,), 0.4, True, "as_is"),
-    }),
-}  # fmt: skip
+    "llama_8b": (
+        9.4,
+        3.5,
+        {
+            "as_is": Seen(11.6, (132.0, 277.7), 1.3, True),
+            "bf16": Seen(1.7, (163.7, 371.2), 0.4),
+            "bf16_compiled": Seen(4.4, (148.0, 326.8), 1.3, True),
+            SELF_CHECK: Seen(0.5, (163.7,), 0.0),
+            "recipe-rowwise": Seen(18.9, (144.5, 312.8), 0.4, True, "as_is", True),
+            "recipe-rowwise-with-gw-hp": Seen(18.9, (144.5, 312.8), 0.4, True, "as_is", True),
+        },
+    ),
+    "llama_8b_float8": (
+        7.3,
+        0.9,
+        {
+            "as_is": Seen(1.6, (142.5, 360.8), 2.9),
+            "bf16": Seen(0.9, (82.3, 182.6), 0.2),
+            "bf16_compiled": Seen(4.5, (74.3, 156.7), 0.9, True),
+            "prescribed": Seen(12.5, (65.6, 130.6), 0.9, True, "as_is"),
+            SELF_CHECK: Seen(0.3, (82.3,), 0.0),
+            "recipe-rowwise": Seen(15.6, (74.7, 156.9), 0.2, True, "prescribed", True),
+        },
+    ),
+    "lora": (
+        7.6,
+        1.0,
+        {
+            "as_is": Seen(1.5, (435.7,), 2.8),
+            "bf16": Seen(0.9, (231.6,), 0.5),
+            "bf16_compiled": Seen(9.7, (152.3,), 0.6, True),
+            "prescribed": Seen(13.0, (109.6,), 0.5, True, "as_is"),
+            SELF_CHECK: Seen(0.9, (231.6,), 0.0),
+            "adapters-to-bf16": Seen(1.4, (371.7,), 0.8, False, "as_is"),
+            "compile-blocks": Seen(12.9, (143.1,), 0.3, True, "as_is"),
+        },
+    ),
+    "few_tokens": (
+        9.2,
+        1.4,
+        {
+            "as_is": Seen(11.0, (648.8,), 4.8, True),
+            "bf16": Seen(2.4, (656.9,), 2.8),
+            "bf16_compiled": Seen(3.1, (385.4,), 2.2, True),
+            SELF_CHECK: Seen(2.2, (656.9,), 0.0),
+            "recipe-rowwise": Seen(13.2, (722.6,), 2.8, True, "as_is", True),
+        },
+    ),
+    "llama_eager_attention": (
+        2.9,
+        0.8,
+        {
+            "as_is": Seen(14.2, (182.1,), 0.8, True),
+            "bf16": Seen(1.2, (358.7,), 0.5),
+            "bf16_compiled": Seen(4.1, (198.0,), 0.7, True),
+            "prescribed": Seen(8.5, (117.6,), 0.6, True, "as_is"),
+            SELF_CHECK: Seen(1.1, (358.7,), 0.0),
+            "keep-in-bf16": Seen(9.0, (110.0,), 0.3, True, "prescribed", True),
+        },
+    ),
+    "encoder_decoder": (
+        10.0,
+        0.9,
+        {
+            "as_is": Seen(1.2, (417.4,), 3.9),
+            "bf16": Seen(0.4, (90.7,), 0.5),
+            "bf16_compiled": Seen(27.0, (51.7,), 0.4, True),
+            "prescribed": Seen(27.0, (60.0,), 0.4, True, "as_is"),
+        },
+    ),
+}
 """Model -> seconds before the first arm, seconds after the last proof, and the arms."""
 
 
@@ -81,7 +127,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def took(
-    name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch, budget_s: float = 60.0, latest: float | None = None
+    name: str,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    budget_s: float = 60.0,
+    latest: float | None = None,
 ) -> tuple[dict[str, float], list[str], int]:
     """Seconds of every part, the arms that were timed, and the rounds."""
     before_s, end_s, seen = TRIALS[name]
@@ -90,24 +140,45 @@ def took(
         of = seen[attempt.plan.name]
         clock.now_s += of.build_s
         attempt.build_s = of.build_s
-        attempt.ready = [SimpleNamespace(step_s=ms / 1e3, compiled=SimpleNamespace(graphs=int(of.compiles))) for ms in of.steps_ms]  # type: ignore[misc]
+        attempt.ready = [
+            SimpleNamespace(step_s=ms / 1e3, compiled=SimpleNamespace(graphs=int(of.compiles)))
+            for ms in of.steps_ms
+        ]  # type: ignore[misc]
 
     def visit(ms: float, device: torch.device, steps: int, look: Callable[[], None]) -> float:
         clock.now_s += steps * ms / 1e3
         return ms + clock.now_s % 10  # varies, so that rounds do not end because all are known sharply
 
     monkeypatch.setattr(timer, "visit_ms", visit)
-    plans = [ArmPlan(arm, as_it_is, (arm,), None, of.base, explored=of.explored, compiled=of.compiles) for arm, of in seen.items()]
-    attempts, bench, of_trial = [Attempt(plan) for plan in plans], SimpleNamespace(build=build), Budget(budget_s, clock())
+    plans = [
+        ArmPlan(arm, as_it_is, (arm,), None, of.base, explored=of.explored, compiled=of.compiles)
+        for arm, of in seen.items()
+    ]
+    attempts, bench, of_trial = (
+        [Attempt(plan) for plan in plans],
+        SimpleNamespace(build=build),
+        Budget(budget_s, clock()),
+    )
     clock.now_s += before_s
     conductor._build(bench, attempts, of_trial, lambda text, arm: None)  # type: ignore[arg-type]
     timed = [attempt for attempt in attempts if attempt.reason is None]
-    costs, explored = conductor._costs(timed), [each.plan.name for each in timed if conductor.explores(each.plan)]
+    costs, explored = (
+        conductor._costs(timed),
+        [each.plan.name for each in timed if conductor.explores(each.plan)],
+    )
     parts = {"before": before_s, "arms": of_trial.spent_s - before_s}
-    steps: Any = {(arm, number): ms for arm, cost in costs.items() for number, ms in enumerate(1e3 * step for step in cost.steps_s)}
+    steps: Any = {
+        (arm, number): ms
+        for arm, cost in costs.items()
+        for number, ms in enumerate(1e3 * step for step in cost.steps_s)
+    }
     began = of_trial.spent_s
     samples = timer.interleave(
-        steps, CPU, of_trial.window_until(costs, explored), latest=of_trial.window_latest() if latest is None else of_trial.began + latest, expected_ms=steps
+        steps,
+        CPU,
+        of_trial.window_until(costs, explored),
+        latest=of_trial.window_latest() if latest is None else of_trial.began + latest,
+        expected_ms=steps,
     )
     parts["window"] = of_trial.spent_s - began
     parts["shown"], parts["end"] = sum(seen[arm].shown_s for arm in costs), end_s
@@ -125,7 +196,9 @@ def took(
         ("encoder_decoder", 93, set()),  # its prescription compiles for 27 s, and is what the trial is for
     ],
 )
-def test_what_was_recorded_keeps_the_budget(name: str, most_s: float, left_out: set[str], clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_recorded_keeps_the_budget(
+    name: str, most_s: float, left_out: set[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts, timed, rounds = took(name, clock, monkeypatch)
     assert sum(parts.values()) <= most_s, parts
     assert set(TRIALS[name][2]) - set(timed) == left_out
@@ -138,12 +211,18 @@ def test_with_twice_the_budget_everything_is_timed(clock: Clock, monkeypatch: py
     assert sum(parts.values()) <= 120
 
 
-def test_least_rounds_end_at_the_latest_and_one_is_taken_in_any_case(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_rounds_end_at_the_latest_and_one_is_taken_in_any_case(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert took("llama_8b", clock, monkeypatch, latest=42.0)[2] == 3
     assert took("llama_8b", clock, monkeypatch, latest=0.0)[2] == 1
 
 
-COSTS = {"as_is": Cost(1.0, (0.1, 0.2)), "bf16": Cost(0.5, (0.1, 0.3)), "bf16_compiled": Cost(4.0, (0.1, 0.25), True)}
+COSTS = {
+    "as_is": Cost(1.0, (0.1, 0.2)),
+    "bf16": Cost(0.5, (0.1, 0.3)),
+    "bf16_compiled": Cost(4.0, (0.1, 0.25), True),
+}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +234,9 @@ COSTS = {"as_is": Cost(1.0, (0.1, 0.2)), "bf16": Cost(0.5, (0.1, 0.3)), "bf16_co
         (True, True, Cost(6.0, (0.1, 0.2), True)),
     ],
 )
-def test_an_arm_is_expected_to_cost_what_it_changes_or_the_dearest_compilation(compiles: bool, unasked: bool, cost: Cost) -> None:
+def test_an_arm_is_expected_to_cost_what_it_changes_or_the_dearest_compilation(
+    compiles: bool, unasked: bool, cost: Cost
+) -> None:
     assert expected(COSTS, "as_is", name="arm", compiles=compiles, unasked=unasked) == cost
     assert expected(COSTS, "was not built", name="arm", compiles=compiles, unasked=unasked) == cost
     assert expected({}, "as_is", name="arm", compiles=compiles, unasked=unasked) is None
@@ -163,8 +244,12 @@ def test_an_arm_is_expected_to_cost_what_it_changes_or_the_dearest_compilation(c
 
 def test_compiling_blocks_costs_a_part_of_what_is_compiled_as_one() -> None:
     as_one = {"as_is": Cost(30.0, (0.04,), True), "bf16": Cost(0.5, (0.04,))}
-    assert expected(as_one, "as_is", name="compile-blocks", compiles=True, unasked=True) == Cost(9.0, (0.04,), True)
-    assert expected(COSTS, "as_is", name="compile-blocks", compiles=True, unasked=True) == Cost(6.0, (0.1, 0.2), True), "an eager base tells nothing of it"
+    assert expected(as_one, "as_is", name="compile-blocks", compiles=True, unasked=True) == Cost(
+        9.0, (0.04,), True
+    )
+    assert expected(COSTS, "as_is", name="compile-blocks", compiles=True, unasked=True) == Cost(
+        6.0, (0.1, 0.2), True
+    ), "an eager base tells nothing of it"
 
 
 def test_an_arm_fits_when_its_build_the_least_window_and_all_that_follows_do() -> None:
@@ -185,13 +270,19 @@ def test_the_copy_of_the_check_is_not_proven() -> None:
     with_copy = {**COSTS, SELF_CHECK: Cost(0.1, (0.1,))}
     assert Budget(60.0, 0.0).after_window_s(with_copy) == Budget(60.0, 0.0).after_window_s(COSTS)
     other = {**COSTS, "another": Cost(0.1, (0.1,))}
-    assert Budget(60.0, 0.0).after_window_s(other) == pytest.approx(Budget(60.0, 0.0).after_window_s(COSTS) + 0.3)
+    assert Budget(60.0, 0.0).after_window_s(other) == pytest.approx(
+        Budget(60.0, 0.0).after_window_s(COSTS) + 0.3
+    )
 
 
 def test_a_window_of_what_gained_is_kept_free_where_two_were_explored() -> None:
     of, costs = Budget(60.0, 0.0), {**COSTS, "a": Cost(7.0, (0.1, 0.1)), "b": Cost(2.0, (0.1, 0.1))}
     assert of.window_until(costs, ["a"]) == of.window_until(costs, []) == 60 - of.after_window_s(costs)
-    final = 7.0 + timer.LEAST_ROUNDS * budget.round_s([*COSTS.values(), costs["a"], costs["b"]]) + 2 * budget.profile_s(costs["a"])
+    final = (
+        7.0
+        + timer.LEAST_ROUNDS * budget.round_s([*COSTS.values(), costs["a"], costs["b"]])
+        + 2 * budget.profile_s(costs["a"])
+    )
     assert of.window_until(costs, ["a", "b"]) == pytest.approx(60 - of.after_window_s(costs) - final)
     assert of.final_fits(costs, ["a", "b"], 60 - 3 - final - 0.01)
     assert not of.final_fits(costs, ["a", "b"], 60 - 3 - final + 0.01)

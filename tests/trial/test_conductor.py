@@ -20,16 +20,17 @@ from torchao.float8 import convert_to_float8_training
 import fp8doctor.trial
 from fp8doctor import inspect_model
 from fp8doctor.facts import Arm, Target, Trial, Workload, recorded
-from fp8doctor.job import Job
-from fp8doctor.trial import bench, conductor, timer
+from fp8doctor.loading.job import Job
+from fp8doctor.trial import conductor
 from fp8doctor.trial.arms import chain, eager_bf16, on_model
-from fp8doctor.trial.bench import DeviceLost
 from fp8doctor.trial.budget import CLOSING_SHARE, LATEST, Budget
 from fp8doctor.trial.conductor import conduct
-from fp8doctor.trial.digest import CONTEXT
-from fp8doctor.trial.evidence import StepProof
-from fp8doctor.trial.numerics import NUMERICS
-from fp8doctor.trial.trace import BREAKDOWN
+from fp8doctor.trial.layers.numerics import NUMERICS
+from fp8doctor.trial.measure import bench, timer
+from fp8doctor.trial.measure.device import DeviceLost
+from fp8doctor.trial.measure.evidence import StepProof
+from fp8doctor.trial.measure.profile_step import BREAKDOWN
+from fp8doctor.trial.state.digest import CONTEXT
 from fp8doctor.trial.treatments import NotTried, compile_blocks
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
 
@@ -72,10 +73,21 @@ class Decoder(nn.Module):
 
 
 def job(blocks: int = 26, **settings: Any) -> Job:
-    model = convert_to_float8_training(Decoder(blocks).bfloat16(), module_filter_fn=lambda layer, name: name != "head")
+    model = convert_to_float8_training(
+        Decoder(blocks).bfloat16(), module_filter_fn=lambda layer, name: name != "head"
+    )
     batch = torch.randint(0, 96, (1, 16))
     loss = lambda output, batch: nn.functional.cross_entropy(output.flatten(0, 1).float(), batch.flatten())  # noqa: E731
-    return Job(**{"model": model, "target": Target(), "workload": Workload(accumulate=1), "batch": batch, "loss": loss, **settings})
+    return Job(
+        **{
+            "model": model,
+            "target": Target(),
+            "workload": Workload(accumulate=1),
+            "batch": batch,
+            "loss": loss,
+            **settings,
+        }
+    )
 
 
 AS_IS = ArmPlan("as_is", as_it_is, fp8=True)
@@ -83,7 +95,9 @@ BF16 = ArmPlan("bf16", eager_bf16, fp8=False)
 PRESCRIBED = ArmPlan("prescribed", on_model(compile_blocks, lists=["blocks"]), ("compile-blocks",), fp8=True)
 
 
-def run(of: Job, *arms: ArmPlan, lists: tuple[str, ...] = ("blocks",), budget_s: float = 600.0) -> dict[str, Arm]:
+def run(
+    of: Job, *arms: ArmPlan, lists: tuple[str, ...] = ("blocks",), budget_s: float = 600.0
+) -> dict[str, Arm]:
     return {arm.name: arm for arm in trial(of, *arms, lists=lists, budget_s=budget_s).arms}
 
 
@@ -185,7 +199,8 @@ def test_a_copy_that_differs_makes_the_trial_unreliable(share: float, reliable: 
 
 
 def faster(share: float, only_alone: float = 1.0) -> Callable[[Variant], Variant]:
-    """A change that makes the step take ``share`` of its time, and ``only_alone`` times that on top of another change."""
+    """A change that makes the step take ``share`` of its time, and ``only_alone`` times that on top of
+    another change."""
 
     def make(variant: Variant) -> Variant:
         model: Any = variant.model
@@ -199,12 +214,26 @@ PROPOSED = 0.9
 """Share of the step that the planted proposal leaves."""
 
 
-def explored(name: str, change: Callable[[Variant], Variant], base: ArmPlan, treatments: tuple[str, ...] | None = None) -> ArmPlan:
-    return ArmPlan(name, chain(base.make, change), (name,) if treatments is None else treatments, True, base.name, change, explored=True)
+def explored(
+    name: str, change: Callable[[Variant], Variant], base: ArmPlan, treatments: tuple[str, ...] | None = None
+) -> ArmPlan:
+    return ArmPlan(
+        name,
+        chain(base.make, change),
+        (name,) if treatments is None else treatments,
+        True,
+        base.name,
+        change,
+        explored=True,
+    )
 
 
 def ticking() -> Job:
-    return job(model=convert_to_float8_training(Ticking(1).bfloat16(), module_filter_fn=lambda layer, name: name != "head"))
+    return job(
+        model=convert_to_float8_training(
+            Ticking(1).bfloat16(), module_filter_fn=lambda layer, name: name != "head"
+        )
+    )
 
 
 TICKING_BF16 = ArmPlan("bf16", chain(BF16.make, faster(0.5)), fp8=False)
@@ -218,33 +247,65 @@ def times(result: Trial) -> dict[str, tuple[float, str | None]]:
 
 @pytest.mark.usefixtures("clock")
 def test_without_a_winner_nothing_changes_and_nothing_is_done_twice() -> None:
-    plans = (AS_IS, TICKING_BF16, PLANTED, explored("even", faster(1.0), PLANTED), explored("slower", faster(1.2), PLANTED))
+    plans = (
+        AS_IS,
+        TICKING_BF16,
+        PLANTED,
+        explored("even", faster(1.0), PLANTED),
+        explored("slower", faster(1.2), PLANTED),
+    )
     result = trial(ticking(), *plans)
-    assert times(result) == {"as_is": (100, None), "bf16": (50, None), "prescribed": (90, "as_is"), "even": (90, "prescribed"), "slower": (108, "prescribed")}
+    assert times(result) == {
+        "as_is": (100, None),
+        "bf16": (50, None),
+        "prescribed": (90, "as_is"),
+        "even": (90, "prescribed"),
+        "slower": (108, "prescribed"),
+    }
 
 
 @pytest.mark.usefixtures("clock")
 def test_one_winner_is_the_prescription_and_is_not_timed_again() -> None:
-    result = trial(ticking(), AS_IS, TICKING_BF16, PLANTED, explored("winner", faster(0.8), PLANTED), explored("slower", faster(1.2), PLANTED))
+    result = trial(
+        ticking(),
+        AS_IS,
+        TICKING_BF16,
+        PLANTED,
+        explored("winner", faster(0.8), PLANTED),
+        explored("slower", faster(1.2), PLANTED),
+    )
     arms = {arm.name: arm for arm in result.arms}
     assert times(result) == {
-        "prescribed": (72, "as_is"), "as_is": (100, None), "bf16": (50, None),
-        "prescribed_first": (90, "as_is"), "winner": (72, "prescribed_first"), "slower": (108, "prescribed_first"),
-    }  # fmt: skip
+        "prescribed": (72, "as_is"),
+        "as_is": (100, None),
+        "bf16": (50, None),
+        "prescribed_first": (90, "as_is"),
+        "winner": (72, "prescribed_first"),
+        "slower": (108, "prescribed_first"),
+    }
     assert arms["prescribed"].treatments == ("proposal", "winner")
     assert arms["prescribed"].rounds_ms == arms["winner"].rounds_ms
 
 
 @pytest.mark.usefixtures("clock")
 def test_several_winners_are_put_together_and_timed_beside_what_they_are_compared_with() -> None:
-    plans = [explored("a", faster(0.8), PLANTED), explored("b", faster(0.7), PLANTED), explored("measurement", faster(0.1), PLANTED, ())]
+    plans = [
+        explored("a", faster(0.8), PLANTED),
+        explored("b", faster(0.7), PLANTED),
+        explored("measurement", faster(0.1), PLANTED, ()),
+    ]
     result = trial(ticking(), AS_IS, TICKING_BF16, PLANTED, *plans)
     arms = {arm.name: arm for arm in result.arms}
     assert times(result) == {
-        "as_is": (100, None), "bf16": (50, None), "prescribed": (50, "as_is"),
-        "as_is_first": (100, None), "prescribed_first": (90, "as_is_first"),
-        "a": (72, "prescribed_first"), "b": (63, "prescribed_first"), "measurement": (9, "prescribed_first"),
-    }  # fmt: skip
+        "as_is": (100, None),
+        "bf16": (50, None),
+        "prescribed": (50, "as_is"),
+        "as_is_first": (100, None),
+        "prescribed_first": (90, "as_is_first"),
+        "a": (72, "prescribed_first"),
+        "b": (63, "prescribed_first"),
+        "measurement": (9, "prescribed_first"),
+    }
     assert arms["prescribed"].treatments == ("proposal", "a", "b")
     assert len({len(arms[name].rounds_ms) for name in ("as_is", "bf16", "prescribed")}) == 1
     assert arms["prescribed"].fp8_gemms == 2 * 3
@@ -269,15 +330,26 @@ def test_a_combination_that_fails_leaves_the_best_alone() -> None:
             raise NotTried("they clash")
         return faster(0.7)(variant)
 
-    result = trial(ticking(), AS_IS, TICKING_BF16, explored("a", faster(0.8), AS_IS), explored("b", clashing, AS_IS))
+    result = trial(
+        ticking(), AS_IS, TICKING_BF16, explored("a", faster(0.8), AS_IS), explored("b", clashing, AS_IS)
+    )
     arms = {arm.name: arm for arm in result.arms}
     assert (arms["combination"].tried, arms["combination"].reason) == (False, "they clash")
-    assert times(result) == {"prescribed": (70, "as_is"), "as_is": (100, None), "bf16": (50, None), "a": (80, "as_is"), "b": (70, "as_is")}
+    assert times(result) == {
+        "prescribed": (70, "as_is"),
+        "as_is": (100, None),
+        "bf16": (50, None),
+        "a": (80, "as_is"),
+        "b": (70, "as_is"),
+    }
 
 
 @pytest.mark.usefixtures("clock")
 def test_of_one_family_the_best_is_taken() -> None:
-    recipes = [explored("recipe-rowwise", faster(0.8), AS_IS), explored("recipe-tensorwise", faster(0.7), AS_IS)]
+    recipes = [
+        explored("recipe-rowwise", faster(0.8), AS_IS),
+        explored("recipe-tensorwise", faster(0.7), AS_IS),
+    ]
     result = trial(ticking(), AS_IS, TICKING_BF16, *recipes)
     assert next(arm.treatments for arm in result.arms if arm.name == "prescribed") == ("recipe-tensorwise",)
 
@@ -295,29 +367,60 @@ def test_a_proposal_that_is_faster_alone_than_all_together_is_the_prescription()
 def test_a_model_without_fp8_gets_no_prescription_of_what_gained() -> None:
     plain = ArmPlan("as_is", as_it_is, fp8=False)
     winner = ArmPlan("winner", faster(0.5), ("winner",), False, "as_is", faster(0.5), explored=True)
-    assert times(trial(job(model=Ticking(3).bfloat16()), plain, winner)) == {"as_is": (100, None), "winner": (50, "as_is")}
+    assert times(trial(job(model=Ticking(3).bfloat16()), plain, winner)) == {
+        "as_is": (100, None),
+        "winner": (50, "as_is"),
+    }
 
 
 @pytest.mark.usefixtures("clock")
 def test_times_are_given_for_the_tokens_of_the_step_as_it_is() -> None:
-    twice = ArmPlan("larger-batch", lambda variant: replace(variant, batch=torch.cat([variant.batch] * 2)), ("larger-batch",), True, "as_is", tokens_ratio=2.0)
+    twice = ArmPlan(
+        "larger-batch",
+        lambda variant: replace(variant, batch=torch.cat([variant.batch] * 2)),
+        ("larger-batch",),
+        True,
+        "as_is",
+        tokens_ratio=2.0,
+    )
     arms = run(ticking(), AS_IS, twice)
-    assert (arms["larger-batch"].step_ms, arms["larger-batch"].tokens_ratio) == (pytest.approx(STEP_MS / 2), 2.0)
+    assert (arms["larger-batch"].step_ms, arms["larger-batch"].tokens_ratio) == (
+        pytest.approx(STEP_MS / 2),
+        2.0,
+    )
     assert arms["larger-batch"].cuts[0].step_ms == pytest.approx(STEP_MS / 2)
 
 
 def test_explorations_go_first_when_the_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Budget, "fits", lambda self, *cost, unasked: False)
     proposal = ArmPlan("proposal", as_it_is, ("proposal",), True, "as_is")
-    arms = run(job(blocks=3), AS_IS, BF16, proposal, explored("unasked", as_it_is, AS_IS), explored("measurement", as_it_is, AS_IS, ()))
+    arms = run(
+        job(blocks=3),
+        AS_IS,
+        BF16,
+        proposal,
+        explored("unasked", as_it_is, AS_IS),
+        explored("measurement", as_it_is, AS_IS, ()),
+    )
     late = "the budget of 600 s would not have been enough for it"
-    assert {name: arm.reason for name, arm in arms.items()} == {"as_is": None, "bf16": None, "proposal": late, "unasked": late, "measurement": late}
+    assert {name: arm.reason for name, arm in arms.items()} == {
+        "as_is": None,
+        "bf16": None,
+        "proposal": late,
+        "unasked": late,
+        "measurement": late,
+    }
 
 
 @pytest.mark.parametrize("spent", [0.5, 0.7, 1.5, 2.5])
-@pytest.mark.parametrize(("needed", "share"), [("bf16", 2.0), ("bf16_compiled", 2.0), ("prescribed", 1.0), ("float8_rowwise", 0.6)])
-def test_a_baseline_is_begun_after_a_compilation_that_took_the_whole_budget(spent: float, needed: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen on an H200: one graph of 24 FP8 blocks compiles for 80 s. A step without BF16 beside it says nothing."""
+@pytest.mark.parametrize(
+    ("needed", "share"), [("bf16", 2.0), ("bf16_compiled", 2.0), ("prescribed", 1.0), ("float8_rowwise", 0.6)]
+)
+def test_a_baseline_is_begun_after_a_compilation_that_took_the_whole_budget(
+    spent: float, needed: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on an H200: one graph of 24 FP8 blocks compiles for 80 s. A step without BF16 beside it says
+    nothing."""
     monkeypatch.setattr(Budget, "spent_s", property(lambda self: spent * self.seconds))
     arms = run(job(blocks=3), AS_IS, replace(BF16, name=needed))
     assert arms[needed].tried is (spent < share)
@@ -325,8 +428,17 @@ def test_a_baseline_is_begun_after_a_compilation_that_took_the_whole_budget(spen
 
 def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Budget, "fits", lambda self, *cost, unasked: False)
-    arms = run(job(blocks=3), AS_IS, ArmPlan("float8_tensorwise", as_it_is, ("x",), base="as_is"), ArmPlan("float8_rowwise", as_it_is, ("x",), base="as_is"))
-    assert {name: arm.tried for name, arm in arms.items()} == {"as_is": True, "float8_tensorwise": True, "float8_rowwise": False}
+    arms = run(
+        job(blocks=3),
+        AS_IS,
+        ArmPlan("float8_tensorwise", as_it_is, ("x",), base="as_is"),
+        ArmPlan("float8_rowwise", as_it_is, ("x",), base="as_is"),
+    )
+    assert {name: arm.tried for name, arm in arms.items()} == {
+        "as_is": True,
+        "float8_tensorwise": True,
+        "float8_rowwise": False,
+    }
 
 
 def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,14 +457,23 @@ def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("window", ["first", "final"])
-def test_fewer_rounds_than_the_interval_needs_are_not_called_reliable(window: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_rounds_than_the_interval_needs_are_not_called_reliable(
+    window: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=CLOCK, monotonic=time.monotonic))
     latest = iter([0.0 if window == "first" else math.inf, 0.0])
     monkeypatch.setattr(Budget, "window_latest", lambda self: next(latest))
-    result = trial(ticking(), AS_IS, TICKING_BF16, explored("a", faster(0.8), AS_IS), explored("b", faster(0.7), AS_IS))
-    assert {arm.name: len(arm.rounds_ms) for arm in result.arms if arm.name in ("prescribed", "a")} == {"prescribed": 1, "a": 1 if window == "first" else 5}
+    result = trial(
+        ticking(), AS_IS, TICKING_BF16, explored("a", faster(0.8), AS_IS), explored("b", faster(0.7), AS_IS)
+    )
+    assert {arm.name: len(arm.rounds_ms) for arm in result.arms if arm.name in ("prescribed", "a")} == {
+        "prescribed": 1,
+        "a": 1 if window == "first" else 5,
+    }
     assert result.reliable is False
-    assert result.reason == "there was time for only 1 of the 5 rounds that an interval of 90% confidence needs"
+    assert (
+        result.reason == "there was time for only 1 of the 5 rounds that an interval of 90% confidence needs"
+    )
 
 
 # What the process dies of is named before it begins, and what was known is kept.
@@ -401,7 +522,13 @@ def test_the_copy_of_the_check_is_not_proven(monkeypatch: pytest.MonkeyPatch) ->
     at: list[bench.Bench] = []
     made = bench.Bench.__init__
     monkeypatch.setattr(bench.Bench, "__init__", lambda self, *of: (at.append(self), made(self, *of))[1])
-    result = trial(job(blocks=3), AS_IS, BF16, ArmPlan("bf16_again", BF16.make, fp8=False), explored("unasked", BF16.make, BF16, ()))
+    result = trial(
+        job(blocks=3),
+        AS_IS,
+        BF16,
+        ArmPlan("bf16_again", BF16.make, fp8=False),
+        explored("unasked", BF16.make, BF16, ()),
+    )
     assert result.self_check_ratio is not None
     assert "bf16_again" not in proven
     assert "unasked" in proven
@@ -418,12 +545,19 @@ def test_nothing_that_is_compared_is_profiled_twice(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bench.Bench, "prove", noted)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timer, "time", SimpleNamespace(perf_counter=CLOCK, monotonic=time.monotonic))
-        trial(ticking(), AS_IS, TICKING_BF16, explored("a", faster(0.8), AS_IS), explored("b", faster(0.7), AS_IS))
+        trial(
+            ticking(),
+            AS_IS,
+            TICKING_BF16,
+            explored("a", faster(0.8), AS_IS),
+            explored("b", faster(0.7), AS_IS),
+        )
     assert seen == [("as_is", True), ("bf16", True), ("a", False), ("b", False), ("prescribed", True)]
 
 
 def lost_at(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
-    """A stand-in for a CUDA context that is gone: the question whether it is there, which a CPU always answers with yes."""
+    """A stand-in for a CUDA context that is gone: the question whether it is there, which a CPU always
+    answers with yes."""
 
     def gone(device: torch.device, part: str) -> None:
         if part in parts:
@@ -432,7 +566,9 @@ def lost_at(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
     monkeypatch.setattr(conductor, "still_there", gone)
 
 
-def test_a_context_that_is_gone_afterwards_is_harm_and_nothing_on_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_that_is_gone_afterwards_is_harm_and_nothing_on_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lost_at(monkeypatch, "")
     digests: list[Job] = []
     monkeypatch.setattr(conductor, "digest", lambda of: digests.append(of) or {})
@@ -448,8 +584,14 @@ def test_the_arm_that_loses_the_device_while_all_are_timed_is_named(monkeypatch:
     assert (lost.value.arm, lost.value.trial) == ("worn", None)
 
 
-@pytest.mark.parametrize("raised", [DeviceLost(NUMERICS, "it took the GPU's context down"), RuntimeError("worn out")], ids=["device lost", "raises"])
-def test_a_device_that_is_lost_after_the_proofs_costs_no_time_that_is_known(raised: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "raised",
+    [DeviceLost(NUMERICS, "it took the GPU's context down"), RuntimeError("worn out")],
+    ids=["device lost", "raises"],
+)
+def test_a_device_that_is_lost_after_the_proofs_costs_no_time_that_is_known(
+    raised: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: object, **__: object) -> Trial:
         raise raised
 
@@ -469,11 +611,19 @@ def test_a_device_that_is_lost_after_the_proofs_costs_no_time_that_is_known(rais
     assert [arm.step_ms for arm in kept[-1].arms] == [arm.step_ms for arm in known.arms[:2]]
 
 
-KNOWN = Trial(device="cpu", arms=(Arm(name="as_is", tried=True, step_ms=1.0),), reliable=True, reason=None, gaps={"trial.numerics": "planted"})
+KNOWN = Trial(
+    device="cpu",
+    arms=(Arm(name="as_is", tried=True, step_ms=1.0),),
+    reliable=True,
+    reason=None,
+    gaps={"trial.numerics": "planted"},
+)
 
 
 @pytest.mark.parametrize("known", [KNOWN, None], ids=["times are known", "nothing is known"])
-def test_a_live_model_whose_device_is_lost_has_a_report_that_says_so(known: Trial | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_model_whose_device_is_lost_has_a_report_that_says_so(
+    known: Trial | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def loses(*_: object, keep: Callable[[Trial], object], **__: object) -> Trial:
         lost = DeviceLost("numerics", "it took the GPU's context down: planted")
         lost.trial = known
@@ -481,7 +631,9 @@ def test_a_live_model_whose_device_is_lost_has_a_report_that_says_so(known: Tria
 
     monkeypatch.setattr(fp8doctor.trial, "conduct", loses)
     of = job(blocks=1)
-    found = inspect_model(of.model, of.batch, loss=of.loss, device="cpu", budget_s=1, select="NUM").facts.trial
+    found = inspect_model(
+        of.model, of.batch, loss=of.loss, device="cpu", budget_s=1, select="NUM"
+    ).facts.trial
     assert (found.harm, found.reliable) == ((CONTEXT,), False)
     assert CONTEXT in (found.reason or "")
     if known:
@@ -496,7 +648,9 @@ def test_the_time_of_numerics_that_say_something_is_kept(monkeypatch: pytest.Mon
     """The weights of one job have structure; those of the other are as an initialiser draws them."""
     seen: list[bool] = []
     rest = Budget.after_window_s
-    monkeypatch.setattr(Budget, "after_window_s", lambda self, costs: (seen.append(self.numerics), rest(self, costs))[1])
+    monkeypatch.setattr(
+        Budget, "after_window_s", lambda self, costs: (seen.append(self.numerics), rest(self, costs))[1]
+    )
     trained, fresh = job(blocks=3), job(blocks=3)
     for parameter in trained.model.parameters():
         if parameter.dim() == 2:
@@ -550,7 +704,10 @@ def test_an_arm_that_keeps_compiling_has_no_number(monkeypatch: pytest.MonkeyPat
         variant.model.forward = growing  # type: ignore[method-assign]
         return variant
 
-    assert run(job(blocks=3), ArmPlan("as_is", make))["as_is"].reason == "it was still compiling while it was timed"
+    assert (
+        run(job(blocks=3), ArmPlan("as_is", make))["as_is"].reason
+        == "it was still compiling while it was timed"
+    )
 
 
 def test_what_the_budget_does_not_reach_is_said() -> None:
@@ -601,20 +758,43 @@ class Skipping(Decoder):
 
 
 def test_a_cut_whose_blocks_do_not_all_run_is_refused() -> None:
-    assert "does not run all of them (3 are skipped)" in (trial(job(model=Skipping(26).bfloat16()), AS_IS).reason or "")
+    assert "does not run all of them (3 are skipped)" in (
+        trial(job(model=Skipping(26).bfloat16()), AS_IS).reason or ""
+    )
 
 
 def test_an_arm_to_skip_is_not_built() -> None:
-    result = conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], CPU, budget_s=5, progress=lambda text, arm: None, skip={"bf16": "the process was killed"})
-    assert [(arm.name, arm.tried, arm.reason) for arm in result.arms] == [("as_is", True, None), ("bf16", False, "the process was killed")]
+    result = conduct(
+        job(blocks=3),
+        ["blocks"],
+        [AS_IS, BF16],
+        CPU,
+        budget_s=5,
+        progress=lambda text, arm: None,
+        skip={"bf16": "the process was killed"},
+    )
+    assert [(arm.name, arm.tried, arm.reason) for arm in result.arms] == [
+        ("as_is", True, None),
+        ("bf16", False, "the process was killed"),
+    ]
 
 
 def digest(of: Job) -> list[object]:
     model = of.model
     return [
-        [(name, tensor.clone(), tensor._version, tensor.requires_grad, tensor.grad) for name, tensor in model.state_dict(keep_vars=True).items()],
         [
-            (name, type(each), each.training, each._compiled_call_impl, list(each._forward_pre_hooks), "forward" in each.__dict__)
+            (name, tensor.clone(), tensor._version, tensor.requires_grad, tensor.grad)
+            for name, tensor in model.state_dict(keep_vars=True).items()
+        ],
+        [
+            (
+                name,
+                type(each),
+                each.training,
+                each._compiled_call_impl,
+                list(each._forward_pre_hooks),
+                "forward" in each.__dict__,
+            )
             for name, each in model.named_modules()
         ],
         random.getstate(),
@@ -646,7 +826,10 @@ def test_the_users_job_is_exactly_as_before() -> None:
 
 def test_a_users_optimizer_keeps_its_class_settings_and_state() -> None:
     of = job(blocks=3)
-    of.optimizer = torch.optim.SGD([{"params": of.model.blocks.parameters(), "momentum": 0.5}, {"params": of.model.head.parameters()}], lr=0.1)
+    of.optimizer = torch.optim.SGD(
+        [{"params": of.model.blocks.parameters(), "momentum": 0.5}, {"params": of.model.head.parameters()}],
+        lr=0.1,
+    )
     before = of.optimizer.state_dict()
     assert run(of, AS_IS)["as_is"].tried
     assert of.optimizer.state_dict() == before

@@ -9,14 +9,29 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
-from fp8doctor.trial.depth import Cut, NotTheCut, Plan, Stack, cleaned, compare, plans
+from fp8doctor.trial.copies.depth import Cut, NotTheCut, Plan, Stack, cleaned, compare, plans
 
 
 def llama(layers: int) -> nn.Module:
     with torch.device("meta"):
-        return LlamaForCausalLM(LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=layers, num_attention_heads=4, vocab_size=128))
+        return LlamaForCausalLM(
+            LlamaConfig(
+                hidden_size=64,
+                intermediate_size=128,
+                num_hidden_layers=layers,
+                num_attention_heads=4,
+                vocab_size=128,
+            )
+        )
 
 
 def kept(model: nn.Module, *lists: str) -> list[dict[str, int]]:
@@ -32,9 +47,15 @@ def test_a_decoder_is_cut_at_two_depths() -> None:
 
 
 def test_smaller_cuts_follow_for_a_memory_that_is_too_small() -> None:
-    smaller = [[{"model.layers": shallow}, {"model.layers": deep}] for shallow, deep in ((4, 12), (2, 6), (1, 3))]
+    smaller = [
+        [{"model.layers": shallow}, {"model.layers": deep}] for shallow, deep in ((4, 12), (2, 6), (1, 3))
+    ]
     assert list(map(cuts, plans(llama(32), ["model.layers"]))) == smaller
-    with_weights = LlamaForCausalLM(LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=8, num_attention_heads=1, vocab_size=8))
+    with_weights = LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=8, intermediate_size=8, num_hidden_layers=8, num_attention_heads=1, vocab_size=8
+        )
+    )
     assert list(map(cuts, plans(with_weights, ["model.layers"]))) == [[{}], *smaller[1:]]
 
 
@@ -58,7 +79,13 @@ def test_no_list_is_measured_whole() -> None:
 
 def test_alternating_attention_is_cut_in_whole_patterns() -> None:
     config = Gemma3TextConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=36, num_attention_heads=4, num_key_value_heads=2, vocab_size=128, head_dim=16
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=36,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=128,
+        head_dim=16,
     )
     with torch.device("meta"):
         model = Gemma3ForCausalLM(config)
@@ -68,7 +95,11 @@ def test_alternating_attention_is_cut_in_whole_patterns() -> None:
 
 def test_an_encoder_and_a_decoder_take_one_cut_more() -> None:
     with torch.device("meta"):
-        model = T5ForConditionalGeneration(T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=26, num_decoder_layers=30, num_heads=4, vocab_size=64))
+        model = T5ForConditionalGeneration(
+            T5Config(
+                d_model=32, d_kv=8, d_ff=64, num_layers=26, num_decoder_layers=30, num_heads=4, vocab_size=64
+            )
+        )
     lists = ["encoder.block", "decoder.block"]
     assert [{name.split(".")[0]: count for name, count in cut.items()} for cut in kept(model, *lists)] == [
         {"encoder": 5, "decoder": 5},
@@ -100,7 +131,9 @@ def test_a_cut_from_the_users_function_has_to_be_that_cut() -> None:
         compare(whole, llama(3), "model.layers", 4)
     other: Any = llama(4)
     other.lm_head = nn.Linear(64, 64, device="meta")
-    with pytest.raises(NotTheCut, match=r"what is around model\.layers is not what the whole model has there"):
+    with pytest.raises(
+        NotTheCut, match=r"what is around model\.layers is not what the whole model has there"
+    ):
         compare(whole, other, "model.layers", 4)
     frozen: Any = llama(4)
     frozen.model.layers[2].requires_grad_(False)
@@ -108,7 +141,11 @@ def test_a_cut_from_the_users_function_has_to_be_that_cut() -> None:
         compare(whole, frozen, "model.layers", 4)
 
 
-@given(counts=st.lists(st.integers(9, 200), min_size=1, max_size=3), fixed=st.floats(0, 100), slopes=st.lists(st.floats(0, 10), min_size=3, max_size=3))
+@given(
+    counts=st.lists(st.integers(9, 200), min_size=1, max_size=3),
+    fixed=st.floats(0, 100),
+    slopes=st.lists(st.floats(0, 10), min_size=3, max_size=3),
+)
 def test_a_linear_cost_is_predicted_exactly(counts: list[int], fixed: float, slopes: list[float]) -> None:
     stacks = tuple(Stack(str(i), count, 0, 1) for i, count in enumerate(counts))
     base: dict[str, int] = {stack.name: 2 for stack in stacks}

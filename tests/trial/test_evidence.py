@@ -11,11 +11,11 @@ from torch._dynamo import utils
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fp8doctor.facts import ArmCut, Target, Workload, recorded
-from fp8doctor.job import Job
-from fp8doctor.trial import timer
+from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is
 from fp8doctor.trial.conductor import conduct
-from fp8doctor.trial.evidence import compilations
+from fp8doctor.trial.measure import timer
+from fp8doctor.trial.measure.evidence import compilations
 from fp8doctor.trial.variant import ArmPlan
 
 
@@ -27,7 +27,14 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 def tried(model: nn.Module, batch: object, step: Callable[..., torch.Tensor] | None = None) -> ArmCut:
     """What the trial records of the model as it is."""
     job = Job(model=model, target=Target(), workload=Workload(accumulate=1), batch=batch, training_step=step)
-    (arm,) = conduct(job, [], [ArmPlan("as_is", as_it_is)], torch.device("cpu"), budget_s=30, progress=lambda text, arm: None).arms
+    (arm,) = conduct(
+        job,
+        [],
+        [ArmPlan("as_is", as_it_is)],
+        torch.device("cpu"),
+        budget_s=30,
+        progress=lambda text, arm: None,
+    ).arms
     assert arm.cuts[0].alloc_retries is None
     return arm.cuts[0]
 
@@ -88,7 +95,14 @@ def test_varying_shapes_reach_the_limit_and_the_function_is_named() -> None:
 
 @torch._dynamo.config.patch(recompile_limit=2)
 def test_a_kv_cache_that_is_left_on_makes_compiled_blocks_give_up() -> None:
-    config = LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=2, vocab_size=32)
+    config = LlamaConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=32,
+    )
     model = LlamaForCausalLM(config).train()
     for layer in model.model.layers:
         layer.compile(backend="eager")

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from fp8doctor.trial.finite import WatchedSteps
+from fp8doctor.trial.measure.finite import WatchedSteps
 
 
-def watched(factor: float, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, sparse: bool = False) -> tuple[WatchedSteps, nn.Embedding]:
+def watched(
+    factor: float, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, sparse: bool = False
+) -> tuple[WatchedSteps, nn.Embedding]:
     """A step whose loss is a sum of weights times ``factor``."""
     torch.manual_seed(0)
     model = nn.Embedding(8, 4, sparse=sparse)

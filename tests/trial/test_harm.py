@@ -1,7 +1,8 @@
-"""First, do no harm: every item of it with a planted violation that is prevented, put back or reported, and clean runs.
+"""First, do no harm: every item of it with a planted violation that is prevented, put back or reported, and
+clean runs.
 
-A replica reaches the user's model through an object that no copy can see through. It misbehaves after its first step,
-which the tripwire guards, so that it is the digest that has to notice.
+A replica reaches the user's model through an object that no copy can see through. It misbehaves after its
+first step, which the tripwire guards, so that it is the digest that has to notice.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from fp8doctor import inspect_model
 from fp8doctor.facts import Target, Trial, Workload
-from fp8doctor.job import Job
-from fp8doctor.trial import bench, timer
+from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is
 from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.measure import bench, timer
 from fp8doctor.trial.variant import ArmPlan
 
 AFTER_THE_FIRST_STEP = 3
@@ -112,33 +113,84 @@ def trained(deed: Callable[[Reach], object] | None = None, at: int = AFTER_THE_F
     model.second.weight.register_hook(lambda gradient: gradient)
     model.second.bias.register_post_accumulate_grad_hook(lambda parameter: None)
     reach.deed, reach.at, reach.forwards, reach.model, reach.optimizer = deed, at, 0, model, optimizer
-    return Job(model=model, target=Target(), workload=Workload(accumulate=1), batch=torch.ones(4, 16), optimizer=optimizer)
+    return Job(
+        model=model,
+        target=Target(),
+        workload=Workload(accumulate=1),
+        batch=torch.ones(4, 16),
+        optimizer=optimizer,
+    )
 
 
 def attempt(job: Job, budget_s: float = 60) -> Trial:
-    return conduct(job, [], [ArmPlan("as_is", as_it_is)], torch.device("cpu"), budget_s=budget_s, progress=lambda text, arm: None)
+    return conduct(
+        job,
+        [],
+        [ArmPlan("as_is", as_it_is)],
+        torch.device("cpu"),
+        budget_s=budget_s,
+        progress=lambda text, arm: None,
+    )
 
 
 def flags() -> list[Any]:
     """Process-wide settings, read one by one."""
     backends = torch.backends
     return [
-        torch.get_default_dtype(), torch.utils._device.CURRENT_DEVICE, torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
-        torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled(), torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(), torch.utils.deterministic.fill_uninitialized_memory, torch.get_num_threads(),
-        torch.get_float32_matmul_precision(), backends.cuda.matmul.allow_tf32, backends.cuda.matmul.fp32_precision, backends.fp32_precision,
-        backends.cuda.matmul.allow_bf16_reduced_precision_reduction, backends.cudnn.benchmark, backends.cudnn.deterministic, backends.cudnn.allow_tf32,
-        backends.cudnn.enabled, backends.mkldnn.matmul.fp32_precision, backends.cuda.flash_sdp_enabled(), backends.cuda.math_sdp_enabled(),
-        *((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")), torch.is_autocast_cache_enabled(),
-        [list(value) for key, value in vars(torch.nn.modules.module).items() if key.startswith("_global_") and isinstance(value, dict)],
-        torch._dynamo.eval_frame._stance, torch._dynamo.config.get_config_copy(), torch._inductor.config.get_config_copy(),
-        {kind: dict(counted) for kind, counted in torch._dynamo.utils.counters.items()}, len(torch._dynamo.utils._compilation_metrics),
-        gc.isenabled(), gc.get_threshold(), sys.getrecursionlimit(), os.getcwd(), list(sys.path), list(sys.argv), dict(os.environ),
-        (id(sys.stdin), id(sys.stdout), id(sys.stderr)), [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)],
-        (logging.getLogger().level, list(logging.getLogger().handlers), logging.root.manager.disable), list(warnings.filters), id(warnings.showwarning),
-        torch.get_rng_state().tolist(), random.getstate(), [str(each) if each is None else numpy.asarray(each).tolist() for each in numpy.random.get_state()],
+        torch.get_default_dtype(),
+        torch.utils._device.CURRENT_DEVICE,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_anomaly_enabled(),
+        torch.is_anomaly_check_nan_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+        torch.get_num_threads(),
+        torch.get_float32_matmul_precision(),
+        backends.cuda.matmul.allow_tf32,
+        backends.cuda.matmul.fp32_precision,
+        backends.fp32_precision,
+        backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        backends.cudnn.benchmark,
+        backends.cudnn.deterministic,
+        backends.cudnn.allow_tf32,
+        backends.cudnn.enabled,
+        backends.mkldnn.matmul.fp32_precision,
+        backends.cuda.flash_sdp_enabled(),
+        backends.cuda.math_sdp_enabled(),
+        *(
+            (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in ("cpu", "cuda")
+        ),
+        torch.is_autocast_cache_enabled(),
+        [
+            list(value)
+            for key, value in vars(torch.nn.modules.module).items()
+            if key.startswith("_global_") and isinstance(value, dict)
+        ],
+        torch._dynamo.eval_frame._stance,
+        torch._dynamo.config.get_config_copy(),
+        torch._inductor.config.get_config_copy(),
+        {kind: dict(counted) for kind, counted in torch._dynamo.utils.counters.items()},
+        len(torch._dynamo.utils._compilation_metrics),
+        gc.isenabled(),
+        gc.get_threshold(),
+        sys.getrecursionlimit(),
+        os.getcwd(),
+        list(sys.path),
+        list(sys.argv),
+        dict(os.environ),
+        (id(sys.stdin), id(sys.stdout), id(sys.stderr)),
+        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)],
+        (logging.getLogger().level, list(logging.getLogger().handlers), logging.root.manager.disable),
+        list(warnings.filters),
+        id(warnings.showwarning),
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        [str(each) if each is None else numpy.asarray(each).tolist() for each in numpy.random.get_state()],
         torch.cuda.is_initialized(),
-    ]  # fmt: skip
+    ]
 
 
 def of_tensor(tensor: torch.Tensor | None) -> Any:
@@ -161,17 +213,39 @@ def owned(model: nn.Module, optimizer: Any, batch: Any) -> dict[str, Any]:
     return {
         "tensors": {name: of_tensor(each) for name, each in named},
         "gradients": {name: of_tensor(each.grad) for name, each in named},
-        "tensor hooks": {name: (list(each._backward_hooks or ()), list(each._post_accumulate_grad_hooks or ()), dict(vars(each))) for name, each in named},
-        "optimizer": [of_tensor(value) if isinstance(value, torch.Tensor) else value for state in optimizer.state.values() for value in state.values()],
-        "groups": [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups],
-        "modules": {name: (id(each), type(each), each.training, {key: id(value) for key, value in vars(each).items()}) for name, each in modules},
-        "containers": {name: {key: list(value) for key, value in vars(each).items() if isinstance(value, (dict, list))} for name, each in modules},
+        "tensor hooks": {
+            name: (
+                list(each._backward_hooks or ()),
+                list(each._post_accumulate_grad_hooks or ()),
+                dict(vars(each)),
+            )
+            for name, each in named
+        },
+        "optimizer": [
+            of_tensor(value) if isinstance(value, torch.Tensor) else value
+            for state in optimizer.state.values()
+            for value in state.values()
+        ],
+        "groups": [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ],
+        "modules": {
+            name: (id(each), type(each), each.training, {key: id(value) for key, value in vars(each).items()})
+            for name, each in modules
+        },
+        "containers": {
+            name: {key: list(value) for key, value in vars(each).items() if isinstance(value, (dict, list))}
+            for name, each in modules
+        },
         "batch": [of_tensor(each) for each in tensors],
     }
 
 
 def processes() -> list[str]:
-    return [Path(f"/proc/self/task/{thread}/children").read_text() for thread in os.listdir("/proc/self/task")]
+    return [
+        Path(f"/proc/self/task/{thread}/children").read_text() for thread in os.listdir("/proc/self/task")
+    ]
 
 
 def differences(before: Any, after: Any) -> list[Any]:
@@ -196,18 +270,24 @@ SETTINGS: dict[str, Callable[[Reach], object]] = {
     "grad mode": lambda reach: torch.set_grad_enabled(False),
     "anomaly mode": lambda reach: torch.autograd.set_detect_anomaly(True),
     "deterministic algorithms": lambda reach: torch.use_deterministic_algorithms(True, warn_only=True),
-    "deterministic fill": lambda reach: setattr(torch.utils.deterministic, "fill_uninitialized_memory", False),
+    "deterministic fill": lambda reach: setattr(
+        torch.utils.deterministic, "fill_uninitialized_memory", False
+    ),
     "matmul precision": lambda reach: torch.set_float32_matmul_precision("medium"),
     "TF32": lambda reach: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
     "TF32, as it is set from torch 2.9 on": new_precision,
-    "reduced precision": lambda reach: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+    "reduced precision": lambda reach: setattr(
+        torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False
+    ),
     "cuDNN's choice of algorithms": lambda reach: setattr(torch.backends.cudnn, "benchmark", True),
     "attention backends": lambda reach: torch.backends.cuda.enable_flash_sdp(False),
     "the number of threads": lambda reach: torch.set_num_threads(torch.get_num_threads() + 1),
     "autocast on a CPU": lambda reach: torch.set_autocast_enabled("cpu", True),
     "autocast on CUDA": lambda reach: torch.set_autocast_dtype("cuda", torch.bfloat16),
     "autocast's cache": lambda reach: torch.set_autocast_cache_enabled(False),
-    "hooks on all modules": lambda reach: nn.modules.module.register_module_forward_hook(lambda *arguments: None),
+    "hooks on all modules": lambda reach: nn.modules.module.register_module_forward_hook(
+        lambda *arguments: None
+    ),
     "a new environment variable": lambda reach: os.environ.__setitem__("PLANTED", "1"),
     "a deleted environment variable": lambda reach: os.environ.pop("PATH"),
     "sys.path": lambda reach: sys.path.append("planted"),
@@ -223,7 +303,9 @@ SETTINGS: dict[str, Callable[[Reach], object]] = {
     "Dynamo's settings": lambda reach: setattr(torch._dynamo.config, "recompile_limit", 99),
     "Inductor's settings": lambda reach: setattr(torch._inductor.config, "max_autotune", True),
     "Dynamo's stance": lambda reach: torch.compiler.set_stance("force_eager"),
-    "counters and metrics of torch.compile": lambda reach: torch.compile(mend, backend="eager")(torch.ones(3)),
+    "counters and metrics of torch.compile": lambda reach: torch.compile(mend, backend="eager")(
+        torch.ones(3)
+    ),
 }
 
 
@@ -253,13 +335,31 @@ def replace_a_parameter(reach: Reach) -> None:
 BELONGINGS: dict[str, tuple[Callable[[Reach], object], str]] = {
     "training flags": (lambda reach: reach.model.eval(), "training flags"),
     "requires_grad": (lambda reach: reach.model.second.weight.requires_grad_(False), "requires_grad"),
-    "a forward hook": (lambda reach: reach.model.first.register_forward_hook(lambda *arguments: None), "hooks"),
-    "a forward pre-hook": (lambda reach: reach.model.first.register_forward_pre_hook(lambda *arguments: None, with_kwargs=True), "hooks"),
-    "a backward hook": (lambda reach: reach.model.first.register_full_backward_hook(lambda *arguments: None), "hooks"),
+    "a forward hook": (
+        lambda reach: reach.model.first.register_forward_hook(lambda *arguments: None),
+        "hooks",
+    ),
+    "a forward pre-hook": (
+        lambda reach: reach.model.first.register_forward_pre_hook(lambda *arguments: None, with_kwargs=True),
+        "hooks",
+    ),
+    "a backward hook": (
+        lambda reach: reach.model.first.register_full_backward_hook(lambda *arguments: None),
+        "hooks",
+    ),
     "a removed hook": (lambda reach: reach.model.second._forward_hooks.clear(), "hooks"),
-    "a first hook on a tensor": (lambda reach: reach.model.first.weight.register_hook(lambda gradient: gradient * 0), "hooks"),
-    "one more hook on a tensor": (lambda reach: reach.model.second.weight.register_hook(lambda gradient: gradient * 0), "hooks"),
-    "a hook after accumulation": (lambda reach: reach.model.first.weight.register_post_accumulate_grad_hook(lambda parameter: 1 / 0), "hooks"),
+    "a first hook on a tensor": (
+        lambda reach: reach.model.first.weight.register_hook(lambda gradient: gradient * 0),
+        "hooks",
+    ),
+    "one more hook on a tensor": (
+        lambda reach: reach.model.second.weight.register_hook(lambda gradient: gradient * 0),
+        "hooks",
+    ),
+    "a hook after accumulation": (
+        lambda reach: reach.model.first.weight.register_post_accumulate_grad_hook(lambda parameter: 1 / 0),
+        "hooks",
+    ),
     "gradients": (backward_through_the_original, "gradients"),
     "a forward put over the class's": (lambda reach: setattr(reach.model, "forward", lambda x: x), "modules"),
     "a compile mark": (lambda reach: reach.model.compile(), "modules"),
@@ -269,7 +369,10 @@ BELONGINGS: dict[str, tuple[Callable[[Reach], object], str]] = {
     "the contents of an attribute": (lambda reach: reach.model.notes.append("planted"), "modules"),
     "a parameter": (replace_a_parameter, "parameters"),
     "a new buffer": (lambda reach: reach.model.register_buffer("planted", torch.ones(1)), "buffers"),
-    "an attribute of a parameter": (lambda reach: setattr(reach.model.first.weight, "planted", 1), "attributes of parameters"),
+    "an attribute of a parameter": (
+        lambda reach: setattr(reach.model.first.weight, "planted", 1),
+        "attributes of parameters",
+    ),
 }
 
 
@@ -333,12 +436,27 @@ def leave_an_open_file(reach: Reach) -> None:
 
 REPORTED: dict[str, tuple[Callable[[Reach], object], str]] = {
     "a parameter": (write, "parameters"),
-    "a parameter behind its version counter": (lambda reach: reach.model.first.weight.data.add_(1), "parameters"),
-    "a parameter's storage": (lambda reach: setattr(reach.model.first.weight, "data", torch.zeros(16, 16)), "parameters"),
+    "a parameter behind its version counter": (
+        lambda reach: reach.model.first.weight.data.add_(1),
+        "parameters",
+    ),
+    "a parameter's storage": (
+        lambda reach: setattr(reach.model.first.weight, "data", torch.zeros(16, 16)),
+        "parameters",
+    ),
     "a buffer": (lambda reach: reach.model.scale.mul_(2), "buffers"),
-    "the optimizer's step": (lambda reach: reach.optimizer.state[reach.model.second.weight]["step"].add_(1), "optimizer state"),
-    "the optimizer's moments": (lambda reach: reach.optimizer.state[reach.model.second.weight]["exp_avg"].data.zero_(), "optimizer state"),
-    "the optimizer's settings": (lambda reach: reach.optimizer.param_groups[0].update(lr=0.5), "optimizer settings"),
+    "the optimizer's step": (
+        lambda reach: reach.optimizer.state[reach.model.second.weight]["step"].add_(1),
+        "optimizer state",
+    ),
+    "the optimizer's moments": (
+        lambda reach: reach.optimizer.state[reach.model.second.weight]["exp_avg"].data.zero_(),
+        "optimizer state",
+    ),
+    "the optimizer's settings": (
+        lambda reach: reach.optimizer.param_groups[0].update(lr=0.5),
+        "optimizer settings",
+    ),
     "a thread": (leave_a_thread, "threads"),
     "a child process": (leave_a_process, "child processes"),
     "an open file": (leave_an_open_file, "open files"),
@@ -404,7 +522,9 @@ def test_the_tripwire_stops_a_trial_that_writes_at_once() -> None:
     job = trained(write, at=1)
     trial = attempt(job)
     assert (trial.arms, trial.harm) == ((), ("parameters",))
-    assert (trial.reason or "").startswith("it writes to 'first.weight' of the original; it changed what it had to leave alone: parameters")
+    assert (trial.reason or "").startswith(
+        "it writes to 'first.weight' of the original; it changed what it had to leave alone: parameters"
+    )
 
 
 @pytest.mark.parametrize("way", [torch.no_grad, torch.inference_mode])
@@ -453,7 +573,10 @@ def test_compiled_code_of_a_function_that_had_none_is_forgotten() -> None:
 @pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize(
     "deed",
-    [lambda reach: torch._dynamo.reset(), lambda reach: torch.compile(mend, backend="eager", dynamic=False)(torch.ones(5))],
+    [
+        lambda reach: torch._dynamo.reset(),
+        lambda reach: torch.compile(mend, backend="eager", dynamic=False)(torch.ones(5)),
+    ],
     ids=["forgotten", "one more"],
 )
 def test_what_the_user_compiled_is_watched(deed: Callable[[Reach], object]) -> None:
@@ -540,7 +663,9 @@ def test_autocasts_cache_keeps_no_replica_alive() -> None:
 
 
 @pytest.mark.parametrize("flavour", ["quantization", "fp8"])
-def test_transformer_engines_state_is_put_back_and_its_buffers_are_out_of_reach(flavour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformer_engines_state_is_put_back_and_its_buffers_are_out_of_reach(
+    flavour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tests.stand_ins import transformer_engine
 
     transformer_engine.install(monkeypatch, flavour)
@@ -623,7 +748,9 @@ class Decoder(nn.Module):
 def float8() -> nn.Module:
     from torchao.float8 import convert_to_float8_training
 
-    return convert_to_float8_training(Decoder().bfloat16(), module_filter_fn=lambda layer, name: name != "head")
+    return convert_to_float8_training(
+        Decoder().bfloat16(), module_filter_fn=lambda layer, name: name != "head"
+    )
 
 
 def float8_compiled() -> nn.Module:
@@ -640,7 +767,16 @@ def wrapped() -> nn.Module:
 def llama(**settings: Any) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=64, **settings))
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            vocab_size=64,
+            **settings,
+        )
+    )
 
 
 def lora() -> nn.Module:
@@ -682,7 +818,8 @@ def test_a_clean_run_leaves_every_bit(
     temporary = tmp_path_factory.mktemp("temporary")
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
 
-    # Inductor's own work is timed and proven elsewhere; every compiled frame is still captured, guarded and cached.
+    # Inductor's own work is timed and proven elsewhere; every compiled frame is still captured, guarded and
+    # cached.
     stance = torch.compiler.set_stance("default", force_backend="eager")
     try:
         model = build()
@@ -697,12 +834,18 @@ def test_a_clean_run_leaves_every_bit(
             if not last:
                 optimizer.zero_grad()
         before, mine, children = flags(), owned(model, optimizer, batch), processes()
-        code = {each: entries(each) for each in {type(module).forward for module in model.modules()} if hasattr(each, "__code__")}
+        code = {
+            each: entries(each)
+            for each in {type(module).forward for module in model.modules()}
+            if hasattr(each, "__code__")
+        }
         running, loaded = {thread.ident for thread in threading.enumerate()}, set(sys.modules)
         capfd.readouterr()
 
         # All arms of one model; of the others those that come first.
-        report = inspect_model(model, batch, optimizer=optimizer, device="cpu", budget_s=60 if build is float8 else 4)
+        report = inspect_model(
+            model, batch, optimizer=optimizer, device="cpu", budget_s=60 if build is float8 else 4
+        )
 
         printed = capfd.readouterr()
         assert report.facts.trial.harm == ()
@@ -715,7 +858,16 @@ def test_a_clean_run_leaves_every_bit(
         assert (printed.out, printed.err) == ("", "")
         assert list(tmp_path.iterdir()) == []
         assert [path.name for path in temporary.iterdir() if "fp8doctor" in path.name] == []
-        stacks = ("transformers", "peft", "accelerate", "transformer_engine", "unsloth", "bitsandbytes", "deepspeed", "matplotlib")
+        stacks = (
+            "transformers",
+            "peft",
+            "accelerate",
+            "transformer_engine",
+            "unsloth",
+            "bitsandbytes",
+            "deepspeed",
+            "matplotlib",
+        )
         assert {name.partition(".")[0] for name in set(sys.modules) - loaded}.isdisjoint(stacks)
     finally:
         stance.__exit__(None, None, None)
@@ -731,7 +883,13 @@ def test_a_clean_copy_trains_on_as_the_original_does() -> None:
         for step in range(4):
             if inspected and step == 2:
                 with torch.compiler.set_stance("default", force_backend="eager"):
-                    inspect_model(model, torch.zeros(2, 8, dtype=torch.int64), optimizer=optimizer, device="cpu", budget_s=1)
+                    inspect_model(
+                        model,
+                        torch.zeros(2, 8, dtype=torch.int64),
+                        optimizer=optimizer,
+                        device="cpu",
+                        budget_s=1,
+                    )
             optimizer.zero_grad()
             loss = model(torch.randint(0, 64, (2, 8))).pow(2).mean()
             loss.backward()
@@ -761,7 +919,8 @@ def left():
         "children": "".join(open(f"/proc/self/task/{task}/children").read() for task in tasks),
         "files": sorted(os.readlink(link) for link in links if os.path.isfile(link)),
         # The cache of torch's compiler stays, as after any torch.compile: the user's own run finds it.
-        "folders": [os.listdir(), [name for name in os.listdir(os.environ["TMPDIR"]) if not name.startswith("torchinductor_")]],
+        "folder": os.listdir(),
+        "temporary": [name for name in os.listdir(os.environ["TMPDIR"]) if "torchinductor_" not in name],
         "environment": dict(os.environ),
     }
 
@@ -772,8 +931,10 @@ from fp8doctor import inspect_model
 trial = inspect_model(model, torch.ones(4, 16), device="cpu", budget_s=1).facts.trial
 after = left()
 print(json.dumps({
-    "proven": trial.arms[0].graphs_run, "harm": trial.harm, "left": {key: after[key] for key in after if after[key] != before[key]},
-    "loaded": sorted({name.partition(".")[0] for name in set(sys.modules) - loaded}), "cuda": torch.cuda.is_initialized(),
+    "proven": trial.arms[0].graphs_run, "harm": trial.harm,
+    "left": {key: after[key] for key in after if after[key] != before[key]},
+    "loaded": sorted({name.partition(".")[0] for name in set(sys.modules) - loaded}),
+    "cuda": torch.cuda.is_initialized(),
 }))
 """
 
@@ -782,9 +943,30 @@ def test_a_fresh_process_is_left_with_nothing_that_runs_or_lies_around(tmp_path:
     """In a process that has loaded nothing that the tests have loaded."""
     for name in ("temporary", "here"):
         (tmp_path / name).mkdir()
-    variables = {**os.environ, "TMPDIR": str(tmp_path / "temporary"), "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", FRESH], cwd=tmp_path / "here", env=variables, capture_output=True, text=True, check=True)
+    variables = {
+        **os.environ,
+        "TMPDIR": str(tmp_path / "temporary"),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH],
+        cwd=tmp_path / "here",
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found = json.loads(done.stdout)
     assert (found["proven"], found["harm"], found["left"], found["cuda"]) == (1, [], {}, False)
-    stacks = {"torchao", "transformers", "peft", "accelerate", "transformer_engine", "unsloth", "bitsandbytes", "deepspeed", "matplotlib"}
+    stacks = {
+        "torchao",
+        "transformers",
+        "peft",
+        "accelerate",
+        "transformer_engine",
+        "unsloth",
+        "bitsandbytes",
+        "deepspeed",
+        "matplotlib",
+    }
     assert stacks.isdisjoint(found["loaded"])

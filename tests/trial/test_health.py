@@ -13,8 +13,8 @@ import torch
 
 from fp8doctor.examine.device import NoDriverError
 from fp8doctor.facts import recorded
-from fp8doctor.trial import health
-from fp8doctor.trial.health import Observer
+from fp8doctor.trial.measure import health
+from fp8doctor.trial.measure.health import Observer
 
 CUDA = torch.device("cuda", 0)
 UUID = "11111111-2222-3333-4444-555555555555"
@@ -44,7 +44,9 @@ def answers() -> SimpleNamespace:
         nvmlDeviceGetTemperature=lambda handle, kind: 51,
         nvmlDeviceGetCurrentClocksEventReasons=lambda handle: next(reasons),
     )
-    stand_in.nvmlDeviceGetComputeRunningProcesses = lambda handle: [SimpleNamespace(pid=pid) for pid in stand_in.processes]
+    stand_in.nvmlDeviceGetComputeRunningProcesses = lambda handle: [
+        SimpleNamespace(pid=pid) for pid in stand_in.processes
+    ]
     stand_in.nvmlDeviceGetProcessUtilization = lambda handle, since: stand_in.used
     return stand_in
 
@@ -74,9 +76,20 @@ def test_three_looks_are_summed_up(nvml: SimpleNamespace) -> None:
         observer.look()
     seen = observer.health()
     assert seen is not None
-    assert (seen.samples, seen.sm_clock_low_mhz, seen.sm_clock_median_mhz, seen.sm_clock_high_mhz) == (3, 1470, 1755, 1965)
-    assert (seen.power_median_w, seen.power_limit_w, seen.temperature_high_c) == (pytest.approx(657.158), 700.0, 51)
-    assert seen.throttled_pct == pytest.approx({"software power cap": 200 / 3, "hardware thermal slowdown": 100 / 3})
+    assert (seen.samples, seen.sm_clock_low_mhz, seen.sm_clock_median_mhz, seen.sm_clock_high_mhz) == (
+        3,
+        1470,
+        1755,
+        1965,
+    )
+    assert (seen.power_median_w, seen.power_limit_w, seen.temperature_high_c) == (
+        pytest.approx(657.158),
+        700.0,
+        51,
+    )
+    assert seen.throttled_pct == pytest.approx(
+        {"software power cap": 200 / 3, "hardware thermal slowdown": 100 / 3}
+    )
     assert (seen.other_processes, seen.other_use_pct) == (0, 0.0)
     observer.close()
     assert not nvml.open
@@ -84,7 +97,10 @@ def test_three_looks_are_summed_up(nvml: SimpleNamespace) -> None:
 
 def test_another_process_and_what_it_uses(nvml: SimpleNamespace) -> None:
     nvml.processes = [os.getpid(), 1]
-    nvml.used = [SimpleNamespace(pid=os.getpid(), smUtil=60, timeStamp=1), SimpleNamespace(pid=1, smUtil=35, timeStamp=1)]
+    nvml.used = [
+        SimpleNamespace(pid=os.getpid(), smUtil=60, timeStamp=1),
+        SimpleNamespace(pid=1, smUtil=35, timeStamp=1),
+    ]
     observer = Observer(CUDA)
     observer.look()
     seen = observer.health()
@@ -93,14 +109,22 @@ def test_another_process_and_what_it_uses(nvml: SimpleNamespace) -> None:
 
 
 def test_what_nvml_does_not_answer_is_not_made_up(nvml: SimpleNamespace) -> None:
-    for question in [name for name in vars(nvml) if name.startswith("nvmlDeviceGet") and "Handle" not in name]:
+    for question in [
+        name for name in vars(nvml) if name.startswith("nvmlDeviceGet") and "Handle" not in name
+    ]:
         setattr(nvml, question, refuse)
     nvml.nvmlDeviceGetCurrentClocksThrottleReasons = refuse
     observer = Observer(CUDA)
     observer.look()
     seen = observer.health()
     assert seen is not None
-    assert (seen.samples, seen.sm_clock_median_mhz, seen.power_median_w, seen.power_limit_w, seen.other_use_pct) == (1, None, None, None, None)
+    assert (
+        seen.samples,
+        seen.sm_clock_median_mhz,
+        seen.power_median_w,
+        seen.power_limit_w,
+        seen.other_use_pct,
+    ) == (1, None, None, None, None)
     assert not recorded(seen.throttled_pct)
     assert not recorded(seen.other_processes)
 

@@ -1,4 +1,5 @@
-"""What an arm's memory is made of: tensors of real replicas and optimizers counted, and the parts at full depth."""
+"""What an arm's memory is made of: tensors of real replicas and optimizers counted, and the parts at full
+depth."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.optim import AdamW8bit
 
 from fp8doctor.facts import MemoryParts, Target, Workload
-from fp8doctor.job import Job
+from fp8doctor.loading.job import Job
 from fp8doctor.stacks import fp8_copies
 from fp8doctor.trial.arms import as_it_is
-from fp8doctor.trial.bench import Attempt, Bench
-from fp8doctor.trial.depth import Cut, Plan, Stack
-from fp8doctor.trial.memory import Held, full_peak, gib, gradients_of, held, memory_parts
+from fp8doctor.trial.copies.depth import Cut, Plan, Stack
+from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.memory import Held, full_peak, gib, gradients_of, held, memory_parts
 from fp8doctor.trial.variant import ArmPlan
 from tests.stand_ins import transformer_engine
 from tests.trial.test_conductor import Decoder
@@ -50,7 +52,12 @@ def linears() -> nn.Module:
     [
         (lambda model: model, 0),
         (convert_to_float8_training, 0),
-        (lambda model: convert_to_float8_training(model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True)), 0),
+        (
+            lambda model: convert_to_float8_training(
+                model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+            ),
+            0,
+        ),
     ],
     ids=["ordinary", "torchao casts anew", "torchao wraps"],
 )
@@ -58,7 +65,11 @@ def test_parts_of_a_step(convert: Callable[[nn.Module], nn.Module], copies: int)
     model = convert(linears())
     parts = step(model, torch.optim.AdamW(model.parameters()))
     weights = 4 * 2 * 32 * 64
-    assert (bytes_of(parts.weights_gib), bytes_of(parts.gradients_gib), bytes_of(parts.fp8_copies_gib)) == (weights, weights, copies)
+    assert (bytes_of(parts.weights_gib), bytes_of(parts.gradients_gib), bytes_of(parts.fp8_copies_gib)) == (
+        weights,
+        weights,
+        copies,
+    )
     assert bytes_of(parts.optimizer_gib) == 2 * weights + 2 * 4, "two moments and a counter for each weight"
 
 
@@ -67,7 +78,11 @@ def test_what_is_frozen_has_neither_gradient_nor_state() -> None:
     model[0].requires_grad_(False)
     parts = step(model, torch.optim.SGD([model[1].weight], momentum=0.9))
     half = 4 * 32 * 64
-    assert [bytes_of(each) for each in (parts.weights_gib, parts.gradients_gib, parts.optimizer_gib)] == [2 * half, half, half]
+    assert [bytes_of(each) for each in (parts.weights_gib, parts.gradients_gib, parts.optimizer_gib)] == [
+        2 * half,
+        half,
+        half,
+    ]
 
 
 def test_what_the_step_did_not_use_has_no_gradient() -> None:
@@ -138,7 +153,10 @@ class Float8Tensor(torch.Tensor):
     @staticmethod
     def __new__(cls: Any, rows: int, columns: int) -> Any:
         made = torch.Tensor._make_wrapper_subclass(cls, (rows, columns), dtype=torch.bfloat16)  # type: ignore[attr-defined]
-        made._data, made._transpose = torch.zeros(rows, columns, dtype=torch.uint8), torch.zeros(columns, rows, dtype=torch.uint8)
+        made._data, made._transpose = (
+            torch.zeros(rows, columns, dtype=torch.uint8),
+            torch.zeros(columns, rows, dtype=torch.uint8),
+        )
         made._scale_inv = torch.ones(1)
         return made
 
@@ -169,7 +187,10 @@ def test_transformer_engine_that_caches_fp8_weights(monkeypatch: pytest.MonkeyPa
     assert fp8_copies(layer) == []
     layer._fp8_workspaces = {"weight": Workspace(32, 64)}
     parts = held(model, optimizer, None, CPU)
-    assert (bytes_of(parts.weights_gib), bytes_of(parts.fp8_copies_gib)) == (4 * 32 * 64, 2 * 32 * 64 + 32 * 2)
+    assert (bytes_of(parts.weights_gib), bytes_of(parts.fp8_copies_gib)) == (
+        4 * 32 * 64,
+        2 * 32 * 64 + 32 * 2,
+    )
     assert parts.static_gib == pytest.approx(parts.weights_gib + parts.fp8_copies_gib)
 
 
@@ -189,9 +210,16 @@ def test_parts_at_full_depth_add_up_to_the_peak() -> None:
     parts = memory_parts(PLAN, peak, HOLDS)
     assert peak == pytest.approx(36.0)
     assert parts is not None
-    assert (parts.weights_gib, parts.fp8_copies_gib, parts.gradients_gib, parts.optimizer_gib) == pytest.approx((4.5, 4.0, 4.5, 9.0))
+    assert (
+        parts.weights_gib,
+        parts.fp8_copies_gib,
+        parts.gradients_gib,
+        parts.optimizer_gib,
+    ) == pytest.approx((4.5, 4.0, 4.5, 9.0))
     assert parts.activations_gib == pytest.approx(14.0)
-    assert sum(getattr(parts, field) for field in MemoryParts.__struct_fields__ if field.endswith("_gib")) == pytest.approx(peak)
+    assert sum(
+        getattr(parts, field) for field in MemoryParts.__struct_fields__ if field.endswith("_gib")
+    ) == pytest.approx(peak)
 
 
 def test_no_peak_is_below_what_a_step_holds_for_sure() -> None:
@@ -214,14 +242,24 @@ def warm(bench: Bench) -> list[Held]:
 
 def test_an_arm_of_the_bench_at_both_cuts_and_at_full_depth() -> None:
     model = convert_to_float8_training(Decoder(26))
-    job = Job(model=model, target=Target(), workload=Workload(accumulate=2), batch=torch.randint(0, 96, (1, 16)), loss=lambda output, batch: output.mean())
+    job = Job(
+        model=model,
+        target=Target(),
+        workload=Workload(accumulate=2),
+        batch=torch.randint(0, 96, (1, 16)),
+        loss=lambda output, batch: output.mean(),
+    )
     bench = Bench(job, ["blocks"], CPU)
     try:
         holds = warm(bench)
         weights = sum(4 * each.numel() for each in model.parameters())
         parts = memory_parts(bench.plan, 1.0, holds)
         assert parts is not None
-        assert (bytes_of(parts.weights_gib), bytes_of(parts.gradients_gib), parts.fp8_copies_gib) == (weights, weights, 0.0)
+        assert (bytes_of(parts.weights_gib), bytes_of(parts.gradients_gib), parts.fp8_copies_gib) == (
+            weights,
+            weights,
+            0.0,
+        )
         assert bytes_of(parts.optimizer_gib) == pytest.approx(2 * weights, rel=1e-3)
         assert all(each.static_gib < each.least_gib for each in holds)
     finally:
@@ -243,7 +281,8 @@ class Counters:
 
 
 def test_the_peak_is_that_of_the_arm_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies that an arm keeps, and gradients that nobody clears, were allocated before the step; they are the arm's own."""
+    """Copies that an arm keeps, and gradients that nobody clears, were allocated before the step; they are
+    the arm's own."""
     model = nn.Sequential(nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False))
     optimizer = torch.optim.SGD([model[0].weight], momentum=0.9)
 
@@ -257,7 +296,7 @@ def test_the_peak_is_that_of_the_arm_alone(monkeypatch: pytest.MonkeyPatch) -> N
     bench = Bench.__new__(Bench)
     bench.device, bench._handed_out = OTHER, []
     Counters(before=5 * 2**30, peak=7 * 2**30).install(monkeypatch)
-    monkeypatch.setattr("fp8doctor.trial.memory.gib", lambda tensors, device: gib(tensors, CPU))
+    monkeypatch.setattr("fp8doctor.trial.measure.memory.gib", lambda tensors, device: gib(tensors, CPU))
     ready = bench._warm(train, model, optimizer)
     weight = 4 * 32 * 32 / 2**30
     assert ready.held == Held(2 * weight, 0.0, weight, 2 * weight)

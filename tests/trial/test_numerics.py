@@ -1,4 +1,5 @@
-"""The numerics of each FP8 layer: against computations of their own, on planted outliers, and never on made-up weights."""
+"""The numerics of each FP8 layer: against computations of their own, on planted outliers, and never on
+made-up weights."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from torchao.float8.float8_linear import Float8Linear
 
 from fp8doctor import registry
 from fp8doctor.facts import Facts, LayerNumerics, Target, Trial, Workload
-from fp8doctor.job import Job
-from fp8doctor.trial import numerics
-from fp8doctor.trial.bench import Bench
-from fp8doctor.trial.made_up import UNEVEN, made_up, unevenness
-from fp8doctor.trial.numerics import layer_numerics, with_numerics
-from fp8doctor.trial.precision_lost import Casts, Difference
+from fp8doctor.loading.job import Job
+from fp8doctor.trial.layers import numerics
+from fp8doctor.trial.layers.made_up import UNEVEN, made_up, unevenness
+from fp8doctor.trial.layers.numerics import layer_numerics, with_numerics
+from fp8doctor.trial.layers.precision_lost import Casts, Difference
+from fp8doctor.trial.measure.bench import Bench
 from tests import prototypes
 from tests.checks.trials import tried
 from tests.stand_ins import transformer_engine
@@ -98,7 +99,16 @@ def loss(output: torch.Tensor, _: Any) -> torch.Tensor:
 
 
 def job(model: nn.Module, **settings: Any) -> Job:
-    return Job(**{"model": model, "target": Target(), "workload": Workload(accumulate=1, batch_source="given"), "batch": batch(), "loss": loss, **settings})
+    return Job(
+        **{
+            "model": model,
+            "target": Target(),
+            "workload": Workload(accumulate=1, batch_source="given"),
+            "batch": batch(),
+            "loss": loss,
+            **settings,
+        }
+    )
 
 
 def measured(model: nn.Module, **settings: Any) -> dict[str, LayerNumerics]:
@@ -107,7 +117,12 @@ def measured(model: nn.Module, **settings: Any) -> dict[str, LayerNumerics]:
 
 
 def in_decibels(reference: torch.Tensor, result: torch.Tensor) -> float:
-    return float(10 * torch.log10(reference.double().square().sum() / (reference.double() - result.double()).square().sum()))
+    return float(
+        10
+        * torch.log10(
+            reference.double().square().sum() / (reference.double() - result.double()).square().sum()
+        )
+    )
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -135,13 +150,21 @@ def test_sqnr_is_what_fp32_gives() -> None:
     assert list(found) == ["0.up", "0.down", "1.up", "1.down"]
     for name, layer in found.items():
         x, w, g = (caught[name][key] for key in "xwg")
-        x8, w8, g8 = rounded(x, torch.float8_e4m3fn), rounded(w, torch.float8_e4m3fn), rounded(g, torch.float8_e5m2)
+        x8, w8, g8 = (
+            rounded(x, torch.float8_e4m3fn),
+            rounded(w, torch.float8_e4m3fn),
+            rounded(g, torch.float8_e5m2),
+        )
         output = in_decibels(x @ w.T, (x8 @ w8.T).bfloat16())
         rows = [in_decibels(one, other) for one, other in zip(x @ w.T, (x8 @ w8.T).bfloat16(), strict=True)]
         assert layer.output_sqnr_db == pytest.approx(output, abs=0.05)
         assert layer.typical_output_sqnr_db == pytest.approx(sorted(rows)[len(rows) // 2], abs=0.3)
-        assert layer.input_gradient_sqnr_db == pytest.approx(in_decibels(g @ w, (g8 @ w8).bfloat16()), abs=0.05)
-        assert layer.weight_gradient_sqnr_db == pytest.approx(in_decibels(g.T @ x, (g8.T @ x8).bfloat16()), abs=0.05)
+        assert layer.input_gradient_sqnr_db == pytest.approx(
+            in_decibels(g @ w, (g8 @ w8).bfloat16()), abs=0.05
+        )
+        assert layer.weight_gradient_sqnr_db == pytest.approx(
+            in_decibels(g.T @ x, (g8.T @ x8).bfloat16()), abs=0.05
+        )
         assert layer.saturated_pct == 0
         assert layer.non_finite == 0
         assert 24 < layer.output_sqnr_db < 33  # type: ignore[operator]
@@ -191,7 +214,9 @@ def test_torchaos_weights_that_compute_in_mx() -> None:
     from torchao.quantization import quantize_
 
     model = stack(Block)
-    quantize_(model, prototypes.mxfp8("MXFP8_EMULATED_RCEIL"), filter_fn=lambda module, name: name.endswith("up"))
+    quantize_(
+        model, prototypes.mxfp8("MXFP8_EMULATED_RCEIL"), filter_fn=lambda module, name: name.endswith("up")
+    )
     layer = measured(model)["0.up"]
     assert layer.output_sqnr_db is not None
     assert 20 < layer.output_sqnr_db < 35
@@ -199,7 +224,8 @@ def test_torchaos_weights_that_compute_in_mx() -> None:
 
 
 class Stale(Float8Linear):
-    """A stand-in for delayed scaling, which current torchao no longer has: the scale of an input half as large."""
+    """A stand-in for delayed scaling, which current torchao no longer has: the scale of an input half as
+    large."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scale = 448 / (x.detach().abs().max() / 2)
@@ -217,7 +243,9 @@ def test_what_a_stale_scale_clips() -> None:
     layer = measured(model)["0.up"]
     x = caught[0]
     scale = 448 / (x.abs().max() / 2)
-    assert layer.saturated_pct == pytest.approx(100 * float(((x * scale).abs() > 464).float().mean()), rel=1e-6)
+    assert layer.saturated_pct == pytest.approx(
+        100 * float(((x * scale).abs() > 464).float().mean()), rel=1e-6
+    )
     assert layer.saturated_pct is not None
     assert layer.saturated_pct > 0.1
     assert layer.output_sqnr_db < healthy.output_sqnr_db - 3  # type: ignore[operator]
@@ -227,7 +255,9 @@ def test_what_a_stale_scale_clips() -> None:
 def test_shares_of_one_cast(dtype: torch.dtype, largest: float) -> None:
     half = largest * torch.finfo(dtype).tiny * torch.finfo(dtype).eps / 4 / largest
     with Casts() as casts:
-        torch.tensor([0.0, 0.0, half, 1.0, largest, largest * 1.03, largest * 2, -largest * 2]).clamp(-largest, largest).to(dtype)
+        torch.tensor([0.0, 0.0, half, 1.0, largest, largest * 1.03, largest * 2, -largest * 2]).clamp(
+            -largest, largest
+        ).to(dtype)
     assert casts.shares() == (pytest.approx(25.0), pytest.approx(100 / 6))
 
 
@@ -242,7 +272,9 @@ def test_a_difference() -> None:
     assert Difference.of(torch.full_like(reference, torch.nan), result).non_finite == 0
 
 
-def test_transformer_engine_is_measured_under_the_autocast_that_its_step_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformer_engine_is_measured_under_the_autocast_that_its_step_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     library = transformer_engine.install(monkeypatch)
     recipes = []
 
@@ -273,7 +305,9 @@ def test_transformer_engine_is_measured_under_the_autocast_that_its_step_had(mon
 
 
 MADE_UP: dict[str, Callable[[], Job]] = {
-    "the batch is made up": lambda: job(fp8(stack(Block)), workload=Workload(accumulate=1, batch_source="made up")),
+    "the batch is made up": lambda: job(
+        fp8(stack(Block)), workload=Workload(accumulate=1, batch_source="made up")
+    ),
     "as an initialiser draws them": lambda: job(fp8(nn.Sequential(Block(), Block()).bfloat16())),
     "the model file draws others each time": lambda: drawn_anew(),
 }
@@ -371,8 +405,16 @@ def test_a_layer_that_cannot_be_called_alone_costs_itself() -> None:
 def test_without_time_nothing_is_measured() -> None:
     """Neither before it begins nor within: what was measured by then stays."""
     bench = Bench(job(fp8(stack(Block))), [], CPU)
-    before = with_numerics(Trial(device="cpu", arms=(), gaps={"trial.shapes": "no GPU"}), bench, NEVER, against="the budget of 3 s was used up before it")
-    assert before.gaps == {"trial.shapes": "no GPU", "trial.numerics": "the budget of 3 s was used up before it"}
+    before = with_numerics(
+        Trial(device="cpu", arms=(), gaps={"trial.shapes": "no GPU"}),
+        bench,
+        NEVER,
+        against="the budget of 3 s was used up before it",
+    )
+    assert before.gaps == {
+        "trial.shapes": "no GPU",
+        "trial.numerics": "the budget of 3 s was used up before it",
+    }
     within = with_numerics(Trial(device="cpu", arms=()), bench, until=0.0)
     assert within.gaps == {"trial.numerics": "the budget was used up before it"}
 
@@ -395,7 +437,10 @@ def test_the_trial_measures_it_last_and_leaves_the_model_alone() -> None:
     assert facts.trial.harm == ()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert not any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in model.modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+        for module in model.modules()
+    )
     from torch._dynamo import eval_frame
 
     assert eval_frame._stance.stance == "default"

@@ -1,4 +1,5 @@
-"""Replicas of real models: they run themselves, keep every mark, and the tripwire catches those that do not."""
+"""Replicas of real models: they run themselves, keep every mark, and the tripwire catches those that do
+not."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fp8doctor.trial.compiling import context_of, give_own_code
-from fp8doctor.trial.replica import NotReplicable, OriginalTouched, Tripwire, replicate
+from fp8doctor.trial.copies.compiling import context_of, give_own_code
+from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, Tripwire, replicate
 
 
 class Block(nn.Module):
@@ -42,7 +43,8 @@ X = torch.ones(4, 32)
 
 
 def runs_itself(original: nn.Module, replica: nn.Module, x: Any = X) -> None:
-    """The replica takes a step without the original noticing, gives the same output, and follows its own weights."""
+    """The replica takes a step without the original noticing, gives the same output, and follows its own
+    weights."""
     with Tripwire(original).armed():
         output = replica(x)
         output.sum().backward()
@@ -122,17 +124,24 @@ def test_every_form_of_compile_is_applied_to_the_copy_with_its_settings(form: st
     assert context is not None
     assert context._dynamic is False  # type: ignore[attr-defined]
     give_own_code(replica)
-    before = len(_debug_get_cache_entry_list(Block.forward.__code__)) + len(_debug_get_cache_entry_list(Stack.forward.__code__))
+    before = len(_debug_get_cache_entry_list(Block.forward.__code__)) + len(
+        _debug_get_cache_entry_list(Stack.forward.__code__)
+    )
     runs_itself(model._orig_mod if form == "wrapped" else model, replica)
     assert before == 0
 
 
 def llama() -> LlamaForCausalLM:
-    return LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64))
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64
+        )
+    )
 
 
 def test_layers_that_wrap_the_forward_of_every_subclass_share_no_code() -> None:
-    """transformers wraps it for checkpointing; the wrapper checkpoints only where it is the class's own forward."""
+    """transformers wraps it for checkpointing; the wrapper checkpoints only where it is the class's own
+    forward."""
     model = llama()
     replicas = [replicate(model, share=True)[0] for _ in range(2)]
     for replica in replicas:
@@ -153,7 +162,14 @@ def test_a_layer_with_code_of_its_own_still_checkpoints() -> None:
 
 
 def test_ties_stay_and_nothing_is_shared_unless_asked() -> None:
-    config = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64, tie_word_embeddings=True)
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        vocab_size=64,
+        tie_word_embeddings=True,
+    )
     model = LlamaForCausalLM(config)
     replica: Any = replicate(model)[0]
     assert replica.lm_head.weight is replica.model.embed_tokens.weight
@@ -265,5 +281,8 @@ def test_the_tripwire_catches_a_write(violation: str) -> None:
             assert weight.grad is not None
             weight.grad.add_(1)
 
-    with pytest.raises(OriginalTouched, match=r"writes to 'blocks\.0\.linear\.weight'"), Tripwire(model).armed():
+    with (
+        pytest.raises(OriginalTouched, match=r"writes to 'blocks\.0\.linear\.weight'"),
+        Tripwire(model).armed(),
+    ):
         violate()

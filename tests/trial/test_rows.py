@@ -18,9 +18,9 @@ from transformers import T5Config, T5ForConditionalGeneration
 import fp8doctor.trial
 from fp8doctor.examine import examine
 from fp8doctor.facts import Trial, recorded
-from fp8doctor.job import Job
-from fp8doctor.trial import rows, shapes
-from fp8doctor.trial.depth import Cut
+from fp8doctor.loading.job import Job
+from fp8doctor.trial.copies.depth import Cut
+from fp8doctor.trial.layers import rows, shapes
 from tests.trial.test_shapes import CPU, TOKENS, job
 
 
@@ -33,12 +33,25 @@ def one_thread() -> Iterator[None]:
 
 
 def seen(of: Job, reason_against: str | None = None) -> tuple[rows.Rows, str | None]:
-    return rows.seen_beside(of, examine(of), CPU, progress=lambda text, arm: None, reason_against=reason_against)
+    return rows.seen_beside(
+        of, examine(of), CPU, progress=lambda text, arm: None, reason_against=reason_against
+    )
 
 
 def t5(layers: int = 3) -> nn.Module:
-    config = T5Config(d_model=32, d_ff=64, d_kv=16, num_layers=layers, num_heads=2, vocab_size=64, decoder_start_token_id=0, use_cache=False)
-    return convert_to_float8_training(T5ForConditionalGeneration(config).bfloat16(), module_filter_fn=lambda layer, name: name != "lm_head")
+    config = T5Config(
+        d_model=32,
+        d_ff=64,
+        d_kv=16,
+        num_layers=layers,
+        num_heads=2,
+        vocab_size=64,
+        decoder_start_token_id=0,
+        use_cache=False,
+    )
+    return convert_to_float8_training(
+        T5ForConditionalGeneration(config).bfloat16(), module_filter_fn=lambda layer, name: name != "lm_head"
+    )
 
 
 def sentences() -> dict[str, torch.Tensor]:
@@ -46,7 +59,8 @@ def sentences() -> dict[str, torch.Tensor]:
 
 
 class Frames(nn.Module):
-    """Blocks behind a layer that sees eight times their rows, and before a head that sees one of them for each sample."""
+    """Blocks behind a layer that sees eight times their rows, and before a head that sees one of them for
+    each sample."""
 
     def __init__(self, blocks: int = 3) -> None:
         super().__init__()
@@ -72,21 +86,37 @@ def test_an_encoder_and_a_decoder_see_different_rows() -> None:
     assert gap is None
     assert len(found) == 3 * 6 + 3 * 10
     for number in range(3):
-        assert found[f"encoder.block.{number}.layer.0.SelfAttention.q"] == found[f"decoder.block.{number}.layer.1.EncDecAttention.k"] == (64,)
-        assert found[f"decoder.block.{number}.layer.1.EncDecAttention.q"] == found[f"decoder.block.{number}.layer.2.DenseReluDense.wo"] == (16,)
+        assert (
+            found[f"encoder.block.{number}.layer.0.SelfAttention.q"]
+            == found[f"decoder.block.{number}.layer.1.EncDecAttention.k"]
+            == (64,)
+        )
+        assert (
+            found[f"decoder.block.{number}.layer.1.EncDecAttention.q"]
+            == found[f"decoder.block.{number}.layer.2.DenseReluDense.wo"]
+            == (16,)
+        )
 
 
 def test_layers_before_and_behind_the_blocks_have_their_own() -> None:
     found, _ = seen(frames())
-    assert found == {"frames": (16 * 32,), "head": (16,), **{f"b.{block}.{layer}": (16 * 4,) for block in range(3) for layer in range(2)}}
+    assert found == {
+        "frames": (16 * 32,),
+        "head": (16,),
+        **{f"b.{block}.{layer}": (16 * 4,) for block in range(3) for layer in range(2)},
+    }
 
 
 def test_the_shapes_are_those_of_the_rows() -> None:
     of = frames()
     facts = msgspec.structs.replace(examine(of), trial=Trial(device="cpu", gpu=None, rows=seen(of)[0]))
     assert {(shape.m, shape.k, shape.n, len(shape.layers)) for shape, _ in shapes.distinct(facts)} == {
-        (512, 32, 32, 1), (64, 32, 64, 3), (64, 64, 32, 3), (16, 32, 16, 1), (TOKENS, 32, 16, 1),
-    }  # fmt: skip
+        (512, 32, 32, 1),
+        (64, 32, 64, 3),
+        (64, 64, 32, 3),
+        (16, 32, 16, 1),
+        (TOKENS, 32, 16, 1),
+    }
     shares = {(shape.m, shape.n): share for shape, share in shapes.distinct(facts)}
     assert shares[64, 64] == pytest.approx(shares[16, 16] * 4 * 4 * 3)
     assert sum(shares.values()) == pytest.approx(100)
@@ -121,8 +151,21 @@ class Striding(nn.Module):
 
 
 def test_a_block_that_was_cut_away_has_the_rows_of_its_kind() -> None:
-    found, _ = seen(replace(job(convert_to_float8_training(Striding().bfloat16())), batch=torch.ones(TOKENS, 32, dtype=torch.bfloat16)))
-    assert [found[f"b.{number}.1"] for number in range(7)] == [(48,), (48,), (24,), (48,), (24,), (48,), (24,)]
+    found, _ = seen(
+        replace(
+            job(convert_to_float8_training(Striding().bfloat16())),
+            batch=torch.ones(TOKENS, 32, dtype=torch.bfloat16),
+        )
+    )
+    assert [found[f"b.{number}.1"] for number in range(7)] == [
+        (48,),
+        (48,),
+        (24,),
+        (48,),
+        (24,),
+        (48,),
+        (24,),
+    ]
 
 
 class Shared(nn.Module):
@@ -135,7 +178,12 @@ class Shared(nn.Module):
 
 
 def test_every_call_is_counted() -> None:
-    found, _ = seen(replace(job(convert_to_float8_training(Shared().bfloat16())), batch=torch.ones(TOKENS, 32, dtype=torch.bfloat16)))
+    found, _ = seen(
+        replace(
+            job(convert_to_float8_training(Shared().bfloat16())),
+            batch=torch.ones(TOKENS, 32, dtype=torch.bfloat16),
+        )
+    )
     assert found == {"layer": (48, 48, 24)}
 
 
@@ -152,7 +200,10 @@ def test_nothing_is_compiled_and_nothing_of_the_users_is_touched() -> None:
     of = frames()
     of.model.compile(backend=lambda graph, examples: 1 / 0)
     torch.manual_seed(5)
-    before = torch.get_rng_state(), {name: value._version for name, value in of.model.state_dict(keep_vars=True).items()}
+    before = (
+        torch.get_rng_state(),
+        {name: value._version for name, value in of.model.state_dict(keep_vars=True).items()},
+    )
     found, gap = seen(of)
     assert (len(found), gap) == (8, None)
     assert torch.equal(torch.get_rng_state(), before[0])
@@ -185,7 +236,9 @@ def raising(*arguments: Any) -> Any:
     ],
     ids=["the forward raises", "memory", "another model"],
 )
-def test_where_the_forward_fails_the_tokens_stand_in(of: Any, reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_forward_fails_the_tokens_stand_in(
+    of: Any, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = of()
     found, gap = seen(made)
     if reason is None:
@@ -194,7 +247,9 @@ def test_where_the_forward_fails_the_tokens_stand_in(of: Any, reason: str | None
         assert not recorded(found)
         assert (gap or "").startswith(reason)
     monkeypatch.setattr(fp8doctor.trial, "conduct", lambda *arguments, **fields: Trial(device="cpu", arms=()))
-    trial = fp8doctor.trial.run_trial(made, examine(made), (), CPU, budget_s=60, progress=lambda text, arm: None)
+    trial = fp8doctor.trial.run_trial(
+        made, examine(made), (), CPU, budget_s=60, progress=lambda text, arm: None
+    )
     assert {shape.m for shape in trial.shapes} == {TOKENS}
     assert trial.gaps.get("trial.rows") == gap
 
@@ -215,7 +270,9 @@ def test_a_trial_begins_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp8doctor.trial, "conduct", lambda *arguments, **fields: Trial(device="cpu", arms=()))
     told: list[Any] = []
     of = frames()
-    trial = fp8doctor.trial.run_trial(of, examine(of), (), CPU, budget_s=60, progress=lambda *each: told.append(each))
+    trial = fp8doctor.trial.run_trial(
+        of, examine(of), (), CPU, budget_s=60, progress=lambda *each: told.append(each)
+    )
     assert told == [("counting the rows of its layers", "rows"), ("timing the GEMMs of its shapes", "shapes")]
     assert trial.rows["frames"] == (512,)
     assert {shape.m for shape in trial.shapes} == {512, 64, 16, TOKENS}

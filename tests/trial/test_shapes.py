@@ -1,4 +1,5 @@
-"""The shapes of real converted models, timed on a CPU: the very code that a GPU runs, with the host's clock."""
+"""The shapes of real converted models, timed on a CPU: the very code that a GPU runs, with the host's
+clock."""
 
 from __future__ import annotations
 
@@ -17,15 +18,17 @@ from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
 from torchao.float8.float8_training_tensor import LinearMMConfig
 
 import fp8doctor.trial
-from fp8doctor.cures import keep_in_bf16
+from fp8doctor.diagnosis.prescription import Step
+from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, LayerShape, Linear, Network, Target, Trial, Workload, recorded
-from fp8doctor.job import Job
-from fp8doctor.prescription import Step
-from fp8doctor.record import NOT_RECORDED
-from fp8doctor.trial import casts, dynamo_state, gemms, shapes, timer
+from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import arms, held_to_shapes
 from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.layers import casts, gemms, shapes
+from fp8doctor.trial.measure import timer
+from fp8doctor.trial.state import dynamo_state
 from fp8doctor.trial.variant import ArmPlan
 
 CPU = torch.device("cpu")
@@ -51,7 +54,11 @@ def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.q, self.k, self.up = nn.Linear(64, 64, bias=False), nn.Linear(64, 16, bias=False), nn.Linear(64, 128, bias=False)
+        self.q, self.k, self.up = (
+            nn.Linear(64, 64, bias=False),
+            nn.Linear(64, 16, bias=False),
+            nn.Linear(64, 128, bias=False),
+        )
         self.down = nn.Linear(128, 64, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -66,8 +73,12 @@ def decoder(recipe: str = "tensorwise", frozen: bool = False) -> nn.Module:
 
 
 def job(model: nn.Module) -> Job:
-    workload = Workload(batch_source="given", batch_size=TOKENS, sequence_length=None, tokens=TOKENS, accumulate=1)
-    return Job(model=model, target=Target(), workload=workload, batch=torch.ones(TOKENS, 64, dtype=torch.bfloat16))
+    workload = Workload(
+        batch_source="given", batch_size=TOKENS, sequence_length=None, tokens=TOKENS, accumulate=1
+    )
+    return Job(
+        model=model, target=Target(), workload=workload, batch=torch.ones(TOKENS, 64, dtype=torch.bfloat16)
+    )
 
 
 def probed(model: nn.Module, seconds: float = 5.0) -> tuple[LayerShape, ...]:
@@ -78,16 +89,27 @@ def test_every_distinct_shape_is_timed_once_the_largest_first() -> None:
     found = probed(decoder(frozen=True))
     sides = {(shape.k, shape.n, shape.trained): shape.layers for shape in found}
     assert sides == {
-        (64, 128, True): ("0.up",), (128, 64, True): ("0.down",), (64, 64, True): ("0.q",), (64, 16, True): ("0.k",),
-        (64, 128, False): ("1.up",), (128, 64, False): ("1.down",), (64, 64, False): ("1.q",), (64, 16, False): ("1.k",),
-    }  # fmt: skip
+        (64, 128, True): ("0.up",),
+        (128, 64, True): ("0.down",),
+        (64, 64, True): ("0.q",),
+        (64, 16, True): ("0.k",),
+        (64, 128, False): ("1.up",),
+        (128, 64, False): ("1.down",),
+        (64, 64, False): ("1.q",),
+        (64, 16, False): ("1.k",),
+    }
     assert (found[-1].k, found[-1].n) == (64, 16)
     assert {(shape.m, shape.recipe) for shape in found} == {(TOKENS, "tensorwise")}
     assert all(shape.bf16_ms > 0 and shape.fp8_ms and shape.fp8_ms > 0 for shape in found)
 
 
 def test_layers_of_one_shape_are_one() -> None:
-    assert {shape.layers for shape in probed(decoder())} == {("0.q", "1.q"), ("0.k", "1.k"), ("0.up", "1.up"), ("0.down", "1.down")}
+    assert {shape.layers for shape in probed(decoder())} == {
+        ("0.q", "1.q"),
+        ("0.k", "1.k"),
+        ("0.up", "1.up"),
+        ("0.down", "1.down"),
+    }
 
 
 def test_without_time_to_compile_the_gemms_are_there_and_the_reason() -> None:
@@ -119,20 +141,29 @@ def test_where_nothing_compiles_the_casts_have_no_number(quick_compiler: None) -
     with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
         found = probed(decoder(), seconds=60)
     assert {shape.casts_ms for shape in found} == {None}
-    assert {shape.reason for shape in found} == {"its casts were not timed: RuntimeError: torch.compile compiles nothing in this process"}
+    assert {shape.reason for shape in found} == {
+        "its casts were not timed: RuntimeError: torch.compile compiles nothing in this process"
+    }
 
 
-def test_casts_that_fail_cost_those_of_their_shape(quick_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_casts_that_fail_cost_those_of_their_shape(
+    quick_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = casts.arguments
 
-    def too_large(input: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def too_large(
+        input: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         if weight.shape == (64, 64):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return arguments(input, weight, gradient)
 
     monkeypatch.setattr(casts, "arguments", too_large)
     found = {shape.layers[0]: shape for shape in probed(decoder(), seconds=60)}
-    assert (found["0.q"].casts_ms, found["0.q"].reason) == (None, "its casts were not timed: OutOfMemoryError: CUDA out of memory")
+    assert (found["0.q"].casts_ms, found["0.q"].reason) == (
+        None,
+        "its casts were not timed: OutOfMemoryError: CUDA out of memory",
+    )
     assert all(found[name].casts_ms for name in ("0.k", "0.up", "0.down"))
 
 
@@ -151,7 +182,14 @@ def test_the_process_is_left_as_it_was(quick_compiler: None) -> None:
     of = job(decoder())
     torch.manual_seed(5)
     before = {key: dict(value) for key, value in counters.items()}, torch.get_rng_state()
-    found, gap = shapes.probe_beside(of, examine(of), CPU, until=time.monotonic() + 60, progress=lambda text, arm: None, reason_against=None)
+    found, gap = shapes.probe_beside(
+        of,
+        examine(of),
+        CPU,
+        until=time.monotonic() + 60,
+        progress=lambda text, arm: None,
+        reason_against=None,
+    )
     assert gap is None
     assert all(shape.casts_ms for shape in found)
     assert {key: dict(value) for key, value in counters.items()} == before[0]
@@ -170,11 +208,21 @@ def test_operands_are_laid_out_as_in_training() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "trained", "in_fp8"), [("tensorwise", True, 3), ("tensorwise", False, 2), ("rowwise", True, 3), ("rowwise_with_gw_hp", True, 2)]
+    ("recipe", "trained", "in_fp8"),
+    [
+        ("tensorwise", True, 3),
+        ("tensorwise", False, 2),
+        ("rowwise", True, 3),
+        ("rowwise_with_gw_hp", True, 2),
+    ],
 )
-def test_how_many_gemms_are_in_fp8(recipe: str, trained: bool, in_fp8: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_many_gemms_are_in_fp8(
+    recipe: str, trained: bool, in_fp8: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
-    monkeypatch.setattr(gemms, "scaled_mm", lambda *operands, fast: calls.append((operands[0].dtype, operands[2].shape, fast)))
+    monkeypatch.setattr(
+        gemms, "scaled_mm", lambda *operands, fast: calls.append((operands[0].dtype, operands[2].shape, fast))
+    )
     shape = LayerShape(m=48, k=64, n=32, recipe=recipe, trained=trained)
     of = gemms.Operands.of(shape, CPU)
     for gemm in gemms.fp8_gemms(of, shape, True).values():
@@ -186,10 +234,14 @@ def test_how_many_gemms_are_in_fp8(recipe: str, trained: bool, in_fp8: int, monk
 
 
 def test_casts_are_those_of_torchao() -> None:
-    input, weight, gradient = (torch.randn(side, dtype=torch.bfloat16) for side in ((48, 64), (32, 64), (48, 32)))
+    input, weight, gradient = (
+        torch.randn(side, dtype=torch.bfloat16) for side in ((48, 64), (32, 64), (48, 32))
+    )
     made = casts.casts("tensorwise", True, *casts.arguments(input, weight, gradient))
     wanted = [(input, torch.float8_e4m3fn), (gradient, torch.float8_e5m2), (weight, torch.float8_e4m3fn)]
-    expected = [hp_tensor_to_float8_dynamic(tensor, dtype, LinearMMConfig())._data.float() for tensor, dtype in wanted]
+    expected = [
+        hp_tensor_to_float8_dynamic(tensor, dtype, LinearMMConfig())._data.float() for tensor, dtype in wanted
+    ]
     into, grad, weights, again, into_t, grad_t = (each.float() for each in made)
     assert all(torch.equal(a, b) for a, b in zip((into, grad, weights), expected, strict=True))
     assert torch.equal(again, weights.t())
@@ -199,15 +251,21 @@ def test_casts_are_those_of_torchao() -> None:
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "current"])
 def test_every_operand_of_an_fp8_gemm_is_cast(recipe: str) -> None:
-    tensors = casts.arguments(*(torch.randn(side, dtype=torch.bfloat16) for side in ((48, 64), (32, 64), (48, 32))))
+    tensors = casts.arguments(
+        *(torch.randn(side, dtype=torch.bfloat16) for side in ((48, 64), (32, 64), (48, 32)))
+    )
     sides = lambda trained: sorted(tuple(each.shape) for each in casts.casts(recipe, trained, *tensors))  # noqa: E731
     forward = [(32, 64), (48, 32), (48, 64), (64, 32)]
     assert sides(False) == forward
-    assert sides(True) == (forward if recipe == "rowwise_with_gw_hp" else sorted([*forward, (64, 48), (32, 48)]))
+    assert sides(True) == (
+        forward if recipe == "rowwise_with_gw_hp" else sorted([*forward, (64, 48), (32, 48)])
+    )
 
 
 def test_more_than_a_dozen_shapes_are_cut_and_said_to_be() -> None:
-    model = convert_to_float8_training(nn.Sequential(*(nn.Linear(16, 16 * each, bias=False) for each in range(1, 16))).bfloat16())
+    model = convert_to_float8_training(
+        nn.Sequential(*(nn.Linear(16, 16 * each, bias=False) for each in range(1, 16))).bfloat16()
+    )
     found, gap = shapes.timed(examine(job(model)), CPU, until=time.monotonic() + 5)
     assert len(found) == shapes.MOST_SHAPES
     assert {shape.n for shape in found} == {16 * each for each in range(4, 16)}
@@ -224,7 +282,11 @@ def test_an_fp8_gemm_that_fails_costs_the_fp8_of_its_shape(monkeypatch: pytest.M
 
     monkeypatch.setattr(gemms, "scaled_mm", narrow_fails)
     found = {shape.layers[0]: shape for shape in probed(decoder())}
-    assert (found["0.k"].fp8_ms, found["0.k"].casts_ms, found["0.k"].reason) == (None, None, "RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED")
+    assert (found["0.k"].fp8_ms, found["0.k"].casts_ms, found["0.k"].reason) == (
+        None,
+        None,
+        "RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED",
+    )
     assert found["0.k"].bf16_ms > 0
     assert found["0.up"].fp8_ms
 
@@ -265,10 +327,16 @@ def test_of_a_model_without_fp8_what_a_conversion_would_take() -> None:
     assert found == [(("0",), "tensorwise", True), (("2",), "tensorwise", False)]
 
 
-@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(64, 100)), nn.Sequential(nn.Conv2d(3, 4, 3))], ids=["unaligned", "no Linear"])
+@pytest.mark.parametrize(
+    "model",
+    [nn.Sequential(nn.Linear(64, 100)), nn.Sequential(nn.Conv2d(3, 4, 3))],
+    ids=["unaligned", "no Linear"],
+)
 def test_where_there_is_nothing_to_time_it_is_said(model: nn.Module) -> None:
     of = job(model.bfloat16())
-    told = shapes.probe_beside(of, examine(of), CPU, until=time.monotonic() + 5, progress=lambda text, arm: None, reason_against=None)
+    told = shapes.probe_beside(
+        of, examine(of), CPU, until=time.monotonic() + 5, progress=lambda text, arm: None, reason_against=None
+    )
     assert told == ((), shapes.NOTHING_TO_TIME)
 
 
@@ -283,24 +351,38 @@ def trial_of(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> tuple[Trial, dic
     monkeypatch.setattr(fp8doctor.trial, "conduct", noting)
     of = job(decoder())
     told: list[Any] = []
-    made = fp8doctor.trial.run_trial(of, examine(of), (), CPU, budget_s=60, progress=lambda *each: told.append(each), **fields)
+    made = fp8doctor.trial.run_trial(
+        of, examine(of), (), CPU, budget_s=60, progress=lambda *each: told.append(each), **fields
+    )
     return made, {**seen, "told": told}
 
 
 def test_a_trial_begins_with_the_shapes_and_pays_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     made, seen = trial_of(monkeypatch)
-    assert {shape.layers for shape in made.shapes} == {("0.q", "1.q"), ("0.k", "1.k"), ("0.up", "1.up"), ("0.down", "1.down")}
+    assert {shape.layers for shape in made.shapes} == {
+        ("0.q", "1.q"),
+        ("0.k", "1.k"),
+        ("0.up", "1.up"),
+        ("0.down", "1.down"),
+    }
     assert made.gaps == {"trial.arms": "x"}
-    assert seen["told"] == [("counting the rows of its layers", "rows"), ("timing the GEMMs of its shapes", "shapes")]
+    assert seen["told"] == [
+        ("counting the rows of its layers", "rows"),
+        ("timing the GEMMs of its shapes", "shapes"),
+    ]
     assert seen["budget_s"] == 60
     assert 0 < seen["spent_s"] < 60
     assert "keep-in-bf16" not in seen["arms"], "a CPU says nothing about which shapes lose on a GPU"
 
 
-def test_the_compilers_workers_serve_the_arms_too_and_end_with_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compilers_workers_serve_the_arms_too_and_end_with_the_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     order: list[str] = []
     monkeypatch.setattr(dynamo_state, "stop_new_workers", lambda before: order.append("stopped"))
-    monkeypatch.setattr(fp8doctor.trial, "conduct", lambda *arguments, **fields: order.append("conducted") or Trial())
+    monkeypatch.setattr(
+        fp8doctor.trial, "conduct", lambda *arguments, **fields: order.append("conducted") or Trial()
+    )
     of = job(decoder())
     fp8doctor.trial.run_trial(of, examine(of), (), CPU, budget_s=60, progress=lambda text, arm: None)
     assert order == ["conducted", "stopped"]
@@ -328,11 +410,21 @@ def planted(model: nn.Module, *losing: str) -> tuple[Job, Facts]:
     def shape(linear: Linear) -> LayerShape:
         fp8 = 2.0 if linear.name in losing else 0.5
         return LayerShape(
-            m=TOKENS, k=linear.in_features, n=linear.out_features, recipe="tensorwise", trained=True, layers=(linear.name,),
-            bf16_ms=1.0, fp8_ms=fp8, casts_ms=0.1, reason=None,
-        )  # fmt: skip
+            m=TOKENS,
+            k=linear.in_features,
+            n=linear.out_features,
+            recipe="tensorwise",
+            trained=True,
+            layers=(linear.name,),
+            bf16_ms=1.0,
+            fp8_ms=fp8,
+            casts_ms=0.1,
+            reason=None,
+        )
 
-    trial = Trial(device="cuda", gpu="NVIDIA H200", shapes=tuple(shape(linear) for linear in facts.network.linears))
+    trial = Trial(
+        device="cuda", gpu="NVIDIA H200", shapes=tuple(shape(linear) for linear in facts.network.linears)
+    )
     return of, msgspec.structs.replace(facts, trial=trial)
 
 
@@ -357,12 +449,17 @@ def test_layers_that_lose_when_timed_are_tried_in_bf16_unasked(monkeypatch: pyte
     plan = plans(of, facts)["keep-in-bf16"]
     assert (plan.base, plan.explored, plan.fp8) == ("as_is", True, True)
     tried = [each for name, each in plans(of, facts).items() if name in ("as_is", "keep-in-bf16")]
-    ran = {arm.name: (arm.reason, arm.fp8_gemms) for arm in conduct(of, [], tried, CPU, budget_s=60, progress=lambda text, arm: None).arms}
+    ran = {
+        arm.name: (arm.reason, arm.fp8_gemms)
+        for arm in conduct(of, [], tried, CPU, budget_s=60, progress=lambda text, arm: None).arms
+    }
     assert ran["as_is"] == (None, 8 * 3)
     assert ran["keep-in-bf16"] == (None, 6 * 3)
 
 
-@pytest.mark.parametrize("losing", [(), ("0.q", "0.k", "0.up", "0.down", "1.q", "1.k", "1.up", "1.down")], ids=["none", "all"])
+@pytest.mark.parametrize(
+    "losing", [(), ("0.q", "0.k", "0.up", "0.down", "1.q", "1.k", "1.up", "1.down")], ids=["none", "all"]
+)
 def test_where_none_or_all_lose_there_is_nothing_to_try(losing: tuple[str, ...]) -> None:
     assert "keep-in-bf16" not in plans(*planted(compiled(decoder()), *losing))
 

@@ -10,20 +10,29 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fp8doctor.interval import CONFIDENCE
-from fp8doctor.trial import timer
-from fp8doctor.trial.timer import LEAST_ROUNDS, MOST_ROUNDS, STEPS_PER_VISIT, interleave, visit_ms
+from fp8doctor.analysis.median_interval import CONFIDENCE
+from fp8doctor.trial.measure import timer
+from fp8doctor.trial.measure.timer import LEAST_ROUNDS, MOST_ROUNDS, STEPS_PER_VISIT, interleave, visit_ms
 
 CPU = torch.device("cpu")
 
 
-def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rounds_taken = LEAST_ROUNDS + 1  # in which B has every place once
     monkeypatch.setattr(timer, "LEAST_ROUNDS", rounds_taken)
     order: list[str] = []
-    samples = interleave({(name, 0): (lambda name=name: order.append(name)) for name in "ABC"}, CPU, until=0.0)
-    assert {key: len(times) for key, times in samples.items()} == dict.fromkeys([("A", 0), ("B", 0), ("C", 0)], rounds_taken)
-    rounds = ["".join(order[at : at + 3 * STEPS_PER_VISIT : STEPS_PER_VISIT]) for at in range(0, len(order), 3 * STEPS_PER_VISIT)]
+    samples = interleave(
+        {(name, 0): (lambda name=name: order.append(name)) for name in "ABC"}, CPU, until=0.0
+    )
+    assert {key: len(times) for key, times in samples.items()} == dict.fromkeys(
+        [("A", 0), ("B", 0), ("C", 0)], rounds_taken
+    )
+    rounds = [
+        "".join(order[at : at + 3 * STEPS_PER_VISIT : STEPS_PER_VISIT])
+        for at in range(0, len(order), 3 * STEPS_PER_VISIT)
+    ]
     assert [sorted(each) for each in rounds] == [["A", "B", "C"]] * rounds_taken
     assert len({each.index("B") for each in rounds}) == 3
 
@@ -70,7 +79,12 @@ def test_no_round_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(timer, "visit_ms", visit)
     monkeypatch.setattr(timer, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    for until, latest, rounds in ((17.0, math.inf, 8), (0.0, math.inf, LEAST_ROUNDS), (0.0, 7.0, 3), (0.0, 0.0, 1)):
+    for until, latest, rounds in (
+        (17.0, math.inf, 8),
+        (0.0, math.inf, LEAST_ROUNDS),
+        (0.0, 7.0, 3),
+        (0.0, 0.0, 1),
+    ):
         now[0] = 0.0
         assert len(interleave({("A", 0): lambda: None}, CPU, until, latest=latest)["A", 0]) == rounds
 

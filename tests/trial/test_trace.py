@@ -22,15 +22,17 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model
 from fp8doctor.facts import Arm, Breakdown, KernelGroup, Target, Trial, Workload, recorded
-from fp8doctor.job import Job
-from fp8doctor.timeline import MODULE, ProfiledStep, read_trace, step_of
-from fp8doctor.trial import bench, depth, evidence, timer, trace
+from fp8doctor.loading.job import Job
+from fp8doctor.profiling.trace import MODULE, ProfiledStep, read_trace, step_of
 from fp8doctor.trial.arms import eager_bf16
-from fp8doctor.trial.breakdown import breakdown
 from fp8doctor.trial.conductor import conduct
-from fp8doctor.trial.depth import Cut, Plan, Stack
-from fp8doctor.trial.evidence import compiled_so_far, profiler_in_use
-from fp8doctor.trial.trace import ANOTHER_PROFILER, KeepTrace, annotated
+from fp8doctor.trial.copies import depth
+from fp8doctor.trial.copies.depth import Cut, Plan, Stack
+from fp8doctor.trial.measure import bench, evidence, timer
+from fp8doctor.trial.measure import profile_step as trace
+from fp8doctor.trial.measure.breakdown import breakdown
+from fp8doctor.trial.measure.evidence import compiled_so_far, profiler_in_use
+from fp8doctor.trial.measure.profile_step import ANOTHER_PROFILER, KeepTrace, annotated
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
 
 CPU = torch.device("cpu")
@@ -38,7 +40,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """One round, one thread, cuts to one and two blocks, and a folder for temporary files in which nothing may be left."""
+    """One round, one thread, cuts to one and two blocks, and a folder for temporary files in which nothing
+    may be left."""
     monkeypatch.setattr(bench, "MOST_WARM_UP", bench.LEAST_WARM_UP)
     monkeypatch.setattr(timer, "LEAST_ROUNDS", 2)
     monkeypatch.setattr(timer, "MOST_ROUNDS", 2)
@@ -103,7 +106,12 @@ class Net(nn.Module):
 def job(accumulate: int = 1, **settings: Any) -> Job:
     model = convert_to_float8_training(Net(**settings).bfloat16())
     model.router.float()
-    return Job(model=model, target=Target(), workload=Workload(accumulate=accumulate), batch=torch.ones(64, 32, dtype=torch.bfloat16))
+    return Job(
+        model=model,
+        target=Target(),
+        workload=Workload(accumulate=accumulate),
+        batch=torch.ones(64, 32, dtype=torch.bfloat16),
+    )
 
 
 def compiled_blocks(variant: Variant) -> Variant:
@@ -114,11 +122,30 @@ def compiled_blocks(variant: Variant) -> Variant:
 
 AS_IS = ArmPlan("as_is", as_it_is, fp8=True)
 BF16 = ArmPlan("bf16", eager_bf16, fp8=False)
-COMPILED = ArmPlan("prescribed", compiled_blocks, ("compile-blocks",), fp8=True, base="as_is", change=compiled_blocks, compiled=True)
+COMPILED = ArmPlan(
+    "prescribed",
+    compiled_blocks,
+    ("compile-blocks",),
+    fp8=True,
+    base="as_is",
+    change=compiled_blocks,
+    compiled=True,
+)
 
 
-def trial(of: Job, *arms: ArmPlan, keep_trace: KeepTrace | None = None, skip: dict[str, str] | None = None) -> Trial:
-    return conduct(of, ["blocks"], arms, CPU, budget_s=60, progress=lambda text, arm: None, skip=skip, keep_trace=keep_trace)
+def trial(
+    of: Job, *arms: ArmPlan, keep_trace: KeepTrace | None = None, skip: dict[str, str] | None = None
+) -> Trial:
+    return conduct(
+        of,
+        ["blocks"],
+        arms,
+        CPU,
+        budget_s=60,
+        progress=lambda text, arm: None,
+        skip=skip,
+        keep_trace=keep_trace,
+    )
 
 
 def by_name(of: Trial) -> dict[str, Arm]:
@@ -150,7 +177,9 @@ def test_parts_and_idle_time_add_up_to_the_step(name: str) -> None:
         arm = by_name(of)[name]
         assert arm.breakdown is not None
         assert arm.step_ms == pytest.approx(sum(arm.breakdown.families_ms.values()) + arm.breakdown.idle_ms)
-        assert sum(arm.breakdown.families_ms.values()) * arm.breakdown.scale == pytest.approx(arm.breakdown.busy_ms)
+        assert sum(arm.breakdown.families_ms.values()) * arm.breakdown.scale == pytest.approx(
+            arm.breakdown.busy_ms
+        )
         assert "trial.arms.breakdown" not in of.gaps
         assert of.harm == ()
     assert arm.breakdown.idle_ms >= 0
@@ -168,7 +197,10 @@ def test_kernels_are_those_of_the_whole_model() -> None:
     deep_cut, one_cut = (by_name(of)["as_is"].breakdown for of in (deep(), whole()))
     assert deep_cut is not None
     assert one_cut is not None
-    in_blocks = {name: sum(group.count for group in told.groups) for name, told in (("deepest", deep_cut), ("whole", one_cut))}
+    in_blocks = {
+        name: sum(group.count for group in told.groups)
+        for name, told in (("deepest", deep_cut), ("whole", one_cut))
+    }
     assert in_blocks["deepest"] == in_blocks["whole"] == one_cut.kernels
     assert [group.count for group in deep_cut.groups if group.name == "aten::_scaled_mm"] == [3 * (2 + 1)]
     assert 26 / 3 * one_cut.kernels < deep_cut.kernels < 26 / 2 * one_cut.kernels
@@ -195,7 +227,9 @@ def test_beside_compiled_blocks_a_module_keeps_all_that_is_its_own() -> None:
     """Forward and backward: a node of the backward is a layer's own though its neighbours are graphs."""
     arm = by_name(whole())["prescribed"]
     told = modules(arm.breakdown)  # type: ignore[arg-type]
-    assert told["router"]["gemm_fp32"] == pytest.approx(arm.breakdown.families_ms["gemm_fp32"] * arm.breakdown.scale)  # type: ignore[union-attr]
+    assert told["router"]["gemm_fp32"] == pytest.approx(
+        arm.breakdown.families_ms["gemm_fp32"] * arm.breakdown.scale
+    )  # type: ignore[union-attr]
     assert 0 < told["large"]["gemm_fp8"] < arm.breakdown.families_ms["gemm_fp8"] * arm.breakdown.scale  # type: ignore[union-attr]
 
 
@@ -220,7 +254,8 @@ def compiled_list(model: Any) -> None:
 
 
 def compiled_in_vain(model: Any) -> None:
-    """A mark that compiles no frame of its layer; every function that the layer's call meets is compiled, so are hooks."""
+    """A mark that compiles no frame of its layer; every function that the layer's call meets is compiled, so
+    are hooks."""
     model.router = nn.Sequential(nn.Linear(32, 32, dtype=torch.bfloat16))
     model.router.compile(backend="aot_eager")
 
@@ -261,7 +296,9 @@ BESIDE = {"large", "router"}
         (compiled_whole, set()),
     ],
 )
-def test_names_compile_nothing(change: Callable[[Any], None], named: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_compile_nothing(
+    change: Callable[[Any], None], named: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     of, compiled_nothing = job(), watch_profiles(monkeypatch)
     change(of.model)
     (arm,) = trial(of, AS_IS).arms
@@ -338,7 +375,9 @@ def test_a_step_is_all_its_micro_batches() -> None:
         return sum(group.count for group in arm.breakdown.groups if group.name == "aten::_scaled_mm")  # type: ignore[union-attr]
 
     assert products(thrice) == 3 * products(once) == thrice.fp8_gemms
-    assert thrice.step_ms == pytest.approx(sum(thrice.breakdown.families_ms.values()) + thrice.breakdown.idle_ms)  # type: ignore[union-attr]
+    assert thrice.step_ms == pytest.approx(
+        sum(thrice.breakdown.families_ms.values()) + thrice.breakdown.idle_ms
+    )  # type: ignore[union-attr]
 
 
 def test_through_inspect_model() -> None:
@@ -363,21 +402,32 @@ def test_what_is_not_compared_is_not_profiled() -> None:
 
 
 def test_a_refused_baseline_gives_its_place_to_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "full_ms", lambda plan, samples, arm: [1.0 if arm.name == "bf16_compiled" else 2.0] * 6)
+    monkeypatch.setattr(
+        trace, "full_ms", lambda plan, samples, arm: [1.0 if arm.name == "bf16_compiled" else 2.0] * 6
+    )
     of = trial(job(), AS_IS, BF16, replace(BF16, name="bf16_compiled", compiled=True))
     assert by_name(of)["bf16_compiled"].reason == "nothing in it was compiled"
     assert explained(of) == {"as_is", "bf16"}
 
 
 def test_a_model_without_fp8_explains_its_best_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "full_ms", lambda plan, samples, arm: [1.0 if arm.name == "float8_rowwise" else 2.0] * 6)
+    monkeypatch.setattr(
+        trace, "full_ms", lambda plan, samples, arm: [1.0 if arm.name == "float8_rowwise" else 2.0] * 6
+    )
     plain = ArmPlan("as_is", eager_bf16, fp8=False)
-    of = trial(job(), plain, *(ArmPlan(f"float8_{recipe}", as_it_is, fp8=True) for recipe in ("tensorwise", "rowwise")))
+    of = trial(
+        job(),
+        plain,
+        *(ArmPlan(f"float8_{recipe}", as_it_is, fp8=True) for recipe in ("tensorwise", "rowwise")),
+    )
     assert explained(of) == {"as_is", "float8_rowwise"}
 
 
 def test_what_an_exploration_makes_the_prescription_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fp8doctor.trial.combining.full_ms", lambda plan, samples, arm: [1.0 if arm.name == "better" else 2.0] * 6)
+    monkeypatch.setattr(
+        "fp8doctor.trial.combining.full_ms",
+        lambda plan, samples, arm: [1.0 if arm.name == "better" else 2.0] * 6,
+    )
     better = ArmPlan("better", as_it_is, ("better",), fp8=True, base="as_is", explored=True)
     of = trial(job(), AS_IS, BF16, better)
     assert by_name(of)["prescribed"].treatments == ("better",)
@@ -407,7 +457,10 @@ def test_a_failure_costs_the_breakdown_and_nothing_else(monkeypatch: pytest.Monk
     arms = by_name(of)
     assert of.gaps["trial.arms.breakdown"] == "profiling a step fails with RuntimeError: planted"
     assert [arm.breakdown for arm in of.arms if recorded(arm.breakdown)] == []
-    assert {name: (arm.tried, arm.fp8_gemms, arm.graphs_run) for name, arm in arms.items()} == {"as_is": (True, 9, 0), "bf16": (True, 0, 0)}
+    assert {name: (arm.tried, arm.fp8_gemms, arm.graphs_run) for name, arm in arms.items()} == {
+        "as_is": (True, 9, 0),
+        "bf16": (True, 0, 0),
+    }
     assert of.harm == ()
 
 
@@ -419,7 +472,11 @@ def test_the_users_profiler_goes_on() -> None:
     raw: Any = users.profiler
     assert {"aten::cumsum", "aten::cumprod"} <= {event.name() for event in raw.kineto_results.events()}
     assert of.gaps["trial.arms.breakdown"] == ANOTHER_PROFILER
-    assert {name: (arm.tried, arm.fp8_gemms) for name, arm in by_name(of).items()} == {"as_is": (True, 9), "bf16": (True, 0), "prescribed": (True, 9)}
+    assert {name: (arm.tried, arm.fp8_gemms) for name, arm in by_name(of).items()} == {
+        "as_is": (True, 9),
+        "bf16": (True, 0),
+        "prescribed": (True, 9),
+    }
     assert by_name(of)["prescribed"].graphs_run == 2
 
 
@@ -450,12 +507,20 @@ class Stumbling(nn.Module):
 
 def test_a_call_that_raises_is_closed_and_no_hook_stays(small: Path) -> None:
     model = Stumbling()
-    with annotated(dict(model.named_modules())), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with (
+        annotated(dict(model.named_modules())),
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+    ):
         model(torch.ones(4, 8)).sum().backward()
-    assert not any(module._forward_hooks or module._forward_pre_hooks or module._forward_hooks_always_called for module in model.modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks or module._forward_hooks_always_called
+        for module in model.modules()
+    )
     file = small / "trace.json"
     profile.export_chrome_trace(str(file))
-    events = [event for event in json.loads(file.read_text())["traceEvents"] if event["name"].startswith(MODULE)]
+    events = [
+        event for event in json.loads(file.read_text())["traceEvents"] if event["name"].startswith(MODULE)
+    ]
     told = {module.name: module.families_ms for module in step_of(read_trace(file)).modules}
     file.unlink()
     spans = {event["name"].rpartition(" ")[2]: (event["ts"], event["ts"] + event["dur"]) for event in events}
@@ -470,7 +535,10 @@ def test_a_trace_that_is_kept_holds_the_annotations_of_the_deepest_cut(tmp_path:
 
     trial(job(blocks=26), AS_IS, COMPILED, keep_trace=keep)
     kept = {path.stem: json.loads(path.read_text())["traceEvents"] for path in tmp_path.glob("*.json")}
-    names = {arm: {event["name"].rpartition(" ")[2] for event in events if event["name"].startswith(MODULE)} for arm, events in kept.items()}
+    names = {
+        arm: {event["name"].rpartition(" ")[2] for event in events if event["name"].startswith(MODULE)}
+        for arm, events in kept.items()
+    }
     assert kept.keys() == {"as_is", "prescribed"}
     assert {"blocks.1.linear", "router"} <= names["as_is"]
     assert names["prescribed"] == {"large", "router"}
@@ -481,18 +549,39 @@ def test_a_trace_that_is_kept_holds_the_annotations_of_the_deepest_cut(tmp_path:
 PLAN = Plan((Stack("blocks", 26, 0, 1),), (Cut({"blocks": 4}), Cut({"blocks": 12})))
 
 
-def at(busy_ms: float, kernels: int = 10, unclassified_ms: float = 0.0, groups: tuple[KernelGroup, ...] = (), **families_ms: float) -> ProfiledStep:
+def at(
+    busy_ms: float,
+    kernels: int = 10,
+    unclassified_ms: float = 0.0,
+    groups: tuple[KernelGroup, ...] = (),
+    **families_ms: float,
+) -> ProfiledStep:
     return ProfiledStep(
-        families_ms=families_ms, busy_ms=busy_ms, window_ms=2 * busy_ms, host_wait_pct=None, kernels=kernels, unclassified_ms=unclassified_ms,
-        groups=groups, modules=(),
-    )  # type: ignore[arg-type]  # fmt: skip
+        families_ms=families_ms,
+        busy_ms=busy_ms,
+        window_ms=2 * busy_ms,
+        host_wait_pct=None,
+        kernels=kernels,
+        unclassified_ms=unclassified_ms,
+        groups=groups,
+        modules=(),
+    )  # type: ignore[arg-type]
 
 
 def test_every_family_is_on_the_line_of_the_step() -> None:
-    shallow, deepest = at(10.0, 100, 1.0, cast=4.0, gemm_fp8=5.0, unknown=1.0), at(26.0, 260, 1.0, cast=12.0, gemm_fp8=13.0, unknown=1.0)
+    shallow, deepest = (
+        at(10.0, 100, 1.0, cast=4.0, gemm_fp8=5.0, unknown=1.0),
+        at(26.0, 260, 1.0, cast=12.0, gemm_fp8=13.0, unknown=1.0),
+    )
     told = breakdown(PLAN, [shallow, deepest], 60.0, 1.0)
     assert told.families_ms == pytest.approx({"cast": 26.0, "gemm_fp8": 27.0, "unknown": 1.0})
-    assert (told.busy_ms, told.idle_ms, told.scale, told.kernels, told.reliable) == (54.0, 6.0, 1.0, 540, True)
+    assert (told.busy_ms, told.idle_ms, told.scale, told.kernels, told.reliable) == (
+        54.0,
+        6.0,
+        1.0,
+        540,
+        True,
+    )
     assert told.unclassified_pct == pytest.approx(100 / 54)
 
 
@@ -512,7 +601,9 @@ def test_a_step_that_is_busy_throughout_is_never_idle_for_less_than_nothing(tent
 
 @pytest.mark.parametrize(("shrinking_ms", "reliable"), [(1.0, True), (4.0, False)])
 def test_a_family_that_would_be_negative_is_none(shrinking_ms: float, reliable: bool) -> None:
-    told = breakdown(PLAN, [at(10.0 + shrinking_ms, cast=10.0, copy=shrinking_ms), at(26.0, cast=26.0)], 60.0, 1.0)
+    told = breakdown(
+        PLAN, [at(10.0 + shrinking_ms, cast=10.0, copy=shrinking_ms), at(26.0, cast=26.0)], 60.0, 1.0
+    )
     assert told.families_ms.keys() == {"cast"}
     assert told.families_ms["cast"] == pytest.approx(told.busy_ms)
     assert told.reliable is reliable
@@ -524,7 +615,10 @@ def test_an_arm_with_more_tokens_is_told_for_those_of_the_step_as_it_is() -> Non
 
 
 def test_unknown_kernels_are_kept_however_short() -> None:
-    groups = tuple(KernelGroup(name=str(number), family="unknown" if number in (3, 90) else "cast") for number in range(100))
+    groups = tuple(
+        KernelGroup(name=str(number), family="unknown" if number in (3, 90) else "cast")
+        for number in range(100)
+    )
     told = breakdown(Plan((), (Cut({}),)), [at(1.0, groups=groups, cast=1.0)], 2.0, 1.0)
     assert [group.name for group in told.groups] == [*map(str, range(30)), "90"]
 
@@ -537,7 +631,9 @@ def test_a_step_that_the_line_puts_below_zero_has_no_reliable_parts() -> None:
 
 @given(st.lists(st.tuples(*[st.floats(0, 1e3)] * 3), min_size=2, max_size=2), st.floats(1e-3, 1e5))
 def test_parts_always_add_up(cuts: list[tuple[float, ...]], step_ms: float) -> None:
-    told = breakdown(PLAN, [at(sum(parts), cast=parts[0], copy=parts[1], norm=parts[2]) for parts in cuts], step_ms, 1.0)
+    told = breakdown(
+        PLAN, [at(sum(parts), cast=parts[0], copy=parts[1], norm=parts[2]) for parts in cuts], step_ms, 1.0
+    )
     assert sum(told.families_ms.values()) + told.idle_ms == pytest.approx(step_ms)
     assert told.idle_ms >= 0
     assert all(part >= 0 for part in told.families_ms.values())

@@ -1,7 +1,8 @@
-"""What is done to a replica, on real layers of torchao, transformers and PEFT, and on Transformer Engine's stand-in.
+"""What is done to a replica, on real layers of torchao, transformers and PEFT, and on Transformer Engine's
+stand-in.
 
-Each treatment is held to what it says by the facts of the variant that it makes, and to leaving the model it was copied
-from, and the Parameters that all arms share, as they were.
+Each treatment is held to what it says by the facts of the variant that it makes, and to leaving the model it
+was copied from, and the Parameters that all arms share, as they were.
 """
 
 from __future__ import annotations
@@ -21,15 +22,26 @@ from torch.utils.checkpoint import checkpoint
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.quantization import Float8WeightOnlyConfig, quantize_
 
-from fp8doctor.cures import describe
+from fp8doctor.analysis.arms import HELPS_BF16_TOO
+from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.finding import Treatment
-from fp8doctor.job import Job
-from fp8doctor.measured import HELPS_BF16_TOO
+from fp8doctor.loading.job import Job
 from fp8doctor.stacks.tensors import subclass
-from fp8doctor.trial.compiling import give_own_code
-from fp8doctor.trial.replica import replicate
-from fp8doctor.trial.treatments import Case, NotTried, carry_out, compile_blocks, registry, strip_compile_marks, to_bf16, to_float8, treatment, treatments
+from fp8doctor.trial.copies.compiling import give_own_code
+from fp8doctor.trial.copies.replica import replicate
+from fp8doctor.trial.treatments import (
+    Case,
+    NotTried,
+    carry_out,
+    compile_blocks,
+    registry,
+    strip_compile_marks,
+    to_bf16,
+    to_float8,
+    treatment,
+    treatments,
+)
 from fp8doctor.trial.treatments.adapters import without_adapters
 from fp8doctor.trial.treatments.compilation import block_by_block
 from fp8doctor.trial.treatments.registry import swap
@@ -52,7 +64,9 @@ def applied(name: str, model: nn.Module, *layers: str, batch: Any = None, job: J
 
 
 def float8(model: nn.Module, **settings: Any) -> nn.Module:
-    return convert_to_float8_training(model, config=Float8LinearConfig(**settings), module_filter_fn=lambda layer, name: "head" not in name)
+    return convert_to_float8_training(
+        model, config=Float8LinearConfig(**settings), module_filter_fn=lambda layer, name: "head" not in name
+    )
 
 
 def in_fp8(model: nn.Module) -> dict[str, str | None]:
@@ -123,14 +137,20 @@ def test_staying_in_bf16_leaves_no_fp8_and_compiles() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
-@pytest.mark.parametrize("settings", [{}, {"enable_fsdp_float8_all_gather": True, "pad_inner_dim": True}], ids=["plain", "as Accelerate sets it"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"enable_fsdp_float8_all_gather": True, "pad_inner_dim": True}],
+    ids=["plain", "as Accelerate sets it"],
+)
 def test_another_recipe_is_read_back_from_every_layer(recipe: str, settings: dict[str, bool]) -> None:
     model = float8(Stacked(), **settings)
     model.blocks[1].compile(backend="eager")
     changed = applied(f"recipe-{recipe.replace('_', '-')}", model).model
     assert list(in_fp8(changed).values()) == [recipe] * 6
     assert set(in_fp8(model).values()) == {"tensorwise"}
-    assert {linear.features["pad_inner_dim"] for linear in network(changed).linears if linear.features} == {"pad_inner_dim" in settings}
+    assert {linear.features["pad_inner_dim"] for linear in network(changed).linears if linear.features} == {
+        "pad_inner_dim" in settings
+    }
     assert changed.blocks[1]._compiled_call_impl is not None  # type: ignore[union-attr, index]
     changed(torch.arange(32).reshape(2, 16)).sum().backward()
 
@@ -143,7 +163,11 @@ def test_no_other_recipe_without_a_float8_linear() -> None:
 def test_conversion_leaves_out_what_is_named_and_what_is_not_aligned() -> None:
     model = nn.ModuleDict({"a": nn.Linear(32, 32), "odd": nn.Linear(30, 32), "head": nn.Linear(32, 64)})
     converted = to_float8(model, "rowwise", skip=("head",))
-    assert {name: type(layer).__name__ for name, layer in converted.items()} == {"a": "Float8Linear", "odd": "Linear", "head": "Linear"}  # type: ignore[operator]
+    assert {name: type(layer).__name__ for name, layer in converted.items()} == {
+        "a": "Float8Linear",
+        "odd": "Linear",
+        "head": "Linear",
+    }  # type: ignore[operator]
     with pytest.raises(NotTried, match=r"no nn\.Linear that torchao could convert"):
         to_float8(nn.Sequential(nn.Conv1d(16, 16, 1)), "tensorwise")
 
@@ -160,7 +184,9 @@ def forwards_per_step(model: nn.Module, layer: nn.Module) -> int:
     calls: list[int] = []
     layer.register_forward_pre_hook(lambda module, arguments: calls.append(1))
     model.train()
-    model(**TOKENS).loss.backward() if hasattr(model, "config") else model(TOKENS["input_ids"]).sum().backward()
+    model(**TOKENS).loss.backward() if hasattr(model, "config") else model(
+        TOKENS["input_ids"]
+    ).sum().backward()
     return len(calls)
 
 
@@ -179,7 +205,10 @@ def test_checkpoint_wrappers_are_taken_off() -> None:
     off = applied("checkpointing-off", model).model
     assert {linear.checkpointed for linear in network(off).linears} == {None}
     assert set(in_fp8(off)) == set(in_fp8(model))
-    assert [forwards_per_step(each, each.get_submodule("blocks.0" + inner).up) for each, inner in ((model, "._checkpoint_wrapped_module"), (off, ""))] == [2, 1]
+    assert [
+        forwards_per_step(each, each.get_submodule("blocks.0" + inner).up)
+        for each, inner in ((model, "._checkpoint_wrapped_module"), (off, ""))
+    ] == [2, 1]
 
 
 class CallsIt(nn.Module):
@@ -233,13 +262,22 @@ def test_two_ways_out_of_fp32() -> None:
     model = llama(tie_word_embeddings=True)
     assert applied("autocast-bf16", model).autocast is torch.bfloat16
     with pytest.raises(NotTried, match=r"under autocast already \(float16\)"):
-        treatments()["autocast-bf16"].function(Variant(model, None, torch.float16), Case(facts(model), "autocast-bf16"))
-    changed = applied("bf16-parameters", model, batch={"pixels": torch.ones(2, 3), "labels": torch.ones(2).long()})
+        treatments()["autocast-bf16"].function(
+            Variant(model, None, torch.float16), Case(facts(model), "autocast-bf16")
+        )
+    changed = applied(
+        "bf16-parameters", model, batch={"pixels": torch.ones(2, 3), "labels": torch.ones(2).long()}
+    )
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert {parameter.dtype for parameter in changed.model.parameters()} == {torch.bfloat16}
-    assert [name for name, _ in changed.model.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert [name for name, _ in changed.model.named_parameters()] == [
+        name for name, _ in model.named_parameters()
+    ]
     assert changed.model.lm_head.weight is changed.model.model.embed_tokens.weight  # type: ignore[union-attr]
-    assert {name: tensor.dtype for name, tensor in changed.batch.items()} == {"pixels": torch.bfloat16, "labels": torch.int64}
+    assert {name: tensor.dtype for name, tensor in changed.batch.items()} == {
+        "pixels": torch.bfloat16,
+        "labels": torch.int64,
+    }
     with pytest.raises(NotTried, match="no parameter in fp32"):
         applied("bf16-parameters", llama().bfloat16())
 
@@ -249,7 +287,9 @@ def test_eager_attention_is_replaced_in_the_replica_alone() -> None:
     changed = applied("attention-sdpa", model).model
     assert (model.config._attn_implementation, changed.config._attn_implementation) == ("eager", "sdpa")  # type: ignore[union-attr]
     before, calls = functional.scaled_dot_product_attention, []
-    functional.scaled_dot_product_attention = lambda *arguments, **settings: calls.append(1) or before(*arguments, **settings)  # type: ignore[assignment, func-returns-value]
+    functional.scaled_dot_product_attention = lambda *arguments, **settings: (
+        calls.append(1) or before(*arguments, **settings)
+    )  # type: ignore[assignment, func-returns-value]
     try:
         model(**TOKENS)
         assert calls == []
@@ -264,7 +304,10 @@ def test_eager_attention_is_replaced_in_the_replica_alone() -> None:
 def test_the_cache_is_switched_off_in_the_replica_alone() -> None:
     model = llama(use_cache=True)
     changed = applied("cache-off", model).model
-    assert (model(**TOKENS).past_key_values is None, changed(**TOKENS).past_key_values is None) == (False, True)
+    assert (model(**TOKENS).past_key_values is None, changed(**TOKENS).past_key_values is None) == (
+        False,
+        True,
+    )
     with pytest.raises(NotTried, match="no configuration in it asks for a cache"):
         applied("cache-off", changed)
 
@@ -275,8 +318,14 @@ def job(model: nn.Module, optimizer: Any = None) -> Job:
 
 def test_an_optimizer_is_fused_once() -> None:
     model = Stacked()
-    assert applied("fused-optimizer", model, job=job(model, torch.optim.AdamW(model.parameters()))).optimizer == {"fused": True, "foreach": None}
-    for optimizer in (torch.optim.AdamW(model.parameters(), fused=True), torch.optim.Adadelta(model.parameters()), None):
+    assert applied(
+        "fused-optimizer", model, job=job(model, torch.optim.AdamW(model.parameters()))
+    ).optimizer == {"fused": True, "foreach": None}
+    for optimizer in (
+        torch.optim.AdamW(model.parameters(), fused=True),
+        torch.optim.Adadelta(model.parameters()),
+        None,
+    ):
         with pytest.raises(NotTried, match="fused already, or has no fused form"):
             applied("fused-optimizer", model, job=job(model, optimizer))
 
@@ -284,9 +333,15 @@ def test_an_optimizer_is_fused_once() -> None:
 def test_a_larger_batch_has_twice_the_samples() -> None:
     model = Stacked()
     assert treatments()["larger-batch"].tokens_ratio == 2
-    for batch in ({"a": torch.zeros(2, 3), "b": torch.zeros(2)}, (torch.zeros(2, 3), torch.zeros(2)), torch.zeros(2, 3)):
+    for batch in (
+        {"a": torch.zeros(2, 3), "b": torch.zeros(2)},
+        (torch.zeros(2, 3), torch.zeros(2)),
+        torch.zeros(2, 3),
+    ):
         larger = applied("larger-batch", model, batch=batch).batch
-        parts = larger.values() if isinstance(larger, dict) else larger if isinstance(larger, tuple) else [larger]
+        parts = (
+            larger.values() if isinstance(larger, dict) else larger if isinstance(larger, tuple) else [larger]
+        )
         assert type(larger) is type(batch)
         assert {len(part) for part in parts} == {4}
     with pytest.raises(NotTried, match="first dimension"):
@@ -303,7 +358,9 @@ def test_what_is_compiled(name: str, compiled: list[int]) -> None:
     model = convert_to_float8_training(Stacked())
     changed = applied(name, model).model
     assert [blocks.compiled for blocks in network(changed).blocks] == compiled
-    assert {linear.compiled for linear in network(changed).linears} == ({""} if name == "compile-model" else {"blocks.0", "blocks.1", "blocks.2", "head"})
+    assert {linear.compiled for linear in network(changed).linears} == (
+        {""} if name == "compile-model" else {"blocks.0", "blocks.1", "blocks.2", "head"}
+    )
     assert {linear.compiled for linear in network(model).linears} == {None}
 
 
@@ -314,10 +371,13 @@ def test_a_layer_beside_compiled_blocks_is_compiled_and_the_blocks_stay_as_they_
     assert {linear.name for linear in network(model).linears if linear.compiled is None} == {"head"}
     changed = applied("compile-layers", model).model
     assert {mark.name: (mark.backend, mark.compiles) for mark in training(changed).compile_marks} == {
-        **{f"blocks.{i}": ("eager", True) for i in range(3)}, "head": ("inductor", True),
-    }  # fmt: skip
+        **{f"blocks.{i}": ("eager", True) for i in range(3)},
+        "head": ("inductor", True),
+    }
     changed.head.compile(backend="eager")  # type: ignore[union-attr]
-    assert frames(changed.head, torch.ones(16, 32, dtype=torch.bfloat16)) == 1, "a Float8Linear compiles in place"  # type: ignore[arg-type]
+    assert frames(changed.head, torch.ones(16, 32, dtype=torch.bfloat16)) == 1, (
+        "a Float8Linear compiles in place"
+    )  # type: ignore[arg-type]
     with pytest.raises(NotTried, match="no uncompiled FP8 layer beside its blocks"):
         applied("compile-layers", changed)
 
@@ -327,7 +387,9 @@ class Nested(nn.Module):
 
     def __init__(self, blocks: int = 2, deeper: int = 0) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(*(nn.Linear(32, 32) for _ in range(1 + deeper))) for _ in range(blocks))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(nn.Linear(32, 32) for _ in range(1 + deeper))) for _ in range(blocks)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -341,7 +403,10 @@ def frames(model: nn.Module, *arguments: Any, **settings: Any) -> int:
     return int(torch._dynamo.utils.counters["frames"].get("ok", 0))
 
 
-@pytest.mark.parametrize(("build", "name"), [(Nested, "compile-blocks"), (lambda: nn.Sequential(nn.Linear(32, 32), nn.ReLU()), "compile-model")])
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [(Nested, "compile-blocks"), (lambda: nn.Sequential(nn.Linear(32, 32), nn.ReLU()), "compile-model")],
+)
 def test_classes_of_torch_are_wrapped_and_compile(build: Any, name: str) -> None:
     model = build()
     changed = applied(name, model).model
@@ -360,8 +425,15 @@ def test_wrapped_classes_of_torch_do_not_push_each_other_out() -> None:
     """What Dynamo compiles for all of them is one function of its own, of which it keeps eight versions."""
     torch._dynamo.reset()
     x = torch.ones(4, 32, requires_grad=True)
-    assert [frames(compile_blocks(Nested(deeper=deeper), ["blocks"], backend="eager"), x) for deeper in range(10)] == [1] * 10
-    replicas = [replicate(torch.compile(nn.Sequential(*Nested(deeper=deeper).blocks[0]), backend="eager"), share=True)[0] for deeper in range(10)]
+    assert [
+        frames(compile_blocks(Nested(deeper=deeper), ["blocks"], backend="eager"), x) for deeper in range(10)
+    ] == [1] * 10
+    replicas = [
+        replicate(
+            torch.compile(nn.Sequential(*Nested(deeper=deeper).blocks[0]), backend="eager"), share=True
+        )[0]
+        for deeper in range(10)
+    ]
     for replica in replicas:
         give_own_code(replica)
     assert [frames(replica, x) for replica in replicas] == [1] * 10
@@ -399,7 +471,11 @@ def test_the_cache_stays_off_without_checkpointing() -> None:
     model.gradient_checkpointing_enable()
     assert (training(model.train()).use_cache, training(model).cache_switch) == (False, "")
     off = applied("checkpointing-off", model).model
-    assert (training(off).use_cache, training(off).checkpointing, off(**TOKENS).past_key_values) == (False, (), None)
+    assert (training(off).use_cache, training(off).checkpointing, off(**TOKENS).past_key_values) == (
+        False,
+        (),
+        None,
+    )
     treatment = describe("checkpointing-off", facts(model))
     assert treatment is not None
     exec(treatment.code, {"model": model})
@@ -413,7 +489,9 @@ class Decorated(nn.Module):
 
 
 def test_every_compile_mark_is_taken_off() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), torch.compile(nn.Linear(4, 4), backend="eager"), nn.Linear(4, 4), Decorated())
+    model = nn.Sequential(
+        nn.Linear(4, 4), torch.compile(nn.Linear(4, 4), backend="eager"), nn.Linear(4, 4), Decorated()
+    )
     model[0].compile(backend="eager")
     model[2].forward = torch.compile(model[2].forward, backend="eager")
     stripped = strip_compile_marks(torch.compile(model, backend="eager"))
@@ -425,7 +503,9 @@ def test_every_compile_mark_is_taken_off() -> None:
 
 def test_a_swap_takes_the_compile_mark_along_and_reaches_every_place() -> None:
     shared = nn.Linear(4, 4)
-    model = nn.Sequential(torch.compile(nn.Linear(4, 4), backend="eager"), shared, nn.Sequential(shared), nn.Linear(4, 4))
+    model = nn.Sequential(
+        torch.compile(nn.Linear(4, 4), backend="eager"), shared, nn.Sequential(shared), nn.Linear(4, 4)
+    )
     model[3].forward = torch.compile(model[3].forward, backend="eager")
     names: list[str] = []
 
@@ -464,11 +544,15 @@ def test_a_te_linear_becomes_a_linear_over_the_same_parameters(returns_bias: boo
     assert isinstance(twin, nn.Linear)
     assert twin.weight is linear.weight
     assert same_parameters(linear, twin)
-    assert torch.equal(output[0], expected) if returns_bias else torch.allclose(output, expected + linear.bias)  # type: ignore[operator]
+    assert (
+        torch.equal(output[0], expected) if returns_bias else torch.allclose(output, expected + linear.bias)
+    )  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("flavour", ["quantization", "fp8"])
-def test_a_fused_te_layer_keeps_its_kernels_with_fp8_off(flavour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fused_te_layer_keeps_its_kernels_with_fp8_off(
+    flavour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     te.install(monkeypatch, flavour)
     layer = te.LayerNormLinear(32, 48)
     twin = to_bf16(replicate(nn.Sequential(layer), share=True)[0])[0]  # type: ignore[index]
@@ -488,10 +572,19 @@ def normed(module: Any, **settings: Any) -> Any:
 
 @pytest.mark.parametrize("normalization", ["LayerNorm", "RMSNorm"])
 @pytest.mark.parametrize("zero_centered", [False, True])
-def test_fused_te_layers_have_a_form_in_plain_torch_for_the_compiler(normalization: str, zero_centered: bool) -> None:
+def test_fused_te_layers_have_a_form_in_plain_torch_for_the_compiler(
+    normalization: str, zero_centered: bool
+) -> None:
     x = torch.randn(4, 32)
-    linear = normed(te.LayerNormLinear(32, 48), normalization=normalization, zero_centered_gamma=zero_centered)
-    mlp = normed(te.LayerNormMLP(32, 64), normalization=normalization, zero_centered_gamma=zero_centered, activation="swiglu")
+    linear = normed(
+        te.LayerNormLinear(32, 48), normalization=normalization, zero_centered_gamma=zero_centered
+    )
+    mlp = normed(
+        te.LayerNormMLP(32, 64),
+        normalization=normalization,
+        zero_centered_gamma=zero_centered,
+        activation="swiglu",
+    )
     twins = to_bf16(nn.Sequential(linear, mlp), compiled=True)
     assert same_parameters(nn.Sequential(linear, mlp), twins)
 
@@ -499,7 +592,9 @@ def test_fused_te_layers_have_a_form_in_plain_torch_for_the_compiler(normalizati
         weight = of.layer_norm_weight + int(zero_centered)
         if normalization == "RMSNorm":
             return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
-        return (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5) * weight + getattr(of, "layer_norm_bias", 0)
+        return (x - x.mean(-1, keepdim=True)) / torch.sqrt(
+            x.var(-1, keepdim=True, unbiased=False) + 1e-5
+        ) * weight + getattr(of, "layer_norm_bias", 0)
 
     assert torch.allclose(twins[0](x), norm(linear) @ linear.weight.t() + linear.bias, atol=1e-4)  # type: ignore[index]
     inside = norm(mlp) @ mlp.fc1_weight.t() + mlp.fc1_bias
@@ -511,12 +606,20 @@ def test_grouped_te_layers_have_a_form_in_plain_torch() -> None:
     layer = filled(te.GroupedLinear(3, 32, 16))
     x = torch.randn(10, 32)
     twin = to_bf16(nn.Sequential(layer), compiled=True)[0]  # type: ignore[index]
-    expected = torch.cat([functional.linear(part, getattr(layer, f"weight{i}")) for i, part in enumerate(x.split([5, 0, 5]))])
+    expected = torch.cat(
+        [functional.linear(part, getattr(layer, f"weight{i}")) for i, part in enumerate(x.split([5, 0, 5]))]
+    )
     assert torch.equal(twin(x, [5, 0, 5]), expected)
 
 
-@pytest.mark.parametrize("setting", [{"tp_size": 2}, {"return_layernorm_output": True}, {"activation": "unheard of"}], ids=lambda each: next(iter(each)))
-def test_a_te_layer_that_plain_torch_cannot_match_keeps_its_kernels(setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "setting",
+    [{"tp_size": 2}, {"return_layernorm_output": True}, {"activation": "unheard of"}],
+    ids=lambda each: next(iter(each)),
+)
+def test_a_te_layer_that_plain_torch_cannot_match_keeps_its_kernels(
+    setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     te.install(monkeypatch)
     layer = normed(te.LayerNormMLP(32, 64), **{"activation": "gelu", **setting})
     assert to_bf16(nn.Sequential(layer), compiled=True)[0] is layer  # type: ignore[index]
@@ -546,10 +649,14 @@ def test_what_a_te_container_reads_of_its_layers_is_there(kind: str) -> None:
 
 
 @pytest.mark.parametrize("own_forward", [True, False])
-def test_a_subclass_of_te_with_a_forward_of_its_own_keeps_it(own_forward: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_subclass_of_te_with_a_forward_of_its_own_keeps_it(
+    own_forward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     te.install(monkeypatch)
     forward = {"forward": lambda self, x: (te.Linear.forward(self, x), None)} if own_forward else {}
-    kind = type("TELinear", (te.Linear,), {"__module__": "megatron.core.extensions.transformer_engine", **forward})
+    kind = type(
+        "TELinear", (te.Linear,), {"__module__": "megatron.core.extensions.transformer_engine", **forward}
+    )
     layer = filled(kind(32, 32))
     twin = to_bf16(nn.Sequential(layer))[0]  # type: ignore[index]
     assert (twin is layer) == own_forward
@@ -581,7 +688,9 @@ def test_te_layers_run_under_the_autocast(flavour: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("flavour", ["quantization", "fp8"])
-def test_an_autocast_that_the_model_closes_is_opened_again_and_one_that_it_opens_is_left(flavour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_autocast_that_the_model_closes_is_opened_again_and_one_that_it_opens_is_left(
+    flavour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     te.install(monkeypatch, flavour)
 
     class Model(nn.Module):
@@ -601,7 +710,10 @@ def test_an_autocast_that_the_model_closes_is_opened_again_and_one_that_it_opens
     closed, own = variant.model.closed, variant.model.own
     assert closed.fp8
     assert own.fp8
-    assert (type(closed.fp8_meta["recipe"]), type(own.fp8_meta["recipe"])) == (te.DelayedScaling, te.Float8CurrentScaling)  # type: ignore[union-attr]
+    assert (type(closed.fp8_meta["recipe"]), type(own.fp8_meta["recipe"])) == (
+        te.DelayedScaling,
+        te.Float8CurrentScaling,
+    )  # type: ignore[union-attr]
     assert not te.FP8GlobalStateManager.enabled
 
 
@@ -615,13 +727,18 @@ def prescribed(*names: str, layers: tuple[str, ...] = ()) -> list[Treatment]:
 def test_a_live_model_is_changed_in_place_and_the_rest_is_said_once() -> None:
     model = float8(Stacked())
     with pytest.warns(UserWarning, match="did not carry out") as said:
-        changed = carry_out(prescribed("compile-blocks", "unset-variable", "fused-optimizer", "cache-off", "recipe-rowwise"), model, facts(model))
+        changed = carry_out(
+            prescribed("compile-blocks", "unset-variable", "fused-optimizer", "cache-off", "recipe-rowwise"),
+            model,
+            facts(model),
+        )
     assert changed is model
     assert set(in_fp8(model).values()) == {"rowwise"}
     assert [blocks.compiled for blocks in network(model).blocks] == [3]
     # torch warns of its own parts where this is the first test of a process that compiles.
     assert [text for each in said if (text := str(each.message)).startswith("fp8doctor")] == [
-        "fp8doctor did not carry out unset-variable (by hand: the summary of unset-variable), fused-optimizer (it changes the optimizer), "
+        "fp8doctor did not carry out unset-variable (by hand: the summary of unset-variable), "
+        "fused-optimizer (it changes the optimizer), "
         "cache-off (no configuration in it asks for a cache)"
     ]
 
@@ -638,12 +755,26 @@ def checkpointed() -> nn.Module:
         ("convert-rowwise", Stacked, lambda model: len(in_fp8(model)), 0, 6),
         ("stay-in-bf16", lambda: float8(Stacked()), lambda model: len(in_fp8(model)), 6, 0),
         ("checkpointing-off", checkpointed, lambda model: len(training(model).checkpointing), 2, 0),
-        ("attention-sdpa", lambda: llama(attn_implementation="eager"), lambda model: model.config._attn_implementation, "eager", "sdpa"),
+        (
+            "attention-sdpa",
+            lambda: llama(attn_implementation="eager"),
+            lambda model: model.config._attn_implementation,
+            "eager",
+            "sdpa",
+        ),
         ("cache-off", lambda: llama(use_cache=True), lambda model: model.config.use_cache, True, False),
-        ("compile-model", Stacked, lambda model: [mark.name for mark in training(model).compile_marks], [], [""]),
+        (
+            "compile-model",
+            Stacked,
+            lambda model: [mark.name for mark in training(model).compile_marks],
+            [],
+            [""],
+        ),
     ],
 )
-def test_what_was_timed_is_what_a_live_model_gets(name: str, build: Any, see: Any, before: Any, after: Any) -> None:
+def test_what_was_timed_is_what_a_live_model_gets(
+    name: str, build: Any, see: Any, before: Any, after: Any
+) -> None:
     model = build()
     assert see(model) == before
     with warnings.catch_warnings():
@@ -671,7 +802,9 @@ def test_a_live_model_behind_a_compile_wrapper_is_reached() -> None:
 def test_a_live_model_behind_data_parallel_is_reached() -> None:
     model = nn.DataParallel(float8(Stacked()))
     seen = facts(model)
-    assert carry_out(prescribed("compile-blocks", "keep-in-bf16", layers=("blocks.1.up",)), model, seen) is model
+    assert (
+        carry_out(prescribed("compile-blocks", "keep-in-bf16", layers=("blocks.1.up",)), model, seen) is model
+    )
     assert [blocks.compiled for blocks in network(model).blocks] == [3]
     assert "blocks.1.up" not in in_fp8(model)
     with pytest.warns(UserWarning, match=r"did not carry out compile-blocks \(it has no blocks in blocks\)"):
@@ -702,30 +835,64 @@ def test_attention_that_transformers_refuses_is_not_tried() -> None:
 
 def test_every_treatment_has_a_name_that_findings_can_have() -> None:
     assert set(treatments()) >= {
-        "compile-blocks", "compile-model", "compile-layers", "recipe-tensorwise", "recipe-rowwise", "recipe-rowwise-with-gw-hp", "keep-in-bf16", "stay-in-bf16",
-        "checkpointing-off", "te-autocast", "adapters-to-bf16", "autocast-bf16", "bf16-parameters", "attention-sdpa", "fused-optimizer", "larger-batch",
-        "cuda-graphs", "cache-off", "convert-tensorwise", "convert-rowwise", "fused-attention-on",
-    }  # fmt: skip
+        "compile-blocks",
+        "compile-model",
+        "compile-layers",
+        "recipe-tensorwise",
+        "recipe-rowwise",
+        "recipe-rowwise-with-gw-hp",
+        "keep-in-bf16",
+        "stay-in-bf16",
+        "checkpointing-off",
+        "te-autocast",
+        "adapters-to-bf16",
+        "autocast-bf16",
+        "bf16-parameters",
+        "attention-sdpa",
+        "fused-optimizer",
+        "larger-batch",
+        "cuda-graphs",
+        "cache-off",
+        "convert-tensorwise",
+        "convert-rowwise",
+        "fused-attention-on",
+    }
     assert {name for name, each in treatments().items() if each.changes != "model"} == {
-        "te-autocast", "autocast-bf16", "fused-optimizer", "larger-batch", "fused-attention-on",
-    }  # fmt: skip
+        "te-autocast",
+        "autocast-bf16",
+        "fused-optimizer",
+        "larger-batch",
+        "fused-attention-on",
+    }
 
 
 def test_every_treatment_is_fp8s_own_or_helps_bf16_too() -> None:
-    """A prescription is held to BF16 with the changes that help BF16 too, so a new treatment has to be one or the other."""
-    own = {"compile-blocks", "compile-model", "compile-layers", "keep-in-bf16", "stay-in-bf16", "te-autocast", "cache-off"}
+    """A prescription is held to BF16 with the changes that help BF16 too, so a new treatment has to be one or
+    the other."""
+    own = {
+        "compile-blocks",
+        "compile-model",
+        "compile-layers",
+        "keep-in-bf16",
+        "stay-in-bf16",
+        "te-autocast",
+        "cache-off",
+    }
     own |= {name for name in treatments() if name.startswith(("recipe-", "convert-"))}
     assert own | HELPS_BF16_TOO == set(treatments())
     assert not own & HELPS_BF16_TOO
 
 
 def test_accelerates_wrappers_stay_around_blocks_that_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """BF16 autocast as `Accelerator.prepare` puts it around the forward, and around that the FP8 autocast of Transformer Engine."""
+    """BF16 autocast as `Accelerator.prepare` puts it around the forward, and around that the FP8 autocast of
+    Transformer Engine."""
     library = te.install(monkeypatch, "fp8")
     monkeypatch.setattr(library, "fp8_autocast", lambda enabled, fp8_recipe: te.autocast(enabled, fp8_recipe))
     monkeypatch.setattr("accelerate.utils.transformer_engine.is_transformer_engine_available", lambda: True)
     recipe = te.DelayedScaling()
-    model = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(Stacked(lambda: nn.Sequential(te.Linear(32, 32), nn.ReLU())))  # type: ignore[arg-type]
+    model = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(
+        Stacked(lambda: nn.Sequential(te.Linear(32, 32), nn.ReLU()))
+    )  # type: ignore[arg-type]
     model.forward = MethodType(contextual_fp8_autocast(model.forward, recipe), model)
     replica = replicate(model, share=True)[0]
     give_own_code(replica)

@@ -1,8 +1,9 @@
 """What released wheels do in the pairs that ENV005 knows: ``python -m tests.versions.known_versions FOLDER``
 
-Downloads each wheel into FOLDER, unpacks it, and runs a few lines with it in front of the installed packages, on a CPU.
-Writes known_versions.md beside this file. Transformer Engine, which needs a GPU, is the stand-in of the tests; up to 2.8
-it has a module ``fp8`` that its package shows, from 2.9 on ``quantization``. The network is used here and in no test.
+Downloads each wheel into FOLDER, unpacks it, and runs a few lines with it in front of the installed packages,
+on a CPU. Writes known_versions.md beside this file. Transformer Engine, which needs a GPU, is the stand-in of
+the tests; up to 2.8 it has a module ``fp8`` that its package shows, from 2.9 on ``quantization``. The network
+is used here and in no test.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ package = sys.modules["transformer_engine"]
 package.__spec__, package.pytorch = importlib.machinery.ModuleSpec("transformer_engine", None), library
 package.common = sys.modules["transformer_engine.common"]
 library.Linear, library.LayerNorm, library.fp8_autocast = Linear, LayerNorm, stand_in.autocast
-state = sys.modules.setdefault("transformer_engine.pytorch.fp8", types.ModuleType("transformer_engine.pytorch.fp8"))
+name = "transformer_engine.pytorch.fp8"
+state = sys.modules.setdefault(name, types.ModuleType(name))
 state.check_mxfp8_support = lambda: (False, "")
 if flavour == "fp8":
     library.fp8 = state
@@ -82,7 +84,8 @@ class Count(TorchDispatchMode):
         return function(*arguments, **(keywords or {}))
 said = []
 for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
-    layers = convert_to_float8_training(torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False).bfloat16() for _ in range(2))),
+    linears = (torch.nn.Linear(64, 64, bias=False).bfloat16() for _ in range(2))
+    layers = convert_to_float8_training(torch.nn.Sequential(*linears),
         config=Float8LinearConfig.from_recipe_name(recipe))
     x = torch.randn(16, 64, dtype=torch.bfloat16, requires_grad=True)
     with Count() as count:
@@ -95,57 +98,122 @@ TRAINER = """
 import os, tempfile
 import transformers
 from fp8doctor import inspect_model
-net = transformers.LlamaForCausalLM(transformers.LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, vocab_size=64))
+sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+net = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=64))
 {arguments}
 report = inspect_model(transformers.Trainer(model=net, args=arguments), trial=False)
 found = [f"{finding.code} {finding.title}" for finding in report.findings if finding.code == "ENV001"]
-result = f"mixed_precision {report.facts.training.accelerate.mixed_precision}; fp8doctor: {found[0] if found else 'no ENV001'}"
+precision = report.facts.training.accelerate.mixed_precision
+result = f"mixed_precision {precision}; fp8doctor: {found[0] if found else 'no ENV001'}"
 """
 FP8_HERE = '\nos.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"\n'
 ARGUMENTS = "arguments = transformers.TrainingArguments(output_dir=tempfile.mkdtemp(), use_cpu=True)"
-BF16 = FP8_HERE + "arguments = transformers.TrainingArguments(output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=True)"
+BF16 = (
+    FP8_HERE
+    + "arguments = transformers.TrainingArguments(output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=True)"
+)
 SFT = FP8_HERE + "import trl\narguments = trl.SFTConfig(output_dir=tempfile.mkdtemp(), use_cpu=True)"
 
 TRANSFORMERS_4 = (
-    "transformers==4.57.1", "huggingface_hub==0.36.0", "tokenizers==0.22.1",
-    "requests==2.34.2", "urllib3==2.8.0", "certifi==2026.10.18", "charset_normalizer==3.5.2",
-)  # fmt: skip
+    "transformers==4.57.1",
+    "huggingface_hub==0.36.0",
+    "tokenizers==0.22.1",
+    "requests==2.34.2",
+    "urllib3==2.8.0",
+    "certifi==2026.10.18",
+    "charset_normalizer==3.5.2",
+)
 TRANSFORMERS_5 = ("transformers==5.23.0",)
-TRL = ("trl==1.16.0", "datasets==5.2.0", "pyarrow==26.0.1", "pandas==3.1.1", "multiprocess==0.70.19", "dill==0.4.1", "xxhash==4.1.0")
+TRL = (
+    "trl==1.16.0",
+    "datasets==5.2.0",
+    "pyarrow==26.0.1",
+    "pandas==3.1.1",
+    "multiprocess==0.70.19",
+    "dill==0.4.1",
+    "xxhash==4.1.0",
+)
 
 FP8 = {"ACCELERATE_MIXED_PRECISION": "fp8"}
 NAMED = FP8 | {"ACCELERATE_FP8_BACKEND": "TE"}
 
 CASES: tuple[tuple[str, str, dict[str, str], tuple[tuple[str, ...], ...]], ...] = (
-    ("FP8 by environment, torchao", BY_ENVIRONMENT, FP8, tuple((f"accelerate=={each}",) for each in ("1.5.2", "1.7.0", "1.8.0", "1.8.1", "1.9.0", "1.13.0"))),
-    ("FP8 by argument, torchao", BY_ARGUMENT, {}, tuple((f"accelerate=={each}",) for each in ("1.7.0", "1.8.0", "1.8.1", "1.9.0"))),
+    (
+        "FP8 by environment, torchao",
+        BY_ENVIRONMENT,
+        FP8,
+        tuple((f"accelerate=={each}",) for each in ("1.5.2", "1.7.0", "1.8.0", "1.8.1", "1.9.0", "1.13.0")),
+    ),
+    (
+        "FP8 by argument, torchao",
+        BY_ARGUMENT,
+        {},
+        tuple((f"accelerate=={each}",) for each in ("1.7.0", "1.8.0", "1.8.1", "1.9.0")),
+    ),
     (
         "FP8 by argument with a recipe, torchao",
-        BY_ARGUMENT.replace("mixed_precision='fp8'", "mixed_precision='fp8', kwargs_handlers=[AORecipeKwargs()]").replace(
-            "from accelerate import Accelerator", "from accelerate import Accelerator\nfrom accelerate.utils import AORecipeKwargs"
+        BY_ARGUMENT.replace(
+            "mixed_precision='fp8'", "mixed_precision='fp8', kwargs_handlers=[AORecipeKwargs()]"
+        ).replace(
+            "from accelerate import Accelerator",
+            "from accelerate import Accelerator\nfrom accelerate.utils import AORecipeKwargs",
         ),
         {},
         (("accelerate==1.7.0",),),
     ),
-    ("Transformer Engine up to 2.8", WITH_TE.replace("{flavour}", "fp8"), NAMED, tuple((f"accelerate=={each}",) for each in ("1.11.0", "1.12.0"))),
+    (
+        "Transformer Engine up to 2.8",
+        WITH_TE.replace("{flavour}", "fp8"),
+        NAMED,
+        tuple((f"accelerate=={each}",) for each in ("1.11.0", "1.12.0")),
+    ),
     (
         "Transformer Engine from 2.9",
         WITH_TE.replace("{flavour}", "quantization"),
         NAMED,
         tuple((f"accelerate=={each}",) for each in ("1.10.1", "1.11.0", "1.12.0", "1.13.0")),
     ),
-    ("adapters", ADAPTERS, {}, (("peft==0.18.1", "torchao==0.17.0"), ("peft==0.18.1", "torchao==0.18.0"), ("peft==0.19.0", "torchao==0.18.0"))),
+    (
+        "adapters",
+        ADAPTERS,
+        {},
+        (
+            ("peft==0.18.1", "torchao==0.17.0"),
+            ("peft==0.18.1", "torchao==0.18.0"),
+            ("peft==0.19.0", "torchao==0.18.0"),
+        ),
+    ),
     (
         "adapters on te.Linear",
         ADAPTERS_ON_TE.replace("{flavour}", "quantization"),
         {},
         (("peft==0.18.1", "torchao==0.17.0"), ("peft==0.19.0", "torchao==0.17.0")),
     ),
-    ("FP8 by environment, before TrainingArguments", ON_A_GPU + TRAINER.replace("{arguments}", FP8_HERE + ARGUMENTS), {}, (TRANSFORMERS_4, TRANSFORMERS_5)),
-    ("FP8 by environment, after TrainingArguments", ON_A_GPU + TRAINER.replace("{arguments}", ARGUMENTS + FP8_HERE), {}, (TRANSFORMERS_4, TRANSFORMERS_5)),
-    ("FP8 by environment, TrainingArguments(bf16=True)", ON_A_GPU + TRAINER.replace("{arguments}", BF16), {}, (TRANSFORMERS_4, TRANSFORMERS_5)),
+    (
+        "FP8 by environment, before TrainingArguments",
+        ON_A_GPU + TRAINER.replace("{arguments}", FP8_HERE + ARGUMENTS),
+        {},
+        (TRANSFORMERS_4, TRANSFORMERS_5),
+    ),
+    (
+        "FP8 by environment, after TrainingArguments",
+        ON_A_GPU + TRAINER.replace("{arguments}", ARGUMENTS + FP8_HERE),
+        {},
+        (TRANSFORMERS_4, TRANSFORMERS_5),
+    ),
+    (
+        "FP8 by environment, TrainingArguments(bf16=True)",
+        ON_A_GPU + TRAINER.replace("{arguments}", BF16),
+        {},
+        (TRANSFORMERS_4, TRANSFORMERS_5),
+    ),
     ("FP8 by environment, SFTConfig as it is", ON_A_GPU + TRAINER.replace("{arguments}", SFT), {}, (TRL,)),
-    ("eager Float8Linear, forward and backward", OPERATORS, {}, tuple((f"torchao=={each}",) for each in ("0.11.0", "0.13.0", "0.16.0", "0.18.0"))),
+    (
+        "eager Float8Linear, forward and backward",
+        OPERATORS,
+        {},
+        tuple((f"torchao=={each}",) for each in ("0.11.0", "0.13.0", "0.16.0", "0.18.0")),
+    ),
 )
 """What is tried, the lines, the variables, and the wheels of each run."""
 
@@ -154,7 +222,20 @@ def unpacked(folder: Path, requirement: str) -> Path:
     """The folder of a wheel's contents, downloaded where it is not there yet."""
     place = folder / requirement
     if not place.exists():
-        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", requirement, "-d", folder / "wheels"], check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                requirement,
+                "-d",
+                folder / "wheels",
+            ],
+            check=True,
+        )
         name, _, version = requirement.partition("==")
         zipfile.ZipFile(next((folder / "wheels").glob(f"{name}-{version}-*.whl"))).extractall(place)
     return place
@@ -162,10 +243,14 @@ def unpacked(folder: Path, requirement: str) -> Path:
 
 def outcome(program: str, variables: dict[str, str], folders: list[Path]) -> str:
     """``works``, what the program says, or the last line of its error."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")} | variables
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")
+    } | variables
     environment["PYTHONPATH"] = os.pathsep.join(map(str, (*folders, ROOT)))
     code = f"result = 'works'\n{MODEL}{program}\nprint('said:', result)"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         return done.stderr.strip().splitlines()[-1].partition(" (")[0][:120]
     return done.stdout.rpartition("said: ")[2].strip()
@@ -174,17 +259,31 @@ def outcome(program: str, variables: dict[str, str], folders: list[Path]) -> str
 def rows(folder: Path) -> Iterator[tuple[str, str, str]]:
     for what, program, variables, runs in CASES:
         for wheels in runs:
-            yield what, ", ".join(wheels).replace("==", " "), outcome(program, variables, [unpacked(folder, wheel) for wheel in wheels])
+            yield (
+                what,
+                ", ".join(wheels).replace("==", " "),
+                outcome(program, variables, [unpacked(folder, wheel) for wheel in wheels]),
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    table = tabulate(rows(folder), headers=("what", "wheels", "outcome"), tablefmt="github", disable_numparse=True)
-    beside = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "torchao", "transformers", "accelerate", "peft"))
-    said = f"Made by `python -m tests.versions.known_versions FOLDER`, {datetime.now(UTC):%Y-%m-%d}, on a CPU, beside {beside}."
+    table = tabulate(
+        rows(folder), headers=("what", "wheels", "outcome"), tablefmt="github", disable_numparse=True
+    )
+    beside = ", ".join(
+        f"{name} {metadata.version(name)}"
+        for name in ("torch", "torchao", "transformers", "accelerate", "peft")
+    )
+    said = (
+        f"Made by `python -m tests.versions.known_versions FOLDER`, {datetime.now(UTC):%Y-%m-%d}, on a CPU, "
+        f"beside {beside}."
+    )
     TABLE.write_text(f"# What released wheels do in known pairs\n\n{said}\n\n{table}\n", "utf-8")
     print(table)
 

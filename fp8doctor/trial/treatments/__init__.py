@@ -1,4 +1,5 @@
-"""The treatments, as they are carried out: one file for each family, found by the names that findings give them.
+"""The treatments, as they are carried out: one file for each family, found by the names that findings give
+them.
 
 A new treatment is a new file here, or a function in the file of its family::
 
@@ -7,16 +8,25 @@ A new treatment is a new file here, or a function in the file of its family::
         ...
         return variant
 
-It changes a replica (or the batch, the autocast, a context, settings of the optimizer), raises `NotTried` with the reason
-where it does not apply, and is then timed whenever a finding names it. What a user would write stands in the check that
-names it; for what the trial proposes by itself (`fp8doctor.trial.explorations`) in `fp8doctor.cures`.
+It changes a replica (or the batch, the autocast, a context, settings of the optimizer), raises `NotTried`
+with the reason where it does not apply, and is then timed whenever a finding names it. What a user would
+write stands in the check that names it; for what the trial proposes by itself
+(`fp8doctor.trial.explorations`) in `fp8doctor.diagnosis.treatments`.
 """
 
 from fp8doctor.trial.treatments.bf16 import to_bf16
 from fp8doctor.trial.treatments.compilation import compile_blocks, strip_compile_marks
 from fp8doctor.trial.treatments.convert import to_float8
 from fp8doctor.trial.treatments.live import carry_out
-from fp8doctor.trial.treatments.registry import CarriedOut, Case, NotTried, family, known, treatment, treatments
+from fp8doctor.trial.treatments.registry import (
+    CarriedOut,
+    Case,
+    NotTried,
+    family,
+    known,
+    treatment,
+    treatments,
+)
 
 __all__ = [
     "CarriedOut",

@@ -1,4 +1,5 @@
-"""adapters-to-bf16: LoRA's matrices in the dtype of the base. And the step without them, to see what they cost."""
+"""adapters-to-bf16: LoRA's matrices in the dtype of the base. And the step without them, to see what they
+cost."""
 
 from __future__ import annotations
 
@@ -18,20 +19,26 @@ from fp8doctor.trial.variant import Variant
 def adapters_to_bf16(variant: Variant, case: Case) -> Variant:
     """Every fp32 Parameter inside an adapter as a BF16 one."""
     names = {linear.name for linear in case.facts.network.linears if linear.adapter == "adapter"}
-    inside = {name: module for name, module in modules(variant.model).items() if any(name == each or name.startswith(f"{each}.") for each in names)}
+    inside = {
+        name: module
+        for name, module in modules(variant.model).items()
+        if any(name == each or name.startswith(f"{each}.") for each in names)
+    }
     if not with_parameters(inside.values(), torch.float32, torch.bfloat16):
         raise NotTried("it has no adapter in fp32")
     return variant
 
 
 def without_adapters(variant: Variant) -> Variant:
-    """The adapters skipped, with the gradient of the activations computed as if they were there. A measurement, no treatment.
+    """The adapters skipped, with the gradient of the activations computed as if they were there. A
+    measurement, no treatment.
 
-    The gradient starts at the embedding, outside of what is compiled block by block: beyond what the adapters need, it goes
-    through the projections of the first block.
+    The gradient starts at the embedding, outside of what is compiled block by block: beyond what the adapters
+    need, it goes through the projections of the first block.
 
     PEFT's own switch would freeze the Parameters, which all arms share: its flag is set as the switch sets it
-    (``_disable_adapters`` of a ``BaseTunerLayer``, PEFT 0.10 to 0.21), or torchtune's (``disabled`` of a ``LoRALinear``).
+    (``_disable_adapters`` of a ``BaseTunerLayer``, PEFT 0.10 to 0.21), or torchtune's (``disabled`` of a
+    ``LoRALinear``).
     """
     found = 0
     for module in variant.model.modules():

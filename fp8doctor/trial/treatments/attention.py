@@ -12,7 +12,8 @@ from fp8doctor.trial.variant import Variant
 
 @treatment("attention-sdpa")
 def attention_sdpa(variant: Variant, case: Case) -> Variant:
-    """transformers' own switch where it has one (4.53 on), else the setting that its attention reads at every call."""
+    """transformers' own switch where it has one (4.53 on), else the setting that its attention reads at every
+    call."""
     eager = [module for module in variant.model.modules() if is_eager(module)]
     if not eager:
         raise NotTried("no configuration in it asks for eager attention")
@@ -31,4 +32,7 @@ def attention_sdpa(variant: Variant, case: Case) -> Variant:
 
 def is_eager(module: Any) -> bool:
     """Whether this module's transformers configuration asks for eager attention."""
-    return isinstance(module, nn.Module) and getattr(vars(module).get("config"), "_attn_implementation", None) == "eager"
+    return (
+        isinstance(module, nn.Module)
+        and getattr(vars(module).get("config"), "_attn_implementation", None) == "eager"
+    )

@@ -12,12 +12,18 @@ from fp8doctor.examine.attention import sdp_backends
 from fp8doctor.trial.treatments.registry import Case, NotTried, treatment
 from fp8doctor.trial.variant import Variant
 
-ALL = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
+ALL = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 @treatment("fused-attention-on", changes="settings of torch")
 def fused_attention_on(variant: Variant, case: Case) -> Variant:
-    """Forward and loss with every backend allowed; torch takes the fastest that fits each call, as it does by default."""
+    """Forward and loss with every backend allowed; torch takes the fastest that fits each call, as it does by
+    default."""
     if {"flash", "mem_efficient", "cudnn"}.issubset(sdp_backends()):
         raise NotTried("no fused backend is switched off")
     outer = variant.around

@@ -20,14 +20,18 @@ def larger_batch(variant: Variant, case: Case) -> Variant:
     """Every tensor of the batch repeated along its first dimension, where all of them have the same one."""
     sizes = set(_sizes(variant.batch))
     if len(sizes) != 1:
-        raise NotTried("the tensors of the batch do not share their first dimension, so it cannot be repeated")
+        raise NotTried(
+            "the tensors of the batch do not share their first dimension, so it cannot be repeated"
+        )
     return replace(variant, batch=repeated(variant.batch))
 
 
 def _sizes(batch: Any) -> list[int]:
     if isinstance(batch, torch.Tensor):
         return [batch.shape[0]] if batch.ndim else []
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    parts = (
+        batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    )
     return [size for part in parts for size in _sizes(part)]
 
 

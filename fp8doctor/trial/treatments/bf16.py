@@ -19,20 +19,26 @@ def keep_in_bf16(variant: Variant, case: Case) -> Variant:
     if not case.layers:
         raise NotTried("the finding names no layers")
     covered = {linear.name for linear in case.facts.network.linears if linear.compiled is not None}
-    return replace(variant, model=to_bf16(variant.model, compiled=bool(covered.intersection(case.layers)), only=case.layers))
+    return replace(
+        variant,
+        model=to_bf16(variant.model, compiled=bool(covered.intersection(case.layers)), only=case.layers),
+    )
 
 
 @treatment("stay-in-bf16")
 def stay_in_bf16(variant: Variant, case: Case) -> Variant:
     """No layer in FP8, and compiled."""
-    return replace(variant, model=block_by_block(to_bf16(strip_compile_marks(variant.model), compiled=True), case.facts))
+    return replace(
+        variant, model=block_by_block(to_bf16(strip_compile_marks(variant.model), compiled=True), case.facts)
+    )
 
 
 def to_bf16(model: nn.Module, compiled: bool = False, only: Collection[str] | None = None) -> nn.Module:
-    """Every FP8 training layer, or those named in ``only``, replaced by its BF16 twin over the same Parameters.
+    """Every FP8 training layer, or those named in ``only``, replaced by its BF16 twin over the same
+    Parameters.
 
-    ``compiled`` says whether torch.compile will cover them. Raises `NotTried` where a layer has no twin, or none is left
-    of the named ones in a cut of the model.
+    ``compiled`` says whether torch.compile will cover them. Raises `NotTried` where a layer has no twin, or
+    none is left of the named ones in a cut of the model.
     """
     done = 0
 
@@ -54,5 +60,10 @@ def to_bf16(model: nn.Module, compiled: bool = False, only: Collection[str] | No
 
 
 def belongs(name: str, only: Collection[str]) -> bool:
-    """Whether a module is named: by itself, by a part of it such as ``mlp.fc1``, or by a module that holds it."""
-    return any(name == each or each.startswith(f"{name}.") or name.startswith(f"{each}.") for each in only) if name else False
+    """Whether a module is named: by itself, by a part of it such as ``mlp.fc1``, or by a module that holds
+    it."""
+    return (
+        any(name == each or each.startswith(f"{name}.") or name.startswith(f"{each}.") for each in only)
+        if name
+        else False
+    )

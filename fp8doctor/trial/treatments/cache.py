@@ -11,7 +11,8 @@ from fp8doctor.trial.variant import Variant
 
 @treatment("cache-off")
 def cache_off(variant: Variant, case: Case) -> Variant:
-    """``use_cache = False`` in every configuration of the model; another treatment may have done it already."""
+    """``use_cache = False`` in every configuration of the model; another treatment may have done it
+    already."""
     training = case.facts.training
     if not without_cache(variant.model) and not (recorded(training) and training.use_cache):
         raise NotTried("no configuration in it asks for a cache")

@@ -15,12 +15,14 @@ from fp8doctor.trial.variant import Variant
 
 @treatment("checkpointing-off")
 def checkpointing_off(variant: Variant, case: Case) -> Variant:
-    """Checkpoint wrappers taken off, transformers' flags cleared. A call inside a forward of the user's stays."""
+    """Checkpoint wrappers taken off, transformers' flags cleared. A call inside a forward of the user's
+    stays."""
     return replace(variant, model=keep_activations(variant.model))
 
 
 def keep_activations(model: nn.Module) -> nn.Module:
-    """``model`` without the checkpointing that is switched from outside; transformers' KV cache, which that kept off, stays off."""
+    """``model`` without the checkpointing that is switched from outside; transformers' KV cache, which that
+    kept off, stays off."""
     found = 0
     for module in model.modules():
         if huggingface_flag(module):

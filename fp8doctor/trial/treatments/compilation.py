@@ -1,4 +1,5 @@
-"""compile-blocks, compile-model, compile-layers, cuda-graphs: what torch.compile covers, and how its kernels are launched."""
+"""compile-blocks, compile-model, compile-layers, cuda-graphs: what torch.compile covers, and how its kernels
+are launched."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from fp8doctor.analysis.compile_coverage import is_inside, needs_compile
 from fp8doctor.examine.compile_marks import forward_of_torch
 from fp8doctor.facts import Facts, Linear, recorded
-from fp8doctor.regions import is_inside, needs_compile
-from fp8doctor.trial.compiling import give_wrappers_own_code, is_wrapper
+from fp8doctor.trial.copies.compiling import give_wrappers_own_code, is_wrapper
 from fp8doctor.trial.treatments.cache import without_cache
 from fp8doctor.trial.treatments.registry import Case, NotTried, modules, treatment
 from fp8doctor.trial.variant import Variant
@@ -46,7 +47,9 @@ def cuda_graphs(variant: Variant, case: Case) -> Variant:
         raise NotTried("CUDA graphs need a CUDA device")
     if case.job is not None and case.job.workload.accumulate > 1:
         raise NotTried("the next micro-batch would overwrite what the backward of a CUDA graph still needs")
-    return replace(variant, model=block_by_block(variant.model, case.facts, beside(case.facts), mode="reduce-overhead"))
+    return replace(
+        variant, model=block_by_block(variant.model, case.facts, beside(case.facts), mode="reduce-overhead")
+    )
 
 
 def lists_of(facts: Facts) -> list[str]:
@@ -55,7 +58,8 @@ def lists_of(facts: Facts) -> list[str]:
 
 
 def beside(facts: Facts) -> tuple[str, ...]:
-    """FP8 layers that only the compiler makes fast and that are in no list of blocks, such as a converted head."""
+    """FP8 layers that only the compiler makes fast and that are in no list of blocks, such as a converted
+    head."""
 
     def outside(linear: Linear) -> bool:
         return needs_compile(linear) and not any(is_inside(linear, blocks) for blocks in facts.network.blocks)
@@ -64,7 +68,8 @@ def beside(facts: Facts) -> tuple[str, ...]:
 
 
 def block_by_block(model: nn.Module, facts: Facts, beside: Sequence[str] = (), **settings: Any) -> nn.Module:
-    """Compile every block of the model that the facts are of, without the KV cache that makes each block a version of its own.
+    """Compile every block of the model that the facts are of, without the KV cache that makes each block a
+    version of its own.
 
     The whole model where it has no blocks: one version serves it, with the cache or without.
     """
@@ -74,14 +79,19 @@ def block_by_block(model: nn.Module, facts: Facts, beside: Sequence[str] = (), *
     return compile_blocks(model, lists, beside if lists else (), **settings)
 
 
-def compile_blocks(model: nn.Module, lists: Sequence[str], beside: Sequence[str] = (), **settings: Any) -> nn.Module:
+def compile_blocks(
+    model: nn.Module, lists: Sequence[str], beside: Sequence[str] = (), **settings: Any
+) -> nn.Module:
     """Compile every block of the lists and the modules beside them, or the whole model when it has no blocks.
 
-    In place where that compiles something, else by the wrapper, which takes the module's place; returned for the model.
+    In place where that compiles something, else by the wrapper, which takes the module's place; returned for
+    the model.
     """
     model = strip_compile_marks(model)
     named = modules(model)
-    places = [(named[name], child) for name in lists if name in named for child, _ in named[name].named_children()]
+    places = [
+        (named[name], child) for name in lists if name in named for child, _ in named[name].named_children()
+    ]
     if lists and not places:
         raise NotTried(f"it has no blocks in {', '.join(lists)}")
     if not places:
@@ -115,7 +125,8 @@ def compiled(module: nn.Module | None, settings: Mapping[str, Any]) -> Any:
 
 
 def strip_compile_marks(model: nn.Module) -> nn.Module:
-    """``model`` without any compile mark, in place; the module inside when the root is a ``torch.compile`` wrapper."""
+    """``model`` without any compile mark, in place; the module inside when the root is a ``torch.compile``
+    wrapper."""
     while is_wrapper(model):
         model = model._orig_mod  # type: ignore[assignment]
     for parent in list(model.modules()):
@@ -130,5 +141,9 @@ def strip_compile_marks(model: nn.Module) -> nn.Module:
             module.__dict__["forward"] = original
         decorated = getattr(type(module).forward, "_torchdynamo_orig_callable", None)
         if decorated is not None:
-            module.__class__ = type(type(module).__name__, (type(module),), {"forward": decorated, "__module__": type(module).__module__})
+            module.__class__ = type(
+                type(module).__name__,
+                (type(module),),
+                {"forward": decorated, "__module__": type(module).__module__},
+            )
     return model

@@ -8,10 +8,10 @@ from typing import cast
 
 from torch import nn
 
+from fp8doctor.analysis.layers import FP8_MULTIPLE
 from fp8doctor.facts import Facts
-from fp8doctor.overview import FP8_MULTIPLE
 from fp8doctor.stacks import recognise
-from fp8doctor.trial.depth import cleaned
+from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.treatments.recipe import config_of
 from fp8doctor.trial.treatments.registry import Case, NotTried, treatment
 from fp8doctor.trial.variant import Variant
@@ -22,12 +22,19 @@ PREFIX = "convert-"
 @treatment("convert-tensorwise", "convert-rowwise")
 def convert(variant: Variant, case: Case) -> Variant:
     """Every Linear but heads, routers and adapters."""
-    return replace(variant, model=to_float8(variant.model, recipe=case.name.removeprefix(PREFIX), skip=not_in_fp8(case.facts)))
+    return replace(
+        variant,
+        model=to_float8(variant.model, recipe=case.name.removeprefix(PREFIX), skip=not_in_fp8(case.facts)),
+    )
 
 
 def not_in_fp8(facts: Facts) -> tuple[str, ...]:
     """The Linears that a conversion leaves out."""
-    return tuple(linear.name for linear in facts.network.linears if linear.role != "body" or linear.adapter == "adapter")
+    return tuple(
+        linear.name
+        for linear in facts.network.linears
+        if linear.role != "body" or linear.adapter == "adapter"
+    )
 
 
 def to_float8(model: nn.Module, recipe: str, skip: Sequence[str] = ()) -> nn.Module:

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from fp8doctor.analysis.layers import KEEP_IT_IN_MODULE
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Treatment
-from fp8doctor.overview import KEEP_IT_IN_MODULE
-from fp8doctor.trial.compiling import is_wrapper
+from fp8doctor.trial.copies.compiling import is_wrapper
 from fp8doctor.trial.treatments.registry import Case, NotTried, known, treatments
 from fp8doctor.trial.variant import Variant
 
@@ -30,7 +30,11 @@ def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -
             continue
         try:
             root = root_of(model)
-            model = put_back(model, root, way.function(Variant(root, batch=None), Case(facts, each.name, each.layers)).model)
+            model = put_back(
+                model,
+                root,
+                way.function(Variant(root, batch=None), Case(facts, each.name, each.layers)).model,
+            )
         except NotTried as error:
             left.append(f"{each.name} ({error})")
     said = [f"fp8doctor did not carry out {', '.join(left)}"] if left else []
@@ -42,7 +46,8 @@ def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -
 
 
 def root_of(model: nn.Module) -> nn.Module:
-    """The model behind DistributedDataParallel and its like, whose names the facts have; one that torch.compile wraps stays wrapped."""
+    """The model behind DistributedDataParallel and its like, whose names the facts have; one that
+    torch.compile wraps stays wrapped."""
     inside = model._orig_mod if is_wrapper(model) else model
     if type(inside).__name__ in KEEP_IT_IN_MODULE:
         return root_of(inside.module)  # type: ignore[union-attr, arg-type]
@@ -51,7 +56,10 @@ def root_of(model: nn.Module) -> nn.Module:
 
 def put_back(model: nn.Module, root: nn.Module, changed: nn.Module) -> nn.Module:
     """The model with what stands for its root now, inside DistributedDataParallel and its like."""
-    holder = next((module for module in model.modules() if root is not model and module._modules.get("module") is root), None)
+    holder = next(
+        (module for module in model.modules() if root is not model and module._modules.get("module") is root),
+        None,
+    )
     if changed is root or holder is None:
         return model if changed is root else changed
     holder.module = changed

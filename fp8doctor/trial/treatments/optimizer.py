@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fp8doctor.job import Job
+from fp8doctor.loading.job import Job
 from fp8doctor.trial.treatments.registry import Case, NotTried, treatment
 from fp8doctor.trial.variant import Variant
 
 FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
-"""Classes of ``torch.optim`` that take ``fused``. Source: torch 2.6 to 2.13 (SGD and Adagrad on CPU and CUDA alike)."""
+"""Classes of ``torch.optim`` that take ``fused``. Source: torch 2.6 to 2.13 (SGD and Adagrad on CPU and CUDA
+alike)."""
 
 
 @treatment("fused-optimizer", changes="the optimizer")
@@ -21,7 +22,8 @@ def fused_optimizer(variant: Variant, case: Case) -> Variant:
 
 
 def could_be_fused(job: Job) -> bool:
-    """Whether the user gave an optimizer that torch can fuse and does not; without one a fused AdamW is timed."""
+    """Whether the user gave an optimizer that torch can fuse and does not; without one a fused AdamW is
+    timed."""
     optimizer = getattr(job.optimizer, "optimizer", job.optimizer)
     kind = type(optimizer)
     if optimizer is None or kind.__name__ not in FUSABLE or not kind.__module__.startswith("torch.optim"):

@@ -17,7 +17,9 @@ from fp8doctor.trial.variant import Variant
 def autocast_bf16(variant: Variant, case: Case) -> Variant:
     """Forward and loss under autocast, the parameters as they are."""
     if variant.autocast is not None:
-        raise NotTried(f"the step runs under autocast already ({str(variant.autocast).removeprefix('torch.')})")
+        raise NotTried(
+            f"the step runs under autocast already ({str(variant.autocast).removeprefix('torch.')})"
+        )
     return replace(variant, autocast=torch.bfloat16)
 
 
@@ -36,7 +38,8 @@ def mostly_fp32(model: nn.Module) -> bool:
 
 
 def with_parameters(modules: Iterable[nn.Module], old: torch.dtype, new: torch.dtype) -> int:
-    """Put a Parameter of dtype ``new`` in the place of every one of dtype ``old``, ties kept; how many there were.
+    """Put a Parameter of dtype ``new`` in the place of every one of dtype ``old``, ties kept; how many there
+    were.
 
     The old ones are not written to: other arms share them.
     """
@@ -45,7 +48,9 @@ def with_parameters(modules: Iterable[nn.Module], old: torch.dtype, new: torch.d
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.dtype == old:
                 if id(parameter) not in made:
-                    made[id(parameter)] = nn.Parameter(parameter.detach().to(new), requires_grad=parameter.requires_grad)
+                    made[id(parameter)] = nn.Parameter(
+                        parameter.detach().to(new), requires_grad=parameter.requires_grad
+                    )
                 module._parameters[name] = made[id(parameter)]
     return len(made)
 

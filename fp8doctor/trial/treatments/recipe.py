@@ -1,4 +1,5 @@
-"""recipe-tensorwise, recipe-rowwise, recipe-rowwise-with-gw-hp: torchao's Float8Linears under another recipe."""
+"""recipe-tensorwise, recipe-rowwise, recipe-rowwise-with-gw-hp: torchao's Float8Linears under another
+recipe."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def another_recipe(variant: Variant, case: Case) -> Variant:
 
 
 def config_of(recipe: str) -> Any:
-    """torchao's configuration for a recipe. Raises `NotTried` where torchao cannot be imported or does not know it."""
+    """torchao's configuration for a recipe. Raises `NotTried` where torchao cannot be imported or does not
+    know it."""
     try:
         from torchao.float8 import Float8LinearConfig  # type: ignore[import-untyped]
 
@@ -48,9 +50,16 @@ def config_of(recipe: str) -> Any:
 
 
 def with_recipe(module: Any, config: Any) -> nn.Module:
-    """The layer under ``config``. The wrapper of the float8 all-gather, which knows tensorwise scaling only, is taken off."""
+    """The layer under ``config``. The wrapper of the float8 all-gather, which knows tensorwise scaling only,
+    is taken off."""
     config = replace(config, pad_inner_dim=module.config.pad_inner_dim, emulate=module.config.emulate)
-    plain = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None, device="meta", dtype=module.weight.dtype)
+    plain = nn.Linear(
+        module.in_features,
+        module.out_features,
+        bias=module.bias is not None,
+        device="meta",
+        dtype=module.weight.dtype,
+    )
     plain.weight, plain.bias = unwrapped(module.weight), module.bias
     new: nn.Module = type(module).from_float(plain, config=config)
     return new.train(module.training)

@@ -1,7 +1,8 @@
 """How a treatment is carried out, found by its name.
 
-A function decorated with `treatment` takes a variant of the step and the case, and returns the variant changed. It works on
-a replica, which holds the Parameters of every other arm: it may replace a Parameter, and never writes to one.
+A function decorated with `treatment` takes a variant of the step and the case, and returns the variant
+changed. It works on a replica, which holds the Parameters of every other arm: it may replace a Parameter, and
+never writes to one.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from torch import nn
 
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Treatment
-from fp8doctor.job import Job
-from fp8doctor.trial.compiling import context_of, is_wrapper
-from fp8doctor.trial.depth import cleaned
+from fp8doctor.loading.job import Job
+from fp8doctor.trial.copies.compiling import context_of, is_wrapper
+from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.variant import Variant
 
 
@@ -47,7 +48,8 @@ class CarriedOut:
     name: str
     function: Callable[[Variant, Case], Variant]
     changes: str
-    """``model`` when it is a change of the model alone, which a live model can be given; else what it changes, in words."""
+    """``model`` when it is a change of the model alone, which a live model can be given; else what it
+    changes, in words."""
     family: str
     """Treatments of one file stand for each other: the later one takes the place of the earlier."""
     tokens_ratio: float
@@ -64,7 +66,9 @@ def treatment(
 
     def register(function: Callable[[Variant, Case], Variant]) -> Callable[[Variant, Case], Variant]:
         for name in names:
-            _REGISTERED[name] = CarriedOut(name, function, changes, function.__module__.rpartition(".")[2], tokens_ratio)
+            _REGISTERED[name] = CarriedOut(
+                name, function, changes, function.__module__.rpartition(".")[2], tokens_ratio
+            )
         return function
 
     return register
@@ -86,8 +90,12 @@ def family(name: str) -> str:
 
 
 def known(prescribed: Iterable[Treatment]) -> list[Treatment]:
-    """Those that can be carried out, in the order in which they have to be: what is compiled has to be there first."""
-    return sorted((each for each in prescribed if each.name in treatments()), key=lambda each: family(each.name) == "compilation")
+    """Those that can be carried out, in the order in which they have to be: what is compiled has to be there
+    first."""
+    return sorted(
+        (each for each in prescribed if each.name in treatments()),
+        key=lambda each: family(each.name) == "compilation",
+    )
 
 
 def modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -96,7 +104,8 @@ def modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
-    """Put what ``make`` returns for a module and its name in that module's place; None leaves it and looks inside.
+    """Put what ``make`` returns for a module and its name in that module's place; None leaves it and looks
+    inside.
 
     A compile mark goes with the place. Returns the model, or what stands for it.
     """
@@ -126,7 +135,10 @@ def _marked_alike(new: nn.Module, old: nn.Module) -> nn.Module:
     """``new`` with the compile mark of ``old``."""
     if is_wrapper(old):
         return new
-    call, forward = context_of(getattr(old, "_compiled_call_impl", None)), context_of(old.__dict__.get("forward"))
+    call, forward = (
+        context_of(getattr(old, "_compiled_call_impl", None)),
+        context_of(old.__dict__.get("forward")),
+    )
     if call is not None:
         new._compiled_call_impl = call(new._call_impl)
     if forward is not None:

@@ -36,8 +36,13 @@ def wrapped_blocks() -> nn.Module:
     return model
 
 
-def on_gpu(facts: Facts, *, without_ms: float = 88.3, peak_gib: float | None = 17.2, gpu: Gpu = H100) -> Facts:
-    arms = ran("as_is", 105.4, peak_gib=7.4), ran("checkpointing-off", without_ms, base="as_is", peak_gib=peak_gib)
+def on_gpu(
+    facts: Facts, *, without_ms: float = 88.3, peak_gib: float | None = 17.2, gpu: Gpu = H100
+) -> Facts:
+    arms = (
+        ran("as_is", 105.4, peak_gib=7.4),
+        ran("checkpointing-off", without_ms, base="as_is", peak_gib=peak_gib),
+    )
     return timed(msgspec.structs.replace(facts, gpus=(gpu,)), *arms)
 
 
@@ -93,9 +98,14 @@ def test_what_is_not_measured_is_not_called_unneeded(look: Look) -> None:
 
 def test_a_real_trial_has_the_arm() -> None:
     facts = tried(wrapped_blocks(), torch.zeros(2, 8, dtype=torch.long), "as_is", "checkpointing-off")
-    as_is, off = (next(arm for arm in facts.trial.arms if arm.name == name) for name in ("as_is", "checkpointing-off"))
+    as_is, off = (
+        next(arm for arm in facts.trial.arms if arm.name == name) for name in ("as_is", "checkpointing-off")
+    )
     assert (off.tried, off.base, off.reason) == (True, "as_is", None)
-    peaks = [msgspec.structs.replace(arm, peak_gib=1.0, rounds_ms=rounds) for arm, rounds in ((as_is, (105.4,) * 6), (off, (88.3,) * 6))]
+    peaks = [
+        msgspec.structs.replace(arm, peak_gib=1.0, rounds_ms=rounds)
+        for arm, rounds in ((as_is, (105.4,) * 6), (off, (88.3,) * 6))
+    ]
     finding = checkpointing_not_needed(timed(msgspec.structs.replace(facts, gpus=(H100,)), *peaks))
     assert isinstance(finding, Finding)
 
@@ -104,7 +114,10 @@ def test_the_lines_follow_the_form(look: Look, tmp_path: Any) -> None:
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, gradient_checkpointing=True)
     for facts, lines in (
         (look(checkpointed_llama()), "model.gradient_checkpointing_disable()\n"),
-        (look(checkpointed_llama(), trainer=arguments), "TrainingArguments(..., gradient_checkpointing=False)\n"),
+        (
+            look(checkpointed_llama(), trainer=arguments),
+            "TrainingArguments(..., gradient_checkpointing=False)\n",
+        ),
         (look(wrapped_blocks()), "# leave out apply_activation_checkpointing()"),
     ):
         finding = checkpointing_not_needed(on_gpu(facts))

@@ -1,4 +1,5 @@
-"""CKP002 on real forms of checkpointing around a stand-in for Transformer Engine's layers, which need a GPU to be built."""
+"""CKP002 on real forms of checkpointing around a stand-in for Transformer Engine's layers, which need a GPU
+to be built."""
 
 from __future__ import annotations
 
@@ -64,7 +65,11 @@ class Calls(Block):
         return checkpoint(self.up, x, use_reentrant=False)
 
 
-def model(block: type[nn.Module] = Block, wrap: Callable[[nn.Module], nn.Module] = checkpoint_wrapper, accelerated: bool = True) -> nn.Module:
+def model(
+    block: type[nn.Module] = Block,
+    wrap: Callable[[nn.Module], nn.Module] = checkpoint_wrapper,
+    accelerated: bool = True,
+) -> nn.Module:
     made = nn.Sequential(*(wrap(block()) for _ in range(2)))
     return accelerate(made) if accelerated else made
 
@@ -84,7 +89,9 @@ def reentrant(block: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("wrap", [checkpoint_wrapper, reentrant])
-def test_accelerates_autocast_is_closed_when_the_recompute_comes(wrap: Callable[[nn.Module], nn.Module], look: Look) -> None:
+def test_accelerates_autocast_is_closed_when_the_recompute_comes(
+    wrap: Callable[[nn.Module], nn.Module], look: Look
+) -> None:
     finding = recompute_not_fp8(look(model(wrap=wrap)))
     assert isinstance(finding, Finding)
     assert (finding.severity, finding.title) == ("error", "2 Transformer Engine layers not recomputed in FP8")
@@ -130,7 +137,10 @@ def test_a_backward_that_ran_in_bf16_proves_it(look: Look) -> None:
 
 
 def test_a_step_that_raised(look: Look) -> None:
-    reason = "the training step raises CheckpointError: torch.utils.checkpoint: A different number of tensors was saved"
+    reason = (
+        "the training step raises CheckpointError: torch.utils.checkpoint: A different number of "
+        "tensors was saved"
+    )
     facts = msgspec.structs.replace(look(model(accelerated=False)), trial=Trial(arms=(), reason=reason))
     finding = recompute_not_fp8(facts)
     assert isinstance(finding, Finding)
@@ -151,4 +161,6 @@ def test_transformers_checkpointing(look: Look) -> None:
 
 
 def test_without_transformer_engine_the_question_does_not_arise(look: Look) -> None:
-    assert isinstance(recompute_not_fp8(look(nn.Sequential(checkpoint_wrapper(nn.Linear(4, 4))))), NotApplicable)
+    assert isinstance(
+        recompute_not_fp8(look(nn.Sequential(checkpoint_wrapper(nn.Linear(4, 4))))), NotApplicable
+    )

@@ -1,4 +1,5 @@
-"""CKP003 on real models, with the times of an H200 and those that a user reported; the policy it prints runs on torchao."""
+"""CKP003 on real models, with the times of an H200 and those that a user reported; the policy it prints runs
+on torchao."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def costs(facts: Facts, fp8: float, bf16: float, spread_ms: float = 0.5) -> Fact
     )
 
 
-@pytest.mark.parametrize(("recipe", "operator"), [("tensorwise", "aten.max.default"), ("rowwise", "aten.amax.default")])
+@pytest.mark.parametrize(
+    ("recipe", "operator"), [("tensorwise", "aten.max.default"), ("rowwise", "aten.amax.default")]
+)
 def test_as_reported_with_fsdp2(recipe: str, operator: str, look: Look) -> None:
     finding = recomputed_casts(costs(look(converted(recipe)), 3.4, 1.27))
     assert isinstance(finding, Finding)
@@ -59,18 +62,31 @@ def test_fp8_that_pays_no_more(fp8: float, bf16: float, look: Look) -> None:
 
 def test_rounds_that_scatter_decide_nothing(look: Look) -> None:
     facts = costs(look(converted()), 1.45, 1.27, spread_ms=30.0)
-    arms = [msgspec.structs.replace(arm, rounds_ms=arm.rounds_ms[::-1]) if arm.base else arm for arm in facts.trial.arms]
+    arms = [
+        msgspec.structs.replace(arm, rounds_ms=arm.rounds_ms[::-1]) if arm.base else arm
+        for arm in facts.trial.arms
+    ]
     assert recomputed_casts(timed(facts, *arms)) is None
 
 
 def test_where_the_question_does_not_arise(look: Look) -> None:
     assert isinstance(recomputed_casts(costs(look(converted(fp8=False)), 3.4, 1.27)), NotApplicable)
-    assert isinstance(recomputed_casts(costs(look(convert_to_float8_training(Stacked().bfloat16())), 3.4, 1.27)), NotApplicable)
+    assert isinstance(
+        recomputed_casts(costs(look(convert_to_float8_training(Stacked().bfloat16())), 3.4, 1.27)),
+        NotApplicable,
+    )
     assert isinstance(recomputed_casts(timed(look(converted()), ran("as_is"))), NotApplicable)
 
 
 def test_a_real_trial_has_the_arms() -> None:
-    facts = tried(converted(), torch.zeros(2, 8, dtype=torch.long), "as_is", "bf16", "bf16_without_checkpointing", "checkpointing-off")
+    facts = tried(
+        converted(),
+        torch.zeros(2, 8, dtype=torch.long),
+        "as_is",
+        "bf16",
+        "bf16_without_checkpointing",
+        "checkpointing-off",
+    )
     bases = {arm.name: arm.base for arm in facts.trial.arms}
     assert (bases["checkpointing-off"], bases["bf16_without_checkpointing"]) == ("as_is", "bf16")
     assert not isinstance(recomputed_casts(facts), NotApplicable)
@@ -83,7 +99,9 @@ class Counted(TorchDispatchMode):
         super().__init__()
         self.calls = 0
 
-    def __torch_dispatch__(self, function: object, types: object, arguments: tuple = (), settings: dict | None = None) -> object:  # type: ignore[type-arg]
+    def __torch_dispatch__(
+        self, function: object, types: object, arguments: tuple = (), settings: dict | None = None
+    ) -> object:  # type: ignore[type-arg]
         self.calls += str(function) in ("aten._scaled_mm.default", "aten.max.default")
         return function(*arguments, **(settings or {}))  # type: ignore[operator]
 
@@ -95,7 +113,10 @@ def test_the_printed_policy_saves_what_it_names(look: Look) -> None:
     *policy, call = finding.treatment.code.splitlines()
     block = convert_to_float8_training(Block().bfloat16())
     calls = {}
-    for name, code in (("before", "checkpoint(block, x, use_reentrant=False)"), ("after", "\n".join((*policy, call)))):
+    for name, code in (
+        ("before", "checkpoint(block, x, use_reentrant=False)"),
+        ("after", "\n".join((*policy, call))),
+    ):
         x = torch.ones(16, 32, dtype=torch.bfloat16, requires_grad=True)
         names = {"torch": torch, "functools": functools, "checkpoint": checkpoint, "block": block, "x": x}
         with Counted() as counted:

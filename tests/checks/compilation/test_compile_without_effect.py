@@ -1,4 +1,5 @@
-"""CMP002 on real marks, a real Dynamo and real variables: each cause fires, and its treatment makes it silent."""
+"""CMP002 on real marks, a real Dynamo and real variables: each cause fires, and its treatment makes it
+silent."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
+from fp8doctor.analysis.compile_coverage import WHY_WRAPPED
 from fp8doctor.checks.compilation.compile_without_effect import SICK, compile_without_effect, find_causes
 from fp8doctor.checks.compilation.eager_float8 import eager_float8
 from fp8doctor.checks.compilation.only_linears_compiled import only_linears_compiled
 from fp8doctor.facts import Dynamo, Facts, Software
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.regions import WHY_WRAPPED
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -89,7 +90,9 @@ def compile_in_place(module: Any) -> Any:
     ],
     ids=["in place", "wrapped", "forward"],
 )
-def test_the_printed_line_is_the_one_of_the_user_without_its_backend(mark: Callable[[Any], Any], line: str, look: Look) -> None:
+def test_the_printed_line_is_the_one_of_the_user_without_its_backend(
+    mark: Callable[[Any], Any], line: str, look: Look
+) -> None:
     def build() -> nn.Module:
         return nn.Sequential(*(convert_to_float8_training(Model().bfloat16()) for _ in range(2)))
 
@@ -129,8 +132,11 @@ def test_stance_force_eager(model: nn.Module, look: Look) -> None:
 
 
 @pytest.mark.parametrize("compiled", [torch.compile, lambda model: model.compile() or model])
-def test_torchdynamo_disable(compiled: Callable[[Any], Any], look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile(model) returns the model itself under the variable, so that there is no mark to be seen."""
+def test_torchdynamo_disable(
+    compiled: Callable[[Any], Any], look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.compile(model) returns the model itself under the variable, so that there is no mark to be
+    seen."""
     with monkeypatch.context() as patch:
         patch.setenv("TORCHDYNAMO_DISABLE", "1")
         finding = found(look(compiled(convert_to_float8_training(Model().bfloat16()))))
@@ -139,7 +145,9 @@ def test_torchdynamo_disable(compiled: Callable[[Any], Any], look: Look, monkeyp
     assert compile_without_effect(look(compiled(convert_to_float8_training(Model().bfloat16())))) is None
 
 
-def test_torchdynamo_disable_with_another_value_does_nothing(model: nn.Module, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchdynamo_disable_with_another_value_does_nothing(
+    model: nn.Module, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "true")
     model.compile()
     assert compile_without_effect(look(model)) is None
@@ -181,10 +189,10 @@ PROGRAM = """
 import json, sys
 import torch
 from torch import nn
-from fp8doctor.diagnose import diagnose
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.examine import examine
 from fp8doctor.facts import Target, Workload
-from fp8doctor.job import Job
+from fp8doctor.loading.job import Job
 
 class Model(nn.Sequential):
     def forward(self, x):
@@ -193,7 +201,8 @@ class Model(nn.Sequential):
 model = Model(nn.Linear(64, 64))
 model.compile()
 torch._dynamo.config  # loaded, as after a first step
-facts = examine(Job(model=model, target=Target(kind="live", name="model", attribute=None), workload=Workload(tokens=None, accumulate=1)))
+target = Target(kind="live", name="model", attribute=None)
+facts = examine(Job(model=model, target=target, workload=Workload(tokens=None, accumulate=1)))
 report = diagnose(facts, select=["CMP002"])
 json.dump([[f.severity, f.title, f.treatment.code] for f in report.findings], sys.stdout)
 """
@@ -208,9 +217,18 @@ json.dump([[f.severity, f.title, f.treatment.code] for f in report.findings], sy
         ("TORCH_COMPILE_DISABLE", "0", None if torch.__version__ >= (2, 8) else "warning"),
     ],
 )
-def test_variables_that_torch_reads_when_it_is_imported(variable: str, value: str, severity: str | None) -> None:
+def test_variables_that_torch_reads_when_it_is_imported(
+    variable: str, value: str, severity: str | None
+) -> None:
     environment = os.environ | {variable: value, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     findings = json.loads(done.stdout)
     if severity is None:
@@ -225,9 +243,14 @@ def test_any_value_disabled_before_torch_2_8() -> None:
         SICK,
         software=Software(torch="2.7.1"),
         environment=msgspec.structs.replace(SICK.environment, variables={"TORCH_COMPILE_DISABLE": "0"}),
-        training=msgspec.structs.replace(SICK.training, dynamo=msgspec.structs.replace(SICK.training.dynamo, disabled=True)),
+        training=msgspec.structs.replace(
+            SICK.training, dynamo=msgspec.structs.replace(SICK.training.dynamo, disabled=True)
+        ),
     )
-    assert "TORCH_COMPILE_DISABLE=0 is set, and torch 2.7.1 takes any value for a yes" in found(facts).explanation
+    assert (
+        "TORCH_COMPILE_DISABLE=0 is set, and torch 2.7.1 takes any value for a yes"
+        in found(facts).explanation
+    )
 
 
 def test_the_compiled_object_is_another(look: Look, model: nn.Module) -> None:
@@ -238,19 +261,29 @@ def test_the_compiled_object_is_another(look: Look, model: nn.Module) -> None:
 
 def test_a_file_that_compiles_under_another_name(tmp_path: Path) -> None:
     from fp8doctor.examine import examine
-    from fp8doctor.load import load
+    from fp8doctor.loading.model_file import load
 
     path = tmp_path / "train.py"
-    path.write_text("import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(64, 64))\ncompiled = torch.compile(model)\n", "utf-8")
+    path.write_text(
+        "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(64, 64))\ncompiled = "
+        "torch.compile(model)\n",
+        "utf-8",
+    )
     finding = found(examine(load(f"{path}:model")))
-    assert finding.title == "torch.compile has no effect: compiled is a compiled wrapper, and the model beside it, which was examined, stays uncompiled"
+    assert (
+        finding.title
+        == "torch.compile has no effect: compiled is a compiled wrapper, and the model beside it, which "
+        "was examined, stays uncompiled"
+    )
     assert compile_without_effect(examine(load(f"{path}:compiled"))) is None
 
 
 class InSequentials(nn.Module):
     def __init__(self, blocks: int = 2) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)) for _ in range(blocks))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)) for _ in range(blocks)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -267,7 +300,10 @@ def layers(*places: Any) -> nn.Module:
     return nn.Sequential(*(place() if isinstance(place, type) else nn.Linear(64, 64) for place in places))
 
 
-only_before_2_15 = pytest.mark.skipif(hasattr(torch._dynamo.eval_frame.OptimizedModule, "_should_wrap_module_call_impl"), reason="torch 2.15 compiles them")
+only_before_2_15 = pytest.mark.skipif(
+    hasattr(torch._dynamo.eval_frame.OptimizedModule, "_should_wrap_module_call_impl"),
+    reason="torch 2.15 compiles them",
+)
 
 
 @only_before_2_15
@@ -276,12 +312,30 @@ only_before_2_15 = pytest.mark.skipif(hasattr(torch._dynamo.eval_frame.Optimized
     ("build", "mark", "code", "regions"),
     [
         (lambda: layers(1, 2), lambda model: model.compile(), "model = torch.compile(model)", 1),
-        (InSequentials, blocks_in_place, "for i, block in enumerate(model.blocks):\n    model.blocks[i] = torch.compile(block)", 2),
-        (lambda: nn.TransformerEncoderLayer(64, 4), lambda model: model.compile(), "model = torch.compile(model)", 1),
+        (
+            InSequentials,
+            blocks_in_place,
+            "for i, block in enumerate(model.blocks):\n    model.blocks[i] = torch.compile(block)",
+            2,
+        ),
+        (
+            lambda: nn.TransformerEncoderLayer(64, 4),
+            lambda model: model.compile(),
+            "model = torch.compile(model)",
+            1,
+        ),
     ],
     ids=["Sequential", "Sequentials in a list", "TransformerEncoderLayer"],
 )
-def test_in_place_on_classes_of_torch(build: Callable[[], nn.Module], mark: Any, code: str, regions: int, fp8: bool, look: Look, clean_dynamo: None) -> None:
+def test_in_place_on_classes_of_torch(
+    build: Callable[[], nn.Module],
+    mark: Any,
+    code: str,
+    regions: int,
+    fp8: bool,
+    look: Look,
+    clean_dynamo: None,
+) -> None:
     model = build().bfloat16()
     if fp8:
         convert_to_float8_training(model, module_filter_fn=lambda layer, name: "self_attn" not in name)
@@ -295,11 +349,20 @@ def test_in_place_on_classes_of_torch(build: Callable[[], nn.Module], mark: Any,
     assert not isinstance(eager_float8(facts), Finding)
     assert not isinstance(only_linears_compiled(facts), Finding)
     names = {"model": model, "torch": torch}
-    exec(finding.treatment.code.replace("(block)", "(block, backend='aot_eager')").replace("(model)", "(model, backend='aot_eager')"), names)
+    exec(
+        finding.treatment.code.replace("(block)", "(block, backend='aot_eager')").replace(
+            "(model)", "(model, backend='aot_eager')"
+        ),
+        names,
+    )
     torch._dynamo.utils.counters.clear()
     names["model"](torch.ones(16, 1, 64, dtype=torch.bfloat16, requires_grad=True))  # type: ignore[operator]
-    calls = sum(mark.compiles for mark in look(names["model"]).training.compile_marks if mark.form == "wrapped")
-    assert (calls, torch._dynamo.utils.counters["frames"]["ok"]) == (regions, 1), "blocks of one class share one version"
+    calls = sum(
+        mark.compiles for mark in look(names["model"]).training.compile_marks if mark.form == "wrapped"
+    )
+    assert (calls, torch._dynamo.utils.counters["frames"]["ok"]) == (regions, 1), (
+        "blocks of one class share one version"
+    )
     assert not any(cause.name.startswith("compile-") for cause in find_causes(look(names["model"])))
 
 
@@ -316,8 +379,12 @@ def test_a_list_of_modules_is_never_called(look: Look) -> None:
     assert compile_without_effect(look(model)) is None
 
 
-@pytest.mark.parametrize("build", [lambda: layers(Model, Model, 3), lambda: layers(Model, Model)], ids=["with a head", "blocks"])
-def test_a_sequential_of_blocks_is_compiled_block_by_block(build: Callable[[], nn.Module], look: Look) -> None:
+@pytest.mark.parametrize(
+    "build", [lambda: layers(Model, Model, 3), lambda: layers(Model, Model)], ids=["with a head", "blocks"]
+)
+def test_a_sequential_of_blocks_is_compiled_block_by_block(
+    build: Callable[[], nn.Module], look: Look
+) -> None:
     for model in (build(), convert_to_float8_training(build().bfloat16())):
         model.compile()
         assert compile_without_effect(look(model)) is None
@@ -335,8 +402,17 @@ def test_without_marks_it_does_not_apply(look: Look, model: nn.Module) -> None:
 
 
 def test_several_causes_are_all_named() -> None:
-    dynamo = Dynamo(disabled=True, suppress_errors=True, stance="force_eager", frames_total=1, frames_ok=0, failures=("BackendCompilerFailed: broken",))
-    finding = found(msgspec.structs.replace(SICK, training=msgspec.structs.replace(SICK.training, dynamo=dynamo)))
+    dynamo = Dynamo(
+        disabled=True,
+        suppress_errors=True,
+        stance="force_eager",
+        frames_total=1,
+        frames_ok=0,
+        failures=("BackendCompilerFailed: broken",),
+    )
+    finding = found(
+        msgspec.structs.replace(SICK, training=msgspec.structs.replace(SICK.training, dynamo=dynamo))
+    )
     causes = finding.evidence["causes"]
     assert isinstance(causes, tuple)
     assert len(causes) == 4

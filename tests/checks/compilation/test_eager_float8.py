@@ -1,4 +1,5 @@
-"""CMP001 on real torchao models: every way to compile treats it, and what need not be compiled is left alone."""
+"""CMP001 on real torchao models: every way to compile treats it, and what need not be compiled is left
+alone."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
+from fp8doctor.analysis.compile_coverage import WHY_WRAPPED
 from fp8doctor.checks.compilation.compile_without_effect import compile_without_effect
 from fp8doctor.checks.compilation.eager_float8 import eager_float8
 from fp8doctor.checks.compilation.only_linears_compiled import only_linears_compiled
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.regions import WHY_WRAPPED
 
 Look = Callable[..., Facts]
 
@@ -57,7 +58,9 @@ def test_an_eager_decoder(decoder: nn.Module, look: Look) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "host"), [(256, True), (262_144, False)])
-def test_with_few_tokens_it_is_the_host_that_the_casts_keep_busy(tokens: int, host: bool, decoder: nn.Module, look: Look) -> None:
+def test_with_few_tokens_it_is_the_host_that_the_casts_keep_busy(
+    tokens: int, host: bool, decoder: nn.Module, look: Look
+) -> None:
     finding = eager_float8(look(decoder, tokens=tokens))
     assert isinstance(finding, Finding)
     assert ("launching them keeps the host busy for 10 ms" in finding.explanation) == host
@@ -91,7 +94,9 @@ class InSequentials(nn.Module):
 
     def __init__(self, container: Callable[[list[nn.Module]], nn.Module]) -> None:
         super().__init__()
-        self.blocks = container([nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)) for _ in range(3)])
+        self.blocks = container(
+            [nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)) for _ in range(3)]
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks.children():
@@ -104,22 +109,46 @@ class InSequentials(nn.Module):
     [
         (InDict, "for block in model.blocks.values():\n    block.compile()\nmodel.head.compile()"),
         (lambda: nn.Sequential(*(Block() for _ in range(2))), "for block in model:\n    block.compile()"),
-        (lambda: nn.Sequential(nn.Linear(256, 256), Decoder()), "for block in model[1].blocks:\n    block.compile()\nmodel[0].compile()"),
-        (lambda: nn.Sequential(*(nn.Linear(256, 256) for _ in range(6))), f"{WHY_WRAPPED}\nmodel = torch.compile(model)"),
-        (lambda: nn.DataParallel(Decoder()), "for block in model.module.blocks:\n    block.compile()"),
-        (lambda: InSequentials(nn.ModuleList), f"{WHY_WRAPPED}\nfor i, block in enumerate(model.blocks):\n    model.blocks[i] = torch.compile(block)"),
         (
-            lambda: InSequentials(lambda blocks: nn.ModuleDict({str(i): block for i, block in enumerate(blocks)})),
-            f"{WHY_WRAPPED}\nfor i, block in model.blocks.items():\n    model.blocks[i] = torch.compile(block)",
+            lambda: nn.Sequential(nn.Linear(256, 256), Decoder()),
+            "for block in model[1].blocks:\n    block.compile()\nmodel[0].compile()",
+        ),
+        (
+            lambda: nn.Sequential(*(nn.Linear(256, 256) for _ in range(6))),
+            f"{WHY_WRAPPED}\nmodel = torch.compile(model)",
+        ),
+        (lambda: nn.DataParallel(Decoder()), "for block in model.module.blocks:\n    block.compile()"),
+        (
+            lambda: InSequentials(nn.ModuleList),
+            f"{WHY_WRAPPED}\nfor i, block in enumerate(model.blocks):\n    model.blocks[i] = "
+            "torch.compile(block)",
+        ),
+        (
+            lambda: InSequentials(
+                lambda blocks: nn.ModuleDict({str(i): block for i, block in enumerate(blocks)})
+            ),
+            f"{WHY_WRAPPED}\nfor i, block in model.blocks.items():\n    model.blocks[i] = "
+            "torch.compile(block)",
         ),
         (
             lambda: nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(2))),
             f"{WHY_WRAPPED}\nfor i, block in enumerate(model):\n    model[i] = torch.compile(block)",
         ),
     ],
-    ids=["dict", "root", "inside a Sequential", "no blocks", "data parallel", "Sequentials", "Sequentials in a dict", "Sequentials in one"],
+    ids=[
+        "dict",
+        "root",
+        "inside a Sequential",
+        "no blocks",
+        "data parallel",
+        "Sequentials",
+        "Sequentials in a dict",
+        "Sequentials in one",
+    ],
 )
-def test_the_printed_treatment_runs_wherever_the_blocks_are(build: Callable[[], nn.Module], code: str, look: Look) -> None:
+def test_the_printed_treatment_runs_wherever_the_blocks_are(
+    build: Callable[[], nn.Module], code: str, look: Look
+) -> None:
     model = convert_to_float8_training(build().bfloat16())
     finding = eager_float8(look(model, tokens=4096))
     assert isinstance(finding, Finding)
@@ -150,7 +179,9 @@ def compile_children(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("compiled", [torch.compile, compile_in_place, compile_forwards, compile_children])
-def test_every_form_of_compile_is_seen(compiled: Callable[[Any], Any], decoder: nn.Module, look: Look) -> None:
+def test_every_form_of_compile_is_seen(
+    compiled: Callable[[Any], Any], decoder: nn.Module, look: Look
+) -> None:
     assert eager_float8(look(compiled(decoder), tokens=4096)) is None
 
 
@@ -168,7 +199,9 @@ def test_which_are_eager_is_said_of_three(decoder: nn.Module, look: Look) -> Non
     assert "Eager: " not in eager(look(decoder, tokens=4096)).explanation, "all of them"
     decoder.blocks[0].compile()
     found = eager(look(decoder, tokens=4096))
-    assert found.explanation.startswith("Eager: model.blocks[1].up, model.blocks[1].down, model.blocks[2].up and 1 more. Uncompiled, ")
+    assert found.explanation.startswith(
+        "Eager: model.blocks[1].up, model.blocks[1].down, model.blocks[2].up and 1 more. Uncompiled, "
+    )
 
 
 def test_a_layer_beside_compiled_blocks_is_compiled_alone(look: Look) -> None:

@@ -1,4 +1,5 @@
-"""CMP003 on float8 models that a trial compiles: where a break is decides, and what it is names the treatment."""
+"""CMP003 on float8 models that a trial compiles: where a break is decides, and what it is names the
+treatment."""
 
 from __future__ import annotations
 
@@ -158,9 +159,19 @@ def test_pieces_without_a_counted_break() -> None:
     """Not every torch counts a frame that it gives up as a break."""
     facts = tried(blocks_compiled(inside=gives_up), BATCH, "as_is")
     arm = facts.trial.arms[0]
-    finding = graph_breaks(timed(facts, msgspec.structs.replace(arm, cuts=(msgspec.structs.replace(arm.cuts[0], graph_breaks=0, break_reasons=()),))))
+    finding = graph_breaks(
+        timed(
+            facts,
+            msgspec.structs.replace(
+                arm, cuts=(msgspec.structs.replace(arm.cuts[0], graph_breaks=0, break_reasons=()),)
+            ),
+        )
+    )
     assert isinstance(finding, Finding)
-    assert (finding.severity, finding.title) == ("warning", "Compiled blocks run in pieces: 8 regions in a step, not 4")
+    assert (finding.severity, finding.title) == (
+        "warning",
+        "Compiled blocks run in pieces: 8 regions in a step, not 4",
+    )
     assert finding.treatment is not None
     assert finding.treatment.name == "show-graph-breaks"
 
@@ -175,7 +186,9 @@ def test_regions_are_counted_per_micro_batch(regions: int, split: bool) -> None:
     finding = graph_breaks(timed(facts, msgspec.structs.replace(arm, graphs_run=regions)))
     assert (isinstance(finding, Finding) and finding.severity == "warning") is split
     if isinstance(finding, Finding):
-        assert finding.explanation.startswith("One step entered 256 compiled regions; whole blocks would be 128 in 32 micro-batches.")
+        assert finding.explanation.startswith(
+            "One step entered 256 compiled regions; whole blocks would be 128 in 32 micro-batches."
+        )
 
 
 class Checkpointing(Decoder):
@@ -222,8 +235,14 @@ def transformers_own(inside: Any) -> nn.Module:
     ("build", "regions"),
     [(called, (8,)), (wrapped_inside, (4,)), (wrapped_around, (8,)), (transformers_own, (2, 4))],
 )
-def test_what_checkpointing_recomputes_is_entered_twice(build: Callable[[Any], nn.Module], regions: tuple[int, ...]) -> None:
-    batch = {"input_ids": torch.ones(2, 32, dtype=torch.long), "labels": torch.ones(2, 32, dtype=torch.long)} if build is transformers_own else BATCH
+def test_what_checkpointing_recomputes_is_entered_twice(
+    build: Callable[[Any], nn.Module], regions: tuple[int, ...]
+) -> None:
+    batch = (
+        {"input_ids": torch.ones(2, 32, dtype=torch.long), "labels": torch.ones(2, 32, dtype=torch.long)}
+        if build is transformers_own
+        else BATCH
+    )
     facts = tried(convert_to_float8_training(build(nothing).bfloat16()), batch, "as_is")
     assert facts.trial.arms[0].graphs_run in regions
     assert graph_breaks(facts) is None
@@ -236,7 +255,8 @@ def test_a_break_beside_a_checkpoint_is_found() -> None:
 
 
 def test_of_a_wrapper_and_a_region_a_counted_break_decides() -> None:
-    """Their names do not tell which is around the other; a region twice a block, as in the wrapped blocks above."""
+    """Their names do not tell which is around the other; a region twice a block, as in the wrapped blocks
+    above."""
     facts = tried(convert_to_float8_training(wrapped_inside(prints).bfloat16()), BATCH, "as_is")
     arm = facts.trial.arms[0]
     assert arm.cuts[-1].graph_breaks
@@ -261,8 +281,11 @@ def test_bf16_has_no_casts_to_lose() -> None:
     assert isinstance(graph_breaks(timed(tried(Decoder().bfloat16(), BATCH, "as_is"))), NotApplicable)
 
 
-def test_transformer_engines_modules_are_information(monkeypatch: pytest.MonkeyPatch, look: Callable[..., Facts]) -> None:
-    """A stand-in's layers; the break is one of a real function under torch.compiler.disable, which is what TE's were up to 2.19."""
+def test_transformer_engines_modules_are_information(
+    monkeypatch: pytest.MonkeyPatch, look: Callable[..., Facts]
+) -> None:
+    """A stand-in's layers; the break is one of a real function under torch.compiler.disable, which is what
+    TE's were up to 2.19."""
     broken = tried(whole_compiled(inside=calls_a_disabled), BATCH, "as_is").trial.arms[0].cuts
     stand_in.install(monkeypatch, "quantization")
     model = nn.Sequential(*(nn.Sequential(stand_in.Linear(32, 32), nn.ReLU()) for _ in range(4)))

@@ -64,7 +64,9 @@ def each_forward(model: Any) -> None:
 
 
 @pytest.mark.parametrize("compiled", [each_in_place, each_wrapped, each_forward])
-def test_every_way_to_compile_linears_alone(compiled: Callable[[Any], None], decoder: nn.Module, look: Look) -> None:
+def test_every_way_to_compile_linears_alone(
+    compiled: Callable[[Any], None], decoder: nn.Module, look: Look
+) -> None:
     compiled(decoder)
     finding = only_linears_compiled(look(decoder))
     assert isinstance(finding, Finding)
@@ -76,7 +78,9 @@ def test_every_way_to_compile_linears_alone(compiled: Callable[[Any], None], dec
 
 
 @pytest.mark.parametrize("whole", [torch.compile, lambda model: model.compile() or model])
-def test_a_region_around_them_is_what_counts(whole: Callable[[Any], Any], decoder: nn.Module, look: Look) -> None:
+def test_a_region_around_them_is_what_counts(
+    whole: Callable[[Any], Any], decoder: nn.Module, look: Look
+) -> None:
     each_in_place(decoder)
     assert only_linears_compiled(look(whole(decoder))) is None
 

@@ -1,4 +1,5 @@
-"""CMP005 on transformers models whose cache recompiles every block, and on modules that recompile for reasons of their own."""
+"""CMP005 on transformers models whose cache recompiles every block, and on modules that recompile for reasons
+of their own."""
 
 from __future__ import annotations
 
@@ -15,13 +16,15 @@ from transformers import LlamaForCausalLM
 from fp8doctor.checks.compilation.recompilation import STILL_COMPILING, recompilation
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.trial.evidence import _left_eager
+from fp8doctor.trial.measure.evidence import _left_eager
 from tests.checks.trials import tried
 from tests.examine.models import llama
 
 Look = Callable[..., Facts]
 
-LIMIT = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"  # the latter in torch 2.6
+LIMIT = (
+    "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+)  # the latter in torch 2.6
 SAYS_WHY = hasattr(torch._dynamo.utils.CompilationMetrics, "recompile_reason")
 """Whether Dynamo records why it compiles again."""
 
@@ -77,7 +80,10 @@ def test_the_printed_treatment_makes_it_silent(look: Look) -> None:
 def test_few_blocks_are_information(look: Look) -> None:
     finding = recompilation(look(compiled_llama(3, use_cache=True)))
     assert isinstance(finding, Finding)
-    assert (finding.severity, finding.title) == ("info", "A KV cache in training: 3 blocks are compiled 3 times, not once")
+    assert (finding.severity, finding.title) == (
+        "info",
+        "A KV cache in training: 3 blocks are compiled 3 times, not once",
+    )
 
 
 def test_a_limit_that_was_raised(look: Look) -> None:
@@ -170,12 +176,20 @@ def test_blocks_that_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["Dynamo recompile limit exceeded", "recompile_limit reached", "accumulated_recompile_limit reached", "cache_size_limit reached"]
+    "words",
+    [
+        "Dynamo recompile limit exceeded",
+        "recompile_limit reached",
+        "accumulated_recompile_limit reached",
+        "cache_size_limit reached",
+    ],
 )
 def test_the_words_of_every_torch_for_a_frame_that_is_given_up(words: str) -> None:
     """Said by torch 2.13, 2.9 (both) and 2.6."""
     failed = SimpleNamespace(compile_id="0/8", co_name=None, fail_reason=words)
-    named = SimpleNamespace(compile_id="0/0", co_name="forward", co_filename="model.py", co_firstlineno=1, fail_reason=None)
+    named = SimpleNamespace(
+        compile_id="0/0", co_name="forward", co_filename="model.py", co_firstlineno=1, fail_reason=None
+    )
     assert _left_eager([named, failed], nn.Identity()) == ("forward",)
 
 
@@ -190,7 +204,10 @@ def test_recompiling_while_it_is_timed() -> None:
     assert facts.trial.arms[0].reason == STILL_COMPILING
     finding = recompilation(facts)
     assert isinstance(finding, Finding)
-    assert (finding.severity, finding.title) == ("warning", "Frames were still being compiled after the warm-up")
+    assert (finding.severity, finding.title) == (
+        "warning",
+        "Frames were still being compiled after the warm-up",
+    )
 
 
 def shrinking(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,10 @@ def model() -> nn.Module:
 
 
 def against(facts: Facts, as_is: float, bf16: float, bf16_compiled: float) -> Any:
-    arms = [ran(name, ms, treatments=()) for name, ms in (("as_is", as_is), ("bf16", bf16), ("bf16_compiled", bf16_compiled))]
+    arms = [
+        ran(name, ms, treatments=())
+        for name, ms in (("as_is", as_is), ("bf16", bf16), ("bf16_compiled", bf16_compiled))
+    ]
     return unfair_baseline(timed(facts, *arms))
 
 
@@ -45,7 +48,11 @@ def test_eager_fp8_against_eager_bf16(model: nn.Module, look: Look) -> None:
     finding = against(look(model), 366.1, 132.6, 92.7)
     assert isinstance(finding, Finding)
     assert "reads 0.36x" in finding.title
-    assert finding.explanation == "Compiling alone gives BF16 1.43x: eager it takes 132.6 ms, compiled 92.7 ms. This FP8 is not compiled."
+    assert (
+        finding.explanation
+        == "Compiling alone gives BF16 1.43x: eager it takes 132.6 ms, compiled 92.7 ms. This FP8 is "
+        "not compiled."
+    )
     for block in model.blocks:  # type: ignore[union-attr]
         block.compile(backend="eager")
     finding = against(look(model), 366.1, 132.6, 92.7)
@@ -53,7 +60,11 @@ def test_eager_fp8_against_eager_bf16(model: nn.Module, look: Look) -> None:
     assert "not compiled" not in finding.explanation
 
 
-@pytest.mark.parametrize("times", [(88.31, 93.5, 92.72), (179.29, 97.95, 96.82), (100.0, 90.0, 92.0)], ids=["alike", "slow alike", "eager is best"])
+@pytest.mark.parametrize(
+    "times",
+    [(88.31, 93.5, 92.72), (179.29, 97.95, 96.82), (100.0, 90.0, 92.0)],
+    ids=["alike", "slow alike", "eager is best"],
+)
 def test_baselines_that_agree(times: tuple[float, float, float], model: nn.Module, look: Look) -> None:
     assert against(look(model), *times) is None
 
@@ -69,7 +80,10 @@ def test_fp32_in_disguise(look: Look) -> None:
     facts = tried(convert_to_float8_training(Stacked()), torch.zeros(2, 8, dtype=torch.long), "as_is", "bf16")
     finding = unfair_baseline(facts)
     assert isinstance(finding, Finding)
-    assert finding.title == "Without FP8 this job is not BF16: 100 % of the parameters are fp32, and no autocast is on"
+    assert (
+        finding.title
+        == "Without FP8 this job is not BF16: 100 % of the parameters are fp32, and no autocast is on"
+    )
     assert finding.evidence["baseline_under_autocast"] is True
     older = against(facts, 88.0, 93.0, 92.0)
     assert isinstance(older, Finding)

@@ -32,7 +32,13 @@ def both(facts: Facts, whole_s: float, blocks_s: float, *, blocks_ms: float = 10
     """The facts of a trial whose arms took this long to compile, as they would on a GPU."""
     arms = {"as_is": (whole_s, 100.0), "compile-blocks": (blocks_s, blocks_ms)}
     cuts = facts.trial.arms[0].cuts
-    return timed(facts, *(ran(name, ms, cuts=(msgspec.structs.replace(cuts[0], warm_up_s=seconds),)) for name, (seconds, ms) in arms.items()))
+    return timed(
+        facts,
+        *(
+            ran(name, ms, cuts=(msgspec.structs.replace(cuts[0], warm_up_s=seconds),))
+            for name, (seconds, ms) in arms.items()
+        ),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +61,15 @@ def test_seconds_that_are_worth_saving(facts: Facts) -> None:
     assert isinstance(finding, Finding)
     assert finding.title == "The model is compiled as one: 72 s to compile, 8 s block by block"
     assert finding.treatment is not None
-    assert (finding.treatment.name, finding.treatment.code) == ("compile-blocks", "for block in model.blocks:\n    block.compile()")
+    assert (finding.treatment.name, finding.treatment.code) == (
+        "compile-blocks",
+        "for block in model.blocks:\n    block.compile()",
+    )
 
 
-@pytest.mark.parametrize(("blocks_s", "blocks_ms"), [(70.0, 100.0), (8.0, 110.0)], ids=["as long", "a slower step"])
+@pytest.mark.parametrize(
+    ("blocks_s", "blocks_ms"), [(70.0, 100.0), (8.0, 110.0)], ids=["as long", "a slower step"]
+)
 def test_nothing_to_gain(facts: Facts, blocks_s: float, blocks_ms: float) -> None:
     assert whole_model_compile(both(facts, 72.0, blocks_s, blocks_ms=blocks_ms)) is None
 
@@ -78,7 +89,10 @@ def test_without_the_other_arm(facts: Facts, look: Look) -> None:
 
 def test_cuts_are_carried_on_to_the_full_depth(facts: Facts) -> None:
     (cut,) = facts.trial.arms[0].cuts
-    cuts = tuple(msgspec.structs.replace(cut, blocks={"blocks": kept}, warm_up_s=seconds) for kept, seconds in ((4, 14.0), (12, 38.0)))
+    cuts = tuple(
+        msgspec.structs.replace(cut, blocks={"blocks": kept}, warm_up_s=seconds)
+        for kept, seconds in ((4, 14.0), (12, 38.0))
+    )
     deep = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, blocks={"blocks": 24}))
     assert check.full_warm_up(deep, ran("as_is", cuts=cuts)) == pytest.approx(74.0)
     assert check.full_warm_up(deep, ran("as_is", cuts=cuts[::-1][1:])) == pytest.approx(14.0)

@@ -32,7 +32,12 @@ def test_an_a100_asked_for_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.title == "NVIDIA A100-SXM4-80GB (8.0) has no FP8 tensor cores"
     assert finding.severity == "error"
     assert "Ampere has none" in finding.explanation
-    assert finding.evidence == {"gpus": ("NVIDIA A100-SXM4-80GB",), "have": ("8.0",), "needed": "8.9", "fp8_wanted_by": "ACCELERATE_MIXED_PRECISION=fp8"}
+    assert finding.evidence == {
+        "gpus": ("NVIDIA A100-SXM4-80GB",),
+        "have": ("8.0",),
+        "needed": "8.9",
+        "fp8_wanted_by": "ACCELERATE_MIXED_PRECISION=fp8",
+    }
     assert finding.treatment is not None
     assert 'mixed_precision="bf16"' in finding.treatment.code
 
@@ -56,11 +61,17 @@ def test_fp8_layers_count_as_a_wish(monkeypatch: pytest.MonkeyPatch) -> None:
     ("capability", "outcome"),
     [
         *(((major, minor), "sick") for major, minor in ((7, 0), (7, 5), (8, 0), (8, 6), (8, 7))),
-        *(((major, minor), "healthy") for major, minor in ((8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1))),
+        *(
+            ((major, minor), "healthy")
+            for major, minor in ((8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1))
+        ),
     ],
 )
 def test_the_line_is_8_9(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], outcome: str) -> None:
-    assert outcome_of("GPU001", machine(monkeypatch, gpu("NVIDIA X", "GPU-1", capability, 24))).outcome == outcome
+    assert (
+        outcome_of("GPU001", machine(monkeypatch, gpu("NVIDIA X", "GPU-1", capability, 24))).outcome
+        == outcome
+    )
 
 
 def test_before_ampere_the_other_precision_is_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +104,13 @@ def test_unknown_where_it_is_unknown_which_gpu_is_meant(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("architecture", "outcome"),
-    [("gfx90a", "sick"), ("gfx942:sramecc+:xnack-", "healthy"), ("gfx950", "healthy"), ("gfx1100", "sick"), ("gfx1201", "healthy")],
+    [
+        ("gfx90a", "sick"),
+        ("gfx942:sramecc+:xnack-", "healthy"),
+        ("gfx950", "healthy"),
+        ("gfx1100", "sick"),
+        ("gfx1201", "healthy"),
+    ],
 )
 def test_amd_by_architecture(monkeypatch: pytest.MonkeyPatch, architecture: str, outcome: str) -> None:
     properties = SimpleNamespace(name="AMD Instinct", total_memory=192 * GIB, gcnArchName=architecture)
@@ -110,5 +127,7 @@ def test_amd_by_architecture(monkeypatch: pytest.MonkeyPatch, architecture: str,
 
 
 def test_a_gpu_that_does_not_tell_its_capability_is_unknown() -> None:
-    facts = Facts(environment=Environment(variables={}), gpus=(Gpu(name="NVIDIA X", vendor="nvidia", visible=True),))
+    facts = Facts(
+        environment=Environment(variables={}), gpus=(Gpu(name="NVIDIA X", vendor="nvidia", visible=True),)
+    )
     assert outcome_of("GPU001", facts).outcome == "unknown"

@@ -18,18 +18,30 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def machine(monkeypatch: pytest.MonkeyPatch, *devices: Device, cuda: str | None = "13.0", on_init: Exception | None = None) -> Facts:
+def machine(
+    monkeypatch: pytest.MonkeyPatch,
+    *devices: Device,
+    cuda: str | None = "13.0",
+    on_init: Exception | None = None,
+) -> Facts:
     StandIn(*devices, on_init=on_init).install(monkeypatch)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     return examine_surroundings(Target(kind="environment", name="environment"))
 
 
 def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = finding_of("GPU005", machine(monkeypatch, cuda=None, on_init=pynvml.NVMLError_LibraryNotFound()))
+    finding = finding_of(
+        "GPU005", machine(monkeypatch, cuda=None, on_init=pynvml.NVMLError_LibraryNotFound())
+    )
     assert finding is not None
     assert finding.title == "No GPU here; costs are modelled for H100"
     assert finding.severity == "info"
-    assert finding.evidence == {"gpus": 0, "hidden": 0, "modelled": "H100", "modelled_from": "NVIDIA H100 SXM datasheet, 2023"}
+    assert finding.evidence == {
+        "gpus": 0,
+        "hidden": 0,
+        "modelled": "H100",
+        "modelled_from": "NVIDIA H100 SXM datasheet, 2023",
+    }
     assert "Unknown without a GPU" in finding.explanation
     assert finding.treatment is not None
     assert "--assume-gpu" in finding.treatment.code
@@ -53,7 +65,11 @@ def test_a_gpu_that_may_or_may_not_be_visible_is_there(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("devices", "title"), [(1, "The only GPU is hidden by CUDA_VISIBLE_DEVICES='-1'"), (2, "All 2 GPUs are hidden by CUDA_VISIBLE_DEVICES='-1'")]
+    ("devices", "title"),
+    [
+        (1, "The only GPU is hidden by CUDA_VISIBLE_DEVICES='-1'"),
+        (2, "All 2 GPUs are hidden by CUDA_VISIBLE_DEVICES='-1'"),
+    ],
 )
 def test_hidden_gpus_are_no_gpus(monkeypatch: pytest.MonkeyPatch, devices: int, title: str) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
@@ -66,7 +82,9 @@ def test_hidden_gpus_are_no_gpus(monkeypatch: pytest.MonkeyPatch, devices: int, 
 def test_a_torch_without_cuda_uses_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = finding_of("GPU005", machine(monkeypatch, h100(), cuda=None))
     assert finding is not None
-    assert finding.title.startswith(f"torch {torch.__version__} is built without CUDA and does not use the NVIDIA H100 80GB HBM3")
+    assert finding.title.startswith(
+        f"torch {torch.__version__} is built without CUDA and does not use the NVIDIA H100 80GB HBM3"
+    )
     assert finding.treatment is not None
     assert finding.treatment.name == "install-cuda-torch"
 

@@ -1,4 +1,5 @@
-"""GPU002 on real torchao models. The GPUs are a stand-in NVML's; the tries run on the CPU, which has ``_scaled_mm``."""
+"""GPU002 on real torchao models. The GPUs are a stand-in NVML's; the tries run on the CPU, which has
+``_scaled_mm``."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ def float8(recipe: str) -> nn.Module:
     return convert_to_float8_training(linears(), config=Float8LinearConfig.from_recipe_name(recipe))
 
 
-@pytest.mark.parametrize(("name", "sick"), [("h100", True), ("b200", False), ("rtx5090", True), ("l40s", True)])
+@pytest.mark.parametrize(
+    ("name", "sick"), [("h100", True), ("b200", False), ("rtx5090", True), ("l40s", True)]
+)
 def test_mxfp8_needs_blackwell(name: str, sick: bool, machine: Machine, look: Look) -> None:
     machine({"h100": h100, "b200": b200, "rtx5090": rtx5090, "l40s": l40s}[name]())
     facts = look(mxfp8())
@@ -69,7 +72,9 @@ def test_mxfp8_needs_blackwell(name: str, sick: bool, machine: Machine, look: Lo
     assert (finding is not None) == sick
     if finding:
         assert finding.severity == "error"
-        assert finding.title.startswith("mxfp8 does not run here: it needs compute capability 10.0 or higher and below 11.0, and NVIDIA")
+        assert finding.title.startswith(
+            "mxfp8 does not run here: it needs compute capability 10.0 or higher and below 11.0, and NVIDIA"
+        )
         assert finding.evidence["layers"] == 2
 
 
@@ -78,7 +83,11 @@ def test_the_treatment_makes_it_silent(machine: Machine, look: Look) -> None:
     finding = finding_of("GPU002", look(mxfp8()))
     assert finding is not None
     assert finding.treatment is not None
-    names = {"Float8LinearConfig": Float8LinearConfig, "convert_to_float8_training": convert_to_float8_training, "model": linears()}
+    names = {
+        "Float8LinearConfig": Float8LinearConfig,
+        "convert_to_float8_training": convert_to_float8_training,
+        "model": linears(),
+    }
     exec(finding.treatment.code, names)
     facts = look(names["model"])
     assert [linear.recipe for linear in facts.network.linears] == ["tensorwise", "tensorwise"]
@@ -99,18 +108,24 @@ def test_what_is_emulated_on_purpose_runs_anywhere(machine: Machine, look: Look)
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
 @pytest.mark.parametrize("device_of", [h100, b200, l40s, rtx5090])
-def test_float8_recipes_are_believed_until_a_try_fails(recipe: str, device_of: Callable[[], Device], machine: Machine, look: Look) -> None:
+def test_float8_recipes_are_believed_until_a_try_fails(
+    recipe: str, device_of: Callable[[], Device], machine: Machine, look: Look
+) -> None:
     machine(device_of())
     assert outcome_of("GPU002", look(float8(recipe))).outcome == "healthy"
 
 
-@pytest.mark.parametrize("by_row", [pytest.param(False, marks=needs_scaled_mm), pytest.param(True, marks=needs_rowwise_scaled_mm)])
+@pytest.mark.parametrize(
+    "by_row", [pytest.param(False, marks=needs_scaled_mm), pytest.param(True, marks=needs_rowwise_scaled_mm)]
+)
 def test_the_try_is_a_valid_call(by_row: bool) -> None:
     assert device.try_scaled_mm(by_row, "cpu") is None
 
 
 def test_the_error_of_a_try_is_one_line_without_homes() -> None:
-    assert device.try_scaled_mm(True, "meta") == "RuntimeError: Tensor.item() cannot be called on meta tensors"
+    assert (
+        device.try_scaled_mm(True, "meta") == "RuntimeError: Tensor.item() cannot be called on meta tensors"
+    )
 
 
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +156,10 @@ def test_a_try_that_is_refused_is_sick(monkeypatch: pytest.MonkeyPatch, machine:
     monkeypatch.setattr(torch, "_scaled_mm", refuse)
     finding = finding_of("GPU002", look(float8("rowwise_with_gw_hp")))
     assert finding is not None
-    assert finding.title == f"rowwise_with_gw_hp does not run here: a tiny GEMM raises RuntimeError: {words.splitlines()[0]}"
+    assert (
+        finding.title
+        == f"rowwise_with_gw_hp does not run here: a tiny GEMM raises RuntimeError: {words.splitlines()[0]}"
+    )
 
 
 @pytest.mark.parametrize("model", [linears, mxfp8, lambda: float8("rowwise")])
@@ -171,7 +189,15 @@ def te(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("Float8CurrentScaling", h100, "11.8", False),
     ],
 )
-def test_transformer_engine(recipe: str, device_of: Callable[[], Device], cuda: str, sick: bool, te: ModuleType, machine: Machine, look: Look) -> None:
+def test_transformer_engine(
+    recipe: str,
+    device_of: Callable[[], Device],
+    cuda: str,
+    sick: bool,
+    te: ModuleType,
+    machine: Machine,
+    look: Look,
+) -> None:
     machine(device_of(), cuda=cuda)
     model = nn.Sequential(te.Linear(64, 64))
     with te.autocast(recipe=getattr(stand_in, recipe)()):
@@ -179,7 +205,9 @@ def test_transformer_engine(recipe: str, device_of: Callable[[], Device], cuda: 
     assert outcome_of("GPU002", look(model)).outcome == ("sick" if sick else "healthy")
 
 
-def test_mxfp8_that_accelerate_was_asked_for(monkeypatch: pytest.MonkeyPatch, machine: Machine, look: Look) -> None:
+def test_mxfp8_that_accelerate_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, look: Look
+) -> None:
     machine(h100())
     monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "TE")
     monkeypatch.setenv("ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING", "true")
@@ -192,6 +220,8 @@ def test_mxfp8_that_accelerate_was_asked_for(monkeypatch: pytest.MonkeyPatch, ma
 
 
 @pytest.mark.parametrize("devices", [(), (a100(),)])
-def test_without_fp8_tensor_cores_it_is_another_disease(devices: tuple[Device, ...], machine: Machine, look: Look) -> None:
+def test_without_fp8_tensor_cores_it_is_another_disease(
+    devices: tuple[Device, ...], machine: Machine, look: Look
+) -> None:
     machine(*devices)
     assert outcome_of("GPU002", look(mxfp8())).outcome == "not_applicable"

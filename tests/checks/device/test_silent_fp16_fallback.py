@@ -1,4 +1,5 @@
-"""GPU003: the real AcceleratorState falls back on a stand-in for the answer of nvidia-smi, beside a stand-in for NVML."""
+"""GPU003: the real AcceleratorState falls back on a stand-in for the answer of nvidia-smi, beside a stand-in
+for NVML."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ Look = Callable[..., Facts]
 
 @pytest.fixture
 def job(look: Look) -> Callable[..., Facts]:
-    """Facts of a plain model beside an Accelerator on a machine with these GPUs, the first of which nvidia-smi names."""
+    """Facts of a plain model beside an Accelerator on a machine with these GPUs, the first of which
+    nvidia-smi names."""
 
     def made(precision: str | None, *devices: Device, variable: str | None = "fp8") -> Facts:
         with accelerator(precision, *devices, variable=variable):
@@ -64,11 +66,16 @@ def test_an_old_first_gpu_takes_fp8_from_a_new_second_one(job: Callable[..., Fac
 
 
 def test_fp16_is_right_on_a_v100(job: Callable[..., Facts]) -> None:
-    assert outcome_of("GPU003", job(None, gpu("Tesla V100-SXM2-16GB", "GPU-c1", (7, 0), 16))).outcome == "not_applicable"
+    assert (
+        outcome_of("GPU003", job(None, gpu("Tesla V100-SXM2-16GB", "GPU-c1", (7, 0), 16))).outcome
+        == "not_applicable"
+    )
 
 
 def test_fp16_that_was_asked_for_is_no_fallback() -> None:
-    trainer = TrainerArguments(kind="transformers.training_args.TrainingArguments", bf16=False, fp16=True, mixed_precision="fp16")
+    trainer = TrainerArguments(
+        kind="transformers.training_args.TrainingArguments", bf16=False, fp16=True, mixed_precision="fp16"
+    )
     asked = msgspec.structs.replace(SICK, training=msgspec.structs.replace(SICK.training, trainer=trainer))
     assert outcome_of("GPU003", asked).outcome == "healthy"
     nobody = msgspec.structs.replace(SICK, environment=Facts().environment)
@@ -76,5 +83,7 @@ def test_fp16_that_was_asked_for_is_no_fallback() -> None:
 
 
 def test_an_amd_gpu_has_no_compute_capability() -> None:
-    amd = Gpu(name="AMD Instinct MI300X", vendor="amd", compute_capability=None, architecture="gfx942", visible=True)
+    amd = Gpu(
+        name="AMD Instinct MI300X", vendor="amd", compute_capability=None, architecture="gfx942", visible=True
+    )
     assert outcome_of("GPU003", msgspec.structs.replace(HEALTHY, gpus=(amd,))).outcome == "not_applicable"

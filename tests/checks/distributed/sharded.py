@@ -14,7 +14,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 needs_a_sharded_step = pytest.mark.skipif(
-    not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 has no torch.cpu.Stream.record_event, which fully_shard calls in a step on a CPU"
+    not hasattr(torch.cpu.Stream, "record_event"),
+    reason="torch 2.6 has no torch.cpu.Stream.record_event, which fully_shard calls in a step on a CPU",
 )
 
 
@@ -30,11 +31,17 @@ def processes(count: int) -> Iterator[None]:
 
 def blocks() -> nn.Sequential:
     """Four Linears in two blocks."""
-    return nn.Sequential(*(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)) for _ in range(2))).bfloat16()
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)) for _ in range(2))
+    ).bfloat16()
 
 
 def float8(all_gather: bool, recipe: str = "tensorwise") -> nn.Sequential:
-    config = Float8LinearConfig(enable_fsdp_float8_all_gather=all_gather) if recipe == "tensorwise" else Float8LinearConfig.from_recipe_name(recipe)
+    config = (
+        Float8LinearConfig(enable_fsdp_float8_all_gather=all_gather)
+        if recipe == "tensorwise"
+        else Float8LinearConfig.from_recipe_name(recipe)
+    )
     model = convert_to_float8_training(blocks(), config=config)
     assert isinstance(model, nn.Sequential)
     return model

@@ -39,7 +39,14 @@ def test_the_treatment_makes_it_silent(eight: None, look: Look) -> None:
     assert finding is not None
     assert finding.treatment is not None
     model = blocks()
-    exec(finding.treatment.code, {"model": model, "Float8LinearConfig": Float8LinearConfig, "convert_to_float8_training": convert_to_float8_training})
+    exec(
+        finding.treatment.code,
+        {
+            "model": model,
+            "Float8LinearConfig": Float8LinearConfig,
+            "convert_to_float8_training": convert_to_float8_training,
+        },
+    )
     assert outcome_of("DST001", look(shard(model))).outcome == "healthy"
 
 
@@ -53,10 +60,15 @@ def test_only_what_fsdp_shards_counts(eight: None, look: Look) -> None:
 
 @pytest.mark.parametrize(
     ("build", "outcome"),
-    [(lambda: shard(float8(all_gather=False, recipe="rowwise")), "not_applicable"), (lambda: shard(blocks()), "not_applicable")],
+    [
+        (lambda: shard(float8(all_gather=False, recipe="rowwise")), "not_applicable"),
+        (lambda: shard(blocks()), "not_applicable"),
+    ],
     ids=["rowwise cannot", "BF16"],
 )
-def test_where_there_is_nothing_to_set(build: Callable[[], nn.Module], outcome: str, eight: None, look: Look) -> None:
+def test_where_there_is_nothing_to_set(
+    build: Callable[[], nn.Module], outcome: str, eight: None, look: Look
+) -> None:
     assert outcome_of("DST001", look(build())).outcome == outcome
 
 
@@ -65,7 +77,9 @@ def test_tensor_parallel_weights_are_no_fsdp(eight: None, look: Look) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
     model = float8(all_gather=False)
-    parallelize_module(model, init_device_mesh("cpu", (8,)), {"0.2": ColwiseParallel()})  # torch 2.6 takes "0.0" for "0"
+    parallelize_module(
+        model, init_device_mesh("cpu", (8,)), {"0.2": ColwiseParallel()}
+    )  # torch 2.6 takes "0.0" for "0"
     facts = look(model)
     assert facts.training.distributed.fsdp2_linears == ()
     assert outcome_of("DST001", facts).outcome == "healthy"
@@ -88,7 +102,14 @@ def test_the_flag_in_a_training_that_shards_nothing(look: Look) -> None:
     assert finding.severity == "warning"
     assert finding.treatment is not None
     fresh = blocks()
-    exec(finding.treatment.code, {"model": fresh, "Float8LinearConfig": Float8LinearConfig, "convert_to_float8_training": convert_to_float8_training})
+    exec(
+        finding.treatment.code,
+        {
+            "model": fresh,
+            "Float8LinearConfig": Float8LinearConfig,
+            "convert_to_float8_training": convert_to_float8_training,
+        },
+    )
     assert outcome_of("DST001", look(fresh)).outcome == "healthy"
 
 
@@ -105,7 +126,10 @@ def test_accelerate_on_one_gpu() -> None:
     assert finding.title == "2 FP8 Linears are wrapped for FSDP2's all-gather, and nothing is sharded"
     assert finding.treatment is not None
     name, _, value = finding.treatment.code.removeprefix("export ").partition("=")
-    assert outcome_of("DST001", facts_of(PREPARED, ACCELERATE_FP8_BACKEND="AO", **{name: value})).outcome == "healthy"
+    assert (
+        outcome_of("DST001", facts_of(PREPARED, ACCELERATE_FP8_BACKEND="AO", **{name: value})).outcome
+        == "healthy"
+    )
 
 
 GLOO = """

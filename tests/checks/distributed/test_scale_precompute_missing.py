@@ -57,7 +57,9 @@ def test_before_the_first_step_it_is_information(with_optimizer: bool, eight: No
     assert finding.evidence["optimizer_stepped"] is False
 
 
-def test_looking_asks_for_no_collective_and_changes_no_scale(eight: None, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_asks_for_no_collective_and_changes_no_scale(
+    eight: None, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = shard(float8(all_gather=True))
     called: list[str] = []
     for name in ("all_reduce", "all_gather_into_tensor", "barrier"):

@@ -15,7 +15,13 @@ from tests.stand_ins import transformer_engine as stand_in
 class Linear(stand_in.Linear):
     """``te.Linear`` as Accelerate builds it, with ``params_dtype``."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, params_dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        params_dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__(in_features, out_features, bias)
         self.to(params_dtype)
 
@@ -35,7 +41,12 @@ def prepare(monkeypatch: pytest.MonkeyPatch, model: nn.Module, optimizer: torch.
     library = stand_in.install(monkeypatch, "fp8")
     monkeypatch.setattr(library, "Linear", Linear)
     monkeypatch.setattr(library, "LayerNorm", LayerNorm, raising=False)
-    monkeypatch.setattr(sys.modules["transformer_engine.pytorch.fp8"], "check_mxfp8_support", lambda: (False, ""), raising=False)
+    monkeypatch.setattr(
+        sys.modules["transformer_engine.pytorch.fp8"],
+        "check_mxfp8_support",
+        lambda: (False, ""),
+        raising=False,
+    )
     for module in (
         "accelerate.accelerator",
         "accelerate.utils.transformer_engine",
@@ -44,4 +55,6 @@ def prepare(monkeypatch: pytest.MonkeyPatch, model: nn.Module, optimizer: torch.
         "accelerate.state",
     ):
         monkeypatch.setattr(f"{module}.is_transformer_engine_available", lambda: True, raising=False)
-    return Accelerator(mixed_precision="fp8", cpu=True, kwargs_handlers=[TERecipeKwargs()]).prepare(model, optimizer)
+    return Accelerator(mixed_precision="fp8", cpu=True, kwargs_handlers=[TERecipeKwargs()]).prepare(
+        model, optimizer
+    )

@@ -1,4 +1,5 @@
-"""MOD010 on models that Accelerate, a Trainer, PEFT and torchao's prototypes made, and on what really becomes of their checkpoints."""
+"""MOD010 on models that Accelerate, a Trainer, PEFT and torchao's prototypes made, and on what really becomes
+of their checkpoints."""
 
 from __future__ import annotations
 
@@ -37,36 +38,56 @@ def found(facts: Facts) -> Finding:
 def wrapped(model: nn.Module, all_gather: bool = True) -> nn.Module:
     """As Accelerate's torchao path converts on one device."""
     config = Float8LinearConfig(enable_fsdp_float8_all_gather=all_gather, pad_inner_dim=True)
-    return convert_to_float8_training(model, config=config, module_filter_fn=lambda module, name: "lora_" not in name and "head" not in name)
+    return convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda module, name: "lora_" not in name and "head" not in name
+    )
 
 
 def trained(folder: Path, save: str) -> Any:
     from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(
-        str(folder), use_cpu=True, max_steps=1, bf16=False, report_to=[], save_strategy=save, save_steps=1, save_only_model=True, disable_tqdm=True
+        str(folder),
+        use_cpu=True,
+        max_steps=1,
+        bf16=False,
+        report_to=[],
+        save_strategy=save,
+        save_steps=1,
+        save_only_model=True,
+        disable_tqdm=True,
     )
-    trainer = Trainer(llama(), arguments, train_dataset=[{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8)
+    trainer = Trainer(
+        llama(), arguments, train_dataset=[{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
+    )
     trainer.train()
     return trainer
 
 
-def test_a_trainer_stops_at_its_first_checkpoint(monkeypatch: pytest.MonkeyPatch, forget_accelerate: None, tmp_path: Path) -> None:
+def test_a_trainer_stops_at_its_first_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, forget_accelerate: None, tmp_path: Path
+) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     with pytest.raises(RuntimeError, match="invalid python storage"):
         trained(tmp_path, save="steps")
     report = inspect_model(trained(tmp_path, save="no"), trial=False)
     (finding,) = (each for each in report.findings if each.code == "MOD010")
     assert finding.severity == "error"
-    assert finding.title == "13 FP8 layers cannot be saved: their weights are WeightWithDynamicFloat8CastTensor"
-    assert finding.explanation.startswith("A Trainer's checkpoint, which is written with safetensors, fails on them, tried on ")
+    assert (
+        finding.title == "13 FP8 layers cannot be saved: their weights are WeightWithDynamicFloat8CastTensor"
+    )
+    assert finding.explanation.startswith(
+        "A Trainer's checkpoint, which is written with safetensors, fails on them, tried on "
+    )
     assert finding.explanation.endswith(INVALID)
     assert (finding.evidence["torch_save"], finding.evidence["safetensors"]) == (None, INVALID)
     (step,) = (each for each in report.prescription if "MOD010" in each.mends)
     assert set(step.mends) == {"DST001", "MOD007", "MOD010"}, "one setting mends them all"
 
 
-def test_treatment_by_the_variable_lets_it_save(monkeypatch: pytest.MonkeyPatch, forget_accelerate: None, tmp_path: Path) -> None:
+def test_treatment_by_the_variable_lets_it_save(
+    monkeypatch: pytest.MonkeyPatch, forget_accelerate: None, tmp_path: Path
+) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     monkeypatch.setenv("ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "false")
     report = inspect_model(trained(tmp_path, save="steps"), trial=False)
@@ -88,22 +109,36 @@ def test_a_model_with_save_pretrained(look: Look, tmp_path: Path) -> None:
 
 def test_wrappers_of_torchaos_prototypes_are_saved_unwrapped(look: Look, tmp_path: Path) -> None:
     model = llama().bfloat16()
-    quantize_(model, Float8TrainingOpConfig(), filter_fn=lambda module, name: isinstance(module, nn.Linear) and "head" not in name)
+    quantize_(
+        model,
+        Float8TrainingOpConfig(),
+        filter_fn=lambda module, name: isinstance(module, nn.Linear) and "head" not in name,
+    )
     finding = found(look(model))
-    assert finding.evidence["weight_class"] == "torchao.prototype.moe_training.tensor.Float8TrainingWeightWrapperTensor"
+    assert (
+        finding.evidence["weight_class"]
+        == "torchao.prototype.moe_training.tensor.Float8TrainingWeightWrapperTensor"
+    )
     assert finding.treatment is not None
     with pytest.raises(RuntimeError, match="invalid python storage"):
         model.save_pretrained(tmp_path)
     exec(finding.treatment.code, {"model": model, "folder": tmp_path})
     again = type(model).from_pretrained(tmp_path)
-    assert torch.equal(again.model.layers[1].mlp.up_proj.weight, model.model.layers[1].mlp.up_proj.weight._data)
+    assert torch.equal(
+        again.model.layers[1].mlp.up_proj.weight, model.model.layers[1].mlp.up_proj.weight._data
+    )
 
 
 def test_what_saves_with_torch_is_not_sick(look: Look) -> None:
     """Nobody knows how a plain module's owner saves it, and ``torch.save`` takes these weights."""
     facts = look(wrapped(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))))
     (weight,) = facts.network.saving
-    assert (weight.tensors, weight.tried, weight.pickle_error, weight.storage_error) == (2, "0.weight", None, INVALID)
+    assert (weight.tensors, weight.tried, weight.pickle_error, weight.storage_error) == (
+        2,
+        "0.weight",
+        None,
+        INVALID,
+    )
     assert cannot_be_saved(facts) is None
 
 
@@ -113,7 +148,10 @@ def test_accelerate_alone_warns(look: Look, forget_accelerate: None, tmp_path: P
     accelerator = Accelerator(mixed_precision="fp8", cpu=True)
     model = accelerator.prepare(nn.Sequential(*(nn.Linear(32, 32) for _ in range(4))))
     finding = found(look(model))
-    assert (finding.severity, finding.explanation.startswith("save_state or save_model of Accelerate")) == ("warning", True)
+    assert (finding.severity, finding.explanation.startswith("save_state or save_model of Accelerate")) == (
+        "warning",
+        True,
+    )
     for save in (accelerator.save_state, lambda folder: accelerator.save_model(model, folder)):
         with pytest.raises(RuntimeError, match="invalid python storage"):
             save(str(tmp_path))
@@ -177,7 +215,10 @@ def test_weights_without_data_are_unknown(look: Look) -> None:
     with torch.device("meta"):
         model = wrapped(nn.Sequential(nn.Linear(32, 32)))
     facts = look(model)
-    assert facts.gaps["network.saving"] == "the smallest WeightWithDynamicFloat8CastTensor has no data (meta device)"
+    assert (
+        facts.gaps["network.saving"]
+        == "the smallest WeightWithDynamicFloat8CastTensor has no data (meta device)"
+    )
     (outcome,) = (each for each in inspect_model(model, trial=False).outcomes if each.code == "MOD010")
     assert outcome.outcome == "unknown"
 

@@ -34,7 +34,9 @@ def mx(emulate: bool) -> nn.Module:
 
 
 @pytest.mark.parametrize(("build", "treatment"), [(float8, "real-fp8-kernel"), (mx, "real-mx-kernel")])
-def test_emulation_is_found_and_the_real_kernel_is_the_treatment(look: Look, build: Callable[[bool], nn.Module], treatment: str) -> None:
+def test_emulation_is_found_and_the_real_kernel_is_the_treatment(
+    look: Look, build: Callable[[bool], nn.Module], treatment: str
+) -> None:
     finding = emulated_fp8(look(build(True)))
     assert isinstance(finding, Finding)
     assert finding.title == "2 of 2 FP8 layers emulate FP8"

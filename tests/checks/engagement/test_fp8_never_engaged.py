@@ -17,7 +17,9 @@ def outcome(report: Report) -> str:
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside the autocast", "outside"])
-def test_transformer_engine_layers_note_whether_they_ran_in_fp8(monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
+def test_transformer_engine_layers_note_whether_they_ran_in_fp8(
+    monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
     te.install(monkeypatch)
     model = nn.Sequential(te.Linear(32, 32), te.Linear(32, 32))
     with te.autocast(enabled=inside, recipe=te.Float8CurrentScaling()):
@@ -47,7 +49,10 @@ def test_converted_layers_that_are_never_called_are_seen_by_the_trial() -> None:
     assert outcome(report) == "sick"
     assert report.verdict.status == "fp8_not_engaged"
     called = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32, bias=False)).bfloat16())
-    assert outcome(inspect_model(called, torch.ones(16, 32, dtype=torch.bfloat16), device="cpu", budget_s=5)) == "healthy"
+    assert (
+        outcome(inspect_model(called, torch.ones(16, 32, dtype=torch.bfloat16), device="cpu", budget_s=5))
+        == "healthy"
+    )
 
 
 def test_without_a_trial_layers_that_note_nothing_are_not_judged() -> None:

@@ -1,4 +1,5 @@
-"""MOD003 on the real classes of transformers and torchao, on a plain float8 parameter, and on healthy relatives."""
+"""MOD003 on the real classes of transformers and torchao, on a plain float8 parameter, and on healthy
+relatives."""
 
 from __future__ import annotations
 
@@ -25,8 +26,18 @@ def huggingface() -> nn.Module:
     from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
 
     with torch.device("meta"):
-        model = LlamaForCausalLM(LlamaConfig(hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=2, vocab_size=512))
-        return replace_with_fp8_linear(model, modules_to_not_convert=["lm_head"], quantization_config=FineGrainedFP8Config())
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                hidden_size=256,
+                intermediate_size=512,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                vocab_size=512,
+            )
+        )
+        return replace_with_fp8_linear(
+            model, modules_to_not_convert=["lm_head"], quantization_config=FineGrainedFP8Config()
+        )
 
 
 def test_hugging_face_fp8_linear(look: Look) -> None:
@@ -50,8 +61,12 @@ def test_torchao_weight_only_tensor(look: Look) -> None:
 
 
 def test_torchao_dynamic_tensor_raises_in_its_backward() -> None:
-    layer = msgspec.structs.replace(SICK.network.linears[0], stack="torchao", features={"activations_quantized": True})
-    finding = fp8_storage_only(msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,))))
+    layer = msgspec.structs.replace(
+        SICK.network.linears[0], stack="torchao", features={"activations_quantized": True}
+    )
+    finding = fp8_storage_only(
+        msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,)))
+    )
     assert isinstance(finding, Finding)
     assert "derivative for aten::_scaled_mm is not implemented" in finding.explanation
 
@@ -67,7 +82,9 @@ def test_plain_float8_parameter(look: Look) -> None:
 
 def test_float8_parameter_outside_any_linear(look: Look) -> None:
     model = mlp()
-    model.register_parameter("table", nn.Parameter(torch.zeros(16, 16).to(torch.float8_e4m3fn), requires_grad=False))
+    model.register_parameter(
+        "table", nn.Parameter(torch.zeros(16, 16).to(torch.float8_e4m3fn), requires_grad=False)
+    )
     finding = fp8_storage_only(look(model))
     assert isinstance(finding, Finding)
     assert finding.evidence["stored_linears"] == 0
@@ -92,7 +109,9 @@ def test_bf16_is_no_storage(look: Look) -> None:
     assert isinstance(fp8_storage_only(look(mlp())), NotApplicable)
 
 
-@pytest.mark.parametrize(("stack", "dtype"), [("bitsandbytes", "uint8"), ("bitsandbytes", "int8"), ("torchao", "int8")])
+@pytest.mark.parametrize(
+    ("stack", "dtype"), [("bitsandbytes", "uint8"), ("bitsandbytes", "int8"), ("torchao", "int8")]
+)
 def test_four_and_eight_bits_are_not_this_disease(stack: str, dtype: str) -> None:
     layer = msgspec.structs.replace(SICK.network.linears[0], stack=stack, dtype=dtype)
     network = msgspec.structs.replace(SICK.network, linears=(layer,), float8_parameters=0)

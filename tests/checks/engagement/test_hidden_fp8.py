@@ -28,7 +28,8 @@ def with_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 @pytest.fixture
 def prepare(monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> Prepare:
-    """A model as `prepare` leaves it, by an Accelerator of this precision with this backend in the environment."""
+    """A model as `prepare` leaves it, by an Accelerator of this precision with this backend in the
+    environment."""
 
     def prepared(precision: str, backend: str | None) -> Any:
         from accelerate import Accelerator
@@ -36,7 +37,11 @@ def prepare(monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> Prepare
 
         accelerated.prepare(monkeypatch, *with_optimizer())  # installs the stand-in
         library = sys.modules["transformer_engine.pytorch"]
-        monkeypatch.setattr(library, "fp8_autocast", lambda enabled, fp8_recipe: transformer_engine.autocast(enabled, fp8_recipe))
+        monkeypatch.setattr(
+            library,
+            "fp8_autocast",
+            lambda enabled, fp8_recipe: transformer_engine.autocast(enabled, fp8_recipe),
+        )
         AcceleratorState._reset_state(reset_partial_state=True)
         if backend:
             monkeypatch.setenv("ACCELERATE_FP8_BACKEND", backend)
@@ -80,17 +85,28 @@ def test_layers_that_the_script_converted_are_no_accident(look: Look, forget_acc
     from torchao.float8 import convert_to_float8_training
 
     model, optimizer = with_optimizer()
-    model, _ = Accelerator(mixed_precision="bf16", cpu=True).prepare(convert_to_float8_training(model), optimizer)
+    model, _ = Accelerator(mixed_precision="bf16", cpu=True).prepare(
+        convert_to_float8_training(model), optimizer
+    )
     assert outcome_of("MOD006", look(model)).outcome == "not_applicable"
 
 
 def test_layers_that_ran_in_bf16_are_not_hidden_fp8() -> None:
     layer = msgspec.structs.replace(SICK.network.linears[0], engaged=False)
-    assert outcome_of("MOD006", msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,)))).outcome == "not_applicable"
+    assert (
+        outcome_of(
+            "MOD006",
+            msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,))),
+        ).outcome
+        == "not_applicable"
+    )
 
 
 def test_under_deepspeed_the_state_says_no_for_bf16() -> None:
-    training = msgspec.structs.replace(HEALTHY.training, accelerate=Accelerate(mixed_precision="no", distributed="DEEPSPEED", prepared=True, te_autocast=True))
+    training = msgspec.structs.replace(
+        HEALTHY.training,
+        accelerate=Accelerate(mixed_precision="no", distributed="DEEPSPEED", prepared=True, te_autocast=True),
+    )
     finding = finding_of("MOD006", msgspec.structs.replace(HEALTHY, training=training))
     assert finding is not None
     assert finding.evidence["precision"] == "bf16"

@@ -1,4 +1,5 @@
-"""MOD011 on model files whose own conversion runs while they are loaded, and the promise that watching changes nothing."""
+"""MOD011 on model files whose own conversion runs while they are loaded, and the promise that watching
+changes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from fp8doctor.examine import examine
 from fp8doctor.examine.conversion import Watch
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.load import load
+from fp8doctor.loading.model_file import load
 
 MODEL = """
     from torch import nn
@@ -55,7 +56,9 @@ def facts_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
     def loaded(lines: str) -> Facts:
         path = tmp_path / "watched_model.py"
-        path.write_text(textwrap.dedent(MODEL) + textwrap.indent(textwrap.dedent(lines).strip(), "    ") + "\n", "utf-8")
+        path.write_text(
+            textwrap.dedent(MODEL) + textwrap.indent(textwrap.dedent(lines).strip(), "    ") + "\n", "utf-8"
+        )
         try:
             return examine(load(str(path)))
         finally:
@@ -65,9 +68,14 @@ def facts_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 
 SICK = {
-    "hooks": ("model[0].register_forward_hook(hook); return convert(model, module_filter_fn=plain)", "the hooks of 1 Linear", "convert-first"),
+    "hooks": (
+        "model[0].register_forward_hook(hook); return convert(model, module_filter_fn=plain)",
+        "the hooks of 1 Linear",
+        "convert-first",
+    ),
     "compile": (
-        "import torch; model[2].forward = torch.compile(model[2].forward); return convert(model, module_filter_fn=plain)",
+        "import torch; model[2].forward = torch.compile(model[2].forward); return convert(model, "
+        "module_filter_fn=plain)",
         "the compile of 1 Linear",
         "convert-first",
     ),
@@ -76,7 +84,8 @@ SICK = {
 HEALTHY = {
     "hooks": "convert(model, module_filter_fn=plain); model[0].register_forward_hook(hook); return model",
     "compile": "convert(model, module_filter_fn=plain); model[2].compile(); return model",
-    "compile above": "model[2].compile(); convert(model, module_filter_fn=plain); model.compile(); return model",
+    "compile above": "model[2].compile(); convert(model, module_filter_fn=plain); model.compile(); "
+    "return model",
     "own forward": "return convert(model, module_filter_fn=plain)",
 }
 IN_PLACE = "model[2].compile(); return convert(model, module_filter_fn=plain)"
@@ -106,11 +115,18 @@ def test_the_right_order_is_silent(facts_of: Callable[[str], Facts], order: str)
 
 
 def test_a_compiled_wrapper_goes_on_calling_the_old_linear(facts_of: Callable[[str], Facts]) -> None:
-    finding = hooks_or_subclass_lost(facts_of("import torch; model[0] = torch.compile(model[0]); return convert(model, module_filter_fn=plain)"))
+    finding = hooks_or_subclass_lost(
+        facts_of(
+            "import torch; model[0] = torch.compile(model[0]); return convert(model, module_filter_fn=plain)"
+        )
+    )
     assert isinstance(finding, Finding)
     assert finding.severity == "error"
     assert finding.title == "1 FP8 layer inside a compiled wrapper never called"
-    healthy = facts_of("import torch; convert(model, module_filter_fn=plain); model[0] = torch.compile(model[0]); return model")
+    healthy = facts_of(
+        "import torch; convert(model, module_filter_fn=plain); model[0] = torch.compile(model[0]); "
+        "return model"
+    )
     assert hooks_or_subclass_lost(healthy) is None
 
 
@@ -191,7 +207,9 @@ def test_watching_keeps_nothing_alive() -> None:
         assert weight() is None
 
 
-def test_a_class_that_cannot_be_read_costs_the_fact_and_not_the_conversion(look: Callable[..., Facts], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_that_cannot_be_read_costs_the_fact_and_not_the_conversion(
+    look: Callable[..., Facts], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(parent: nn.Module, old: nn.Linear, new: nn.Module) -> None:
         raise RuntimeError("a property of the user's")
 

@@ -13,9 +13,9 @@ from torch import nn
 from fp8doctor import registry
 from fp8doctor.checks.engagement import no_fp8_modules
 from fp8doctor.checks.engagement.no_fp8_modules import SICK
+from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.facts import Environment, Facts
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.prescription import prescribe
 
 Look = Callable[..., Facts]
 
@@ -27,13 +27,19 @@ def answer(facts: Facts) -> Finding | NotApplicable | None:
 def gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=512, bos_token_id=0, eos_token_id=0))
+    return GPT2LMHeadModel(
+        GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=512, bos_token_id=0, eos_token_id=0)
+    )
 
 
 def llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, vocab_size=512))
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, vocab_size=512
+        )
+    )
 
 
 @pytest.fixture
@@ -110,8 +116,12 @@ def test_nobody_asked(look: Look) -> None:
 
 
 def test_eight_bits_of_bitsandbytes_are_not_fp8() -> None:
-    layer = msgspec.structs.replace(SICK.network.linears[0], stack="bitsandbytes", use="storage", dtype="int8")
-    finding = answer(msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,))))
+    layer = msgspec.structs.replace(
+        SICK.network.linears[0], stack="bitsandbytes", use="storage", dtype="int8"
+    )
+    finding = answer(
+        msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,)))
+    )
     assert isinstance(finding, Finding)
 
 
@@ -124,5 +134,12 @@ def test_an_overridden_request_is_treated_instead() -> None:
 
 def test_an_old_recording_without_variables_is_no_request() -> None:
     assert isinstance(
-        answer(msgspec.structs.replace(SICK, environment=Environment(), training=msgspec.structs.replace(SICK.training, accelerate=None))), NotApplicable
+        answer(
+            msgspec.structs.replace(
+                SICK,
+                environment=Environment(),
+                training=msgspec.structs.replace(SICK.training, accelerate=None),
+            )
+        ),
+        NotApplicable,
     )

@@ -32,7 +32,9 @@ def found(facts: Facts) -> Finding:
     return finding
 
 
-def test_accelerate_unfreezes_a_lora_base(look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> None:
+def test_accelerate_unfreezes_a_lora_base(
+    look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
+) -> None:
     model = lora(llama())
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     model, optimizer = prepare(monkeypatch, model, sgd(model.parameters()))
@@ -58,7 +60,9 @@ def test_a_converted_base_that_was_unfrozen_later(look: Look) -> None:
     assert finding.evidence["first"][0] == "base_model.model.model.layers.0.mlp.gate_proj.base_layer.weight"
 
 
-def test_frozen_layers_that_a_watched_conversion_made_trainable(look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> None:
+def test_frozen_layers_that_a_watched_conversion_made_trainable(
+    look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
+) -> None:
     """Without LoRA: only who saw the conversion knows that they were frozen."""
     with Watch() as watch:
         model = nn.Sequential(nn.Linear(32, 32).requires_grad_(False), nn.Linear(32, 32))
@@ -74,7 +78,9 @@ def accelerated(**settings: Any) -> tuple[nn.Module, Any]:
 
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
-    model, optimizer = Accelerator(mixed_precision="fp8", cpu=True, **settings).prepare(model, sgd(model.parameters()))
+    model, optimizer = Accelerator(mixed_precision="fp8", cpu=True, **settings).prepare(
+        model, sgd(model.parameters())
+    )
     return model, optimizer
 
 
@@ -96,12 +102,24 @@ def test_accelerate_wraps_the_weights_that_the_optimizer_holds(look: Look, forge
     assert not learns(model, optimizer)
 
 
-def test_a_trainer_does_the_same(monkeypatch: pytest.MonkeyPatch, forget_accelerate: None, tmp_path: Path) -> None:
+def test_a_trainer_does_the_same(
+    monkeypatch: pytest.MonkeyPatch, forget_accelerate: None, tmp_path: Path
+) -> None:
     from transformers import Trainer, TrainingArguments
 
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    arguments = TrainingArguments(str(tmp_path), use_cpu=True, max_steps=1, bf16=False, report_to=[], save_strategy="no", disable_tqdm=True)
-    trainer = Trainer(llama(), arguments, train_dataset=[{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8)
+    arguments = TrainingArguments(
+        str(tmp_path),
+        use_cpu=True,
+        max_steps=1,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = Trainer(
+        llama(), arguments, train_dataset=[{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
+    )
     trainer.train()
     (finding,) = (each for each in inspect_model(trainer, trial=False).findings if each.code == "MOD007")
     assert (finding.severity, finding.evidence["wrapped_weights"]) == ("error", 13)
@@ -110,12 +128,16 @@ def test_a_trainer_does_the_same(monkeypatch: pytest.MonkeyPatch, forget_acceler
 def test_treatment_without_the_wrapping_makes_it_silent(look: Look, forget_accelerate: None) -> None:
     from accelerate.utils import AORecipeKwargs
 
-    model, optimizer = accelerated(kwargs_handlers=[AORecipeKwargs(config=Float8LinearConfig(pad_inner_dim=True))])
+    model, optimizer = accelerated(
+        kwargs_handlers=[AORecipeKwargs(config=Float8LinearConfig(pad_inner_dim=True))]
+    )
     assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
     assert learns(model, optimizer)
 
 
-def test_treatment_by_the_variable_makes_it_silent(look: Look, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_treatment_by_the_variable_makes_it_silent(
+    look: Look, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "false")
     model, optimizer = accelerated()
     assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
@@ -149,7 +171,8 @@ def test_an_optimizer_that_is_a_callable_is_unknown() -> None:
 
 
 class Copies:
-    """A stand-in for DeepSpeed's optimizer, which holds flat copies of the parameters and is no torch.optim.Optimizer."""
+    """A stand-in for DeepSpeed's optimizer, which holds flat copies of the parameters and is no
+    torch.optim.Optimizer."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.param_groups = [{"params": [each.detach().clone() for each in parameters]}]
@@ -162,12 +185,16 @@ class Copies:
         pytest.param(
             lambda model: torch.optim.Muon([model[0].weight]),
             "Muon takes matrices only",
-            marks=pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9 has no torch.optim.Muon"),
+            marks=pytest.mark.skipif(
+                not hasattr(torch.optim, "Muon"), reason="torch before 2.9 has no torch.optim.Muon"
+            ),
         ),
     ],
     ids=["copies", "Muon"],
 )
-def test_optimizers_whose_groups_cannot_tell_are_unknown(build: Callable[[nn.Module], Any], reason: str, look: Look) -> None:
+def test_optimizers_whose_groups_cannot_tell_are_unknown(
+    build: Callable[[nn.Module], Any], reason: str, look: Look
+) -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
     facts = look(model, optimizer=build(model))
     assert not recorded(facts.training.parameters_outside_optimizer)

@@ -1,4 +1,5 @@
-"""MOD004 on real conversions that stopped half-way, each with its reason, and on filters that are as they should be."""
+"""MOD004 on real conversions that stopped half-way, each with its reason, and on filters that are as they
+should be."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def fired(facts: Facts, reason: str) -> Finding:
     return finding
 
 
-def test_accelerate_stops_at_the_first_unaligned_sibling(look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> None:
+def test_accelerate_stops_at_the_first_unaligned_sibling(
+    look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
+) -> None:
     model = Block()
     model, _ = prepare(monkeypatch, model, torch.optim.SGD(model.parameters()))
     finding = fired(look(model), "sibling")
@@ -57,11 +60,22 @@ def test_accelerate_stops_at_the_first_unaligned_sibling(look: Look, monkeypatch
     assert (finding.evidence["ceiling_now"], finding.evidence["ceiling_with_all"]) == (1.31, 1.91)
 
 
-def test_treatments_for_a_stop_make_it_silent(look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> None:
+def test_treatments_for_a_stop_make_it_silent(
+    look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
+) -> None:
     aligned = Block(gate=16)
     aligned, _ = prepare(monkeypatch, aligned, torch.optim.SGD(aligned.parameters()))
     assert partial_conversion(look(aligned)) is None
-    assert partial_conversion(look(convert_to_float8_training(on_meta(Block), module_filter_fn=lambda module, name: name != "gate"))) is None
+    assert (
+        partial_conversion(
+            look(
+                convert_to_float8_training(
+                    on_meta(Block), module_filter_fn=lambda module, name: name != "gate"
+                )
+            )
+        )
+        is None
+    )
 
 
 def test_accelerate_leaves_out_the_first_and_the_last(look: Look, forget_accelerate: None) -> None:
@@ -76,11 +90,23 @@ def test_accelerate_leaves_out_the_first_and_the_last(look: Look, forget_acceler
     assert finding.evidence["missing_layers"] == 2
     AcceleratorState._reset_state()
     recipe = AORecipeKwargs(module_filter_func=lambda module, name: name != "lm_head")
-    assert partial_conversion(look(Accelerator(mixed_precision="fp8", cpu=True, kwargs_handlers=[recipe]).prepare(mlp()))) is None
+    assert (
+        partial_conversion(
+            look(Accelerator(mixed_precision="fp8", cpu=True, kwargs_handlers=[recipe]).prepare(mlp()))
+        )
+        is None
+    )
 
 
 def test_conv1d_beside_a_converted_head(look: Look) -> None:
-    sizes = {"n_layer": 1, "n_embd": WIDTH, "n_head": 8, "vocab_size": 1024, "bos_token_id": 0, "eos_token_id": 0}
+    sizes = {
+        "n_layer": 1,
+        "n_embd": WIDTH,
+        "n_head": 8,
+        "vocab_size": 1024,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     model = on_meta(lambda: GPT2LMHeadModel(GPT2Config(**sizes)))
     finding = fired(look(convert_to_float8_training(model)), "conv1d")
     assert finding.treatment is not None
@@ -96,7 +122,9 @@ def test_conv1d_beside_a_converted_head(look: Look) -> None:
 
 def test_experts_are_not_seen(look: Look) -> None:
     config = MixtralConfig(num_hidden_layers=1, num_local_experts=4, num_experts_per_tok=2, vocab_size=1024)
-    model = convert_to_float8_training(on_meta(lambda: MixtralForCausalLM(config)), module_filter_fn=lambda module, name: name != "lm_head")
+    model = convert_to_float8_training(
+        on_meta(lambda: MixtralForCausalLM(config)), module_filter_fn=lambda module, name: name != "lm_head"
+    )
     finding = fired(look(model), "experts")
     assert finding.evidence["missing_layers"] == 2
     quantize_(model, prototypes.float8(), filter_fn=lambda module, name: name.endswith("experts"))
@@ -117,24 +145,39 @@ def test_exact_names_behind_a_compiled_wrapper(look: Look) -> None:
     model = convert_to_float8_training(wrapped(blocks), module_filter_fn=lambda module, name: name in NAMES)
     finding = fired(look(model), "wrapped")
     assert (finding.evidence["first"], finding.evidence["missing_layers"]) == ("1.up", 4)
-    convert_to_float8_training(model, module_filter_fn=lambda module, name: name.replace("_orig_mod.", "") in NAMES)
+    convert_to_float8_training(
+        model, module_filter_fn=lambda module, name: name.replace("_orig_mod.", "") in NAMES
+    )
     assert partial_conversion(look(model)) is None
 
 
 def test_converting_before_compiling_is_silent(look: Look) -> None:
     blocks = on_meta(lambda: nn.Sequential(*(Block() for _ in range(3))))
-    assert partial_conversion(look(wrapped(convert_to_float8_training(blocks, module_filter_fn=lambda module, name: name in NAMES)))) is None
+    assert (
+        partial_conversion(
+            look(
+                wrapped(
+                    convert_to_float8_training(blocks, module_filter_fn=lambda module, name: name in NAMES)
+                )
+            )
+        )
+        is None
+    )
 
 
 def test_projections_inside_multi_head_attention(look: Look) -> None:
     layer = on_meta(lambda: nn.TransformerEncoderLayer(WIDTH, 16))
-    assert fired(look(convert_to_float8_training(layer)), "attention").evidence["first"] == "self_attn.in_proj"
+    assert (
+        fired(look(convert_to_float8_training(layer)), "attention").evidence["first"] == "self_attn.in_proj"
+    )
 
 
 def test_torchtunes_lora_is_no_linear() -> None:
     """From facts alone: torchtune is not a dependency."""
     converted, other = HEALTHY.network.linears
-    tuned = msgspec.structs.replace(other, use="none", stack="torch", kind="torchtune.modules.peft.lora.LoRALinear")
+    tuned = msgspec.structs.replace(
+        other, use="none", stack="torch", kind="torchtune.modules.peft.lora.LoRALinear"
+    )
     network = msgspec.structs.replace(HEALTHY.network, linears=(converted, tuned))
     assert fired(msgspec.structs.replace(HEALTHY, network=network), "class").evidence["missing_layers"] == 1
 
@@ -158,9 +201,17 @@ def test_torchaos_own_filter_is_sensible(look: Look, recipe: str) -> None:
     if own_filter is None:
         pytest.skip("this torchao has no filter of its own")
     model = llama_8b()
-    convert_to_float8_training(model, module_filter_fn=own_filter(recipe, ["lm_head"]), config=Float8LinearConfig.from_recipe_name(recipe))
+    convert_to_float8_training(
+        model,
+        module_filter_fn=own_filter(recipe, ["lm_head"]),
+        config=Float8LinearConfig.from_recipe_name(recipe),
+    )
     facts = look(model)
-    assert {each.name.rpartition(".")[2] for each in facts.network.linears if each.use == "none"} == {"k_proj", "v_proj", "lm_head"}
+    assert {each.name.rpartition(".")[2] for each in facts.network.linears if each.use == "none"} == {
+        "k_proj",
+        "v_proj",
+        "lm_head",
+    }
     assert partial_conversion(facts) is None
 
 
@@ -171,7 +222,9 @@ def test_adapters_are_not_missed(look: Look) -> None:
 
 def test_with_few_tokens_no_layer_is_missed(look: Look) -> None:
     blocks = on_meta(lambda: nn.Sequential(*(Block() for _ in range(3))))
-    facts = look(convert_to_float8_training(blocks, module_filter_fn=lambda module, name: name == "0.up"), tokens=64)
+    facts = look(
+        convert_to_float8_training(blocks, module_filter_fn=lambda module, name: name == "0.up"), tokens=64
+    )
     assert partial_conversion(facts) is None
 
 

@@ -1,4 +1,5 @@
-"""MOD009 on torchao's own quantized tensors, on configurations of transformers, and on relatives that are FP8 or nothing."""
+"""MOD009 on torchao's own quantized tensors, on configurations of transformers, and on relatives that are FP8
+or nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ def nf4(linear: nn.Linear) -> None:
 
 
 def int8(linear: nn.Linear) -> None:
-    quantize_(linear, Int8WeightOnlyConfig(**({"version": 2} if "version" in vars(Int8WeightOnlyConfig)["__dataclass_fields__"] else {})))
+    quantize_(
+        linear,
+        Int8WeightOnlyConfig(
+            **({"version": 2} if "version" in vars(Int8WeightOnlyConfig)["__dataclass_fields__"] else {})
+        ),
+    )
 
 
 INT8 = "Int8Tensor" if hasattr(torchao.quantization, "Int8Tensor") else "AffineQuantizedTensor"
@@ -72,8 +78,13 @@ def test_treatment_staying_quantized_without_fp8_makes_it_silent(look: Look) -> 
     assert isinstance(quantized_base(look(model)), NotApplicable)
 
 
-@pytest.mark.parametrize(("method", "sick"), [("gptq", True), ("bitsandbytes", True), ("fp8", False), ("torchao", False), (None, False)])
-def test_the_method_in_a_configuration_of_transformers(look: Look, monkeypatch: pytest.MonkeyPatch, method: str | None, sick: bool) -> None:
+@pytest.mark.parametrize(
+    ("method", "sick"),
+    [("gptq", True), ("bitsandbytes", True), ("fp8", False), ("torchao", False), (None, False)],
+)
+def test_the_method_in_a_configuration_of_transformers(
+    look: Look, monkeypatch: pytest.MonkeyPatch, method: str | None, sick: bool
+) -> None:
     """GPTQ's layers are no nn.Linear; its configuration still tells."""
     from transformers import GPTQConfig
 
@@ -90,13 +101,24 @@ def test_the_method_in_a_configuration_of_transformers(look: Look, monkeypatch: 
 def test_bitsandbytes_layers() -> None:
     """From facts alone: the library needs a GPU."""
     kind = "bitsandbytes.nn.modules.Linear4bit"
-    layer = msgspec.structs.replace(SICK.network.linears[0], kind=kind, stack="bitsandbytes", dtype="uint8", weight_class=None)
-    finding = quantized_base(msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,))))
+    layer = msgspec.structs.replace(
+        SICK.network.linears[0], kind=kind, stack="bitsandbytes", dtype="uint8", weight_class=None
+    )
+    finding = quantized_base(
+        msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,)))
+    )
     assert isinstance(finding, Finding)
     assert finding.evidence["classes"] == ("Linear4bit",)
 
 
 def test_stored_fp8_and_fake_quantization_are_not_this_disease() -> None:
     for dtype in ("float8_e4m3fn", "bfloat16"):
-        layer = msgspec.structs.replace(SICK.network.linears[0], dtype=dtype, weight_class="torchao.quantization.Float8Tensor")
-        assert quantized_base(msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,)))) is None
+        layer = msgspec.structs.replace(
+            SICK.network.linears[0], dtype=dtype, weight_class="torchao.quantization.Float8Tensor"
+        )
+        assert (
+            quantized_base(
+                msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,)))
+            )
+            is None
+        )

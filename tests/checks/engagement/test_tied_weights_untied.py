@@ -1,4 +1,5 @@
-"""MOD008 on models of transformers that Accelerate converted, on model files under watch, and on ties that are as they should be."""
+"""MOD008 on models of transformers that Accelerate converted, on model files under watch, and on ties that
+are as they should be."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def copied(head: nn.Linear) -> nn.Module:
     return new
 
 
-def test_accelerate_unties_the_head(look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> None:
+def test_accelerate_unties_the_head(
+    look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
+) -> None:
     model = llama(tie_word_embeddings=True)
     assert isinstance(tied_weights_untied(look(model)), NotApplicable)
     model, _ = prepare(monkeypatch, model, torch.optim.SGD(model.parameters()))
@@ -42,7 +45,11 @@ def test_torchao_keeps_ties(look: Look) -> None:
     assert tied_weights_untied(look(convert_to_float8_training(llama(tie_word_embeddings=True)))) is None
 
 
-@pytest.mark.parametrize("settings", [{}, {"modules_to_save": ["lm_head"]}, {"modules_to_save": ["embed_tokens"]}], ids=["all linears", "head", "embedding"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"modules_to_save": ["lm_head"]}, {"modules_to_save": ["embed_tokens"]}],
+    ids=["all linears", "head", "embedding"],
+)
 def test_peft_leaves_ties_alone(look: Look, settings: dict[str, list[str]]) -> None:
     base = convert_to_float8_training(llama(tie_word_embeddings=True))
     assert tied_weights_untied(look(lora(base, **settings))) is None
@@ -71,7 +78,14 @@ def test_no_architecture_is_untied_by_being_built(untouched: Untouched) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["T5ForConditionalGeneration", "BartForConditionalGeneration", "GPT2LMHeadModel", "BertForMaskedLM", "Gemma3ForConditionalGeneration"]
+    "name",
+    [
+        "T5ForConditionalGeneration",
+        "BartForConditionalGeneration",
+        "GPT2LMHeadModel",
+        "BertForMaskedLM",
+        "Gemma3ForConditionalGeneration",
+    ],
 )
 def test_a_head_with_a_copy_of_the_embedding_is_found_in_every_kind(name: str) -> None:
     model = next(each for each in MODELS if each.model == name).build()

@@ -1,4 +1,5 @@
-"""Facts of a real job: a program runs in a process of its own, with these environment variables, and is examined there."""
+"""Facts of a real job: a program runs in a process of its own, with these environment variables, and is
+examined there."""
 
 from __future__ import annotations
 
@@ -23,17 +24,28 @@ model, trainer = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)
 AFTER = """
 from fp8doctor.examine import examine
 from fp8doctor.facts import Target, Workload
-from fp8doctor.job import Job
+from fp8doctor.loading.job import Job
 target = Target(kind="file", name="train.py", attribute="model")
-print(json.dumps(examine(Job(model=model, target=target, workload=Workload(tokens=64), trainer=trainer)).to_dict()))
+job = Job(model=model, target=target, workload=Workload(tokens=64), trainer=trainer)
+print(json.dumps(examine(job).to_dict()))
 """
 
 
 @functools.cache
 def facts_of(program: str, **variables: str) -> Facts:
-    """Facts of ``model`` and ``trainer`` as the program leaves them; the environment holds nothing of Accelerate's besides ``variables``."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "FP8_"))}
-    done = subprocess.run([sys.executable, "-c", BEFORE + program + AFTER], cwd=ROOT, env=environment | variables, capture_output=True, text=True, check=False)
+    """Facts of ``model`` and ``trainer`` as the program leaves them; the environment holds nothing of
+    Accelerate's besides ``variables``."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "FP8_"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", BEFORE + program + AFTER],
+        cwd=ROOT,
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return Facts.from_dict(json.loads(done.stdout.splitlines()[-1]))
 
@@ -45,12 +57,19 @@ def launched(*arguments: str) -> dict[str, str]:
 import json, sys
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
-arguments, *_ = _validate_launch_command(launch_command_parser().parse_args(["--cpu", *sys.argv[1:], "train.py"]))
+command = launch_command_parser().parse_args(["--cpu", *sys.argv[1:], "train.py"])
+arguments, *_ = _validate_launch_command(command)
 print(json.dumps(prepare_simple_launcher_cmd_env(arguments)[1]))
 """
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
-    return {name: value for name, value in json.loads(done.stdout.splitlines()[-1]).items() if name.startswith("ACCELERATE_")}
+    return {
+        name: value
+        for name, value in json.loads(done.stdout.splitlines()[-1]).items()
+        if name.startswith("ACCELERATE_")
+    }
 
 
 def finding_of(code: str, facts: Facts) -> Finding | None:

@@ -1,4 +1,5 @@
-"""ENV008 on what the real Accelerate does with a backend that nobody named, and with one that was named without FP8."""
+"""ENV008 on what the real Accelerate does with a backend that nobody named, and with one that was named
+without FP8."""
 
 from __future__ import annotations
 
@@ -51,8 +52,13 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     return done
 
 
-@pytest.mark.parametrize(("backend", "happens"), [("AO", "'NoneType' object has no attribute 'config'"), ("TE", "trains it in FP8")])
-def test_a_backend_without_fp8(monkeypatch: pytest.MonkeyPatch, look: Look, backend: str, happens: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "happens"),
+    [("AO", "'NoneType' object has no attribute 'config'"), ("TE", "trains it in FP8")],
+)
+def test_a_backend_without_fp8(
+    monkeypatch: pytest.MonkeyPatch, look: Look, backend: str, happens: str
+) -> None:
     from accelerate import Accelerator
 
     monkeypatch.setenv("ACCELERATE_FP8_BACKEND", backend)
@@ -74,7 +80,9 @@ def test_the_real_prepare_raises_what_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "AO")
     model = four()
     with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'config'"):
-        Accelerator(mixed_precision="bf16", cpu=True).prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        Accelerator(mixed_precision="bf16", cpu=True).prepare(
+            model, torch.optim.SGD(model.parameters(), lr=0.1)
+        )
 
 
 def test_precision_of_the_launcher_and_of_a_trainer(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
@@ -92,7 +100,9 @@ def test_precision_of_the_launcher_and_of_a_trainer(monkeypatch: pytest.MonkeyPa
     assert finding.severity == "warning", "nothing shows that this job calls prepare"
 
 
-def test_where_fp8_was_asked_for_another_check_says_who_overrode_it(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
+def test_where_fp8_was_asked_for_another_check_says_who_overrode_it(
+    monkeypatch: pytest.MonkeyPatch, look: Look
+) -> None:
     from accelerate import Accelerator
 
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
@@ -121,8 +131,13 @@ def test_before_prepare_it_is_information(both: None, look: Look, monkeypatch: p
 
 def test_a_trainer_passes_no_recipe(both: None, prepared: nn.Module, look: Look) -> None:
     facts = look(prepared)
-    trainer = TrainerArguments(kind="transformers.training_args.TrainingArguments", bf16=False, fp16=False, mixed_precision="fp8")
-    finding = finding_of("ENV008", msgspec.structs.replace(facts, training=msgspec.structs.replace(facts.training, trainer=trainer)))
+    trainer = TrainerArguments(
+        kind="transformers.training_args.TrainingArguments", bf16=False, fp16=False, mixed_precision="fp8"
+    )
+    finding = finding_of(
+        "ENV008",
+        msgspec.structs.replace(facts, training=msgspec.structs.replace(facts.training, trainer=trainer)),
+    )
     assert finding is not None
     assert finding.severity == "error"
 
@@ -132,7 +147,9 @@ def test_compiled_torchao_is_no_accident(both: None, prepared: nn.Module, look: 
     assert outcome_of("ENV008", look(prepared)).outcome == "healthy"
 
 
-def test_naming_one_is_healthy(both: None, prepared: nn.Module, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_naming_one_is_healthy(
+    both: None, prepared: nn.Module, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "AO")
     assert outcome_of("ENV008", look(prepared)).outcome == "healthy"
 
@@ -146,7 +163,10 @@ def test_having_one_is_healthy(prepared: nn.Module, look: Look) -> None:
 
 def test_transformer_engine_layers_without_a_name_were_chosen_by_a_recipe() -> None:
     layer = Linear(name="up", stack="transformer_engine", use="training", compiled=None)
-    packages = {name: Package(version="1.15.0", imported=True) for name in ("accelerate", "torchao", "transformer_engine")}
+    packages = {
+        name: Package(version="1.15.0", imported=True)
+        for name in ("accelerate", "torchao", "transformer_engine")
+    }
     facts = msgspec.structs.replace(
         HEALTHY,
         software=Software(packages=packages),
@@ -158,9 +178,13 @@ def test_transformer_engine_layers_without_a_name_were_chosen_by_a_recipe() -> N
 
 def test_older_versions_do_otherwise() -> None:
     def with_version(version: str) -> Facts:
-        return msgspec.structs.replace(SICK, software=Software(packages={"accelerate": Package(version=version, imported=True)}))
+        return msgspec.structs.replace(
+            SICK, software=Software(packages={"accelerate": Package(version=version, imported=True)})
+        )
 
-    assert [outcome_of("ENV008", with_version(each)).outcome for each in ("1.3.0", "1.8.1", "1.9.0", "1.15.0")] == [
+    assert [
+        outcome_of("ENV008", with_version(each)).outcome for each in ("1.3.0", "1.8.1", "1.9.0", "1.15.0")
+    ] == [
         "not_applicable",
         "not_applicable",
         "sick",

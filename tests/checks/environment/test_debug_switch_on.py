@@ -11,7 +11,13 @@ from fp8doctor.examine.environment import allowed
 from fp8doctor.facts import Environment, Facts, Package, Software, Target
 from tests.checks.environment.live import facts_of, finding_of, outcome_of
 
-ON = {"AMD_SERIALIZE_KERNEL": "3", "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "CUBLASLT_LOG_LEVEL": "5", "CUDNN_LOGLEVEL_DBG": "3", "TORCH_LOGS": "+dynamo"}
+ON = {
+    "AMD_SERIALIZE_KERNEL": "3",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    "CUBLASLT_LOG_LEVEL": "5",
+    "CUDNN_LOGLEVEL_DBG": "3",
+    "TORCH_LOGS": "+dynamo",
+}
 """A value that switches on, where that is not 1."""
 
 COMPANIONS = {"NVTE_DEBUG_LEVEL": "1", "WORLD_SIZE": "8"}
@@ -21,7 +27,9 @@ each_switch = pytest.mark.parametrize("switch", SWITCHES, ids=[switch.name for s
 
 def with_variables(**variables: str) -> Facts:
     te = Software(packages={"transformer_engine": Package(version="2.20.2", imported=True)})
-    return msgspec.structs.replace(HEALTHY, software=te, environment=Environment(variables=variables, debug_switches={}))
+    return msgspec.structs.replace(
+        HEALTHY, software=te, environment=Environment(variables=variables, debug_switches={})
+    )
 
 
 def value_of(switch: Switch) -> str:
@@ -44,7 +52,10 @@ def test_each_switch_is_found_and_unsetting_it_makes_it_silent(switch: Switch) -
 def test_values_that_switch_nothing_on(switch: Switch) -> None:
     for value in (*OFF, "False", "OFF"):
         if value != switch.values:
-            assert outcome_of("ENV006", with_variables(**COMPANIONS, **{switch.name: value})).outcome == "healthy", value
+            assert (
+                outcome_of("ENV006", with_variables(**COMPANIONS, **{switch.name: value})).outcome
+                == "healthy"
+            ), value
 
 
 @each_switch
@@ -64,7 +75,9 @@ def test_each_switch_is_on_the_list_of_what_is_read(switch: Switch) -> None:
 )
 def test_what_is_healthy_to_leave_on(variable: str, healthy: tuple[str, ...]) -> None:
     for value in healthy:
-        assert outcome_of("ENV006", with_variables(**COMPANIONS, **{variable: value})).outcome == "healthy", value
+        assert outcome_of("ENV006", with_variables(**COMPANIONS, **{variable: value})).outcome == "healthy", (
+            value
+        )
 
 
 @pytest.mark.parametrize("value", ["+dynamo", "recompiles, +inductor", "all", "all,graph_breaks"])
@@ -76,8 +89,13 @@ def test_floods_of_the_log(value: str) -> None:
 
 def test_switches_without_what_they_need() -> None:
     assert outcome_of("ENV006", with_variables(NVTE_DEBUG="1")).outcome == "healthy", "level 0 logs nothing"
-    assert outcome_of("ENV006", with_variables(TORCH_DISTRIBUTED_DEBUG="DETAIL", WORLD_SIZE="1")).outcome == "healthy"
-    without_te = msgspec.structs.replace(with_variables(NVTE_UNFUSED_FP8_UPDATE="1"), software=Software(packages={}))
+    assert (
+        outcome_of("ENV006", with_variables(TORCH_DISTRIBUTED_DEBUG="DETAIL", WORLD_SIZE="1")).outcome
+        == "healthy"
+    )
+    without_te = msgspec.structs.replace(
+        with_variables(NVTE_UNFUSED_FP8_UPDATE="1"), software=Software(packages={})
+    )
     assert outcome_of("ENV006", without_te).outcome == "healthy"
 
 
@@ -90,18 +108,34 @@ torch.autograd.set_detect_anomaly(True)
     finding = finding_of("ENV006", facts_of(program))
     assert finding is not None
     assert finding.severity == "warning"
-    assert finding.evidence["switches"] == ("CUDA_LAUNCH_BLOCKING=1", "autograd anomaly detection", "deterministic algorithms")
+    assert finding.evidence["switches"] == (
+        "CUDA_LAUNCH_BLOCKING=1",
+        "autograd anomaly detection",
+        "deterministic algorithms",
+    )
     assert "every new tensor is filled with NaN first" in finding.explanation
     assert finding.treatment is not None
     first, *calls = finding.treatment.code.splitlines()
     assert first == "unset CUDA_LAUNCH_BLOCKING"
-    undone = facts_of("\n".join(("torch.autograd.set_detect_anomaly(True)", "torch.use_deterministic_algorithms(True)", *calls, "")))
+    undone = facts_of(
+        "\n".join(
+            (
+                "torch.autograd.set_detect_anomaly(True)",
+                "torch.use_deterministic_algorithms(True)",
+                *calls,
+                "",
+            )
+        )
+    )
     assert outcome_of("ENV006", undone).outcome == "healthy"
 
 
 def test_filling_of_memory_is_told_apart() -> None:
     switches = {"deterministic_algorithms": True, "fill_uninitialized_memory": False}
-    finding = finding_of("ENV006", msgspec.structs.replace(SICK, environment=Environment(variables={}, debug_switches=switches)))
+    finding = finding_of(
+        "ENV006",
+        msgspec.structs.replace(SICK, environment=Environment(variables={}, debug_switches=switches)),
+    )
     assert finding is not None
     assert "filled" not in finding.explanation
 

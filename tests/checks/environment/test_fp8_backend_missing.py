@@ -16,7 +16,11 @@ from fp8doctor.facts import Environment, Facts, Package, Software, Target
 from tests import prototypes
 from tests.checks.environment.live import finding_of, outcome_of
 
-SYMBOL = "libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal, version libcublasLt.so.13"
+SYMBOL = (
+    "libtransformer_engine.so: undefined symbol: "
+    "cublasLtGroupedMatrixLayoutInit_internal, version "
+    "libcublasLt.so.13"
+)
 
 
 def here() -> Facts:
@@ -25,10 +29,13 @@ def here() -> Facts:
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A transformer_engine 2.14.1 whose torch part cannot be imported; the empty torch beside it saves its import."""
+    """A transformer_engine 2.14.1 whose torch part cannot be imported; the empty torch beside it saves its
+    import."""
     folder = tmp_path / "transformer_engine" / "pytorch"
     folder.mkdir(parents=True)
-    (folder.parent / "__init__.py").write_text("try:\n    from . import pytorch\nexcept ImportError:\n    pass")
+    (folder.parent / "__init__.py").write_text(
+        "try:\n    from . import pytorch\nexcept ImportError:\n    pass"
+    )
     (folder / "__init__.py").write_text(f"raise ImportError({SYMBOL!r})")
     (tmp_path / "torch.py").touch()
     metadata = tmp_path / "transformer_engine-2.14.1.dist-info"
@@ -78,18 +85,40 @@ def test_nothing_asked_nothing_to_say() -> None:
     ("error", "said", "line"),
     [
         (f"OSError: {SYMBOL}", "newer cuBLAS", "nvidia-cublas"),
-        ("OSError: /usr/lib/libcudnn_cnn.so.9: undefined symbol: _ZN5cudnn7backend, version libcudnn_graph.so.9", "two cuDNN versions", "LD_LIBRARY_PATH"),
-        ("ImportError: libcudnn_adv.so.9: cannot open shared object file: No such file or directory", "finds no cuDNN", "LD_LIBRARY_PATH"),
+        (
+            "OSError: /usr/lib/libcudnn_cnn.so.9: undefined symbol: "
+            "_ZN5cudnn7backend, version "
+            "libcudnn_graph.so.9",
+            "two cuDNN versions",
+            "LD_LIBRARY_PATH",
+        ),
+        (
+            "ImportError: libcudnn_adv.so.9: cannot open shared object file: No such file or directory",
+            "finds no cuDNN",
+            "LD_LIBRARY_PATH",
+        ),
         ("RuntimeError: cudnn shared object not found.", "finds no cuDNN", "LD_LIBRARY_PATH"),
         (
-            "ImportError: …/transformer_engine_torch.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c106detail14torchCheckFailEPKcS2_jRKNSt7",
+            "ImportError: …/transformer_engine_torch.cpython-311-x86_64-linux-gnu.so: "
+            "undefined symbol: "
+            "_ZN3c106detail14torchCheckFailEPKcS2_jRKNSt7",
             "built for another torch",
             "--no-deps --no-build-isolation transformer_engine_torch",
         ),
-        ("FileNotFoundError: Could not find shared object file for Transformer Engine torch lib.", "not installed", "transformer-engine[pytorch]"),
-        ("RuntimeError: Found empty `transformer-engine` meta package installed. Install ...", "not installed", "transformer-engine[pytorch]"),
         (
-            "AssertionError: Transformer Engine package version mismatch. Found transformer-engine v2.20.2 and transformer-engine-cu13 v2.19.0.",
+            "FileNotFoundError: Could not find shared object file for Transformer Engine torch lib.",
+            "not installed",
+            "transformer-engine[pytorch]",
+        ),
+        (
+            "RuntimeError: Found empty `transformer-engine` meta package installed. Install ...",
+            "not installed",
+            "transformer-engine[pytorch]",
+        ),
+        (
+            "AssertionError: Transformer Engine package version mismatch. Found "
+            "transformer-engine "
+            "v2.20.2 and transformer-engine-cu13 v2.19.0.",
             "different versions",
             "--force-reinstall",
         ),
@@ -97,7 +126,10 @@ def test_nothing_asked_nothing_to_say() -> None:
     ],
 )
 def test_known_ways_of_being_broken_are_explained(error: str, said: str, line: str) -> None:
-    finding = finding_of("ENV004", msgspec.structs.replace(SICK, environment=Environment(variables={}, backend_imports={"TE": error})))
+    finding = finding_of(
+        "ENV004",
+        msgspec.structs.replace(SICK, environment=Environment(variables={}, backend_imports={"TE": error})),
+    )
     assert finding is not None
     assert said in finding.explanation
     assert error.rstrip(".") in finding.explanation
@@ -112,10 +144,15 @@ def test_no_backend_at_all() -> None:
     assert finding is not None
     assert finding.title == "FP8 was asked for and no FP8 backend is installed"
     both = Software(packages={**alone.packages, "torchao": Package(version="0.18.0", imported=False)})
-    assert outcome_of("ENV004", msgspec.structs.replace(SICK, environment=asked, software=both)).outcome == "not_applicable"
+    assert (
+        outcome_of("ENV004", msgspec.structs.replace(SICK, environment=asked, software=both)).outcome
+        == "not_applicable"
+    )
 
 
-def test_mx_layers_without_torchaos_kernels(look: Callable[..., Facts], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mx_layers_without_torchaos_kernels(
+    look: Callable[..., Facts], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A CPU build of torch loads none of torchao's libraries; a CUDA build is stood in for by its version."""
     from torchao.quantization import quantize_
 
@@ -131,5 +168,7 @@ def test_mx_layers_without_torchaos_kernels(look: Callable[..., Facts], monkeypa
     assert finding is not None
     assert finding.severity == "warning"
     assert "2 layers need them" in finding.title
-    loaded = msgspec.structs.replace(facts, software=msgspec.structs.replace(facts.software, torchao_libraries=2))
+    loaded = msgspec.structs.replace(
+        facts, software=msgspec.structs.replace(facts.software, torchao_libraries=2)
+    )
     assert outcome_of("ENV004", loaded).outcome == "not_applicable"

@@ -38,7 +38,13 @@ for written in json.loads(sys.argv[1]):
 print(json.dumps(said))
 """
     plain = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
-    done = subprocess.run([sys.executable, "-c", program, json.dumps(WRITTEN)], env=plain, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(WRITTEN)],
+        env=plain,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     said: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return said
@@ -58,10 +64,22 @@ def test_the_check_and_accelerate_agree(monkeypatch: pytest.MonkeyPatch, written
 
 @pytest.mark.parametrize(
     ("written", "right"),
-    [("te", "TE"), ("ao", "AO"), ("torchao", "AO"), ("transformer_engine", "TE"), (" TE ", "TE"), ("msamp", "MSAMP"), ("ms-amp", "MSAMP"), ("none", "NO")],
+    [
+        ("te", "TE"),
+        ("ao", "AO"),
+        ("torchao", "AO"),
+        ("transformer_engine", "TE"),
+        (" TE ", "TE"),
+        ("msamp", "MSAMP"),
+        ("ms-amp", "MSAMP"),
+        ("none", "NO"),
+    ],
 )
 def test_the_treatment_names_what_was_meant(written: str, right: str) -> None:
-    finding = finding_of("ENV003", msgspec.structs.replace(SICK, environment=Environment(variables={"ACCELERATE_FP8_BACKEND": written})))
+    finding = finding_of(
+        "ENV003",
+        msgspec.structs.replace(SICK, environment=Environment(variables={"ACCELERATE_FP8_BACKEND": written})),
+    )
     assert finding is not None
     assert finding.treatment is not None
     assert finding.treatment.code.startswith(f"export ACCELERATE_FP8_BACKEND={right} ")
@@ -69,7 +87,12 @@ def test_the_treatment_names_what_was_meant(written: str, right: str) -> None:
 
 
 def test_a_guess_is_not_sold_as_a_spelling() -> None:
-    finding = finding_of("ENV003", msgspec.structs.replace(SICK, environment=Environment(variables={"ACCELERATE_FP8_BACKEND": "cutlass"})))
+    finding = finding_of(
+        "ENV003",
+        msgspec.structs.replace(
+            SICK, environment=Environment(variables={"ACCELERATE_FP8_BACKEND": "cutlass"})
+        ),
+    )
     assert finding is not None
     assert finding.treatment is not None
     assert finding.treatment.summary == "name one of TE, AO, MSAMP, NO"
@@ -78,19 +101,38 @@ def test_a_guess_is_not_sold_as_a_spelling() -> None:
 @pytest.mark.parametrize("backend", ["te", "ao", "msamp"])
 def test_the_launchers_own_flag_is_caught(backend: str) -> None:
     variables = launched("--mixed_precision", "fp8", "--fp8_backend", backend)
-    finding = finding_of("ENV003", msgspec.structs.replace(SICK, environment=Environment(variables=variables)))
+    finding = finding_of(
+        "ENV003", msgspec.structs.replace(SICK, environment=Environment(variables=variables))
+    )
     assert finding is not None
     assert f"accelerate launch --fp8_backend {backend} wrote it so" in finding.explanation
 
 
 def test_not_set_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ACCELERATE_FP8_BACKEND", raising=False)
-    assert outcome_of("ENV003", examine_surroundings(Target(kind="environment", name="environment"))).outcome == "not_applicable"
+    assert (
+        outcome_of("ENV003", examine_surroundings(Target(kind="environment", name="environment"))).outcome
+        == "not_applicable"
+    )
 
 
-@pytest.mark.parametrize(("version", "outcome"), [("1.8.1", "not_applicable"), ("1.9.0", "sick"), ("1.15.0.dev0", "sick"), (None, "sick"), ("main", "sick")])
+@pytest.mark.parametrize(
+    ("version", "outcome"),
+    [
+        ("1.8.1", "not_applicable"),
+        ("1.9.0", "sick"),
+        ("1.15.0.dev0", "sick"),
+        (None, "sick"),
+        ("main", "sick"),
+    ],
+)
 def test_only_an_accelerate_that_reads_the_variable_minds(version: str | None, outcome: str) -> None:
-    facts = msgspec.structs.replace(SICK, software=msgspec.structs.replace(SICK.software, packages={"accelerate": Package(version=version, imported=True)}))
+    facts = msgspec.structs.replace(
+        SICK,
+        software=msgspec.structs.replace(
+            SICK.software, packages={"accelerate": Package(version=version, imported=True)}
+        ),
+    )
     assert outcome_of("ENV003", facts).outcome == outcome
 
 
@@ -100,7 +142,9 @@ def test_without_accelerate_nothing_reads_it() -> None:
 
 
 def test_a_prepared_model_proves_that_it_was_not_read() -> None:
-    prepared = msgspec.structs.replace(SICK, training=Training(accelerate=Accelerate(mixed_precision="fp8", prepared=True)))
+    prepared = msgspec.structs.replace(
+        SICK, training=Training(accelerate=Accelerate(mixed_precision="fp8", prepared=True))
+    )
     assert outcome_of("ENV003", prepared).outcome == "not_applicable"
     assert outcome_of("ENV003", msgspec.structs.replace(SICK, training=Facts().training)).outcome == "sick"
     assert outcome_of("ENV003", HEALTHY).outcome == "healthy"

@@ -8,9 +8,9 @@ from importlib import metadata
 import msgspec
 import pytest
 
+from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for
 from fp8doctor.checks.environment.fp8_request_overridden import SICK
 from fp8doctor.facts import Accelerate, Environment, Facts, Gpu, Linear, Network, Package, TrainerArguments
-from fp8doctor.overview import asked_by_environment, fp8_was_asked_for
 from tests.checks.environment.live import facts_of, finding_of, launched, outcome_of
 
 ARGUMENTS = """
@@ -25,13 +25,19 @@ def changed(facts: Facts, **of_training: object) -> Facts:
 
 
 def with_versions(facts: Facts, **versions: Package) -> Facts:
-    return msgspec.structs.replace(facts, software=msgspec.structs.replace(facts.software, packages={**facts.software.packages, **versions}))
+    return msgspec.structs.replace(
+        facts,
+        software=msgspec.structs.replace(facts.software, packages={**facts.software.packages, **versions}),
+    )
 
 
 def test_bf16_of_training_arguments_beats_the_variable() -> None:
     finding = finding_of("ENV001", facts_of(ARGUMENTS.format(", bf16=True"), **FP8))
     assert finding is not None
-    assert finding.title == "FP8 was asked for (ACCELERATE_MIXED_PRECISION=fp8) and TrainingArguments(bf16=True) made it bf16"
+    assert (
+        finding.title
+        == "FP8 was asked for (ACCELERATE_MIXED_PRECISION=fp8) and TrainingArguments(bf16=True) made it bf16"
+    )
     assert finding.severity == "error"
     assert finding.evidence == {
         "asked_by": "ACCELERATE_MIXED_PRECISION=fp8",
@@ -45,7 +51,10 @@ def test_bf16_of_training_arguments_beats_the_variable() -> None:
 
 
 def test_the_treatment_makes_it_silent() -> None:
-    assert outcome_of("ENV001", facts_of(ARGUMENTS.format(", bf16=False, fp16=False"), **FP8)).outcome == "healthy"
+    assert (
+        outcome_of("ENV001", facts_of(ARGUMENTS.format(", bf16=False, fp16=False"), **FP8)).outcome
+        == "healthy"
+    )
 
 
 def test_a_variable_set_after_training_arguments_comes_too_late() -> None:
@@ -54,23 +63,39 @@ def test_a_variable_set_after_training_arguments_comes_too_late() -> None:
     assert finding is not None
     assert "TrainingArguments, made before the variable was set, made it no" in finding.title
     assert finding.treatment is not None
-    assert re.search(r'(?s)environ\["ACCELERATE_MIXED_PRECISION"\] = "fp8".*TrainingArguments', finding.treatment.code)
+    assert re.search(
+        r'(?s)environ\["ACCELERATE_MIXED_PRECISION"\] = "fp8".*TrainingArguments', finding.treatment.code
+    )
 
 
 def test_an_accelerators_argument_beats_the_variable() -> None:
-    finding = finding_of("ENV001", facts_of('from accelerate import Accelerator\nAccelerator(mixed_precision="bf16", cpu=True)\n', **FP8))
+    finding = finding_of(
+        "ENV001",
+        facts_of(
+            'from accelerate import Accelerator\nAccelerator(mixed_precision="bf16", cpu=True)\n', **FP8
+        ),
+    )
     assert finding is not None
-    assert finding.title == "FP8 was asked for (ACCELERATE_MIXED_PRECISION=fp8) and Accelerator() made it bf16"
+    assert (
+        finding.title == "FP8 was asked for (ACCELERATE_MIXED_PRECISION=fp8) and Accelerator() made it bf16"
+    )
     assert finding.treatment is not None
     assert finding.treatment.code == 'accelerator = Accelerator(mixed_precision="fp8")'
 
 
 def test_an_accelerator_that_reads_the_variable_is_healthy() -> None:
-    assert outcome_of("ENV001", facts_of("from accelerate import Accelerator\nAccelerator(cpu=True)\n", **FP8)).outcome == "healthy"
+    assert (
+        outcome_of(
+            "ENV001", facts_of("from accelerate import Accelerator\nAccelerator(cpu=True)\n", **FP8)
+        ).outcome
+        == "healthy"
+    )
 
 
 def test_capitals_are_another_word_for_accelerate() -> None:
-    facts = facts_of("from accelerate import Accelerator\nAccelerator(cpu=True)\n", ACCELERATE_MIXED_PRECISION="FP8")
+    facts = facts_of(
+        "from accelerate import Accelerator\nAccelerator(cpu=True)\n", ACCELERATE_MIXED_PRECISION="FP8"
+    )
     finding = finding_of("ENV001", facts)
     assert finding is not None
     assert "the spelling" in finding.title
@@ -95,16 +120,22 @@ def test_the_launcher_is_recognised_although_the_variable_was_rewritten() -> Non
     variables = {**launched("--mixed_precision", "fp8"), "ACCELERATE_MIXED_PRECISION": "bf16"}
     facts = changed(
         msgspec.structs.replace(SICK, environment=Environment(variables=variables)),
-        trainer=TrainerArguments(kind="transformers.training_args.TrainingArguments", bf16=True, fp16=False, mixed_precision=None),
+        trainer=TrainerArguments(
+            kind="transformers.training_args.TrainingArguments", bf16=True, fp16=False, mixed_precision=None
+        ),
     )
-    finding = finding_of("ENV001", with_versions(facts, transformers=Package(version="4.57.3", imported=True)))
+    finding = finding_of(
+        "ENV001", with_versions(facts, transformers=Package(version="4.57.3", imported=True))
+    )
     assert finding is not None
     assert finding.title.startswith("FP8 was asked for (accelerate launch --mixed_precision fp8)")
     assert "In transformers 4.57.3" in finding.explanation
     assert "also rewrote ACCELERATE_MIXED_PRECISION" in finding.explanation
 
 
-@pytest.mark.parametrize("arguments", [("--mixed_precision", "bf16"), ("--mixed_precision", "bf16", "--fp8_backend", "te"), ()])
+@pytest.mark.parametrize(
+    "arguments", [("--mixed_precision", "bf16"), ("--mixed_precision", "bf16", "--fp8_backend", "te"), ()]
+)
 def test_a_launch_without_fp8_asks_for_none(arguments: tuple[str, ...]) -> None:
     assert asked_by_environment(launched(*arguments)) is None
 
@@ -114,7 +145,10 @@ def test_a_launch_with_fp8_asks_for_it() -> None:
     assert asked_by_environment(variables) == "ACCELERATE_MIXED_PRECISION=fp8"
     del variables["ACCELERATE_MIXED_PRECISION"]
     assert asked_by_environment(variables) == "accelerate launch --mixed_precision fp8"
-    assert fp8_was_asked_for(Facts(environment=Environment(variables=variables))) == "accelerate launch --mixed_precision fp8"
+    assert (
+        fp8_was_asked_for(Facts(environment=Environment(variables=variables)))
+        == "accelerate launch --mixed_precision fp8"
+    )
 
 
 def test_one_recipe_variable_set_by_hand_is_no_launcher() -> None:
@@ -122,8 +156,12 @@ def test_one_recipe_variable_set_by_hand_is_no_launcher() -> None:
 
 
 def test_trl_is_named() -> None:
-    config = TrainerArguments(kind="trl.trainer.sft_config.SFTConfig", bf16=True, fp16=False, mixed_precision="bf16")
-    finding = finding_of("ENV001", with_versions(changed(SICK, trainer=config), trl=Package(version="1.16.0", imported=True)))
+    config = TrainerArguments(
+        kind="trl.trainer.sft_config.SFTConfig", bf16=True, fp16=False, mixed_precision="bf16"
+    )
+    finding = finding_of(
+        "ENV001", with_versions(changed(SICK, trainer=config), trl=Package(version="1.16.0", imported=True))
+    )
     assert finding is not None
     assert "SFTConfig(bf16=True)" in finding.title
     assert "TRL's configs turn bf16 on" in finding.explanation
@@ -139,11 +177,17 @@ def test_unsloth_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "severity", "said"), [("TE", "warning", "converts the model to Transformer Engine all the same"), ("AO", "error", "prepare() will fail")]
+    ("backend", "severity", "said"),
+    [
+        ("TE", "warning", "converts the model to Transformer Engine all the same"),
+        ("AO", "error", "prepare() will fail"),
+    ],
 )
 def test_a_named_backend_changes_what_happens(backend: str, severity: str, said: str) -> None:
     variables = {**SICK.environment.variables, "ACCELERATE_FP8_BACKEND": backend}
-    finding = finding_of("ENV001", msgspec.structs.replace(SICK, environment=Environment(variables=variables)))
+    finding = finding_of(
+        "ENV001", msgspec.structs.replace(SICK, environment=Environment(variables=variables))
+    )
     assert finding is not None
     assert finding.severity == severity
     assert said in finding.explanation
@@ -162,10 +206,17 @@ def test_accelerates_own_fallback_is_not_an_override() -> None:
 
 
 def test_under_deepspeed_the_state_says_no_for_everything_but_fp8() -> None:
-    finding = finding_of("ENV001", changed(SICK, accelerate=Accelerate(mixed_precision="no", distributed="DEEPSPEED")))
+    finding = finding_of(
+        "ENV001", changed(SICK, accelerate=Accelerate(mixed_precision="no", distributed="DEEPSPEED"))
+    )
     assert finding is not None
     assert finding.evidence["precision"] == "bf16"
-    assert outcome_of("ENV001", changed(SICK, accelerate=Accelerate(mixed_precision="fp8", distributed="DEEPSPEED"))).outcome == "healthy"
+    assert (
+        outcome_of(
+            "ENV001", changed(SICK, accelerate=Accelerate(mixed_precision="fp8", distributed="DEEPSPEED"))
+        ).outcome
+        == "healthy"
+    )
 
 
 def test_without_training_facts_it_is_unknown() -> None:

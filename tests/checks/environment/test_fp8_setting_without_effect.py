@@ -30,10 +30,18 @@ def here() -> Facts:
     return examine_surroundings(Target(kind="environment", name="environment"))
 
 
-def facts(variables: dict[str, str], packages: dict[str, str] = BOTH, section: bool | None = None, distributed: str = "NO") -> Facts:
+def facts(
+    variables: dict[str, str],
+    packages: dict[str, str] = BOTH,
+    section: bool | None = None,
+    distributed: str = "NO",
+) -> Facts:
     return msgspec.structs.replace(
         HEALTHY,
-        software=msgspec.structs.replace(HEALTHY.software, packages={name: Package(version=version, imported=False) for name, version in packages.items()}),
+        software=msgspec.structs.replace(
+            HEALTHY.software,
+            packages={name: Package(version=version, imported=False) for name, version in packages.items()},
+        ),
         environment=Environment(variables=variables, deepspeed_fp8_section=section),
         training=Training(accelerate=Accelerate(mixed_precision="fp8", distributed=distributed)),
     )
@@ -51,7 +59,10 @@ def test_the_variables_of_llama_factory_are_read_by_nothing(monkeypatch: pytest.
     monkeypatch.setenv("FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "true")
     finding = finding_of("ENV002", here())
     assert finding is not None
-    assert finding.title == "2 FP8 settings have no effect: FP8_BACKEND=te, FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=true"
+    assert (
+        finding.title
+        == "2 FP8 settings have no effect: FP8_BACKEND=te, FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=true"
+    )
     assert finding.severity == "warning"
     assert finding.treatment is not None
     assert "export ACCELERATE_FP8_BACKEND=TE" in finding.treatment.code
@@ -64,7 +75,9 @@ def test_the_treatment_makes_it_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome_of("ENV002", here()).outcome == "healthy"
 
 
-def test_a_name_that_is_not_read_beside_one_that_says_the_same_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_not_read_beside_one_that_says_the_same_is_harmless(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("FP8_BACKEND", "torchao")
     monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "AO")
     assert idle(here()) == ()
@@ -76,7 +89,9 @@ def test_no_setting_no_question() -> None:
     assert outcome_of("ENV002", here()).outcome == "not_applicable"
 
 
-def test_a_real_deepspeed_configuration_with_an_fp8_section(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_real_deepspeed_configuration_with_an_fp8_section(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     path = tmp_path / "ds_config.json"
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(path))
     path.write_text(json.dumps({"zero_optimization": {"stage": 2}, "fp8": {"enabled": True}}))
@@ -87,7 +102,9 @@ def test_a_real_deepspeed_configuration_with_an_fp8_section(monkeypatch: pytest.
     assert outcome_of("ENV002", here()).outcome == "not_applicable"
 
 
-def test_a_configuration_that_cannot_be_read_does_not_silence_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configuration_that_cannot_be_read_does_not_silence_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "no/such.json")
     monkeypatch.setenv("FP8_BACKEND", "te")
     assert idle(here()) == ("FP8_BACKEND",)
@@ -96,7 +113,9 @@ def test_a_configuration_that_cannot_be_read_does_not_silence_the_rest(monkeypat
 @pytest.mark.parametrize("packages", [BOTH, {"torchao": "0.18.0"}, {"transformer_engine": "2.20.2"}, {}])
 @pytest.mark.parametrize("backend", [None, "TE", "AO", "MSAMP"])
 @pytest.mark.parametrize("distributed", ["NO", "DEEPSPEED"])
-def test_what_the_launcher_writes_by_itself_is_never_reported(packages: dict[str, str], backend: str | None, distributed: str) -> None:
+def test_what_the_launcher_writes_by_itself_is_never_reported(
+    packages: dict[str, str], backend: str | None, distributed: str
+) -> None:
     variables = launched("--mixed_precision", "fp8") | ({PREFIX + "BACKEND": backend} if backend else {})
     assert idle(facts(variables, packages, distributed=distributed)) == ()
 
@@ -109,10 +128,15 @@ def test_what_older_launchers_write_is_not_reported_either() -> None:
 
 
 def test_the_real_launcher_with_a_recipe_of_the_other_backend() -> None:
-    variables = {**launched("--mixed_precision", "fp8", "--fp8_format", "E4M3", "--fp8_margin", "2"), PREFIX + "BACKEND": "AO"}
+    variables = {
+        **launched("--mixed_precision", "fp8", "--fp8_format", "E4M3", "--fp8_margin", "2"),
+        PREFIX + "BACKEND": "AO",
+    }
     finding = finding_of("ENV002", facts(variables))
     assert finding is not None
-    assert finding.title == "2 FP8 settings have no effect: ACCELERATE_FP8_MARGIN=2, ACCELERATE_FP8_FORMAT=E4M3"
+    assert (
+        finding.title == "2 FP8 settings have no effect: ACCELERATE_FP8_MARGIN=2, ACCELERATE_FP8_FORMAT=E4M3"
+    )
     assert "belongs to the backend TE, and AO is in use" in finding.explanation
 
 
@@ -126,7 +150,14 @@ def test_every_variable_of_a_backend_is_idle_under_another(owner: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("OVERRIDE_FPROP", "0"), ("PAD_INNER_DIM", "yes"), ("USE_AUTOCAST_DURING_EVAL", "off"), ("INTERVAL", "1"), ("MARGIN", "0")]
+    ("name", "value"),
+    [
+        ("OVERRIDE_FPROP", "0"),
+        ("PAD_INNER_DIM", "yes"),
+        ("USE_AUTOCAST_DURING_EVAL", "off"),
+        ("INTERVAL", "1"),
+        ("MARGIN", "0"),
+    ],
 )
 def test_defaults_in_any_spelling_are_not_reported(name: str, value: str) -> None:
     for backend in DEFAULTS:
@@ -134,10 +165,19 @@ def test_defaults_in_any_spelling_are_not_reported(name: str, value: str) -> Non
 
 
 def test_transformer_engine_gets_no_recipe_under_deepspeed() -> None:
-    variables = {PREFIX + "BACKEND": "TE", PREFIX + "AMAX_HISTORY_LEN": "16", PREFIX + "USE_MXFP8_BLOCK_SCALING": "true"}
+    variables = {
+        PREFIX + "BACKEND": "TE",
+        PREFIX + "AMAX_HISTORY_LEN": "16",
+        PREFIX + "USE_MXFP8_BLOCK_SCALING": "true",
+    }
     assert idle(facts(variables)) == ()
-    assert idle(facts(variables, distributed="DEEPSPEED")) == (PREFIX + "AMAX_HISTORY_LEN", PREFIX + "USE_MXFP8_BLOCK_SCALING")
-    by_launcher = msgspec.structs.replace(facts({**variables, "ACCELERATE_USE_DEEPSPEED": "true"}), training=Facts().training)
+    assert idle(facts(variables, distributed="DEEPSPEED")) == (
+        PREFIX + "AMAX_HISTORY_LEN",
+        PREFIX + "USE_MXFP8_BLOCK_SCALING",
+    )
+    by_launcher = msgspec.structs.replace(
+        facts({**variables, "ACCELERATE_USE_DEEPSPEED": "true"}), training=Facts().training
+    )
     assert idle(by_launcher) == (PREFIX + "AMAX_HISTORY_LEN", PREFIX + "USE_MXFP8_BLOCK_SCALING")
 
 
@@ -153,5 +193,10 @@ def test_the_backend_is_what_converted_the_layers_then_the_name_then_the_only_on
     assert idle(unnamed) == ()
     assert backend_in_use(facts({PREFIX + "BACKEND": "TE"})) == "TE"
     assert backend_in_use(facts({}, {"torchao": "0.18.0"})) == "AO"
-    layers = Network(linears=(Linear(name="up", stack="torchao", use="training"), Linear(name="head", stack="torch", use="none")))
+    layers = Network(
+        linears=(
+            Linear(name="up", stack="torchao", use="training"),
+            Linear(name="head", stack="torch", use="none"),
+        )
+    )
     assert backend_in_use(msgspec.structs.replace(facts({PREFIX + "BACKEND": "TE"}), network=layers)) == "AO"

@@ -1,4 +1,5 @@
-"""ENV005 where the metadata of a package says another version; what those versions do is in tests/versions/known_versions.md."""
+"""ENV005 where the metadata of a package says another version; what those versions do is in
+tests/versions/known_versions.md."""
 
 from __future__ import annotations
 
@@ -42,8 +43,12 @@ def fp8(monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
 
 
-@pytest.mark.parametrize(("version", "outcome"), [("1.3.0", "healthy"), ("1.8.0", "sick"), ("1.8.1", "sick"), ("1.9.0", "healthy")])
-def test_accelerate_that_does_not_read_the_environment(fp8: None, says: Says, look: Look, version: str, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "outcome"), [("1.3.0", "healthy"), ("1.8.0", "sick"), ("1.8.1", "sick"), ("1.9.0", "healthy")]
+)
+def test_accelerate_that_does_not_read_the_environment(
+    fp8: None, says: Says, look: Look, version: str, outcome: str
+) -> None:
     says("accelerate", version)
     facts = look(nn.Linear(16, 16))
     assert outcome_of("ENV005", facts).outcome == outcome
@@ -62,13 +67,21 @@ def test_accelerate_that_converts_nothing(fp8: None, says: Says, look: Look, ver
     finding = finding_of("ENV005", before)
     assert finding is not None
     assert finding.severity == "info", "an Accelerator may be told fp8 by its argument"
-    in_vain = msgspec.structs.replace(before, training=Training(accelerate=Accelerate(mixed_precision="fp8", prepared=True)))
+    in_vain = msgspec.structs.replace(
+        before, training=Training(accelerate=Accelerate(mixed_precision="fp8", prepared=True))
+    )
     finding = finding_of("ENV005", in_vain)
     assert finding is not None
     assert finding.severity == "warning"
     assert "converts nothing" in finding.explanation
     layer = Linear(name="up", stack="torchao", use="training")
-    assert outcome_of("ENV005", msgspec.structs.replace(in_vain, network=Network(linears=(layer,), adapter_parameters=0))).outcome == "healthy"
+    assert (
+        outcome_of(
+            "ENV005",
+            msgspec.structs.replace(in_vain, network=Network(linears=(layer,), adapter_parameters=0)),
+        ).outcome
+        == "healthy"
+    )
 
 
 def test_the_installed_versions_work_together(fp8: None, look: Look) -> None:
@@ -81,14 +94,20 @@ def test_nobody_asks_for_fp8(says: Says, look: Look, forget_accelerate: None) ->
 
 
 def test_a_model_that_was_prepared_shows_that_it_works() -> None:
-    prepared = msgspec.structs.replace(SICK, training=Training(accelerate=Accelerate(mixed_precision="fp8", prepared=True)))
+    prepared = msgspec.structs.replace(
+        SICK, training=Training(accelerate=Accelerate(mixed_precision="fp8", prepared=True))
+    )
     assert outcome_of("ENV005", prepared).outcome == "healthy"
 
 
-def job(packages: dict[str, str], backend: str = "TE", network: Network = HEALTHY.network, **variables: str) -> Facts:
+def job(
+    packages: dict[str, str], backend: str = "TE", network: Network = HEALTHY.network, **variables: str
+) -> Facts:
     return msgspec.structs.replace(
         HEALTHY,
-        software=Software(packages={name: Package(version=version, imported=True) for name, version in packages.items()}),
+        software=Software(
+            packages={name: Package(version=version, imported=True) for name, version in packages.items()}
+        ),
         environment=Environment(variables=variables, backend_imports={backend: None}),
         network=network,
     )
@@ -104,21 +123,40 @@ def job(packages: dict[str, str], backend: str = "TE", network: Network = HEALTH
         ("1.13.0", "2.20.2", "healthy"),
     ],
 )
-def test_accelerate_with_the_renamed_module_of_transformer_engine(accelerate: str, te: str, outcome: str) -> None:
-    assert outcome_of("ENV005", job({"accelerate": accelerate, "transformer_engine": te}, **FP8)).outcome == outcome
-    assert outcome_of("ENV005", job({"accelerate": accelerate, "transformer_engine": te}, backend="AO", **FP8)).outcome == "healthy"
+def test_accelerate_with_the_renamed_module_of_transformer_engine(
+    accelerate: str, te: str, outcome: str
+) -> None:
+    assert (
+        outcome_of("ENV005", job({"accelerate": accelerate, "transformer_engine": te}, **FP8)).outcome
+        == outcome
+    )
+    assert (
+        outcome_of(
+            "ENV005", job({"accelerate": accelerate, "transformer_engine": te}, backend="AO", **FP8)
+        ).outcome
+        == "healthy"
+    )
 
 
-@pytest.mark.parametrize(("accelerate", "outcome"), [("1.8.0", "sick"), ("1.8.1", "sick"), ("1.9.0", "healthy")])
+@pytest.mark.parametrize(
+    ("accelerate", "outcome"), [("1.8.0", "sick"), ("1.8.1", "sick"), ("1.9.0", "healthy")]
+)
 def test_torchao_by_argument_without_fsdp(accelerate: str, outcome: str) -> None:
     by_argument = Training(accelerate=Accelerate(mixed_precision="fp8", prepared=False))
-    facts = msgspec.structs.replace(job({"accelerate": accelerate, "torchao": "0.17.0"}, backend="AO"), training=by_argument)
+    facts = msgspec.structs.replace(
+        job({"accelerate": accelerate, "torchao": "0.17.0"}, backend="AO"), training=by_argument
+    )
     assert outcome_of("ENV005", facts).outcome == outcome
-    sharded = msgspec.structs.replace(facts, environment=Environment(variables={"ACCELERATE_USE_FSDP": "true"}, backend_imports={"AO": None}))
+    sharded = msgspec.structs.replace(
+        facts,
+        environment=Environment(variables={"ACCELERATE_USE_FSDP": "true"}, backend_imports={"AO": None}),
+    )
     assert outcome_of("ENV005", sharded).outcome == "healthy"
 
 
-@pytest.mark.parametrize(("peft", "later"), [("0.18.1", {"transformer_engine", "torchao"}), ("0.19.0", set())])
+@pytest.mark.parametrize(
+    ("peft", "later"), [("0.18.1", {"transformer_engine", "torchao"}), ("0.19.0", set())]
+)
 def test_adapters_that_may_come(peft: str, later: set[str]) -> None:
     packages = {"accelerate": "1.15.0", "peft": peft, "transformer_engine": "2.20.2", "torchao": "0.18.0"}
     found = {pair.other.package for pair in met(job(packages, **FP8)) if pair.other}
@@ -148,9 +186,14 @@ def test_a_real_float8_model_with_an_old_peft(says: Says, look: Look, forget_acc
 @pytest.mark.parametrize("version", [None, "", "not a version"])
 def test_a_version_that_cannot_be_read_is_no_bad_one(version: str | None) -> None:
     packages = {"accelerate": Package(version=version, imported=True)}
-    assert outcome_of("ENV005", msgspec.structs.replace(SICK, software=Software(packages=packages))).outcome == "healthy"
+    assert (
+        outcome_of("ENV005", msgspec.structs.replace(SICK, software=Software(packages=packages))).outcome
+        == "healthy"
+    )
 
 
 def test_release_candidates_count_as_what_they_precede() -> None:
-    facts = msgspec.structs.replace(SICK, software=Software(packages={"accelerate": Package(version="1.9.0.dev0", imported=True)}))
+    facts = msgspec.structs.replace(
+        SICK, software=Software(packages={"accelerate": Package(version="1.9.0.dev0", imported=True)})
+    )
     assert outcome_of("ENV005", facts).outcome == "sick"

@@ -1,4 +1,5 @@
-"""ENV007 on a process that has imported a Transformer Engine whose metadata says an old version, and on others."""
+"""ENV007 on a process that has imported a Transformer Engine whose metadata says an old version, and on
+others."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from tests.checks.environment.live import facts_of, finding_of, outcome_of
 
 @pytest.fixture
 def imported(tmp_path: Path) -> str:
-    """A program that imports a stand-in for Transformer Engine: an empty package, to which each test gives a version."""
+    """A program that imports a stand-in for Transformer Engine: an empty package, to which each test gives a
+    version."""
     (tmp_path / "transformer_engine").mkdir()
     (tmp_path / "transformer_engine" / "__init__.py").touch()
     return f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport transformer_engine\n"
@@ -24,7 +26,10 @@ def installed(folder: Path, version: str) -> None:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: transformer_engine\nVersion: {version}\n")
 
 
-@pytest.mark.parametrize(("version", "missed"), [("2.8.0", ("2.11", "2.12", "2.14", "2.16")), ("2.13.0", ("2.14", "2.16")), ("2.20.2", ())])
+@pytest.mark.parametrize(
+    ("version", "missed"),
+    [("2.8.0", ("2.11", "2.12", "2.14", "2.16")), ("2.13.0", ("2.14", "2.16")), ("2.20.2", ())],
+)
 def test_what_a_version_misses(imported: str, tmp_path: Path, version: str, missed: tuple[str, ...]) -> None:
     installed(tmp_path, version)
     finding = finding_of("ENV007", facts_of(imported))
@@ -41,6 +46,8 @@ def test_a_version_that_nobody_knows_is_not_old(imported: str) -> None:
 
 
 def test_what_is_installed_and_not_imported_takes_no_time() -> None:
-    facts = Facts(software=Software(packages={"transformer_engine": Package(version="2.8.0", imported=False)}))
+    facts = Facts(
+        software=Software(packages={"transformer_engine": Package(version="2.8.0", imported=False)})
+    )
     assert outcome_of("ENV007", facts).outcome == "not_applicable"
     assert outcome_of("ENV007", facts_of("")).outcome == "not_applicable"

@@ -30,16 +30,25 @@ class Decoder(nn.Module):
 
 @pytest.fixture
 def lora() -> nn.Module:
-    return get_peft_model(convert_to_float8_training(Decoder().bfloat16()), LoraConfig(r=16, target_modules=["up", "down"]))
+    return get_peft_model(
+        convert_to_float8_training(Decoder().bfloat16()), LoraConfig(r=16, target_modules=["up", "down"])
+    )
 
 
 def test_time_counts_and_not_flops(lora: nn.Module, look: Look) -> None:
-    facts = timed(look(lora, tokens=4096), ran("as_is", 120.0), ran("bf16_compiled", 150.0), ran("without_adapters", 90.0, base="as_is"))
+    facts = timed(
+        look(lora, tokens=4096),
+        ran("as_is", 120.0),
+        ran("bf16_compiled", 150.0),
+        ran("without_adapters", 90.0, base="as_is"),
+    )
     finding = adapter_share(facts)
     assert isinstance(finding, Finding)
     parameters = 2 * 16 * (256 + 1024)
     assert finding.evidence["adapter_parameters"] == parameters
-    assert finding.evidence["flops_share_pct"] == pytest.approx(100 * 6 * parameters / (6 * parameters + (2 + 4) * 256 * 1024))
+    assert finding.evidence["flops_share_pct"] == pytest.approx(
+        100 * 6 * parameters / (6 * parameters + (2 + 4) * 256 * 1024)
+    )
     assert finding.evidence["time_share_pct"] == pytest.approx(25.0)
     assert finding.evidence["adapters_ms"] == pytest.approx(30.0)
     assert finding.evidence["fp8_ceiling"] == pytest.approx(150 / (30 + 120 / 2), rel=1e-3)
@@ -50,7 +59,12 @@ def test_time_counts_and_not_flops(lora: nn.Module, look: Look) -> None:
 
 
 def test_the_base_of_the_arm_is_what_it_is_compared_with(lora: nn.Module, look: Look) -> None:
-    facts = timed(look(lora, tokens=4096), ran("as_is", 400.0), ran("prescribed", 100.0, base="as_is"), ran("without_adapters", 98.0, base="prescribed"))
+    facts = timed(
+        look(lora, tokens=4096),
+        ran("as_is", 400.0),
+        ran("prescribed", 100.0, base="as_is"),
+        ran("without_adapters", 98.0, base="prescribed"),
+    )
     finding = adapter_share(facts)
     assert isinstance(finding, Finding)
     assert (finding.evidence["of_arm"], finding.evidence["adapters_ms"]) == ("prescribed", pytest.approx(2.0))
@@ -59,7 +73,13 @@ def test_the_base_of_the_arm_is_what_it_is_compared_with(lora: nn.Module, look: 
 
 
 def test_no_time_is_claimed_within_the_spread(lora: nn.Module, look: Look) -> None:
-    finding = adapter_share(timed(look(lora, tokens=4096), ran("as_is", 100.0), ran("without_adapters", 99.0, spread_ms=3.0, base="as_is")))
+    finding = adapter_share(
+        timed(
+            look(lora, tokens=4096),
+            ran("as_is", 100.0),
+            ran("without_adapters", 99.0, spread_ms=3.0, base="as_is"),
+        )
+    )
     assert isinstance(finding, Finding)
     assert finding.title.startswith("LoRA takes no time that can be told")
     assert finding.treatment is None
@@ -69,11 +89,19 @@ def test_no_time_is_claimed_within_the_spread(lora: nn.Module, look: Look) -> No
     ("arms", "reason"),
     [
         ((ran("as_is"),), "no step without them was timed"),
-        ((ran("as_is"), failed("without_adapters", "the budget of 60 s was used up before it")), "the budget of 60 s was used up before it"),
-        ((failed("as_is", "it raises"), ran("without_adapters", base="as_is")), "no step without them was timed"),
+        (
+            (ran("as_is"), failed("without_adapters", "the budget of 60 s was used up before it")),
+            "the budget of 60 s was used up before it",
+        ),
+        (
+            (failed("as_is", "it raises"), ran("without_adapters", base="as_is")),
+            "no step without them was timed",
+        ),
     ],
 )
-def test_without_the_arm_no_time_is_said(lora: nn.Module, look: Look, arms: tuple[Arm, ...], reason: str) -> None:
+def test_without_the_arm_no_time_is_said(
+    lora: nn.Module, look: Look, arms: tuple[Arm, ...], reason: str
+) -> None:
     finding = adapter_share(timed(look(lora, tokens=4096), *arms))
     assert isinstance(finding, Finding)
     assert finding.explanation == f"What the adapters cost in time was not measured: {reason}."
@@ -89,7 +117,9 @@ def test_without_adapters_there_is_no_question(lora: nn.Module, look: Look) -> N
 def test_a_real_step_without_its_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     base = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 32), nn.Linear(32, 64))
     model = get_peft_model(base, LoraConfig(r=8, target_modules=["1", "2"]))
-    facts = tried(model, torch.randint(0, 64, (4, 16)), "as_is", more=lambda of, as_is: of.measurements(as_is))
+    facts = tried(
+        model, torch.randint(0, 64, (4, 16)), "as_is", more=lambda of, as_is: of.measurements(as_is)
+    )
     finding = adapter_share(facts)
     assert isinstance(finding, Finding)
     times = {arm.name: arm.step_ms for arm in facts.trial.arms}
@@ -102,7 +132,13 @@ def test_no_ceiling_where_bf16_with_such_adapters_was_not_timed(lora: nn.Module,
     """The prescription casts the adapters to BF16, which no BF16 arm does."""
     prescribed = ran("prescribed", 100.0, base="as_is", treatments=("compile-blocks", "adapters-to-bf16"))
     finding = adapter_share(
-        timed(look(lora, tokens=4096), ran("as_is", 400.0), ran("bf16_compiled", 150.0), prescribed, ran("without_adapters", 80.0, base="prescribed"))
+        timed(
+            look(lora, tokens=4096),
+            ran("as_is", 400.0),
+            ran("bf16_compiled", 150.0),
+            prescribed,
+            ran("without_adapters", 80.0, base="prescribed"),
+        )
     )
     assert isinstance(finding, Finding)
     assert finding.evidence["time_share_pct"] == pytest.approx(20.0)

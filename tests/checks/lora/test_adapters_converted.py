@@ -20,7 +20,9 @@ Look = Callable[..., Facts]
 
 
 def base() -> LlamaForCausalLM:
-    config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=256)
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=256
+    )
     return LlamaForCausalLM(config).bfloat16()
 
 

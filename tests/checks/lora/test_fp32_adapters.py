@@ -18,12 +18,16 @@ Look = Callable[..., Facts]
 
 
 def base(dtype: torch.dtype = torch.bfloat16) -> LlamaForCausalLM:
-    config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=256)
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=256
+    )
     return LlamaForCausalLM(config).to(dtype)
 
 
 def lora(model: Any, **settings: Any) -> PeftModel:
-    return get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"), **settings)
+    return get_peft_model(
+        model, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"), **settings
+    )
 
 
 def float8_base() -> LlamaForCausalLM:
@@ -36,7 +40,9 @@ def trained(model: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("build", [lambda: lora(float8_base()), lambda: trained(lora(base()))], ids=["FP8 base", "a step was seen"])
+@pytest.mark.parametrize(
+    "build", [lambda: lora(float8_base()), lambda: trained(lora(base()))], ids=["FP8 base", "a step was seen"]
+)
 def test_the_default_of_peft(build: Callable[[], PeftModel], look: Look) -> None:
     finding = finding_of("LORA002", look(build()))
     assert finding is not None

@@ -1,4 +1,5 @@
-"""LORA004 on real torchao and PEFT models: what a frozen weight leaves to gain, and that torchao computes its gradient."""
+"""LORA004 on real torchao and PEFT models: what a frozen weight leaves to gain, and that torchao computes its
+gradient."""
 
 from __future__ import annotations
 
@@ -92,7 +93,9 @@ class CountGemms(TorchDispatchMode):
         return function(*arguments, **(keywords or {}))
 
 
-@pytest.mark.parametrize(("convert", "trained", "gemms"), [(False, True, 3), (False, False, 2), (True, True, 3), (True, False, 3)])
+@pytest.mark.parametrize(
+    ("convert", "trained", "gemms"), [(False, True, 3), (False, False, 2), (True, True, 3), (True, False, 3)]
+)
 def test_torchao_computes_the_gradient_of_a_frozen_weight(convert: bool, trained: bool, gemms: int) -> None:
     layer = nn.Sequential(nn.Linear(64, 64, bias=False)).bfloat16().requires_grad_(trained)
     if convert:
@@ -127,4 +130,6 @@ def test_the_lora_that_was_recorded() -> None:
     finding = next(each for each in report.findings if each.code == "LORA004")
     assert finding.evidence["frozen_linears"] == 112
     assert not any("LORA004" in step.mends for step in report.prescription), "its cure is that of its cause"
-    assert finding.evidence["speedup"] is None, "the prescription holds BF16 adapters, which would help BF16 too"
+    assert finding.evidence["speedup"] is None, (
+        "the prescription holds BF16 adapters, which would help BF16 too"
+    )

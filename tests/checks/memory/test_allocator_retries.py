@@ -44,7 +44,10 @@ def test_a_full_gpu(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts.training.alloc_retries == 12
     finding = allocator_retries(facts)
     assert isinstance(finding, Finding)
-    assert finding.title == "The allocator ran out of GPU memory and started over 12 times so far in this process"
+    assert (
+        finding.title
+        == "The allocator ran out of GPU memory and started over 12 times so far in this process"
+    )
     assert finding.treatment is not None
     assert finding.treatment.code == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
@@ -66,7 +69,9 @@ def test_retries_of_a_trial_are_not_the_users(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
-def test_what_is_set_already_is_not_advised(look: Look, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_what_is_set_already_is_not_advised(
+    look: Look, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
     monkeypatch.setenv(variable, "max_split_size_mb:512,expandable_segments:True")
     cuda_allocator.install(monkeypatch, COUNTED)
     finding = allocator_retries(look(MODEL))
@@ -106,7 +111,13 @@ def test_counters_that_cannot_be_read_are_unknown(
     [(76.0, (0, 3), "sick"), (76.0, (0, 0), "healthy"), (40.0, (0, 3), "healthy"), (None, (3,), "healthy")],
     ids=["the step fills the GPU", "full, without retries", "our copies filled it", "peak unknown"],
 )
-def test_retries_of_the_trial(look: Look, monkeypatch: pytest.MonkeyPatch, peak_gib: float | None, retries: tuple[int, ...], expected: str) -> None:
+def test_retries_of_the_trial(
+    look: Look,
+    monkeypatch: pytest.MonkeyPatch,
+    peak_gib: float | None,
+    retries: tuple[int, ...],
+    expected: str,
+) -> None:
     cuda_allocator.install(monkeypatch, NONE)
     as_is = ran("as_is", peak_gib=peak_gib, cuts=tuple(ArmCut(alloc_retries=each) for each in retries))
     other = ran("bf16", peak_gib=78.0, cuts=(ArmCut(alloc_retries=9),))

@@ -80,7 +80,9 @@ def step_inside(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     [(Inside, {}), (lambda: convert_to_float8_training(mlp()), {"training_step": step_inside})],
     ids=["in the forward", "in the training step"],
 )
-def test_an_autocast_inside_cannot_be_ruled_out(model: Callable[[], nn.Module], fields: dict[str, Any], look: Look) -> None:
+def test_an_autocast_inside_cannot_be_ruled_out(
+    model: Callable[[], nn.Module], fields: dict[str, Any], look: Look
+) -> None:
     assert outcome_of("MEM003", look(model(), **fields)).outcome == "not_applicable"
 
 
@@ -90,7 +92,9 @@ def test_fp32_router_and_head_are_left_alone(look: Look) -> None:
             super().__init__()
             self.embedding, self.body, self.head = nn.Embedding(512, 64), mlp(), nn.Linear(64, 512)
 
-    model = convert_to_float8_training(Decoder().bfloat16(), module_filter_fn=lambda module, name: name != "head")
+    model = convert_to_float8_training(
+        Decoder().bfloat16(), module_filter_fn=lambda module, name: name != "head"
+    )
     model.head.float()
     assert outcome_of("MEM003", look(model)).outcome == "healthy"
 
@@ -101,13 +105,21 @@ def test_an_untouched_fp32_model_is_not_sick(look: Look) -> None:
 
 def measured(facts: Facts, device: str) -> Facts:
     """The facts with a trial beside them, as a trial on that device leaves it."""
-    return msgspec.structs.replace(facts, trial=Trial(device=device, arms=(Arm(name="as_is", tried=True, reason=None, step_ms=10.0),), reliable=True))
+    return msgspec.structs.replace(
+        facts,
+        trial=Trial(
+            device=device, arms=(Arm(name="as_is", tried=True, reason=None, step_ms=10.0),), reliable=True
+        ),
+    )
 
 
 @pytest.mark.parametrize(("device", "outcome"), [("cuda", "sick"), ("cpu", "not_applicable")])
 def test_a_measured_step_in_fp32(device: str, outcome: str, look: Look) -> None:
     assert outcome_of("MEM003", measured(look(mlp()), device)).outcome == outcome
-    assert outcome_of("MEM003", measured(look(mlp(torch.bfloat16)), device)).outcome in ("healthy", "not_applicable")
+    assert outcome_of("MEM003", measured(look(mlp(torch.bfloat16)), device)).outcome in (
+        "healthy",
+        "not_applicable",
+    )
 
 
 PREPARED = """
@@ -127,7 +139,11 @@ accelerator = Accelerator(mixed_precision="bf16")
         (PREPARED, "healthy"),
         (PREPARED + "model.forward = model._original_forward", "sick"),
         (ANNOUNCED, "not_applicable"),
-        (ANNOUNCED + "from torchao.float8 import convert_to_float8_training\nconvert_to_float8_training(model)", "not_applicable"),
+        (
+            ANNOUNCED
+            + "from torchao.float8 import convert_to_float8_training\nconvert_to_float8_training(model)",
+            "not_applicable",
+        ),
     ],
     ids=["prepared", "its autocast taken off", "not prepared yet", "converted and not prepared yet"],
 )

@@ -14,8 +14,8 @@ from torchao.float8 import convert_to_float8_training
 from fp8doctor import load_report
 from fp8doctor.checks.memory.more_memory_than_bf16 import more_memory_than_bf16
 from fp8doctor.facts import Arm, Facts, Gpu, MemoryParts
+from fp8doctor.facts.record import NOT_RECORDED
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.record import NOT_RECORDED
 from tests.checks.arms import failed, ran, timed
 from tests.patients.record import HERE
 from tests.stand_ins import transformer_engine
@@ -24,7 +24,9 @@ Look = Callable[..., Facts]
 
 
 def in_fp8() -> nn.Module:
-    return convert_to_float8_training(nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).bfloat16())
+    return convert_to_float8_training(
+        nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).bfloat16()
+    )
 
 
 def with_lora() -> nn.Module:
@@ -33,7 +35,11 @@ def with_lora() -> nn.Module:
 
 def peaks(as_is: float, bf16: float, compiled: float, graphs_run: int = 0) -> tuple[Arm, ...]:
     now = ran("as_is", peak_gib=as_is, static_gib=5.0, graphs_run=graphs_run)
-    return now, ran("bf16", peak_gib=bf16, static_gib=5.0), ran("bf16_compiled", peak_gib=compiled, static_gib=5.0)
+    return (
+        now,
+        ran("bf16", peak_gib=bf16, static_gib=5.0),
+        ran("bf16_compiled", peak_gib=compiled, static_gib=5.0),
+    )
 
 
 def test_frozen_layers_keep_their_inputs(look: Look) -> None:
@@ -41,7 +47,10 @@ def test_frozen_layers_keep_their_inputs(look: Look) -> None:
     assert isinstance(finding, Finding)
     assert finding.title == "FP8 takes 3.0 GiB more than BF16"
     assert (finding.evidence["compared_with"], finding.evidence["frozen_eager_linears"]) == ("bf16", 2)
-    assert (finding.evidence["extra_static_gib"], finding.evidence["extra_in_the_step_gib"]) == (0.0, pytest.approx(3.0))
+    assert (finding.evidence["extra_static_gib"], finding.evidence["extra_in_the_step_gib"]) == (
+        0.0,
+        pytest.approx(3.0),
+    )
     assert "2 frozen layers of torchao keep their input" in finding.explanation
 
 
@@ -49,7 +58,9 @@ def test_torchao_keeps_the_input_of_a_frozen_layer_and_bf16_does_not() -> None:
     def kept(layer: nn.Module) -> int:
         shapes = []
         x = torch.ones(32, 64, dtype=torch.bfloat16, requires_grad=True)
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: shapes.append(tensor.shape) or tensor, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: shapes.append(tensor.shape) or tensor, lambda tensor: tensor
+        ):
             layer.requires_grad_(False)(x)
         return shapes.count(x.shape)
 
@@ -64,7 +75,10 @@ def test_compiling_treats_it(look: Look) -> None:
     assert isinstance(finding, Finding)
     assert finding.treatment is not None
     exec(finding.treatment.code, {"model": model})
-    assert more_memory_than_bf16(timed(look(model, tokens=4096), *peaks(29.5, 35.4, 29.5, graphs_run=16))) is None
+    assert (
+        more_memory_than_bf16(timed(look(model, tokens=4096), *peaks(29.5, 35.4, 29.5, graphs_run=16)))
+        is None
+    )
 
 
 def test_like_is_compared_with_like(look: Look) -> None:
@@ -83,7 +97,9 @@ def made_of(arm: Arm, **parts: float) -> Arm:
     """The arm with the parts of its peak as a trial on a GPU counts them."""
     kept = {"weights": 1.0, "fp8_copies": 0.0, "gradients": 1.0, "optimizer": 3.0} | parts
     rest = (arm.peak_gib or 0.0) - sum(kept.values())
-    return msgspec.structs.replace(arm, memory=MemoryParts(**{f"{name}_gib": gib for name, gib in kept.items()}, activations_gib=rest))
+    return msgspec.structs.replace(
+        arm, memory=MemoryParts(**{f"{name}_gib": gib for name, gib in kept.items()}, activations_gib=rest)
+    )
 
 
 def test_the_evidence_says_where_the_extra_is(look: Look) -> None:
@@ -91,11 +107,21 @@ def test_the_evidence_says_where_the_extra_is(look: Look) -> None:
     arms = (made_of(as_is, fp8_copies=1.5, gradients=0.8, weights=1.02), made_of(bf16), compiled)
     finding = more_memory_than_bf16(timed(look(in_fp8(), tokens=4096), *arms))
     assert isinstance(finding, Finding)
-    extra = {key.removeprefix("extra_").removesuffix("_gib"): value for key, value in finding.evidence.items() if key in EXTRA}
-    assert list(extra) == ["activations", "fp8_copies", "weights", "optimizer", "gradients"], "the largest first"
+    extra = {
+        key.removeprefix("extra_").removesuffix("_gib"): value
+        for key, value in finding.evidence.items()
+        if key in EXTRA
+    }
+    assert list(extra) == ["activations", "fp8_copies", "weights", "optimizer", "gradients"], (
+        "the largest first"
+    )
     assert sum(extra.values()) == pytest.approx(finding.evidence["extra_gib"])
     assert (finding.evidence["as_is_fp8_copies_gib"], finding.evidence["bf16_fp8_copies_gib"]) == (1.5, 0.0)
-    assert "The difference: +2.7 GiB activations and temporaries, +1.5 GiB FP8 copies kept beside them, -0.2 GiB gradients." in finding.explanation
+    assert (
+        "The difference: +2.7 GiB activations and temporaries, +1.5 GiB FP8 copies kept "
+        "beside them, "
+        "-0.2 GiB gradients." in finding.explanation
+    )
 
 
 EXTRA = [f"extra_{name}_gib" for name in ("weights", "fp8_copies", "gradients", "optimizer", "activations")]
@@ -104,18 +130,24 @@ EXTRA = [f"extra_{name}_gib" for name in ("weights", "fp8_copies", "gradients", 
 @pytest.mark.parametrize("memory", [None, NOT_RECORDED], ids=["a CPU", "a recording from before"])
 def test_without_the_parts_it_says_what_it_said(look: Look, memory: None) -> None:
     arms = peaks(24.0, 20.0, 18.0)
-    finding = more_memory_than_bf16(timed(look(in_fp8(), tokens=4096), *(msgspec.structs.replace(arm, memory=memory) for arm in arms)))
+    finding = more_memory_than_bf16(
+        timed(look(in_fp8(), tokens=4096), *(msgspec.structs.replace(arm, memory=memory) for arm in arms))
+    )
     assert isinstance(finding, Finding)
     assert not set(EXTRA) & set(finding.evidence)
     assert "0.0 GiB of it are weights, buffers and optimizer state" in finding.explanation
 
 
 @pytest.mark.parametrize(("capability", "gib"), [("9.0", 2.0), ("8.9", 2.0), ("10.0", 1.0)])
-def test_transformer_engine_holds_fp8_copies(look: Look, monkeypatch: pytest.MonkeyPatch, capability: str, gib: float) -> None:
+def test_transformer_engine_holds_fp8_copies(
+    look: Look, monkeypatch: pytest.MonkeyPatch, capability: str, gib: float
+) -> None:
     transformer_engine.install(monkeypatch)
     with torch.device("meta"):
         model = nn.Sequential(transformer_engine.Linear(32768, 32768, bias=False))
-    facts = msgspec.structs.replace(look(model, tokens=4096), gpus=(Gpu(visible=True, compute_capability=capability),))
+    facts = msgspec.structs.replace(
+        look(model, tokens=4096), gpus=(Gpu(visible=True, compute_capability=capability),)
+    )
     finding = more_memory_than_bf16(timed(facts, *peaks(22.8, 19.9, 18.9)))
     assert isinstance(finding, Finding)
     assert finding.evidence["fp8_copies_gib"] == gib
@@ -149,10 +181,17 @@ def test_without_both_peaks_there_is_no_answer(look: Look, arms: tuple[Arm, ...]
 
 
 def test_bf16_takes_what_bf16_takes(look: Look) -> None:
-    assert isinstance(more_memory_than_bf16(timed(look(nn.Sequential(nn.Linear(64, 64)), tokens=4096), *peaks(9.0, 8.0, 8.0))), NotApplicable)
+    assert isinstance(
+        more_memory_than_bf16(
+            timed(look(nn.Sequential(nn.Linear(64, 64)), tokens=4096), *peaks(9.0, 8.0, 8.0))
+        ),
+        NotApplicable,
+    )
 
 
-@pytest.mark.parametrize("patient", ["decoder_468m", "decoder_468m_compiled", "llama_8b_float8", "te_autocast", "accelerate_te"])
+@pytest.mark.parametrize(
+    "patient", ["decoder_468m", "decoder_468m_compiled", "llama_8b_float8", "te_autocast", "accelerate_te"]
+)
 def test_healthy_recordings(patient: str) -> None:
     report = load_report(HERE / "recorded" / f"h200-{patient}.json")
     assert next(each.outcome for each in report.outcomes if each.code == "MEM001") == "healthy"

@@ -1,4 +1,5 @@
-"""Small models in FP8 for the checks of numerics: weights with structure, and blocks that break FP8 in one way each."""
+"""Small models in FP8 for the checks of numerics: weights with structure, and blocks that break FP8 in one
+way each."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Block(nn.Module):
 
 
 class Overflowing(Float8Linear):
-    """A stand-in for a cast that does not saturate, as torch's own up to 2.11: what is too large for E5M2 becomes infinite."""
+    """A stand-in for a cast that does not saturate, as torch's own up to 2.11: what is too large for E5M2
+    becomes infinite."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         cast = (x.float() * 1e6).to(torch.float8_e5m2)

@@ -14,9 +14,16 @@ from fp8doctor import registry
 from fp8doctor.checks.numerics.low_precision_layer import HEALTHY, SICK, low_precision_layer
 from fp8doctor.facts import Facts, LayerNumerics, Target, Trial, Workload
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.job import Job
+from fp8doctor.loading.job import Job
 from fp8doctor.trial.treatments import carry_out
-from tests.checks.numerics.outliers import batch, decoder, in_fp8, massive_token, one_outlier, outlier_channels
+from tests.checks.numerics.outliers import (
+    batch,
+    decoder,
+    in_fp8,
+    massive_token,
+    one_outlier,
+    outlier_channels,
+)
 from tests.checks.trials import tried
 
 
@@ -47,18 +54,37 @@ def test_outliers_that_fp8_can_hold(between: Any) -> None:
 def llama() -> tuple[nn.Module, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 128,
+    }
     tokens = torch.randint(0, 128, (2, 32))
-    return LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, use_cache=False)), {"input_ids": tokens, "labels": tokens}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, use_cache=False)), {
+        "input_ids": tokens,
+        "labels": tokens,
+    }
 
 
 def opt() -> tuple[nn.Module, Any]:
     """Biases, LayerNorm and learned positions, as in GPT-2, whose own projections are no Linears."""
     from transformers import OPTConfig, OPTForCausalLM
 
-    sizes: dict[str, Any] = {"hidden_size": 64, "ffn_dim": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128, "word_embed_proj_dim": 64}
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "ffn_dim": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 128,
+        "word_embed_proj_dim": 64,
+    }
     tokens = torch.randint(0, 128, (2, 32))
-    return OPTForCausalLM(OPTConfig(**sizes, max_position_embeddings=64, use_cache=False)), {"input_ids": tokens, "labels": tokens}
+    return OPTForCausalLM(OPTConfig(**sizes, max_position_embeddings=64, use_cache=False)), {
+        "input_ids": tokens,
+        "labels": tokens,
+    }
 
 
 def vit() -> tuple[nn.Module, Any]:
@@ -78,18 +104,27 @@ def vit() -> tuple[nn.Module, Any]:
 
 
 @pytest.mark.parametrize("make", [llama, opt, vit])
-def test_transformers(make: Callable[[], tuple[nn.Module, Any]], monkeypatch: pytest.MonkeyPatch, look: Callable[..., Facts]) -> None:
+def test_transformers(
+    make: Callable[[], tuple[nn.Module, Any]], monkeypatch: pytest.MonkeyPatch, look: Callable[..., Facts]
+) -> None:
     """Untrained, and measured all the same: no layer of them is odd."""
-    from fp8doctor.trial import numerics
-    from fp8doctor.trial.bench import Bench
+    from fp8doctor.trial.layers import numerics
+    from fp8doctor.trial.measure.bench import Bench
 
     monkeypatch.setattr(numerics, "made_up", lambda *_: None)
     torch.manual_seed(0)
     model, data = make()
-    job = Job(model=in_fp8(model.bfloat16()), target=Target(), workload=Workload(accumulate=1, batch_source="given"), batch=data)
+    job = Job(
+        model=in_fp8(model.bfloat16()),
+        target=Target(),
+        workload=Workload(accumulate=1, batch_source="given"),
+        batch=data,
+    )
     found = numerics.layer_numerics(Bench(job, [], torch.device("cpu")), float("inf"))
     assert len(found) == sum(isinstance(module, nn.Linear) for module in job.model.modules())
-    facts = msgspec.structs.replace(look(job.model, tokens=64), trial=Trial(device="cpu", arms=(), numerics=found))
+    facts = msgspec.structs.replace(
+        look(job.model, tokens=64), trial=Trial(device="cpu", arms=(), numerics=found)
+    )
     assert low_precision_layer(facts) is None
 
 
@@ -97,11 +132,23 @@ def with_layers(*layers: LayerNumerics) -> Facts:
     return msgspec.structs.replace(SICK, trial=msgspec.structs.replace(SICK.trial, numerics=layers))
 
 
-def layer(name: str, output: float | None = 28.5, typical: float | None = 28.5, of_input: float | None = 24.6, weight: float | None = 24.6) -> LayerNumerics:
+def layer(
+    name: str,
+    output: float | None = 28.5,
+    typical: float | None = 28.5,
+    of_input: float | None = 24.6,
+    weight: float | None = 24.6,
+) -> LayerNumerics:
     return LayerNumerics(
-        name=name, output_sqnr_db=output, typical_output_sqnr_db=typical, input_gradient_sqnr_db=of_input, weight_gradient_sqnr_db=weight,
-        saturated_pct=None, flushed_pct=None, non_finite=0,
-    )  # fmt: skip
+        name=name,
+        output_sqnr_db=output,
+        typical_output_sqnr_db=typical,
+        input_gradient_sqnr_db=of_input,
+        weight_gradient_sqnr_db=weight,
+        saturated_pct=None,
+        flushed_pct=None,
+        non_finite=0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,11 +163,24 @@ def layer(name: str, output: float | None = 28.5, typical: float | None = 28.5, 
         (tuple(layer(name, 4.0, 4.0) for name in "abc"), dict.fromkeys("abc", "output")),
         ((layer("a"), layer("b"), layer("c", 9.0, 2.0, 1.0, 14.0)), {"c": "input gradient"}),
     ],
-    ids=["weight gradient", "input gradient", "frozen", "zero", "below but good", "a coarse recipe", "all worthless", "the worst is told"],
+    ids=[
+        "weight gradient",
+        "input gradient",
+        "frozen",
+        "zero",
+        "below but good",
+        "a coarse recipe",
+        "all worthless",
+        "the worst is told",
+    ],
 )
 def test_what_is_low(layers: tuple[LayerNumerics, ...], named: dict[str, str]) -> None:
     finding = low_precision_layer(with_layers(*layers))
-    found = dict(zip(finding.evidence["layers"], finding.evidence["of"], strict=True)) if isinstance(finding, Finding) else {}  # type: ignore[arg-type]
+    found = (
+        dict(zip(finding.evidence["layers"], finding.evidence["of"], strict=True))
+        if isinstance(finding, Finding)
+        else {}
+    )  # type: ignore[arg-type]
     assert found == named
 
 
@@ -128,10 +188,19 @@ def test_what_is_low(layers: tuple[LayerNumerics, ...], named: dict[str, str]) -
     ("layers", "title"),
     [
         ((layer("a"), layer("b"), layer("c", 4.0)), "1 of 3 FP8 layers loses far more than the others: c"),
-        ((layer("a"), layer("b"), layer("c"), layer("d", 4.0), layer("e", 5.0)), "2 of 5 FP8 layers lose far more than the others: d, e"),
-        (tuple(layer(name, 4.0, 4.0) for name in "abcd"), "4 of 4 FP8 layers lose too much precision: a, b, c and 1 more"),
+        (
+            (layer("a"), layer("b"), layer("c"), layer("d", 4.0), layer("e", 5.0)),
+            "2 of 5 FP8 layers lose far more than the others: d, e",
+        ),
+        (
+            tuple(layer(name, 4.0, 4.0) for name in "abcd"),
+            "4 of 4 FP8 layers lose too much precision: a, b, c and 1 more",
+        ),
         ((layer("a", 4.0, 4.0),), "1 of 1 FP8 layer loses too much precision: a"),
-        ((layer("a", 9.0, 9.0), layer("b", 9.0, 9.0), layer("c", 9.0, 1.0)), "3 of 3 FP8 layers lose too much precision: c, a, b"),
+        (
+            (layer("a", 9.0, 9.0), layer("b", 9.0, 9.0), layer("c", 9.0, 1.0)),
+            "3 of 3 FP8 layers lose too much precision: c, a, b",
+        ),
     ],
     ids=["one", "two", "all alike", "the only one", "all, one more so"],
 )
@@ -150,7 +219,9 @@ def test_what_the_casts_clipped_is_said() -> None:
 
 def test_without_a_measured_layer_there_is_no_answer() -> None:
     assert isinstance(low_precision_layer(with_layers()), NotApplicable)
-    gap = msgspec.structs.replace(HEALTHY.trial, numerics=msgspec.UNSET, gaps={"trial.numerics": "the batch is made up"})
+    gap = msgspec.structs.replace(
+        HEALTHY.trial, numerics=msgspec.UNSET, gaps={"trial.numerics": "the batch is made up"}
+    )
     checks = [each for each in registry.discover() if each.code == "NUM002"]
     (outcome,) = registry.run(checks, msgspec.structs.replace(HEALTHY, trial=gap))[1]
     assert outcome.outcome == "unknown"

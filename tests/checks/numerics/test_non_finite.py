@@ -25,7 +25,10 @@ def overflowing() -> nn.Module:
 def test_an_overflow_that_only_fp8_has_is_named_and_bf16_mends_it() -> None:
     model = overflowing()
     facts = tried(model, batch(), "as_is", "bf16")
-    assert [(arm.name, arm.non_finite) for arm in facts.trial.arms] == [("as_is", ("loss", "gradients")), ("bf16", ())]
+    assert [(arm.name, arm.non_finite) for arm in facts.trial.arms] == [
+        ("as_is", ("loss", "gradients")),
+        ("bf16", ()),
+    ]
     finding = non_finite(facts)
     assert isinstance(finding, Finding)
     assert finding.title == "NaN or infinity in loss and gradients in FP8"
@@ -63,19 +66,31 @@ def with_arms(facts: Facts, *arms: object) -> Facts:
 
 
 def test_the_prescription_is_looked_at_too() -> None:
-    arms = (ran("as_is", non_finite=()), ran("bf16", non_finite=()), ran("prescribed", non_finite=("gradients",)))
+    arms = (
+        ran("as_is", non_finite=()),
+        ran("bf16", non_finite=()),
+        ran("prescribed", non_finite=("gradients",)),
+    )
     finding = non_finite(with_arms(HEALTHY, *arms))
     assert isinstance(finding, Finding)
-    assert finding.title == "NaN or infinity in gradients in the prescribed FP8 step, not in the step as it is"
+    assert (
+        finding.title == "NaN or infinity in gradients in the prescribed FP8 step, not in the step as it is"
+    )
     assert "it comes from compiled code, or builds up" in finding.explanation
 
 
-@pytest.mark.parametrize("names", [("bf16",), ("bf16_compiled",), ("bf16", "bf16_compiled")], ids=" and ".join)
+@pytest.mark.parametrize(
+    "names", [("bf16",), ("bf16_compiled",), ("bf16", "bf16_compiled")], ids=" and ".join
+)
 def test_any_bf16_that_is_not_finite_clears_fp8(names: tuple[str, ...]) -> None:
-    bf16 = (ran(name, non_finite=("gradients",) if name in names else ()) for name in ("bf16", "bf16_compiled"))
+    bf16 = (
+        ran(name, non_finite=("gradients",) if name in names else ()) for name in ("bf16", "bf16_compiled")
+    )
     answer = non_finite(with_arms(SICK, ran("as_is", non_finite=("gradients",)), *bf16))
     assert isinstance(answer, NotApplicable)
-    assert answer.reason == "loss or gradients are not finite in BF16 either: " + " and ".join(f"gradients in {name}" for name in names)
+    assert answer.reason == "loss or gradients are not finite in BF16 either: " + " and ".join(
+        f"gradients in {name}" for name in names
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,6 +113,9 @@ def test_a_layer_that_overflows_alone_under_finite_steps_is_a_warning() -> None:
     finding = non_finite(facts)
     assert isinstance(finding, Finding)
     assert finding.severity == "warning"
-    assert finding.title == "1 FP8 layer gives NaN or infinity when it runs alone, eagerly; the steps that ran were finite"
+    assert (
+        finding.title
+        == "1 FP8 layer gives NaN or infinity when it runs alone, eagerly; the steps that ran were finite"
+    )
     assert "down gives it." in finding.explanation
     assert "BF16" in finding.explanation

@@ -1,4 +1,5 @@
-"""NUM003 on real torchao layers, the stand-in for Transformer Engine, and what Accelerate's variables ask for."""
+"""NUM003 on real torchao layers, the stand-in for Transformer Engine, and what Accelerate's variables ask
+for."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def float8(config: Any = None) -> nn.Module:
-    return convert_to_float8_training(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16(), config=config)
+    return convert_to_float8_training(
+        nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16(), config=config
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,15 +58,25 @@ def test_e5m2_in_the_forward(config: Any, look: Look) -> None:
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
 def test_the_recipes_of_torchao_are_healthy(recipe: str, look: Look) -> None:
     facts = look(float8(Float8LinearConfig.from_recipe_name(recipe)))
-    assert [(scaling.layers, scaling.forward_dtypes) for scaling in facts.network.scalings] == [(2, ("float8_e4m3fn",))]
+    assert [(scaling.layers, scaling.forward_dtypes) for scaling in facts.network.scalings] == [
+        (2, ("float8_e4m3fn",))
+    ]
     assert outcome_of("NUM003", facts).outcome == "healthy"
 
 
 def te_model(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> nn.Module:
-    """A stand-in module after a forward with a recipe that has these attributes of the real ``DelayedScaling``."""
+    """A stand-in module after a forward with a recipe that has these attributes of the real
+    ``DelayedScaling``."""
     te: Any = stand_in.install(monkeypatch, "quantization")
     recipe = stand_in.DelayedScaling()
-    vars(recipe).update({"fp8_format": SimpleNamespace(name="HYBRID"), "amax_history_len": 1024, "amax_compute_algo": "max", **settings})
+    vars(recipe).update(
+        {
+            "fp8_format": SimpleNamespace(name="HYBRID"),
+            "amax_history_len": 1024,
+            "amax_compute_algo": "max",
+            **settings,
+        }
+    )
     model = nn.Sequential(te.Linear(64, 64))
     with te.autocast(recipe=recipe):
         model(torch.zeros(16, 64))
@@ -82,7 +95,9 @@ def te_model(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> nn.Module:
         ({}, None),
     ],
 )
-def test_delayed_scaling(settings: dict[str, Any], name: str | None, monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
+def test_delayed_scaling(
+    settings: dict[str, Any], name: str | None, monkeypatch: pytest.MonkeyPatch, look: Look
+) -> None:
     finding = finding_of("NUM003", look(te_model(monkeypatch, **settings)))
     assert (finding.evidence["settings"] if finding else None) == ((name,) if name else None)
 
@@ -98,8 +113,12 @@ def test_a_recipe_without_history(monkeypatch: pytest.MonkeyPatch, look: Look) -
     assert outcome_of("NUM003", facts).outcome == "healthy"
 
 
-@pytest.mark.parametrize(("name", "value", "cure"), [("AMAX_HISTORY_LEN", "1", "unset {}"), ("FORMAT", "E5M2", "export {}=HYBRID")])
-def test_accelerates_variables(name: str, value: str, cure: str, monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "cure"), [("AMAX_HISTORY_LEN", "1", "unset {}"), ("FORMAT", "E5M2", "export {}=HYBRID")]
+)
+def test_accelerates_variables(
+    name: str, value: str, cure: str, monkeypatch: pytest.MonkeyPatch, look: Look
+) -> None:
     variable = f"ACCELERATE_FP8_{name}"
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "TE")
@@ -130,13 +149,17 @@ def test_accelerates_variables(name: str, value: str, cure: str, monkeypatch: py
         ("not a version", "2.14.0", True, False),
     ],
 )
-def test_versions_that_miscompile(torchao: str, torch_version: str, compiled: bool, sick: bool, look: Look) -> None:
+def test_versions_that_miscompile(
+    torchao: str, torch_version: str, compiled: bool, sick: bool, look: Look
+) -> None:
     """The model is real; the versions are put into its facts, since one process has one of each."""
     model = float8()
     if compiled:
         model.compile()
     facts = look(model)
-    software = msgspec.structs.replace(facts.software, torch=torch_version, packages={"torchao": Package(version=torchao, imported=True)})
+    software = msgspec.structs.replace(
+        facts.software, torch=torch_version, packages={"torchao": Package(version=torchao, imported=True)}
+    )
     outcome = outcome_of("NUM003", msgspec.structs.replace(facts, software=software))
     assert outcome.outcome == ("sick" if sick else "healthy")
 

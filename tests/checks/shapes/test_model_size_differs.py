@@ -105,29 +105,134 @@ def test_the_name_in_the_configuration(look: Look) -> None:
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("meta-llama/Llama-3.1-8B", {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-                                     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}),
-        ("meta-llama/Llama-3.2-1B", {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-                                     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True}),
-        ("huggyllama/llama-30b", {"model_type": "llama", "hidden_size": 6656, "intermediate_size": 17920, "num_hidden_layers": 60,
-                                  "num_attention_heads": 52, "vocab_size": 32000}),
-        ("google/gemma-2b", {"model_type": "gemma", "hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18,
-                             "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 256000}),
-        ("google/gemma-7b", {"model_type": "gemma", "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
-                             "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "vocab_size": 256000}),
-        ("Qwen/Qwen2.5-0.5B", {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
-                               "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}),
-        ("Qwen/Qwen1.5-0.5B", {"model_type": "qwen2", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24,
-                               "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 151936, "tie_word_embeddings": True}),
-        ("EleutherAI/pythia-160m", {"model_type": "gpt_neox", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
-                                    "num_attention_heads": 12, "vocab_size": 50304}),
-        ("facebook/opt-350m", {"model_type": "opt", "hidden_size": 1024, "ffn_dim": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
-                               "vocab_size": 50272, "word_embed_proj_dim": 512}),
-        ("allenai/OLMo-1B-hf", {"model_type": "olmo", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-                                "num_attention_heads": 16, "vocab_size": 50304, "tie_word_embeddings": True}),
+        (
+            "meta-llama/Llama-3.1-8B",
+            {
+                "model_type": "llama",
+                "hidden_size": 4096,
+                "intermediate_size": 14336,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "vocab_size": 128256,
+            },
+        ),
+        (
+            "meta-llama/Llama-3.2-1B",
+            {
+                "model_type": "llama",
+                "hidden_size": 2048,
+                "intermediate_size": 8192,
+                "num_hidden_layers": 16,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "vocab_size": 128256,
+                "tie_word_embeddings": True,
+            },
+        ),
+        (
+            "huggyllama/llama-30b",
+            {
+                "model_type": "llama",
+                "hidden_size": 6656,
+                "intermediate_size": 17920,
+                "num_hidden_layers": 60,
+                "num_attention_heads": 52,
+                "vocab_size": 32000,
+            },
+        ),
+        (
+            "google/gemma-2b",
+            {
+                "model_type": "gemma",
+                "hidden_size": 2048,
+                "intermediate_size": 16384,
+                "num_hidden_layers": 18,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 1,
+                "head_dim": 256,
+                "vocab_size": 256000,
+            },
+        ),
+        (
+            "google/gemma-7b",
+            {
+                "model_type": "gemma",
+                "hidden_size": 3072,
+                "intermediate_size": 24576,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 16,
+                "head_dim": 256,
+                "vocab_size": 256000,
+            },
+        ),
+        (
+            "Qwen/Qwen2.5-0.5B",
+            {
+                "model_type": "qwen2",
+                "hidden_size": 896,
+                "intermediate_size": 4864,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 14,
+                "num_key_value_heads": 2,
+                "vocab_size": 151936,
+                "tie_word_embeddings": True,
+            },
+        ),
+        (
+            "Qwen/Qwen1.5-0.5B",
+            {
+                "model_type": "qwen2",
+                "hidden_size": 1024,
+                "intermediate_size": 2816,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 16,
+                "vocab_size": 151936,
+                "tie_word_embeddings": True,
+            },
+        ),
+        (
+            "EleutherAI/pythia-160m",
+            {
+                "model_type": "gpt_neox",
+                "hidden_size": 768,
+                "intermediate_size": 3072,
+                "num_hidden_layers": 12,
+                "num_attention_heads": 12,
+                "vocab_size": 50304,
+            },
+        ),
+        (
+            "facebook/opt-350m",
+            {
+                "model_type": "opt",
+                "hidden_size": 1024,
+                "ffn_dim": 4096,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 16,
+                "vocab_size": 50272,
+                "word_embed_proj_dim": 512,
+            },
+        ),
+        (
+            "allenai/OLMo-1B-hf",
+            {
+                "model_type": "olmo",
+                "hidden_size": 2048,
+                "intermediate_size": 8192,
+                "num_hidden_layers": 16,
+                "num_attention_heads": 16,
+                "vocab_size": 50304,
+                "tie_word_embeddings": True,
+            },
+        ),
     ],
-)  # fmt: skip
-def test_released_models_have_the_size_of_their_names(name: str, settings: dict[str, Any], look: Look) -> None:
+)
+def test_released_models_have_the_size_of_their_names(
+    name: str, settings: dict[str, Any], look: Look
+) -> None:
     config = AutoConfig.for_model(**settings)
     config._name_or_path = name
     facts = look(on_meta(lambda: AutoModelForCausalLM.from_config(config)))
@@ -161,7 +266,11 @@ def test_lora_is_not_counted(look: Look) -> None:
 
     config = LlamaConfig(hidden_size=256, intermediate_size=1024, num_hidden_layers=8, vocab_size=1024)
     config._name_or_path = "llama-9M"
-    facts = look(on_meta(lambda: get_peft_model(LlamaForCausalLM(config), LoraConfig(r=64, target_modules="all-linear"))))
+    facts = look(
+        on_meta(
+            lambda: get_peft_model(LlamaForCausalLM(config), LoraConfig(r=64, target_modules="all-linear"))
+        )
+    )
     assert facts.network.parameters > 1.2 * 9e6
     assert outcome_of("SHP006", facts).outcome == "healthy"
 
@@ -174,7 +283,14 @@ def test_a_cut_has_no_size_to_keep(look: Look) -> None:
 
 
 def test_experts_count_differently(look: Look) -> None:
-    config = AutoConfig.for_model("mixtral", hidden_size=128, intermediate_size=256, num_hidden_layers=2, vocab_size=256, num_local_experts=4)
+    config = AutoConfig.for_model(
+        "mixtral",
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        vocab_size=256,
+        num_local_experts=4,
+    )
     config._name_or_path = "mixtral-2M"
     facts = look(on_meta(lambda: AutoModelForCausalLM.from_config(config)))
     assert outcome_of("SHP006", facts).outcome == "not_applicable"

@@ -24,7 +24,13 @@ from tests.checks.environment.live import finding_of, outcome_of
 
 Look = Callable[..., Facts]
 TOKENS = 8192
-SIZES: dict[str, Any] = {"hidden_size": 2048, "intermediate_size": 4096, "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 32}
+SIZES: dict[str, Any] = {
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+}
 
 
 class Routed(nn.Module):
@@ -32,12 +38,17 @@ class Routed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleDict({"router": nn.Linear(2048, 64, bias=False), "experts": nn.ModuleList()}) for _ in range(2))
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"router": nn.Linear(2048, 64, bias=False), "experts": nn.ModuleList()})
+            for _ in range(2)
+        )
         self.up = nn.Linear(2048, 8192)
 
 
 def classifier(classes: int = 16) -> nn.Module:
-    return LlamaForSequenceClassification(LlamaConfig(**SIZES, num_labels=classes, use_cache=False)).bfloat16()
+    return LlamaForSequenceClassification(
+        LlamaConfig(**SIZES, num_labels=classes, use_cache=False)
+    ).bfloat16()
 
 
 def vision(classes: int = 16) -> nn.Module:
@@ -55,11 +66,17 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def converted(make: Callable[[], nn.Module]) -> nn.Module:
-    return convert_to_float8_training(on_meta(make), module_filter_fn=lambda layer, name: layer.out_features % 16 == 0)
+    return convert_to_float8_training(
+        on_meta(make), module_filter_fn=lambda layer, name: layer.out_features % 16 == 0
+    )
 
 
-@pytest.mark.parametrize(("make", "head"), [(classifier, "score"), (vision, "classifier")], ids=["text", "images"])
-def test_a_narrow_head_is_blamed_by_name_and_the_filter_leaves_it(make: Callable[[], nn.Module], head: str, look: Look) -> None:
+@pytest.mark.parametrize(
+    ("make", "head"), [(classifier, "score"), (vision, "classifier")], ids=["text", "images"]
+)
+def test_a_narrow_head_is_blamed_by_name_and_the_filter_leaves_it(
+    make: Callable[[], nn.Module], head: str, look: Look
+) -> None:
     finding = finding_of("SHP004", look(converted(make), tokens=TOKENS))
     assert finding is not None
     assert finding.severity == "warning"
@@ -87,10 +104,23 @@ def test_a_head_as_wide_as_a_vocabulary_is_healthy(tokens: int, look: Look) -> N
     assert outcome_of("SHP004", look(converted(causal), tokens=tokens)).outcome == "healthy"
 
 
-@pytest.mark.parametrize("make", [lambda: classifier(3), lambda: AutoModelForCausalLM.from_config(MixtralConfig(**SIZES, num_local_experts=4))])
-def test_heads_and_routers_that_were_left_alone_are_no_matter(make: Callable[[], nn.Module], look: Look) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: classifier(3),
+        lambda: AutoModelForCausalLM.from_config(MixtralConfig(**SIZES, num_local_experts=4)),
+    ],
+)
+def test_heads_and_routers_that_were_left_alone_are_no_matter(
+    make: Callable[[], nn.Module], look: Look
+) -> None:
     model = on_meta(make)
-    convert_to_float8_training(model, module_filter_fn=lambda layer, name: layer.out_features % 16 == 0 and "head" not in name and "gate" not in name)
+    convert_to_float8_training(
+        model,
+        module_filter_fn=lambda layer, name: (
+            layer.out_features % 16 == 0 and "head" not in name and "gate" not in name
+        ),
+    )
     assert outcome_of("SHP004", look(model, tokens=TOKENS)).outcome == "not_applicable"
 
 

@@ -1,4 +1,5 @@
-"""SHP005: the recipe read back from real torchao models, steps as they were measured on an H200 and on a CPU."""
+"""SHP005: the recipe read back from real torchao models, steps as they were measured on an H200 and on a
+CPU."""
 
 from __future__ import annotations
 
@@ -67,23 +68,35 @@ def test_names_of_torchao_come_back_from_names_of_arms(look: Look) -> None:
 
 
 def test_tensorwise_on_wide_layers(look: Look) -> None:
-    assert recipe_too_dear(compiled(look(converted("tensorwise"), tokens=8192), "tensorwise", WIDTH_4096)) is None
+    assert (
+        recipe_too_dear(compiled(look(converted("tensorwise"), tokens=8192), "tensorwise", WIDTH_4096))
+        is None
+    )
 
 
 def test_what_a_recipe_changes_is_its_base(look: Look) -> None:
-    """On an eager job the recipes are timed on top of the prescription: what compiling saves is not theirs."""
-    arms = ran("as_is", 366.0), ran("prescribed", 88.3, base="as_is"), ran("recipe-rowwise", 122.6, base="prescribed")
+    """On an eager job the recipes are timed on top of the prescription: what compiling saves is not
+    theirs."""
+    arms = (
+        ran("as_is", 366.0),
+        ran("prescribed", 88.3, base="as_is"),
+        ran("recipe-rowwise", 122.6, base="prescribed"),
+    )
     assert recipe_too_dear(timed(look(converted("tensorwise"), tokens=16384), *arms)) is None
 
 
-@pytest.mark.parametrize(("ms", "spread_ms"), [(98.0, 0.0), (90.0, 15.0)], ids=["within what is called even", "within the spread"])
+@pytest.mark.parametrize(
+    ("ms", "spread_ms"), [(98.0, 0.0), (90.0, 15.0)], ids=["within what is called even", "within the spread"]
+)
 def test_no_difference_is_claimed(look: Look, ms: float, spread_ms: float) -> None:
     arms = ran("as_is", 100.0), ran("recipe-tensorwise", ms, spread_ms=spread_ms, base="as_is")
     assert recipe_too_dear(timed(look(converted("rowwise"), tokens=16384), *arms)) is None
 
 
 def test_a_cpu_says_nothing_about_a_gpu(look: Look) -> None:
-    finding = recipe_too_dear(compiled(look(converted("rowwise"), tokens=64), "rowwise", WIDTH_1024, device="cpu"))
+    finding = recipe_too_dear(
+        compiled(look(converted("rowwise"), tokens=64), "rowwise", WIDTH_1024, device="cpu")
+    )
     assert isinstance(finding, Finding)
     assert finding.severity == "info"
     assert "CPU" in finding.explanation
@@ -93,12 +106,17 @@ def test_a_cpu_says_nothing_about_a_gpu(look: Look) -> None:
     ("arms", "reason"),
     [
         ((ran("as_is"),), "no other recipe was timed"),
-        ((ran("as_is"), failed("recipe-tensorwise", "torchao cannot be imported")), "no other recipe was timed: torchao cannot be imported"),
+        (
+            (ran("as_is"), failed("recipe-tensorwise", "torchao cannot be imported")),
+            "no other recipe was timed: torchao cannot be imported",
+        ),
         ((failed("as_is", "it raises"), ran("recipe-tensorwise", base="as_is")), "no other recipe was timed"),
     ],
 )
 def test_without_a_comparison_there_is_no_answer(look: Look, arms: tuple[Arm, ...], reason: str) -> None:
-    assert recipe_too_dear(timed(look(converted("rowwise"), tokens=16384), *arms)) == NotApplicable(reason=reason)
+    assert recipe_too_dear(timed(look(converted("rowwise"), tokens=16384), *arms)) == NotApplicable(
+        reason=reason
+    )
 
 
 def test_bf16_has_no_recipe(look: Look) -> None:
@@ -109,14 +127,18 @@ def test_bf16_has_no_recipe(look: Look) -> None:
 def test_the_trial_tries_what_the_check_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real arms, eager on a CPU: whichever is faster, each is compared with the step as it is."""
     names = [f"recipe-{name}" for name in ("tensorwise", "rowwise-with-gw-hp")]
-    layer = convert_to_float8_training(nn.Sequential(nn.Linear(16, 16)).bfloat16(), config=Float8LinearConfig.from_recipe_name("rowwise"))
+    layer = convert_to_float8_training(
+        nn.Sequential(nn.Linear(16, 16)).bfloat16(), config=Float8LinearConfig.from_recipe_name("rowwise")
+    )
     facts = tried(
         layer,
         torch.ones(16, 16, dtype=torch.bfloat16),
         "as_is",
         more=lambda of, as_is: [of.arm(as_is, Treatment(name=name, summary="", code="")) for name in names],
     )
-    assert {arm.name: (arm.tried, arm.reason) for arm in facts.trial.arms if arm.name in names} == dict.fromkeys(names, (True, None))
+    assert {
+        arm.name: (arm.tried, arm.reason) for arm in facts.trial.arms if arm.name in names
+    } == dict.fromkeys(names, (True, None))
     answer = recipe_too_dear(facts)
     assert not isinstance(answer, NotApplicable)
     if answer is not None:

@@ -1,4 +1,5 @@
-"""SHP001 on real converted models: what raises on a GPU, what a converter leaves out, and what is none of its business."""
+"""SHP001 on real converted models: what raises on a GPU, what a converter leaves out, and what is none of its
+business."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-from fp8doctor.checks.shapes.unaligned_dimensions import HEALTHY, SICK, padded_tokens, tokens_divisor, unaligned_dimensions
+from fp8doctor.checks.shapes.unaligned_dimensions import (
+    HEALTHY,
+    SICK,
+    padded_tokens,
+    tokens_divisor,
+    unaligned_dimensions,
+)
 from fp8doctor.facts import Facts, Linear, Workload
 from fp8doctor.finding import Finding, NotApplicable
 
@@ -51,7 +58,14 @@ def test_treatment_makes_it_silent(look: Look) -> None:
 
 def test_tokens_of_a_made_up_batch_are_nobodys_fault(look: Look) -> None:
     facts = look(converted(mlp()), tokens=1003)
-    assert unaligned_dimensions(msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, batch_source="made up"))) is None
+    assert (
+        unaligned_dimensions(
+            msgspec.structs.replace(
+                facts, workload=msgspec.structs.replace(facts.workload, batch_source="made up")
+            )
+        )
+        is None
+    )
 
 
 def test_pad_inner_dim_mends_tokens_and_not_widths(look: Look) -> None:
@@ -73,8 +87,13 @@ def test_emulation_takes_any_side(look: Look) -> None:
 
 
 def test_layers_that_a_filter_skipped(look: Look) -> None:
-    model = nn.Sequential(*(mlp() for _ in range(3)), nn.Linear(256, 1000).bfloat16(), nn.Linear(1000, 256).bfloat16(), mlp())
-    convert_to_float8_training(model, module_filter_fn=lambda module, name: module.in_features % 16 == 0 and module.out_features % 16 == 0)
+    model = nn.Sequential(
+        *(mlp() for _ in range(3)), nn.Linear(256, 1000).bfloat16(), nn.Linear(1000, 256).bfloat16(), mlp()
+    )
+    convert_to_float8_training(
+        model,
+        module_filter_fn=lambda module, name: module.in_features % 16 == 0 and module.out_features % 16 == 0,
+    )
     finding = unaligned_dimensions(look(model, tokens=1024))
     assert isinstance(finding, Finding)
     assert finding.evidence["skipped_layers"] == 2
@@ -83,7 +102,10 @@ def test_layers_that_a_filter_skipped(look: Look) -> None:
 
 def test_a_skipped_layer_without_weight_in_the_step_is_not_worth_it(look: Look) -> None:
     model = nn.Sequential(mlp(), nn.Linear(256, 2).bfloat16(), nn.Linear(2, 256).bfloat16(), mlp(), mlp())
-    convert_to_float8_training(model, module_filter_fn=lambda module, name: module.in_features % 16 == 0 and module.out_features % 16 == 0)
+    convert_to_float8_training(
+        model,
+        module_filter_fn=lambda module, name: module.in_features % 16 == 0 and module.out_features % 16 == 0,
+    )
     assert unaligned_dimensions(look(model, tokens=1024)) is None
 
 
@@ -103,7 +125,9 @@ class TiedDecoder(nn.Module):
 
 
 def test_the_head_of_gpt2s_vocabulary_in_bf16_is_healthy(look: Look) -> None:
-    model = convert_to_float8_training(TiedDecoder(50257), module_filter_fn=lambda module, name: name != "head")
+    model = convert_to_float8_training(
+        TiedDecoder(50257), module_filter_fn=lambda module, name: name != "head"
+    )
     assert unaligned_dimensions(look(model, tokens=1024)) is None
 
 
@@ -141,7 +165,11 @@ def layer(**changes: Any) -> Linear:
         ({"recipe": "float8_block_scaling", "stack": "transformer_engine"}, (1152, 4096), True),
         ({"recipe": "nvfp4"}, (1120, 4096), False),
         ({"recipe": None, "kind": "torchao.prototype.mx_formats.mx_linear.MXLinear"}, (1040, 4096), False),
-        ({"recipe": None, "kind": "torchao.prototype.blockwise_fp8_training.linear.Float8BlockwiseLinear"}, (1056, 4096), False),
+        (
+            {"recipe": None, "kind": "torchao.prototype.blockwise_fp8_training.linear.Float8BlockwiseLinear"},
+            (1056, 4096),
+            False,
+        ),
         ({"recipe": "delayed", "stack": "transformer_engine"}, (1040, 4096), True),
         ({"recipe": "delayed", "stack": "transformer_engine"}, (1032, 4096), False),
         ({"recipe": "delayed", "stack": "transformer_engine"}, (1024, 4104), False),
@@ -149,7 +177,9 @@ def layer(**changes: Any) -> Linear:
 )
 def test_multiples_by_recipe(changes: dict[str, Any], sides: tuple[int, int], silent: bool) -> None:
     linear = layer(in_features=sides[0], out_features=sides[1], **changes)
-    facts = msgspec.structs.replace(HEALTHY, network=msgspec.structs.replace(HEALTHY.network, linears=(linear,)))
+    facts = msgspec.structs.replace(
+        HEALTHY, network=msgspec.structs.replace(HEALTHY.network, linears=(linear,))
+    )
     assert (unaligned_dimensions(facts) is None) == silent
 
 
@@ -166,4 +196,7 @@ def test_padding_goes_to_the_sequence_where_there_is_one() -> None:
 def test_both_at_once() -> None:
     finding = unaligned_dimensions(SICK)
     assert isinstance(finding, Finding)
-    assert finding.title == "1 of 1 FP8 layers have sides that raise on a GPU; 1003 tokens a step are not a multiple of 16"
+    assert (
+        finding.title
+        == "1 of 1 FP8 layers have sides that raise on a GPU; 1003 tokens a step are not a multiple of 16"
+    )

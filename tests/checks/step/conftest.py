@@ -1,4 +1,5 @@
-"""One real job on the CPU, profiled as it is, once for all checks of this area; and what it is compared with."""
+"""One real job on the CPU, profiled as it is, once for all checks of this area; and what it is compared
+with."""
 
 from __future__ import annotations
 
@@ -45,14 +46,17 @@ def job(head: torch.dtype, *, fused: bool) -> Facts:
     torch.manual_seed(0)
     model = Decoder(head)
     optimizer = torch.optim.AdamW(model.parameters(), fused=fused, foreach=False)
-    return relied_upon(tried(model, torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16), "as_is", optimizer=optimizer))
+    return relied_upon(
+        tried(model, torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16), "as_is", optimizer=optimizer)
+    )
 
 
 def relied_upon(facts: Facts) -> Facts:
-    """The trial of one arm, said to be of a GPU: checks of the step do not judge a CPU, whose FP8 is emulated.
+    """The trial of one arm, said to be of a GPU: checks of the step do not judge a CPU, whose FP8 is
+    emulated.
 
-    The step takes what its profile says, and the profile is relied upon: a machine that does other things meanwhile is
-    no matter here.
+    The step takes what its profile says, and the profile is relied upon: a machine that does other things
+    meanwhile is no matter here.
     """
     (arm,) = facts.trial.arms
     found = arm.breakdown
@@ -63,7 +67,9 @@ def relied_upon(facts: Facts) -> Facts:
 
 
 def with_arms(facts: Facts, *arms: Arm) -> Facts:
-    return msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, device="cuda", gpu="a CPU", arms=arms))
+    return msgspec.structs.replace(
+        facts, trial=msgspec.structs.replace(facts.trial, device="cuda", gpu="a CPU", arms=arms)
+    )
 
 
 def families_of(facts: Facts) -> dict[str, float]:
@@ -77,12 +83,18 @@ def only(facts: Facts, *families: str) -> Facts:
     """The real step without all the rest, so that these families are more than its noise."""
     kept = {family: ms for family, ms in families_of(facts).items() if family in families}
     real = replaced(facts.trial.arms[0], families_ms=kept, busy_ms=sum(kept.values()))
-    return with_arms(facts, msgspec.structs.replace(real, step_ms=sum(kept.values()), rounds_ms=(sum(kept.values()),) * 6))
+    return with_arms(
+        facts, msgspec.structs.replace(real, step_ms=sum(kept.values()), rounds_ms=(sum(kept.values()),) * 6)
+    )
 
 
 def beside(facts: Facts, families: dict[str, float]) -> Facts:
     """The real step beside a BF16 one that was put together."""
-    return with_arms(facts, facts.trial.arms[0], profiled("bf16", sum(families.values()), arm={"graphs_run": 0}, **families))
+    return with_arms(
+        facts,
+        facts.trial.arms[0],
+        profiled("bf16", sum(families.values()), arm={"graphs_run": 0}, **families),
+    )
 
 
 @pytest.fixture(scope="package")

@@ -1,4 +1,5 @@
-"""STP002: a real step on the CPU beside a BF16 one that was put together, and steps in the proportions of an H200."""
+"""STP002: a real step on the CPU beside a BF16 one that was put together, and steps in the proportions of an
+H200."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor import load_report
 from fp8doctor.checks.step.cast_bound import cast_bound
-from fp8doctor.diagnose import diagnose
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Arm, Facts
+from fp8doctor.facts.record import NOT_RECORDED
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.record import NOT_RECORDED
 from tests.checks.arms import timed
 from tests.checks.step.conftest import beside, families_of, only
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, profiled, replaced, unprofiled
@@ -30,7 +31,9 @@ def in_fp8(recipe: str = "tensorwise") -> nn.Module:
 
 
 def test_the_casts_of_a_real_step_and_their_modules(sick: Facts) -> None:
-    finding = cast_bound(beside(only(sick, "gemm_fp8", "cast"), {"gemm_16bit": families_of(sick)["gemm_fp8"]}))
+    finding = cast_bound(
+        beside(only(sick, "gemm_fp8", "cast"), {"gemm_16bit": families_of(sick)["gemm_fp8"]})
+    )
     assert isinstance(finding, Finding)
     assert finding.evidence["casts_ms"] == pytest.approx(families_of(sick)["cast"])
     assert finding.evidence["gemms_saved_ms"] == pytest.approx(0.0)
@@ -54,8 +57,9 @@ def test_both_numbers_of_the_uncompiled_decoder(look: Look) -> None:
     assert isinstance(finding, Finding)
     assert finding.title == "Casts cost 273.6 ms a step, and the GEMMs save 33.0 in FP8"
     assert finding.explanation == (
-        "The step takes 273.4 ms more than the best BF16 (92.7 ms), and casts that the GEMMs do not pay for are 240.6 ms of it."
-    )  # fmt: skip
+        "The step takes 273.4 ms more than the best BF16 (92.7 ms), and casts that the GEMMs do not pay "
+        "for are 240.6 ms of it."
+    )
 
 
 def test_compiling_treats_it(look: Look) -> None:
@@ -72,7 +76,16 @@ def test_compiling_treats_it(look: Look) -> None:
 def test_a_compiled_recipe_with_dear_casts(look: Look) -> None:
     model = in_fp8("rowwise")
     model.compile()
-    slow = profiled("as_is", 122.6, arm={"graphs_run": 24}, gemm_fp8=36.0, gemm_16bit=4.2, cast=55.0, attention=11.0, pointwise=13.0)
+    slow = profiled(
+        "as_is",
+        122.6,
+        arm={"graphs_run": 24},
+        gemm_fp8=36.0,
+        gemm_16bit=4.2,
+        cast=55.0,
+        attention=11.0,
+        pointwise=13.0,
+    )
     finding = cast_bound(timed(look(model, tokens=16384), slow, BF16))
     assert isinstance(finding, Finding)
     assert finding.treatment is not None
@@ -104,9 +117,15 @@ def test_casts_are_a_disease_from_three_per_cent_of_bf16(look: Look, casts_ms: f
 
 
 SILENT = {
-    "FP8 is faster for another reason": (profiled("as_is", 85.0, gemm_fp8=60.0, cast=10.0, attention=5.0, pointwise=8.0), BF16),
+    "FP8 is faster for another reason": (
+        profiled("as_is", 85.0, gemm_fp8=60.0, cast=10.0, attention=5.0, pointwise=8.0),
+        BF16,
+    ),
     "FP8 pays": (msgspec.structs.replace(FP8_COMPILED, name="as_is"), BF16),
-    "idle, not casts": (profiled("as_is", 140.0, gemm_fp8=36.0, cast=20.0, attention=11.0, pointwise=18.0), BF16),
+    "idle, not casts": (
+        profiled("as_is", 140.0, gemm_fp8=36.0, cast=20.0, attention=11.0, pointwise=18.0),
+        BF16,
+    ),
 }
 NO_ANSWER = {
     "not profiled": (unprofiled("as_is", 366.1), BF16),
@@ -127,8 +146,13 @@ def test_there_is_no_answer(look: Look, arms: tuple[Arm, ...]) -> None:
 
 
 def test_a_cpu_and_a_model_without_fp8_are_not_judged(look: Look) -> None:
-    assert isinstance(cast_bound(timed(look(in_fp8(), tokens=16384), FP8_EAGER, BF16, device="cpu")), NotApplicable)
-    assert isinstance(cast_bound(timed(look(nn.Sequential(nn.Linear(64, 64)), tokens=16384), FP8_EAGER, BF16)), NotApplicable)
+    assert isinstance(
+        cast_bound(timed(look(in_fp8(), tokens=16384), FP8_EAGER, BF16, device="cpu")), NotApplicable
+    )
+    assert isinstance(
+        cast_bound(timed(look(nn.Sequential(nn.Linear(64, 64)), tokens=16384), FP8_EAGER, BF16)),
+        NotApplicable,
+    )
 
 
 @pytest.mark.parametrize("code", ["STP001", "STP002", "STP003", "STP004", "STP006", "STP007"])

@@ -40,17 +40,39 @@ def test_compiled_regions_name_no_module_but_the_weights_are_known(sick: Facts) 
 def test_a_product_that_upcasts_under_autocast(sick: Facts) -> None:
     training = msgspec.structs.replace(sick.training, autocast="bfloat16")
     linears = tuple(msgspec.structs.replace(each, dtype="bfloat16") for each in sick.network.linears)
-    facts = msgspec.structs.replace(sick, training=training, network=msgspec.structs.replace(sick.network, linears=linears))
+    facts = msgspec.structs.replace(
+        sick, training=training, network=msgspec.structs.replace(sick.network, linears=linears)
+    )
     finding = fp32_matmul(with_arms(facts, replaced(facts.trial.arms[0], modules=())))
     assert isinstance(finding, Finding)
-    assert finding.explanation.endswith("No Linear has fp32 weights: the operands are cast up before the product.")
+    assert finding.explanation.endswith(
+        "No Linear has fp32 weights: the operands are cast up before the product."
+    )
     assert finding.treatment is not None
     assert finding.treatment.name == "product-in-bf16"
 
 
-SOFTMAX = KernelGroup(name="triton_red_fused__safe_softmax_add_exp_native_dropout_3", family="attention", operator=None, count=24, time_ms=8.0)
-BATCHED = KernelGroup(name="sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8", family="gemm_fp32", operator="aten::bmm", count=144, time_ms=13.5)
-HEAD = KernelGroup(name="sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8", family="gemm_fp32", operator="aten::mm", count=3, time_ms=4.5)
+SOFTMAX = KernelGroup(
+    name="triton_red_fused__safe_softmax_add_exp_native_dropout_3",
+    family="attention",
+    operator=None,
+    count=24,
+    time_ms=8.0,
+)
+BATCHED = KernelGroup(
+    name="sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8",
+    family="gemm_fp32",
+    operator="aten::bmm",
+    count=144,
+    time_ms=13.5,
+)
+HEAD = KernelGroup(
+    name="sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8",
+    family="gemm_fp32",
+    operator="aten::mm",
+    count=3,
+    time_ms=4.5,
+)
 
 
 def compiled(facts: Facts, *groups: KernelGroup) -> Facts:
@@ -85,4 +107,7 @@ def test_a_small_share_is_left_alone(sick: Facts) -> None:
 
 def test_there_is_no_answer(sick: Facts) -> None:
     assert isinstance(fp32_matmul(with_arms(sick, unprofiled("as_is", 100.0))), NotApplicable)
-    assert isinstance(fp32_matmul(msgspec.structs.replace(sick, trial=msgspec.structs.replace(sick.trial, device="cpu"))), NotApplicable)
+    assert isinstance(
+        fp32_matmul(msgspec.structs.replace(sick, trial=msgspec.structs.replace(sick.trial, device="cpu"))),
+        NotApplicable,
+    )

@@ -1,4 +1,5 @@
-"""STP005 on arms that were timed: a CPU makes FP8 slower, so the gain itself comes from a recording of a GPU."""
+"""STP005 on arms that were timed: a CPU makes FP8 slower, so the gain itself comes from a recording of a
+GPU."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from torch import nn
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model, load_report
-from fp8doctor.diagnose import diagnose
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.facts.record import NOT_RECORDED
 from fp8doctor.finding import Outcome
-from fp8doctor.record import NOT_RECORDED
 from fp8doctor.render.text import render
 from fp8doctor.report import Report
 from tests.checks.arms import timed
@@ -48,12 +49,22 @@ def test_slow_fp8_is_not_called_healthy() -> None:
 @pytest.mark.parametrize("recording", ["decoder_468m", "te_without_autocast"])
 def test_a_recorded_slowdown_is_not_called_healthy(recording: str) -> None:
     report = load_report(RECORDED / f"h200-{recording}.json")
-    assert (outcome_of(report).outcome, outcome_of(report).reason) == ("not_applicable", "FP8 is not faster than BF16 here")
+    assert (outcome_of(report).outcome, outcome_of(report).reason) == (
+        "not_applicable",
+        "FP8 is not faster than BF16 here",
+    )
     assert "[✓] step" not in render(report)
 
 
 def test_what_could_not_be_timed_is_not_called_healthy() -> None:
-    failed = msgspec.structs.replace(BF16, name="as_is", tried=False, reason="the GPU's memory is too small for it", step_ms=None, rounds_ms=())
+    failed = msgspec.structs.replace(
+        BF16,
+        name="as_is",
+        tried=False,
+        reason="the GPU's memory is too small for it",
+        step_ms=None,
+        rounds_ms=(),
+    )
     outcome = outcome_of(diagnose(timed(DECODER_468M, failed, BF16)))
     assert (outcome.outcome, outcome.reason) == ("not_applicable", "the step was not timed")
 
@@ -63,13 +74,19 @@ def test_what_is_left_against_the_ceiling() -> None:
     finding = next(each for each in report.findings if each.code == "STP005")
     assert finding.evidence["ceiling"] == pytest.approx(92.7 / 66.6)
     assert finding.evidence["left_ms"] == pytest.approx(88.3 - 66.6)
-    assert finding.explanation.endswith("With every cast for free it would be about 1.39x (measured): 21.7 ms are left.")
+    assert finding.explanation.endswith(
+        "With every cast for free it would be about 1.39x (measured): 21.7 ms are left."
+    )
 
 
 def test_without_a_breakdown_nothing_is_said_of_a_ceiling() -> None:
     facts = load_report(RECORDED / "h200-decoder_468m_compiled.json").facts
     arms = tuple(msgspec.structs.replace(each, breakdown=NOT_RECORDED) for each in facts.trial.arms)
     before = msgspec.structs.replace(facts.trial, arms=arms, shapes=NOT_RECORDED)
-    finding = next(each for each in diagnose(msgspec.structs.replace(facts, trial=before)).findings if each.code == "STP005")
+    finding = next(
+        each
+        for each in diagnose(msgspec.structs.replace(facts, trial=before)).findings
+        if each.code == "STP005"
+    )
     assert finding.evidence["ceiling"] is None
     assert finding.explanation.endswith("timed in turn in one process.")

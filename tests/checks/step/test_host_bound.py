@@ -35,7 +35,9 @@ def test_late_launches(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(finding, Finding)
     assert finding.title == "The GPU is idle for 65 % of the step, waiting for the host"
     assert finding.explanation == (
-        "The GPU has nothing to do for 27.0 of 41.5 ms, and 92 % of its gaps end with a kernel that was launched too late. "
+        "The GPU has nothing to do for 27.0 of 41.5 ms, and 92 % of its gaps end with a "
+        "kernel that was "
+        "launched too late. "
         "A step launches 2,000 kernels of 7 µs on average. "
         "The best BF16 step launches 2,000 and is idle for 2.2 of 13.2 ms."
     )
@@ -53,12 +55,23 @@ def test_bf16_and_a_prescription_that_keep_the_gpu_busy_or_do_not(look: Look) ->
     assert isinstance(finding, Finding)
     assert finding.explanation.endswith(
         " idle for 11.9 of 18.5 ms: the host sets the pace there too, which FP8 cannot change."
-        " With the changes that were timed it is idle for 25.8 of 34.5 ms still: more tokens a step or CUDA graphs are left."
+        " With the changes that were timed it is idle for 25.8 of 34.5 ms still: more "
+        "tokens a step or "
+        "CUDA graphs are left."
     )
     busy = replaced(bf16, host_wait_pct=20.0)
-    mended = host_bound(timed(facts, WAITING, busy, profiled("prescribed", 9.0, host_wait_pct=99.0, gemm_fp8=4.0, cast=2.0, pointwise=2.5)))
+    mended = host_bound(
+        timed(
+            facts,
+            WAITING,
+            busy,
+            profiled("prescribed", 9.0, host_wait_pct=99.0, gemm_fp8=4.0, cast=2.0, pointwise=2.5),
+        )
+    )
     assert isinstance(mended, Finding)
-    assert mended.explanation.endswith("idle for 11.9 of 18.5 ms."), "the gaps of BF16 are not the host's, and the changes mend FP8"
+    assert mended.explanation.endswith("idle for 11.9 of 18.5 ms."), (
+        "the gaps of BF16 are not the host's, and the changes mend FP8"
+    )
 
 
 def test_the_kernels_of_a_real_step_are_counted(sick: Facts) -> None:
@@ -86,7 +99,9 @@ def test_what_is_eager_is_compiled_first(look: Look) -> None:
 def test_what_is_compiled_is_launched_as_graphs(look: Look, accumulate: int, treatment: str) -> None:
     model = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64)).bfloat16())
     compiled = look(torch.compile(model), tokens=256)
-    facts = msgspec.structs.replace(compiled, workload=msgspec.structs.replace(compiled.workload, accumulate=accumulate))
+    facts = msgspec.structs.replace(
+        compiled, workload=msgspec.structs.replace(compiled.workload, accumulate=accumulate)
+    )
     finding = host_bound(timed(facts, WAITING))
     assert isinstance(finding, Finding)
     assert finding.treatment is not None
@@ -147,25 +162,48 @@ TRAINER = TrainerArguments(kind="trl.trainer.sft_config.SFTConfig")
     [
         (8, 4, TRAINER, "SFTConfig(..., per_device_train_batch_size=8, gradient_accumulation_steps=4)"),
         (3, 4, TRAINER, "SFTConfig(..., per_device_train_batch_size=12, gradient_accumulation_steps=1)"),
-        (9, None, TRAINER, "SFTConfig(..., per_device_train_batch_size=3 * BATCH, gradient_accumulation_steps=3)"),
+        (
+            9,
+            None,
+            TRAINER,
+            "SFTConfig(..., per_device_train_batch_size=3 * BATCH, gradient_accumulation_steps=3)",
+        ),
         (1, 4, TRAINER, "SFTConfig(..., per_device_train_batch_size=8)"),
         (1, 4, None, "batch_size = 8   # samples in a micro-batch, 4 now"),
-        (2, 4, None, "batch_size = 8   # samples in a micro-batch, 4 now\naccumulate = 1   # micro-batches in a step, 2 now"),
+        (
+            2,
+            4,
+            None,
+            "batch_size = 8   # samples in a micro-batch, 4 now\naccumulate = 1   # "
+            "micro-batches in a "
+            "step, 2 now",
+        ),
     ],
 )
 def test_a_larger_batch_in_the_words_of_the_job(
-    look: Look, monkeypatch: pytest.MonkeyPatch, accumulate: int, batch_size: int | None, trainer: TrainerArguments | None, code: str
+    look: Look,
+    monkeypatch: pytest.MonkeyPatch,
+    accumulate: int,
+    batch_size: int | None,
+    trainer: TrainerArguments | None,
+    code: str,
 ) -> None:
     facts = look(in_te(monkeypatch), tokens=256)
-    workload = msgspec.structs.replace(facts.workload, accumulate=accumulate, batch_size=batch_size, batch_source="given")
-    facts = msgspec.structs.replace(facts, workload=workload, training=msgspec.structs.replace(facts.training, trainer=trainer))
+    workload = msgspec.structs.replace(
+        facts.workload, accumulate=accumulate, batch_size=batch_size, batch_source="given"
+    )
+    facts = msgspec.structs.replace(
+        facts, workload=workload, training=msgspec.structs.replace(facts.training, trainer=trainer)
+    )
     finding = host_bound(timed(facts, WAITING))
     assert isinstance(finding, Finding)
     assert finding.treatment is not None
     assert (finding.treatment.name, finding.treatment.code) == ("larger-batch", code)
 
 
-def test_it_is_information_where_fp8_is_faster_and_without_fp8(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_information_where_fp8_is_faster_and_without_fp8(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slower = profiled("bf16", 60.0, host_wait_pct=95.0, gemm_16bit=10.0)
     faster = host_bound(timed(look(in_te(monkeypatch), tokens=256), WAITING, slower))
     plain = host_bound(timed(look(nn.Sequential(nn.Linear(64, 64)), tokens=256), WAITING))
@@ -186,10 +224,14 @@ def test_it_is_silent(look: Look, monkeypatch: pytest.MonkeyPatch, arm: Arm) -> 
     assert host_bound(timed(look(in_te(monkeypatch), tokens=256), arm, BF16)) is None
 
 
-@pytest.mark.parametrize("arm", [unprofiled("as_is", 41.5), replaced(WAITING, reliable=False)], ids=["not profiled", "unreliable"])
+@pytest.mark.parametrize(
+    "arm", [unprofiled("as_is", 41.5), replaced(WAITING, reliable=False)], ids=["not profiled", "unreliable"]
+)
 def test_there_is_no_answer(look: Look, monkeypatch: pytest.MonkeyPatch, arm: Arm) -> None:
     assert isinstance(host_bound(timed(look(in_te(monkeypatch), tokens=256), arm)), NotApplicable)
 
 
 def test_a_cpu_is_not_judged(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(host_bound(timed(look(in_te(monkeypatch), tokens=256), WAITING, device="cpu")), NotApplicable)
+    assert isinstance(
+        host_bound(timed(look(in_te(monkeypatch), tokens=256), WAITING, device="cpu")), NotApplicable
+    )

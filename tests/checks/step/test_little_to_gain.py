@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fp8doctor.checks.step.little_to_gain import little_to_gain
-from fp8doctor.diagnose import diagnose
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import timed
@@ -14,8 +14,18 @@ from tests.checks.step.conftest import beside, families_of, with_arms
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, profiled, unprofiled
 from tests.facts_of import DECODER_468M
 
-MOSTLY_ATTENTION = profiled("bf16_compiled", 92.7, gemm_16bit=12.0, attention=62.0, optimizer=5.0, pointwise=12.0)
-IN_FP8 = profiled("prescribed", 95.0, arm={"treatments": ("compile-blocks",), "base": "as_is"}, gemm_fp8=7.0, cast=9.0, attention=62.0, pointwise=12.0)
+MOSTLY_ATTENTION = profiled(
+    "bf16_compiled", 92.7, gemm_16bit=12.0, attention=62.0, optimizer=5.0, pointwise=12.0
+)
+IN_FP8 = profiled(
+    "prescribed",
+    95.0,
+    arm={"treatments": ("compile-blocks",), "base": "as_is"},
+    gemm_fp8=7.0,
+    cast=9.0,
+    attention=62.0,
+    pointwise=12.0,
+)
 
 
 def gemms_of(facts: Facts) -> float:
@@ -48,7 +58,11 @@ def test_staying_in_bf16_is_a_prescription_where_fp8_stays_slower() -> None:
     assert finding.treatment is not None
     assert report.prescription[-1].treatment.name == finding.treatment.name == "stay-in-bf16"
     faster = msgspec.structs.replace(IN_FP8, step_ms=90.0, rounds_ms=(90.0,) * 6)
-    finding = next(each for each in diagnose(timed(DECODER_468M, FP8_EAGER, MOSTLY_ATTENTION, faster)).findings if each.code == "STP003")
+    finding = next(
+        each
+        for each in diagnose(timed(DECODER_468M, FP8_EAGER, MOSTLY_ATTENTION, faster)).findings
+        if each.code == "STP003"
+    )
     assert finding.treatment is None
 
 
@@ -57,8 +71,12 @@ def test_enough_to_gain() -> None:
 
 
 def test_there_is_no_answer() -> None:
-    assert isinstance(little_to_gain(timed(DECODER_468M, FP8_EAGER, unprofiled("bf16_compiled", 92.7))), NotApplicable)
+    assert isinstance(
+        little_to_gain(timed(DECODER_468M, FP8_EAGER, unprofiled("bf16_compiled", 92.7))), NotApplicable
+    )
     assert isinstance(little_to_gain(timed(DECODER_468M, FP8_EAGER)), NotApplicable)
     assert isinstance(little_to_gain(timed(DECODER_468M, FP8_EAGER, BF16, device="cpu")), NotApplicable)
     nothing_known = msgspec.structs.replace(DECODER_468M, workload=msgspec.UNSET)
-    assert isinstance(little_to_gain(timed(nothing_known, unprofiled("as_is", 366.1), MOSTLY_ATTENTION)), NotApplicable)
+    assert isinstance(
+        little_to_gain(timed(nothing_known, unprofiled("as_is", 366.1), MOSTLY_ATTENTION)), NotApplicable
+    )

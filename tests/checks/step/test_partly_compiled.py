@@ -1,4 +1,5 @@
-"""STP002 and STP004 on a real step whose blocks are compiled and whose sick layers, outside of them, are not."""
+"""STP002 and STP004 on a real step whose blocks are compiled and whose sick layers, outside of them, are
+not."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ class Speech(nn.Module):
 @pytest.fixture(scope="module")
 def partly_compiled() -> Facts:
     torch.manual_seed(0)
-    model = convert_to_float8_training(Speech().bfloat16(), module_filter_fn=lambda layer, name: name != "head")
+    model = convert_to_float8_training(
+        Speech().bfloat16(), module_filter_fn=lambda layer, name: name != "head"
+    )
     for block in model.blocks:
         block.compile(backend="aot_eager")
     facts = relied_upon(tried(model, torch.randn(64, WIDTH, dtype=torch.bfloat16), "as_is"))
@@ -50,7 +53,12 @@ def partly_compiled() -> Facts:
 
 
 def test_the_uncompiled_layer_is_blamed_for_its_casts(partly_compiled: Facts) -> None:
-    finding = cast_bound(beside(only(partly_compiled, "gemm_fp8", "cast"), {"gemm_16bit": families_of(partly_compiled)["gemm_fp8"]}))
+    finding = cast_bound(
+        beside(
+            only(partly_compiled, "gemm_fp8", "cast"),
+            {"gemm_16bit": families_of(partly_compiled)["gemm_fp8"]},
+        )
+    )
     assert isinstance(finding, Finding)
     assert "Outside the compiled regions the most are in model.frames (" in finding.explanation
     assert finding.evidence["modules_with_most_casts"] == ("frames",)

@@ -6,22 +6,26 @@ import msgspec
 import pytest
 
 from fp8doctor.checks.step.unexplained import unexplained
-from fp8doctor.diagnose import diagnose
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Arm, Facts
+from fp8doctor.facts.arm_names import NO_TIME_LEFT
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.measured import NO_TIME_LEFT
 from tests.checks.arms import timed
 from tests.checks.step.conftest import beside, families_of, only
 from tests.checks.step.profiled import BF16, COMPILED, FP8_COMPILED, FP8_EAGER, profiled, replaced, unprofiled
 from tests.facts_of import DECODER_468M
 
-SLOW_ATTENTION = profiled("as_is", 120.0, gemm_fp8=36.3, cast=20.0, attention=41.0, optimizer=2.5, pointwise=12.0, loss=3.0)
+SLOW_ATTENTION = profiled(
+    "as_is", 120.0, gemm_fp8=36.3, cast=20.0, attention=41.0, optimizer=2.5, pointwise=12.0, loss=3.0
+)
 OTHERWISE = {"base": "as_is", "treatments": ("recipe-rowwise",)}
 
 
 def test_a_real_step_that_is_slower_everywhere_but_in_its_casts(sick: Facts) -> None:
     families = families_of(sick)
-    finding = unexplained(beside(sick, {family: ms if family == "cast" else ms / 2 for family, ms in families.items()}))
+    finding = unexplained(
+        beside(sick, {family: ms if family == "cast" else ms / 2 for family, ms in families.items()})
+    )
     assert isinstance(finding, Finding)
     assert finding.evidence["explained_ms"] == pytest.approx(0.0)
     parts = dict(zip(finding.evidence["parts"], finding.evidence["parts_ms"], strict=True))  # type: ignore[arg-type]
@@ -41,14 +45,18 @@ def test_the_waterfall_is_shown() -> None:
     assert finding.severity == "warning"
     assert finding.title == "FP8 is 27.3 ms slower than BF16, and 0 % of that is accounted for"
     assert finding.explanation == (
-        "Against the best BF16 (92.7 ms): attention +29.9, GEMMs −26.1, casts +20.0, idle +3.9, norms and pointwise −0.4 ms."
-    )  # fmt: skip
+        "Against the best BF16 (92.7 ms): attention +29.9, GEMMs −26.1, casts +20.0, idle "
+        "+3.9, norms "
+        "and pointwise −0.4 ms."
+    )
     assert finding.treatment is not None
     assert "--trace" in finding.treatment.code
 
 
 def test_transformer_engine_that_waits_for_the_host_is_explained() -> None:
-    waiting = profiled("as_is", 120.0, host_wait_pct=90.0, gemm_fp8=36.3, cast=20.0, attention=11.1, pointwise=12.4)
+    waiting = profiled(
+        "as_is", 120.0, host_wait_pct=90.0, gemm_fp8=36.3, cast=20.0, attention=11.1, pointwise=12.4
+    )
     assert unexplained(timed(DECODER_468M, waiting, BF16)) is None
     idle = replaced(waiting, host_wait_pct=5.0)
     assert isinstance(unexplained(timed(DECODER_468M, idle, BF16)), Finding), "idle, and not for the host"
@@ -56,12 +64,28 @@ def test_transformer_engine_that_waits_for_the_host_is_explained() -> None:
 
 def test_what_the_changes_gave_back_counts() -> None:
     assert unexplained(timed(DECODER_468M, FP8_EAGER, BF16, FP8_COMPILED)) is None
-    assert unexplained(timed(DECODER_468M, FP8_EAGER, BF16, unprofiled("prescribed", 88.3, **COMPILED))) is None, "whatever their steps are made of"
-    little = profiled("prescribed", 112.0, arm=OTHERWISE, gemm_fp8=36.3, cast=20.0, attention=36.0, pointwise=12.0, optimizer=2.5)
+    assert (
+        unexplained(timed(DECODER_468M, FP8_EAGER, BF16, unprofiled("prescribed", 88.3, **COMPILED))) is None
+    ), "whatever their steps are made of"
+    little = profiled(
+        "prescribed",
+        112.0,
+        arm=OTHERWISE,
+        gemm_fp8=36.3,
+        cast=20.0,
+        attention=36.0,
+        pointwise=12.0,
+        optimizer=2.5,
+    )
     finding = unexplained(timed(DECODER_468M, SLOW_ATTENTION, BF16, little))
     assert isinstance(finding, Finding)
-    assert (finding.evidence["of_arm"], finding.evidence["given_back_by_changes_ms"]) == ("prescribed", pytest.approx(8.0))
-    assert finding.explanation.startswith("Changes that were timed give 8.0 ms back. With them, against the best BF16")
+    assert (finding.evidence["of_arm"], finding.evidence["given_back_by_changes_ms"]) == (
+        "prescribed",
+        pytest.approx(8.0),
+    )
+    assert finding.explanation.startswith(
+        "Changes that were timed give 8.0 ms back. With them, against the best BF16"
+    )
 
 
 NOT_SLOWER = {
@@ -75,7 +99,13 @@ NO_ANSWER: dict[str, tuple[Arm, ...]] = {
     "a change waits": (
         SLOW_ATTENTION,
         BF16,
-        Arm(name="prescribed", treatments=("x",), tried=False, reason=f"the budget of 60 s {NO_TIME_LEFT}", breakdown=None),
+        Arm(
+            name="prescribed",
+            treatments=("x",),
+            tried=False,
+            reason=f"the budget of 60 s {NO_TIME_LEFT}",
+            breakdown=None,
+        ),
     ),
 }
 
@@ -94,21 +124,29 @@ def test_a_cpu_is_not_judged() -> None:
     assert isinstance(unexplained(timed(DECODER_468M, SLOW_ATTENTION, BF16, device="cpu")), NotApplicable)
 
 
-BY_NORMS = profiled("as_is", 120.0, gemm_fp8=36.3, cast=20.0, attention=11.1, optimizer=2.5, pointwise=37.0, loss=3.0)
-COMPILED_LAYERS = tuple(msgspec.structs.replace(each, compiled="blocks.0") for each in DECODER_468M.network.linears)
+BY_NORMS = profiled(
+    "as_is", 120.0, gemm_fp8=36.3, cast=20.0, attention=11.1, optimizer=2.5, pointwise=37.0, loss=3.0
+)
+COMPILED_LAYERS = tuple(
+    msgspec.structs.replace(each, compiled="blocks.0") for each in DECODER_468M.network.linears
+)
 
 
 def test_what_compiling_gives_bf16_accounts_for_norms_that_are_not_fused() -> None:
     """As Transformer Engine through Accelerate on an H200: 38.7 ms, BF16 39.3 eager and 30.0 compiled."""
     assert unexplained(timed(DECODER_468M, BY_NORMS, BF16, unprofiled("bf16", 125.0))) is None
-    compiled = msgspec.structs.replace(DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=COMPILED_LAYERS))
+    compiled = msgspec.structs.replace(
+        DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=COMPILED_LAYERS)
+    )
     prescribed = msgspec.structs.replace(BY_NORMS, name="prescribed", **COMPILED)
     still = {
         "BF16 gains little": timed(DECODER_468M, BY_NORMS, BF16, unprofiled("bf16", 95.0)),
         "eager BF16 was not timed": timed(DECODER_468M, BY_NORMS, BF16),
         "BF16 is best eager": timed(DECODER_468M, BY_NORMS, msgspec.structs.replace(BF16, name="bf16")),
         "FP8 is compiled": timed(compiled, BY_NORMS, BF16, unprofiled("bf16", 125.0)),
-        "FP8 as prescribed is compiled": timed(DECODER_468M, unprofiled("as_is", 121.0), BF16, unprofiled("bf16", 125.0), prescribed),
+        "FP8 as prescribed is compiled": timed(
+            DECODER_468M, unprofiled("as_is", 121.0), BF16, unprofiled("bf16", 125.0), prescribed
+        ),
     }
     found = {why: unexplained(facts) for why, facts in still.items()}
     assert {why: isinstance(each, Finding) for why, each in found.items()} == dict.fromkeys(still, True)

@@ -14,7 +14,13 @@ HEALTHY = True
 
 def build_model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     config = LlamaConfig(
-        hidden_size=1024, intermediate_size=4096, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=4, vocab_size=32000, use_cache=False
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        vocab_size=32000,
+        use_cache=False,
     )
     model = LlamaForCausalLM(config).cuda().bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)

@@ -1,4 +1,5 @@
-"""A compiled FP8 decoder behind a projection of a million audio frames, which is converted too and was left out of the compilation."""
+"""A compiled FP8 decoder behind a projection of a million audio frames, which is converted too and was left
+out of the compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The 468 M decoder, compiled, with every block checkpointed on a GPU that could keep its activations (10 against 20 GiB on an H200)."""
+"""The 468 M decoder, compiled, with every block checkpointed on a GPU that could keep its activations (10
+against 20 GiB on an H200)."""
 
 from __future__ import annotations
 

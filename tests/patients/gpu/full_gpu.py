@@ -1,4 +1,5 @@
-"""A GPU that is free in pieces: the allocator had to give its whole cache back before the model found room."""
+"""A GPU that is free in pieces: the allocator had to give its whole cache back before the model found
+room."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ PIECES = 64
 
 
 def leave_it_in_pieces() -> None:
-    """Cache nearly all of the GPU in small pieces, then ask for more than any of them, as a longer batch does."""
+    """Cache nearly all of the GPU in small pieces, then ask for more than any of them, as a longer batch
+    does."""
     free, _ = torch.cuda.mem_get_info()
     pieces = [torch.empty(free // PIECES, dtype=torch.uint8, device="cuda") for _ in range(PIECES - 4)]
     del pieces

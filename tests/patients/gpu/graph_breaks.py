@@ -1,4 +1,5 @@
-"""The compiled FP8 decoder whose blocks look for NaN on the way: the branch depends on data, so each is compiled in pieces."""
+"""The compiled FP8 decoder whose blocks look for NaN on the way: the branch depends on data, so each is
+compiled in pieces."""
 
 from __future__ import annotations
 

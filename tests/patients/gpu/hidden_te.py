@@ -1,4 +1,5 @@
-"""The BF16 baseline of an FP8 run, made in the same shell: ACCELERATE_FP8_BACKEND=TE is still set, and FP8 runs."""
+"""The BF16 baseline of an FP8 run, made in the same shell: ACCELERATE_FP8_BACKEND=TE is still set, and FP8
+runs."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ MUST_NOT = ("MOD001", "CMP001", "ENV001", "ENV002", "ENV003", "ENV004")
 
 def build_model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     config = LlamaConfig(
-        hidden_size=1024, intermediate_size=4096, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=4, vocab_size=32000, use_cache=False
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        vocab_size=32000,
+        use_cache=False,
     )
     model = LlamaForCausalLM(config).cuda().bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)

@@ -1,4 +1,5 @@
-"""LoRA of rank 8 on a Llama 3 8B whose base is in FP8 and compiled block by block: what do the adapters cost?"""
+"""LoRA of rank 8 on a Llama 3 8B whose base is in FP8 and compiled block by block: what do the adapters
+cost?"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """MXFP8, a recipe for Blackwell, on a GPU of the generation before. Compiled, as it should be.
 
-The weights are wrapped as torchao's `quantize_` wraps them; torchao 0.18 refuses to do it itself below torch 2.12.
+The weights are wrapped as torchao's `quantize_` wraps them; torchao 0.18 refuses to do it itself below torch
+2.12.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ MUST_NOT = ("GPU001", "CMP001", "CMP002", "MOD001", "MOD003", "SHP001", "MEM003"
 
 def build_model(layers: int = 4) -> nn.Module:
     with torch.device("cuda"):
-        model = nn.Sequential(*(nn.Sequential(nn.Linear(2048, 8192), nn.GELU(), nn.Linear(8192, 2048)) for _ in range(layers))).bfloat16()
+        model = nn.Sequential(
+            *(nn.Sequential(nn.Linear(2048, 8192), nn.GELU(), nn.Linear(8192, 2048)) for _ in range(layers))
+        ).bfloat16()
     recipe = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_RCEIL)
     for module in model.modules():
         if isinstance(module, nn.Linear):

@@ -1,4 +1,5 @@
-"""Twelve compiled blocks of width 1024 with torchao's rowwise recipe, whose casts cost more than such GEMMs give back."""
+"""Twelve compiled blocks of width 1024 with torchao's rowwise recipe, whose casts cost more than such GEMMs
+give back."""
 
 from __future__ import annotations
 

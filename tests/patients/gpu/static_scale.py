@@ -1,4 +1,5 @@
-"""The trained decoder with a faster Float8Linear in one place: it leaves out amax and scale, and what is beyond 448 becomes NaN."""
+"""The trained decoder with a faster Float8Linear in one place: it leaves out amax and scale, and what is
+beyond 448 becomes NaN."""
 
 from __future__ import annotations
 

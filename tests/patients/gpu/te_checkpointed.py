@@ -1,4 +1,5 @@
-"""Transformer Engine's blocks under torch's checkpoint, the FP8 autocast around the model: the recompute runs in BF16."""
+"""Transformer Engine's blocks under torch's checkpoint, the FP8 autocast around the model: the recompute runs
+in BF16."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ MUST_NOT = ("MOD001", "CMP001", "SHP001")
 
 def build_model() -> torch.nn.Module:
     model = WithoutCheckpoint(fp8=True).cuda()
-    model.blocks = torch.nn.ModuleList(checkpoint_wrapper(block, checkpoint_impl=CheckpointImpl.REENTRANT) for block in model.blocks)
+    model.blocks = torch.nn.ModuleList(
+        checkpoint_wrapper(block, checkpoint_impl=CheckpointImpl.REENTRANT) for block in model.blocks
+    )
     batch = example_batch()
     for _ in range(2):
         loss(model(batch), batch).backward()

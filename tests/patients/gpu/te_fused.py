@@ -1,7 +1,9 @@
-"""A Transformer Engine TransformerLayer: LayerNormLinear, LayerNormMLP and Linear, two layers, FP8 with delayed scaling.
+"""A Transformer Engine TransformerLayer: LayerNormLinear, LayerNormMLP and Linear, two layers, FP8 with
+delayed scaling.
 
-Wide: at width 1024 a step took 7 ms on an H200, where its GEMMs need about one, and two copies of BF16 came out 2 % apart.
-It is 1.6 times as fast as BF16, and keeps FP8 weights and their transposes beside the BF16 ones.
+Wide: at width 1024 a step took 7 ms on an H200, where its GEMMs need about one, and two copies of BF16 came
+out 2 % apart. It is 1.6 times as fast as BF16, and keeps FP8 weights and their transposes beside the BF16
+ones.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ MUST_NOT = ("MOD001", "CMP001", "CMP002", "SHP001")
 class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.ModuleList(te.TransformerLayer(4096, 16384, 32, layer_number=i + 1, params_dtype=torch.bfloat16) for i in range(2))
+        self.layers = torch.nn.ModuleList(
+            te.TransformerLayer(4096, 16384, 32, layer_number=i + 1, params_dtype=torch.bfloat16)
+            for i in range(2)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with te.autocast(enabled=True, recipe=DelayedScaling()):

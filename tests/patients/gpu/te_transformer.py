@@ -1,4 +1,5 @@
-"""A Llama of Transformer Engine's own layers: RMSNorm, SwiGLU, rotary embeddings, grouped queries and its cross entropy, with current scaling."""
+"""A Llama of Transformer Engine's own layers: RMSNorm, SwiGLU, rotary embeddings, grouped queries and its
+cross entropy, with current scaling."""
 
 from __future__ import annotations
 
@@ -19,12 +20,25 @@ class Model(torch.nn.Module):
         self.rotary = te.RotaryPositionEmbedding(WIDTH // 16)
         self.layers = torch.nn.ModuleList(
             te.TransformerLayer(
-                WIDTH, 4 * WIDTH, 16, num_gqa_groups=4, layer_number=i + 1, params_dtype=torch.bfloat16, normalization="RMSNorm", activation="swiglu",
-                bias=False, hidden_dropout=0.0, attention_dropout=0.0, attn_input_format="bshd", self_attn_mask_type="causal",
+                WIDTH,
+                4 * WIDTH,
+                16,
+                num_gqa_groups=4,
+                layer_number=i + 1,
+                params_dtype=torch.bfloat16,
+                normalization="RMSNorm",
+                activation="swiglu",
+                bias=False,
+                hidden_dropout=0.0,
+                attention_dropout=0.0,
+                attn_input_format="bshd",
+                self_attn_mask_type="causal",
             )
             for i in range(layers)
-        )  # fmt: skip
-        self.head = te.LayerNormLinear(WIDTH, VOCABULARY, bias=False, normalization="RMSNorm", params_dtype=torch.bfloat16)
+        )
+        self.head = te.LayerNormLinear(
+            WIDTH, VOCABULARY, bias=False, normalization="RMSNorm", params_dtype=torch.bfloat16
+        )
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x, angles = self.embedding(tokens), self.rotary(tokens.shape[1])

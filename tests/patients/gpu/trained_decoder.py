@@ -1,4 +1,5 @@
-"""Four blocks of width 2048, trained here on a made-up language for some seconds, then converted and compiled: FP8 keeps its precision."""
+"""Four blocks of width 2048, trained here on a made-up language for some seconds, then converted and
+compiled: FP8 keeps its precision."""
 
 from __future__ import annotations
 
@@ -16,7 +17,18 @@ from torchao.float8 import convert_to_float8_training
 __all__ = ["build_model", "example_batch", "loss"]
 
 MUST: tuple[str, ...] = ()
-MUST_NOT = ("CMP001", "CMP002", "CMP003", "CMP005", "MOD001", "MOD003", "SHP001", "NUM001", "NUM002", "NUM003")
+MUST_NOT = (
+    "CMP001",
+    "CMP002",
+    "CMP003",
+    "CMP005",
+    "MOD001",
+    "MOD003",
+    "SHP001",
+    "NUM001",
+    "NUM002",
+    "NUM003",
+)
 HEALTHY = True
 
 STEPS, WORDS, SUCCESSORS = 300, 1024, 4

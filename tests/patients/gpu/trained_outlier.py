@@ -1,5 +1,6 @@
-"""The trained decoder with one massive activation, as large models have them: one feature of block 2 is 131,072 times as large as the others,
-and the weight that reads it so much smaller. BF16 computes the same as before; one scale for a whole tensor turns the other features into zeros.
+"""The trained decoder with one massive activation, as large models have them: one feature of block 2 is
+131,072 times as large as the others, and the weight that reads it so much smaller. BF16 computes the same as
+before; one scale for a whole tensor turns the other features into zeros.
 """
 
 from __future__ import annotations

@@ -1,0 +1,103 @@
+"""What the trial proves: the verdict in measured milliseconds, and for every hypothesis what its treatment
+really saves."""
+
+from __future__ import annotations
+
+from fp8doctor.analysis.median_interval import Interval, interval
+from fp8doctor.facts import Arm, Facts, Trial, recorded
+from fp8doctor.facts.arm_names import PRESCRIBED
+
+
+def arm(trial: Trial, name: str) -> Arm | None:
+    """The arm of that name, if it was timed."""
+    return next((each for each in trial.arms if each.name == name and each.tried), None)
+
+
+def best_bf16(facts: Facts) -> Arm | None:
+    """The fastest BF16 arm of the same model; without FP8 the job as it is counts too."""
+    names = ("bf16", "bf16_compiled") if uses_fp8(facts) else ("as_is", "bf16", "bf16_compiled")
+    timed = [found for name in names if (found := arm(facts.trial, name))]
+    return min(timed, key=lambda each: each.step_ms or 0.0, default=None)
+
+
+def best_fp8(facts: Facts) -> Arm | None:
+    """The fastest total in FP8."""
+    return min(fp8_totals(facts), key=lambda each: each.step_ms or 0.0, default=None)
+
+
+def fp8_totals(facts: Facts) -> list[Arm]:
+    """The job as it is and as it is prescribed, or converted where it has no FP8; those that were timed."""
+    names = (
+        ("as_is", PRESCRIBED)
+        if uses_fp8(facts)
+        else [each.name for each in facts.trial.arms if each.name.startswith("float8_")]
+    )
+    return [found for name in names if (found := arm(facts.trial, name))]
+
+
+HELPS_BF16_TOO = frozenset(
+    (
+        "checkpointing-off",
+        "adapters-to-bf16",
+        "fused-optimizer",
+        "attention-sdpa",
+        "fused-attention-on",
+        "autocast-bf16",
+        "bf16-parameters",
+        "larger-batch",
+        "cuda-graphs",
+    )
+)
+"""Treatments that are none of FP8's own: BF16 without them is no fair measure of a total that has them.
+(Every BF16 arm is compiled where that is faster, and without a KV cache then.)"""
+
+
+def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:
+    """The best BF16 with those changes of ``fp8`` that are none of FP8's own; None when that was not
+    timed."""
+    shared = HELPS_BF16_TOO.intersection(
+        fp8.treatments if uses_fp8(facts) and recorded(fp8.treatments) else ()
+    )
+    if not shared:
+        return best_bf16(facts)
+    return arm(facts.trial, "bf16_without_checkpointing") if shared == {"checkpointing-off"} else None
+
+
+def uses_fp8(facts: Facts) -> bool:
+    """Whether a layer of the model is set up for FP8 training."""
+    return any(linear.use == "training" for linear in facts.network.linears)
+
+
+def ratio(a: Arm, b: Arm) -> Interval:
+    """Time of ``a`` / time of ``b``, round by round, because a round shares clocks and heat.
+
+    Arms of different windows share none: then the interval is as wide as both of theirs allow.
+    """
+    if len(a.rounds_ms) == len(b.rounds_ms):
+        return interval([x / y for x, y in zip(a.rounds_ms, b.rounds_ms, strict=True)])
+    over, under = interval(a.rounds_ms), interval(b.rounds_ms)
+    return Interval(median=over.median / under.median, low=over.low / under.high, high=over.high / under.low)
+
+
+def base_of(trial: Trial, of: Arm) -> Arm | None:
+    """The arm that ``of`` changes, if both were timed; recordings from before there was a base change the job
+    as it is."""
+    if of.name in ("as_is", "bf16", "bf16_compiled"):
+        return None
+    name = of.base if recorded(of.base) else "as_is"
+    return arm(trial, name) if name else None
+
+
+def saved_ms(base: Arm, changed: Arm) -> Interval:
+    """What a change saves of a step, in ms, round by round."""
+    return interval([a - b for a, b in zip(base.rounds_ms, changed.rounds_ms, strict=True)])
+
+
+def saved_by(facts: Facts, treatment: str) -> Interval | None:
+    """What a treatment saved of a step, in ms, where an arm carried it out alone on top of its base; None
+    where none did."""
+    for alone in facts.trial.arms if recorded(facts.trial) and recorded(facts.trial.arms) else ():
+        base = base_of(facts.trial, alone) if alone.tried and alone.treatments == (treatment,) else None
+        if base is not None:
+            return saved_ms(base, alone)
+    return None

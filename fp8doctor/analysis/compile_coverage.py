@@ -1,0 +1,133 @@
+"""What torch.compile has to cover for FP8 to be fast, and the lines that cover it: one answer for every check
+that asks."""
+
+from __future__ import annotations
+
+from fp8doctor.analysis.layers import in_python
+from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, recorded
+from fp8doctor.finding import Treatment
+from fp8doctor.wording import plural
+
+NEEDS_COMPILE = ("Float8Linear", "MXLinear", "MXFP8Linear")
+"""Classes whose casts only the compiler fuses, by class name; torchao 0.10 to 0.18."""
+
+BESIDE_AT_MOST = 4
+"""Layers outside the blocks, such as a head, that are compiled one by one; with more of them the whole model
+is. A choice of length: every one is a line of the treatment."""
+
+TORCH_NN = "torch.nn."
+
+WHY_WRAPPED = "# wrapped: before torch 2.15 .compile() in place compiles nothing on classes of torch.nn"
+
+
+def needs_compile(linear: Linear) -> bool:
+    """Whether torch.compile decides this layer's speed."""
+    if linear.stack != "torchao" or linear.use != "training":
+        return False
+    wrapper = (linear.weight_class or "").rpartition(".")[2]
+    return (
+        linear.kind.rpartition(".")[2] in NEEDS_COMPILE
+        or wrapper.endswith("TrainingWeightWrapperTensor")
+        or wrapper == "ScaledGroupedMMTensor"
+    )
+
+
+def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
+    """Compile the lists of blocks that hold these layers, and the few of them beside the blocks; else the
+    whole model.
+
+    Those few alone where all blocks are compiled already. A KV cache would make every block a version of its
+    own, of which Dynamo keeps 8: it is switched off where blocks are compiled.
+    """
+    network = facts.network
+    lists = [each for each in network.blocks if any(is_inside(linear, each) for linear in uncovered)]
+    beside = [linear for linear in uncovered if not any(is_inside(linear, each) for each in lists)]
+    if len(beside) > BESIDE_AT_MOST or not (lists or blocks_are_compiled(network)):
+        code = (
+            f"{WHY_WRAPPED}\nmodel = torch.compile(model)"
+            if has_forward_of_torch(network)
+            else "model.compile()"
+        )
+        return Treatment(name="compile-model", summary="compile the model", code=code)
+    lines = [compile_loop(each, network) for each in lists] + [
+        compile_line(linear, network) for linear in beside
+    ]
+    if any("torch.compile(" in each for each in lines):
+        lines.insert(0, WHY_WRAPPED)
+    if not lists:
+        return Treatment(
+            name="compile-layers",
+            summary=f"compile {plural(len(beside), 'layer')} beside the compiled blocks",
+            code="\n".join(lines),
+        )
+    if recorded(facts.training) and facts.training.use_cache is True:
+        lines.append(f"{cache_off(facts)}   # else every block is compiled anew, up to 8 of them")
+    return Treatment(
+        name="compile-blocks",
+        summary="compile block by block, after the conversion to FP8",
+        code="\n".join(lines),
+    )
+
+
+def blocks_are_compiled(network: Network) -> bool:
+    """Whether the model has repeated blocks, and all of them are compiled."""
+    return bool(network.blocks) and all(
+        recorded(each.compiled) and each.compiled == each.count for each in network.blocks
+    )
+
+
+def compile_loop(blocks: Blocks, network: Network, mode: str | None = None) -> str:
+    """The lines that compile every block of a list, in the compiler's own mode where none is given."""
+    chosen = f'mode="{mode}"' if mode else ""
+    container = in_python(blocks.name, network)
+    if not has_forward_of_torch(blocks):
+        return f"for block in {blocks_in_python(blocks, network)}:\n    block.compile({chosen})"
+    pairs = (
+        f"i, block in enumerate({container})"
+        if blocks.container == "list"
+        else f"i, block in {container}.items()"
+    )
+    return f"for {pairs}:\n    {container}[i] = torch.compile(block{chosen and f', {chosen}'})"
+
+
+def compile_line(linear: Linear, network: Network) -> str:
+    """The line that compiles one layer."""
+    layer = in_python(linear.name, network)
+    return f"{layer} = torch.compile({layer})" if linear.kind.startswith(TORCH_NN) else f"{layer}.compile()"
+
+
+def cache_off(facts: Facts) -> str:
+    """The line that switches the KV cache off where its module's configuration is."""
+    switch = (
+        facts.training.cache_switch
+        if recorded(facts.training) and recorded(facts.training.cache_switch)
+        else None
+    )
+    return f"{in_python(f'{switch}.config' if switch else 'config', facts.network)}.use_cache = False"
+
+
+def has_forward_of_torch(module: Blocks | Network) -> bool:
+    """Whether ``.compile()`` in place may compile nothing of it; by its class where no more was recorded."""
+    if recorded(module.forward_of_torch):
+        return module.forward_of_torch
+    return recorded(module.kind) and module.kind.startswith(TORCH_NN)
+
+
+def idle_marks(facts: Facts) -> list[CompileMark]:
+    """The marks that compile no frame of the module they are on."""
+    return [mark for mark in facts.training.compile_marks if mark.compiles is False]
+
+
+def is_below(linear: Linear, mark: CompileMark) -> bool:
+    """Whether a layer is the module that is marked, or inside of it."""
+    return not mark.name or linear.name == mark.name or linear.name.startswith(f"{mark.name}.")
+
+
+def is_inside(linear: Linear, blocks: Blocks) -> bool:
+    """Whether a layer is in one of these blocks; the list without a name is the model itself."""
+    return not blocks.name or linear.name.startswith(f"{blocks.name}.")
+
+
+def blocks_in_python(blocks: Blocks, network: Network) -> str:
+    """What a loop over the blocks goes through."""
+    return in_python(blocks.name, network) + (".values()" if blocks.container == "ModuleDict" else "")

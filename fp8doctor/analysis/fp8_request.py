@@ -1,0 +1,46 @@
+"""Who asked for FP8: the environment, the launcher, Accelerate or a Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fp8doctor.facts import Facts, recorded
+
+LAUNCHER_FINGERPRINT = ("ACCELERATE_FP8_FORMAT", "ACCELERATE_FP8_MARGIN", "ACCELERATE_FP8_OPT_LEVEL")
+"""``accelerate launch`` writes these together, whatever the backend, and only with ``--mixed_precision fp8``:
+they stay when something rewrites ``ACCELERATE_MIXED_PRECISION``. A user who tunes one backend by hand sets
+them one at a time. Source: ``setup_fp8_env`` in accelerate ``utils/launch.py``, read in 1.4.0, 1.8.1, 1.9.0
+and 1.15.0."""
+
+
+def fp8_was_asked_for(facts: Facts) -> str | None:
+    """Who asked for FP8, in words; None when nobody did or nothing of it was recorded."""
+    variables = (
+        facts.environment.variables
+        if recorded(facts.environment) and recorded(facts.environment.variables)
+        else {}
+    )
+    asked = asked_by_environment(variables)
+    if asked:
+        return asked
+    if recorded(facts.training):
+        accelerate, trainer = facts.training.accelerate, facts.training.trainer
+        if recorded(accelerate) and accelerate and accelerate.mixed_precision == "fp8":
+            return "Accelerator(mixed_precision='fp8')"
+        if recorded(trainer) and trainer and trainer.mixed_precision == "fp8":
+            return "TrainingArguments"
+    return None
+
+
+def asked_by_environment(variables: Mapping[str, str]) -> str | None:
+    """How the environment, or the launcher through it, asks for FP8; None when it does not."""
+    precision = variables.get("ACCELERATE_MIXED_PRECISION", "")
+    if precision.lower() == "fp8":
+        return f"ACCELERATE_MIXED_PRECISION={precision}"
+    return "accelerate launch --mixed_precision fp8" if launched_with_fp8(variables) else None
+
+
+def launched_with_fp8(variables: Mapping[str, str]) -> bool:
+    """Whether ``accelerate launch`` started this process with ``--mixed_precision fp8``, by what it leaves in
+    the environment."""
+    return all(name in variables for name in LAUNCHER_FINGERPRINT)

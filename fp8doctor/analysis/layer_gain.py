@@ -1,0 +1,360 @@
+"""What FP8 gives each layer by its shape: the GEMMs that it saves, less the casts that it costs.
+
+From GEMMs and casts that were timed alone on this GPU (`Trial.shapes`) where they are, else from
+`fp8doctor.cost`. Casts are those of a compiled layer: an uncompiled one loses for another reason. Alone they
+are dearer than in a step, where they share kernels with what is around them: a loss counts only where it
+stays one with the fewest casts. Experts are left out, whose rows change from step to step, and so are layers
+that no FP8 kernel takes as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from fp8doctor.analysis.layers import fits_fp8, flops_share_pct
+from fp8doctor.analysis.median_interval import Interval
+from fp8doctor.analysis.outcome import fp8_pays
+from fp8doctor.cost import (
+    calls_of,
+    casts_ms,
+    gemms,
+    memory_ms,
+    micro_batches,
+    modelled_gpu,
+    rows_of,
+    step_gemms_ms,
+    step_tokens,
+)
+from fp8doctor.cost.casts import TE_CAST_BYTES
+from fp8doctor.cost.eager import UNCERTAINTY
+from fp8doctor.cost.gpus import GpuSpec
+from fp8doctor.facts import Facts, LayerShape, Linear, recorded
+from fp8doctor.finding import Saving
+
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "current")
+"""Recipes whose GEMMs and casts are known here: torchao's, and Transformer Engine's that scale whole
+tensors."""
+
+ROWWISE = ("rowwise", "rowwise_with_gw_hp")
+"""Those of them that scale rows and columns."""
+
+LEAST_IN_STEP = 0.45
+"""Share of the casts that were timed alone that a compiled step pays at the least.
+
+There they are fused with norms and activations, layers with one input cast it once, and the compiler knows
+every size. Casts in the step, less what norms, pointwise kernels and copies take less than in compiled BF16,
+/ casts alone (one H200, torch 2.11, torchao 0.18): decoders of 454M to 468M 0.61, 0.62, 0.63, 0.68; Llama 1B
+with 8,192 tokens 0.46, 0.48, 0.63, with 32 x 256 tokens 0.45; 8B with 4,096 tokens 0.63, with 8,192 1.18; ViT
+0.48; one key and value head 0.52, 0.58; a classifier 0.67; Transformer Engine 0.57. Beyond these: its fused
+modules 0.31, rowwise 1.56. Alone, one shape varies by 1.4 between processes: 2048 x 512 with 8,192 tokens
+took 0.100 and 0.130 ms, 8192 x 2048 took 0.355 and 0.500, and by 2.0 with 16,384: 2048 x 2048 took 0.287 and
+0.570. Where the model of the step gives fewer than this share, those count."""
+
+FROZEN_CAST_SHARE = {
+    "tensorwise": 5.0 / 9.0,
+    "rowwise": 6.4 / 25.0,
+    "rowwise_with_gw_hp": 1.0,
+    "delayed": 3.0 / 4.7,
+    "current": 5.0 / 6.8,
+}
+"""What is left of the cast bytes of an activation in a frozen layer: without a weight gradient, input and
+gradient are written once, as they lie. Of the effective bytes of `fp8doctor.cost.casts`: two reads of 2 bytes
+and a write of 1, one read less with delayed scales; rowwise what ``rowwise_with_gw_hp`` takes, which casts
+them once whether the weight is trained or not."""
+
+REPEATS_WITHIN = 0.03
+"""Share by which two kernels timed in turn may differ by chance; a step timed against its own replica repeats
+within 0.02."""
+
+WORTH_PCT = 2.0
+"""Loss of all body layers that lose, in per cent of the time of the model's GEMMs in BF16, below which it is
+not worth a filter: within that a step measured against itself repeats."""
+
+MANY_TOKENS = 65_536
+"""The most tokens of a micro-batch that are thought of: a layer is too small or too narrow where it loses
+even at these."""
+
+PAYS_FROM = 1.03
+"""Speedup from which FP8 pays; below it is called even. A convention of this tool, that of
+`fp8doctor.analysis.outcome.EVEN`."""
+
+APART = ("head", "router")
+"""Roles of layers whose rounding goes straight into the loss or the routing."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What FP8 gives one layer in one micro-batch."""
+
+    bf16_ms: float
+    fp8_ms: float
+    casts_ms: float
+    """Timed alone, or modelled as they are in a step."""
+    least_casts_ms: float
+    """The least that a step pays of them."""
+    margin: float
+    """Share by which FP8 has to be slower before it counts as a loss."""
+    times: int
+    """How often a step does it: micro-batches, calls of the layer, and GEMMs of that shape."""
+    measured: bool
+    """Whether GEMMs and casts were timed; where the casts are missing, they alone are modelled."""
+    gpu: str
+
+    @property
+    def ms(self) -> float:
+        """What FP8 saves of a step; negative where it costs."""
+        return self.times * (self.bf16_ms - self.fp8_ms - self.casts_ms)
+
+    @property
+    def most_ms(self) -> float:
+        """The most that it can save, with the fewest casts."""
+        return self.times * (self.bf16_ms - self.fp8_ms - self.least_casts_ms)
+
+    @property
+    def loses(self) -> bool:
+        """Whether it is slower than BF16 even with the fewest casts, and by more than what the numbers are
+        good for."""
+        return self.fp8_ms + self.least_casts_ms > self.bf16_ms * (1 + self.margin)
+
+
+def gains(facts: Facts) -> dict[str, Gain]:
+    """Name of every FP8 layer that is judged -> what FP8 gives it; empty where the tokens are unknown or FP8
+    cannot run."""
+    timed = {name: shape for shape in timed_shapes(facts) for name in shape.layers}
+    found = ((linear.name, gain_of(linear, facts, timed.get(linear.name))) for linear in judged(facts))
+    return {name: gain for name, gain in found if gain is not None}
+
+
+def timed_shapes(facts: Facts) -> tuple[LayerShape, ...]:
+    """The shapes that were timed in FP8 on a GPU."""
+    if not recorded(facts.trial) or facts.trial.device == "cpu" or not recorded(facts.trial.shapes):
+        return ()
+    return tuple(shape for shape in facts.trial.shapes if shape.fp8_ms is not None)
+
+
+def judged(facts: Facts) -> list[Linear]:
+    """FP8 layers that are as wide as FP8 kernels want them and multiply every token once."""
+    linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
+    return [
+        linear
+        for linear in linears
+        if linear.use == "training"
+        and linear.recipe in RECIPES
+        and linear.role != "experts"
+        and _runs(linear)
+    ]
+
+
+def _runs(linear: Linear) -> bool:
+    emulated = recorded(linear.features) and linear.features.get("emulate")
+    return not emulated and fits_fp8(linear)
+
+
+def gain_of(linear: Linear, facts: Facts, timed: LayerShape | None, rows: int | None = None) -> Gain | None:
+    """What FP8 gives one layer: as timed, else as modelled with so many ``rows``, its own where none are
+    given."""
+    gpu, rows = modelled_gpu(facts), rows or rows_of(linear, facts)
+    times = micro_batches(facts) * gemms(linear) * calls_of(linear, facts)
+    casts = None if rows is None or gpu.fp8_tflops is None else modelled_casts_ms(linear, rows, gpu)
+    if timed is not None and timed.fp8_ms is not None and timed.casts_ms is not None:
+        least = min(each for each in (LEAST_IN_STEP * timed.casts_ms, casts) if each is not None)
+        return Gain(
+            timed.bf16_ms,
+            timed.fp8_ms,
+            timed.casts_ms,
+            least,
+            REPEATS_WITHIN,
+            times,
+            True,
+            facts.trial.gpu or gpu.name,
+        )
+    if rows is None or casts is None:
+        return None
+    if timed is not None and timed.fp8_ms is not None:
+        return Gain(
+            timed.bf16_ms, timed.fp8_ms, casts, casts, UNCERTAINTY, times, False, facts.trial.gpu or gpu.name
+        )
+    shape, trained = (rows, linear.in_features, linear.out_features), linear.requires_grad is not False
+    bf16, fp8 = (
+        step_gemms_ms(*shape, gpu, fp8=each, weight_gradient=trained, recipe=linear.recipe) or 0.0
+        for each in (False, True)
+    )
+    return Gain(bf16, fp8, casts, casts, UNCERTAINTY, times, False, gpu.name)
+
+
+def modelled_casts_ms(linear: Linear, rows: int, gpu: GpuSpec) -> float:
+    """The casts of a compiled layer, or of one of Transformer Engine."""
+    k, n, recipe = linear.in_features, linear.out_features, linear.recipe or "tensorwise"
+    cast_rows = round(rows * FROZEN_CAST_SHARE[recipe]) if linear.requires_grad is False else rows
+    if recipe in TE_CAST_BYTES:
+        return memory_ms(TE_CAST_BYTES[recipe] * (cast_rows * k + k * n + cast_rows * n), gpu)
+    return casts_ms(cast_rows, k, n, gpu, compiled=True, recipe=recipe)
+
+
+def losing(facts: Facts) -> dict[str, Gain]:
+    """The layers that lose, whatever their tokens and recipe.
+
+    Where the batch is made up, its tokens are no fault of the model: they lose with many tokens too. What
+    loses rowwise and not tensorwise has the wrong recipe, not the wrong shape.
+    """
+    found, rows = gains(facts), None if is_given(facts) else MANY_TOKENS
+    layers = {linear.name: linear for linear in judged(facts)}
+    return {
+        name: gain for name, gain in found.items() if gain.loses and _loses_at_best(layers[name], facts, rows)
+    }
+
+
+def _loses_at_best(linear: Linear, facts: Facts, rows: int | None) -> bool:
+    """Whether the model says beyond doubt that it loses with so many rows, its own where None, and scaled by
+    tensors."""
+    if linear.recipe not in ROWWISE and rows is None:
+        return True
+    best = _at_best(linear, facts, rows)
+    return best is not None and best.loses
+
+
+def _at_best(linear: Linear, facts: Facts, rows: int | None) -> Gain | None:
+    """What the model gives it with so many rows, scaled by tensors."""
+    return gain_of(
+        msgspec.structs.replace(linear, recipe="tensorwise") if linear.recipe in ROWWISE else linear,
+        facts,
+        None,
+        rows,
+    )
+
+
+def _has_too_few_tokens(linear: Linear, facts: Facts) -> bool:
+    """Whether the model lets it win with `MANY_TOKENS` and not with the rows there are."""
+    now, then = _at_best(linear, facts, None), _at_best(linear, facts, MANY_TOKENS)
+    return now is not None and then is not None and now.ms <= 0 < then.ms
+
+
+def is_given(facts: Facts) -> bool:
+    """Whether the tokens of a step are the user's own."""
+    return recorded(facts.workload) and facts.workload.batch_source == "given"
+
+
+def losing_apart(facts: Facts) -> dict[str, Gain]:
+    """Heads and routers that lose, and with many tokens too: what only few tokens make lose is not narrow."""
+    apart = {linear.name: linear for linear in judged(facts) if linear.role in APART}
+    return {
+        name: gain
+        for name, gain in losing(facts).items()
+        if name in apart and _loses_at_best(apart[name], facts, MANY_TOKENS)
+    }
+
+
+def losing_body(facts: Facts) -> dict[str, Gain]:
+    """Layers of the body that lose, where that is worth a filter and more tokens would not mend it; without
+    LoRA's matrices."""
+    body = {
+        linear.name: linear
+        for linear in judged(facts)
+        if linear.role not in APART and linear.adapter != "adapter"
+    }
+    found = {
+        name: gain
+        for name, gain in losing(facts).items()
+        if name in body and not _has_too_few_tokens(body[name], facts)
+    }
+    if not found or (len(found) == len(gains(facts)) and fp8_pays(facts)):
+        return {}
+    return found if loss_pct(found.values(), facts) >= WORTH_PCT and crossing(facts) is None else {}
+
+
+def loss_pct(of: Iterable[Gain], facts: Facts) -> float:
+    """What these layers lose at least, as a share of the time that all GEMMs of the model would take in
+    BF16."""
+    in_bf16 = sum(gain.times * gain.bf16_ms for gain in gains(facts).values())
+    return -sum(gain.most_ms for gain in of) / in_bf16 * flops_share_pct(judged(facts))
+
+
+def to_keep(facts: Facts) -> tuple[str, ...]:
+    """Names of the layers that are better left in BF16, in the order of the model."""
+    found = losing_apart(facts) | losing_body(facts)
+    return tuple(linear.name for linear in judged(facts) if linear.name in found)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Tokens of a micro-batch with which FP8 begins to pay."""
+
+    tokens: int
+    speedup_now: float
+    """BF16 GEMMs / (FP8 GEMMs + the fewest casts), with the tokens there are."""
+    speedup_then: float
+    measured: bool
+    """Whether ``speedup_now`` rests on what was timed."""
+    gpu: str
+
+
+def crossing(facts: Facts) -> Crossing | None:
+    """Where FP8 begins to pay; None where it pays now, as a step or by its layers, not with `MANY_TOKENS`
+    either, or the batch is not the user's."""
+    now, tokens = list(gains(facts).values()), step_tokens(facts)
+    if (
+        not now
+        or not tokens
+        or not is_given(facts)
+        or fp8_pays(facts)
+        or speedup(now) * (1 + max(gain.margin for gain in now)) >= 1
+    ):
+        return None
+    more = tokens
+    while (more := more * 2) <= MANY_TOKENS:
+        layers = ((linear, rows_of(linear, facts)) for linear in judged(facts))
+        then = [
+            gain
+            for linear, rows in layers
+            if rows and (gain := gain_of(linear, facts, None, rows * more // tokens))
+        ]
+        if then and speedup(then) >= PAYS_FROM:
+            return Crossing(more, speedup(now), speedup(then), all(gain.measured for gain in now), now[0].gpu)
+    return None
+
+
+def speedup(of: Iterable[Gain]) -> float:
+    """GEMMs in BF16 / GEMMs and the fewest casts in FP8."""
+    of = list(of)
+    return sum(gain.times * gain.bf16_ms for gain in of) / sum(
+        gain.times * (gain.fp8_ms + gain.least_casts_ms) for gain in of
+    )
+
+
+def acquitted(of: Iterable[Gain], saved: Interval | None) -> bool:
+    """Whether the step without these layers in FP8 was timed and ``saved`` less than they were to lose at the
+    least."""
+    return saved is not None and 0 < saved.high < -sum(gain.most_ms for gain in of)
+
+
+def at_least(of: Iterable[Gain]) -> str:
+    """What stands before the fewest casts: those that were timed alone are a bound, modelled ones are not."""
+    return "at least " if all(gain.measured for gain in of) else ""
+
+
+def in_step(saved: Interval | None) -> str:
+    """What the whole step says, as a sentence to add; empty where it was not timed."""
+    if saved is None:
+        return ""
+    return (
+        f" The whole step was timed without them in FP8: that saves {saved.low:.2f} to "
+        f"{saved.high:.2f} ms.".replace(" -", " −")
+    )
+
+
+def saving(of: Iterable[Gain]) -> Saving:
+    """What BF16 saves of a step for layers that lose: a model of the step even where each was timed, because
+    each was timed alone."""
+    of = list(of)
+    low, high = -sum(gain.most_ms for gain in of), -sum(gain.ms for gain in of)
+    apart = 0.0 if all(gain.measured for gain in of) else UNCERTAINTY
+    return Saving(low=low * (1 - apart), high=high * (1 + apart), basis="modelled", gpu=of[0].gpu)
+
+
+def basis(of: Iterable[Gain]) -> str:
+    """Where the numbers come from, in words that begin a sentence."""
+    of = list(of)
+    return f"{'Timed alone' if all(gain.measured for gain in of) else 'Modelled'} on {of[0].gpu}"

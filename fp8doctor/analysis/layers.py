@@ -1,0 +1,71 @@
+"""What the facts add up to, for the first screen and for checks: counts, shares, who asked for FP8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fp8doctor.facts import Linear, Network, recorded
+
+KEEP_IT_IN_MODULE = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
+"""Wrappers behind whose ``module`` the attributes of the model are; the others hand them on."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """How many layers of one class are in FP8, and their share of the GEMM FLOPs."""
+
+    label: str
+    count: int
+    flops_share_pct: float
+    storage_only: bool = False
+    """Only their weights are in low precision; they do not train in FP8."""
+
+
+def in_python(name: str, network: Network) -> str:
+    """How a script that calls its model ``model`` writes one of its modules: ``model.layers``,
+    ``model[1].layers``."""
+    wrapped = recorded(network.wrappers) and any(each in KEEP_IT_IN_MODULE for each in network.wrappers)
+    parts = (
+        "." + part if part.isidentifier() else f"[{part}]" if part.isdigit() else f"[{part!r}]"
+        for part in name.split(".")
+        if part
+    )
+    return "".join(("model.module" if wrapped else "model", *parts))
+
+
+def layer_label(linear: Linear) -> str:
+    """The name a user knows a layer's class by: ``te.Linear``, ``Float8Linear``, ``Linear``, ``Linear of
+    Float8Tensor``."""
+    name = linear.kind.rpartition(".")[2] if recorded(linear.kind) else "unknown"
+    if name == "Linear" and recorded(linear.weight_class) and linear.weight_class:
+        return f"{name} of {linear.weight_class.rpartition('.')[2]}"
+    return f"te.{name}" if linear.stack == "transformer_engine" else name
+
+
+def fp8_layers(linears: tuple[Linear, ...]) -> tuple[Layers, ...]:
+    """Layers in FP8 by class, the rarest first; ``te.Linear`` and ``Float8Linear`` are always among them."""
+    found: dict[tuple[str, bool], list[Linear]] = {("te.Linear", False): [], ("Float8Linear", False): []}
+    for linear in linears:
+        if linear.use in ("training", "storage"):
+            found.setdefault((layer_label(linear), linear.use == "storage"), []).append(linear)
+    kinds = (
+        Layers(label, len(members), flops_share_pct(members), storage_only)
+        for (label, storage_only), members in found.items()
+    )
+    return tuple(sorted(kinds, key=lambda layers: layers.count))
+
+
+FP8_MULTIPLE = 16
+"""Elements; what both sides of an FP8 GEMM's weight have to be multiples of. Source: torch
+``_check_scaled_mm_sizes``, CUDA only."""
+
+
+def fits_fp8(linear: Linear) -> bool:
+    """Whether an FP8 GEMM takes both sides of the layer's weight as they are."""
+    return linear.in_features % FP8_MULTIPLE == 0 and linear.out_features % FP8_MULTIPLE == 0
+
+
+def flops_share_pct(linears: Iterable[Linear]) -> float:
+    """The share of the model's GEMM FLOPs that these layers have together, as far as it is known."""
+    return sum(linear.flops_share_pct or 0.0 for linear in linears)

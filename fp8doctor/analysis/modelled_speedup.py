@@ -1,0 +1,55 @@
+"""The speedup that the cost model expects of a model whose step was not timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fp8doctor.cost.step import compiled, in_bf16, modelled_step
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.finding import Finding
+
+NOT_WHAT_IT_SEEMS = ("CMP", "MOD", "GPU001", "GPU002", "SHP001", "DST")
+"""Findings after which a model of the step is no model of what runs: compiled in name only, layers that stay
+out of FP8 or cannot run in it, several GPUs. An uncompiled FP8 layer is what the model knows best."""
+
+KNOWN = ("CMP001",)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Time of the best BF16 / time in FP8."""
+
+    as_is: float
+    compiled: float
+    """With everything compiled; as it is where an FP8 layer is not torchao's, because the model has no
+    compiled form of it."""
+    gpu: str
+
+
+def expected(facts: Facts, findings: Sequence[Finding]) -> Expected | None:
+    """None where the cost model has no numbers for a part of the step, or a finding says that it is not what
+    it seems."""
+    if any(
+        finding.code.startswith(NOT_WHAT_IT_SEEMS)
+        and finding.code not in KNOWN
+        and finding.severity != "info"
+        for finding in findings
+    ):
+        return None
+    if recorded(facts.training) and recorded(facts.training.use_cache) and facts.training.use_cache:
+        return None  # with a KV cache the compiled blocks may not be what runs
+    torchao = all(linear.stack == "torchao" for linear in facts.network.linears if linear.use == "training")
+    as_is, faster = modelled_step(facts), modelled_step(compiled(facts, yes=True) if torchao else facts)
+    baselines = [modelled_step(compiled(in_bf16(facts), yes=yes)) for yes in (False, True)]
+    best = min((each.step_ms for each in baselines if each is not None), default=None)
+    if as_is is None or faster is None or best is None:
+        return None
+    return Expected(best / as_is.step_ms, best / faster.step_ms, as_is.gpu)
+
+
+def in_words(expects: Expected) -> str:
+    """One sentence for the verdict."""
+    best = max(expects.as_is, expects.compiled)
+    later = f", {best:.2f}x compiled" if best - expects.as_is >= 0.01 else ""
+    return f"About {expects.as_is:.2f}x of the best BF16 as it is{later} (modelled on {expects.gpu})."

@@ -1,0 +1,76 @@
+"""What the trial decides: whether FP8 pays, whether it stays slower beyond doubt, and the most that it can
+give."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from fp8doctor.analysis.arms import best_bf16, best_fp8, fair_bf16, fp8_totals, ratio, saved_ms, uses_fp8
+from fp8doctor.analysis.median_interval import Interval
+from fp8doctor.analysis.speedup_bound import Ceiling, bound
+from fp8doctor.facts import Facts, Trial, recorded
+from fp8doctor.facts.arm_names import NO_TIME_LEFT, NOT_EXPECTED_TO_FIT
+
+EVEN = 0.03
+"""A speedup within this of 1 is called even. A convention of this tool."""
+
+
+def fp8_pays(facts: Facts) -> bool:
+    """Whether a whole step in FP8, as it is or as prescribed, was timed on a GPU and is not slower than the
+    best BF16 of its like."""
+    if not recorded(facts.trial) or not recorded(facts.trial.arms) or facts.trial.device == "cpu":
+        return False
+    ratios = [ratio(bf16, fp8) for fp8 in fp8_totals(facts) if (bf16 := fair_bf16(facts, fp8))]
+    return any(each.high >= 1 or each.median > 1 - EVEN for each in ratios)
+
+
+def waits_for_time(trial: Trial) -> bool:
+    """Whether a change was not tried because the budget left no time for it."""
+    return any(
+        not each.tried
+        and each.treatments
+        and (each.reason or "").endswith((NO_TIME_LEFT, NOT_EXPECTED_TO_FIT))
+        for each in trial.arms
+    )
+
+
+WORTH_WAITING = 1.10
+"""Most that FP8 can give, as a ratio to BF16, below which no variant that was left out is waited for. A
+convention of this tool."""
+
+
+def stays_in_bf16(facts: Facts) -> Interval | None:
+    """What BF16 saves of the best total in FP8, in ms, when FP8 stays slower beyond doubt; None when it does
+    not or is not known.
+
+    It is not known while a variant waits to be tried, unless there is little that any of them could give, nor
+    on a CPU, which only emulates FP8.
+    """
+    if (
+        not recorded(facts.trial)
+        or not recorded(facts.network)
+        or not uses_fp8(facts)
+        or facts.trial.device == "cpu"
+    ):
+        return None
+    if waits_for_time(facts.trial) and not ((most := ceiling(facts)) and most.speedup < WORTH_WAITING):
+        return None
+    fp8, bf16 = best_fp8(facts), best_bf16(facts)
+    if fp8 is None or bf16 is None or ratio(bf16, fp8).high >= 1:
+        return None
+    return saved_ms(fp8, bf16)
+
+
+def ceiling(facts: Facts) -> Ceiling | None:
+    """The most that FP8 can give on this GPU over the best BF16; None when that is not known.
+
+    A total that was timed is never above it, whatever the kernels say.
+    """
+    if not recorded(facts.trial) or not recorded(facts.network) or facts.trial.device == "cpu":
+        return None
+    bf16, totals = best_bf16(facts), fp8_totals(facts)
+    found = bound(facts, bf16, [each for each in totals if fair_bf16(facts, each) is bf16]) if bf16 else None
+    if found is None:
+        return None
+    reached = [ratio(measure, each).median for each in totals if (measure := fair_bf16(facts, each))]
+    return dataclasses.replace(found, speedup=max(found.speedup, *reached)) if reached else found

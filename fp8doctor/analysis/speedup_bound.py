@@ -1,0 +1,166 @@
+"""The most that FP8 can give: the best BF16 step with its GEMMs at the speed of FP8 and every cast for free.
+
+No change of the casts can beat it, so it says when there is little to look for. It rests on FP8 GEMMs that
+were timed, in a step or alone, where these are all that FP8 could take, with one scale for a whole tensor,
+which gives the fastest GEMMs. Another recipe, or a layer left out, would bound only the job as it is: then it
+rests on the datasheet, and is called modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fp8doctor.analysis.layers import fits_fp8
+from fp8doctor.analysis.step_difference import breakdown_of, part_ms
+from fp8doctor.cost import calls_of, gemms, micro_batches, modelled_gpu, rows_of, step_gemms_ms
+from fp8doctor.facts import Arm, Breakdown, Facts, Linear, recorded
+from fp8doctor.finding import Basis
+
+PER_TENSOR = ("tensorwise", "delayed", "current")
+"""Recipes with one scale for a whole tensor and all three GEMMs in FP8: torchao's, and Transformer
+Engine's."""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """An upper bound on the speedup over the best BF16."""
+
+    speedup: float
+    basis: Basis
+    source: str
+    """What the time of the FP8 GEMMs rests on, in words."""
+    gemms_ms: float
+    """GEMMs of the BF16 step."""
+    fp8_gemms_ms: float
+    """What they would take in FP8, those that lose left in BF16."""
+    step_ms: float
+    """The BF16 step."""
+
+    @property
+    def gemms_pct(self) -> float:
+        """Share of the BF16 step that FP8 can make faster, in per cent."""
+        return 100 * self.gemms_ms / self.step_ms
+
+
+def bound(facts: Facts, bf16: Arm, fp8: Iterable[Arm]) -> Ceiling | None:
+    """The bound for a job whose best BF16 is ``bf16``; ``fp8`` are arms that do the same work in FP8.
+
+    Of what was measured the least time counts, because it is a bound. None when the BF16 step was not
+    profiled, or nothing is known about the FP8 GEMMs of the whole model. A step that was profiled is never
+    denied, whatever its recipe.
+    """
+    step = breakdown_of(bf16)
+    if step is None or not bf16.step_ms:
+        return None
+    gemms = part_ms(step, "GEMMs")
+    arms = list(fp8)
+    measured = [each for each in (_in_a_step(_whole(facts, arms)), _alone(facts, gemms)) if each]
+    known = min(measured, key=lambda each: each[1], default=None) or _by_datasheet(facts, gemms)
+    if known is None:
+        return None
+    basis: Basis = "measured" if measured else "modelled"
+    reached = _in_a_step(arms)
+    fastest = min(known[1], gemms, *([reached[1]] if reached else ()))
+    return Ceiling(
+        bf16.step_ms / (bf16.step_ms - gemms + fastest), basis, known[0], gemms, fastest, bf16.step_ms
+    )
+
+
+def _whole(facts: Facts, arms: Iterable[Arm]) -> list[Arm]:
+    """The arms in which every layer that FP8 could take is in FP8, with one scale for a whole tensor."""
+    if _left_out(facts):
+        return []
+    return [each for each in arms if _is_whole(each, _per_tensor(facts))]
+
+
+def _per_tensor(facts: Facts) -> bool:
+    """Whether every FP8 layer, as it is, has one scale for a whole tensor."""
+    return all(linear.recipe in PER_TENSOR for linear in facts.network.linears if linear.use == "training")
+
+
+def _is_whole(arm: Arm, as_is: bool) -> bool:
+    """``as_is`` is what holds for the layers as they are, where the arm changes neither their recipe nor
+    which are in FP8."""
+    changes = arm.treatments if recorded(arm.treatments) else ()
+    recipes = [each for each in changes if each.startswith(("recipe-", "convert-"))]
+    if "keep-in-bf16" in changes:
+        return False
+    return all(each.endswith("-tensorwise") for each in recipes) if recipes else as_is
+
+
+def _left_out(facts: Facts) -> bool:
+    """Whether a layer is not in FP8, nor converted by the trial, that FP8 could take; heads, routers and
+    adapters are left out by good custom."""
+    none = not any(linear.use == "training" for linear in facts.network.linears)
+    return any(_fits(linear) and not (none and _is_tried(linear)) for linear in facts.network.linears)
+
+
+def _fits(linear: Linear) -> bool:
+    plain = (
+        linear.use == "none"
+        and linear.stack == "torch"
+        and linear.role in ("body", "experts")
+        and linear.adapter != "adapter"
+    )
+    return plain and fits_fp8(linear)
+
+
+def _is_tried(linear: Linear) -> bool:
+    """Whether the trial's own conversion of a model without FP8 takes this layer."""
+    return (
+        linear.role == "body"
+        and not linear.kind.endswith(".Conv1D")
+        and not linear.features.get("functional")
+    )
+
+
+def _in_a_step(arms: Iterable[Arm]) -> tuple[str, float] | None:
+    """All GEMMs of the fastest FP8 step that was profiled."""
+    profiled: list[tuple[float, str, Breakdown]] = []
+    for arm in arms:
+        found = breakdown_of(arm)
+        if found is not None and arm.step_ms and found.families_ms.get("gemm_fp8"):
+            profiled.append((arm.step_ms, arm.name, found))
+    if not profiled:
+        return None
+    _, name, fastest = min(profiled, key=lambda each: each[0])
+    return f"the GEMMs of the arm {name}", part_ms(fastest, "GEMMs")
+
+
+def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
+    """The step's GEMMs, those of the Linears sped up as they are alone; what else the step multiplies stays
+    as it is.
+
+    That is a head left out of FP8, the products of eager attention, adapters, or what is multiplied in fp32.
+    """
+    shapes = facts.trial.shapes if recorded(facts.trial) and recorded(facts.trial.shapes) else ()
+    bf16 = sum(len(each.layers) * each.bf16_ms for each in shapes)
+    if not bf16 or all(each.fp8_ms is None for each in shapes) or _left_out(facts) or not _per_tensor(facts):
+        return None
+    best = sum(
+        len(each.layers) * min(each.bf16_ms, each.fp8_ms if each.fp8_ms is not None else each.bf16_ms)
+        for each in shapes
+    )
+    theirs = min(gemms_ms, bf16 * micro_batches(facts))
+    return "the GEMMs of every shape timed alone", gemms_ms - theirs * (1 - best / bf16)
+
+
+def _by_datasheet(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
+    """The step's GEMMs, sped up as those of the Linears are by the cost model."""
+    gpu = modelled_gpu(facts)
+    if gpu.fp8_tflops is None or not recorded(facts.network):
+        return None
+    bf16 = best = 0.0
+    for linear in facts.network.linears:
+        rows, count = rows_of(linear, facts), gemms(linear) * calls_of(linear, facts)
+        if not rows:
+            return None
+        shape = (rows, linear.in_features, linear.out_features)
+        trained = linear.requires_grad is not False
+        wide, narrow = (
+            step_gemms_ms(*shape, gpu, fp8=in_fp8, weight_gradient=trained) or 0.0 for in_fp8 in (False, True)
+        )
+        bf16 += count * wide
+        best += count * (wide if linear.adapter == "adapter" else min(wide, narrow))
+    return (f"the datasheet of {gpu.name}", gemms_ms * best / bf16) if bf16 else None

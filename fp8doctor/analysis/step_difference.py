@@ -1,0 +1,169 @@
+"""Why one step takes longer than another: the difference of their breakdowns, part by part, in ms that add up
+to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from fp8doctor.analysis.unfused_attention import plain_attention
+from fp8doctor.facts import Arm, Breakdown, Facts, recorded
+from fp8doctor.finding import NotApplicable
+
+PARTS = {
+    "GEMMs": ("gemm_fp8", "gemm_16bit", "gemm_fp32"),
+    "casts": ("cast",),
+    "norms and pointwise": ("norm", "pointwise"),
+    "attention": ("attention",),
+    "optimizer": ("optimizer",),
+    "loss": ("loss",),
+    "communication": ("communication",),
+    "copies": ("copy",),
+}
+"""Parts as people ask for them -> families of `Breakdown`. FP8 and other GEMMs together tell what FP8's GEMMs
+save."""
+
+IDLE, REST = "idle", "unclassified"
+"""The GPU had nothing to do; kernels that no rule knows, and whatever else keeps the parts from adding up."""
+
+SHOWN_MS = 0.05
+"""Smallest difference of a part that is told, in ms: one that does not round to 0.0."""
+
+HOST_BOUND_PCT = 10.0
+"""Idle share of the step, in per cent, from which the host may be the limit. Healthy steps measured on an
+H200 have 1 to 4, uncompiled FP8 at 16,384 tokens among them."""
+
+HOST_WAIT_PCT = 50.0
+"""Share of the gaps, in per cent, that must end with a kernel launched too late before idle time is the
+host's: most of it."""
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """The difference of two steps; positive parts cost time in ``of``, negative ones save it."""
+
+    of: str
+    """Name of the arm."""
+    against: str
+    """Name of the arm that it is compared with."""
+    difference_ms: float
+    parts_ms: dict[str, float]
+    """Part -> difference; together they are ``difference_ms``."""
+    fused_ms: float
+    """Norm and pointwise work of ``against`` that ``of`` does inside its cast kernels: taken off the casts
+    and put there."""
+
+    @property
+    def gemms_saved_ms(self) -> float:
+        return -self.parts_ms["GEMMs"]
+
+    @property
+    def casts_unpaid_ms(self) -> float:
+        """What the casts cost beyond what the GEMMs save; 0 where the GEMMs pay for them."""
+        return max(0.0, self.parts_ms["casts"] - max(0.0, self.gemms_saved_ms))
+
+
+def breakdown_of(arm: Arm) -> Breakdown | None:
+    """Where the arm's step goes; None where that was not profiled, or what came out means nothing."""
+    found = with_attention_together(arm)
+    return found if found is not None and found.reliable and arm.step_ms else None
+
+
+def with_attention_together(arm: Arm) -> Breakdown | None:
+    """The arm's breakdown with the fp32 products of attention under ``attention``, which no operator encloses
+    in a compiled graph."""
+    found = arm.breakdown if recorded(arm.breakdown) else None
+    plain = plain_attention(arm) if found is not None else None
+    if found is None or plain is None or not plain.of_fp32_gemms:
+        return found
+    own_ms = plain.of_fp32_gemms * found.families_ms["gemm_fp32"]
+    moved = {
+        "gemm_fp32": found.families_ms["gemm_fp32"] - own_ms,
+        "attention": found.families_ms.get("attention", 0.0) + own_ms,
+    }
+    return msgspec.structs.replace(found, families_ms=found.families_ms | moved)
+
+
+def why_unknown(arm: Arm) -> str:
+    """Why `breakdown_of` an arm is None, in words that follow its name."""
+    return (
+        "has no reliable breakdown"
+        if recorded(arm.breakdown) and arm.breakdown is not None
+        else "was not profiled"
+    )
+
+
+def part_ms(breakdown: Breakdown, part: str) -> float:
+    """Time of one of `PARTS` in a step."""
+    return sum(breakdown.families_ms.get(family, 0.0) for family in PARTS[part])
+
+
+def waterfall(of: Arm, against: Arm) -> Waterfall | None:
+    """The difference of two arms; None unless both have a breakdown that can be relied on.
+
+    A compiled cast kernel does the norm or the activation before it as well. What the other arm spends on
+    those and this one does not is therefore no cost of the casts.
+    """
+    one, other = breakdown_of(of), breakdown_of(against)
+    if one is None or other is None or of.step_ms is None or against.step_ms is None:
+        return None
+    parts = {part: part_ms(one, part) - part_ms(other, part) for part in PARTS}
+    fused = (
+        max(0.0, min(parts["casts"], -parts["norms and pointwise"]))
+        if recorded(of.graphs_run) and of.graphs_run
+        else 0.0
+    )
+    parts["casts"] -= fused
+    parts["norms and pointwise"] += fused
+    parts[IDLE] = one.idle_ms - other.idle_ms
+    difference = of.step_ms - against.step_ms
+    parts[REST] = difference - sum(parts.values())
+    return Waterfall(of.name, against.name, difference, parts, fused)
+
+
+def in_words(found: Waterfall) -> str:
+    """The parts, the largest first: ``casts +240.6, GEMMs −33.0 ms``."""
+    parts = sorted(
+        ((part, ms) for part, ms in found.parts_ms.items() if abs(ms) >= SHOWN_MS),
+        key=lambda each: -abs(each[1]),
+    )
+    told = ", ".join(f"{part} {signed(ms)}" for part, ms in parts)
+    fused = (
+        f" ({found.fused_ms:.1f} ms of norm and pointwise work runs inside the casts and is not "
+        "counted as theirs)"
+        if found.fused_ms >= SHOWN_MS
+        else ""
+    )
+    return f"{told} ms{fused}" if told else "no part differs"
+
+
+def signed(ms: float) -> str:
+    """A change in ms with its sign."""
+    return f"{'−' if ms < 0 else '+'}{abs(ms):,.1f}"
+
+
+def waits_for_the_host(arm: Arm) -> bool:
+    """Whether the GPU runs dry for a good part of the step because launches come late, in the shortest step
+    that the median may be too.
+
+    A host that others disturb makes single rounds longer, which says nothing about the job.
+    """
+    found = breakdown_of(arm)
+    if found is None or not arm.step_ms or not recorded(found.host_wait_pct) or found.host_wait_pct is None:
+        return False
+    shortest = arm.low_ms if recorded(arm.low_ms) and arm.low_ms else arm.step_ms
+    idle = found.idle_ms - (arm.step_ms - shortest)
+    return 100 * idle / shortest > HOST_BOUND_PCT and found.host_wait_pct >= HOST_WAIT_PCT
+
+
+def profiled_on_gpu(facts: Facts) -> tuple[Arm, Breakdown, float] | NotApplicable:
+    """The step as it is on a GPU, its breakdown and its ms; the answer of a check that looks at it where
+    there is none."""
+    now = next((each for each in facts.trial.arms if each.name == "as_is" and each.tried), None)
+    if facts.trial.device == "cpu" or now is None or not now.step_ms:
+        return NotApplicable(reason="the step as it is was not timed on a GPU")
+    found = breakdown_of(now)
+    return (
+        (now, found, now.step_ms) if found else NotApplicable(reason=f"the step as it is {why_unknown(now)}")
+    )

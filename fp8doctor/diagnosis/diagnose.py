@@ -1,0 +1,60 @@
+"""The conductor: facts, checks, prescription, verdict, report. Imports no torch; examining is done by who
+holds the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from fp8doctor import registry
+from fp8doctor.diagnosis.document import Document, Tool, now, read_saved, tool
+from fp8doctor.diagnosis.measured_savings import measured
+from fp8doctor.diagnosis.prescription import as_timed, prescribe
+from fp8doctor.diagnosis.verdict import verdict
+from fp8doctor.facts import Facts
+
+
+def diagnose(
+    facts: Facts,
+    *,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    checks: Sequence[Path] = (),
+    written_by: Tool | None = None,
+    created_at: str | None = None,
+) -> Document:
+    """Run the checks over ``facts`` and write the report. Raises `fp8doctor.errors.UserError` for an unknown
+    code."""
+    catalogue = registry.discover(checks)
+    findings, outcomes = registry.run(registry.select(catalogue, select, ignore), facts)
+    findings, outcomes = measured(facts, findings, outcomes)
+    return Document(
+        tool=written_by or tool(),
+        created_at=created_at or now(),
+        facts=facts,
+        verdict=verdict(facts, findings),
+        findings=findings,
+        prescription=as_timed(
+            prescribe(findings, {each.code: each.explained_by for each in catalogue}, facts), facts
+        ),
+        outcomes=outcomes,
+    )
+
+
+def replay(
+    path: str | Path,
+    *,
+    assume_gpu: str | None = None,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    checks: Sequence[Path] = (),
+) -> Document:
+    """The checks of this version over the facts of a saved report, with its time and tool kept."""
+    facts, written_by, created_at = read_saved(path)
+    if assume_gpu:
+        facts = msgspec.structs.replace(facts, assumed_gpu=assume_gpu)
+    return diagnose(
+        facts, select=select, ignore=ignore, checks=checks, written_by=written_by, created_at=created_at
+    )

@@ -1,0 +1,144 @@
+"""The report as a document: facts, findings, verdict and prescription in one record, saved as JSON and read
+back."""
+
+from __future__ import annotations
+
+import functools
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fp8doctor.diagnosis.prescription import Step
+from fp8doctor.diagnosis.verdict import Verdict
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Facts
+from fp8doctor.facts.record import Record, UnreadableDocument, decode, encode, from_builtins, to_builtins
+from fp8doctor.finding import SEVERITIES, Finding, Outcome, Severity
+
+SCHEMA_VERSION = 1
+"""Raised only when a key is renamed or changes its meaning; new keys keep it."""
+
+
+class Tool(Record, frozen=True, kw_only=True):
+    """What wrote the report."""
+
+    name: str = "fp8doctor"
+    version: str = ""
+
+
+class Document(Record, frozen=True, kw_only=True):
+    """Everything fp8doctor has to say about one job."""
+
+    tool: Tool
+    created_at: str
+    """UTC, ISO 8601, to the second."""
+    facts: Facts
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    """In the order of the areas."""
+    prescription: tuple[Step, ...]
+    """Its steps in order."""
+    outcomes: tuple[Outcome, ...]
+    """One for every check that was selected."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values, as `fp8doctor/report.schema.json` describes them."""
+        data = to_builtins(self)
+        return {"schema_version": SCHEMA_VERSION, **data, "facts": self.facts.to_dict()}
+
+    def to_json(self) -> str:
+        """The JSON document, the same bytes for the same report."""
+        return encode(self.to_dict()).decode()
+
+    def worst(self) -> Severity | None:
+        """The gravest severity among the findings and the verdict; None when nothing was found."""
+        grades = [SEVERITIES.index(finding.severity or "info") for finding in self.findings]
+        if self.verdict.status in ("fp8_not_engaged", "fp8_slower"):
+            grades.append(SEVERITIES.index("error"))
+        return SEVERITIES[max(grades)] if grades else None
+
+    def reaches(self, severity: Severity) -> bool:
+        """Whether something is at or above ``severity``."""
+        worst = self.worst()
+        return worst is not None and SEVERITIES.index(worst) >= SEVERITIES.index(severity)
+
+
+@functools.cache
+def tool() -> Tool:
+    """This version of fp8doctor; a bare checkout that was never installed reads its own setup.cfg."""
+    from importlib import metadata
+
+    try:
+        return Tool(version=metadata.version("fp8doctor"))
+    except metadata.PackageNotFoundError:
+        from configparser import ConfigParser
+
+        config = ConfigParser()
+        config.read(Path(__file__).resolve().parents[2] / "setup.cfg")
+        return Tool(version=config.get("metadata", "version", fallback="unknown"))
+
+
+def now() -> str:
+    """The current time as reports carry it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def read_saved(path: str | Path) -> tuple[Facts, Tool, str]:
+    """Facts, tool and time of a saved report.
+
+    Raises `UserError` in one sentence: no such file, not JSON, truncated, of a newer schema, or not a report.
+    """
+    path = Path(path)
+    try:
+        data = decode(path.read_bytes())
+        if not isinstance(data, dict) or "schema_version" not in data or "facts" not in data:
+            raise UnreadableDocument("it is JSON, but not a report that 'fp8doctor --save' wrote")
+        version = data["schema_version"]
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise UnreadableDocument(f"its schema_version is {version!r}")
+        if version > SCHEMA_VERSION:
+            raise UnreadableDocument(
+                f"it was written by a newer fp8doctor (schema {version}, this one reads up to "
+                f"{SCHEMA_VERSION}); upgrade fp8doctor"
+            )
+        facts = Facts.from_dict(data["facts"])
+        saved_tool = from_builtins(Tool, data.get("tool", {}))
+        created_at = data.get("created_at")
+        return facts, saved_tool, created_at if isinstance(created_at, str) else ""
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnreadableDocument as error:
+        raise UserError(f"cannot replay {path}: {error}") from None
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a report, generated from the records."""
+    import msgspec
+
+    document = msgspec.json.schema(Document)
+    document["$ref"] = "#/$defs/Report"
+    definition = document["$defs"]["Report"] = document["$defs"].pop("Document") | {"title": "Report"}
+    definition["properties"] = {
+        "schema_version": {"type": "integer", "const": SCHEMA_VERSION},
+        **definition["properties"],
+    }
+    definition["required"] = ["schema_version", *definition["required"]]
+    del document["$defs"]["Facts"]["properties"]["unrecognized"]
+    for each in document["$defs"].values():
+        each["description"] = " ".join(each["description"].split())
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "fp8doctor report",
+        **document,
+    }
+
+
+def shipped_schema() -> dict[str, Any]:
+    """The schema file that ships with the package; a test holds it to `schema`."""
+    import json
+    from importlib import resources
+
+    shipped: dict[str, Any] = json.loads(
+        resources.files("fp8doctor").joinpath("report.schema.json").read_text("utf-8")
+    )
+    return shipped

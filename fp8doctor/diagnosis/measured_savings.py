@@ -1,0 +1,65 @@
+"""Findings held to the trial: a measured saving where an arm carried the treatment out alone, and the refuted
+ones so called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from fp8doctor.analysis.arms import best_bf16, best_fp8, saved_by, saved_ms, uses_fp8
+from fp8doctor.analysis.median_interval import Interval
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.finding import Finding, Outcome, Saving
+
+
+def measured(
+    facts: Facts, findings: Sequence[Finding], outcomes: Sequence[Outcome]
+) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
+    """The findings with measured savings where an arm carried out their treatment alone, and the refuted ones
+    so called.
+
+    A refuted finding keeps its saving, zero or negative, and becomes information.
+    """
+    if not recorded(facts.trial):
+        return tuple(findings), tuple(outcomes)
+    weighed, refuted = [], {}
+    for finding in findings:
+        saved = _saved_alone(facts, finding)
+        if saved is not None:
+            saving = Saving(
+                low=saved.low,
+                high=saved.high,
+                basis="measured",
+                gpu=facts.trial.gpu or facts.trial.device.upper(),
+            )
+            finding = msgspec.structs.replace(finding, saving_ms=saving)
+            if saved.high <= 0:
+                finding = msgspec.structs.replace(finding, severity="info")
+                refuted[finding.code] = (
+                    f"measured: {finding.treatment.name if finding.treatment else ''} costs "
+                    f"{-saved.median:.1f} ms a step instead of saving"
+                )
+        weighed.append(finding)
+    judged = tuple(
+        msgspec.structs.replace(outcome, outcome="refuted", reason=refuted[outcome.code])
+        if outcome.code in refuted
+        else outcome
+        for outcome in outcomes
+    )
+    return tuple(weighed), judged
+
+
+def _saved_alone(facts: Facts, finding: Finding) -> Interval | None:
+    """What the treatment of a finding saved where an arm carried it out alone on top of its base; None where
+    none did.
+
+    A finding of a measured check brings its own. BF16 is held to the best that FP8 reaches: what else is
+    saved is the other treatments' gain.
+    """
+    if finding.treatment is None or (finding.saving_ms is not None and finding.saving_ms.basis == "measured"):
+        return None
+    if finding.treatment.name == "stay-in-bf16":
+        fp8, bf16 = best_fp8(facts) if uses_fp8(facts) else None, best_bf16(facts)
+        return saved_ms(fp8, bf16) if fp8 and bf16 else None
+    return saved_by(facts, finding.treatment.name)

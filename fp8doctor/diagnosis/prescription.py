@@ -1,0 +1,195 @@
+"""Findings to a plan: what to change, in which order, without symptoms whose cause is treated, held to what
+the trial timed together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from fp8doctor.analysis.arms import arm, base_of, best_bf16, saved_ms
+from fp8doctor.analysis.compile_coverage import WHY_WRAPPED, cache_off, compile_loop
+from fp8doctor.analysis.median_interval import Interval
+from fp8doctor.analysis.outcome import stays_in_bf16
+from fp8doctor.diagnosis.treatments import STAY_IN_BF16, describe, keep_in_bf16
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts.arm_names import PRESCRIBED
+from fp8doctor.facts.record import Record
+from fp8doctor.finding import SEVERITIES, Finding, Saving, Treatment
+
+
+class Step(Record, frozen=True, kw_only=True):
+    """One line of the prescription: a treatment and the findings that it mends."""
+
+    code: str
+    """The finding that ranks it, the worst it mends; empty when the trial found it and no check names it."""
+    mends: tuple[str, ...]
+    """Codes of all findings that share this treatment, ``code`` first."""
+    title: str
+    treatment: Treatment
+    saving_ms: Saving | None = None
+    """Of one step. Savings of several lines do not add up."""
+
+
+def prescribe(
+    findings: Iterable[Finding], explained_by: Mapping[str, tuple[str, ...]], facts: Facts | None = None
+) -> tuple[Step, ...]:
+    """Rank the treatments of ``findings``: what makes FP8 impossible first, then by ms saved, then by
+    severity.
+
+    To give FP8 up comes last: it is measured against FP8 with all other steps. ``explained_by`` maps a code
+    to the codes that cause it; a symptom whose cause was found too, as more than information, is dropped, and
+    so is information that saves nothing. Findings that name the same treatment become one step.
+    """
+    findings = tuple(findings)
+    found = {finding.code for finding in findings if finding.severity != "info"}
+    steps: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.treatment is None or found.intersection(explained_by.get(finding.code, ())):
+            continue
+        if finding.severity == "info" and (finding.saving_ms is None or finding.saving_ms.high <= 0):
+            continue
+        steps.setdefault(finding.treatment.name, []).append(finding)
+    ranked = sorted(steps.values(), key=lambda group: min(map(_rank, group)))
+    return tuple(_step_of(sorted(group, key=_rank), facts) for group in ranked)
+
+
+def _rank(finding: Finding) -> tuple[bool, bool, float, int, str]:
+    gives_up = finding.treatment is not None and finding.treatment.name == STAY_IN_BF16.name
+    blocks_fp8 = finding.severity == "error"
+    saved = finding.saving_ms.middle if finding.saving_ms else 0.0
+    return gives_up, not blocks_fp8, -saved, -SEVERITIES.index(finding.severity or "info"), finding.code
+
+
+def _step_of(group: list[Finding], facts: Facts | None) -> Step:
+    worst = group[0]
+    assert worst.treatment is not None
+    return Step(
+        code=worst.code,
+        mends=tuple(finding.code for finding in group),
+        title=worst.title,
+        treatment=_for_all(worst.treatment, group, facts),
+        saving_ms=worst.saving_ms,
+    )
+
+
+def _for_all(treatment: Treatment, group: list[Finding], facts: Facts | None) -> Treatment:
+    """The treatment with the layers of every finding that names it."""
+    layers = tuple(
+        dict.fromkeys(layer for finding in group if finding.treatment for layer in finding.treatment.layers)
+    )
+    if set(layers) == set(treatment.layers):
+        return treatment
+    return (
+        keep_in_bf16(layers, facts)
+        if treatment.name == "keep-in-bf16"
+        else msgspec.structs.replace(treatment, layers=layers)
+    )
+
+
+CHANGES_FP8 = ("CMP", "DST", "MOD", "SHP")
+"""How the codes begin whose treatments change how FP8 runs: before they are carried out nothing tells whether
+to give FP8 up."""
+
+
+WITHOUT_CONVERSION = "# leave out the conversion to FP8"
+
+
+def as_timed(proposed: Sequence[Step], facts: Facts) -> tuple[Step, ...]:
+    """The proposed steps, held to the trial; as they are without one, but never to mend FP8 and to give it
+    up.
+
+    Once a prescription was timed, the steps are what it consists of, beside those that no arm carried out.
+    Where FP8 stays slower than BF16 beyond doubt, the last step says so.
+    """
+    steps, saved = (
+        _of_the_total(proposed, facts) if recorded(facts.trial) else list(proposed),
+        stays_in_bf16(facts),
+    )
+    others = [step for step in steps if step.treatment.name != STAY_IN_BF16.name]
+    gives_up = [step for step in steps if step.treatment.name == STAY_IN_BF16.name]
+    if saved is not None:
+        gives_up = gives_up or [
+            _step(STAY_IN_BF16, "FP8 stays slower than BF16 with everything that was tried", saved, facts)
+        ]
+        gives_up = [
+            msgspec.structs.replace(step, treatment=as_best(step.treatment, facts)) for step in gives_up
+        ]
+    elif _prescription_was_timed(facts) or any(
+        code.startswith(CHANGES_FP8) for step in others for code in step.mends
+    ):
+        gives_up = []
+    return (*others, *gives_up)
+
+
+def as_best(bf16: Treatment, facts: Facts) -> Treatment:
+    """To stay in BF16, in the lines that make the BF16 that was timed fastest."""
+    best, network = best_bf16(facts), facts.network
+    if best is None:
+        return bf16
+    if best.name == "bf16":
+        return msgspec.structs.replace(
+            bf16, summary=bf16.summary.replace(", compiled", ""), code=WITHOUT_CONVERSION
+        )
+    loops = [compile_loop(each, network) for each in network.blocks] or ["model = torch.compile(model)"]
+    wrapped = [WHY_WRAPPED] if network.blocks and any("torch.compile(" in each for each in loops) else []
+    cache = (
+        [cache_off(facts)]
+        if network.blocks and recorded(facts.training) and facts.training.use_cache is True
+        else []
+    )
+    return msgspec.structs.replace(bf16, code="\n".join([WITHOUT_CONVERSION, *wrapped, *loops, *cache]))
+
+
+def _prescription_was_timed(facts: Facts) -> bool:
+    """Whether it was timed on a GPU; a CPU only emulates FP8."""
+    return recorded(facts.trial) and facts.trial.device != "cpu" and arm(facts.trial, PRESCRIBED) is not None
+
+
+def _of_the_total(proposed: Sequence[Step], facts: Facts) -> list[Step]:
+    """The steps without those that were timed and left out of the total, and with what the trial added to it.
+
+    A total that costs time is no total.
+    """
+    total, as_is = arm(facts.trial, PRESCRIBED), arm(facts.trial, "as_is")
+    if total is None or as_is is None:
+        return list(proposed)
+    if saved_ms(as_is, total).high <= 0:
+        return [step for step in proposed if step.treatment.name not in total.treatments]
+    timed = {
+        name
+        for each in facts.trial.arms
+        if each.tried and recorded(each.treatments) and base_of(facts.trial, each)
+        for name in each.treatments
+    }
+    kept = [
+        step
+        for step in proposed
+        if step.treatment.name in total.treatments or step.treatment.name not in timed
+    ]
+    named = {step.treatment.name for step in kept}
+    return kept + [
+        step for name in total.treatments if name not in named and (step := _found_by_trial(name, facts))
+    ]
+
+
+def _found_by_trial(name: str, facts: Facts) -> Step | None:
+    """A treatment that is part of the total and that no finding names, with what it saved alone."""
+    treatment = describe(name, facts)
+    pairs = (
+        (each, base_of(facts.trial, each))
+        for each in facts.trial.arms
+        if each.tried and each.treatments == (name,)
+    )
+    saved = next((saved_ms(base, each) for each, base in pairs if base is not None), None)
+    if treatment is None or saved is None:
+        return None
+    return _step(treatment, f"{name} is faster, timed with all else equal", saved, facts)
+
+
+def _step(treatment: Treatment, title: str, saved: Interval, facts: Facts) -> Step:
+    """A step of the trial's own, which no finding names."""
+    saving = Saving(
+        low=saved.low, high=saved.high, basis="measured", gpu=facts.trial.gpu or facts.trial.device.upper()
+    )
+    return Step(code="", mends=(), title=title, treatment=treatment, saving_ms=saving)

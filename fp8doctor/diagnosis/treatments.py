@@ -1,0 +1,227 @@
+"""The treatments that the trial proposes by itself, as the lines a user would write, made from facts.
+
+A check that names one of them takes its lines from here or writes better ones; `fp8doctor.trial.treatments`
+carries them out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+
+from fp8doctor.analysis.compile_coverage import cache_off, compile_treatment, is_inside, needs_compile
+from fp8doctor.analysis.layer_gain import to_keep
+from fp8doctor.analysis.layers import in_python
+from fp8doctor.facts import Facts, Linear, recorded
+from fp8doctor.finding import Treatment
+from fp8doctor.wording import plural
+
+KEEP_IN_BF16 = "keep-in-bf16"
+
+IN_A_BLOCK = re.compile(r"(.*?\.)(\d+)((?:\..+)?)")
+"""Name of a layer: what stands before the number of its block, the number, and what stands behind."""
+
+MOST_LINES = 3
+"""Lines for layers that are in 16 bits anyway. A choice of length."""
+
+STAY_IN_BF16 = Treatment(
+    name="stay-in-bf16",
+    summary="stay in BF16, compiled: nothing that was tried makes FP8 as fast here",
+    code="# leave out the conversion to FP8\nmodel = torch.compile(model)   # or block by block, as timed",
+)
+
+
+def describe(name: str, facts: Facts) -> Treatment | None:
+    """A treatment in words and lines; None for one that only checks propose, and where there is nothing to
+    change."""
+    return LINES[name](facts) if name in LINES else None
+
+
+def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment:
+    """These layers left out of the conversion, beside those that are left out now, as far as the facts tell
+    them in few lines."""
+    named = set(layers)
+    linears = (
+        facts.network.linears if facts and recorded(facts.network) and recorded(facts.network.linears) else ()
+    )
+    now = names_in_python(
+        [linear.name for linear in linears if linear.name not in named and _would_be_converted(linear)]
+    )
+    beside, note = (
+        (now, "") if len(now) <= MOST_LINES else ([], "   # beside what your filter leaves out now")
+    )
+    sets = names_in_python(layers) + beside
+    lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
+    return Treatment(
+        name=KEEP_IN_BF16,
+        summary=f"leave {plural(len(layers), 'layer')} out of the conversion",
+        code="\n".join((*lines, _conversion(linears, named, facts) + note)),
+        layers=tuple(layers),
+    )
+
+
+def _would_be_converted(linear: Linear) -> bool:
+    """Whether a conversion without a filter takes this layer, which is in 16 bits now."""
+    return (
+        linear.use == "none"
+        and linear.stack == "torch"
+        and linear.kind.endswith("Linear")
+        and not linear.features.get("functional")
+    )
+
+
+def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts | None) -> str:
+    """The line that converts all but ``keep``, for the stack of these layers."""
+    stacks = {(linear.stack, linear.recipe) for linear in linears if linear.name in layers}
+    if any(stack == "transformer_engine" for stack, _ in stacks):
+        return "# build these as torch.nn.Linear, not as te.Linear"
+    leave = "lambda layer, name: name not in keep"
+    accelerate = (
+        facts.training.accelerate
+        if facts and recorded(facts.training) and recorded(facts.training.accelerate)
+        else None
+    )
+    if accelerate and accelerate.prepared:
+        return f"AORecipeKwargs(module_filter_func={leave})"
+    recipes = {recipe for _, recipe in stacks} - {"tensorwise"}
+    config = (
+        f'config=Float8LinearConfig.from_recipe_name("{recipes.pop()}"), '
+        if len(recipes) == 1 and len(stacks) == 1
+        else ""
+    )
+    return f"convert_to_float8_training(model, {config}module_filter_fn={leave})"
+
+
+def names_in_python(names: Sequence[str]) -> list[str]:
+    """Sets that hold these names together: one for the layers that repeated blocks share, one for the
+    others."""
+    found: dict[tuple[str, str], list[int]] = {}
+    alone = []
+    for name in names:
+        parts = IN_A_BLOCK.fullmatch(name)
+        if parts:
+            found.setdefault((parts[1], parts[3]), []).append(int(parts[2]))
+        else:
+            alone.append(name)
+    alike: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for (blocks, layer), numbers in found.items():
+        alike.setdefault((blocks, tuple(sorted(numbers))), []).append(layer)
+    sets = []
+    for (blocks, (first, *more)), members in alike.items():
+        last = first + len(more)
+        if more == list(range(first + 1, last + 1)) and more:
+            span = f"range({last + 1})" if first == 0 else f"range({first}, {last + 1})"
+            sets.append(_comprehension(blocks, span, members))
+        else:
+            alone += [f"{blocks}{number}{layer}" for layer in members for number in (first, *more)]
+    return sets + ([f"{{{', '.join(map(_quoted, alone))}}}"] if alone else [])
+
+
+def _comprehension(blocks: str, span: str, layers: Sequence[str]) -> str:
+    """The names of these layers in every block of the span."""
+    if len(layers) == 1:
+        return f'{{f"{blocks}{{i}}{layers[0]}" for i in {span}}}'
+    dotted = "." if all(layers) else ""  # an empty name is the block itself
+    shown = ", ".join(_quoted(layer.removeprefix(dotted)) for layer in layers)
+    return f'{{f"{blocks}{{i}}{dotted}{{layer}}" for i in {span} for layer in ({shown})}}'
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def recipe(name: str) -> Treatment:
+    """Another recipe of torchao, by the name of its treatment."""
+    word = name.removeprefix("recipe-").replace("-", "_")
+    code = (
+        f'config = Float8LinearConfig.from_recipe_name("{word}")\nconvert_to_float8_training(model, '
+        "config=config)"
+    )
+    return Treatment(name=name, summary=f"convert with the recipe {word}", code=code)
+
+
+def _compile_blocks(facts: Facts) -> Treatment:
+    covered = [
+        each
+        for each in facts.network.linears
+        if needs_compile(each) or any(is_inside(each, blocks) for blocks in facts.network.blocks)
+    ]
+    return compile_treatment(facts, covered)
+
+
+def _checkpointing_off(facts: Facts) -> Treatment:
+    found = (
+        facts.training.checkpointing
+        if recorded(facts.training) and recorded(facts.training.checkpointing)
+        else ()
+    )
+    huggingface = any(each.form == "huggingface" for each in found)
+    code = (
+        f"{in_python('gradient_checkpointing_disable', facts.network)}()"
+        if huggingface
+        else "# leave out checkpoint_wrapper()"
+    )
+    if huggingface and recorded(facts.training.cache_switch) and facts.training.cache_switch is not None:
+        code += f"\n{cache_off(facts)}   # checkpointing had kept the KV cache off"
+    return Treatment(name="checkpointing-off", summary="keep the activations", code=code)
+
+
+def _fused_optimizer(facts: Facts) -> Treatment:
+    known = recorded(facts.training) and recorded(facts.training.optimizer) and facts.training.optimizer
+    kind = known.rpartition(".")[2] if known else "AdamW"
+    return Treatment(
+        name="fused-optimizer",
+        summary="let one kernel update many parameters",
+        code=f"torch.optim.{kind}(parameters, ..., fused=True)",
+    )
+
+
+def _cache_off(facts: Facts) -> Treatment:
+    return Treatment(name="cache-off", summary="build no KV cache in training", code=cache_off(facts))
+
+
+def _autocast_bf16(facts: Facts) -> Treatment:
+    code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)'
+    return Treatment(name="autocast-bf16", summary="run forward and loss under BF16 autocast", code=code)
+
+
+def _bf16_parameters(facts: Facts) -> Treatment:
+    return Treatment(
+        name="bf16-parameters",
+        summary="keep the weights in BF16",
+        code="model.to(torch.bfloat16)   # before the optimizer is made",
+    )
+
+
+def _te_autocast(facts: Facts) -> Treatment:
+    code = (
+        "# and no te.autocast(enabled=False) inside the model\n"
+        "with te.autocast(enabled=True):   # te.fp8_autocast before Transformer Engine 2.9\n"
+        "    output = model(batch)"
+    )
+    return Treatment(
+        name="te-autocast", summary="run the training forward inside the FP8 autocast", code=code
+    )
+
+
+def _keep_in_bf16(facts: Facts) -> Treatment | None:
+    layers = to_keep(facts)
+    return keep_in_bf16(layers, facts) if layers else None
+
+
+LINES: dict[str, Callable[[Facts], Treatment | None]] = {
+    KEEP_IN_BF16: _keep_in_bf16,
+    "recipe-tensorwise": lambda facts: recipe("recipe-tensorwise"),
+    "recipe-rowwise": lambda facts: recipe("recipe-rowwise"),
+    "recipe-rowwise-with-gw-hp": lambda facts: recipe("recipe-rowwise-with-gw-hp"),
+    "compile-blocks": _compile_blocks,
+    "checkpointing-off": _checkpointing_off,
+    "fused-optimizer": _fused_optimizer,
+    "cache-off": _cache_off,
+    "autocast-bf16": _autocast_bf16,
+    "bf16-parameters": _bf16_parameters,
+    "te-autocast": _te_autocast,
+    "stay-in-bf16": lambda facts: STAY_IN_BF16,
+}
+"""Every exploration (a test holds it to `fp8doctor.trial.explorations`), and the treatment that gives FP8
+up."""

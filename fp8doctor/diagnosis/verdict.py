@@ -1,0 +1,255 @@
+"""The verdict: what a report answers first, measured where there was a trial, else from the facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from fp8doctor.analysis.arms import (
+    HELPS_BF16_TOO,
+    arm,
+    best_bf16,
+    best_fp8,
+    fair_bf16,
+    ratio,
+    saved_ms,
+    uses_fp8,
+)
+from fp8doctor.analysis.fp8_request import fp8_was_asked_for
+from fp8doctor.analysis.modelled_speedup import expected, in_words
+from fp8doctor.analysis.outcome import EVEN, ceiling, stays_in_bf16
+from fp8doctor.cost import micro_batches
+from fp8doctor.facts import Arm, Facts, Trial, recorded
+from fp8doctor.facts.arm_names import NO_FP8_GEMM, PRESCRIBED
+from fp8doctor.facts.record import Record
+from fp8doctor.finding import Basis, Finding
+
+
+def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
+    """The measured verdict where there is one. FP8 that was asked for and is not there stays so, whatever was
+    timed."""
+    measured_one, plain = timed(facts), judge(facts, findings)
+    if measured_one is None:
+        return plain
+    if measured_one.status == "no_fp8" and plain.status == "fp8_not_engaged":
+        return msgspec.structs.replace(
+            measured_one,
+            status=plain.status,
+            summary=f"{plain.summary} {measured_one.summary.removeprefix(NO_FP8)}",
+        )
+    return measured_one
+
+
+def judge(facts: Facts, findings: Sequence[Finding]) -> Verdict:
+    """The verdict that facts alone allow; nothing in it is measured."""
+    if not recorded(facts.network):
+        reason = facts.gaps.get("network") if recorded(facts.gaps) else None
+        return Verdict(
+            status="not_measured",
+            summary=f"No model was examined: {reason.rstrip('.')}." if reason else "No model was examined.",
+        )
+    linears = facts.network.linears
+    in_fp8 = [linear for linear in linears if linear.use == "training"]
+    if in_fp8 and all(linear.engaged is False for linear in in_fp8):
+        return Verdict(
+            status="fp8_not_engaged",
+            summary=f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training "
+            "forward in BF16.",
+        )
+    if in_fp8:
+        share = sum(linear.flops_share_pct or 0.0 for linear in in_fp8)
+        setup = f"FP8 is set up in {len(in_fp8)} of {len(linears)} Linears ({share:.0f} % of the GEMM FLOPs)."
+        expects = expected(facts, findings)
+        return Verdict(
+            status="not_measured",
+            summary=f"{setup} Whether it is faster than BF16 was not "
+            f"measured.{' ' + in_words(expects) if expects else ''}",
+            achievable_speedup=max(expects.as_is, expects.compiled) if expects else None,
+            basis="modelled" if expects else None,
+        )
+    grave = next(
+        (
+            finding
+            for finding in findings
+            if finding.severity == "error" and finding.area in ("environment", "engagement")
+        ),
+        None,
+    )
+    if grave and fp8_was_asked_for(facts):
+        return Verdict(status="fp8_not_engaged", summary=f"FP8 does not run: {grave.title.rstrip('.')}.")
+    stored = sum(linear.use == "storage" for linear in linears)
+    if stored:
+        return Verdict(
+            status="no_fp8",
+            summary=f"No FP8 training: {stored} of {len(linears)} Linears only store their weights in "
+            "low precision.",
+        )
+    if fp8_was_asked_for(facts):
+        return Verdict(
+            status="no_fp8", summary="FP8 was asked for; this model holds no FP8 layer, or none yet."
+        )
+    return Verdict(status="no_fp8", summary="This model uses no FP8, and none was asked for.")
+
+
+NO_FP8 = "This model uses no FP8. "
+"""How the summary of a timed model without FP8 begins."""
+
+
+def timed(facts: Facts) -> Verdict | None:
+    """The measured verdict; None when nothing was timed."""
+    if not recorded(facts.trial) or not recorded(facts.network):
+        return None
+    as_is, bf16 = arm(facts.trial, "as_is"), best_bf16(facts)
+    if as_is is None:
+        return _without_as_is(facts.trial, bf16)
+    tokens = facts.workload.tokens if recorded(facts.workload) else None
+    accumulate = micro_batches(facts)
+    speed = tokens * accumulate / as_is.step_ms * 1e3 if tokens and as_is.step_ms else None
+    fp8 = best_fp8(facts)
+    measure = fair_bf16(facts, fp8) if fp8 else None
+    achievable = ratio(measure, fp8).median if measure and fp8 else None
+    where = _caveat(facts.trial)
+    if not uses_fp8(facts):
+        summary = f"{NO_FP8}{_offer(facts.trial, bf16, fp8)}{_most(facts)}{where}"
+        return Verdict(
+            status="no_fp8",
+            summary=summary,
+            basis="measured",
+            achievable_speedup=achievable,
+            step_ms=as_is.step_ms,
+            bf16_step_ms=bf16.step_ms if bf16 else None,
+            tokens_per_s=speed,
+        )
+    if bf16 is None:
+        reason = (
+            next((each.reason for each in facts.trial.arms if each.name == "bf16"), None)
+            or "it was not tried"
+        )
+        return Verdict(
+            status="not_measured",
+            summary=f"FP8 takes {as_is.step_ms:.1f} ms a step. No BF16 baseline could be timed: "
+            f"{reason}.{where}",
+            basis="measured",
+            step_ms=as_is.step_ms,
+            tokens_per_s=speed,
+        )
+    speedup = ratio(bf16, as_is)
+    even = speedup.low <= 1 <= speedup.high or abs(speedup.median - 1) < EVEN
+    status: Status = "fp8_even" if even else "fp8_slower" if speedup.median < 1 else "fp8_faster"
+    rate = f" ({speed:,.0f} tokens/s)" if speed else ""
+    now = (
+        f"FP8 runs at {speedup.median:.2f}x of BF16: {as_is.step_ms:.1f} ms a step{rate}, best BF16 "
+        f"{bf16.step_ms:.1f} ms."
+    )
+    summary = f"{now}{_promise(facts)}{_most(facts)}{where}"
+    return Verdict(
+        status=status,
+        summary=summary,
+        speedup=speedup.median,
+        speedup_low=speedup.low,
+        speedup_high=speedup.high,
+        basis="measured",
+        achievable_speedup=achievable,
+        step_ms=as_is.step_ms,
+        bf16_step_ms=bf16.step_ms,
+        tokens_per_s=speed,
+    )
+
+
+def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
+    attempted = next((each for each in trial.arms if each.name == "as_is"), None)
+    reason = (attempted.reason if attempted else None) or trial.reason or "no time was left"
+    if reason == NO_FP8_GEMM:
+        running = arm(trial, PRESCRIBED) or arm(trial, "te-autocast")
+        gives = (
+            f" Once it runs: {running.step_ms:.1f} ms, {ratio(bf16, running).median:.2f}x of BF16."
+            if running and bf16
+            else ""
+        )
+        summary = f"FP8 is set up and does not run: not one FP8 GEMM was seen in a training step.{gives}"
+        return Verdict(status="fp8_not_engaged", summary=summary, basis="measured")
+    return Verdict(status="not_measured", summary=f"The step could not be timed: {reason}.")
+
+
+def _promise(facts: Facts) -> str:
+    """What the plan gives, or that nothing that was tried makes FP8 as fast as BF16."""
+    prescribed, as_is = arm(facts.trial, PRESCRIBED), arm(facts.trial, "as_is")
+    stays = " Nothing that was tried makes FP8 as fast: stay in BF16." if stays_in_bf16(facts) else ""
+    if prescribed is None or as_is is None or saved_ms(as_is, prescribed).low <= 0:
+        return stays
+    measure, changes = (
+        fair_bf16(facts, prescribed),
+        " and ".join(prescribed.treatments if recorded(prescribed.treatments) else ()) or "the changes below",
+    )
+    if measure is None:
+        names = " and ".join(sorted(HELPS_BF16_TOO.intersection(prescribed.treatments)))
+        return (
+            f" With {changes}: {prescribed.step_ms:.1f} ms. BF16 would gain from {names} too, which was not "
+            f"timed.{stays}"
+        )
+    alike = (
+        f" with checkpointing off too ({measure.step_ms:.1f} ms)"
+        if measure.name == "bf16_without_checkpointing"
+        else ""
+    )
+    return (
+        f" With {changes}: {prescribed.step_ms:.1f} ms, {ratio(measure, prescribed).median:.2f}x of "
+        f"BF16{alike}.{stays}"
+    )
+
+
+def _most(facts: Facts) -> str:
+    """What FP8 can give at most, where that is known."""
+    most = ceiling(facts)
+    return (
+        f" FP8 cannot give this step more than about {most.speedup:.2f}x on this "
+        f"GPU{'' if most.basis == 'measured' else ' (modelled)'}."
+        if most
+        else ""
+    )
+
+
+def _offer(trial: Trial, bf16: Arm | None, fp8: Arm | None) -> str:
+    if bf16 is None or fp8 is None:
+        reasons = {each.reason for each in trial.arms if each.name.startswith("float8") and each.reason}
+        return (
+            f"What FP8 would give was not measured: {'; '.join(sorted(reasons))}."
+            if reasons
+            else "What FP8 would give was not measured."
+        )
+    recipe = fp8.name.removeprefix("float8_")
+    gain = ratio(bf16, fp8).median
+    return (
+        f"With FP8 ({recipe}, compiled) the step would take {fp8.step_ms:.1f} ms, {gain:.2f}x of its best "
+        f"BF16 ({bf16.step_ms:.1f} ms)."
+    )
+
+
+def _caveat(trial: Trial) -> str:
+    caveat = " Timed on a CPU, which says nothing about a GPU." if trial.device == "cpu" else ""
+    return (
+        f"{caveat} The timing is unreliable: {trial.reason}."
+        if trial.reliable is False and trial.reason
+        else caveat
+    )
+
+
+Status = Literal["fp8_not_engaged", "no_fp8", "not_measured", "fp8_slower", "fp8_even", "fp8_faster"]
+
+
+class Verdict(Record, frozen=True, kw_only=True):
+    """The answer in one record. ``speedup`` is best BF16 / as it is; what was not measured is None."""
+
+    status: Status
+    summary: str
+    """One to three sentences."""
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    basis: Basis | None = None
+    achievable_speedup: float | None = None
+    step_ms: float | None = None
+    bf16_step_ms: float | None = None
+    tokens_per_s: float | None = None

@@ -1,0 +1,148 @@
+"""The one constructor and codec of everything that is saved: what it cannot hold, it settles here.
+
+Four traps of JSON are settled when a record is made, not when it is written: a non-finite number becomes
+``None`` (text in free-form evidence), an ``int`` in a float field becomes a float, a lone surrogate becomes
+U+FFFD, and a document nested too deep to read is refused with a sentence.
+
+Evolution: a field that a record does not carry is ``NOT_RECORDED`` and is not written, which is how a fact
+that an older recording lacks stays unknown instead of turning into a guess. Keys this version does not know
+are kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from typing import Any, TypeVar
+
+import msgspec
+
+NOT_RECORDED: Any = msgspec.UNSET
+"""The default of every fact: nobody looked, or the recording is older than the fact. Not the same as
+``None``."""
+
+Value = int | float | str | bool | None
+"""One piece of evidence; a number's unit stands in its key (``_ms``, ``_gib``, ``_pct``)."""
+
+R = TypeVar("R", bound="Record")
+
+
+_first_use = threading.Lock()
+"""msgspec (0.22.0) puts a type's layout together at its first use, in steps during which another thread that
+uses the type reads the half-finished one and crashes the process."""
+
+
+class UnreadableDocument(ValueError):
+    """A saved document cannot be read back; the message says why in one sentence."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A frozen record of plain values. Subclasses declare fields; every value is settled on construction."""
+
+    def __post_init__(self) -> None:
+        for field, is_float in _layout(type(self)):
+            value = getattr(self, field)
+            settled = float(value) if is_float and type(value) is int else settle(value, is_float)
+            if settled is not value:
+                msgspec.structs.force_setattr(self, field, settled)
+
+
+@functools.cache
+def _layout(kind: type[Record]) -> tuple[tuple[str, bool], ...]:
+    """Field names of a record and whether each holds a float (annotated ``float`` or ``float | None``)."""
+    return tuple((field.name, field.type in (float, float | None)) for field in msgspec.structs.fields(kind))
+
+
+def settle(value: Any, number_field: bool = False) -> Any:
+    """Return ``value`` as JSON can hold it; non-finite numbers become None in a number field and text
+    elsewhere."""
+    kind = type(value)
+    if kind is str:
+        return value if value.isascii() else value.encode("utf-8", "replace_surrogate").decode("utf-8")
+    if kind is float and not math.isfinite(value):
+        return None if number_field else str(value)
+    if kind is dict:
+        return {settle(key): settle(item) for key, item in value.items()}
+    if kind is list or (kind is tuple and value and not isinstance(value[0], Record)):
+        return tuple(settle(item) for item in value)
+    return value
+
+
+def _replace_surrogate(error: UnicodeError) -> tuple[str | bytes, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "\N{REPLACEMENT CHARACTER}".encode() * (error.end - error.start), error.end
+
+
+def _register() -> None:
+    import codecs
+
+    codecs.register_error("replace_surrogate", _replace_surrogate)
+
+
+_register()
+
+
+def to_builtins(record: Record) -> dict[str, Any]:
+    """A record as dicts, lists and plain values, with the keys in the order of the fields."""
+    return msgspec.json.decode(msgspec.json.encode(record), type=dict[str, Any])
+
+
+def from_builtins(kind: type[R], data: Any) -> R:
+    """A record from plain values. Raises `UnreadableDocument` naming the key that does not fit."""
+    try:
+        with _first_use:
+            return msgspec.convert(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise UnreadableDocument(f"not a {kind.__name__.lower()} of this format: {error}") from None
+
+
+def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """What reads JSON lines of this type, or of one of these types."""
+    with _first_use:
+        return msgspec.json.Decoder(kind)
+
+
+def encode(document: Any) -> bytes:
+    """A JSON document, indented by two spaces and ended by a newline, the same bytes for the same content."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+def decode(text: bytes) -> Any:
+    """Plain values of a JSON document. Raises `UnreadableDocument` for what is not JSON or nests too deep."""
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError:
+        raise UnreadableDocument("it is nested too deep to be a report") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableDocument(f"it is not JSON ({error})") from None
+
+
+def unknown_keys(data: Any, known: Any) -> Any:
+    """The part of ``data`` that ``known`` (the same document, read and written by this version) does not
+    carry.
+
+    Returns None when nothing is missing. In a list the index stands as the key.
+    """
+    if isinstance(data, dict) and isinstance(known, dict):
+        pairs = (
+            (key, value if key not in known else unknown_keys(value, known[key]))
+            for key, value in data.items()
+        )
+    elif isinstance(data, list) and isinstance(known, list):
+        pairs = ((str(i), unknown_keys(a, b)) for i, (a, b) in enumerate(zip(data, known, strict=False)))
+    else:
+        return None
+    return {key: value for key, value in pairs if value is not None} or None
+
+
+def restore_unknown_keys(data: Any, unknown: Any) -> Any:
+    """The inverse of `unknown_keys`: put the kept keys back, behind the known ones."""
+    if isinstance(data, dict) and isinstance(unknown, dict):
+        merged = dict(data)
+        for key, value in unknown.items():
+            merged[key] = restore_unknown_keys(merged[key], value) if key in merged else value
+        return merged
+    if isinstance(data, list) and isinstance(unknown, dict):
+        return [restore_unknown_keys(item, unknown.get(str(i))) for i, item in enumerate(data)]
+    return data

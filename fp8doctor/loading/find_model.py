@@ -1,0 +1,278 @@
+"""Find the model among the names of a user's file, build it, and say plainly what is wrong when there is
+none."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import fp8doctor
+from fp8doctor.errors import UserError
+from fp8doctor.loading.job import is_optimizer, is_trainer
+from fp8doctor.wording import harmless, in_words
+
+BUILDERS = ("build_model", "get_model", "create_model", "make_model")
+"""Functions that are looked for, in this order."""
+
+_MACHINERY = (
+    os.path.join(Path(fp8doctor.__file__).resolve().parent, ""),
+    "<frozen importlib",
+    "<frozen runpy",
+    inspect.getfile(__import__("importlib")),
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A name of the file that gives the model: an instance, a class, a function or a Trainer."""
+
+    attribute: str
+    value: Any
+
+
+def find(module: ModuleType, attribute: str | None, file: str) -> Found:
+    """The name that gives the model. Raises `UserError` when there is none, or more than one."""
+    return _named(module, attribute, file) if attribute else _discovered(module, file)
+
+
+def build(found: Found, file: str, layers: int | None = None) -> tuple[Any, Any]:
+    """The model (or the Trainer) that was found, and the optimizer that was built with it, if any.
+
+    Raises `UserError` when it cannot be built or is something else.
+    """
+    import torch
+
+    value, call = found.value, f"{found.attribute}() in {file}"
+    if isinstance(value, torch.nn.Module) or is_trainer(value):
+        if layers is not None:
+            raise UserError(
+                f"--layers needs a function that builds the model; {found.attribute} in {file} is "
+                "already built: write 'def build_model(layers=...)'"
+            )
+        return _checked(value, f"{found.attribute} in {file}"), None
+    arguments = {} if layers is None else {"layers": layers}
+    if layers is not None and not accepts(value, "layers"):
+        raise UserError(
+            f"--layers was given, but {call} does not accept 'layers': write 'def build_model(layers=...)'"
+        )
+    if missing := [name for name in _required(value) if name not in arguments]:
+        raise UserError(
+            f"{call} needs arguments ({', '.join(missing)}): give them defaults, or write 'def "
+            "build_model()' that calls it"
+        )
+    with blamed(call):
+        result = value(**arguments)
+    return _unpacked(result, call)
+
+
+@contextmanager
+def blamed(doing: str) -> Iterator[None]:
+    """Turn whatever user code raises into a `UserError` with the user's frames; ``doing`` begins the
+    sentence."""
+    try:
+        yield
+    except (UserError, KeyboardInterrupt):
+        raise
+    except SystemExit as error:
+        call = f"sys.exit({in_words(error).partition(': ')[2]})"
+        raise UserError(
+            f"{doing} called {call}; what only a script should do belongs under if __name__ == '__main__'",
+            user_frames(error),
+        ) from error
+    except BaseException as error:
+        raise UserError(f"{doing} raised {in_words(error)}", user_frames(error)) from error
+
+
+def user_frames(error: BaseException) -> str:
+    """The traceback without the frames of fp8doctor and of the import system."""
+    told = traceback.TracebackException.from_exception(error)
+    pending: list[traceback.TracebackException | None] = [told]
+    while pending:
+        if one := pending.pop():
+            one.stack = traceback.StackSummary.from_list(
+                [frame for frame in one.stack if not frame.filename.startswith(_MACHINERY)]
+            )
+            pending += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
+    return harmless("".join(told.format()).rstrip(), keep="\n\t")
+
+
+def _named(module: ModuleType, attribute: str, file: str) -> Found:
+    value: Any = module
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            near = difflib.get_close_matches(
+                part, [name for name in dir(value) if not name.startswith("__")], n=3, cutoff=0.5
+            )
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise UserError(f"{file} has no {attribute}{hint}")
+        value = getattr(value, part)
+    if not callable(value) and not is_trainer(value):
+        raise UserError(
+            f"{attribute} in {file} is {_kind(value)}; it has to be a model, its class, a function that "
+            "builds it, or a Trainer"
+        )
+    return Found(attribute, value)
+
+
+def _discovered(module: ModuleType, file: str) -> Found:
+    import torch
+
+    names = vars(module)
+    for name in BUILDERS:
+        if callable(names.get(name)):
+            return Found(name, names[name])
+    model = names.get("model")
+    if (
+        isinstance(model, torch.nn.Module)
+        or is_trainer(model)
+        or inspect.isfunction(model)
+        or _is_module_class(model)
+    ):
+        return Found("model", model)
+    return (
+        _only(_roots(names), "models", file)
+        or _only({name: value for name, value in names.items() if is_trainer(value)}, "Trainers", file)
+        or _only(_classes_without_arguments(module), "model classes", file)
+        or _nothing(module, file)
+    )
+
+
+def _only(candidates: Mapping[str, Any], what: str, file: str) -> Found | None:
+    distinct: dict[int, Found] = {}
+    for name, value in candidates.items():
+        distinct.setdefault(id(value), Found(name, value))
+    if len(distinct) > 1:
+        names = [found.attribute for found in distinct.values()]
+        raise UserError(
+            f"{file} holds several {what}: {', '.join(names)}; name one, such as {file}:{names[0]}, or "
+            "write 'def build_model()'"
+        )
+    return next(iter(distinct.values()), None)
+
+
+def _roots(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Module instances with parameters that are no part of another one."""
+    import torch
+
+    found = {
+        name: value
+        for name, value in names.items()
+        if isinstance(value, torch.nn.Module) and _has_parameters(value)
+    }
+    inside = {id(part) for value in found.values() for part in value.modules() if part is not value}
+    return {name: value for name, value in found.items() if id(value) not in inside}
+
+
+def _classes_without_arguments(module: ModuleType) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in _own_classes(module).items()
+        if not inspect.isabstract(value) and not _required(value)
+    }
+
+
+def _own_classes(module: ModuleType) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if _is_module_class(value) and value.__module__ == module.__name__
+    }
+
+
+def _required(value: Callable[..., Any]) -> list[str]:
+    """Names of the arguments without which this cannot be called."""
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (ValueError, TypeError):
+        return []
+    return [
+        each.name
+        for each in parameters
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+
+
+def accepts(value: Callable[..., Any], name: str) -> bool:
+    """Whether this can be called with an argument of that name."""
+    try:
+        inspect.signature(value).bind_partial(**{name: None})
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def _nothing(module: ModuleType, file: str) -> Found:
+    import torch
+
+    empty = [name for name, value in vars(module).items() if isinstance(value, torch.nn.Module)]
+    needy = [f"{name}({', '.join(_required(value))})" for name, value in _own_classes(module).items()]
+    if empty:
+        raise UserError(f"{file}: {', '.join(empty)} has no parameters, so there is nothing to train")
+    if (model := vars(module).get("model")) is not None and not isinstance(model, ModuleType):
+        raise UserError(
+            f"model in {file} is {_kind(model)}, not a model: write 'def build_model()' that returns "
+            "the one to look at"
+        )
+    hint = f" ({', '.join(needy)} cannot be built without arguments)" if needy else ""
+    raise UserError(
+        f"found no model in {file}{hint}: write 'def build_model()' that returns it, keep it in a "
+        f"global 'model', or name it, as in {file}:name"
+    )
+
+
+def _unpacked(result: Any, call: str) -> tuple[Any, Any]:
+    """A model, or (model, optimizer)."""
+    import torch
+
+    if (
+        isinstance(result, tuple)
+        and len(result) == 2
+        and isinstance(result[0], torch.nn.Module)
+        and (result[1] is None or is_optimizer(result[1]))
+    ):
+        return _checked(result[0], f"the model of {call}"), result[1]
+    if isinstance(result, torch.nn.Module) or is_trainer(result):
+        return _checked(result, f"the model of {call}"), None
+    if inspect.iscoroutine(result):
+        result.close()
+    forgotten = (
+        "; is 'return model' missing?"
+        if result is None
+        else "; it has to return the model, or (model, optimizer)"
+    )
+    raise UserError(f"{call} returned {_kind(result)}{forgotten}")
+
+
+def _checked(model: Any, what: str) -> Any:
+    root = model.model if is_trainer(model) else model
+    if root is None:
+        raise UserError(f"{what} is a Trainer without a model")
+    if not _has_parameters(root):
+        raise UserError(f"{what} has no parameters, so there is nothing to train")
+    return model
+
+
+def _has_parameters(module: Any) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def _is_module_class(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, type) and issubclass(value, torch.nn.Module)
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, tuple):
+        return f"a tuple of ({', '.join(type(each).__name__ for each in value)})"
+    return f"a value of type {type(value).__name__}"

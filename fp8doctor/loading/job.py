@@ -1,0 +1,139 @@
+"""The job: what is inspected, live. The only record that holds torch objects; it never leaves the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fp8doctor.facts import Target, Workload
+
+
+@dataclass
+class Job:
+    """One training job as `fp8doctor.loading.model_file` or `inspect_model` found it."""
+
+    model: Any
+    """The ``torch.nn.Module`` as the user calls it, wrappers on."""
+    target: Target
+    workload: Workload
+    batch: Any = None
+    """Mapping (keyword arguments), tuple (positional) or tensor."""
+    loss: Callable[..., Any] | None = None
+    """``loss(output, batch)``."""
+    optimizer: Any = None
+    """A ``torch.optim.Optimizer`` over this very model, if there is one."""
+    training_step: Callable[..., Any] | None = None
+    """``training_step(model, batch) -> loss``."""
+    autocast: Any = None
+    """``torch.dtype`` of the autocast the step runs under, or None."""
+    trainer: Any = None
+    """A transformers Trainer, or the TrainingArguments of a model file."""
+    rebuild: Callable[[int], tuple[Any, Any]] | None = None
+    """Builds the model with so many layers, and its optimizer or None, as the model file does. None where its
+    function takes no ``layers``. Raises `fp8doctor.errors.UserError`."""
+    compiled_elsewhere: tuple[str, ...] = ()
+    """Names in the model file that hold a compiled wrapper of this model."""
+    watched: Any = None
+    """The `fp8doctor.examine.conversion.Watch` that was on while the model file was loaded, or None."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a transformers Trainer, or TrainingArguments alone, say about the step."""
+
+    model: Any = None
+    """None with TrainingArguments alone."""
+    optimizer: Any = None
+    autocast: Any = None
+    accumulate: int = 1
+    batch_size: int | None = None
+    sequence_length: int | None = None
+
+
+def is_trainer(value: Any) -> bool:
+    """Whether this is a transformers Trainer, or of a class derived from it, told without importing
+    transformers."""
+    return _derives_from(value, "Trainer")
+
+
+def is_training_arguments(value: Any) -> bool:
+    """Whether these are transformers TrainingArguments, or of a class derived from them (``SFTConfig``)."""
+    return _derives_from(value, "TrainingArguments")
+
+
+def is_optimizer(value: Any) -> bool:
+    """Whether this is an optimizer, or a library's wrapper around one."""
+    return (
+        not isinstance(value, type)
+        and hasattr(value, "param_groups")
+        and callable(getattr(value, "step", None))
+    )
+
+
+def plan_of(trainer: Any) -> Plan:
+    """Read a Trainer or TrainingArguments; nothing of it is called."""
+    import torch
+
+    arguments = trainer if is_training_arguments(trainer) else trainer.args
+    model = getattr(trainer, "model_wrapped", None)
+    precision = getattr(getattr(trainer, "accelerator", None), "mixed_precision", None)
+    if getattr(arguments, "bf16", False):
+        precision = "bf16"
+    elif getattr(arguments, "fp16", False):
+        precision = "fp16"
+    return Plan(
+        model=model if model is not None else getattr(trainer, "model", None),
+        optimizer=getattr(trainer, "optimizer", None),
+        # Accelerate runs the step under BF16 autocast with mixed_precision="fp8" too.
+        autocast={"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}.get(str(precision)),
+        accumulate=_positive(getattr(arguments, "gradient_accumulation_steps", None)) or 1,
+        batch_size=_positive(getattr(arguments, "per_device_train_batch_size", None)),
+        sequence_length=_positive(getattr(arguments, "max_length", None)),
+    )
+
+
+def checked_autocast(value: Any) -> Any:
+    """The dtype of the autocast. Raises TypeError or ValueError in a sentence for anything else than two
+    16-bit dtypes."""
+    import torch
+
+    if value is None or value in (torch.bfloat16, torch.float16):
+        return value
+    if isinstance(value, torch.dtype):
+        raise ValueError(f"autocast is {value}; torch.autocast takes torch.bfloat16 or torch.float16")
+    raise TypeError(f"autocast has to be a dtype such as torch.bfloat16, not {type(value).__name__}")
+
+
+def checked_accumulate(value: Any) -> int:
+    """Micro-batches per step. Raises TypeError or ValueError in a sentence for anything but a positive whole
+    number."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"accumulate has to be a whole number, not {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"accumulate has to be 1 or more, not {value}")
+    return value
+
+
+def checked_batch(value: Any, what: str) -> Any:
+    """A batch as it was given. Raises TypeError in a sentence for anything but a mapping, a tuple or a
+    tensor."""
+    import torch
+
+    if isinstance(value, (Mapping, tuple, torch.Tensor)):
+        return value
+    raise TypeError(
+        f"{what} has to be a mapping (keyword arguments), a tuple (positional arguments) or a tensor, "
+        f"not {type(value).__name__}"
+    )
+
+
+def _derives_from(value: Any, name: str) -> bool:
+    return any(
+        base.__name__ == name and base.__module__.partition(".")[0] == "transformers"
+        for base in type(value).__mro__
+    )
+
+
+def _positive(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

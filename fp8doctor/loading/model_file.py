@@ -1,0 +1,422 @@
+"""From a target on the command line to a live job: run the user's file and take what the model-file contract
+names.
+
+Importing this module imports no torch; `locate` and `compiled` run nothing of the user's.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import io
+import os
+import re
+import sys
+import tokenize
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Target
+from fp8doctor.loading.batch import describe, resolve
+from fp8doctor.loading.find_model import Found, accepts, blamed, build, find, user_frames
+from fp8doctor.loading.job import (
+    Job,
+    checked_accumulate,
+    checked_autocast,
+    checked_batch,
+    is_optimizer,
+    is_trainer,
+    is_training_arguments,
+    plan_of,
+)
+from fp8doctor.wording import harmless, in_words
+
+if TYPE_CHECKING:
+    from fp8doctor.examine.conversion import Watch
+
+OTHER_FILES = {
+    ".ipynb": "is a notebook; call fp8doctor.inspect_model(model) in one of its cells",
+    ".json": "is JSON; a saved report is shown by 'fp8doctor report'",
+}
+"""What to do with files that are not Python, by suffix."""
+
+
+WEIGHTS_SHARE = 0.5
+"""Share of the GPU's memory that the weights of the whole model may take beside its trial. A convention of
+this tool."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a target names; nothing of it was run."""
+
+    path: Path | None
+    """The file, or None for a module."""
+    module: str | None
+    """The module's dotted name, or None for a file."""
+    attribute: str | None
+
+    @property
+    def name(self) -> str:
+        """What the user would recognise in a message, harmless to print."""
+        return harmless(self.path.name if self.path else self.module or "")
+
+    def target(self) -> Target:
+        """The target as the facts record it."""
+        return Target(kind="file" if self.path else "module", name=self.name, attribute=self.attribute)
+
+
+def locate(target: str) -> Source:
+    """What ``target`` (``model.py[:attr]``, ``pkg.module[:attr]``, ``./list``) names. Raises `UserError` for
+    a missing file."""
+    name, attribute = target, None
+    if not os.path.exists(target) and os.sep not in target.rpartition(":")[2]:
+        name, colon, attribute = target.rpartition(":") if ":" in target else (target, "", None)
+        if colon and not attribute:
+            raise UserError(
+                f"nothing stands behind the colon of {target!r}; name the model, as in {name + ':model'!r}"
+            )
+        if attribute and not all(part.isidentifier() for part in attribute.split(".")):
+            raise UserError(f"{attribute!r} is no name in Python; name the model, as in {name + ':model'!r}")
+    if not name:
+        raise UserError("no model was named; name a file, as in model.py, or a module")
+    path = Path(name)
+    is_module = all(part.isidentifier() for part in name.split("."))
+    is_package = is_module and os.path.isfile(path / "__init__.py")
+    if os.path.isfile(path):
+        if path.suffix in OTHER_FILES:
+            raise UserError(f"{harmless(path.name)} {OTHER_FILES[path.suffix]}")
+        return Source(Path(os.path.abspath(path)), None, attribute)
+    if os.path.isdir(path) and not is_package:
+        raise UserError(f"{harmless(name)} is a folder; name the file in it that holds the model")
+    if os.path.exists(path) and not is_package:
+        raise UserError(f"{harmless(name)} is not a regular file")
+    if is_module and not name.endswith(".py"):
+        return Source(None, name, attribute)
+    raise UserError(f"no such file: {harmless(name)}{_near(path)}")
+
+
+def _near(path: Path) -> str:
+    try:
+        names = [each.name for each in path.parent.iterdir() if each.suffix == ".py"]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {harmless(str(path.parent / near[0]))}?" if near else ""
+
+
+def compiled(path: Path) -> CodeType:
+    """The code of a file, not run. Raises `UserError` for one that is empty or not Python."""
+    name = harmless(path.name)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {name}: {error.strerror or error}") from None
+    if b"\0" in data:
+        raise UserError(f"{name} is not a Python file: it holds null bytes")
+    try:
+        encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+        data.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{name} cannot be decoded ({in_words(error)}): save it as UTF-8, or declare its encoding "
+            "in the first line (PEP 263)"
+        ) from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(data, str(path))
+            code = compile(tree, str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise UserError(
+            f"{name}{line}: {harmless(error.msg)}",
+            harmless("".join(traceback.format_exception_only(error)).rstrip(), keep="\n\t"),
+        ) from None
+    except (RecursionError, MemoryError, ValueError) as error:
+        raise UserError(f"{name} cannot be compiled ({in_words(error)})") from None
+    if not tree.body:
+        raise UserError(f"{name} is empty; it has to hold the model, for instance as 'def build_model()'")
+    return code
+
+
+def load(target: str, *, layers: int | None = None, batch: int | None = None, seq: int | None = None) -> Job:
+    """The job that ``target`` describes. Raises `UserError` for everything the user can mend.
+
+    For a process of its own: it runs user code and leaves ``sys.path``, ``sys.argv`` and ``sys.modules`` as
+    the running file needs them.
+    """
+    source = locate(target)
+    with _watch() or contextlib.nullcontext() as watch:
+        module = _run(source)
+        names, file = vars(module), source.name
+        with blamed(f"looking for the model in {file}"):
+            found = find(module, source.attribute, file)
+            make = _maker(found, names, file)
+            built, optimizer = (_without_weights(make, layers) if _sizable(found) else None) or make(layers)
+    trainer = built if is_trainer(built) else _trainer(names, built)
+    plan = plan_of(trainer) if trainer is not None else None
+    model = plan.model if plan and is_trainer(built) else built
+    if optimizer is None and plan:
+        optimizer = plan.optimizer
+    autocast = _setting(names, "autocast", checked_autocast, file)
+    accumulate = _setting(names, "accumulate", checked_accumulate, file)
+    loss, training_step = _loss(names, file), _function(names, "training_step", file)
+    given = _example_batch(names, file)
+    if given is not None and (batch is not None or seq is not None):
+        raise UserError(
+            f"--batch and --seq size a made-up batch, but {file} has an example_batch(); change it there"
+        )
+    if autocast is None and plan:
+        autocast = plan.autocast
+    if accumulate is None:
+        accumulate = plan.accumulate if plan else 1
+    made = resolve(model, given, size=batch, sequence=seq, plan=plan)
+    described = describe(
+        model,
+        made,
+        computes_loss=bool(loss or training_step),
+        optimizer=optimizer is not None,
+        autocast=autocast,
+        accumulate=accumulate,
+    )
+    return Job(
+        model=model,
+        target=Target(kind=source.target().kind, name=file, attribute=found.attribute, layers=layers),
+        workload=described,
+        batch=made.value,
+        loss=loss,
+        optimizer=optimizer,
+        training_step=training_step,
+        autocast=autocast,
+        trainer=trainer,
+        rebuild=make if _sizable(found) and trainer is None else None,
+        compiled_elsewhere=_compiled_elsewhere(names, model),
+        watched=watch,
+    )
+
+
+def _maker(found: Found, names: dict[str, Any], file: str) -> Callable[[int | None], tuple[Any, Any]]:
+    """What builds the model (or the Trainer) and its optimizer, if there is one, with so many layers; None
+    leaves them to the file."""
+
+    def make(layers: int | None) -> tuple[Any, Any]:
+        built, optimizer = build(found, file, layers)
+        if optimizer is None and (make_optimizer := _function(names, "build_optimizer", file)):
+            with blamed(f"build_optimizer(model) in {file}"):
+                optimizer = make_optimizer(plan_of(built).model if is_trainer(built) else built)
+            if not is_optimizer(optimizer):
+                raise UserError(
+                    f"build_optimizer(model) in {file} returned {type(optimizer).__name__}; it has to "
+                    "return an optimizer"
+                )
+        return built, optimizer
+
+    return make
+
+
+def _sizable(found: Found) -> bool:
+    """Whether the model comes from a function that takes ``layers``."""
+    import torch
+
+    return (
+        not isinstance(found.value, torch.nn.Module)
+        and not is_trainer(found.value)
+        and accepts(found.value, "layers")
+    )
+
+
+def _without_weights(
+    make: Callable[[int | None], tuple[Any, Any]], layers: int | None
+) -> tuple[Any, Any] | None:
+    """The model on the meta device, when it is too large to be built here; None when it is not, or cannot be
+    built so.
+
+    Its modules, shapes and settings are those of the whole model, and the trial asks for smaller ones with
+    weights.
+    """
+    import torch
+
+    try:
+        with torch.device("meta"):
+            model, optimizer = make(layers)
+    except UserError:
+        return None
+    if is_trainer(model) or not all(parameter.is_meta for parameter in model.parameters()):
+        return None
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return (model, optimizer) if weights > _room() else None
+
+
+def _room() -> float:
+    """Bytes of weights from which on a model is not built: half the GPU's memory, which has to hold the trial
+    too, else the host's."""
+    import torch
+
+    if torch.cuda.is_available():
+        return WEIGHTS_SHARE * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _watch() -> Watch | None:
+    """Eyes on the conversion that the file may run; None before torch is loaded, which is for the file to
+    do."""
+    if "torch" not in sys.modules:
+        return None
+    from fp8doctor.examine.conversion import Watch
+
+    return Watch()
+
+
+def _run(source: Source) -> ModuleType:
+    """Run the file or import the module, as Python would: its folder, or the current one, comes first on
+    ``sys.path``."""
+    if source.path is None:
+        return _import(source.module or "")
+    code = compiled(source.path)
+    name = _free_name(source.path)
+    loader = SourceFileLoader(name, str(source.path))
+    spec = importlib.util.spec_from_file_location(name, source.path, loader=loader)
+    assert spec is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    _put_first(os.path.dirname(os.path.realpath(source.path)))
+    sys.argv = [str(source.path)]
+    try:
+        with blamed(source.name):
+            try:
+                exec(code, vars(module))
+            except ImportError as error:
+                raise UserError(_import_failed(error, source), user_frames(error)) from error
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def _import(module: str) -> ModuleType:
+    _put_first(os.getcwd())
+    with blamed(module):
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            ours = error.name and (module == error.name or module.startswith(error.name + "."))
+            if ours and 'File "' not in user_frames(error):
+                raise UserError(
+                    f"no module called {module!r} here ({in_words(error)}); looked in the current "
+                    "folder and on Python's path"
+                ) from None
+            raise UserError(_import_failed(error, Source(None, module, None)), user_frames(error)) from error
+        except SyntaxError as error:
+            raise UserError(f"{module} cannot be imported: {in_words(error)}", user_frames(error)) from error
+
+
+def _import_failed(error: ImportError, source: Source) -> str:
+    """An import inside the user's file that failed, in a sentence."""
+    if "relative import" in str(error) and source.path:
+        return (
+            f"{source.name} uses relative imports, so name it as a module, from the folder above its "
+            f"package: {source.path.parent.name}.{source.path.stem}"
+        )
+    if source.path and (error.name or "").partition(".")[0] == source.path.stem:
+        return f"{source.name} has the name of the package it imports ({in_words(error)}); rename the file"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return (
+            f"{source.name} imports {harmless(error.name)}, which this Python does not have; install it, or "
+            "run fp8doctor with the Python that has it"
+        )
+    return f"{source.name} cannot be imported: {in_words(error)}"
+
+
+def _free_name(path: Path) -> str:
+    """A module name for the file that no module has: its stem where possible."""
+    stem = re.sub(r"\W", "_", path.stem)
+    if stem not in sys.modules and stem not in sys.stdlib_module_names and stem != "__main__":
+        return stem
+    name = f"fp8doctor_target_{stem}"
+    return next(
+        free for free in (name, *(f"{name}_{n}" for n in range(2, 1 << 16))) if free not in sys.modules
+    )
+
+
+def _put_first(folder: str) -> None:
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+
+
+def _function(names: dict[str, Any], name: str, file: str) -> Callable[..., Any] | None:
+    """An optional function of the model file. An imported module of that name is none."""
+    value = names.get(name)
+    if value is None or isinstance(value, ModuleType):
+        return None
+    if callable(value):
+        return value  # type: ignore[no-any-return]
+    raise UserError(
+        f"{name} in {file} is a value of type {type(value).__name__}; fp8doctor takes this name for a "
+        "function, so rename yours"
+    )
+
+
+def _loss(names: dict[str, Any], file: str) -> Callable[..., Any] | None:
+    """``loss(output, batch)`` of the model file. A loss that a script computed, or a module such as
+    CrossEntropyLoss, is none."""
+    import torch
+
+    return (
+        None
+        if isinstance(names.get("loss"), (torch.Tensor, torch.nn.Module, int, float))
+        else _function(names, "loss", file)
+    )
+
+
+def _setting(names: dict[str, Any], name: str, check: Callable[[Any], Any], file: str) -> Any:
+    """An optional value of the model file, or None. An imported function, class or module of that name is
+    none."""
+    value = names.get(name)
+    if value is None or callable(value) or isinstance(value, ModuleType):
+        return None
+    try:
+        return check(value)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{file}: {error}") from None
+
+
+def _example_batch(names: dict[str, Any], file: str) -> Any:
+    make = _function(names, "example_batch", file)
+    if make is None:
+        return None
+    with blamed(f"example_batch() in {file}"):
+        batch = make()
+    try:
+        return checked_batch(batch, f"what example_batch() in {file} returns")
+    except TypeError as error:
+        raise UserError(str(error)) from None
+
+
+def _trainer(names: dict[str, Any], model: Any) -> Any:
+    """The Trainer of this very model among the globals, else the only TrainingArguments there."""
+    for value in names.values():
+        if is_trainer(value) and (value.model is model or getattr(value, "model_wrapped", None) is model):
+            return value
+    arguments = {id(value): value for value in names.values() if is_training_arguments(value)}
+    return next(iter(arguments.values())) if len(arguments) == 1 else None
+
+
+def _compiled_elsewhere(names: dict[str, Any], model: Any) -> tuple[str, ...]:
+    """Names that hold ``torch.compile(model)`` while ``model`` itself is inspected."""
+    return tuple(
+        name
+        for name, value in names.items()
+        if value is not model
+        and any(base.__name__ == "OptimizedModule" for base in type(value).__mro__)
+        and value._orig_mod is model
+    )

@@ -1,0 +1,289 @@
+"""What a GPU kernel does, told by the operator that launched it, by the operators around that one, and by its
+name.
+
+Names: seen on an H200 with torch 2.11, torchao 0.18 and Transformer Engine 2.20.2, or taken from public
+traces, from sources and from the symbols of Transformer Engine's library (tests/test_kernels.py says which).
+Operators: torch 2.13 and torchao 0.18 (``torchao/float8/float8_linear.py``).
+
+An eager FP8 cast is ordinary kernels: abs, max, clamp, copy. What makes them FP8 work is where they were
+launched: inside the autograd function of an FP8 linear (``matmul_with_hp_or_float8_args``, its backward,
+``_ToFloat8ConstrFunc``), or on a tensor of an FP8 type. The same kernels outside, such as the user's own
+``x.abs().max()``, are pointwise.
+
+A GEMM inside torch's attention is attention: its math backend multiplies the scores in fp32, whatever type it
+is given. In a compiled graph no operator stands around it, so there it is a GEMM beside a generated softmax.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from fp8doctor.facts import Family
+
+FP8_OPERATORS = frozenset(
+    {"aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2"}
+)
+
+FP8_GEMM_KERNEL = re.compile(
+    r"^nvjet_(sm\d+_)?[a-z]*q[a-z]*_|xmma_gemm_e[45]m[23]|cutlass.*(e4m3|e5m2)|float_e[45]m[23]|deep_gemm|fp8_gemm|f8f8bf16"
+)
+"""GEMM kernels with an FP8 operand: cuBLASLt's ``nvjet`` names e4m3 ``q`` (``qqtst``, ``qrtst``), seen on an
+H200 with torchao 0.18 and TE 2.20.2; the others from public traces and sources."""
+
+_FP8_GEMM_OPERATOR = re.compile(r"^\w+::\w*(_scaled_(grouped_)?mm|fp8_gemm|f8f8bf16|fp8_bf16)")
+"""Also torchao's own, such as ``torchao::blockwise_scaled_mm`` and
+``torchao::triton_fp8_gemm_1x128_128x128``."""
+
+_FP8_WORK = re.compile(r"float8|fp8|nvfp4|mx_mm|blockwise_(act|weight)_quant", re.IGNORECASE)
+"""Operators and autograd functions that serve FP8. torchao 0.18: ``matmul_with_hp_or_float8_args``,
+``_ToFloat8ConstrFunc``, ``_FromFloat8ConstrFunc``, ``NoopFwToFloat8BwDynamic``, ``fp8_blockwise_mm``,
+``_Float8GroupedMM``, ``mx_mm``, ``torchao::triton_fp8_...``."""
+
+_Rule = Family | Literal["gemm"]
+_TYPED_GEMM: Literal["gemm"] = "gemm"
+"""A GEMM whose operands' types are still to be told."""
+
+_COMMUNICATION = re.compile(r"^nccl|nvshmem|userbuffers|deep_?ep::|multimem_|(one|two)_shot_all_reduce")
+_COPY = re.compile(r"^Mem(cpy|set)\b")
+_OWN_COPY = re.compile(r"^Mem(cpy DtoD|set)\b")
+"""Copies that stay on the GPU, part of the work of the operator around them."""
+
+_GENERATED = re.compile(r"^triton_(poi|red|per|mix|for|unk|split_scan|spl)_fused_")
+_TEMPLATE = re.compile(r"^triton_(tem|mm|mm_persistent)_")
+
+_GENERATED_RULES: tuple[tuple[Family, re.Pattern[str]], ...] = (
+    ("cast", re.compile(r"_scaled_(grouped_)?mm|float8")),
+    ("loss", re.compile(r"_log_softmax|nll_loss|cross_entropy")),
+    ("norm", re.compile(r"(layer|rms|group|batch)_norm|mean_.*rsqrt")),
+    ("attention", re.compile(r"_softmax|attention")),
+    ("pointwise", re.compile("")),
+)
+"""Inductor names a kernel after the operators that it fuses: one named ``_scaled_mm`` stands beside a GEMM,
+it is none."""
+
+_GENERATED_CAST = re.compile(
+    r"amax|abs_.*max|_to_copy.*clamp.*(reciprocal|div|mul)|clamp.*_to_copy.*(reciprocal|div|mul)"
+)
+"""Casts that do not name FP8; in a step without FP8 GEMMs they are the user's own arithmetic."""
+
+_NAME_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
+    (
+        "attention",
+        re.compile(
+            r"transformer_engine::(fused_attn|flash_attention|context_parallel|kv_cache|multi_tensor_transpose_to_bhsd)::"
+            r"|cudnn::fusion::(compute_dot|convert_d[qkv]|fmha|lean_reduc)"
+        ),
+    ),
+    ("optimizer", re.compile(r"multi_tensor_(adam|sgd|l2norm)::")),
+    (
+        "cast",
+        re.compile(
+            r"multi_tensor_compute_scale::|transformer_engine.*(AmaxKernel|AmaxMemcpy|AmaxTma|Hadamard|scale_inv_kernel|zero_scales_kernel|nvfp4_)"
+        ),
+    ),
+    (
+        "pointwise",
+        re.compile(
+            r"setup_grouped_gemm|grouped_bias_add|compute_grouped_tensor_offsets|convert_int32_to_int64|multi_tensor_pad_last_dim::"
+        ),
+    ),
+    (
+        "loss",
+        re.compile(
+            r"LogSoftMax|softmax_warp_\w+<[^,<>]*,[^,<>]*,[^,<>]*, ?\d+, true|nll_loss|cross_entropy"
+            r"|[Ll]oss_?([Ff]or|[Bb]ack)ward"
+        ),
+    ),
+    (
+        "attention",
+        re.compile(
+            r"flash_(fwd|bwd)|flash::|FlashAttn|fmha|cudnn.*sdpa|attn_(fwd|bwd)|attention|BatchPrefill|softmax",
+            re.IGNORECASE,
+        ),
+    ),
+    ("gemm_fp8", FP8_GEMM_KERNEL),
+    (
+        "cast",
+        re.compile(
+            r"float8_copy|cast_transpose|cast_fp8|quantize_(mxfp8|transpose|blockwise|fp8)|block_scaled_(1d_)?cast|fp8_block_scaling"
+            r"|(^|[^a-z])(zero_)?amax_kernel|compute_scale_from_amax|amax_and_scale_update|\btranspose_(optimized|general)_kernel"
+            r"|swizzle_(\w+_)?scaling|per_token_group_quant|scaled_fp8_quant|to_(float8|mxfp8|nvfp4)|(mxfp8|fp8|nvfp4)_\w*quant|mx_block_rearrange"
+            r"|transformer_engine.*\b(unary_kernel|dequant)|^(act_quant|weight_dequant)_kernel|[Ff]loat8|__nv_fp8"
+        ),
+    ),
+    (
+        _TYPED_GEMM,
+        re.compile(
+            r"^nvjet_|gemm|gemv|splitKreduce|^cutlass_|cutlass::Kernel|xmma_(fprop|dgrad|wgrad)|convolve|\bdot_kernel",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "optimizer",
+        re.compile(
+            r"multi_tensor|FusedOptimizer|FusedAdam|foreach|adamw?_\w*kernel|kOptimizer|kPreconditionOptimizer",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "norm",
+        re.compile(
+            r"(layer|rms|batch|group)_?norm|rms_layernorm|GammaBeta|\bln_(fwd|bwd)|RowwiseMoments|cuComputeGradInput|\bbn_(fw|bw)",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "pointwise",
+        re.compile(
+            r"elementwise|vectorized_|unrolled_|reduce_kernel|CatArrayBatched|copy_kernel|fill|index"
+            r"|embedding|at::native|dropout|silu|gelu|swiglu|geglu"
+            r"|rope|rotary|gather|scatter|^void (at_cuda_detail::)?cub::|\bthrust::|RadixSort"
+            r"|nchwToNhwc|nhwcToNchw|kDequantizeBlockwise|kQuantizeBlockwise"
+            r"|^(void )?transformer_engine::|moe_(un)?permute|nv::topk::|cublasLt::epilogue",
+            re.IGNORECASE,
+        ),
+    ),
+)
+"""First match wins."""
+
+_OPERATOR_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
+    ("communication", re.compile(r"^(c10d|_c10d_functional|nccl|symm_mem)::|^record_param_comms|^nccl:")),
+    ("optimizer", re.compile(r"^aten::(_fused_(adam|adamw|sgd|adagrad)|_foreach_|_amp_)|^Optimizer\.")),
+    (
+        "loss",
+        re.compile(
+            r"^aten::.*(log_softmax|nll_loss|cross_entropy|kl_div|(mse|l1|huber|margin|embedding)_loss)"
+        ),
+    ),
+    (
+        "attention",
+        re.compile(
+            r"scaled_dot_product|flash_attn|attention|^FusedAttnFunc|^AttnFuncWith|^aten::_(safe_)?softmax"
+        ),
+    ),
+    ("norm", re.compile(r"^aten::.*(layer|rms|batch|group|instance)_norm")),
+    (
+        _TYPED_GEMM,
+        re.compile(
+            r"^aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|dot|vdot|_grouped_mm|_addmm_activation|linear(_backward)?|matmul|.*convolution\w*)$|^mkldnn::"
+        ),
+    ),
+    (
+        "pointwise",
+        re.compile(
+            r"^aten::_?(abs|add|addcdiv|addcmul|amax|amin|aminmax|any|all|arange|argmax|argmin|argsort|bernoulli|bincount|bitwise_\w+|cat|ceil|clamp\w*"
+            r"|clone|constant_pad_nd|contiguous|copy|cos|cumprod|cumsum|div|dropout|elu\w*|embedding\w*|eq|equal|erf|exp|exp2|expm1|exponential|fill|flip|floor"
+            r"|floor_divide|fmod|full|gather|ge|gelu\w*|glu\w*|gt|hardtanh\w*|histc|index\w*|isfinite|isinf|isnan|le|leaky_relu\w*|lerp|linalg_vector_norm"
+            r"|local_scalar_dense|log|log10|log1p|log2|logical_\w+|logsumexp|lt|masked_\w+|max|maximum|mean|min|minimum|mish\w*|mul|multinomial"
+            r"|native_dropout\w*|ne|neg|nonzero\w*|norm|normal|one_hot|ones\w*|pad|pow|prod|rand\w*|reciprocal|relu\w*|remainder|repeat\w*|roll|round|rsqrt"
+            r"|rsub|scalar_tensor|scatter\w*|select_backward|select_scatter|sgn|sigmoid\w*|sign|silu\w*|sin|slice_backward|slice_scatter|softplus\w*|sort|sqrt"
+            r"|square|stack|std\w*|sub|sum|tanh\w*|threshold\w*|to_copy|topk|tril|triu|uniform|unique\w*|var\w*|where|zero|zeros\w*)_?$"
+        ),
+    ),
+)
+"""First match wins. What is not listed is unknown."""
+
+_NVJET_OPERANDS = re.compile(r"^nvjet_(?:sm\d+_)?([a-z])([a-z])")
+_OF_16_BITS = re.compile(r"bf16|bfloat16|half|f16|16816|hgemm|h884", re.IGNORECASE)
+_OF_32_BITS = re.compile(r"sgemm|s1688gemm|tf32|simt_|f32f32|dgemm|d884|\bfloat\b|\bdouble\b")
+_TYPES: dict[str, Family] = {
+    "c10::BFloat16": "gemm_16bit",
+    "c10::Half": "gemm_16bit",
+    "float": "gemm_fp32",
+    "double": "gemm_fp32",
+}
+"""How the profiler names the type of a tensor, with ``record_shapes``."""
+
+
+def classify(
+    name: str,
+    operator: str | None = None,
+    input_types: Sequence[str] = (),
+    inside: Family | None = None,
+    fp8_step: bool = True,
+) -> Family:
+    """The family of the kernel ``name``, or with an empty name of ``operator`` itself.
+
+    ``operator`` is the innermost one that launched it, ``input_types`` its arguments' (empty where they were
+    not recorded), ``inside`` what `work_inside` says of the nearest operator around it, ``fp8_step`` whether
+    the step has FP8 GEMMs at all.
+    """
+    if _COMMUNICATION.search(name):
+        return "communication"
+    if _GENERATED.match(name):
+        return inside if inside == "optimizer" else _generated(name, fp8_step)
+    named = _named(name)
+    if operator is not None and is_fp8_gemm(operator):
+        return "cast" if named in ("pointwise", "copy", "cast") else "gemm_fp8"
+    launched = _first(_OPERATOR_RULES, operator) if operator else None
+    if named == _TYPED_GEMM or (named is None and launched == _TYPED_GEMM):
+        return inside if inside in ("gemm_fp8", "attention") else _gemm(name, operator, input_types)
+    if named not in (None, "pointwise", "copy"):
+        return named
+    if named != "copy" and any("Float8" in each for each in input_types):
+        return "cast"
+    if launched not in (None, "pointwise", _TYPED_GEMM) and named != "copy":
+        return launched
+    if inside is not None and (named != "copy" or (inside in ("cast", "gemm_fp8") and _OWN_COPY.match(name))):
+        return "cast" if inside == "gemm_fp8" else inside
+    return named or (launched if launched != _TYPED_GEMM else None) or "unknown"
+
+
+def work_inside(operator: str) -> Family | None:
+    """The work that every kernel inside this operator, autograd function or optimizer's annotation serves;
+    None where that is open.
+
+    Inside an FP8 GEMM, what is no GEMM is a cast.
+    """
+    if is_fp8_gemm(operator):
+        return "gemm_fp8"
+    if _FP8_WORK.search(operator):
+        return "cast"
+    family = _first(_OPERATOR_RULES, operator)
+    return family if family in ("optimizer", "loss", "attention", "norm") else None
+
+
+def is_fp8_gemm(operator: str) -> bool:
+    """Whether this operator is an FP8 GEMM, whatever the kernel."""
+    return operator in FP8_OPERATORS or bool(_FP8_GEMM_OPERATOR.match(operator))
+
+
+def _first(rules: tuple[tuple[_Rule, re.Pattern[str]], ...], text: str) -> _Rule | None:
+    return next((family for family, pattern in rules if pattern.search(text)), None)
+
+
+def _generated(name: str, fp8_step: bool) -> Family:
+    if fp8_step and _GENERATED_CAST.search(name):
+        return "cast"
+    return next(family for family, pattern in _GENERATED_RULES if pattern.search(name))
+
+
+def _named(name: str) -> _Rule | None:
+    if not name:
+        return None
+    if _COPY.match(name):
+        return "copy"
+    if _TEMPLATE.match(name):
+        return "attention" if "attention" in name else "gemm_fp8" if "_scaled_" in name else _TYPED_GEMM
+    return _first(_NAME_RULES, name)
+
+
+def _gemm(name: str, operator: str | None, input_types: Sequence[str]) -> Family:
+    """By the types of the matrices, else by those in the name."""
+    matrices = (
+        input_types[1:]
+        if operator in ("aten::addmm", "aten::baddbmm", "aten::_addmm_activation")
+        else input_types
+    )
+    if any("Float8" in each for each in matrices):
+        return "gemm_fp8"
+    families = {_TYPES[each] for each in matrices if each in _TYPES}
+    if families:
+        return "gemm_fp32" if "gemm_fp32" in families else "gemm_16bit"
+    if operands := _NVJET_OPERANDS.match(name):
+        return "gemm_fp32" if set(operands.groups()) <= {"s", "d"} else "gemm_16bit"
+    if _OF_16_BITS.search(name):
+        return "gemm_16bit"
+    return "gemm_fp32" if _OF_32_BITS.search(name) else "unknown"

@@ -1,0 +1,147 @@
+"""torch.compile on replicas: apply a user's own compile marks to a copy, and keep its cache apart from the
+user's code.
+
+Private names read here, verified on torch 2.11 and 2.13: the closure variable ``self`` of a compiled callable
+(a ``torch._dynamo.eval_frame`` context, callable on a new function), ``_compiled_call_impl``,
+``_torchdynamo_orig_callable``, and ``torch._dynamo.external_utils.wrap_inline``, the frame that Dynamo puts
+around what it would skip (also on 2.6 and 2.15).
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any, cast
+
+from torch import nn
+
+
+def context_of(compiled: Any) -> Callable[[Any], Any] | None:
+    """What ``torch.compile`` made ``compiled`` with: calling it on another function compiles that one alike.
+
+    Takes an ``OptimizedModule`` or a compiled function; None for anything else.
+    """
+    context = getattr(compiled, "dynamo_ctx", None)
+    if context is None and hasattr(compiled, "_torchdynamo_orig_callable"):
+        cells = dict(zip(compiled.__code__.co_freevars, compiled.__closure__ or (), strict=False))
+        context = cells["self"].cell_contents if "self" in cells else None
+    return context if callable(context) else None
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether ``module`` is what ``torch.compile(m)`` returns."""
+    return any(
+        cls.__name__ == "OptimizedModule" and cls.__module__.startswith("torch._dynamo")
+        for cls in type(module).__mro__
+    )
+
+
+def give_own_code(model: nn.Module) -> None:
+    """Give every module of ``model`` a subclass of its class with code objects of its own for ``forward`` and
+    other methods.
+
+    Dynamo keeps its compiled graphs per code object, at most eight: without this, arms of one class push each
+    other, and the user, into eager. A graph that breaks in a method makes that method a frame of its own. The
+    classes keep name and module, and isinstance holds.
+    """
+    own: dict[type[nn.Module], type[nn.Module]] = {}
+    for module in model.modules():
+        kind = type(module)
+        if kind not in own:
+            own[kind] = _with_own_code(kind)
+        if own[kind] is not kind:
+            module.__class__ = own[kind]
+    give_wrappers_own_code(model)
+
+
+def give_wrappers_own_code(model: nn.Module) -> None:
+    """Give the ``torch.compile`` wrappers around classes of torch.nn one code object, theirs alone.
+
+    Dynamo skips their forward, so that what it compiles for each of them is one and the same function of its
+    own.
+    """
+    codes: dict[types.CodeType, types.CodeType] = {}
+    for wrapper in filter(is_wrapper, model.modules()):
+        compiled, context = wrapper.__dict__.get("forward"), context_of(wrapper)
+        frame = getattr(compiled, "_torchdynamo_orig_callable", None)
+        if (
+            context is not None
+            and isinstance(frame, types.FunctionType)
+            and frame.__globals__["__name__"] == "torch._dynamo.external_utils"
+        ):
+            clone = clone_function(frame)
+            clone.__code__ = codes.setdefault(frame.__code__, clone.__code__)
+            wrapper.__dict__["forward"] = context(clone)
+
+
+def _with_own_code(kind: type[nn.Module]) -> type[nn.Module]:
+    forward = kind.forward
+    if not isinstance(forward, types.FunctionType) or kind.__module__.startswith(
+        ("torch.nn.", "torch._dynamo.")
+    ):
+        return kind
+    metaclass: Any = type(kind)
+    own = cast(
+        type[nn.Module],
+        metaclass(kind.__name__, (kind,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}),
+    )
+    # Set afterwards: transformers' layers wrap the forward of every new subclass in one and the same code
+    # object.
+    for name, method in _methods(kind).items():
+        setattr(own, name, _separate(method))
+    return own
+
+
+def _separate(function: types.FunctionType) -> types.FunctionType:
+    """A clone that shares no code object with the original; what it wraps is cloned too, and it asks for
+    itself as the clone."""
+    cells = tuple(types.CellType() if _wraps(cell) else cell for cell in function.__closure__ or ())
+    clone = clone_function(function, cells)
+    for cell, held in zip(cells, function.__closure__ or (), strict=True):
+        if cell is not held:
+            cell.cell_contents = clone if held.cell_contents is function else _separate(held.cell_contents)
+    return clone
+
+
+def _wraps(cell: types.CellType) -> bool:
+    """Whether a closure's cell holds a function that is not torch's own."""
+    try:
+        held = cell.cell_contents
+    except ValueError:
+        return False
+    return isinstance(held, types.FunctionType) and not held.__module__.startswith("torch.")
+
+
+def _methods(kind: type[nn.Module]) -> dict[str, types.FunctionType]:
+    """``forward``, and plain methods that are not torch's own, each as the class resolves it."""
+    names = {"forward"} | {
+        name
+        for base in kind.__mro__
+        if not base.__module__.startswith("torch.")
+        for name in vars(base)
+        if not name.startswith("__")
+    }
+    found = {name: inspect.getattr_static(kind, name) for name in names}
+    return {name: each for name, each in found.items() if isinstance(each, types.FunctionType)}
+
+
+def clone_function(
+    function: types.FunctionType, closure: tuple[types.CellType, ...] | None = None
+) -> types.FunctionType:
+    """The same function with a code object of its own and, if given, another closure."""
+    clone = types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        closure or function.__closure__,
+    )
+    clone.__kwdefaults__ = function.__kwdefaults__
+    clone.__qualname__, clone.__module__, clone.__doc__ = (
+        function.__qualname__,
+        function.__module__,
+        function.__doc__,
+    )
+    clone.__dict__.update(function.__dict__)
+    return clone

@@ -1,0 +1,252 @@
+"""Replicas: copies of a model, or of a cut of it, that provably do not run the original or write to it.
+
+`copy.deepcopy` alone is not such a copy: a wrapped ``forward`` keeps its closure over the original, an
+in-place compile mark vanishes, hooks write to the user's lists, and every parameter exists twice. So tensors
+are handed to it through the memo (cloned, or shared between arms), wrappers around ``forward`` are rebuilt
+around the copy, compile marks are applied again with the very settings they had, the user's hooks are left
+out, and a `Tripwire` guards the first step.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from fp8doctor.trial.copies.compiling import clone_function, context_of, is_wrapper
+
+DISTRIBUTED = ("DistributedDataParallel", "DataParallel")
+"""Wrappers that are taken off: one process is timed."""
+
+SHARDED = ("FullyShardedDataParallel", "FSDPModule", "DTensor")
+"""Classes whose copies are not the same work: the model is refused."""
+
+
+class NotReplicable(Exception):
+    """The model cannot be copied safely; the message says which part and why."""
+
+
+class OriginalTouched(Exception):
+    """A replica ran a module of the original or wrote to one of its tensors."""
+
+
+def replicate(
+    model: nn.Module,
+    *,
+    device: torch.device | None = None,
+    cuts: Mapping[str, Sequence[int]] | None = None,
+    share: bool = False,
+) -> tuple[nn.Module, dict[int, Any]]:
+    """A copy of ``model``, and the memo that maps ``id`` of each original object to its copy.
+
+    Args:
+        model: The module as the user calls it. A ``torch.compile`` wrapper around it is rebuilt around the
+            copy, DistributedDataParallel is taken off.
+        device: Where the tensors of the copy go; None keeps them where they are.
+        cuts: Name of a ModuleList -> indices of the blocks to keep. The others are never copied.
+        share: Keep the very Parameter and buffer objects, for arms that share one set of weights.
+
+    Raises:
+        NotReplicable: naming the part and the reason.
+    """
+    wrapper_context, root = _unwrap(model)
+    memo: dict[int, Any] = {}
+    dropped = {
+        f"{name}.{i}"
+        for name, keep in (cuts or {}).items()
+        for i in range(len(root.get_submodule(name)))  # type: ignore[arg-type]
+        if i not in keep
+    }
+    kept = [(name, module) for name, module in root.named_modules() if not _below(name, dropped)]
+    for name, module in kept:
+        _memoize_tensors(name, module, memo, device, share)
+    marks = {
+        name: context
+        for name, module in kept
+        if (context := context_of(getattr(module, "_compiled_call_impl", None)))
+    }
+    try:
+        for name, keep in (cuts or {}).items():
+            _memoize_cut(root.get_submodule(name), keep, memo)
+        replica = copy.deepcopy(root, memo)
+    except Exception as error:
+        raise NotReplicable(f"copying it raises {type(error).__name__}: {error}") from error
+    for _name, module in kept:
+        twin = memo.get(id(module))
+        if isinstance(twin, nn.Module):
+            _drop_foreign_hooks(twin)
+            if "forward" in module.__dict__:
+                twin.__dict__["forward"] = rebind(module.__dict__["forward"], memo)
+    for name, context in marks.items():
+        twin = memo[id(root.get_submodule(name))]
+        twin._compiled_call_impl = context(twin._call_impl)
+    return (wrapper_context(replica) if wrapper_context else replica), memo
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's own root module, ``torch.compile`` and DistributedDataParallel taken off. Raises
+    `NotReplicable` when sharded."""
+    return _unwrap(model)[1]
+
+
+def _unwrap(model: nn.Module) -> tuple[Any, nn.Module]:
+    """The compile context of an outer wrapper, if any, and the user's own root module."""
+    context = None
+    while True:
+        names = {cls.__name__ for cls in type(model).__mro__}
+        if is_wrapper(model):
+            context, model = context_of(model), model._orig_mod  # type: ignore[assignment]
+        elif names.intersection(DISTRIBUTED):
+            model = model.module  # type: ignore[assignment]
+        elif found := names.intersection(SHARDED):
+            raise NotReplicable(f"it is sharded over processes ({found.pop()})")
+        else:
+            return context, model
+
+
+def _below(name: str, dropped: set[str]) -> bool:
+    return any(name == each or name.startswith(f"{each}.") for each in dropped)
+
+
+def _memoize_tensors(
+    name: str, module: nn.Module, memo: dict[int, Any], device: torch.device | None, share: bool
+) -> None:
+    """Decide for every tensor of one module what stands in its place in the copy."""
+    for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is None or id(tensor) in memo:
+            continue
+        if any(cls.__name__ in SHARDED for cls in type(tensor).__mro__):
+            raise NotReplicable(f"{name}.{key} is sharded over processes ({type(tensor).__name__})")
+        if tensor.is_meta and device is not None and device.type != "meta":
+            raise NotReplicable(f"{name}.{key} has no data (meta device)")
+        memo[id(tensor)] = tensor if share else _copy_of(tensor, device)
+    for value in module.__dict__.values():
+        if isinstance(value, torch.Tensor) and not value.is_leaf and id(value) not in memo:
+            memo[id(value)] = value.detach().to(device or value.device, copy=True)
+
+
+def _copy_of(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    data = tensor.detach().to(device or tensor.device, copy=True)
+    if not isinstance(tensor, nn.Parameter):
+        return data
+    parameter = nn.Parameter(data, requires_grad=tensor.requires_grad)
+    attached = tensor.__dict__.items()  # such as Megatron's ``main_grad``, which fused GEMMs add to
+    parameter.__dict__.update(
+        {
+            key: value.detach().to(data.device, copy=True) if isinstance(value, torch.Tensor) else value
+            for key, value in attached
+        }
+    )
+    return parameter
+
+
+def _memoize_cut(blocks: nn.Module, keep: Sequence[int], memo: dict[int, Any]) -> None:
+    """Put a list with only the kept blocks in place of ``blocks``."""
+    children = list(blocks.children())
+    short = type(blocks)() if type(blocks) in (nn.ModuleList, nn.Sequential) else None
+    if short is None:
+        raise NotReplicable(f"a {type(blocks).__name__} cannot be cut")
+    memo[id(blocks)] = short
+    for i, index in enumerate(keep):
+        short.add_module(str(i), copy.deepcopy(children[index], memo))
+    short.training = blocks.training
+
+
+def _drop_foreign_hooks(module: nn.Module) -> None:
+    """Remove the hooks that the user registered; torch's own (weight norm, parametrisations) stay."""
+    for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+        hooks = getattr(module, kind)
+        for key in [key for key, hook in hooks.items() if not _is_torchs(hook)]:
+            del hooks[key]
+            for flags in (
+                "_forward_hooks_with_kwargs",
+                "_forward_hooks_always_called",
+                "_forward_pre_hooks_with_kwargs",
+            ):
+                getattr(module, flags, {}).pop(key, None)
+
+
+def _is_torchs(hook: Any) -> bool:
+    module = getattr(hook, "__module__", None) or type(hook).__module__
+    return module.startswith("torch.")
+
+
+def rebind(function: Any, memo: Mapping[int, Any]) -> Any:
+    """``function`` with every module, bound method and function it closes over replaced by its copy."""
+    context = context_of(function)
+    if context is not None and isinstance(function, types.FunctionType):
+        return context(rebind(function._torchdynamo_orig_callable, memo))  # type: ignore[attr-defined]
+    if isinstance(function, types.MethodType):
+        owner = memo.get(id(function.__self__), function.__self__)
+        return types.MethodType(rebind(function.__func__, memo), owner)
+    if isinstance(function, functools.partial):
+        arguments = [rebind(each, memo) for each in function.args]
+        return functools.partial(
+            rebind(function.func, memo),
+            *arguments,
+            **{key: rebind(each, memo) for key, each in function.keywords.items()},
+        )
+    if isinstance(function, types.FunctionType) and (
+        function.__closure__ or "__wrapped__" in function.__dict__
+    ):
+        cells = tuple(types.CellType(rebind(cell.cell_contents, memo)) for cell in function.__closure__ or ())
+        if all(
+            new.cell_contents is old.cell_contents
+            for new, old in zip(cells, function.__closure__ or (), strict=True)
+        ):
+            return function
+        clone = clone_function(function, cells)
+        if "__wrapped__" in clone.__dict__:
+            clone.__dict__["__wrapped__"] = rebind(clone.__dict__["__wrapped__"], memo)
+        return clone
+    if isinstance(function, nn.Module):
+        return memo.get(id(function), function)
+    return function
+
+
+class Tripwire:
+    """Watches the original while a replica takes a step."""
+
+    def __init__(self, original: nn.Module) -> None:
+        self._modules = dict(original.named_modules())
+        self._tensors = dict((*original.named_parameters(), *original.named_buffers()))
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Raises `OriginalTouched` at the end when a module of the original ran or one of its tensors was
+        written."""
+        ran: list[str] = []
+        before = {
+            name: (tensor._version, id(tensor.grad), _grad_version(tensor))
+            for name, tensor in self._tensors.items()
+        }
+        handles = [
+            module.register_forward_pre_hook(functools.partial(_note, ran, name))
+            for name, module in self._modules.items()
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        if ran:
+            raise OriginalTouched(
+                f"it runs {len(ran)} modules of the original, first {ran[0] or 'the model itself'!r}"
+            )
+        for name, tensor in self._tensors.items():
+            if before[name] != (tensor._version, id(tensor.grad), _grad_version(tensor)):
+                raise OriginalTouched(f"it writes to {name!r} of the original")
+
+
+def _note(ran: list[str], name: str, module: nn.Module, arguments: Any) -> None:
+    ran.append(name)
+
+
+def _grad_version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.grad is None else tensor.grad._version

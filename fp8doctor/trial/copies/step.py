@@ -1,0 +1,150 @@
+"""The training step of an arm: forward, loss, backward, optimizer, the way the user's own step does it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from fp8doctor.loading.job import Job
+from fp8doctor.trial.variant import Variant
+
+RATE = 1e-12
+"""Learning rate of every replica: too small to move a weight, so that rounds compare, and not 0. With 0, and
+with 1e-30, fused AdamW is slower: its step of an 8B Llama took 53.8 instead of 43.9 ms on an H200 (torch
+2.11), which made every predicted step 10 ms too long."""
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """A copy of the batch on ``device``, which a step may write into; containers keep their kind."""
+    if isinstance(batch, torch.Tensor):
+        return batch.detach().to(device, copy=True)
+    if isinstance(batch, Mapping):
+        return {key: move(value, device) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(move(value, device) for value in batch)
+    return batch
+
+
+def tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in a batch."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        yield from tensors(tuple(batch.values()))
+    elif isinstance(batch, (list, tuple)):
+        for each in batch:
+            yield from tensors(each)
+
+
+def call(model: nn.Module, batch: Any) -> Any:
+    """The model's output: mappings are keyword arguments, tuples positional, anything else is the one
+    argument."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, tuple):
+        return model(*batch)
+    return model(batch)
+
+
+def loss_of(job: Job, output: Any, batch: Any) -> torch.Tensor:
+    """The user's loss, else the output's own ``loss``, else the mean of what the model returned."""
+    if job.loss is not None:
+        return cast(torch.Tensor, job.loss(output, batch))
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if loss is not None:
+        return cast(torch.Tensor, loss)
+    first = output
+    while not isinstance(first, torch.Tensor):
+        first = next(iter(first.values())) if isinstance(first, Mapping) else first[0]
+    return first.float().mean()
+
+
+def training_step(
+    job: Job, variant: Variant, optimizer: torch.optim.Optimizer, device: torch.device
+) -> Callable[[], torch.Tensor]:
+    """One step of the job in this variant: every micro-batch forward and backward, then the optimizer.
+    Returns the loss.
+
+    The output stays alive during the backward, as it does in ``output = model(batch)`` of a user's loop:
+    logits count in the peak of memory.
+    """
+
+    model, batch = variant.model, variant.batch
+
+    def step() -> torch.Tensor:
+        for _ in range(job.workload.accumulate):
+            with (
+                torch.autocast(device.type, dtype=variant.autocast) if variant.autocast else nullcontext(),
+                variant.around(),
+            ):
+                output = None if job.training_step else call(model, batch)
+                loss = job.training_step(model, batch) if job.training_step else loss_of(job, output, batch)
+            loss.backward()
+            del output
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def optimizer_for(
+    job: Job, parameters: Iterable[nn.Parameter], memo: Mapping[int, Any]
+) -> torch.optim.Optimizer:
+    """An optimizer of the user's class and settings over a replica's parameters, with the learning rate
+    `RATE`.
+
+    Without one: fused AdamW over the trainable parameters.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if job.optimizer is None:
+        return torch.optim.AdamW(trained, lr=RATE, fused=True)
+    kept = {id(parameter) for parameter in trained}
+    groups = []
+    for group in job.optimizer.param_groups:
+        twins = [memo[id(parameter)] for parameter in group["params"] if id(memo.get(id(parameter))) in kept]
+        if twins:
+            groups.append(
+                {
+                    **{key: value for key, value in group.items() if key != "params"},
+                    "params": twins,
+                    "lr": RATE,
+                }
+            )
+    kind = type(getattr(job.optimizer, "optimizer", job.optimizer))
+    takes = inspect.signature(kind.__init__).parameters
+    accepted = {key: value for key, value in job.optimizer.defaults.items() if key in takes and key != "lr"}
+    return cast(torch.optim.Optimizer, kind(groups, lr=RATE, **accepted))
+
+
+def like(
+    optimizer: torch.optim.Optimizer, twins: Mapping[int, nn.Parameter], settings: Mapping[str, Any]
+) -> torch.optim.Optimizer:
+    """A new optimizer of the same class, groups and settings, over the twins of its parameters, with
+    ``settings`` changed.
+
+    ``twins`` maps ``id`` of a parameter to what stands in its place; those that are not trained are left out.
+    """
+    kind, taken = type(optimizer), inspect.signature(type(optimizer).__init__).parameters
+    groups = []
+    for group in optimizer.param_groups:
+        trained = [
+            twin
+            for parameter in group["params"]
+            if (twin := twins.get(id(parameter))) is not None and twin.requires_grad
+        ]
+        if trained:
+            groups.append(
+                {
+                    **{key: value for key, value in group.items() if key != "params"},
+                    **settings,
+                    "params": trained,
+                }
+            )
+    defaults = {key: value for key, value in optimizer.defaults.items() if key in taken}
+    return kind(groups, **{**defaults, **settings})

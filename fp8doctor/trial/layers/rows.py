@@ -1,0 +1,121 @@
+"""The rows that each layer multiplies, which are not always the tokens of a micro-batch.
+
+An encoder and a decoder see different ones, a pooled head one for each sample. They are counted in one
+forward without gradients, of an eager copy of the shallowest cut (`fp8doctor.trial.copies.depth`); a block
+that was cut away has the rows of the kept block that does the same work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import nn
+
+from fp8doctor.facts import Facts
+from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.loading.job import Job
+from fp8doctor.trial.copies import depth
+from fp8doctor.trial.copies.compiling import give_own_code
+from fp8doctor.trial.copies.depth import cleaned
+from fp8doctor.trial.copies.replica import Tripwire, unwrapped
+from fp8doctor.trial.copies.step import call, move, tensors
+from fp8doctor.trial.layers.shapes import of_interest
+from fp8doctor.trial.measure.bench import cut_of
+from fp8doctor.trial.measure.device import sentence, still_there
+from fp8doctor.trial.state.undisturbed import free, undisturbed
+from fp8doctor.trial.treatments import strip_compile_marks
+
+ARM = "rows"
+"""What a worker that dies of it leaves out in the next one."""
+
+NO_BATCH = "there is no batch to run the model on"
+
+Rows = dict[str, tuple[int, ...]]
+"""As `fp8doctor.facts.Trial.rows`."""
+
+
+def seen_beside(
+    job: Job,
+    facts: Facts,
+    device: torch.device,
+    *,
+    progress: Callable[[str, str | None], None],
+    reason_against: str | None,
+) -> tuple[Rows, str | None]:
+    """The rows, in a process that is the user's and left as it was, or why they are not known, which costs
+    nothing else.
+
+    Raises `DeviceLost`.
+    """
+    reason = reason_against or (NO_BATCH if job.batch is None else None)
+    if reason is not None:
+        return NOT_RECORDED, reason
+    wanted = [linear.name for linear in of_interest(facts)]
+    if not wanted:
+        return {}, None
+    progress("counting the rows of its layers", ARM)
+    rows, reason = NOT_RECORDED, None
+    try:
+        with undisturbed(job, keep_workers=True):
+            rows = seen(job, [blocks.name for blocks in facts.network.blocks], wanted, device)
+    except Exception as error:
+        still_there(device, ARM)
+        reason = sentence(error)
+    free(device)
+    return rows, reason
+
+
+def seen(job: Job, lists: Iterable[str], wanted: Iterable[str], device: torch.device) -> Rows:
+    """Rows of every call of the ``wanted`` layers, by their names in the whole model. Raises whatever the
+    forward does."""
+    original = unwrapped(job.model)
+    names = {cleaned(name): name for name, _ in original.named_modules()}
+    plan = depth.plans(original, [names[name] for name in lists if name in names])[-1]
+    model = strip_compile_marks(cut_of(job, plan.cuts[0], device)[1].train())
+    give_own_code(model)
+    batch = move(job.batch, device)
+    modules = {cleaned(name): module for name, module in model.named_modules()}
+    twins = _twins(original, plan, modules)
+    layers = {name: module for name in wanted if (module := modules.get(_twin(name, twins))) is not None}
+    autocast = torch.autocast(device.type, dtype=job.autocast) if job.autocast else nullcontext()
+    with Tripwire(original).armed(), _counted(layers.values()) as rows, torch.no_grad(), autocast:
+        job.training_step(model, batch) if job.training_step else call(model, batch)
+    return {name: tuple(rows[module]) for name, module in layers.items() if any(rows[module])}
+
+
+def _twins(original: nn.Module, plan: depth.Plan, modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """What the name of every block begins with -> that of the kept block that stands for it."""
+    twins = {}
+    for stack in plan.stacks:
+        name = cleaned(stack.name)
+        kept = [key for key, _ in modules[name].named_children()]
+        for position, (key, _) in enumerate(original.get_submodule(stack.name).named_children()):
+            standing_in = (
+                position if position < len(kept) else stack.prefix + (position - stack.prefix) % stack.period
+            )
+            twins[f"{name}.{key}."] = f"{name}.{kept[standing_in]}."
+    return twins
+
+
+def _twin(name: str, twins: Mapping[str, str]) -> str:
+    found = next((block for block in twins if name.startswith(block)), None)
+    return name if found is None else twins[found] + name.removeprefix(found)
+
+
+@contextmanager
+def _counted(layers: Iterable[nn.Module]) -> Iterator[dict[nn.Module, list[int]]]:
+    """Rows of the first tensor that each layer is called with, call by call."""
+    rows: dict[nn.Module, list[int]] = {layer: [] for layer in layers}
+
+    def count(layer: nn.Module, arguments: tuple[object, ...], named: dict[str, object]) -> None:
+        into = next(tensors((*arguments, *named.values())))
+        rows[layer].append(into.numel() // into.shape[-1])
+
+    handles = [layer.register_forward_pre_hook(count, with_kwargs=True) for layer in rows]
+    try:
+        yield rows
+    finally:
+        for handle in handles:
+            handle.remove()

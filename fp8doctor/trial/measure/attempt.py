@@ -1,0 +1,72 @@
+"""An arm on its way to a result, and the step times of a window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from fp8doctor.profiling.trace import ProfiledStep
+from fp8doctor.trial.copies.depth import Plan
+from fp8doctor.trial.measure.evidence import Compilations, StepProof
+from fp8doctor.trial.measure.memory import Held
+from fp8doctor.trial.variant import ArmPlan
+
+
+@dataclass
+class Ready:
+    """An arm at one cut, warm and ready to be timed."""
+
+    step: Callable[[], torch.Tensor]
+    model: nn.Module | None
+    """The replica that the step trains; None once it was let go of."""
+    compiled: Compilations
+    held: Held
+    peak_gib: float | None
+    alloc_retries: int | None
+    warm_up_s: float
+    step_s: float
+    """The last step of the warm-up: about what one step takes."""
+    non_finite: tuple[str, ...] | None
+    """What was NaN or infinite while it warmed up, as `Arm.non_finite`."""
+    frames_in_window: int = 0
+
+
+@dataclass
+class Attempt:
+    """An arm on its way to a result: one `Ready` per cut, or the reason why there is none."""
+
+    plan: ArmPlan
+    ready: list[Ready] = field(default_factory=list)
+    reason: str | None = None
+    short: bool = False
+    """Whether the memory was too small for it beside the arms that were built before."""
+    beside: str | None = None
+    """The arm beside which it was timed alone, because not all fit at once."""
+    proof: StepProof | None = None
+    build_s: float = 0.0
+    profiled: tuple[ProfiledStep, ...] | None = None
+    """One profiled step per cut; empty where profiling failed, None where it was not asked for."""
+
+
+Samples = dict[tuple[str, int], list[float]]
+"""Step times in ms by arm and number of the cut, one per round."""
+
+
+def full_ms(plan: Plan, samples: Samples, arm: ArmPlan) -> list[float]:
+    """The step at full depth, for as many tokens as the step as it is has: one figure per round, because
+    rounds share clocks and heat."""
+    return [
+        plan.full(values) / arm.tokens_ratio
+        for values in zip(*(samples[arm.name, number] for number in range(len(plan.cuts))), strict=True)
+    ]
+
+
+@dataclass
+class Final:
+    """Arms that take the place of the first window's arms of the same name."""
+
+    attempts: list[Attempt]
+    samples: Samples

@@ -1,0 +1,344 @@
+"""The bench: replicas of every cut with one set of weights, on which an arm is built, warmed up, timed and
+proven."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Health
+from fp8doctor.facts.arm_names import NO_FP8_GEMM
+from fp8doctor.loading.job import Job
+from fp8doctor.trial.copies import depth
+from fp8doctor.trial.copies.compiling import give_own_code
+from fp8doctor.trial.copies.depth import cleaned
+from fp8doctor.trial.copies.replica import NotReplicable, Tripwire, replicate, unwrapped
+from fp8doctor.trial.copies.step import like, move, optimizer_for, tensors, training_step
+from fp8doctor.trial.measure.evidence import compilations, compiled_so_far, executed, prove
+from fp8doctor.trial.measure.finite import WatchedSteps
+from fp8doctor.trial.measure.health import Observer
+from fp8doctor.trial.measure.memory import gradients_of, held
+from fp8doctor.trial.measure.timer import interleave
+from fp8doctor.trial.state.undisturbed import free
+from fp8doctor.trial.treatments import NotTried, strip_compile_marks
+from fp8doctor.trial.variant import Variant
+
+if TYPE_CHECKING:
+    from fp8doctor.trial.measure.profile_step import Tracer
+
+from fp8doctor.facts.arm_names import SELF_CHECK, UNSEEN
+from fp8doctor.trial.measure.attempt import Attempt, Ready
+from fp8doctor.trial.measure.device import sentence, still_there
+
+LEAST_WARM_UP, MOST_WARM_UP = 3, 10
+"""Steps of an arm before it is timed: until one compiles nothing, within these bounds."""
+
+
+class Bench:
+    """The replicas of all cuts, with one set of weights and one optimizer state per cut."""
+
+    def __init__(self, job: Job, lists: Sequence[str], device: torch.device) -> None:
+        """The usual cuts, or the next smaller ones that fit. Raises `torch.OutOfMemoryError` when none do."""
+        self.job, self.device = job, device
+        if job.rebuild is None and any(parameter.is_meta for parameter in job.model.parameters()):
+            raise NotReplicable("the model has no weights (meta device)")
+        if any(tensor.is_meta for tensor in tensors(job.batch)):
+            raise NotReplicable(
+                "the batch has no data (meta device); give one, as example_batch() in a model file"
+            )
+        self.batch = move(job.batch, device)
+        self.bases: list[nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self._handed_out: list[Ready] = []
+        self.at_work = "as_is"
+        """The arm that is built, timed or proven now."""
+        root = unwrapped(job.model)
+        names = {cleaned(name): name for name, _ in root.named_modules()}
+        *larger, smallest = depth.plans(root, [names[name] for name in lists if name in names])
+        if not any(map(self._fits, larger)):
+            self._lay_out(smallest)
+        self.observer = Observer(device)
+
+    def _fits(self, plan: depth.Plan) -> bool:
+        """Lay the plan out; on a memory that is too small give back what was taken."""
+        try:
+            self._lay_out(plan)
+        except torch.OutOfMemoryError:
+            self.bases.clear()
+            self.optimizers.clear()
+        else:
+            return True
+        free(self.device)
+        return False
+
+    def _lay_out(self, plan: depth.Plan) -> None:
+        """Make the base of every cut, with an optimizer that took one step."""
+        self.plan = plan
+        tripwire = Tripwire(unwrapped(self.job.model))
+        for cut in plan.cuts:
+            job, base, memo = cut_of(self.job, cut, self.device)
+            self.bases.append(base.train())
+            self.optimizers.append(optimizer_for(job, base.parameters(), memo))
+            self._first_step(cut, tripwire)
+
+    def _first_step(self, cut: depth.Cut, tripwire: Tripwire) -> None:
+        """One eager step under the tripwire, which also counts the executed blocks and makes the optimizer's
+        state."""
+        probe = strip_compile_marks(replicate(self.bases[-1], share=True)[0])
+        give_own_code(probe)
+        blocks = [block for name in cut.kept for block in probe.get_submodule(cleaned(name)).children()]
+        with tripwire.armed(), executed(blocks) as counts:
+            WatchedSteps(
+                training_step(self.job, self._variant(probe), self.optimizers[-1], self.device),
+                self.optimizers[-1],
+            )()
+        missed = [index for index, count in enumerate(counts) if count == 0]
+        if missed:
+            raise NotReplicable(f"a cut to {cut} blocks does not run all of them ({len(missed)} are skipped)")
+
+    def _variant(self, model: nn.Module) -> Variant:
+        """The step as it is, around a replica."""
+        return Variant(model, self.batch, self.job.autocast)
+
+    def _optimizer(self, variant: Variant, number: int) -> torch.optim.Optimizer:
+        """The optimizer of the other arms, or one of its own over the variant's parameters when it changes
+        one of the two."""
+        shared = self.optimizers[number]
+        held = {id(parameter) for group in shared.param_groups for parameter in group["params"]}
+        trained = {id(parameter) for parameter in variant.model.parameters() if parameter.requires_grad}
+        if variant.optimizer is None and trained <= held:
+            return shared
+        twins = dict(zip(map(id, self.bases[number].parameters()), variant.model.parameters(), strict=True))
+        return like(shared, twins, variant.optimizer or {})
+
+    def build(self, attempt: Attempt) -> None:
+        """Make the arm at every cut and warm it up; on failure note the reason and free what it took.
+
+        The replica of the self-check is made at the first cut only.
+        """
+        self.at_work, began = attempt.plan.name, time.monotonic()
+        try:
+            for number, base in enumerate(self.bases[:1] if attempt.plan.name == SELF_CHECK else self.bases):
+                replica = replicate(base, share=True)[0]
+                give_own_code(replica)
+                variant = attempt.plan.make(self._variant(replica))
+                optimizer = self._optimizer(variant, number)
+                step = training_step(self.job, variant, optimizer, self.device)
+                attempt.ready.append(self._warm(step, variant.model, optimizer))
+        except (NotTried, NotReplicable) as error:
+            attempt.reason = str(error)
+        except torch.OutOfMemoryError:
+            attempt.reason, attempt.short = "the GPU's memory is too small for it", True
+        except Exception as error:
+            attempt.reason = f"it raises {sentence(error)}"
+        attempt.build_s = time.monotonic() - began
+        if attempt.reason is not None:
+            attempt.ready.clear()
+            for optimizer in self.optimizers:
+                optimizer.zero_grad(set_to_none=True)
+            still_there(self.device, attempt.plan.name)
+            free(self.device)
+
+    def _warm(
+        self, step: Callable[[], torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> Ready:
+        began, retries = time.monotonic(), self._alloc_retries()
+        watched = WatchedSteps(step, optimizer)
+        with compilations(model) as compiled, gradients_of(model, optimizer, self.device) as gradients:
+            for count in range(MOST_WARM_UP):
+                before = compiled_so_far()
+                if count >= LEAST_WARM_UP - 1:
+                    self._finish()
+                if count == LEAST_WARM_UP - 1 and self.device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats(self.device)
+                    allocated, kept_gib = torch.cuda.memory_allocated(self.device), gradients.now_gib()
+                stepped = time.monotonic()
+                watched()
+                if count >= LEAST_WARM_UP - 1 and compiled_so_far() == before:
+                    break
+            self._finish()
+            step_s = time.monotonic() - stepped
+        holds, peak = held(model, optimizer, gradients.found_gib, self.device), None
+        if self.device.type == "cuda":
+            peak = (
+                holds.static_gib
+                + kept_gib
+                + (torch.cuda.max_memory_allocated(self.device) - allocated) / 2**30
+            )
+        tried_again = None if retries is None else (self._alloc_retries() or 0) - retries
+        ready = Ready(
+            watched.unwatched(),
+            model,
+            compiled,
+            holds,
+            peak,
+            tried_again,
+            time.monotonic() - began,
+            step_s,
+            watched.non_finite(),
+        )
+        self._handed_out.append(ready)
+        return ready
+
+    def _finish(self) -> None:
+        """Wait for the GPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _alloc_retries(self) -> int | None:
+        return (
+            torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0)
+            if self.device.type == "cuda"
+            else None
+        )
+
+    def time(
+        self, attempts: Sequence[Attempt], until: float, latest: float = math.inf
+    ) -> dict[tuple[str, int], list[float]]:
+        """The interleaved window: samples in ms by arm and cut."""
+        ready = {
+            (attempt.plan.name, number): each
+            for attempt in attempts
+            for number, each in enumerate(attempt.ready)
+        }
+        watched = {key: self._watched(key[0], each) for key, each in ready.items()}
+        expected_ms = {key: 1e3 * each.step_s for key, each in ready.items()}
+        return interleave(
+            watched, self.device, until, self.observer.look, latest=latest, expected_ms=expected_ms
+        )
+
+    def _watched(self, arm: str, ready: Ready) -> Callable[[], object]:
+        """The step, noting whose it is and whether something was compiled in it."""
+
+        def step() -> object:
+            self.at_work, before = arm, compiled_so_far().frames
+            result = ready.step()
+            ready.frames_in_window += compiled_so_far().frames - before
+            return result
+
+        return step
+
+    def time_in_pairs(
+        self,
+        attempts: Sequence[Attempt],
+        samples: dict[tuple[str, int], list[float]],
+        tracer: Tracer,
+        until: float,
+        latest: float,
+    ) -> None:
+        """Time what did not fit beside the others, each alone beside a reference, and add it to ``samples``.
+
+        The reference (eager BF16, else the step as it is) is built and timed anew each time: what is added
+        are its samples of the common window, times the ratio of the pair. Everything else is let go of first.
+        """
+        timed = {attempt.plan.name: attempt for attempt in attempts if attempt.reason is None}
+        reference = timed.get("bf16") or timed.get("as_is")
+        if reference is None:
+            return
+        for attempt in attempts:
+            if not attempt.short or time.monotonic() > until:
+                continue
+            tracer.progress(
+                f"timing {attempt.plan.name} beside {reference.plan.name} alone", attempt.plan.name
+            )
+            self._let_go()
+            beside = Attempt(reference.plan)
+            again = Attempt(attempt.plan)
+            for each in (beside, again):
+                self.build(each)
+            if beside.reason is None and again.reason is None:
+                pair = self.time((beside, again), until, latest)
+                attempt.reason, attempt.ready, attempt.beside = None, again.ready, reference.plan.name
+                for number in range(len(again.ready)):
+                    ratio = statistics.median(
+                        a / b
+                        for a, b in zip(
+                            pair[attempt.plan.name, number], pair[reference.plan.name, number], strict=True
+                        )
+                    )
+                    samples[attempt.plan.name, number] = [
+                        ratio * each for each in samples[reference.plan.name, number]
+                    ]
+                self.prove(attempt, tracer if attempt in tracer.compared(attempts, samples) else None)
+            else:
+                attempt.reason = (
+                    f"{attempt.reason}, even beside {reference.plan.name} alone"
+                    if again.short
+                    else again.reason or beside.reason
+                )
+            beside.ready.clear()
+
+    def prove(self, attempt: Attempt, tracer: Tracer | None = None) -> None:
+        """Profile one step of the deepest cut and judge whether the arm ran what it says; with a tracer,
+        learn where it goes too."""
+        self.at_work = attempt.plan.name
+        attempt.proof = tracer.trace(attempt) if tracer else prove(attempt.ready[-1].step, self.device)
+        if attempt.plan.fp8 is True and not attempt.proof.fp8_gemms:
+            attempt.reason = NO_FP8_GEMM if attempt.proof.fp8_gemms == 0 else UNSEEN
+        elif attempt.plan.fp8 is False and attempt.proof.fp8_gemms:
+            attempt.reason = f"{attempt.proof.fp8_gemms} FP8 GEMMs were seen in a BF16 step"
+        elif attempt.plan.compiled and attempt.proof.graphs_run == 0:
+            attempt.reason = "nothing in it was compiled"
+        elif any(ready.frames_in_window for ready in attempt.ready):
+            attempt.reason = "it was still compiling while it was timed"
+
+    def health(self) -> Health | None:
+        """How the GPU was while it was timed; None on a CPU."""
+        return self.observer.health()
+
+    def close(self) -> None:
+        """Let go of every replica, whoever still holds an attempt, and give the memory back."""
+        self.observer.close()
+        self.bases.clear()
+        self.optimizers.clear()
+        self.batch = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Let go of the step of every arm, and with it of what its replica does not share."""
+        for ready in self._handed_out:
+            ready.step, ready.model = _gone, None
+        self._handed_out.clear()
+        free(self.device)
+
+
+def cut_of(job: Job, cut: depth.Cut, device: torch.device) -> tuple[Job, nn.Module, Mapping[int, Any]]:
+    """A cut on the device: from the model file's own function where that makes it, else from a copy of the
+    model.
+
+    With it come the job that it belongs to and the memo from that job's parameters to the cut's.
+    """
+    of, cuts = job, dict(cut.indices)
+    if job.rebuild is not None and len(cut.kept) == 1:
+        ((name, blocks),) = cut.kept.items()
+        try:
+            with device:
+                model, optimizer = job.rebuild(blocks)
+            depth.compare(unwrapped(job.model), unwrapped(model), name, blocks)
+        except (UserError, depth.NotTheCut) as error:
+            if isinstance(error.__cause__, torch.OutOfMemoryError):
+                raise torch.OutOfMemoryError(str(error)) from error
+            if any(parameter.is_meta for parameter in job.model.parameters()):
+                raise NotReplicable(
+                    f"the model file's own cut to {blocks} blocks cannot be used: {error}"
+                ) from error
+        else:
+            of, cuts = replace(job, model=model, optimizer=optimizer), {}
+    here = of is not job and all(
+        tensor.device == device for tensor in (*of.model.parameters(), *of.model.buffers())
+    )
+    if here:
+        return of, of.model, {id(parameter): parameter for parameter in of.model.parameters()}
+    return of, *replicate(of.model, device=device, cuts=cuts)
+
+
+def _gone() -> torch.Tensor:
+    raise RuntimeError("this arm was let go of")

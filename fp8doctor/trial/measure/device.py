@@ -1,0 +1,67 @@
+"""The device of a trial: which one it is, what it is called, and whether an arm took its context down."""
+
+from __future__ import annotations
+
+import torch
+
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Trial
+
+
+def choose_device(name: str | None) -> torch.device | None:
+    """The device to time on: the named one, else the current CUDA device, else None.
+
+    Raises `UserError` for a name that is no device here.
+    """
+    if name is not None:
+        return _named(name)
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+
+
+def _named(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"{name!r} is not a device; write cuda, cuda:1 or cpu") from None
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise UserError(f"{name!r} cannot be timed on; write cuda, cuda:1 or cpu")
+    if not torch.cuda.is_available():
+        raise UserError(f"{name!r} was asked for, and torch sees no CUDA device here")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        raise UserError(
+            f"{name!r} was asked for, and torch sees {torch.cuda.device_count()} CUDA devices here"
+        )
+    return torch.device("cuda", index)
+
+
+class DeviceLost(Exception):
+    """An arm left the GPU unusable for this process (a sticky CUDA error). ``arm`` names it, or the part of
+    the trial that did."""
+
+    def __init__(self, arm: str, reason: str) -> None:
+        super().__init__(reason)
+        self.arm = arm
+        self.trial: Trial | None = None
+        """What was known before, where every arm had been timed and proven."""
+
+
+def still_there(device: torch.device, part: str) -> None:
+    """Raise `DeviceLost` when the failure of ``part`` of the trial left the GPU's context unusable."""
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError as error:
+            raise DeviceLost(part, f"it took the GPU's context down: {sentence(error)}") from error
+
+
+def sentence(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+
+
+def gpu_name(device: torch.device) -> str | None:
+    """What CUDA calls the GPU; None for a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None

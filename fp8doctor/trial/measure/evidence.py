@@ -1,0 +1,286 @@
+"""Proof that an arm ran what its label says: graphs compiled, broken, compiled again and run, FP8 GEMMs,
+executed blocks.
+
+Private names read here, verified on torch 2.11 and 2.13: ``torch._dynamo.utils.counters`` (``frames``,
+``graph_break``), ``torch._dynamo.utils._compilation_metrics`` and the raw events of the profiler, whose
+``key_averages`` would take seconds, ``torch.autograd.profiler._is_profiler_enabled`` and
+``torch._C._autograd._profiler_enabled``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._autograd import DeviceType
+
+from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.scrub import scrub
+from fp8doctor.profiling.kernel_families import FP8_GEMM_KERNEL, FP8_OPERATORS
+
+COMPILED_REGION = "Torch-Compiled Region"
+
+LIMIT_EXCEEDED = re.compile(r"(recompile|cache)(_size)?[ _]limit (exceeded|reached)", re.IGNORECASE)
+"""How Dynamo names the failure of a frame that was compiled too often: ``Dynamo recompile limit exceeded``
+(torch 2.13), ``recompile_limit reached`` (2.9), ``cache_size_limit reached`` (2.6)."""
+
+PLACE = re.compile(r"\S+:\d+ in \S+$")
+"""Where a guard came from, the last comment behind it: ``model.py:12 in forward``."""
+
+MOST_REASONS = 5
+"""Reasons that are kept of each kind."""
+
+SETTLE_S = 0.2
+"""After so long under load the clocks of a GPU have settled (seen on an H200 at its power limit)."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Frames that Dynamo compiled and graph breaks it met, since the process began."""
+
+    frames: int
+    breaks: int
+
+
+def compiled_so_far() -> Compiled:
+    from torch._dynamo.utils import counters
+
+    return Compiled(counters["frames"].get("ok", 0), sum(counters["graph_break"].values()))
+
+
+@dataclass
+class Compilations:
+    """What Dynamo did while it was watched; not recorded where this torch keeps it elsewhere."""
+
+    graphs: int = NOT_RECORDED
+    breaks: int = NOT_RECORDED
+    break_reasons: tuple[str, ...] = NOT_RECORDED
+    recompilations: int = NOT_RECORDED
+    recompile_reasons: tuple[str, ...] = NOT_RECORDED
+    left_eager: tuple[str, ...] = NOT_RECORDED
+
+
+@contextmanager
+def compilations(model: nn.Module) -> Iterator[Compilations]:
+    """Watch Dynamo. The yielded record is filled at the end, functions of ``model`` named with their class in
+    it.
+
+    Dynamo's own list of compilations holds the last 64: a longer one takes its place meanwhile, and the
+    user's comes back as it was.
+    """
+    from torch._dynamo import utils
+
+    seen, before, broken = Compilations(), compiled_so_far(), dict(utils.counters["graph_break"])
+    kept, log = getattr(utils, "_compilation_metrics", None), deque[Any]()
+    if kept is not None:
+        utils._compilation_metrics = log
+    try:
+        yield seen
+    finally:
+        if kept is not None:
+            utils._compilation_metrics = kept
+        after = compiled_so_far()
+        seen.graphs, seen.breaks = after.frames - before.frames, after.breaks - before.breaks
+        seen.break_reasons = _few(
+            _break(reason)
+            for reason, count in utils.counters["graph_break"].items()
+            if count > broken.get(reason, 0)
+        )
+        if kept is not None and all(
+            hasattr(each, "recompile_reason") for each in log
+        ):  # which torch 2.6 lacks
+            again = [each for each in log if each.recompile_reason]
+            seen.recompilations = sum(not each.fail_type for each in again)
+            seen.recompile_reasons = _few(_guard(each.recompile_reason) for each in again)
+        if kept is not None and all(hasattr(each, "compile_id") for each in log):
+            seen.left_eager = _left_eager(log, model)
+
+
+def _few(reasons: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(scrub, reasons)))[:MOST_REASONS]
+
+
+def _break(reason: str) -> str:
+    """The name of a graph break and its explanation, without the hints and the user's source."""
+    lines = [line.strip() for line in reason.strip().splitlines()]
+    explained = next(
+        (line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), ""
+    )
+    return f"{lines[0]}: {explained}" if explained else lines[0] if lines else ""
+
+
+def _guard(reason: str) -> str:
+    """The guard that failed and where it came from: ``0/0: x == 1   # the line  # file.py:1 in f`` without
+    number and line."""
+    guard, *comments = re.split(r"\s+# ", reason.strip().partition("\n")[0])
+    guard = re.sub(r"^\[?\d+/\d+\S*: ", "", guard)
+    return f"{guard} ({comments[-1]})" if comments and PLACE.match(comments[-1]) else guard
+
+
+def _left_eager(log: Iterable[Any], model: nn.Module) -> tuple[str, ...]:
+    """The functions that reached the limit: their last compilation failed, the ones before it say what they
+    are called."""
+    functions: dict[str, str] = {}
+    owners = _forwards(model)
+    given_up = []
+    for each in log:
+        frame = str(each.compile_id).strip("[]").partition("/")[0]
+        if each.co_name:
+            functions.setdefault(frame, owners.get((each.co_filename, each.co_firstlineno), each.co_name))
+        if LIMIT_EXCEEDED.search(each.fail_reason or ""):
+            given_up.append(
+                functions.get(frame)
+                or _guard(getattr(each, "recompile_reason", None) or "").rpartition(" in ")[2].rstrip(")")
+                or f"frame {frame}"
+            )
+    return _few(given_up)
+
+
+def _forwards(model: nn.Module) -> Mapping[tuple[str, int], str]:
+    """File and line of every ``forward`` of the model -> its class and name."""
+    codes = {type(module): getattr(type(module).forward, "__code__", None) for module in model.modules()}
+    return {
+        (code.co_filename, code.co_firstlineno): f"{kind.__qualname__}.forward"
+        for kind, code in codes.items()
+        if code is not None
+    }
+
+
+@dataclass(frozen=True)
+class StepProof:
+    """What one profiled step ran."""
+
+    fp8_gemms: int | None
+    """None where nothing that could be watched tells."""
+    graphs_run: int
+
+
+def prove(step: Callable[[], object], device: torch.device) -> StepProof:
+    """Watch one step and count.
+
+    A process has one profiler at a time, and to start another ends the first without its events (seen on
+    torch 2.13). Beside one of the user's, and where it does not start, the observer of execution traces
+    counts, which sees operators only.
+    """
+    if not profiler_in_use():
+        with suppress(Exception):
+            return counted(profiled(step, device), device)
+    return _observed(step, device)
+
+
+def profiler_in_use() -> bool:
+    """Whether the user profiles this process; False where this torch does not tell."""
+    in_this_thread: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", lambda: False)
+    return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", False)) or in_this_thread()
+
+
+def profiled(
+    step: Callable[[], object], device: torch.device, *, to_read: bool = False
+) -> torch.profiler.profile:
+    """One step under the profiler, which has stopped when this returns.
+
+    ``to_read`` records the types of the operators' inputs, and on CUDA lets the GPU work right up to the
+    step: after a rest its clocks are higher than in the window where the step was timed.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    settle = (
+        torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+        if to_read and device.type == "cuda"
+        else None
+    )
+    profile = torch.profiler.profile(activities=activities, schedule=settle, record_shapes=to_read)
+    with quiet_profiler(), profile:
+        if settle:
+            until = time.monotonic() + SETTLE_S
+            while time.monotonic() < until:
+                step()
+                torch.cuda.synchronize(device)
+            profile.step()
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return profile
+
+
+def counted(profile: torch.profiler.profile, device: torch.device) -> StepProof:
+    """What a profiled step ran. On CUDA FP8 GEMMs are counted by kernel, which covers every stack; not where
+    no kernel was seen."""
+    operators = kernels = regions = seen = 0
+    raw: Any = profile.profiler
+    for event in raw.kineto_results.events():
+        name = event.name()
+        operators += name in FP8_OPERATORS
+        on_gpu = event.device_type() == DeviceType.CUDA
+        seen += on_gpu
+        kernels += on_gpu and bool(FP8_GEMM_KERNEL.search(name))
+        regions += name.startswith(COMPILED_REGION)
+    if device.type == "cuda":
+        return StepProof(kernels if seen else None, regions)
+    return StepProof(operators, regions)
+
+
+def _observed(step: Callable[[], object], device: torch.device) -> StepProof:
+    """The same by operators: FP8 GEMMs of a stack that has none of its own (Transformer Engine) are not seen
+    on CUDA."""
+    with tempfile.TemporaryDirectory(prefix="fp8doctor-") as folder:
+        file = Path(folder, "operators.json")
+        observer = torch.profiler.ExecutionTraceObserver().register_callback(str(file))
+        try:
+            observer.start()
+            step()
+            observer.stop()
+        finally:
+            observer.unregister_callback()
+        names = [node["name"] for node in json.loads(file.read_bytes())["nodes"]]
+    operators = sum(name in FP8_OPERATORS for name in names)
+    return StepProof(
+        operators or (None if device.type == "cuda" else 0),
+        sum(name.startswith(COMPILED_REGION) for name in names),
+    )
+
+
+@contextmanager
+def quiet_profiler() -> Iterator[None]:
+    """Keep the profiler's library from writing its own lines to stderr; it reads the variable when it is
+    first used."""
+    before = os.environ.get("KINETO_LOG_LEVEL")
+    os.environ["KINETO_LOG_LEVEL"] = "99"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["KINETO_LOG_LEVEL"]
+        else:
+            os.environ["KINETO_LOG_LEVEL"] = before
+
+
+@contextmanager
+def executed(blocks: list[nn.Module]) -> Iterator[list[int]]:
+    """Count forward calls of ``blocks``: the yielded list holds one number per block, in their order."""
+    counts = [0] * len(blocks)
+
+    def count(index: int) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: object) -> None:
+            counts[index] += 1
+
+        return hook
+
+    handles = [block.register_forward_pre_hook(count(index)) for index, block in enumerate(blocks)]
+    try:
+        yield counts
+    finally:
+        for handle in handles:
+            handle.remove()

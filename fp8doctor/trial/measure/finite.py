@@ -1,0 +1,90 @@
+"""Whether the loss and the gradients of a step are finite, and a way to keep the weights so when they are
+not.
+
+All arms share one set of weights: a NaN that one arm's gradients carry into an update is in every arm from
+then on, BF16 too, and the kernels of all of them then work on NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+Step = Callable[[], torch.Tensor]
+
+
+class WatchedSteps:
+    """A step whose loss and gradients are looked at, and whose update sees finite gradients only.
+
+    Nothing is read from the device before `non_finite` is asked for.
+    """
+
+    def __init__(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
+        self._step, self._optimizer = step, optimizer
+        self._losses: list[torch.Tensor] = []
+        self._gradients: list[torch.Tensor] = []
+
+    def __call__(self) -> torch.Tensor:
+        with _before_the_update(self._optimizer, self._look):
+            loss = self._step()
+        self._losses.append(loss.isfinite().all())
+        return loss
+
+    def _look(self, gradients: list[torch.Tensor]) -> None:
+        largest = [torch.linalg.vector_norm(each, torch.inf) for each in gradients]
+        self._gradients.append(torch.stack([each.isfinite() for each in largest]).all())
+        _clear(gradients)
+
+    def non_finite(self) -> tuple[str, ...] | None:
+        """``loss``, ``gradients``: what was NaN or infinite in a step so far; None where the optimizer let
+        nobody see."""
+        if len(self._gradients) < len(self._losses):
+            return None
+        seen = {"loss": self._losses, "gradients": self._gradients}
+        return tuple(name for name, finite in seen.items() if finite and not bool(torch.stack(finite).all()))
+
+    def unwatched(self) -> Step:
+        """The step itself; where its gradients were not finite, still with an update that sees finite
+        ones."""
+        return self._kept_finite if "gradients" in (self.non_finite() or ()) else self._step
+
+    def _kept_finite(self) -> torch.Tensor:
+        with _before_the_update(self._optimizer, _clear):
+            return self._step()
+
+
+@contextmanager
+def _before_the_update(
+    optimizer: torch.optim.Optimizer, act: Callable[[list[torch.Tensor]], None]
+) -> Iterator[None]:
+    """Hand the gradients to ``act`` when the optimizer begins its step; those of a kind that it cannot work
+    on are left alone."""
+
+    def hook(*_: Any) -> None:
+        found = [
+            parameter.grad
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        data = [each._values() if each.is_sparse else each for each in found]
+        with suppress(RuntimeError, NotImplementedError, TypeError):
+            act([each for each in data if each.numel()])
+
+    try:
+        handle = optimizer.register_step_pre_hook(hook)
+    except AttributeError:  # an optimizer that never called the constructor of torch's
+        yield
+        return
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _clear(gradients: list[torch.Tensor]) -> None:
+    for each in gradients:
+        torch.nan_to_num_(each, nan=0.0, posinf=0.0, neginf=0.0)

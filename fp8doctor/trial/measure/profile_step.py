@@ -1,0 +1,204 @@
+"""One profiled step of the arms that the report compares, at every cut: where their time goes, by kernel and
+by module.
+
+The profile of the deepest cut is the arm's proof too. What the profiler exports is read at once and removed;
+whoever asked for the traces is handed each before that.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fp8doctor.analysis.median_interval import interval
+from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
+from fp8doctor.facts.arm_names import PRESCRIBED
+from fp8doctor.facts.record import UnreadableDocument
+from fp8doctor.facts.scrub import scrub
+from fp8doctor.profiling.trace import MODULE, ProfiledStep, read_trace, step_of
+from fp8doctor.trial.copies.depth import cleaned
+from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, full_ms
+from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.device import sentence, still_there
+from fp8doctor.trial.measure.evidence import (
+    StepProof,
+    compiled_so_far,
+    counted,
+    profiled,
+    profiler_in_use,
+    prove,
+)
+
+BREAKDOWN = "breakdown"
+"""What progress and ``skip`` call the profiles, as if they were an arm: a process that dies of one is
+followed by one without."""
+
+ANOTHER_PROFILER = "another profiler is active in this process, and to start a second one would end it"
+
+KeepTrace = Callable[[str, Path], object]
+"""Takes the name of an arm and the trace of its step at the deepest cut, a file that is removed
+afterwards."""
+
+
+@dataclass
+class Tracer:
+    """Profiles the arms of one bench, and remembers why that failed."""
+
+    bench: Bench
+    progress: Callable[[str, str | None], None]
+    keep: KeepTrace | None = None
+    reason_against: str | None = None
+    """Why nothing is to be profiled."""
+    until: float = math.inf
+    """The clock (``time.monotonic``) after which nothing more is profiled."""
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def gaps(self) -> dict[str, str]:
+        """The gap of the trial's facts, where there is one."""
+        return {"trial.arms.breakdown": "; ".join(dict.fromkeys(self.failures))} if self.failures else {}
+
+    def compared(self, attempts: Sequence[Attempt], samples: Samples) -> list[Attempt]:
+        """As it is, the fastest BF16, and the prescription or the fastest of a model that was converted."""
+        timed = {
+            each.plan.name: each
+            for each in attempts
+            if each.reason is None and (each.plan.name, 0) in samples
+        }
+
+        def fastest(*names: str) -> list[Attempt]:
+            among = [timed[name] for name in names if name in timed]
+            return sorted(
+                among, key=lambda each: interval(full_ms(self.bench.plan, samples, each.plan)).median
+            )[:1]
+
+        converted = [name for name in timed if name.startswith("float8_")]
+        return [
+            *fastest("as_is"),
+            *fastest("bf16", "bf16_compiled"),
+            *(fastest(PRESCRIBED) or fastest(*converted)),
+        ]
+
+    def explain(self, attempts: Sequence[Attempt], samples: Samples) -> None:
+        """Profile and prove what is compared. One that its proof refuses gives its place to the next."""
+        while left := [each for each in self.compared(attempts, samples) if each.profiled is None]:
+            self.bench.prove(left[0], self)
+
+    def trace(self, attempt: Attempt) -> StepProof:
+        """Profile a step at every cut, the deepest first, which proves the arm. A failure costs the breakdown
+        only."""
+        attempt.profiled, device = (), self.bench.device
+        late = (
+            "the budget was used up before it"
+            if time.monotonic() > self.until and attempt.plan.name != "as_is"
+            else None
+        )
+        if reason := self.reason_against or (ANOTHER_PROFILER if profiler_in_use() else late):
+            self.failures.append(reason)
+            return prove(attempt.ready[-1].step, device)
+        self.progress(f"profiling one step ({attempt.plan.name})", BREAKDOWN)
+        proof: StepProof | None = None
+        steps: list[ProfiledStep] = []
+        try:
+            with tempfile.TemporaryDirectory(prefix="fp8doctor-") as folder:
+                for ready in reversed(attempt.ready):
+                    profile = self._profile(ready)
+                    proof = proof or counted(profile, device)
+                    file = Path(folder, f"{len(steps)}.json")
+                    profile.export_chrome_trace(str(file))
+                    if self.keep and not steps:
+                        self.keep(attempt.plan.name, file)
+                    step = step_of(read_trace(file))
+                    if device.type == "cuda" and not step.on_gpu:
+                        raise UnreadableDocument("the profiler saw nothing of the GPU")
+                    steps.append(step)
+                    file.unlink()
+        except Exception as error:
+            still_there(device, BREAKDOWN)
+            self.failures.append(scrub(f"profiling a step fails with {sentence(error)}"))
+        else:
+            attempt.profiled = tuple(reversed(steps))
+        return proof if proof and proof.fp8_gemms is not None else prove(attempt.ready[-1].step, device)
+
+    def _profile(self, ready: Ready) -> torch.profiler.profile:
+        """A step with the modules named that may be; without names where that compiled something after
+        all."""
+        before, modules = compiled_so_far(), _nameable(ready, self.bench.job.training_step)
+        with annotated(modules):
+            profile = profiled(ready.step, self.bench.device, to_read=True)
+        return (
+            profile
+            if not modules or compiled_so_far() == before
+            else profiled(ready.step, self.bench.device, to_read=True)
+        )
+
+
+def _nameable(ready: Ready, training_step: Callable[..., Any] | None) -> dict[str, nn.Module]:
+    """The modules that are in no compiled region and contain none.
+
+    A hook inside a region would be compiled with it, and what contains a region would own kernels of modules
+    without a name. A mark that compiles no frame of its module lets Dynamo meet a hook all the same.
+    """
+    if ready.model is None or (ready.compiled.graphs and step_mark(training_step)):
+        return {}
+    marks = ((module, compile_mark(module, "")) for module in ready.model.modules() if is_called(module))
+    regions = [module for module, mark in marks if mark and (ready.compiled.graphs or not mark.compiles)]
+    inside = {id(each) for region in regions for each in region.modules()}
+    return {
+        name: module
+        for name, module in ready.model.named_modules()
+        if inside.isdisjoint(map(id, module.modules()))
+    }
+
+
+@contextmanager
+def annotated(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Name every call of these modules in a profile, the way `fp8doctor.profiling.trace` reads it.
+
+    A call that raises is closed too: checkpointing ends a recomputation so, as soon as it has what it needs.
+    """
+    calls = _Calls()
+    handles: list[Any] = []
+    try:
+        for name, module in modules.items():
+            kind = f"{type(module).__module__}.{type(module).__qualname__}"
+            handles.append(
+                module.register_forward_pre_hook(
+                    calls.beginning(f"{MODULE}{kind} {cleaned(name)}"), prepend=True
+                )
+            )
+            handles.append(module.register_forward_hook(calls.ending, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Calls(threading.local):
+    """The calls under way, per thread: a GPU's backward, and with it a recomputation, runs in a thread of its
+    own."""
+
+    def __init__(self) -> None:
+        self.under_way: list[tuple[nn.Module, Any]] = []
+
+    def beginning(self, text: str) -> Callable[[nn.Module, Any], None]:
+        def hook(module: nn.Module, arguments: Any) -> None:
+            annotation: Any = torch.profiler.record_function(text)
+            annotation.__enter__()
+            self.under_way.append((module, annotation))
+
+        return hook
+
+    def ending(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        if self.under_way and self.under_way[-1][0] is module:
+            self.under_way.pop()[1].__exit__(None, None, None)

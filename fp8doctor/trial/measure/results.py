@@ -1,0 +1,182 @@
+"""The attempts and their samples as plain facts: medians with intervals, at every cut and at full depth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import torch
+
+from fp8doctor.analysis.gpu_disturbance import disturbance
+from fp8doctor.analysis.median_interval import CONFIDENCE, interval
+from fp8doctor.facts import Arm, ArmCut, Breakdown, Health, Trial
+from fp8doctor.facts.arm_names import FIRST, SELF_CHECK
+from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.trial.copies.depth import Plan, cleaned
+from fp8doctor.trial.measure import timer
+from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms
+from fp8doctor.trial.measure.breakdown import breakdown
+from fp8doctor.trial.measure.device import gpu_name
+from fp8doctor.trial.measure.memory import full_peak, memory_parts
+
+SELF_CHECK_TOLERANCE = 0.02
+"""BF16 against its own replica must come out at 1.00 within this, or the trial is called unreliable."""
+
+
+def report(
+    plan: Plan,
+    device: torch.device,
+    attempts: Sequence[Attempt],
+    samples: Samples,
+    final: Final | None = None,
+    *,
+    health: Health | None,
+    gaps: Mapping[str, str],
+    budget_s: float,
+    elapsed_s: float,
+) -> Trial:
+    """Medians with intervals, at every cut and at full depth, as plain facts."""
+    ratio = _self_check(attempts, samples)
+    apart = (
+        f"the step timed against its own copy gives {ratio:.3f} instead of 1.00"
+        if ratio and abs(ratio - 1) > SELF_CHECK_TOLERANCE
+        else None
+    )
+    reasons = [
+        reason
+        for reason in (apart, disturbance(health), _too_few(samples, final.samples if final else {}))
+        if reason
+    ]
+    return Trial(
+        device=device.type,
+        gpu=gpu_name(device),
+        blocks={cleaned(stack.name): stack.count for stack in plan.stacks},
+        arms=_both_windows(
+            [_arm(plan, attempt, samples) for attempt in attempts if attempt.plan.name != SELF_CHECK],
+            [_arm(plan, attempt, final.samples) for attempt in final.attempts] if final else [],
+        ),
+        self_check_ratio=ratio,
+        reliable=not reasons,
+        health=health,
+        gaps=dict(gaps),
+        reason="; ".join(reasons) or None,
+        budget_s=budget_s,
+        elapsed_s=elapsed_s,
+    )
+
+
+def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
+    """The time of an arm / that of its own replica at the first cut, round by round; None when one was not
+    timed."""
+    names = [attempt.plan.name for attempt in attempts if attempt.reason is None]
+    of = next((name for name in ("bf16", "as_is") if name in names), None)
+    if of is None or SELF_CHECK not in names:
+        return None
+    return interval([a / b for a, b in zip(samples[of, 0], samples[SELF_CHECK, 0], strict=True)]).median
+
+
+def _too_few(*windows: Samples) -> str | None:
+    """Why the intervals hold the true medians with less confidence than they say; None when they do not."""
+    rounds = min(
+        (len(values) for samples in windows for values in samples.values()), default=timer.LEAST_ROUNDS
+    )
+    if rounds >= timer.LEAST_ROUNDS:
+        return None
+    return (
+        f"there was time for only {rounds} of the {timer.LEAST_ROUNDS} rounds that an "
+        "interval of "
+        f"{CONFIDENCE:.0%} confidence needs"
+    )
+
+
+def _both_windows(first: Sequence[Arm], final: Sequence[Arm]) -> tuple[Arm, ...]:
+    """The arms of the final window, then those of the first.
+
+    An arm of the first window that has a namesake in the final one is kept under another name where it is the
+    base of an arm of its own window, and left out otherwise.
+    """
+    again = {arm.name for arm in final}
+    aside = [
+        msgspec.structs.replace(arm, name=_aside(arm.name, again), base=arm.base and _aside(arm.base, again))
+        for arm in first
+    ]
+    bases = {arm.base for arm in aside}
+    return (*final, *(arm for arm in aside if not arm.name.endswith(FIRST) or arm.name in bases))
+
+
+def _aside(name: str, again: set[str]) -> str:
+    return name + FIRST if name in again else name
+
+
+def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
+    of, ratio = attempt.plan, attempt.plan.tokens_ratio
+    if attempt.reason is not None or attempt.proof is None:
+        return Arm(
+            name=of.name,
+            treatments=of.treatments,
+            base=of.base,
+            tokens_ratio=ratio,
+            tried=False,
+            reason=attempt.reason,
+            breakdown=None,
+            memory=None,
+            non_finite=None,
+        )
+    full = full_ms(plan, samples, of)
+    cuts = []
+    for number, (cut, ready) in enumerate(zip(plan.cuts, attempt.ready, strict=True)):
+        at = interval([sample / ratio for sample in samples[of.name, number]])
+        cuts.append(
+            ArmCut(
+                blocks={cleaned(name): count for name, count in cut.kept.items()},
+                step_ms=at.median,
+                low_ms=at.low,
+                high_ms=at.high,
+                peak_gib=ready.peak_gib,
+                warm_up_s=ready.warm_up_s,
+                graphs_compiled=ready.compiled.graphs,
+                graph_breaks=ready.compiled.breaks,
+                break_reasons=ready.compiled.break_reasons,
+                recompilations=ready.compiled.recompilations,
+                recompile_reasons=ready.compiled.recompile_reasons,
+                left_eager=ready.compiled.left_eager,
+                alloc_retries=ready.alloc_retries,
+            )
+        )
+    at = interval(full)
+    holds = [ready.held for ready in attempt.ready]
+    peak_gib = full_peak(plan, [ready.peak_gib for ready in attempt.ready], holds)
+    return Arm(
+        name=of.name,
+        treatments=of.treatments,
+        base=of.base,
+        tokens_ratio=ratio,
+        tried=True,
+        reason=None,
+        step_ms=at.median,
+        low_ms=at.low,
+        high_ms=at.high,
+        rounds_ms=tuple(full),
+        peak_gib=peak_gib,
+        static_gib=plan.full([each.static_gib for each in holds]),
+        beside=attempt.beside,
+        cuts=tuple(cuts),
+        breakdown=_breakdown(plan, attempt, at.median),
+        memory=memory_parts(plan, peak_gib, holds),
+        fp8_gemms=attempt.proof.fp8_gemms,
+        graphs_run=attempt.proof.graphs_run,
+        non_finite=_non_finite(attempt),
+    )
+
+
+def _non_finite(attempt: Attempt) -> tuple[str, ...] | None:
+    """What was NaN or infinite at any cut; None when nobody could see at one, and none was elsewhere."""
+    seen = [ready.non_finite for ready in attempt.ready]
+    found = tuple(dict.fromkeys(name for each in seen for name in each or ()))
+    return None if not found and None in seen else found
+
+
+def _breakdown(plan: Plan, attempt: Attempt, step_ms: float) -> Breakdown | None:
+    if not attempt.profiled:
+        return None if attempt.profiled is None else NOT_RECORDED
+    return breakdown(plan, attempt.profiled, step_ms, attempt.plan.tokens_ratio)

@@ -1,0 +1,133 @@
+"""What of the user's model a trial never needs to change: modules, flags, hooks and gradients. Changed, it is
+put back and named.
+
+While replicas run, the parameters have no gradients: what reaches the original in spite of everything lands
+in new ones, which are thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+NAMES = {
+    "training": "training flags",
+    "_parameters": "parameters",
+    "_buffers": "buffers",
+    "_modules": "modules",
+    "_non_persistent_buffers_set": "buffers",
+}
+"""Attributes of a module -> what they are called; any other is a hook or an attribute."""
+
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""Attributes of a tensor that hold its hooks, None before the first one; verified on torch 2.13."""
+
+Contents = dict[str, tuple[Any, Any]]
+"""Attribute -> its value, and what the value holds when that is a container."""
+
+
+class Belongings:
+    """The user's modules and tensors as they are now."""
+
+    def __init__(self, roots: Iterable[nn.Module]) -> None:
+        self._modules = [
+            (module, type(module), _contents(vars(module))) for root in roots for module in root.modules()
+        ]
+        found = [
+            tensor
+            for module, _, _ in self._modules
+            for tensor in (*module._parameters.values(), *module._buffers.values())
+            if tensor is not None
+        ]
+        tensors = {id(tensor): tensor for tensor in found}.values()
+        self._tensors = [(tensor, tensor.requires_grad, _contents(_attributes(tensor))) for tensor in tensors]
+        self._gradients = [
+            (tensor, tensor.grad, _can_be_taken(tensor)) for tensor in tensors if tensor.is_leaf
+        ]
+
+    def take_gradients(self) -> None:
+        """Leave the parameters without gradients until `put_back`."""
+        for tensor, _, can_be_taken in self._gradients:
+            if can_be_taken:
+                tensor.grad = None
+
+    def put_back(self) -> list[str]:
+        """Make everything as it was, and name what was not."""
+        changed: dict[str, None] = {}
+        for module, kind, contents in self._modules:
+            if type(module) is not kind:
+                changed["modules"] = None
+                module.__class__ = kind
+            for name in _restore(vars(module), contents):
+                changed[NAMES.get(name, "hooks" if "hooks" in name else "modules")] = None
+        for tensor, requires_grad, contents in self._tensors:
+            if tensor.requires_grad != requires_grad and tensor.is_leaf:
+                changed["requires_grad"] = None
+                tensor.requires_grad_(requires_grad)
+            attributes = _attributes(tensor)
+            for name in HOOKS:
+                if attributes[name] and attributes[name] is not contents[name][0]:
+                    attributes[name].clear()  # autograd holds on to it
+            for name in _restore(attributes, contents):
+                changed["hooks" if "hooks" in name else "attributes of parameters"] = None
+                setattr(tensor, name, attributes[name]) if name in attributes else delattr(tensor, name)
+        for tensor, gradient, taken in self._gradients:
+            if tensor.grad is not (None if taken else gradient):
+                changed["gradients"] = None
+            if tensor.grad is not gradient:
+                tensor.grad = gradient
+        return list(changed)
+
+
+def _can_be_taken(tensor: torch.Tensor) -> bool:
+    """Whether a gradient can be set again: torch refuses some that it holds, of another dtype than the
+    parameter."""
+    if tensor.grad is None:
+        return False
+    try:
+        tensor.grad = tensor.grad
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def _attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    """What is attached to a tensor: its hooks, and what the user or a library set."""
+    return {**getattr(tensor, "__dict__", {}), **{name: getattr(tensor, name) for name in HOOKS}}
+
+
+def _contents(attributes: Mapping[str, Any]) -> Contents:
+    return {name: (value, _copied(value)) for name, value in attributes.items()}
+
+
+def _copied(value: Any) -> Any:
+    kind = next((kind for kind in (dict, list, set) if isinstance(value, kind)), None)
+    return kind(value) if kind else None
+
+
+def _restore(attributes: dict[str, Any], before: Contents) -> list[str]:
+    """Put back every attribute and the contents of every container; names of those that had changed."""
+    changed = [name for name in attributes if name not in before]
+    for name in changed:
+        del attributes[name]
+    for name, (value, held) in before.items():
+        if name not in attributes or attributes[name] is not value:
+            attributes[name] = value
+            changed.append(name)
+        if held is not None and not _same(value, held):
+            value.clear()
+            value.extend(held) if isinstance(value, list) else value.update(held)
+            changed.append(name)
+    return changed
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two containers of one kind hold the very same objects in the same order."""
+    if isinstance(a, set):
+        return bool(a == b)
+    if isinstance(a, dict):
+        return len(a) == len(b) and all(x is y and a[x] is b[y] for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))

@@ -1,0 +1,267 @@
+"""Process-wide settings of Python and torch: how each is read, and how it is put back.
+
+Reading changes nothing: no CUDA context is made, no package is imported. What this torch or this machine does
+not have is left out. A setting is written only where it differs from what it was.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from fp8doctor.trial.state import dynamo_state, transformer_engine_state
+
+AUTOCAST_DEVICES = ("cpu", "cuda")
+
+FLAGS = (
+    "fp32_precision",
+    "cuda.matmul.fp32_precision",
+    "cudnn.fp32_precision",
+    "cudnn.conv.fp32_precision",
+    "cudnn.rnn.fp32_precision",
+    "mkldnn.fp32_precision",
+    "mkldnn.matmul.fp32_precision",
+    "mkldnn.conv.fp32_precision",
+    "mkldnn.rnn.fp32_precision",
+    "cuda.matmul.allow_tf32",
+    "cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "cuda.matmul.allow_fp16_accumulation",
+    "cudnn.allow_tf32",
+    "cudnn.enabled",
+    "cudnn.benchmark",
+    "cudnn.benchmark_limit",
+    "cudnn.deterministic",
+    "mkldnn.enabled",
+    "mkldnn.deterministic",
+)
+"""Attributes of ``torch.backends``. Since torch 2.9 ``fp32_precision`` stands beside ``allow_tf32``, which
+then may refuse to be read: a flag that refuses is left out."""
+
+ATTENTION = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
+"""``torch.backends.cuda.NAME_enabled`` and ``enable_NAME``."""
+
+PASSES = 3
+"""Precision settings move each other, so that one pass over them may not be enough."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: its name in a report, and how it is read and written."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+
+def read() -> dict[str, Any]:
+    """Every setting that can be read now, by its name."""
+    values = {}
+    for setting in _settings():
+        with suppress(Exception):
+            values[setting.name] = setting.read()
+    return values
+
+
+def put_back(before: Mapping[str, Any]) -> None:
+    """Write every setting that is not as `read` found it."""
+    for _ in range(PASSES):
+        now = read()
+        changed = [
+            setting
+            for setting in _settings()
+            if setting.name in before and not alike(before[setting.name], now.get(setting.name))
+        ]
+        for setting in changed:
+            with suppress(Exception):
+                setting.write(before[setting.name])
+        if not changed:
+            break
+
+
+def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Names of the settings that are not as they were; the first part of a name where several share it."""
+    return list(
+        dict.fromkeys(
+            name.partition(":")[0] for name, value in before.items() if not alike(value, after.get(name))
+        )
+    )
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two values, which may hold tensors and arrays, are the same."""
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and torch.equal(a, b)
+    if isinstance(a, (tuple, list)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(alike(a[key], b[key]) for key in a)
+    if hasattr(a, "tobytes") and hasattr(b, "tobytes"):
+        return bool(a.tobytes() == b.tobytes())
+    return a is b or bool(a == b)
+
+
+def _settings() -> Iterator[Setting]:
+    yield from _of_python()
+    yield from _random()
+    yield from _of_torch()
+    yield from _autocast()
+    for flag in FLAGS:
+        holder, _, name = f"backends.{flag}".rpartition(".")
+        yield Setting(
+            f"precision and backend flags: {flag}", partial(_get, holder, name), partial(_set, holder, name)
+        )
+    for kind in ATTENTION:
+        yield Setting(
+            f"precision and backend flags: {kind}",
+            partial(_call, f"{kind}_enabled"),
+            partial(_call, f"enable_{kind}"),
+        )
+    for name, read, write in (*dynamo_state.SETTINGS, *transformer_engine_state.SETTINGS):
+        yield Setting(name, read, write)
+
+
+def _of_python() -> Iterator[Setting]:
+    yield Setting("environment variables", lambda: dict(os.environ), _write_environment)
+    yield Setting("sys.path", lambda: list(sys.path), lambda value: sys.path.__setitem__(slice(None), value))
+    yield Setting("sys.argv", lambda: list(sys.argv), lambda value: sys.argv.__setitem__(slice(None), value))
+    yield Setting("the current folder", os.getcwd, os.chdir)
+    yield Setting("standard streams", lambda: (sys.stdin, sys.stdout, sys.stderr), _write_streams)
+    yield Setting("garbage collection", lambda: (gc.isenabled(), gc.get_threshold()), _write_collection)
+    yield Setting("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit)
+    yield Setting(
+        "signal handlers",
+        lambda: {number: signal.getsignal(number) for number in signal.valid_signals()},
+        _write_signals,
+    )
+    yield Setting("logging", _read_logging, _write_logging)
+
+
+def _write_environment(value: dict[str, str]) -> None:
+    for name in os.environ.keys() - value.keys():
+        del os.environ[name]
+    os.environ.update({name: text for name, text in value.items() if os.environ.get(name) != text})
+
+
+def _write_streams(value: tuple[Any, Any, Any]) -> None:
+    sys.stdin, sys.stdout, sys.stderr = value
+
+
+def _write_collection(value: tuple[bool, tuple[int, int, int]]) -> None:
+    (gc.enable if value[0] else gc.disable)()
+    gc.set_threshold(*value[1])
+
+
+def _write_signals(value: dict[int, Any]) -> None:
+    """Only the main thread may."""
+    for number, handler in value.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
+def _read_logging() -> tuple[Any, ...]:
+    root = logging.getLogger()
+    return (root.level, list(root.handlers), list(root.filters), root.disabled, root.manager.disable)
+
+
+def _write_logging(value: tuple[Any, ...]) -> None:
+    root = logging.getLogger()
+    root.handlers[:], root.filters[:] = value[1], value[2]
+    root.setLevel(value[0])
+    root.disabled = value[3]
+    logging.disable(value[4])
+
+
+def _random() -> Iterator[Setting]:
+    yield Setting("random numbers: Python", random.getstate, random.setstate)
+    yield Setting("random numbers: torch", torch.get_rng_state, torch.set_rng_state)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        yield Setting("random numbers: CUDA", torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
+    if "numpy" in sys.modules:
+        numpy = sys.modules["numpy"].random
+        yield Setting("random numbers: NumPy", numpy.get_state, numpy.set_state)
+
+
+def _of_torch() -> Iterator[Setting]:
+    yield Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype)
+    yield Setting("the default device", lambda: torch.utils._device.CURRENT_DEVICE, torch.set_default_device)
+    yield Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled)
+    yield Setting(
+        "anomaly mode",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda value: torch.set_anomaly_enabled(*value),
+    )
+    yield Setting(
+        "deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
+    )
+    yield Setting(
+        "deterministic algorithms: fill",
+        torch._C._get_deterministic_fill_uninitialized_memory,
+        torch._C._set_deterministic_fill_uninitialized_memory,
+    )
+    yield Setting(
+        "precision and backend flags: matmul",
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    )
+    yield Setting("the number of threads", torch.get_num_threads, torch.set_num_threads)
+    hooks = torch.nn.modules.module
+    for name in (
+        each for each in vars(hooks) if each.startswith("_global_") and isinstance(vars(hooks)[each], dict)
+    ):
+        yield Setting(
+            f"global module hooks: {name}",
+            partial(dict, vars(hooks)[name]),
+            partial(_refill, vars(hooks)[name]),
+        )
+
+
+def _refill(mapping: dict[Any, Any], value: Mapping[Any, Any]) -> None:
+    mapping.clear()
+    mapping.update(value)
+
+
+def _autocast() -> Iterator[Setting]:
+    for device in AUTOCAST_DEVICES:
+        yield Setting(
+            f"autocast: {device}",
+            partial(torch.is_autocast_enabled, device),
+            partial(torch.set_autocast_enabled, device),
+        )
+        yield Setting(
+            f"autocast: {device} dtype",
+            partial(torch.get_autocast_dtype, device),
+            partial(torch.set_autocast_dtype, device),
+        )
+    yield Setting("autocast: cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
+
+
+def _get(holder: str, name: str) -> Any:
+    return getattr(_at(holder), name)
+
+
+def _set(holder: str, name: str, value: Any) -> None:
+    setattr(_at(holder), name, value)
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    return getattr(torch.backends.cuda, name)(*arguments)
+
+
+def _at(path: str) -> Any:
+    """What a dotted path names in torch."""
+    found: Any = torch
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found

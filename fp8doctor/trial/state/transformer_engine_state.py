@@ -1,0 +1,100 @@
+"""Transformer Engine's process-wide FP8 state, where it is loaded: read, put back, and kept away from
+replicas.
+
+The one place that reads ``FP8GlobalStateManager``: class attributes up to 2.14, the dataclass
+``quantization_state`` from 2.15 on (sources at v1.0, v2.2 and main of November 2026); the module is
+``quantization`` from 2.9 on, ``fp8`` before.
+
+Leaving a ``te.autocast`` with delayed scaling updates the scales of every module that ever registered in the
+global buffers, the user's own included. So the buffers are empty while replicas run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+MODULES = ("transformer_engine.pytorch.quantization", "transformer_engine.pytorch.fp8")
+
+BUFFERS = ("global_amax_buffer", "global_amax_history_buffer", "global_scale_buffer")
+"""Dicts of lists of tensors, by autocast."""
+
+
+def read() -> dict[str, Any]:
+    """Every plain attribute of the state, lists and dicts copied two levels deep."""
+    return {name: _copied(value) for name, value in _attributes(_state())}
+
+
+def write(before: dict[str, Any]) -> None:
+    """Put back what differs, into the same containers."""
+    state = _state()
+    for name, value in _attributes(state):
+        if name not in before or _same(value, before[name]):
+            continue
+        if isinstance(value, dict) and isinstance(before[name], dict):
+            value.clear()
+            value.update(_copied(before[name]))
+        elif isinstance(value, list) and isinstance(before[name], list):
+            value[:] = _copied(before[name])
+        else:
+            setattr(state, name, before[name])
+
+
+SETTINGS = (("FP8 state of Transformer Engine", read, write),)
+
+
+@contextmanager
+def buffers_apart() -> Iterator[None]:
+    """Empty global buffers inside, and afterwards the very ones there were."""
+    state = _state()
+    kept = {name: getattr(state, name) for name in BUFFERS if isinstance(getattr(state, name, None), dict)}
+    for name in kept:
+        setattr(state, name, {})
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(state, name, value)
+
+
+def autocast_is_open() -> bool:
+    """Whether a module that is called now would run in FP8."""
+    return bool(_manager().is_fp8_enabled())
+
+
+def _manager() -> Any:
+    managers = (getattr(sys.modules.get(name), "FP8GlobalStateManager", None) for name in MODULES)
+    return next((each for each in managers if each is not None), None)
+
+
+def _state() -> Any:
+    """What holds the state: an instance, or the manager itself; None where the library is not loaded."""
+    manager = _manager()
+    return getattr(manager, "quantization_state", manager)
+
+
+def _attributes(state: Any) -> list[tuple[str, Any]]:
+    names = getattr(type(state), "__slots__", None) or list(getattr(state, "__dict__", ()))
+    pairs = [(name, getattr(state, name, None)) for name in names if not name.startswith("_")]
+    return [
+        (name, value)
+        for name, value in pairs
+        if not callable(value) and not isinstance(value, (classmethod, staticmethod))
+    ]
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: list(each) if isinstance(each, list) else each for key, each in value.items()}
+    return list(value) if isinstance(value, list) else value
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values are made of the very same objects; tensors are not compared by value."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return a is b

@@ -1,0 +1,36 @@
+"""Counts, shares and exceptions in words, harmless to print."""
+
+from __future__ import annotations
+
+MESSAGE_LENGTH = 300
+"""Characters of a user's exception that fit into a sentence; the detail carries all of it."""
+
+
+def in_words(error: BaseException) -> str:
+    """An exception in one line, harmless to print."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        text = "(its message cannot be shown)"
+    text = text if len(text) <= MESSAGE_LENGTH else text[:MESSAGE_LENGTH] + " ..."
+    return harmless(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def harmless(text: str, keep: str = "") -> str:
+    """The text with everything that could steer a terminal or break a line written as an escape."""
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
+        for each in text
+    )
+
+
+def percent(share: float) -> str:
+    """A share in per cent, with a digit more where it is small: 86 %, 2.3 %, 0.04 %."""
+    if 0 < share < 0.01:
+        return "< 0.01 %"
+    return f"{share:.0f} %" if share >= 10 else f"{share:.2g} %"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun: 1 block, 24 blocks."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,1 @@
+"""The wall between the parent, which imports neither torch nor user code, and the child process that does."""

@@ -1,0 +1,175 @@
+"""The child: loads the user's file, examines it, times it, and sends everything as it comes. The only process
+that runs user code."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gzip
+import json
+import os
+import shutil
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Facts, Target, Trial
+from fp8doctor.facts.record import settle
+from fp8doctor.facts.scrub import scrub
+from fp8doctor.loading.job import Job
+from fp8doctor.loading.model_file import load, locate
+from fp8doctor.wording import in_words
+from fp8doctor.worker.messages import Done, Examined, Failure, Lost, Message, Mistake, Stage, Traced
+from fp8doctor.worker.request import TrialOrder
+
+PR_SET_PDEATHSIG = 1
+"""``prctl`` option: the signal a process gets when its parent dies. Source: linux/prctl.h."""
+
+
+class _Channel:
+    """The child's way to its parent. User code may close it, fork, or reuse its number: it is opened again,
+    or left alone."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._pid = os.getpid()
+        self._fd = os.dup(request["channel"])
+        os.close(request["channel"])
+        self._pipe = os.fstat(self._fd).st_ino
+        self._again = f"/proc/{request['parent']}/fd/{request['read_end']}"
+
+    def send(self, message: Message) -> None:
+        """Send one message. A copy of the child that user code forked ends here instead."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+        line = msgspec.json.encode(message) + b"\n"
+        self._reopen()
+        while line:
+            line = line[os.write(self._fd, line) :]
+
+    def _reopen(self) -> None:
+        try:
+            mine = os.fstat(self._fd).st_ino == self._pipe
+        except OSError:
+            mine = False
+        if not mine:
+            self._fd = os.open(self._again, os.O_WRONLY | os.O_CLOEXEC)
+
+
+def serve(request: str) -> None:
+    """The child: examine what the request names, send everything as it comes."""
+    asked = json.loads(request)
+    _die_with(asked["parent"])
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    channel = _Channel(asked)
+    try:
+        _examine(channel, asked)
+        channel.send(Done())
+    except UserError as error:
+        channel.send(Mistake(settle(str(error)), settle(error.detail)))
+    except BaseException as error:
+        frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
+        channel.send(
+            Failure(
+                settle(
+                    scrub(
+                        f"fp8doctor failed: {in_words(error)} "
+                        f"({os.path.basename(frame.f_code.co_filename)}:{line})"
+                    )
+                )
+            )
+        )
+
+
+def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
+    channel.send(Stage("reading the environment"))
+    from fp8doctor.examine import examine, examine_surroundings
+
+    if asked["target"] is None:
+        channel.send(
+            Examined(
+                examine_surroundings(Target(kind="environment", name="environment", attribute=None)).to_dict()
+            )
+        )
+        return
+    target = locate(asked["target"]).target()
+    channel.send(Examined(examine_surroundings(target).to_dict()))
+    channel.send(Stage(f"loading {target.name}"))
+    job = load(asked["target"], layers=asked["layers"], batch=asked["batch"], seq=asked["seq"])
+    channel.send(Stage(f"examining {target.name}"))
+    # Loading may have changed variables and imports: the surroundings are read again.
+    facts = examine(job)
+    channel.send(Examined(facts.to_dict()))
+    if asked["trial"] is not None:
+        order = TrialOrder(**asked["trial"])
+        tried = _trial(channel, job, facts, order, asked["skip"])
+        if tried is not None:
+            channel.send(Examined(msgspec.structs.replace(facts, trial=tried).to_dict()))
+
+
+def _trial(
+    channel: _Channel, job: Job, facts: Facts, order: TrialOrder, skip: dict[str, str]
+) -> Trial | None:
+    """Time the job and what the checks would change about it; None where there is nothing to time it on."""
+    from fp8doctor.diagnosis.diagnose import diagnose
+    from fp8doctor.trial import DeviceLost, run_trial
+    from fp8doctor.trial.measure.device import choose_device
+
+    device = choose_device(order.device)
+    if device is None:
+        return None
+    hypotheses = diagnose(
+        facts, select=order.select, ignore=order.ignore, checks=tuple(map(Path, order.checks))
+    ).prescription
+
+    def progress(text: str, arm: str | None) -> None:
+        channel.send(Stage(text, timing=True, arm=arm))
+
+    def keep_trace(arm: str, trace: Path) -> None:
+        file = order.trace_of(arm)
+        if file is not None:
+            channel.send(_kept(trace, file))
+
+    def keep(trial: Trial) -> None:
+        channel.send(Examined(msgspec.structs.replace(facts, trial=trial).to_dict()))
+
+    try:
+        return run_trial(
+            job,
+            facts,
+            hypotheses,
+            device,
+            budget_s=order.budget_s,
+            progress=progress,
+            skip=skip,
+            keep_trace=keep_trace,
+            keep=keep,
+        )
+    except DeviceLost as lost:
+        channel.send(Lost(lost.arm, str(lost)))
+        os._exit(1)
+
+
+def _kept(trace: Path, file: Path) -> Traced:
+    """Copy a trace to where it was asked for, compressed when the name says so."""
+    try:
+        with (
+            trace.open("rb") as source,
+            gzip.open(file, "wb", compresslevel=6) if file.suffix == ".gz" else file.open("wb") as target,
+        ):
+            shutil.copyfileobj(source, target)
+    except OSError as error:
+        return Traced(settle(str(file)), settle(error.strerror or str(error)))
+    return Traced(settle(str(file)))
+
+
+def _die_with(parent: int) -> None:
+    """End with the parent, where the system can arrange it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,57 @@
+"""What the child tells its parent, one JSON message a line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Stage(msgspec.Struct, tag=True):
+    """The child begins something; ``text`` completes "while ..."."""
+
+    text: str
+    timing: bool = False
+    """Whether it belongs to the trial, which has a limit of its own."""
+    arm: str | None = None
+    """The arm of the trial that is being built, which is left out if the child dies of it."""
+
+
+class Examined(msgspec.Struct, tag=True):
+    """Everything that is known so far."""
+
+    facts: dict[str, Any]
+
+
+class Traced(msgspec.Struct, tag=True):
+    """The trace of an arm was kept in a file, or could not be."""
+
+    file: str
+    problem: str | None = None
+
+
+class Mistake(msgspec.Struct, tag=True):
+    """A `UserError`."""
+
+    message: str
+    detail: str
+
+
+class Lost(msgspec.Struct, tag=True):
+    """An arm left the GPU unusable for this process."""
+
+    arm: str
+    reason: str
+
+
+class Failure(msgspec.Struct, tag=True):
+    """fp8doctor itself failed, in a sentence."""
+
+    sentence: str
+
+
+class Done(msgspec.Struct, tag=True):
+    """Nothing more will be sent."""
+
+
+Message = Stage | Examined | Traced | Mistake | Lost | Failure | Done

@@ -1,0 +1,300 @@
+"""Examine a target in a process of its own, so that whatever user code does there costs one process and no
+report.
+
+The caller imports neither torch nor user code. The child sends one JSON message a line over a pipe of its
+own, never over stdout; what user code prints goes to the caller's stderr. The child leads a process group
+that ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+import fp8doctor
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Facts, Target, recorded
+from fp8doctor.facts.kept import without
+from fp8doctor.facts.record import UnreadableDocument, decoder
+from fp8doctor.loading.model_file import compiled, locate
+from fp8doctor.worker.messages import Examined, Failure, Lost, Message, Mistake, Stage, Traced
+from fp8doctor.worker.request import TrialOrder
+
+TICK_S = 0.1
+"""How often the deadline and the end of the child are looked at while nothing is sent."""
+
+GRACE_S = 2.0
+"""How long a child that has said everything may take to run its exit handlers."""
+
+MOST_WORKERS = 4
+"""Workers that may die of one arm each before the trial is given up."""
+
+TRIAL_LIMIT, TRIAL_GRACE_S = 3.0, 60.0
+"""One stage of the trial is a hang after so many budgets and seconds."""
+
+_BOOT = """\
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("fp8doctor", sys.argv[1])
+sys.modules["fp8doctor"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["fp8doctor"])
+from fp8doctor.worker.child import serve
+serve(sys.argv[2])
+"""
+"""What the child runs, under ``-P``: this very fp8doctor, wherever it lies, with nothing of it or of the
+current folder on ``sys.path``."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What a worker found out."""
+
+    facts: Facts
+    problem: str | None
+    """Why the facts are incomplete, in a sentence; None when everything was examined."""
+    traces: dict[str, str | None] = field(default_factory=dict)
+    """File of a trace -> why it could not be written, None where it was."""
+
+
+def examine_in_worker(
+    target: str | None,
+    *,
+    layers: int | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    load_timeout: float = 600,
+    trial: TrialOrder | None = None,
+    progress: Callable[[str], None],
+) -> Examination:
+    """Examine ``target`` (None: environment and GPUs only) in a child process, time it if a trial is ordered,
+    and wait.
+
+    Raises `UserError` for what the user can mend. A child that dies, hangs or talks nonsense costs what it
+    had not yet said: the facts so far come back with the problem. One that dies of an arm of the trial is
+    followed by another without that arm, `MOST_WORKERS` in all; when the times were known before, they are
+    kept.
+    """
+    source = locate(target) if target is not None else None
+    if source is not None and source.path is not None:
+        compiled(source.path)
+    facts = Facts(
+        target=source.target() if source else Target(kind="environment", name="environment", attribute=None)
+    )
+    request: dict[str, Any] = {
+        "target": target,
+        "layers": layers,
+        "batch": batch,
+        "seq": seq,
+        "trial": asdict(trial) if trial else None,
+        "skip": {},
+    }
+    traces: dict[str, str | None] = {}
+    for _ in range(MOST_WORKERS):
+        try:
+            return replace(_examined(request, facts, load_timeout, progress, traces), traces=traces)
+        except _ArmFailed as failed:
+            request["skip"][failed.arm] = failed.reason
+            progress(f"{failed.arm}: {failed.reason}; starting again without it")
+    return _incomplete(
+        facts,
+        f"{MOST_WORKERS} workers in a row died of the trial: "
+        + "; ".join(f"{arm}: {why}" for arm, why in request["skip"].items()),
+    )
+
+
+class _ArmFailed(Exception):
+    """The child died, or lost its GPU, while it built or timed an arm."""
+
+    def __init__(self, arm: str, reason: str) -> None:
+        super().__init__(reason)
+        self.arm, self.reason = arm, reason
+
+
+def _examined(
+    request: dict[str, Any],
+    facts: Facts,
+    load_timeout: float,
+    progress: Callable[[str], None],
+    traces: dict[str, str | None],
+) -> Examination:
+    """One child from its start to its end. ``traces`` takes the files that it writes."""
+    doing, began, limit, arm = "starting", time.monotonic(), load_timeout, None
+    trial_limit = (
+        TRIAL_LIMIT * request["trial"]["budget_s"] + TRIAL_GRACE_S if request["trial"] else load_timeout
+    )
+    messages = decoder(Message)
+    with _Child(request) as child:
+        for line in child.lines():
+            if line is None:
+                if time.monotonic() - began > limit:
+                    if arm is not None:
+                        return _without(facts, arm, f"it took longer than {limit:g} s")
+                    return _incomplete(
+                        facts,
+                        f"{doing} took longer than {limit:g} s and was stopped; "
+                        "--load-timeout "
+                        "allows it more",
+                    )
+                continue
+            try:
+                message = messages.decode(line)
+                if isinstance(message, Examined):
+                    facts = Facts.from_dict(message.facts)
+            except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
+                return _incomplete(
+                    facts,
+                    f"something other than fp8doctor wrote to its channel while {doing}, and "
+                    "the worker "
+                    "was stopped",
+                )
+            if isinstance(message, Stage):
+                doing, began, limit, arm = (
+                    message.text,
+                    time.monotonic(),
+                    trial_limit if message.timing else load_timeout,
+                    message.arm,
+                )
+                progress(doing)
+            elif isinstance(message, Traced):
+                traces[message.file] = message.problem
+            elif isinstance(message, Lost):
+                return _without(facts, message.arm, message.reason)
+            elif not isinstance(message, Examined):
+                child.finish()
+                if isinstance(message, Mistake):
+                    raise UserError(message.message, message.detail)
+                return (
+                    _incomplete(facts, message.sentence)
+                    if isinstance(message, Failure)
+                    else Examination(facts, None)
+                )
+        end = _end(child.returncode)
+        if arm is not None:
+            return _without(facts, arm, f"the process {end}")
+        return _incomplete(facts, f"the worker {end} while {doing}")
+
+
+def _without(facts: Facts, arm: str, reason: str) -> Examination:
+    """The trial that was known before the child failed at what it can do without. Raises `_ArmFailed` when
+    none was."""
+    if not recorded(facts.trial):
+        raise _ArmFailed(arm, reason)
+    return Examination(msgspec.structs.replace(facts, trial=without(facts.trial, arm, reason)), None)
+
+
+def _incomplete(facts: Facts, sentence: str) -> Examination:
+    gaps = dict(facts.gaps) if recorded(facts.gaps) else {}
+    gaps.update({name: sentence for name in ("software", "network") if not recorded(getattr(facts, name))})
+    return Examination(msgspec.structs.replace(facts, gaps=gaps), sentence)
+
+
+def _end(returncode: int) -> str:
+    """How a process ended, in words."""
+    if returncode >= 0:
+        return f"ended with exit code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    return f"was killed by {name} (out of memory?)" if name == "SIGKILL" else f"was killed by {name}"
+
+
+def _stderr() -> int:
+    """Where the child prints: this process's stderr, or nowhere where that is closed."""
+    try:
+        os.fstat(2)
+    except OSError:
+        return subprocess.DEVNULL
+    return 2
+
+
+class _Child:
+    """The child process as its parent holds it: its messages, and the certainty that it is gone
+    afterwards."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        output = _stderr()
+        self._read_end, write_end = os.pipe()
+        try:
+            os.set_blocking(self._read_end, False)
+            request = {**request, "channel": write_end, "parent": os.getpid(), "read_end": self._read_end}
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-c",
+                    _BOOT,
+                    str(Path(fp8doctor.__file__).resolve()),
+                    json.dumps(request),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(write_end,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._read_end)
+            raise
+        finally:
+            os.close(write_end)
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        """Kill what is left of the process group, reap the child, close the pipe."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._read_end)
+
+    @property
+    def returncode(self) -> int:
+        return self._process.wait()
+
+    def finish(self) -> None:
+        """Let a child that has said everything run its exit handlers."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_S)
+
+    def lines(self) -> Iterator[bytes | None]:
+        """The lines that arrive, and None at every tick without one, until the child has ended.
+
+        The end of the pipe is not the end of the child: user code may close it, and `_Channel` then opens it
+        again; nor does an open pipe mean a living child: a process forked by user code holds it too.
+        """
+        poller = select.poll()
+        poller.register(self._read_end, select.POLLIN)
+        rest = b""
+        while True:
+            ended = self._process.poll() is not None
+            try:
+                chunk = os.read(self._read_end, 1 << 20)
+            except BlockingIOError:
+                chunk = None
+            if chunk:
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from lines
+                continue
+            if ended:
+                return
+            if chunk is None:
+                poller.poll(TICK_S * 1e3)
+            else:
+                time.sleep(TICK_S)
+            yield None

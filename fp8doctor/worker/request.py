@@ -1,0 +1,32 @@
+"""What a trial is asked to be. A file of its own, because the command line fills it in before the worker is
+started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class TrialOrder:
+    """The time of a trial, its device, the checks whose treatments it tries, and what becomes of its
+    traces."""
+
+    budget_s: float
+    device: str | None = None
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    """Folders of third-party checks."""
+    trace: str | None = None
+    """The file that keeps the trace of the step as it is, as an absolute path: a model file may change the
+    folder."""
+
+    def trace_of(self, arm: str) -> Path | None:
+        """The file that keeps the trace of an arm: the arm's name stands before the suffix. None where traces
+        are not kept."""
+        if self.trace is None:
+            return None
+        file = Path(self.trace)
+        ending = "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
+        return file if arm == "as_is" else file.with_name(f"{file.name.removesuffix(ending)}.{arm}{ending}")
