@@ -15,7 +15,7 @@ import fp8doctor.loading.model_file
 from fp8doctor.errors import UserError
 from fp8doctor.loading.model_file import load, locate
 
-BAD_INPUT = sorted((Path(__file__).parent / "bad_input").glob("*.txt"))
+BAD_INPUT = sorted((Path(__file__).parents[1] / "bad_input").glob("*.txt"))
 
 Write = Callable[..., str]
 

@@ -17,7 +17,7 @@ from fp8doctor.finding import Finding
 from fp8doctor.registry import discover, run
 from fp8doctor.render.text import render
 
-RECORDED = Path(__file__).parent / "patients" / "recorded"
+RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
 
 MODEL_ERROR = 0.15
 """How far the modelled speedup of these jobs may be off. Two jobs with adapters or frozen weights are further

@@ -23,7 +23,7 @@ from tests.checks.arms import timed
 from tests.checks.step.profiled import profiled
 from tests.facts_of import DECODER_468M
 
-RECORDED = Path(__file__).parent / "patients" / "recorded"
+RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
 
 GPU = Gpu(name="NVIDIA H200", vendor="nvidia", compute_capability="9.0", architecture=None, visible=True)
 
