@@ -2,7 +2,7 @@
 name.
 
 Names: seen on an H200 with torch 2.11, torchao 0.18 and Transformer Engine 2.20.2, or taken from public
-traces, from sources and from the symbols of Transformer Engine's library (tests/profiling/test_kernel_families.py says which).
+traces, from sources and from the symbols of Transformer Engine's library (the tests say which).
 Operators: torch 2.13 and torchao 0.18 (``torchao/float8/float8_linear.py``).
 
 An eager FP8 cast is ordinary kernels: abs, max, clamp, copy. What makes them FP8 work is where they were

@@ -28,7 +28,8 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from fp8doctor.profiling.trace import read_trace, step_of
+from fp8doctor.profiling.step import step_of
+from fp8doctor.profiling.trace import read_trace
 from tests.benchmarks.machine import machine
 
 BOUND_US = 1e6 / 50_000

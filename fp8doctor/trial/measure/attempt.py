@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from fp8doctor.profiling.trace import ProfiledStep
+from fp8doctor.profiling.step import ProfiledStep
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.measure.evidence import Compilations, StepProof
 from fp8doctor.trial.measure.memory import Held

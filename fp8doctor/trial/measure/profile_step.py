@@ -25,7 +25,8 @@ from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
 from fp8doctor.facts.arm_names import PRESCRIBED
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.scrub import scrub
-from fp8doctor.profiling.trace import MODULE, ProfiledStep, read_trace, step_of
+from fp8doctor.profiling.step import ProfiledStep, step_of
+from fp8doctor.profiling.trace import MODULE, read_trace
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, full_ms
 from fp8doctor.trial.measure.bench import Bench
