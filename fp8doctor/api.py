@@ -59,6 +59,51 @@ def inspect_model(
 
     Raises TypeError or ValueError in a sentence for what does not fit.
     """
+    _check_limits(budget_s, layers)
+    gpu = _known_gpu(assume_gpu)
+    selected, ignored = _codes("select", select), _codes("ignore", ignore)
+    job = _job(
+        model,
+        batch,
+        loss=loss,
+        optimizer=optimizer,
+        training_step=training_step,
+        autocast=autocast,
+        accumulate=accumulate,
+    )
+    from fp8doctor.examine import examine
+
+    if layers is not None:
+        job = _cut(job, examine(job).network, layers)
+    facts = msgspec.structs.replace(examine(job), assumed_gpu=gpu)
+    if optimizer is not None and job.optimizer is None:
+        facts = _with_uncalled_optimizer(facts, optimizer)
+    try:
+        if trial:
+            facts = _timed(job, facts, device, budget_s, selected, ignored)
+        return Report.of(diagnose(facts, select=selected, ignore=ignored))
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
+def _check_limits(budget_s: Any, layers: Any) -> None:
+    if not isinstance(budget_s, (int, float)) or not 0 < budget_s < float("inf"):
+        raise ValueError(f"budget_s has to be a positive number of seconds, not {budget_s!r}")
+    if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or layers < 1):
+        raise ValueError(f"layers has to be a whole number of blocks, 1 or more, not {layers!r}")
+
+
+def _job(
+    model: Any,
+    batch: Any,
+    *,
+    loss: Any,
+    optimizer: Any,
+    training_step: Any,
+    autocast: Any,
+    accumulate: Any,
+) -> Job:
+    """Describe the training of a model. What a Trainer has planned fills in what was not given."""
     trainer = model if is_trainer(model) else None
     plan = plan_of(model) if trainer is not None else None
     root = _checked_model(plan.model if plan else model)
@@ -74,14 +119,8 @@ def inspect_model(
         optimizer = optimizer if optimizer is not None else plan.optimizer
         autocast = autocast if autocast is not None else plan.autocast
         accumulate = accumulate if accumulate != 1 else plan.accumulate
-    if not isinstance(budget_s, (int, float)) or not 0 < budget_s < float("inf"):
-        raise ValueError(f"budget_s has to be a positive number of seconds, not {budget_s!r}")
-    if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or layers < 1):
-        raise ValueError(f"layers has to be a whole number of blocks, 1 or more, not {layers!r}")
-    gpu = _known_gpu(assume_gpu)
-    selected, ignored = _codes("select", select), _codes("ignore", ignore)
     made = resolve(root, checked_batch(batch, "batch") if batch is not None else None, plan=plan)
-    job = Job(
+    return Job(
         model=root,
         target=Target(kind="live", name=type(core(root)).__name__, attribute=None),
         workload=describe(
@@ -99,19 +138,6 @@ def inspect_model(
         autocast=autocast,
         trainer=trainer,
     )
-    from fp8doctor.examine import examine
-
-    if layers is not None:
-        job = _cut(job, examine(job).network, layers)
-    facts = msgspec.structs.replace(examine(job), assumed_gpu=gpu)
-    if optimizer is not None and job.optimizer is None:
-        facts = _with_uncalled_optimizer(facts, optimizer)
-    try:
-        if trial:
-            facts = _timed(job, facts, device, budget_s, selected, ignored)
-        return Report.of(diagnose(facts, select=selected, ignore=ignored))
-    except UserError as error:
-        raise ValueError(str(error)) from None
 
 
 def _timed(

@@ -574,7 +574,7 @@ def test_what_is_no_report(tmp_path: Path, content: str | None) -> None:
 
 
 def test_demo(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "DEMO", saved)
+    monkeypatch.setattr(cli.commands, "DEMO", saved)
     result = fp8doctor("demo")
     assert result.exit_code == 0
     assert "168 of 168 FP8 Linears run eagerly" in result.stdout

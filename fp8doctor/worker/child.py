@@ -22,7 +22,8 @@ from fp8doctor.facts import Facts, Target, Trial
 from fp8doctor.facts.record import settle
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.loading.job import Job
-from fp8doctor.loading.model_file import load, locate
+from fp8doctor.loading.model_file import load
+from fp8doctor.loading.target import locate
 from fp8doctor.wording import in_words
 from fp8doctor.worker.messages import Done, Examined, Failure, Lost, Message, Mistake, Stage, Traced
 from fp8doctor.worker.request import TrialOrder

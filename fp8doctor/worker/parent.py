@@ -29,8 +29,8 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target, recorded
 from fp8doctor.facts.kept import without
 from fp8doctor.facts.record import UnreadableDocument, decoder
-from fp8doctor.loading.model_file import compiled, locate
-from fp8doctor.worker.messages import Examined, Failure, Lost, Message, Mistake, Stage, Traced
+from fp8doctor.loading.target import compiled, locate
+from fp8doctor.worker.messages import Done, Examined, Failure, Lost, Message, Mistake, Stage, Traced
 from fp8doctor.worker.request import TrialOrder
 
 TICK_S = 0.1
@@ -144,8 +144,7 @@ def _examined(
                     return _incomplete(
                         facts,
                         f"{doing} took longer than {limit:g} s and was stopped; "
-                        "--load-timeout "
-                        "allows it more",
+                        "--load-timeout allows it more",
                     )
                 continue
             try:
@@ -155,9 +154,8 @@ def _examined(
             except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
                 return _incomplete(
                     facts,
-                    f"something other than fp8doctor wrote to its channel while {doing}, and "
-                    "the worker "
-                    "was stopped",
+                    f"something other than fp8doctor wrote to its channel while {doing}, "
+                    "and the worker was stopped",
                 )
             if isinstance(message, Stage):
                 doing, began, limit, arm = (
@@ -173,17 +171,18 @@ def _examined(
                 return _without(facts, message.arm, message.reason)
             elif not isinstance(message, Examined):
                 child.finish()
-                if isinstance(message, Mistake):
-                    raise UserError(message.message, message.detail)
-                return (
-                    _incomplete(facts, message.sentence)
-                    if isinstance(message, Failure)
-                    else Examination(facts, None)
-                )
+                return _concluded(message, facts)
         end = _end(child.returncode)
         if arm is not None:
             return _without(facts, arm, f"the process {end}")
         return _incomplete(facts, f"the worker {end} while {doing}")
+
+
+def _concluded(message: Mistake | Failure | Done, facts: Facts) -> Examination:
+    """Take a child's last message for the result. Raises `UserError` for a mistake of the user's."""
+    if isinstance(message, Mistake):
+        raise UserError(message.message, message.detail)
+    return _incomplete(facts, message.sentence) if isinstance(message, Failure) else Examination(facts, None)
 
 
 def _without(facts: Facts, arm: str, reason: str) -> Examination:

@@ -13,7 +13,8 @@ import torch
 
 import fp8doctor.loading.model_file
 from fp8doctor.errors import UserError
-from fp8doctor.loading.model_file import load, locate
+from fp8doctor.loading.model_file import load
+from fp8doctor.loading.target import locate
 
 BAD_INPUT = sorted((Path(__file__).parents[1] / "bad_input").glob("*.txt"))
 

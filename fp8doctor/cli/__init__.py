@@ -1,0 +1,5 @@
+"""The command line: arguments in, an exit code out."""
+
+from fp8doctor.cli.commands import demo, env, examine, explain, list_, main, report_
+
+__all__ = ["demo", "env", "examine", "explain", "list_", "main", "report_"]

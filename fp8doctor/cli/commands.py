@@ -1,0 +1,314 @@
+"""The commands: read arguments, have them carried out, exit. Imports neither torch nor the user's code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fp8doctor.cli.console import complain, complain_of_ourselves, show_json, show_page
+from fp8doctor.cli.delivery import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    WIDEST,
+    Gate,
+    examine_and_deliver,
+    replay_and_deliver,
+    writable,
+)
+from fp8doctor.cli.options import (
+    FILE,
+    list_options,
+    output_options,
+    positive,
+    seconds,
+    version,
+    with_options,
+)
+from fp8doctor.errors import UserError
+
+if TYPE_CHECKING:
+    from fp8doctor.registry import Check
+
+DEMO = Path(__file__).parents[1] / "demo.json"
+
+
+class Commands(click.Group):
+    """``fp8doctor model.py``, ``fp8doctor env``, ...: without a command word the target is examined."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = first_word(
+            args, {name for command in self.commands.values() for name in options_with_value(command)}
+        )
+        if at is None or args[at] not in self.commands:
+            return super().parse_args(ctx, ["", *args])
+        return super().parse_args(ctx, [args[at], *args[:at], *args[at + 1 :]])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, cmd_name) if cmd_name else examine
+
+    def main(
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, *rest: Any, **extra: Any
+    ) -> Any:
+        """Run a command and exit with its code; every exception becomes a sentence. Without a word it is the
+        help, and wrong usage."""
+        args = sys.argv[1:] if args is None else args
+        try:
+            code = super().main(
+                args or ["--help"],
+                "fp8doctor",
+                *rest,
+                **{**extra, "standalone_mode": False, "max_content_width": WIDEST},
+            )
+        except click.Abort:
+            complain("interrupted")
+            code = INTERRUPTED
+        except click.ClickException as error:
+            error.show()
+            code = FAILED
+        except UserError as error:
+            complain(str(error), error.detail)
+            code = FAILED
+        except Exception as error:
+            complain_of_ourselves(error, verbose=bool({"-v", "--verbose"}.intersection(args)))
+            code = FAILED
+        sys.exit(code if args else FAILED)
+
+
+class Examine(click.Command):
+    """The command that has no name: in its usage and errors it is ``fp8doctor`` itself."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        return super().make_context(
+            parent.info_name if parent else info_name, args, max_content_width=WIDEST, **extra
+        )
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Other commands"):
+            formatter.write_dl(
+                [
+                    (" ".join((name, *command.collect_usage_pieces(ctx)[1:])), command.get_short_help_str(80))
+                    for name, command in main.commands.items()
+                ]
+            )
+        super().format_options(ctx, formatter)
+
+
+def options_with_value(command: click.Command) -> Iterator[str]:
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and not parameter.is_flag:
+            yield from parameter.opts
+
+
+def first_word(args: Sequence[str], with_value: set[str]) -> int | None:
+    """Where the first word stands that is neither an option nor the value of one."""
+    is_value = False
+    for at, arg in enumerate(args):
+        if is_value:
+            is_value = False
+        elif arg == "--":
+            return None
+        elif arg.startswith("--"):
+            is_value = arg in with_value
+        elif arg.startswith("-") and len(arg) > 1:
+            is_value = f"-{arg[-1]}" in with_value and not any(
+                f"-{letter}" in with_value for letter in arg[1:-1]
+            )
+        else:
+            return at
+    return None
+
+
+@click.group(cls=Commands)
+def main() -> None:
+    """Says why FP8 training is slower than BF16 on your GPU and your model, and what to change."""
+
+
+@click.command(
+    cls=Examine,
+    epilog="Exit codes: 0 nothing at or above --fail-on, 1 findings at or above it, 2 no complete report.",
+)
+@click.argument("target")
+@with_options(
+    click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Batch size of a made-up batch."),
+    click.option(
+        "--seq", type=click.IntRange(min=1), metavar="N", help="Sequence length of a made-up batch."
+    ),
+    click.option(
+        "--layers",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Ask build_model(layers=N) for a model of so many layers.",
+    ),
+    click.option(
+        "--load-timeout",
+        type=float,
+        default=600.0,
+        show_default=True,
+        metavar="SECONDS",
+        callback=seconds,
+        help="Longest time to load the model.",
+    ),
+    click.option("--no-trial", is_flag=True, help="Time nothing; savings are modelled."),
+    click.option(
+        "--budget",
+        type=float,
+        default=60.0,
+        show_default=True,
+        metavar="SECONDS",
+        callback=seconds,
+        help="About how long the trial may take.",
+    ),
+    click.option(
+        "--device",
+        metavar="NAME",
+        help="Where to time: cuda (default), cuda:1, or cpu, which says nothing about a GPU.",
+    ),
+    click.option(
+        "--trace",
+        metavar="FILE",
+        type=FILE,
+        help="Keep the profile of the step (Chrome trace, .gz compresses), and others' beside it.",
+    ),
+    click.option(
+        "--min-speedup",
+        type=float,
+        metavar="X",
+        callback=positive,
+        help="Exit with 1 when FP8 is measured below X times the best BF16.",
+    ),
+    click.option("--strict", is_flag=True, help="Exit with 1 when nothing could be measured."),
+)
+@output_options
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=version,
+    help="Show the version and exit.",
+)
+def examine(
+    target: str,
+    *,
+    batch: int | None,
+    seq: int | None,
+    layers: int | None,
+    load_timeout: float,
+    no_trial: bool,
+    budget: float,
+    device: str | None,
+    trace: Path | None,
+    min_speedup: float | None,
+    strict: bool,
+    **options: Any,
+) -> int:
+    """Says why FP8 training is slower than BF16 on your GPU and your model, and what to change.
+
+    TARGET is a model file or module: model.py, model.py:build_model, pkg.module:attr; ./list for a file named
+    like a command.
+    """
+    from fp8doctor.worker.request import TrialOrder
+
+    if trace is not None and no_trial:
+        raise click.UsageError("--trace keeps the profile of a timed step, and --no-trial times nothing.")
+    folders = tuple(str(folder) for folder in options["checks"])
+    kept = str(writable(trace).absolute()) if trace is not None else None
+    trial = (
+        None
+        if no_trial
+        else TrialOrder(budget, device, tuple(options["select"]), tuple(options["ignore"]), folders, kept)
+    )
+    gate = Gate(min_speedup, strict, traces=trace is not None)
+    return examine_and_deliver(
+        target, options, gate, layers=layers, batch=batch, seq=seq, load_timeout=load_timeout, trial=trial
+    )
+
+
+@main.command()
+@output_options
+def env(**options: Any) -> int:
+    """Look at the environment, the packages and the GPUs only."""
+    return examine_and_deliver(None, options, layers=None, batch=None, seq=None)
+
+
+@main.command("report")
+@click.argument("saved", type=click.Path(path_type=Path))
+@output_options
+def report_(saved: Path, **options: Any) -> int:
+    """Replay a saved report: the checks of this version over its facts."""
+    return replay_and_deliver(saved, options)
+
+
+@main.command()
+@output_options
+def demo(**options: Any) -> int:
+    """Replay a recorded patient that ships with fp8doctor."""
+    return replay_and_deliver(DEMO, options)
+
+
+@main.command("list")
+@list_options
+def list_(format: str, checks: tuple[Path, ...]) -> int:
+    """Show all checks."""
+    from fp8doctor import registry
+
+    catalogue = registry.discover(checks)
+    if format == "json":
+        show_json([summary(check) for check in catalogue])
+        return OK
+    widest = [
+        max(len(text) for text in column)
+        for column in zip(
+            *((check.code, check.severity, check.area, check.name) for check in catalogue), strict=True
+        )
+    ]
+    for check in catalogue:
+        cells = zip((check.code, check.severity, check.area, check.name), widest, strict=True)
+        show_page("  ".join((*(text.ljust(width) for text, width in cells), check.title)))
+    return OK
+
+
+@main.command()
+@click.argument("code")
+@list_options
+def explain(code: str, format: str, checks: tuple[Path, ...]) -> int:
+    """Show the manual page of a check."""
+    from fp8doctor import registry
+
+    catalogue = registry.discover(checks)
+    check = next((each for each in catalogue if code.upper() == each.code or code.lower() == each.name), None)
+    if check is None:
+        raise UserError(
+            f"no check has the code {code!r}{alike(code, catalogue)}; 'fp8doctor list' shows them all"
+        )
+    if format == "json":
+        show_json({**summary(check), "page": check.page})
+    else:
+        show_page(f"{check.code} {check.name} · {check.area} · {check.severity}\n\n{check.page}")
+    return OK
+
+
+def summary(check: Check) -> dict[str, Any]:
+    """A check as ``list`` and ``explain`` write it in JSON."""
+    return {
+        "code": check.code,
+        "name": check.name,
+        "area": check.area,
+        "severity": check.severity,
+        "title": check.title,
+        "needs": check.needs,
+    }
+
+
+def alike(code: str, catalogue: Sequence[Check]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(code.upper(), [check.code for check in catalogue])
+    return f" (there is {', '.join(near)})" if near else ""

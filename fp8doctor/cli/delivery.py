@@ -1,0 +1,206 @@
+"""From checked options to an exit code: examines or replays, shows or writes the report, holds it to the
+gates."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fp8doctor.cli.console import complain, progress, show, wants_ascii, wants_colour
+from fp8doctor.errors import UserError
+from fp8doctor.finding import SEVERITIES, Severity
+
+if TYPE_CHECKING:
+    from fp8doctor.diagnosis.document import Document
+
+FORMATS = ("text", "json", "markdown")
+
+FORMAT_OF_SUFFIX = {".txt": "text", ".json": "json", ".md": "markdown"}
+
+PLAIN_SUFFIXES = ("", ".log", ".out")
+
+OK, FOUND, FAILED, INTERRUPTED = 0, 1, 2, 130
+"""Exit codes: nothing grave, findings at or above ``--fail-on``, no complete report, Ctrl-C."""
+
+WIDEST = 100
+"""Columns of a report on a wide terminal, in a pipe or in a file."""
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What the options ask for, checked before any work begins."""
+
+    format: str
+    output: Path | None
+    save: Path | None
+    fail_on: Severity | None
+    """None: never."""
+    assume_gpu: str | None
+    verbose: bool
+    quiet: bool
+    checks: dict[str, Any]
+    """``select``, ``ignore`` and ``checks`` as `fp8doctor.diagnosis.diagnose` takes them."""
+
+
+def checked_options(options: dict[str, Any]) -> ReportOptions:
+    """The order that options make. Raises `UserError` or a usage error for what cannot be carried out."""
+    from fp8doctor import registry
+
+    if options["verbose"] and options["quiet"]:
+        raise click.UsageError("-v and -q contradict each other.")
+    output, save = options["output"], options["save"]
+    for path in (output, save):
+        if path is not None:
+            writable(path)
+    suffix = output.suffix.lower() if output else ""
+    if options["format"] is None and suffix not in (*FORMAT_OF_SUFFIX, *PLAIN_SUFFIXES):
+        raise click.UsageError(
+            f"The format of {output} is not clear from {suffix!r}; give --format "
+            f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
+        )
+    chosen = {name: options[name] for name in ("select", "ignore", "checks")}
+    registry.select(registry.discover(chosen["checks"]), chosen["select"], chosen["ignore"])
+    return ReportOptions(
+        format=options["format"] or FORMAT_OF_SUFFIX.get(suffix, "text"),
+        output=output,
+        save=save,
+        fail_on=next((severity for severity in SEVERITIES if severity == options["fail_on"]), None),
+        assume_gpu=options["assume_gpu"],
+        verbose=options["verbose"],
+        quiet=options["quiet"],
+        checks=chosen,
+    )
+
+
+def writable(path: Path) -> Path:
+    """The path of a file that may be written. Raises `UserError` for another."""
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(
+            f"cannot write {path}: "
+            f"{'no permission in its folder' if path.parent.is_dir() else 'no such folder'}"
+        )
+    return path
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a measurement has to reach or to leave, besides ``--fail-on``."""
+
+    min_speedup: float | None = None
+    strict: bool = False
+    traces: bool = False
+
+    def is_missed_by(self, report: Document) -> bool:
+        """Whether a measured speedup is too small, or, with ``--strict``, nothing was measured."""
+        speedup = report.verdict.speedup
+        if self.strict and report.verdict.step_ms is None:
+            return True
+        return self.min_speedup is not None and speedup is not None and speedup < self.min_speedup
+
+
+def own_step_failed(report: Document) -> str | None:
+    """Why the job's own training step raised in the trial; None when it did not."""
+    from fp8doctor.facts import recorded
+    from fp8doctor.facts.arm_names import STEP_RAISES
+
+    reason = report.facts.trial.reason if recorded(report.facts.trial) else None
+    return reason if reason and reason.startswith(STEP_RAISES) else None
+
+
+def examine_and_deliver(
+    target: str | None, options: dict[str, Any], gate: Gate | None = None, **workload: Any
+) -> int:
+    """Examine in a worker, diagnose, deliver. An incomplete report is printed, and written nowhere."""
+    wanted = checked_options(options)
+
+    import msgspec
+
+    from fp8doctor.diagnosis.diagnose import diagnose
+    from fp8doctor.worker.parent import examine_in_worker
+
+    with progress(wanted.quiet) as say:
+        examination = examine_in_worker(target, **workload, progress=say)
+    report = diagnose(
+        msgspec.structs.replace(examination.facts, assumed_gpu=wanted.assume_gpu), **wanted.checks
+    )
+    if examination.problem is None:
+        code = deliver(report, wanted)
+        if failed := own_step_failed(report):
+            complain(failed)
+            return FAILED
+        if gate and gate.traces and not tell_of_traces(examination.traces, report, wanted):
+            return FAILED
+        return FOUND if gate and gate.is_missed_by(report) else code
+    show_report(report, wanted)
+    complain(examination.problem)
+    return FAILED
+
+
+def tell_of_traces(traces: dict[str, str | None], report: Document, wanted: ReportOptions) -> bool:
+    """Say where the traces are; whether all that were made could be written, and there is one."""
+    for file, problem in traces.items():
+        if problem:
+            complain(f"cannot write {file}: {problem}")
+        elif not wanted.quiet:
+            complain(f"a trace is in {file}")
+    if not traces:
+        complain(f"--trace has nothing to keep: {why_no_trace(report)}")
+    return bool(traces) and not any(traces.values())
+
+
+def why_no_trace(report: Document) -> str:
+    from fp8doctor.facts import recorded
+
+    trial = report.facts.trial
+    if not recorded(trial):
+        return "there is no GPU to time a step on; --device cpu times it on the CPU"
+    gaps = trial.gaps if recorded(trial.gaps) else {}
+    as_is = next((arm.reason for arm in trial.arms if arm.name == "as_is"), None)
+    return gaps.get("trial.arms.breakdown") or trial.reason or as_is or "no step was profiled"
+
+
+def replay_and_deliver(saved: Path, options: dict[str, Any]) -> int:
+    """Replay a saved report and deliver it."""
+    wanted = checked_options(options)
+
+    from fp8doctor.diagnosis.diagnose import replay
+
+    return deliver(replay(saved, assume_gpu=wanted.assume_gpu, **wanted.checks), wanted)
+
+
+def deliver(report: Document, wanted: ReportOptions) -> int:
+    """Write the report to where it was asked for; the exit code."""
+    from fp8doctor.files import write_text
+
+    if wanted.output:
+        write_text(wanted.output, rendered(report, wanted))
+    else:
+        show_report(report, wanted)
+    if wanted.save:
+        write_text(wanted.save, report.to_json())
+    return FOUND if wanted.fail_on and report.reaches(wanted.fail_on) else OK
+
+
+def rendered(report: Document, wanted: ReportOptions, **terminal: Any) -> str:
+    """The report in the format asked for; ``terminal`` is what `fp8doctor.render.text` should know of one."""
+    if wanted.format == "json":
+        return report.to_json()
+    if wanted.format == "markdown":
+        from fp8doctor.render import markdown
+
+        return markdown.render(report)
+    from fp8doctor.render import text
+
+    return text.render(report, verbose=wanted.verbose, quiet=wanted.quiet, **terminal)
+
+
+def show_report(report: Document, wanted: ReportOptions) -> None:
+    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns) if sys.stdout.isatty() else WIDEST
+    text = rendered(report, wanted, width=width, colour=wants_colour(), ascii=wants_ascii())
+    show(text.encode() if wanted.format == "json" else text)

@@ -1,0 +1,126 @@
+"""The options of the commands, and what their values have to be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fp8doctor.cli.console import show_page
+from fp8doctor.cli.delivery import FORMATS
+from fp8doctor.cost import GPUS, gpu_spec
+from fp8doctor.finding import SEVERITIES
+
+Command = Callable[..., Any]
+
+
+def codes(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Code prefixes out of repeated, comma-separated values."""
+    prefixes = tuple(code.strip().upper() for value in values for code in value.split(",") if code.strip())
+    if values and not prefixes:
+        raise click.BadParameter("names no code", ctx, parameter)
+    return prefixes
+
+
+def seconds(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise click.BadParameter(f"{value} is not a positive number of seconds", ctx, parameter)
+    return value
+
+
+def positive(ctx: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise click.BadParameter(f"{value} is not a positive number", ctx, parameter)
+    return value
+
+
+def gpu(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The name of the GPU as the table of datasheets spells it."""
+    return gpu_spec(value).name if value is not None else None
+
+
+def version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        from fp8doctor.diagnosis.document import tool
+
+        show_page(f"fp8doctor {tool().version}")
+        ctx.exit()
+
+
+def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """A decorator that adds options in the order in which the help shows them."""
+
+    def add(function: Command) -> Command:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+CHECKS = click.option(
+    "--checks",
+    multiple=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Also run the checks in this folder; repeatable.",
+)
+
+FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+output_options = with_options(
+    click.option(
+        "--format",
+        type=click.Choice(FORMATS),
+        help="How to write the report; by default what the suffix of -o says (.txt, .json, .md), else text.",
+    ),
+    click.option(
+        "-o", "--output", metavar="FILE", type=FILE, help="Write the report to a file instead of stdout."
+    ),
+    click.option(
+        "--save", metavar="FILE", type=FILE, help="Also save the report as JSON, for 'fp8doctor report FILE'."
+    ),
+    click.option(
+        "--select",
+        multiple=True,
+        metavar="CODES",
+        callback=codes,
+        help="Run only these checks: codes or how they begin, comma-separated; repeatable.",
+    ),
+    click.option("--ignore", multiple=True, metavar="CODES", callback=codes, help="Leave these checks out."),
+    click.option(
+        "--fail-on",
+        type=click.Choice(("never", *SEVERITIES)),
+        default="error",
+        show_default=True,
+        help="Exit with 1 on a finding this grave.",
+    ),
+    click.option(
+        "--assume-gpu",
+        metavar="NAME",
+        callback=gpu,
+        help=f"Model the costs of this GPU: {', '.join(spec.name for spec in GPUS)}, in any case.",
+    ),
+    CHECKS,
+    click.option("-v", "--verbose", is_flag=True, help="Also say what became of every check, and why."),
+    click.option(
+        "-q",
+        "--quiet",
+        is_flag=True,
+        help="No progress; only the verdict and findings that are at least a warning.",
+    ),
+)
+
+list_options = with_options(
+    click.option(
+        "--format",
+        type=click.Choice(("text", "json")),
+        default="text",
+        show_default=True,
+        help="How to write it.",
+    ),
+    CHECKS,
+)

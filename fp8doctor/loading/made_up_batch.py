@@ -1,0 +1,234 @@
+"""A batch made up from what the model says of its inputs.
+
+It lies on the model's device (the meta device too) and leaves every global random state alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fp8doctor.loading.model_inputs import (
+    NoBatchError,
+    as_pair,
+    attends,
+    first_layer,
+    image_size,
+    longest_sequence,
+    parameters_of,
+    vocabulary_of,
+)
+
+BATCH = 8
+SEQUENCE = 2048
+"""Size of a made-up batch, where neither the user nor the model says otherwise."""
+
+GRIDS = {1: (16384,), 2: (224, 224), 3: (16, 112, 112)}
+"""Extent of a made-up input by the dimensions of the first convolution."""
+
+WAVEFORM = 64000
+"""Samples of a made-up waveform: four seconds at 16 kHz."""
+
+TRANSCRIPT = 32
+"""Tokens of the labels of a made-up waveform."""
+
+TARGETS = ("labels", "targets", "target")
+"""Arguments of a forward that take the tokens to predict."""
+
+TOKENS = ("decoder_input_ids", "src", "tgt", "source", "y")
+"""Arguments of a forward, besides the first, that are taken for tokens when they are required."""
+
+BESIDES_TEXT = {"pixel_values": "images", "input_features": "sound", "input_values": "sound"}
+"""Arguments of a forward that take something else beside tokens. A model that predicts tokens does without
+it."""
+
+
+class _Draw:
+    """Random tensors on the model's device, from a generator of its own."""
+
+    def __init__(self, model: Any) -> None:
+        import torch
+
+        floating = [
+            each
+            for each in model.parameters()
+            if each.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+        ]
+        first = next(iter(floating), None)
+        self._device = next(model.parameters()).device
+        self._dtype = first.dtype if first is not None else torch.bfloat16
+        self._generator = torch.Generator("cpu").manual_seed(0)
+
+    def integers(self, below: int, shape: tuple[int, ...]) -> Any:
+        import torch
+
+        if self._device.type == "meta":
+            return torch.empty(shape, dtype=torch.int64, device="meta")
+        return torch.randint(below, shape, generator=self._generator, device="cpu").to(self._device)
+
+    def floats(self, shape: tuple[int, ...]) -> Any:
+        import torch
+
+        if self._device.type == "meta":
+            return torch.empty(shape, dtype=self._dtype, device="meta")
+        return torch.randn(shape, generator=self._generator, dtype=torch.float32, device="cpu").to(
+            self._device, self._dtype
+        )
+
+
+def make_up(model: Any, size: int | None, sequence: int | None) -> tuple[Any, str]:
+    """A batch and what it is made of. Raises `NoBatchError`."""
+    draw = _Draw(model)
+    kind = getattr(model, "main_input_name", None) if hasattr(model, "config") else None
+    if kind == "pixel_values":
+        return _images(model, draw, size)
+    if kind == "input_values":
+        return _waveforms(model, draw, size)
+    if kind == "input_features":
+        return _spectrograms(model, draw, size, sequence)
+    if kind not in (None, "input_ids"):
+        raise NoBatchError(f"the inputs of {type(model).__name__} are not known")
+    first = first_layer(model)
+    if kind == "input_ids" or hasattr(first, "num_embeddings"):
+        return _tokens(model, draw, size, sequence)
+    if hasattr(first, "in_channels"):
+        return _grids(model, first, draw, size)
+    if first is not None:
+        return _rows(model, first, draw, size, sequence)
+    raise NoBatchError("the model has no embedding, convolution or Linear that would tell its inputs")
+
+
+def _tokens(model: Any, draw: _Draw, size: int | None, sequence: int | None) -> tuple[Any, str]:
+    """Token ids, and the tokens to predict where the forward takes them."""
+    parameters = parameters_of(model)
+    besides = [what for name, what in BESIDES_TEXT.items() if name in parameters]
+    if besides and "labels" not in parameters:
+        raise NoBatchError(f"forward takes text and {besides[0]}")
+    if "decoder_input_values" in parameters:
+        raise NoBatchError("forward takes text and makes sound")
+    vocabulary = vocabulary_of(model)
+    longest = longest_sequence(model)
+    ids = draw.integers(vocabulary, (size or BATCH, sequence or min(SEQUENCE, longest or SEQUENCE)))
+    main = "input_ids" if "input_ids" in parameters else next(iter(parameters), "")
+    batch = {main: ids}
+    for name, required in parameters.items():
+        if name == main:
+            continue
+        if name in TARGETS:
+            labels = _labels(model, draw, ids)
+            batch.update({name: labels} if labels is not None else {})
+        elif required and name == "attention_mask":
+            batch[name] = ids.new_ones(ids.shape)
+        elif required and name in TOKENS:
+            batch[name] = ids
+        elif required:
+            raise NoBatchError(f"forward also needs {name!r}")
+    if "decoder_input_ids" in parameters and not set(TARGETS) & set(batch):
+        batch["decoder_input_ids"] = ids
+    bare = len(batch) == 1 and not hasattr(model, "main_input_name")
+    without = "".join(f", no {what}" for what in besides)
+    return (
+        ids if bare else batch,
+        f"{ids.shape[0]} x {ids.shape[1]} random tokens of a vocabulary of {vocabulary}{without}",
+    )
+
+
+def _labels(model: Any, draw: _Draw, ids: Any) -> Any:
+    """What a model of this class predicts from these tokens; None where that is not known."""
+    kind = type(model).__name__
+    if "ForSequenceClassification" in kind:
+        return _classes(model, draw, ids.shape[:1])
+    if "ForTokenClassification" in kind:
+        return _classes(model, draw, tuple(ids.shape))
+    return None if "ForMultipleChoice" in kind or "ForNextSentence" in kind else ids
+
+
+def _classes(model: Any, draw: _Draw, shape: tuple[int, ...]) -> Any:
+    """Class labels; with a single label transformers regresses, on numbers."""
+    return (
+        draw.floats(shape) if model.config.num_labels == 1 else draw.integers(model.config.num_labels, shape)
+    )
+
+
+def _images(model: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
+    """Pixels as a transformers configuration describes them."""
+    if "input_ids" in parameters_of(model):
+        raise NoBatchError("forward takes text and images")
+    config = getattr(model.config, "vision_config", model.config)
+    extents = as_pair(getattr(config, "image_size", None)) or GRIDS[2]
+    frames = (config.num_frames,) if isinstance(getattr(config, "num_frames", None), int) else ()
+    shape = (size or BATCH, *frames, getattr(config, "num_channels", 3), *extents)
+    batch = {"pixel_values": draw.floats(shape)}
+    if type(model).__name__.endswith(("ForImageClassification", "ForVideoClassification")):
+        batch["labels"] = _classes(model, draw, shape[:1])
+    return batch, f"{_times(shape)} random pixels"
+
+
+def _waveforms(model: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
+    """Sound for models that begin with convolutions over the waveform (wav2vec 2.0 and its kin)."""
+    if not hasattr(model.config, "conv_stride"):
+        raise NoBatchError(f"the inputs of {type(model).__name__} are not known")
+    shape = (size or BATCH, WAVEFORM)
+    batch = {"input_values": draw.floats(shape)}
+    if "ForCTC" in type(model).__name__:
+        batch["labels"] = draw.integers(model.config.vocab_size - 1, (shape[0], TRANSCRIPT)) + 1
+    if "ForSequenceClassification" in type(model).__name__:
+        batch["labels"] = _classes(model, draw, shape[:1])
+    return batch, f"{_times(shape)} random samples of sound"
+
+
+def _spectrograms(model: Any, draw: _Draw, size: int | None, sequence: int | None) -> tuple[Any, str]:
+    """Mel spectrograms and a transcript for Whisper and its kin."""
+    config = model.config
+    if not (
+        hasattr(config, "num_mel_bins")
+        and hasattr(config, "max_source_positions")
+        and hasattr(config, "max_target_positions")
+    ):
+        raise NoBatchError(f"the inputs of {type(model).__name__} are not known")
+    shape = (size or BATCH, config.num_mel_bins, 2 * config.max_source_positions)
+    target = "labels" if "labels" in parameters_of(model) else "decoder_input_ids"
+    batch = {
+        "input_features": draw.floats(shape),
+        target: draw.integers(config.vocab_size, (shape[0], sequence or config.max_target_positions)),
+    }
+    return batch, f"{_times(shape)} random mel features, {_times(tuple(batch[target].shape))} tokens"
+
+
+def _grids(model: Any, first: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
+    """Images, or sequences or volumes, for a model that begins with a convolution."""
+    _refuse_more_arguments(model)
+    dimensions = len(first.kernel_size)
+    extents = (image_size(model) if dimensions == 2 else None) or GRIDS[dimensions]
+    shape = (size or BATCH, _known(first.in_channels), *extents)
+    return draw.floats(
+        shape
+    ), f"{_times(shape)} random numbers, for a first {type(first).__name__} with {first.in_channels} channels"
+
+
+def _rows(model: Any, first: Any, draw: _Draw, size: int | None, sequence: int | None) -> tuple[Any, str]:
+    """Vectors for a model that begins with a Linear; sequences of them where it attends, or where a length is
+    asked for."""
+    _refuse_more_arguments(model)
+    if attends(model) and sequence is None:
+        sequence = min(SEQUENCE, longest_sequence(model) or SEQUENCE)
+    leading = (size or BATCH, sequence) if sequence else (size or BATCH * SEQUENCE,)
+    shape = (*leading, _known(first.in_features))
+    return draw.floats(
+        shape
+    ), f"{_times(shape)} random numbers, for a first {type(first).__name__} of {first.in_features} inputs"
+
+
+def _refuse_more_arguments(model: Any) -> None:
+    for name, required in list(parameters_of(model).items())[1:]:
+        if required:
+            raise NoBatchError(f"forward also needs {name!r}")
+
+
+def _known(features: int) -> int:
+    if features < 1:
+        raise NoBatchError("the first layer is lazy and learns its inputs from the first batch")
+    return features
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
