@@ -14,6 +14,21 @@ Basis = Literal["measured", "modelled", "rule"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
 """Ascending."""
 
+AREAS = (
+    "environment",
+    "device",
+    "engagement",
+    "shapes",
+    "compilation",
+    "checkpointing",
+    "lora",
+    "memory",
+    "numerics",
+    "distributed",
+    "step",
+)
+"""Folders of ``checks/``, in the order in which the report shows them."""
+
 
 class Saving(Record, frozen=True, kw_only=True):
     """What a treatment saves of one step, in ms; negative when it costs. ``basis`` says how that is known."""
@@ -58,6 +73,8 @@ class Finding(Record, frozen=True, kw_only=True):
     area: str = ""
     severity: Severity | None = None
     """None takes the severity of the check."""
+    caused_by: tuple[str, ...] = ()
+    """Codes of the other findings of the report that may explain this one away."""
 
 
 class NotApplicable(Record, frozen=True, kw_only=True):
@@ -72,3 +89,4 @@ class Outcome(Record, frozen=True, kw_only=True):
     code: str
     outcome: Literal["sick", "refuted", "healthy", "not_applicable", "unknown", "crashed"]
     reason: str | None = None
+    area: str = ""

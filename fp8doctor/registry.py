@@ -19,22 +19,7 @@ import msgspec
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, recorded
-from fp8doctor.finding import Finding, NotApplicable, Outcome, Severity
-
-AREAS = (
-    "environment",
-    "device",
-    "engagement",
-    "shapes",
-    "compilation",
-    "checkpointing",
-    "lora",
-    "memory",
-    "numerics",
-    "distributed",
-    "step",
-)
-"""Folders of ``checks/``, in the order in which the report shows them."""
+from fp8doctor.finding import AREAS, Finding, NotApplicable, Outcome, Severity
 
 CheckFunction = Callable[[Facts], Finding | NotApplicable | None]
 
@@ -160,32 +145,42 @@ def select(
 
 def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
     """Findings and outcomes of every check. A check that raises is ``crashed`` and costs no other."""
-    findings, outcomes = [], []
+    causes, findings, outcomes = {}, [], []
     for each in checks:
-        missing = missing_fact(facts, each.needs)
-        if missing:
-            outcomes.append(Outcome(code=each.code, outcome="unknown", reason=missing))
-            continue
-        try:
-            answer = each.function(facts)
-        except Exception as error:
-            outcomes.append(
-                Outcome(code=each.code, outcome="crashed", reason=f"{type(error).__name__}: {error}")
-            )
-            continue
+        causes[each.code] = each.explained_by
+        answer = _answer(each, facts)
         if isinstance(answer, Finding):
-            severity = answer.severity or each.severity
-            findings.append(
-                msgspec.structs.replace(
-                    answer, code=each.code, name=each.name, area=each.area, severity=severity
-                )
-            )
-            outcomes.append(Outcome(code=each.code, outcome="sick"))
-        elif isinstance(answer, NotApplicable):
-            outcomes.append(Outcome(code=each.code, outcome="not_applicable", reason=answer.reason))
-        else:
-            outcomes.append(Outcome(code=each.code, outcome="healthy"))
-    return tuple(findings), tuple(outcomes)
+            findings.append(answer)
+            answer = Outcome(code=each.code, outcome="sick", area=each.area)
+        outcomes.append(answer)
+    found = {finding.code for finding in findings}
+    explained = (
+        msgspec.structs.replace(
+            finding, caused_by=tuple(code for code in causes[finding.code] if code in found)
+        )
+        for finding in findings
+    )
+    return tuple(explained), tuple(outcomes)
+
+
+def _answer(check: Check, facts: Facts) -> Finding | Outcome:
+    """What one check says: its finding with what the registration knows of it, else the outcome."""
+    missing = missing_fact(facts, check.needs)
+    if missing:
+        return Outcome(code=check.code, outcome="unknown", reason=missing, area=check.area)
+    try:
+        answer = check.function(facts)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return Outcome(code=check.code, outcome="crashed", reason=reason, area=check.area)
+    if isinstance(answer, Finding):
+        severity = answer.severity or check.severity
+        return msgspec.structs.replace(
+            answer, code=check.code, name=check.name, area=check.area, severity=severity
+        )
+    if isinstance(answer, NotApplicable):
+        return Outcome(code=check.code, outcome="not_applicable", reason=answer.reason, area=check.area)
+    return Outcome(code=check.code, outcome="healthy", area=check.area)
 
 
 def missing_fact(facts: Facts, needs: Iterable[str]) -> str | None:

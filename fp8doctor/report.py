@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fp8doctor.diagnosis.diagnose import replay
-from fp8doctor.diagnosis.document import Document
-from fp8doctor.diagnosis.prescription import Step
+from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Facts
 from fp8doctor.files import write_text
 from fp8doctor.finding import SEVERITIES, Finding, Severity

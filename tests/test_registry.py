@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from fp8doctor import registry
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Linear, Network, Training, Trial
-from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.finding import AREAS, Finding, NotApplicable
 from fp8doctor.registry import Check, check, discover, missing_fact, run, select
 
 
@@ -32,9 +33,7 @@ def test_every_shipped_check_is_discovered_once_and_in_the_order_of_the_areas() 
         "SHP001",
     } <= {each.code for each in checks}
     assert len({each.code for each in checks}) == len(checks)
-    assert [registry.AREAS.index(each.area) for each in checks] == sorted(
-        registry.AREAS.index(each.area) for each in checks
-    )
+    assert [AREAS.index(each.area) for each in checks] == sorted(AREAS.index(each.area) for each in checks)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +134,30 @@ def test_a_check_that_crashes_costs_no_other() -> None:
     assert [(f.code, f.name, f.area, f.severity) for f in findings] == [
         ("ZZZ002", "name-of-ZZZ002", "step", "warning")
     ]
+
+
+def test_every_answer_carries_its_area() -> None:
+    def broken(facts: Facts) -> None:
+        raise KeyError("oops")
+
+    checks = [
+        made(broken),
+        made(lambda facts: None, "ZZZ002"),
+        made(lambda facts: NotApplicable(reason="no LoRA"), "ZZZ003"),
+        made(lambda facts: Finding(title="t", explanation="e"), "ZZZ004"),
+        made(lambda facts: None, "ZZZ005", needs=("network.linears",)),
+    ]
+    assert [outcome.area for outcome in run(checks, Facts())[1]] == ["step"] * 5
+
+
+def test_a_finding_names_those_of_its_causes_that_were_found() -> None:
+    def sick(facts: Facts) -> Finding:
+        return Finding(title="t", explanation="e")
+
+    symptom = replace(made(sick), explained_by=("ZZZ002", "ZZZ003", "ZZZ004"))
+    causes = [made(sick, "ZZZ002"), made(lambda facts: None, "ZZZ003"), made(sick, "ZZZ004")]
+    findings, _ = run([symptom, *causes], Facts())
+    assert [finding.caused_by for finding in findings] == [("ZZZ002", "ZZZ004"), (), ()]
 
 
 def test_a_check_may_lower_its_severity() -> None:

@@ -45,11 +45,21 @@ def test_the_contract_of_the_json(report: Report) -> None:
         "summary",
     }
     (finding,) = [each for each in data["findings"] if each["code"] == "CMP001"]
-    assert {"code", "name", "area", "severity", "title", "evidence", "saving_ms", "treatment"} <= set(finding)
+    assert {
+        "code",
+        "name",
+        "area",
+        "severity",
+        "title",
+        "evidence",
+        "saving_ms",
+        "treatment",
+        "caused_by",
+    } <= set(finding)
     assert {"low", "high", "basis"} <= set(finding["saving_ms"])
     assert {"name", "summary", "code"} <= set(finding["treatment"])
     assert {"code", "treatment", "saving_ms"} <= set(data["prescription"][0])
-    assert {"code", "outcome", "reason"} == set(data["outcomes"][0])
+    assert {"code", "area", "outcome", "reason"} == set(data["outcomes"][0])
 
 
 def test_the_shipped_schema_is_the_generated_one_and_holds(report: Report) -> None:
@@ -204,7 +214,7 @@ def test_what_is_no_change_of_the_model_is_said_where_it_was_asked_for() -> None
 
     cure = Treatment(name="unset-variable", summary="unset the variable", code="unset X")
     finding = Finding(title="t", explanation="e", code="ENV002", severity="warning", treatment=cure)
-    plan = Prescription(prescribe([finding], {}), Facts())
+    plan = Prescription(prescribe([finding]), Facts())
     with pytest.warns(
         UserWarning, match=r"did not carry out unset-variable \(by hand: unset the variable\)"
     ) as said:

@@ -74,6 +74,14 @@ def modelled_gpu(facts: Facts) -> GpuSpec:
     return gpu_spec(DEFAULT_GPU)
 
 
+def modelled_gpu_name(facts: Facts) -> str:
+    """The name of the GPU whose costs are modelled; as it was given where it has no datasheet."""
+    try:
+        return modelled_gpu(facts).name
+    except UserError:
+        return facts.assumed_gpu or "no known GPU"
+
+
 def memory_ms(bytes_moved: float, gpu: GpuSpec) -> float:
     """Time to move so many bytes through the GPU's memory at the bandwidth that is really reached."""
     return bytes_moved / (gpu.memory_tb_s * MEMORY_EFFICIENCY * 1e9)

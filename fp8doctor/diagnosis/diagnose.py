@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from fp8doctor import registry
+from fp8doctor.cost.gpus import modelled_gpu_name
 from fp8doctor.diagnosis.document import Document, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.measured_savings import measured
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
@@ -27,8 +28,8 @@ def diagnose(
 ) -> Document:
     """Run the checks over ``facts`` and write the report. Raises `fp8doctor.errors.UserError` for an unknown
     code."""
-    catalogue = registry.discover(checks)
-    findings, outcomes = registry.run(registry.select(catalogue, select, ignore), facts)
+    catalogue = registry.select(registry.discover(checks), select, ignore)
+    findings, outcomes = registry.run(catalogue, facts)
     findings, outcomes = measured(facts, findings, outcomes)
     return Document(
         tool=written_by or tool(),
@@ -36,10 +37,9 @@ def diagnose(
         facts=facts,
         verdict=verdict(facts, findings),
         findings=findings,
-        prescription=as_timed(
-            prescribe(findings, {each.code: each.explained_by for each in catalogue}, facts), facts
-        ),
+        prescription=as_timed(prescribe(findings, facts), facts),
         outcomes=outcomes,
+        modelled_gpu=modelled_gpu_name(facts),
     )
 
 

@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fp8doctor.diagnosis.prescription import Step
 from fp8doctor.diagnosis.verdict import Verdict
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import Record, UnreadableDocument, decode, encode, from_builtins, to_builtins
-from fp8doctor.finding import SEVERITIES, Finding, Outcome, Severity
+from fp8doctor.finding import SEVERITIES, Finding, Outcome, Saving, Severity, Treatment
 
 SCHEMA_VERSION = 1
 """Raised only when a key is renamed or changes its meaning; new keys keep it."""
@@ -24,6 +23,19 @@ class Tool(Record, frozen=True, kw_only=True):
 
     name: str = "fp8doctor"
     version: str = ""
+
+
+class Step(Record, frozen=True, kw_only=True):
+    """One line of the prescription: a treatment and the findings that it mends."""
+
+    code: str
+    """The finding that ranks it, the worst it mends; empty when the trial found it and no check names it."""
+    mends: tuple[str, ...]
+    """Codes of all findings that share this treatment, ``code`` first."""
+    title: str
+    treatment: Treatment
+    saving_ms: Saving | None = None
+    """Of one step. Savings of several lines do not add up."""
 
 
 class Document(Record, frozen=True, kw_only=True):
@@ -40,6 +52,8 @@ class Document(Record, frozen=True, kw_only=True):
     """Its steps in order."""
     outcomes: tuple[Outcome, ...]
     """One for every check that was selected."""
+    modelled_gpu: str = ""
+    """The GPU that modelled numbers are of: its name in the datasheet table; as assumed where it has none."""
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values, as `fp8doctor/report.schema.json` describes them."""

@@ -3,7 +3,7 @@ the trial timed together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -11,41 +11,26 @@ from fp8doctor.analysis.arms import arm, base_of, best_bf16, saved_ms
 from fp8doctor.analysis.compile_coverage import WHY_WRAPPED, cache_off, compile_loop
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import stays_in_bf16
+from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import STAY_IN_BF16, describe, keep_in_bf16
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.arm_names import PRESCRIBED
-from fp8doctor.facts.record import Record
 from fp8doctor.finding import SEVERITIES, Finding, Saving, Treatment
 
 
-class Step(Record, frozen=True, kw_only=True):
-    """One line of the prescription: a treatment and the findings that it mends."""
-
-    code: str
-    """The finding that ranks it, the worst it mends; empty when the trial found it and no check names it."""
-    mends: tuple[str, ...]
-    """Codes of all findings that share this treatment, ``code`` first."""
-    title: str
-    treatment: Treatment
-    saving_ms: Saving | None = None
-    """Of one step. Savings of several lines do not add up."""
-
-
-def prescribe(
-    findings: Iterable[Finding], explained_by: Mapping[str, tuple[str, ...]], facts: Facts | None = None
-) -> tuple[Step, ...]:
+def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:
     """Rank the treatments of ``findings``: what makes FP8 impossible first, then by ms saved, then by
     severity.
 
-    To give FP8 up comes last: it is measured against FP8 with all other steps. ``explained_by`` maps a code
-    to the codes that cause it; a symptom whose cause was found too, as more than information, is dropped, and
-    so is information that saves nothing. Findings that name the same treatment become one step.
+    To give FP8 up comes last: it is measured against FP8 with all other steps. A symptom whose cause was
+    found as more than information is dropped, and so is information that saves nothing. Findings that name
+    the same treatment become one step.
     """
     findings = tuple(findings)
     found = {finding.code for finding in findings if finding.severity != "info"}
     steps: dict[str, list[Finding]] = {}
     for finding in findings:
-        if finding.treatment is None or found.intersection(explained_by.get(finding.code, ())):
+        if finding.treatment is None or found.intersection(finding.caused_by):
             continue
         if finding.severity == "info" and (finding.saving_ms is None or finding.saving_ms.high <= 0):
             continue

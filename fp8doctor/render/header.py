@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fp8doctor.cost import modelled_gpu
-from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Gpu, Workload, recorded
 from fp8doctor.wording import plural
 
@@ -17,13 +15,12 @@ SXM = ("A100", "H100", "H200")
 same name."""
 
 
-def machine(facts: Facts) -> tuple[str, ...]:
+def machine(facts: Facts, modelled_gpu: str) -> tuple[str, ...]:
     """The GPU and the versions that matter."""
-    return (_gpu(facts), *_versions(facts))
+    return (_gpu(facts, product(modelled_gpu)), *_versions(facts))
 
 
-def _gpu(facts: Facts) -> str:
-    modelled = _modelled_on(facts)
+def _gpu(facts: Facts, modelled: str) -> str:
     if not recorded(facts.gpus):
         return f"GPU unknown; costs modelled for {modelled}"
     visible = [gpu for gpu in facts.gpus if gpu.visible is not False]
@@ -39,13 +36,6 @@ def _label(gpu: Gpu) -> str:
     name = gpu.name if recorded(gpu.name) else "GPU"
     capability = gpu.compute_capability or gpu.architecture
     return f"{name}, {capability}" if capability else name
-
-
-def _modelled_on(facts: Facts) -> str:
-    try:
-        return product(modelled_gpu(facts).name)
-    except UserError:
-        return facts.assumed_gpu or "no known GPU"
 
 
 def product(gpu: str) -> str:

@@ -3,17 +3,14 @@ Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fp8doctor import registry
-from fp8doctor.diagnosis.document import Document
-from fp8doctor.diagnosis.prescription import Step
+from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.treatments import STAY_IN_BF16
-from fp8doctor.diagnosis.verdict import Status
 from fp8doctor.facts import recorded
-from fp8doctor.finding import Finding, Outcome, Saving
+from fp8doctor.finding import AREAS, Finding, Outcome, Saving
 from fp8doctor.render.counts import counts
 from fp8doctor.render.header import machine, model, product
 from fp8doctor.render.timing import Timing, timing
@@ -96,17 +93,14 @@ def first_screen(report: Document, *, quiet: bool = False) -> Screen:
     findings = [
         finding for finding in report.findings if not quiet or finding.severity in ("warning", "error")
     ]
-    checks = registry.discover()
     steps = _steps(report, findings)
     prescription = _prescription(report, findings, steps)
     shown = {remedy.code for remedy in prescription}
-    causes = {check.code: check.explained_by for check in checks}
     others = tuple(
-        _remedy(finding, report, saving=_of_another(finding, steps, causes.get(finding.code, ())))
+        _remedy(finding, report, saving=_of_another(finding, steps))
         for finding in findings
         if finding.code not in shown
     )
-    areas = {check.code: check.area for check in checks}
     healthy = any(outcome.outcome == "healthy" for outcome in report.outcomes)
     crashed = [] if quiet else [outcome for outcome in report.outcomes if outcome.outcome == "crashed"]
     troubles = [
@@ -116,22 +110,20 @@ def first_screen(report: Document, *, quiet: bool = False) -> Screen:
     troubles += [
         Line(
             "unknown",
-            _area(outcome, areas),
+            outcome.area,
             f"check {outcome.code} crashed: {outcome.reason or 'no reason given'}",
         )
         for outcome in crashed
     ]
     troubles.sort(key=lambda line: _position(line.area))
     return Screen(
-        machine=(f"fp8doctor {report.tool.version}", *machine(report.facts)),
+        machine=(f"fp8doctor {report.tool.version}", *machine(report.facts, report.modelled_gpu)),
         model=model(report.facts),
         counts=() if _only_environment(report) else counts(report.facts.network, report.facts.training),
         verdict=report.verdict.summary,
         timing=timing(report.facts),
         troubles=tuple(troubles),
-        areas=()
-        if quiet
-        else _calm_areas(report.outcomes, areas, {line.area for line in troubles}, report.verdict.status),
+        areas=() if quiet else _calm_areas(report, {line.area for line in troubles}),
         all_clear=_all_clear(report) if healthy and not report.findings else "",
         prescription=prescription,
         others=others,
@@ -189,7 +181,7 @@ def _prescription(report: Document, findings: Iterable[Finding], steps: Sequence
     )
 
 
-def _of_another(finding: Finding, steps: Sequence[Step], causes: Collection[str]) -> str:
+def _of_another(finding: Finding, steps: Sequence[Step]) -> str:
     """What stands beside a finding without a number: the step that mends it or its cause, whose saving is
     told there, else its own saving.
 
@@ -198,7 +190,7 @@ def _of_another(finding: Finding, steps: Sequence[Step], causes: Collection[str]
     name = finding.treatment.name if finding.treatment else None
     for number, step in enumerate(steps, 1):
         if step.treatment.name == name or (
-            finding.severity != "info" and set(causes).intersection(step.mends)
+            finding.severity != "info" and set(finding.caused_by).intersection(step.mends)
         ):
             return f"see {number}"
     return "" if name == STAY_IN_BF16.name else saving_in_words(finding.saving_ms)
@@ -250,34 +242,29 @@ def _change(ms: float) -> str:
     return sign + text
 
 
-def _area(outcome: Outcome, areas: dict[str, str]) -> str:
-    return areas.get(outcome.code, "other")
-
-
 def _position(area: str) -> int:
-    return registry.AREAS.index(area) if area in registry.AREAS else len(registry.AREAS)
+    return AREAS.index(area) if area in AREAS else len(AREAS)
 
 
-def _calm_areas(
-    outcomes: Iterable[Outcome], areas: dict[str, str], troubled: set[str], status: Status
-) -> tuple[Line, ...]:
+def _calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
     """One mark for each area without trouble: healthy if a check says so, else unknown if one could not
     answer.
 
     A step that is slower than BF16 is not called healthy where no check of it found anything. Checks that
     only wait for a trial decide where there are no others: that nothing was timed is said below.
     """
+    slower = report.verdict.status in ("fp8_slower", "fp8_not_engaged")
     marks: dict[str, set[Mark]] = {}
-    for outcome in sorted(outcomes, key=_waits_for_a_trial):
-        area = _area(outcome, areas)
+    for outcome in sorted(report.outcomes, key=_waits_for_a_trial):
+        area = outcome.area
         if (
             outcome.outcome != "sick"
             and area not in troubled
             and not (_waits_for_a_trial(outcome) and area in marks)
         ):
             mark = MARK_OF_OUTCOME[outcome.outcome]
-            slow = area == "step" and status in ("fp8_slower", "fp8_not_engaged")
-            marks.setdefault(area, set()).add("not_applicable" if slow and mark == "healthy" else mark)
+            unexplained = area == "step" and slower and mark == "healthy"
+            marks.setdefault(area, set()).add("not_applicable" if unexplained else mark)
     order: tuple[Mark, ...] = ("healthy", "unknown", "not_applicable")
     return tuple(
         Line(next(mark for mark in order if mark in marks[area]), area)

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import msgspec
 import torch
 
-from fp8doctor.diagnosis.prescription import Step
+from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts, Trial, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.conductor import conduct

@@ -17,7 +17,7 @@ from torch import nn
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.layer_gain import timed_shapes
-from fp8doctor.diagnosis.prescription import Step
+from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, describe
 from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import PRESCRIBED, SELF_CHECK

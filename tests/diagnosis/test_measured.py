@@ -550,7 +550,7 @@ def test_staying_in_bf16_saves_nothing_of_a_model_without_fp8() -> None:
 def test_fp8_is_never_mended_and_given_up_in_one_plan_unless_that_was_measured(
     facts: Facts, findings: tuple[Finding, ...], names: list[str]
 ) -> None:
-    assert [step.treatment.name for step in as_timed(prescribe(findings, {}, facts), facts)] == names
+    assert [step.treatment.name for step in as_timed(prescribe(findings, facts), facts)] == names
 
 
 @pytest.mark.parametrize("patient", ["accelerate_eager", "nf4_base", "setting_without_effect"])

@@ -7,7 +7,8 @@ import copy
 import msgspec
 
 from fp8doctor.checks.shapes import gemms_too_small
-from fp8doctor.diagnosis.prescription import Step, prescribe
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, describe, keep_in_bf16
 from fp8doctor.finding import Finding, Saving, Severity, Treatment
 from fp8doctor.trial.explorations import SENSIBLE
@@ -31,8 +32,8 @@ def found(
     )
 
 
-def codes(*findings: Finding, explained_by: dict[str, tuple[str, ...]] | None = None) -> list[str]:
-    return [step.code for step in prescribe(findings, explained_by or {})]
+def codes(*findings: Finding) -> list[str]:
+    return [step.code for step in prescribe(findings)]
 
 
 def test_the_larger_saving_comes_first() -> None:
@@ -60,21 +61,19 @@ def test_information_is_prescribed_only_when_it_saves_something() -> None:
 
 
 def test_a_symptom_is_dropped_when_its_cause_was_found_and_kept_when_not() -> None:
-    why = {"AAA001": ("BBB001",)}
-    assert codes(found("AAA001", "error"), found("BBB001"), explained_by=why) == ["BBB001"]
-    assert codes(found("AAA001", "error"), found("CCC001"), explained_by=why) == ["AAA001", "CCC001"]
+    symptom = msgspec.structs.replace(found("AAA001", "error"), caused_by=("BBB001",))
+    assert codes(symptom, found("BBB001")) == ["BBB001"]
+    assert codes(symptom, found("CCC001")) == ["AAA001", "CCC001"]
 
 
 def test_information_explains_no_symptom_away() -> None:
-    assert codes(found("AAA001", "error"), found("BBB001", "info"), explained_by={"AAA001": ("BBB001",)}) == [
-        "AAA001"
-    ]
+    symptom = msgspec.structs.replace(found("AAA001", "error"), caused_by=("BBB001",))
+    assert codes(symptom, found("BBB001", "info")) == ["AAA001"]
 
 
 def test_findings_with_one_treatment_share_a_step() -> None:
-    (step,) = prescribe(
-        [found("AAA001", treatment="compile"), found("BBB001", saved_ms=3, treatment="compile")], {}
-    )
+    both = found("AAA001", treatment="compile"), found("BBB001", saved_ms=3, treatment="compile")
+    (step,) = prescribe(both)
     assert (step.code, step.mends) == ("BBB001", ("BBB001", "AAA001"))
     assert step.saving_ms is not None
     assert step.saving_ms.middle == 3
@@ -91,14 +90,14 @@ def test_findings_with_one_treatment_share_its_layers() -> None:
             title="t", explanation="e", code=code, severity="warning", treatment=keep_in_bf16(layers)
         )
 
-    (step,) = prescribe([keeping("AAA001", "a", "b"), keeping("BBB001", "b", "c")], {})
+    (step,) = prescribe([keeping("AAA001", "a", "b"), keeping("BBB001", "b", "c")])
     assert step.treatment.layers == ("a", "b", "c")
     assert step.treatment == keep_in_bf16(("a", "b", "c"))
     compile("\n".join(line for line in step.treatment.code.splitlines()), "lines", "exec")
 
 
 def test_a_prescription_is_the_sequence_of_its_steps() -> None:
-    plan = prescribe([found("AAA001", saved_ms=5), found("BBB001")], {})
+    plan = prescribe([found("AAA001", saved_ms=5), found("BBB001")])
     assert (len(plan), plan[0].code, [step.code for step in plan]) == (2, "AAA001", ["AAA001", "BBB001"])
     assert plan == tuple(plan)
     assert copy.deepcopy(plan) == plan

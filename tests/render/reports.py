@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from fp8doctor.cost.gpus import modelled_gpu_name
 from fp8doctor.diagnosis.document import Tool
 from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.diagnosis.verdict import Verdict
@@ -124,11 +125,15 @@ def report(
         facts=facts,
         verdict=Verdict(status=status, summary=summary),
         findings=findings,
-        prescription=prescribe(findings, {}),
+        prescription=prescribe(findings),
         outcomes=(
-            *(Outcome(code=finding.code, outcome="sick") for finding in findings),
-            *(Outcome(code=code, outcome=outcome, reason=reason or None) for code, outcome, reason in others),  # type: ignore[arg-type]
+            *(Outcome(code=finding.code, outcome="sick", area=finding.area) for finding in findings),
+            *(
+                Outcome(code=code, outcome=outcome, reason=reason or None, area=AREA_OF[code[:3]])  # type: ignore[arg-type]
+                for code, outcome, reason in others
+            ),
         ),
+        modelled_gpu=modelled_gpu_name(facts),
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.analysis.layers import Layers, fp8_layers
+from fp8doctor.cost.gpus import modelled_gpu_name
 from fp8doctor.facts import (
     NOT_RECORDED,
     Blocks,
@@ -178,7 +179,8 @@ def test_lora_is_a_share_of_parameters_and_of_flops() -> None:
     ],
 )
 def test_the_gpu(gpus: tuple[Gpu, ...], assumed: str | None, words: str) -> None:
-    assert machine(Facts(gpus=gpus, assumed_gpu=assumed))[0] == words
+    facts = Facts(gpus=gpus, assumed_gpu=assumed)
+    assert machine(facts, modelled_gpu_name(facts))[0] == words
 
 
 @pytest.mark.parametrize(
@@ -201,7 +203,7 @@ def test_the_gpu(gpus: tuple[Gpu, ...], assumed: str | None, words: str) -> None
     ],
 )
 def test_the_versions(software: Software, words: tuple[str, ...]) -> None:
-    assert machine(Facts(software=software))[1:] == words
+    assert machine(Facts(software=software), "H100")[1:] == words
 
 
 def test_the_model() -> None:

@@ -6,14 +6,12 @@ from __future__ import annotations
 import json as standard_json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor import registry
 from fp8doctor.diagnosis.document import schema
 from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.diagnosis.treatments import STAY_IN_BF16
@@ -22,6 +20,7 @@ from fp8doctor.render import markdown, text
 from fp8doctor.render.screen import first_screen
 from fp8doctor.render.terminal import columns
 from tests.facts_of import DECODER_468M
+from tests.imports import imports
 from tests.render.reports import EAGER, EAGER_DECODER, LORA, ON_A_GPU, SCREENS, UNALIGNED, report
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -122,9 +121,9 @@ def test_a_crashed_check_is_named() -> None:
 def test_what_waits_for_a_trial_decides_only_an_area_of_its_own() -> None:
     waits = {"outcome": "unknown", "reason": "trial was not recorded"}
     outcomes = (
-        Outcome(code="GPU001", **waits),
-        Outcome(code="GPU005", outcome="not_applicable", reason="a GPU"),
-        Outcome(code="CKP002", **waits),
+        Outcome(code="GPU001", area="device", **waits),
+        Outcome(code="GPU005", area="device", outcome="not_applicable", reason="a GPU"),
+        Outcome(code="CKP002", area="checkpointing", **waits),
     )
     screen = first_screen(
         replace(EAGER_DECODER, findings=(), prescription=EAGER_DECODER.prescription[:0], outcomes=outcomes)
@@ -139,21 +138,13 @@ def test_a_saving_is_told_once_where_its_step_is() -> None:
     """Beside a symptom, or what the same step mends, stands that step; what BF16 would save only where it is
     prescribed."""
     mended = replace(EAGER, code="MEM001", name="more-memory-than-bf16", severity="info")
-    symptom = replace(UNALIGNED, code="CMP007", treatment=None)
+    symptom = replace(UNALIGNED, code="CMP007", treatment=None, caused_by=("CMP001",))
     bf16 = replace(UNALIGNED, code="GPU002", severity="info", treatment=STAY_IN_BF16)
     own = replace(
         UNALIGNED, severity="info", saving_ms=Saving(low=-2.0, high=-1.0, basis="measured", gpu="NVIDIA H200")
     )
-    causes = {"CMP007": ("CMP001",)}
     made = report(DECODER_468M, "", (EAGER, mended, symptom, bf16, own))
-    made = replace(made, prescription=prescribe(made.findings[:1], {}))
-    with pytest.MonkeyPatch.context() as patch:
-        catalogue = [
-            SimpleNamespace(code=code, area="shapes", explained_by=causes.get(code, ()))
-            for code in ("CMP001", "CMP007")
-        ]
-        patch.setattr(registry, "discover", lambda: catalogue)
-        screen = first_screen(made)
+    screen = first_screen(replace(made, prescription=prescribe(made.findings[:1])))
     assert [remedy.saving for remedy in screen.prescription] == [
         "−250 to −330 ms a step, modelled on H100 SXM"
     ]
@@ -163,6 +154,21 @@ def test_a_saving_is_told_once_where_its_step_is() -> None:
         "GPU002": "",
         "SHP001": "+2.0 to +1.0 ms a step, measured on NVIDIA H200",
     }
+
+
+def test_rendering_reads_the_document_alone() -> None:
+    """No catalogue, no cost model and no rule of the plan: a screen is a function of what was saved."""
+    folder = Path(text.__file__).parent
+    imported = {name for path in folder.glob("*.py") for name in imports(path)}
+    forbidden = (
+        "fp8doctor.registry",
+        "fp8doctor.cost",
+        "fp8doctor.checks",
+        "fp8doctor.diagnosis.prescription",
+        "fp8doctor.diagnosis.diagnose",
+    )
+    assert "fp8doctor.diagnosis.document.Document" in imported
+    assert not [name for name in imported if name.startswith(forbidden)]
 
 
 @pytest.mark.parametrize(("low", "mark"), [(0.4, "bad"), (-0.1, "warning")])

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-from fp8doctor.diagnosis.prescription import Step
+from fp8doctor.diagnosis.document import Step
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Trial, Workload
 from fp8doctor.finding import Treatment

@@ -127,9 +127,10 @@ def test_eight_bits_of_bitsandbytes_are_not_fp8() -> None:
 
 def test_an_overridden_request_is_treated_instead() -> None:
     check = next(check for check in registry.discover() if check.code == "MOD001")
-    findings, _ = registry.run([check], SICK)
-    cause = msgspec.structs.replace(findings[0], code="ENV001", treatment=None)
-    assert prescribe([cause, *findings], {"MOD001": check.explained_by}) == ()
+    (finding,), _ = registry.run([check], SICK)
+    cause = msgspec.structs.replace(finding, code="ENV001", treatment=None)
+    symptom = msgspec.structs.replace(finding, caused_by=check.explained_by)
+    assert prescribe([cause, symptom]) == ()
 
 
 def test_an_old_recording_without_variables_is_no_request() -> None:
