@@ -11,6 +11,7 @@ import pytest
 from fp8doctor import load_report
 from fp8doctor.diagnosis.document import tool
 from fp8doctor.facts import recorded
+from tests import recordings
 from tests.patients.record import patients
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
@@ -40,6 +41,11 @@ def expected(recording: Path) -> dict[str, Any]:
 
 def test_every_patient_was_recorded() -> None:
     assert {path.stem.partition("-")[2] for path in RECORDINGS} == set(PATIENTS)
+
+
+def test_the_table_of_the_recordings_is_what_they_say() -> None:
+    written = recordings.PAGE.read_text("utf-8").splitlines()
+    assert recordings.page().splitlines() == written, "python -m tests.recordings writes it again"
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
