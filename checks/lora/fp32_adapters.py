@@ -26,6 +26,7 @@ https://github.com/kohya-ss/sd-scripts/issues/1156 (6.8 to 4.5 s per iteration)
 
 from __future__ import annotations
 
+from fp8doctor.analysis.accelerate_of_model import accelerate_of_model
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -94,7 +95,7 @@ def trains(facts: Facts) -> bool:
     As long as Accelerate's `prepare` has yet to put it under autocast it is not, nor when its own code opens
     one.
     """
-    accelerate = facts.training.accelerate if recorded(facts.training.accelerate) else None
+    accelerate = accelerate_of_model(facts)
     if accelerate and accelerate.mixed_precision in ("bf16", "fp8") and not accelerate.prepared:
         return False
     if recorded(facts.training.autocast_within) and facts.training.autocast_within:

@@ -26,6 +26,7 @@ https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_pr
 
 from __future__ import annotations
 
+from fp8doctor.analysis.accelerate_of_model import accelerate_of_model
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -87,7 +88,7 @@ def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
 def less_than_fp32_is_wanted(facts: Facts) -> str | None:
     """Who wants FP8 or BF16 of this very model, in words; None as long as Accelerate's `prepare` has yet to
     put it under autocast."""
-    accelerate = facts.training.accelerate if recorded(facts.training.accelerate) else None
+    accelerate = accelerate_of_model(facts)
     if accelerate and accelerate.mixed_precision in ("bf16", "fp8"):
         return f"Accelerate prepared it for {accelerate.mixed_precision}" if accelerate.prepared else None
     fp8 = sum(linear.use == "training" for linear in facts.network.linears)

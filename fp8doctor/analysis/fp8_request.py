@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fp8doctor.analysis.accelerate_of_model import accelerate_of_model
 from fp8doctor.facts import Facts, recorded
 
 LAUNCHER_FINGERPRINT = ("ACCELERATE_FP8_FORMAT", "ACCELERATE_FP8_MARGIN", "ACCELERATE_FP8_OPT_LEVEL")
@@ -24,8 +25,8 @@ def fp8_was_asked_for(facts: Facts) -> str | None:
     if asked:
         return asked
     if recorded(facts.training):
-        accelerate, trainer = facts.training.accelerate, facts.training.trainer
-        if recorded(accelerate) and accelerate and accelerate.mixed_precision == "fp8":
+        accelerate, trainer = accelerate_of_model(facts), facts.training.trainer
+        if accelerate and accelerate.mixed_precision == "fp8":
             return "Accelerator(mixed_precision='fp8')"
         if recorded(trainer) and trainer and trainer.mixed_precision == "fp8":
             return "TrainingArguments"

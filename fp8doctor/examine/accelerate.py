@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any
 
@@ -26,6 +27,7 @@ def examine_accelerate(tree: Tree) -> Accelerate | None:
         distributed=_word(shared.get("distributed_type", process.get("distributed_type"))),
         dynamo_backend=_word(getattr(plugin, "backend", None)),
         prepared=is_prepared(tree),
+        may_prepare=accelerator_waits(),
         te_autocast=runs_te_autocast(tree),
     )
 
@@ -33,6 +35,14 @@ def examine_accelerate(tree: Tree) -> Accelerate | None:
 def is_prepared(tree: Tree) -> bool:
     """Whether this model, or a wrapper of it, went through ``Accelerator.prepare``."""
     return any(vars(module).get("_is_accelerate_prepared", False) for module in _wrapped_and_root(tree))
+
+
+def accelerator_waits() -> bool:
+    """Whether an Accelerator is alive that has prepared no model, which its state does not tell."""
+    kind = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)
+    if kind is None:
+        return False
+    return any(issubclass(type(each), kind) and not vars(each).get("_models") for each in gc.get_objects())
 
 
 def runs_te_autocast(tree: Tree) -> bool:

@@ -70,6 +70,9 @@ class Accelerate(Record, frozen=True, kw_only=True):
     dynamo_backend: str | None = NOT_RECORDED
     prepared: bool = NOT_RECORDED
     """Whether this model went through ``prepare``."""
+    may_prepare: bool = NOT_RECORDED
+    """Whether an Accelerator is alive that has prepared nothing yet, so that this model may be next. The
+    state outlives the Accelerator and does not say which model it was made for."""
     te_autocast: bool = NOT_RECORDED
     """Whether ``prepare`` wrapped a forward of this model in Transformer Engine's FP8 autocast."""
 

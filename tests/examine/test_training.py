@@ -307,7 +307,12 @@ def test_accelerate_in_bf16(forget_accelerate: None) -> None:
     accelerator = Accelerator(mixed_precision="bf16", cpu=True)
     model = Stacked()
     assert training(model).accelerate == Accelerate(
-        mixed_precision="bf16", distributed="NO", dynamo_backend="NO", prepared=False, te_autocast=False
+        mixed_precision="bf16",
+        distributed="NO",
+        dynamo_backend="NO",
+        prepared=False,
+        may_prepare=True,
+        te_autocast=False,
     )
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     facts = training(model, optimizer=optimizer)

@@ -92,7 +92,7 @@ def test_accelerates_fp8_wrapper_is_rebuilt_around_the_copy(monkeypatch: pytest.
     assert sum(parameter.grad is not None for parameter in replica.parameters()) == 4
 
 
-def test_accelerates_bf16_wrapper() -> None:
+def test_accelerates_bf16_wrapper(forget_accelerate: None) -> None:
     from accelerate import Accelerator
 
     model = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(Stack())

@@ -883,7 +883,9 @@ def test_every_treatment_is_fp8s_own_or_helps_bf16_too() -> None:
     assert not own & HELPS_BF16_TOO
 
 
-def test_accelerates_wrappers_stay_around_blocks_that_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerates_wrappers_stay_around_blocks_that_are_compiled(
+    monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
+) -> None:
     """BF16 autocast as `Accelerator.prepare` puts it around the forward, and around that the FP8 autocast of
     Transformer Engine."""
     library = te.install(monkeypatch, "fp8")

@@ -83,10 +83,14 @@ def test_an_untouched_model_may_still_come_under_autocast(look: Look) -> None:
 def test_a_model_that_accelerate_has_yet_to_prepare(forget_accelerate: None, look: Look) -> None:
     from accelerate import Accelerator
 
-    Accelerator(mixed_precision="bf16", cpu=True)
+    accelerator = Accelerator(mixed_precision="bf16", cpu=True)
     finding = finding_of("LORA002", look(lora(float8_base())))
     assert finding is not None
     assert finding.severity == "info"
+    accelerator.prepare(lora(float8_base()))
+    finding = finding_of("LORA002", look(lora(float8_base())))
+    assert finding is not None
+    assert finding.severity == "warning", "that other model is the one it was made for"
 
 
 def test_on_the_meta_device_the_dtype_is_not_decided(look: Look) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from accelerate import Accelerator
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
+from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.facts import Arm, Facts, Trial
 from tests.checks.environment.live import facts_of, finding_of, outcome_of
 
@@ -120,6 +122,26 @@ def test_a_measured_step_in_fp32(device: str, outcome: str, look: Look) -> None:
         "healthy",
         "not_applicable",
     )
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["its Accelerator is alive", "its Accelerator is gone"])
+@pytest.mark.usefixtures("forget_accelerate")
+def test_an_accelerator_of_another_model_says_nothing_of_this_one(kept: bool, look: Look) -> None:
+    accelerator = Accelerator(mixed_precision="bf16", cpu=True)
+    accelerator.prepare(mlp())
+    if not kept:
+        del accelerator
+    model = convert_to_float8_training(mlp())
+    assert outcome_of("MEM003", look(model)).outcome == "sick"
+    assert outcome_of("MEM003", look(model, autocast=torch.bfloat16)).outcome == "healthy"
+
+
+@pytest.mark.usefixtures("forget_accelerate")
+def test_fp8_that_another_model_was_prepared_for_was_not_asked_of_this_one(look: Look) -> None:
+    accelerator = Accelerator(mixed_precision="fp8", cpu=True)
+    assert fp8_was_asked_for(look(mlp())) == "Accelerator(mixed_precision='fp8')"
+    accelerator.prepare(mlp())
+    assert fp8_was_asked_for(look(mlp())) is None
 
 
 PREPARED = """

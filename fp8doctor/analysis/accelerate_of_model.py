@@ -1,0 +1,18 @@
+"""Accelerate's state, where it is about the model that is looked at: the process has one for all models."""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Accelerate, Facts, recorded
+
+
+def accelerate_of_model(facts: Facts) -> Accelerate | None:
+    """The state of the Accelerator that prepared this model or may still prepare it; None without one.
+
+    Where nobody recorded whether an Accelerator may, the state counts.
+    """
+    if not recorded(facts.training) or not recorded(facts.training.accelerate):
+        return None
+    accelerate = facts.training.accelerate
+    if accelerate is None or accelerate.prepared:
+        return accelerate
+    return accelerate if accelerate.may_prepare is not False else None
