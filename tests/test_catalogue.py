@@ -27,12 +27,9 @@ IMPORTABLE = (
     "fp8doctor.analysis",
     "fp8doctor.cost",
     "fp8doctor.diagnosis.treatments",
-    "fp8doctor.diagnosis.verdict",
 )
-"""Modules of fp8doctor that a check may import (``record`` for the type of evidence, ``regions`` for the one
-way in which every check says what to compile, ``cures`` for the lines of what the trial proposes too,
-``disturbed`` for when a trial calls its own times unreliable, ``plain_attention`` for the GEMMs that two
-checks would claim). No torch, no os, no sys."""
+"""Modules of fp8doctor that a check may import: what was seen, what it adds up to, what it costs, and the
+words of an answer. No torch, no os, no sys."""
 
 STANDARD = {
     "__future__",

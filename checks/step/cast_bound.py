@@ -26,13 +26,12 @@ https://github.com/pytorch/ao/tree/main/torchao/float8#performance
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm, best_bf16, uses_fp8
+from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
 from fp8doctor.analysis.layers import in_python
-from fp8doctor.analysis.outcome import EVEN
+from fp8doctor.analysis.outcome import EVEN, measured_speed
 from fp8doctor.analysis.step_difference import SHOWN_MS, waterfall, why_unknown
 from fp8doctor.diagnosis.treatments import recipe
-from fp8doctor.diagnosis.verdict import timed
 from fp8doctor.facts import (
     Arm,
     Blocks,
@@ -82,9 +81,10 @@ NAMED = 3
 def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
-    now, bf16, verdict = arm(facts.trial, "as_is"), best_bf16(facts), timed(facts)
-    if facts.trial.device == "cpu" or now is None or bf16 is None or verdict is None:
+    measured = measured_speed(facts)
+    if facts.trial.device == "cpu" or measured is None:
         return NotApplicable(reason="the step as it is and BF16 were not both timed on a GPU")
+    now, bf16 = measured.as_is, measured.bf16
     found = waterfall(now, bf16)
     if found is None:
         return NotApplicable(
@@ -93,7 +93,7 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
             )
         )
     casts, saved = found.parts_ms["casts"], found.gemms_saved_ms
-    if verdict.status != "fp8_slower" or 100 * found.casts_unpaid_ms < max(
+    if measured.status != "fp8_slower" or 100 * found.casts_unpaid_ms < max(
         SMALL_PCT * (bf16.step_ms or 0.0), LITTLE_PCT * found.difference_ms
     ):
         return None

@@ -21,8 +21,7 @@ https://github.com/pytorch/ao/tree/main/torchao/float8
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.outcome import ceiling
-from fp8doctor.diagnosis.verdict import timed
+from fp8doctor.analysis.outcome import ceiling, fp8_never_ran, measured_speed
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
@@ -32,31 +31,31 @@ from fp8doctor.registry import check
 def healthy(facts: Facts) -> Finding | NotApplicable:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
-    verdict = timed(facts)
-    if verdict is None or verdict.status == "not_measured":
+    measured = measured_speed(facts)
+    if measured is None and not fp8_never_ran(facts.trial):
         return NotApplicable(reason="the step was not timed")
-    if verdict.status != "fp8_faster" or verdict.bf16_step_ms is None or verdict.step_ms is None:
+    if measured is None or measured.status != "fp8_faster":
         return NotApplicable(reason="FP8 is not faster than BF16 here")
+    step_ms, bf16_step_ms = measured.as_is.step_ms or 0.0, measured.bf16.step_ms or 0.0
     most = ceiling(facts)
-    left = verdict.step_ms - verdict.bf16_step_ms / most.speedup if most else None
+    left = step_ms - bf16_step_ms / most.speedup if most else None
     bound = (
-        f" With every cast for free it would be about {most.speedup:.2f}x "
-        f"({most.basis}): "
+        f" With every cast for free it would be about {most.speedup:.2f}x ({most.basis}): "
         f"{max(0.0, left):.1f} ms are left."
         if most and left is not None
         else ""
     )
+    speedup = measured.speedup
     return Finding(
-        title=f"FP8 pays: {verdict.speedup:.2f}x of the best BF16",
-        explanation=f"A step takes {verdict.step_ms:.1f} ms and {verdict.bf16_step_ms:.1f} ms in "
-        "BF16, timed in "
-        f"turn in one process.{bound}",
+        title=f"FP8 pays: {speedup.median:.2f}x of the best BF16",
+        explanation=f"A step takes {step_ms:.1f} ms and {bf16_step_ms:.1f} ms in BF16, timed in turn in one "
+        f"process.{bound}",
         evidence={
-            "step_ms": verdict.step_ms,
-            "bf16_step_ms": verdict.bf16_step_ms,
-            "speedup": verdict.speedup,
-            "speedup_low": verdict.speedup_low,
-            "speedup_high": verdict.speedup_high,
+            "step_ms": step_ms,
+            "bf16_step_ms": bf16_step_ms,
+            "speedup": speedup.median,
+            "speedup_low": speedup.low,
+            "speedup_high": speedup.high,
             "ceiling": most.speedup if most else None,
             "left_ms": left,
         },

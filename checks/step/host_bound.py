@@ -28,9 +28,9 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import arm, best_bf16, uses_fp8
 from fp8doctor.analysis.compile_coverage import WHY_WRAPPED, compile_loop, compile_treatment, needs_compile
 from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.outcome import measured_speed
 from fp8doctor.analysis.step_difference import breakdown_of, profiled_on_gpu, waits_for_the_host
 from fp8doctor.cost import micro_batches
-from fp8doctor.diagnosis.verdict import timed
 from fp8doctor.facts import (
     Arm,
     Blocks,
@@ -70,7 +70,7 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
     now, found, step_ms = profiled
     if not waits_for_the_host(now):
         return None
-    bf16, verdict = best_bf16(facts), timed(facts)
+    bf16, measured = best_bf16(facts), measured_speed(facts)
     beside = breakdown_of(bf16) if bf16 and bf16 is not now else None
     idle = 100 * found.idle_ms / step_ms
     return Finding(
@@ -89,7 +89,7 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
             "step_ms": step_ms,
             "bf16_idle_ms": beside.idle_ms if beside else None,
         },
-        severity="info" if not uses_fp8(facts) or (verdict and verdict.status == "fp8_faster") else None,
+        severity="info" if not uses_fp8(facts) or (measured and measured.status == "fp8_faster") else None,
         treatment=treatment(facts),
     )
 

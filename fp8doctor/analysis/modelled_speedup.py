@@ -17,7 +17,7 @@ KNOWN = ("CMP001",)
 
 
 @dataclass(frozen=True)
-class Expected:
+class ModelledSpeedup:
     """Time of the best BF16 / time in FP8."""
 
     as_is: float
@@ -26,8 +26,15 @@ class Expected:
     compiled form of it."""
     gpu: str
 
+    @property
+    def sentence(self) -> str:
+        """What the verdict says of it."""
+        best = max(self.as_is, self.compiled)
+        later = f", {best:.2f}x compiled" if best - self.as_is >= 0.01 else ""
+        return f"About {self.as_is:.2f}x of the best BF16 as it is{later} (modelled on {self.gpu})."
 
-def expected(facts: Facts, findings: Sequence[Finding]) -> Expected | None:
+
+def modelled_speedup(facts: Facts, findings: Sequence[Finding]) -> ModelledSpeedup | None:
     """None where the cost model has no numbers for a part of the step, or a finding says that it is not what
     it seems."""
     if any(
@@ -45,11 +52,4 @@ def expected(facts: Facts, findings: Sequence[Finding]) -> Expected | None:
     best = min((each.step_ms for each in baselines if each is not None), default=None)
     if as_is is None or faster is None or best is None:
         return None
-    return Expected(best / as_is.step_ms, best / faster.step_ms, as_is.gpu)
-
-
-def in_words(expects: Expected) -> str:
-    """One sentence for the verdict."""
-    best = max(expects.as_is, expects.compiled)
-    later = f", {best:.2f}x compiled" if best - expects.as_is >= 0.01 else ""
-    return f"About {expects.as_is:.2f}x of the best BF16 as it is{later} (modelled on {expects.gpu})."
+    return ModelledSpeedup(best / as_is.step_ms, best / faster.step_ms, as_is.gpu)

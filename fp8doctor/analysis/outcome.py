@@ -1,18 +1,51 @@
-"""What the trial decides: whether FP8 pays, whether it stays slower beyond doubt, and the most that it can
-give."""
+"""What the trial decides: how fast FP8 is, whether it pays or stays slower beyond doubt, and the most that it
+can give."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
-from fp8doctor.analysis.arms import best_bf16, best_fp8, fair_bf16, fp8_totals, ratio, saved_ms, uses_fp8
+from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, fp8_totals, ratio, saved_ms, uses_fp8
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.speedup_bound import Ceiling, bound
-from fp8doctor.facts import Facts, Trial, recorded
-from fp8doctor.facts.arm_names import NO_TIME_LEFT, NOT_EXPECTED_TO_FIT
+from fp8doctor.facts import Arm, Facts, Trial, recorded
+from fp8doctor.facts.arm_names import NO_FP8_GEMM, NO_TIME_LEFT, NOT_EXPECTED_TO_FIT
 
 EVEN = 0.03
 """A speedup within this of 1 is called even. A convention of this tool."""
+
+
+Speed = Literal["fp8_slower", "fp8_even", "fp8_faster"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredSpeed:
+    """The FP8 step as it is, held to the best BF16 of the same model."""
+
+    status: Speed
+    speedup: Interval
+    """Time of BF16 / time as it is."""
+    as_is: Arm
+    bf16: Arm
+
+
+def measured_speed(facts: Facts) -> MeasuredSpeed | None:
+    """How fast FP8 is as it runs; None without FP8, or where one of the two steps was not timed."""
+    if not recorded(facts.trial) or not recorded(facts.network) or not uses_fp8(facts):
+        return None
+    as_is, bf16 = arm(facts.trial, "as_is"), best_bf16(facts)
+    if as_is is None or bf16 is None:
+        return None
+    speedup = ratio(bf16, as_is)
+    even = speedup.low <= 1 <= speedup.high or abs(speedup.median - 1) < EVEN
+    status: Speed = "fp8_even" if even else "fp8_slower" if speedup.median < 1 else "fp8_faster"
+    return MeasuredSpeed(status, speedup, as_is, bf16)
+
+
+def fp8_never_ran(trial: Trial) -> bool:
+    """Whether the step as it is ran, and not one FP8 GEMM in it."""
+    return any(each.name == "as_is" and each.reason == NO_FP8_GEMM for each in trial.arms)
 
 
 def fp8_pays(facts: Facts) -> bool:

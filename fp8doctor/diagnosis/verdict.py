@@ -18,11 +18,12 @@ from fp8doctor.analysis.arms import (
     uses_fp8,
 )
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.analysis.modelled_speedup import expected, in_words
-from fp8doctor.analysis.outcome import EVEN, ceiling, stays_in_bf16
-from fp8doctor.cost import micro_batches
+from fp8doctor.analysis.layers import flops_share_pct
+from fp8doctor.analysis.modelled_speedup import modelled_speedup
+from fp8doctor.analysis.outcome import ceiling, fp8_never_ran, measured_speed, stays_in_bf16
+from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.facts import Arm, Facts, Trial, recorded
-from fp8doctor.facts.arm_names import NO_FP8_GEMM, PRESCRIBED
+from fp8doctor.facts.arm_names import PRESCRIBED
 from fp8doctor.facts.record import Record
 from fp8doctor.finding import Basis, Finding
 
@@ -30,19 +31,19 @@ from fp8doctor.finding import Basis, Finding
 def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """The measured verdict where there is one. FP8 that was asked for and is not there stays so, whatever was
     timed."""
-    measured_one, plain = timed(facts), judge(facts, findings)
-    if measured_one is None:
-        return plain
-    if measured_one.status == "no_fp8" and plain.status == "fp8_not_engaged":
+    measured, expected = measured_verdict(facts), expected_verdict(facts, findings)
+    if measured is None:
+        return expected
+    if measured.status == "no_fp8" and expected.status == "fp8_not_engaged":
         return msgspec.structs.replace(
-            measured_one,
-            status=plain.status,
-            summary=f"{plain.summary} {measured_one.summary.removeprefix(NO_FP8)}",
+            measured,
+            status=expected.status,
+            summary=f"{expected.summary} {measured.summary.removeprefix(NO_FP8)}",
         )
-    return measured_one
+    return measured
 
 
-def judge(facts: Facts, findings: Sequence[Finding]) -> Verdict:
+def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """The verdict that facts alone allow; nothing in it is measured."""
     if not recorded(facts.network):
         reason = facts.gaps.get("network") if recorded(facts.gaps) else None
@@ -50,35 +51,13 @@ def judge(facts: Facts, findings: Sequence[Finding]) -> Verdict:
             status="not_measured",
             summary=f"No model was examined: {reason.rstrip('.')}." if reason else "No model was examined.",
         )
-    linears = facts.network.linears
-    in_fp8 = [linear for linear in linears if linear.use == "training"]
-    if in_fp8 and all(linear.engaged is False for linear in in_fp8):
-        return Verdict(
-            status="fp8_not_engaged",
-            summary=f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training "
-            "forward in BF16.",
-        )
-    if in_fp8:
-        share = sum(linear.flops_share_pct or 0.0 for linear in in_fp8)
-        setup = f"FP8 is set up in {len(in_fp8)} of {len(linears)} Linears ({share:.0f} % of the GEMM FLOPs)."
-        expects = expected(facts, findings)
-        return Verdict(
-            status="not_measured",
-            summary=f"{setup} Whether it is faster than BF16 was not "
-            f"measured.{' ' + in_words(expects) if expects else ''}",
-            achievable_speedup=max(expects.as_is, expects.compiled) if expects else None,
-            basis="modelled" if expects else None,
-        )
-    grave = next(
-        (
-            finding
-            for finding in findings
-            if finding.severity == "error" and finding.area in ("environment", "engagement")
-        ),
-        None,
-    )
-    if grave and fp8_was_asked_for(facts):
+    if uses_fp8(facts):
+        return _set_up(facts, findings)
+    asked = fp8_was_asked_for(facts)
+    grave = next((each for each in findings if each.severity == "error" and each.area in KEEPS_FP8_OUT), None)
+    if grave and asked:
         return Verdict(status="fp8_not_engaged", summary=f"FP8 does not run: {grave.title.rstrip('.')}.")
+    linears = facts.network.linears
     stored = sum(linear.use == "storage" for linear in linears)
     if stored:
         return Verdict(
@@ -86,82 +65,110 @@ def judge(facts: Facts, findings: Sequence[Finding]) -> Verdict:
             summary=f"No FP8 training: {stored} of {len(linears)} Linears only store their weights in "
             "low precision.",
         )
-    if fp8_was_asked_for(facts):
+    if asked:
         return Verdict(
             status="no_fp8", summary="FP8 was asked for; this model holds no FP8 layer, or none yet."
         )
     return Verdict(status="no_fp8", summary="This model uses no FP8, and none was asked for.")
 
 
+KEEPS_FP8_OUT = ("environment", "engagement")
+"""Areas in which an error is the reason why a model that was to train in FP8 holds no FP8 layer."""
+
+
+def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
+    """What is expected of a model that holds FP8 layers."""
+    linears = facts.network.linears
+    in_fp8 = [linear for linear in linears if linear.use == "training"]
+    if all(linear.engaged is False for linear in in_fp8):
+        return Verdict(
+            status="fp8_not_engaged",
+            summary=f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training "
+            "forward in BF16.",
+        )
+    expects = modelled_speedup(facts, findings)
+    setup = f"{len(in_fp8)} of {len(linears)} Linears ({flops_share_pct(in_fp8):.0f} % of the GEMM FLOPs)"
+    return Verdict(
+        status="not_measured",
+        summary=f"FP8 is set up in {setup}. Whether it is faster than BF16 was not measured."
+        f"{f' {expects.sentence}' if expects else ''}",
+        achievable_speedup=max(expects.as_is, expects.compiled) if expects else None,
+        basis="modelled" if expects else None,
+    )
+
+
 NO_FP8 = "This model uses no FP8. "
 """How the summary of a timed model without FP8 begins."""
 
 
-def timed(facts: Facts) -> Verdict | None:
-    """The measured verdict; None when nothing was timed."""
+def measured_verdict(facts: Facts) -> Verdict | None:
+    """The verdict of a trial; None when nothing was timed."""
     if not recorded(facts.trial) or not recorded(facts.network):
         return None
     as_is, bf16 = arm(facts.trial, "as_is"), best_bf16(facts)
     if as_is is None:
         return _without_as_is(facts.trial, bf16)
-    tokens = facts.workload.tokens if recorded(facts.workload) else None
-    accumulate = micro_batches(facts)
-    speed = tokens * accumulate / as_is.step_ms * 1e3 if tokens and as_is.step_ms else None
-    fp8 = best_fp8(facts)
-    measure = fair_bf16(facts, fp8) if fp8 else None
-    achievable = ratio(measure, fp8).median if measure and fp8 else None
-    where = _caveat(facts.trial)
     if not uses_fp8(facts):
-        summary = f"{NO_FP8}{_offer(facts.trial, bf16, fp8)}{_most(facts)}{where}"
-        return Verdict(
-            status="no_fp8",
-            summary=summary,
-            basis="measured",
-            achievable_speedup=achievable,
-            step_ms=as_is.step_ms,
-            bf16_step_ms=bf16.step_ms if bf16 else None,
-            tokens_per_s=speed,
-        )
-    if bf16 is None:
-        reason = (
-            next((each.reason for each in facts.trial.arms if each.name == "bf16"), None)
-            or "it was not tried"
-        )
+        return _without_fp8(facts, as_is, bf16)
+    tokens_per_s = _tokens_per_s(facts, as_is)
+    measured = measured_speed(facts)
+    if measured is None:
+        tried = next((each.reason for each in facts.trial.arms if each.name == "bf16"), None)
         return Verdict(
             status="not_measured",
             summary=f"FP8 takes {as_is.step_ms:.1f} ms a step. No BF16 baseline could be timed: "
-            f"{reason}.{where}",
+            f"{tried or 'it was not tried'}.{_caveat(facts.trial)}",
             basis="measured",
             step_ms=as_is.step_ms,
-            tokens_per_s=speed,
+            tokens_per_s=tokens_per_s,
         )
-    speedup = ratio(bf16, as_is)
-    even = speedup.low <= 1 <= speedup.high or abs(speedup.median - 1) < EVEN
-    status: Status = "fp8_even" if even else "fp8_slower" if speedup.median < 1 else "fp8_faster"
-    rate = f" ({speed:,.0f} tokens/s)" if speed else ""
+    rate = f" ({tokens_per_s:,.0f} tokens/s)" if tokens_per_s else ""
     now = (
-        f"FP8 runs at {speedup.median:.2f}x of BF16: {as_is.step_ms:.1f} ms a step{rate}, best BF16 "
-        f"{bf16.step_ms:.1f} ms."
+        f"FP8 runs at {measured.speedup.median:.2f}x of BF16: {as_is.step_ms:.1f} ms a step{rate}, best BF16 "
+        f"{measured.bf16.step_ms:.1f} ms."
     )
-    summary = f"{now}{_promise(facts)}{_most(facts)}{where}"
     return Verdict(
-        status=status,
-        summary=summary,
-        speedup=speedup.median,
-        speedup_low=speedup.low,
-        speedup_high=speedup.high,
+        status=measured.status,
+        summary=f"{now}{_promise(facts)}{_most(facts)}{_caveat(facts.trial)}",
+        speedup=measured.speedup.median,
+        speedup_low=measured.speedup.low,
+        speedup_high=measured.speedup.high,
         basis="measured",
-        achievable_speedup=achievable,
+        achievable_speedup=_achievable(facts),
         step_ms=as_is.step_ms,
-        bf16_step_ms=bf16.step_ms,
-        tokens_per_s=speed,
+        bf16_step_ms=measured.bf16.step_ms,
+        tokens_per_s=tokens_per_s,
+    )
+
+
+def _tokens_per_s(facts: Facts, as_is: Arm) -> float | None:
+    """Tokens of a whole step, with all its micro-batches, by its time."""
+    tokens = step_tokens(facts)
+    return tokens * micro_batches(facts) / as_is.step_ms * 1e3 if tokens and as_is.step_ms else None
+
+
+def _achievable(facts: Facts) -> float | None:
+    """The speedup of the best step in FP8 over the BF16 of its like, where both were timed."""
+    fp8 = best_fp8(facts)
+    measure = fair_bf16(facts, fp8) if fp8 else None
+    return ratio(measure, fp8).median if measure and fp8 else None
+
+
+def _without_fp8(facts: Facts, as_is: Arm, bf16: Arm | None) -> Verdict:
+    offer = _offer(facts.trial, bf16, best_fp8(facts))
+    return Verdict(
+        status="no_fp8",
+        summary=f"{NO_FP8}{offer}{_most(facts)}{_caveat(facts.trial)}",
+        basis="measured",
+        achievable_speedup=_achievable(facts),
+        step_ms=as_is.step_ms,
+        bf16_step_ms=bf16.step_ms if bf16 else None,
+        tokens_per_s=_tokens_per_s(facts, as_is),
     )
 
 
 def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
-    attempted = next((each for each in trial.arms if each.name == "as_is"), None)
-    reason = (attempted.reason if attempted else None) or trial.reason or "no time was left"
-    if reason == NO_FP8_GEMM:
+    if fp8_never_ran(trial):
         running = arm(trial, PRESCRIBED) or arm(trial, "te-autocast")
         gives = (
             f" Once it runs: {running.step_ms:.1f} ms, {ratio(bf16, running).median:.2f}x of BF16."
@@ -170,6 +177,8 @@ def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
         )
         summary = f"FP8 is set up and does not run: not one FP8 GEMM was seen in a training step.{gives}"
         return Verdict(status="fp8_not_engaged", summary=summary, basis="measured")
+    attempted = next((each.reason for each in trial.arms if each.name == "as_is"), None)
+    reason = attempted or trial.reason or "no time was left"
     return Verdict(status="not_measured", summary=f"The step could not be timed: {reason}.")
 
 

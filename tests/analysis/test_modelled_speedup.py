@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from fp8doctor import load_report
-from fp8doctor.analysis.modelled_speedup import expected, in_words
+from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.verdict import judge, timed
+from fp8doctor.diagnosis.verdict import expected_verdict, measured_verdict
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import NOT_RECORDED
 from fp8doctor.finding import Finding
@@ -43,7 +43,7 @@ def examined(name: str) -> tuple[Facts, tuple[Finding, ...]]:
 )
 def test_the_expected_speedup_is_near_the_measured_one(name: str) -> None:
     facts, findings = examined(name)
-    expects, verdict = expected(facts, findings), timed(facts)
+    expects, verdict = modelled_speedup(facts, findings), measured_verdict(facts)
     assert expects is not None
     assert verdict is not None
     assert verdict.speedup == pytest.approx(expects.as_is, rel=MODEL_ERROR)
@@ -52,10 +52,10 @@ def test_the_expected_speedup_is_near_the_measured_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["te_fused", "te_autocast", "accelerate_te"])
 def test_nothing_is_promised_of_compiling_what_is_not_torchaos(name: str) -> None:
-    expects = expected(*examined(name))
+    expects = modelled_speedup(*examined(name))
     assert expects is not None
     assert expects.compiled == expects.as_is
-    assert "compiled" not in in_words(expects)
+    assert "compiled" not in expects.sentence
 
 
 @pytest.mark.parametrize(("name", "clear"), [("vit_large", False), ("decoder_350m", True)])
@@ -74,12 +74,12 @@ def test_slower_fp8_that_is_only_modelled_is_not_called_fine(name: str, clear: b
     "name", ["compile_disabled", "llama_kv_cache", "te_without_autocast", "emulated", "moe"]
 )
 def test_nothing_is_expected_of_what_is_not_what_it_seems(name: str) -> None:
-    assert expected(*examined(name)) is None
+    assert modelled_speedup(*examined(name)) is None
 
 
 def test_the_verdict_says_that_it_is_modelled_and_on_which_gpu() -> None:
     facts, findings = examined("decoder_468m")
-    verdict = judge(facts, findings)
+    verdict = expected_verdict(facts, findings)
     assert (verdict.status, verdict.basis) == ("not_measured", "modelled")
     assert verdict.summary.endswith(
         "About 0.26x of the best BF16 as it is, 1.04x compiled (modelled on H200)."

@@ -28,7 +28,7 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from fp8doctor.analysis.modelled_speedup import expected
+from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.cost import GpuSpec, gemm, gemm_ms, gpu_spec
 from fp8doctor.cost.step import compiled, in_bf16, modelled_step, with_recipe
@@ -420,7 +420,7 @@ def told(folder: Path = RECORDED) -> Iterator[Told]:
         ):
             continue
         untimed = replace(facts, trial=NOT_RECORDED)
-        says = expected(untimed, diagnose(untimed).findings)
+        says = modelled_speedup(untimed, diagnose(untimed).findings)
         yield Told(patient, best / (arms["as_is"].step_ms or 0.0), says and says.as_is)
 
 
