@@ -20,7 +20,6 @@ from fp8doctor.render import markdown, text
 from fp8doctor.render.screen import first_screen
 from fp8doctor.render.terminal import columns
 from tests.facts_of import DECODER_468M
-from tests.imports import imports
 from tests.render.reports import EAGER, EAGER_DECODER, LORA, ON_A_GPU, SCREENS, UNALIGNED, report
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -154,21 +153,6 @@ def test_a_saving_is_told_once_where_its_step_is() -> None:
         "GPU002": "",
         "SHP001": "+2.0 to +1.0 ms a step, measured on NVIDIA H200",
     }
-
-
-def test_rendering_reads_the_document_alone() -> None:
-    """No catalogue, no cost model and no rule of the plan: a screen is a function of what was saved."""
-    folder = Path(text.__file__).parent
-    imported = {name for path in folder.glob("*.py") for name in imports(path)}
-    forbidden = (
-        "fp8doctor.registry",
-        "fp8doctor.cost",
-        "fp8doctor.checks",
-        "fp8doctor.diagnosis.prescription",
-        "fp8doctor.diagnosis.diagnose",
-    )
-    assert "fp8doctor.diagnosis.document.Document" in imported
-    assert not [name for name in imported if name.startswith(forbidden)]
 
 
 @pytest.mark.parametrize(("low", "mark"), [(0.4, "bad"), (-0.1, "warning")])
