@@ -21,7 +21,6 @@ NOT_YET: set[tuple[str, str]] = {
     ("fp8doctor.checks.step.cast_bound", "fp8doctor.diagnosis.verdict"),
     ("fp8doctor.checks.step.healthy", "fp8doctor.diagnosis.verdict"),
     ("fp8doctor.checks.step.host_bound", "fp8doctor.diagnosis.verdict"),
-    ("fp8doctor.render.screen", "fp8doctor.registry"),
 }
 """Imports that the table does not allow, each waiting to be mended. Whoever mends one takes it out here; none
 is added."""
@@ -29,7 +28,7 @@ is added."""
 CIRCLES_YET = {frozenset(("fp8doctor.trial.measure.bench", "fp8doctor.trial.measure.profile_step"))}
 """Modules that import each other, one of them for type checkers alone. The same holds."""
 
-NEEDS_NO_TORCH = ("cli", "__main__", "console", "registry", "render", "diagnosis", "report", "worker.parent")
+NEEDS_NO_TORCH = ("cli", "__main__", "registry", "render", "diagnosis", "report", "worker.parent")
 """What the parent process and replaying a report load."""
 
 When = Literal["top", "function", "typing"]
