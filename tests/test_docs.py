@@ -31,3 +31,10 @@ def test_every_link_leads_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text(page))
     from_folder = (ROOT / page).parent
     assert [each for each in links if "//" not in each and not (from_folder / each).exists()] == []
+
+
+def test_what_is_quoted_from_a_file_stands_there() -> None:
+    page = (ROOT / "checks/README.md").read_text("utf-8")
+    quoted = re.findall(r"^<!-- from: (\S+) -->\n```python\n(.*?)^```$", page, re.S | re.M)
+    assert len(quoted) >= 5
+    assert [path for path, lines in quoted if lines not in (ROOT / path).read_text("utf-8")] == []
