@@ -1,4 +1,8 @@
-"""The packages, found: checks/ ships inside fp8doctor. Everything else is in setup.cfg."""
+"""The packages, found: checks/ ships inside fp8doctor. Everything else is in setup.cfg.
+
+``find:`` in setup.cfg cannot do it: it would ship checks/ under that very name. ``package_dir`` renames only
+packages that are listed one by one, and a new area would be missing from such a list.
+"""
 
 from setuptools import find_packages, setup
 

@@ -24,7 +24,7 @@ is added."""
 CIRCLES_YET = {frozenset(("fp8doctor.trial.measure.bench", "fp8doctor.trial.measure.profile_step"))}
 """Modules that import each other, one of them for type checkers alone. The same holds."""
 
-NEEDS_NO_TORCH = ("cli", "__main__", "console", "registry", "render", "diagnosis", "report", "worker.parent")
+NEEDS_NO_TORCH = ("cli", "__main__", "registry", "render", "diagnosis", "report", "worker.parent")
 """What the parent process and replaying a report load."""
 
 When = Literal["top", "function", "typing"]
