@@ -159,17 +159,22 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert circles == CIRCLES_YET
 
 
-@pytest.mark.parametrize("module", sorted(files()))
-def test_packages_from_outside_are_imported_where_they_may(module: str) -> None:
+def from_outside(module: str) -> Iterator[tuple[str, When]]:
+    """The packages that a module imports and that are neither this one nor Python's, types aside."""
     for each in imports(module):
         package = each.of.split(".")[0]
-        if package == PACKAGE or package in sys.stdlib_module_names or each.when == "typing":
-            continue
-        top, lazy = OUTSIDE.get(package, (frozenset(), frozenset()))
-        allowed = top if each.when == "top" else top | lazy
-        where = "at its top" if each.when == "top" else "in a function"
-        within = any(f"{room(module)}/".startswith(f"{each}/") for each in allowed)
-        assert within or "every room" in allowed, f"{module} imports {package} {where}"
+        if package != PACKAGE and package not in sys.stdlib_module_names and each.when != "typing":
+            yield package, each.when
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_packages_from_outside_are_imported_where_they_may(name: str) -> None:
+    for module in (each for each in files() if room(each) == name):
+        for package, when in from_outside(module):
+            top, lazy = OUTSIDE.get(package, (frozenset(), frozenset()))
+            allowed = top if when == "top" else top | lazy
+            within = any(f"{name}/".startswith(f"{each}/") for each in allowed)
+            assert within or "every room" in allowed, f"{module} imports {package} ({when})"
 
 
 @pytest.mark.parametrize("start", NEEDS_NO_TORCH)
