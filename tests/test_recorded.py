@@ -145,8 +145,8 @@ def test_what_every_kernel_does_is_known(recording: Path) -> None:
     trial = load_report(recording).facts.trial
     profiled = [
         arm
-        for arm in (trial.arms if recorded(trial) and recorded(trial.arms) else ())
-        if recorded(arm.breakdown) and arm.breakdown
+        for arm in (trial.arms if recorded(trial) and recorded(trial, "arms") else ())
+        if recorded(arm, "breakdown") and arm.breakdown
     ]
     for arm in profiled:
         assert arm.breakdown is not None

@@ -128,8 +128,8 @@ def test_what_a_gpu_cannot_tell_is_none_and_what_failed_is_not_recorded(
         None,
         None,
     )
-    assert not recorded(found.memory_gib)
-    assert not recorded(found.throttle_reasons)
+    assert not recorded(found, "memory_gib")
+    assert not recorded(found, "throttle_reasons")
     assert gaps == {}
 
 
@@ -259,7 +259,7 @@ def test_indices_among_different_models_need_the_order(monkeypatch: pytest.Monke
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     gpus, gaps = examined(monkeypatch, a100(), h100())
     assert [found.name for found in gpus] == ["NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"]
-    assert not any(recorded(found.visible) for found in gpus)
+    assert not any(recorded(found, "visible") for found in gpus)
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in gaps["gpus.visible"]
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     gpus, gaps = examined(monkeypatch, a100(), h100())

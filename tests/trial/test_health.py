@@ -125,8 +125,8 @@ def test_what_nvml_does_not_answer_is_not_made_up(nvml: SimpleNamespace) -> None
         seen.power_limit_w,
         seen.other_use_pct,
     ) == (1, None, None, None, None)
-    assert not recorded(seen.throttled_pct)
-    assert not recorded(seen.other_processes)
+    assert not recorded(seen, "throttled_pct")
+    assert not recorded(seen, "other_processes")
 
 
 def test_without_a_driver_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
