@@ -32,7 +32,7 @@ class MeasuredSpeed:
 
 def measured_speed(facts: Facts) -> MeasuredSpeed | None:
     """How fast FP8 is as it runs; None without FP8, or where one of the two steps was not timed."""
-    if not recorded(facts.trial) or not recorded(facts.network) or not uses_fp8(facts):
+    if not recorded(facts, "trial") or not recorded(facts, "network") or not uses_fp8(facts):
         return None
     as_is, bf16 = arm(facts.trial, "as_is"), best_bf16(facts)
     if as_is is None or bf16 is None:

@@ -69,7 +69,8 @@ def modelled_gpu(facts: Facts) -> GpuSpec:
     for gpu in facts.gpus if recorded(facts, "gpus") else ():
         product = gpu.name.upper().replace(" ", "") if recorded(gpu, "name") else ""
         for spec in GPUS:
-            if spec.name in product and gpu.visible is not False:
+            hidden = recorded(gpu, "visible") and gpu.visible is False
+            if spec.name in product and not hidden:
                 return spec
     return gpu_spec(DEFAULT_GPU)
 

@@ -84,13 +84,13 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """What is expected of a model that holds FP8 layers."""
     linears = facts.network.linears
     in_fp8 = [linear for linear in linears if linear.use == "training"]
-    if all(linear.engaged is False for linear in in_fp8):
+    if all(recorded(linear, "engaged") and linear.engaged is False for linear in in_fp8):
         return Verdict(
             status="fp8_not_engaged",
             summary=f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training "
             "forward in BF16.",
         )
-    expects = modelled_speedup(facts, findings)
+    expects = if_recorded(modelled_speedup, facts, findings)
     setup = f"{len(in_fp8)} of {len(linears)} Linears ({flops_share_pct(in_fp8):.0f} % of the GEMM FLOPs)"
     return Verdict(
         status="not_measured",
