@@ -13,7 +13,7 @@ from fp8doctor import cost
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Network, Target, recorded
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.batch import core, describe, resolve
 from fp8doctor.loading.job import (
     Job,
@@ -227,11 +227,14 @@ def _codes(argument: str, value: Any) -> tuple[str, ...]:
 def _with_uncalled_optimizer(facts: Facts, factory: Any) -> Facts:
     """The facts with an optimizer that is known by its class at most: it was given as a callable, which is
     not called."""
-    if not recorded(facts.training):
+    if not recorded(facts, "training"):
         return facts
     name = f"{factory.__module__}.{factory.__qualname__}" if inspect.isclass(factory) else NOT_RECORDED
     reason = "the optimizer was given as a callable, and fp8doctor does not call it on your model"
-    gaps = {**(facts.gaps if recorded(facts.gaps) else {}), "training.parameters_outside_optimizer": reason}
+    gaps = {
+        **(facts.gaps if recorded(facts, "gaps") else {}),
+        "training.parameters_outside_optimizer": reason,
+    }
     if name is NOT_RECORDED:
         gaps["training.optimizer"] = reason
     training = msgspec.structs.replace(

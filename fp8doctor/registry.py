@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import msgspec
 
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts, Unrecorded, recorded
+from fp8doctor.facts.paths import path_of
 from fp8doctor.finding import AREAS, Finding, NotApplicable, Outcome, Severity
 
 CheckFunction = Callable[[Facts], Finding | NotApplicable | None]
@@ -32,8 +32,6 @@ class Check:
     name: str
     area: str
     severity: Severity
-    needs: tuple[str, ...]
-    """Dotted paths of the facts without which it cannot answer, such as ``network.linears.compiled``."""
     explained_by: tuple[str, ...]
     """Codes whose disease causes this one: when one of them is found, this one's treatment is not
     prescribed."""
@@ -63,13 +61,12 @@ def check(
     *,
     area: str,
     severity: Severity,
-    needs: Iterable[str],
     explained_by: Iterable[str] = (),
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a check. Raises ValueError at import when the code or name is malformed or already taken."""
 
     def register(function: CheckFunction) -> CheckFunction:
-        new = Check(code, name, area, severity, tuple(needs), tuple(explained_by), function)
+        new = Check(code, name, area, severity, tuple(explained_by), function)
         if not re.fullmatch(r"[A-Z]{3,5}\d{3}", code):
             raise ValueError(f"{code!r} is not a code: three to five capital letters and three digits")
         if area not in AREAS:
@@ -144,7 +141,8 @@ def select(
 
 
 def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
-    """Findings and outcomes of every check. A check that raises is ``crashed`` and costs no other."""
+    """Findings and outcomes of every check. One that reads a fact that was not recorded is ``unknown``; one
+    that raises anything else is ``crashed``, and costs no other."""
     causes, findings, outcomes = {}, [], []
     for each in checks:
         causes[each.code] = each.explained_by
@@ -165,11 +163,11 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
 
 def _answer(check: Check, facts: Facts) -> Finding | Outcome:
     """What one check says: its finding with what the registration knows of it, else the outcome."""
-    missing = missing_fact(facts, check.needs)
-    if missing:
-        return Outcome(code=check.code, outcome="unknown", reason=missing, area=check.area)
     try:
         answer = check.function(facts)
+    except Unrecorded as missing:
+        reason = why_missing(facts, missing)
+        return Outcome(code=check.code, outcome="unknown", reason=reason, area=check.area)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return Outcome(code=check.code, outcome="crashed", reason=reason, area=check.area)
@@ -183,33 +181,13 @@ def _answer(check: Check, facts: Facts) -> Finding | Outcome:
     return Outcome(code=check.code, outcome="healthy", area=check.area)
 
 
-def missing_fact(facts: Facts, needs: Iterable[str]) -> str | None:
-    """Why a check cannot answer, or None: the first needed fact that was not recorded, with the reason if it
-    is known."""
-    gaps = dict(facts.gaps) if recorded(facts.gaps) else {}
-    if recorded(facts.trial) and recorded(facts.trial.gaps):
+def why_missing(facts: Facts, missing: Unrecorded) -> str:
+    """Which fact a check could not read, and the reason if it is known."""
+    path = path_of(missing)
+    gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
+    if recorded(facts, "trial.gaps"):
         gaps |= facts.trial.gaps
-    for path in needs:
-        at = _first_gap(facts, path.split("."), 0)
-        if at is not None:
-            reason = next(
-                (
-                    text
-                    for gap, text in gaps.items()
-                    if path == gap or path.startswith(gap + ".") or gap.startswith(path + ".")
-                ),
-                None,
-            )
-            return f"{at}: {reason}" if reason else f"{at} was not recorded"
-    return None
-
-
-def _first_gap(value: Any, parts: list[str], depth: int) -> str | None:
-    """The dotted path at which the walk along ``parts`` meets a fact that was not recorded, or None."""
-    if value is None:
-        return None
-    if isinstance(value, tuple):
-        return next((gap for item in value if (gap := _first_gap(item, parts, depth))), None)
-    if not recorded(value):
-        return ".".join(parts[:depth])
-    return None if depth == len(parts) else _first_gap(getattr(value, parts[depth]), parts, depth + 1)
+    around = (text for gap, text in gaps.items() if gap == path or path.startswith(gap + "."))
+    within = (text for gap, text in gaps.items() if gap.startswith(path + "."))
+    reason = next(around, None) or next(within, None)
+    return f"{path}: {reason}" if reason else f"{path} was not recorded"

@@ -196,11 +196,11 @@ def test_an_optimizer_that_would_have_to_be_built_is_not_built() -> None:
 
     facts = inspect_model(Net(), optimizer=build).facts
     assert facts.workload.optimizer_source == "given"
-    assert not recorded(facts.training.optimizer)
+    assert not recorded(facts, "training.optimizer")
     assert "not call it" in facts.gaps["training.optimizer"]
     facts = inspect_model(Net(), optimizer=torch.optim.SGD).facts
     assert facts.training.optimizer == "torch.optim.sgd.SGD"
-    assert not recorded(facts.training.parameters_outside_optimizer)
+    assert not recorded(facts, "training.parameters_outside_optimizer")
     assert "not call it" in facts.gaps["training.parameters_outside_optimizer"]
 
 

@@ -86,7 +86,6 @@ def test_healthy_facts_leave_it_silent(check: registry.Check) -> None:
 
 @each_check
 def test_facts_that_were_not_recorded_make_it_unknown(check: registry.Check) -> None:
-    assert check.needs, "a check looks at something"
     _, outcomes = registry.run([check], Facts())
     assert outcomes[0].outcome == "unknown"
 
@@ -112,12 +111,6 @@ def test_area_is_the_folder_and_the_name_is_the_file(check: registry.Check) -> N
     assert check.area == folder
     assert check.name.replace("-", "_") == file
     assert check.function.__name__ == file
-
-
-@each_check
-def test_needed_facts_are_fields(check: registry.Check) -> None:
-    for path in check.needs:
-        assert is_field(Facts, path.split(".")), f"{check.code} needs {path}, which is no fact"
 
 
 @each_check

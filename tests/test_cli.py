@@ -38,7 +38,7 @@ GRAVE_CHECK = '''
 from fp8doctor.finding import Finding
 from fp8doctor.registry import check
 
-@check("XYZ001", "grave", area="step", severity="error", needs=())
+@check("XYZ001", "grave", area="step", severity="error")
 def grave(facts):
     return Finding(title="grave", explanation="It is grave.")
 '''

@@ -142,12 +142,8 @@ rule; before Transformer Engine's names were taken over from te_fused and from t
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
 def test_what_every_kernel_does_is_known(recording: Path) -> None:
-    trial = load_report(recording).facts.trial
-    profiled = [
-        arm
-        for arm in (trial.arms if recorded(trial) and recorded(trial.arms) else ())
-        if recorded(arm.breakdown) and arm.breakdown
-    ]
+    facts = load_report(recording).facts
+    profiled = [arm for arm in facts.arms() if recorded(arm, "breakdown") and arm.breakdown]
     for arm in profiled:
         assert arm.breakdown is not None
         assert 100 - arm.breakdown.unclassified_pct >= LEAST_CLASSIFIED_PCT

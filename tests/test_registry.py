@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,13 +10,15 @@ import pytest
 
 from fp8doctor import registry
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Linear, Network, Training, Trial
+from fp8doctor.facts import Dynamo, Facts, Linear, Network, Training, Trial
+from fp8doctor.facts.record import Record
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import AREAS, Finding, NotApplicable
-from fp8doctor.registry import Check, check, discover, missing_fact, run, select
+from fp8doctor.registry import Check, check, discover, run, select
 
 
-def made(function: registry.CheckFunction, code: str = "ZZZ001", needs: tuple[str, ...] = ()) -> Check:
-    return Check(code, f"name-of-{code}", "step", "warning", needs, (), function)
+def made(function: registry.CheckFunction, code: str = "ZZZ001") -> Check:
+    return Check(code, f"name-of-{code}", "step", "warning", (), function)
 
 
 def test_every_shipped_check_is_discovered_once_and_in_the_order_of_the_areas() -> None:
@@ -46,15 +49,15 @@ def test_every_shipped_check_is_discovered_once_and_in_the_order_of_the_areas() 
 )
 def test_a_malformed_registration_fails_at_import(code: str, area: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check(code, "name", area=area, severity="info", needs=())(lambda facts: None)
+        check(code, "name", area=area, severity="info")(lambda facts: None)
 
 
 def test_a_code_that_is_taken_fails_at_import() -> None:
     discover()
     with pytest.raises(ValueError, match="already registered"):
-        check("CMP001", "another-name", area="step", severity="info", needs=())(lambda facts: None)
+        check("CMP001", "another-name", area="step", severity="info")(lambda facts: None)
     with pytest.raises(ValueError, match="already registered"):
-        check("ZZZ001", "eager-float8", area="step", severity="info", needs=())(lambda facts: None)
+        check("ZZZ001", "eager-float8", area="step", severity="info")(lambda facts: None)
 
 
 def test_selection_by_prefix() -> None:
@@ -74,39 +77,49 @@ def test_a_prefix_that_no_check_has_is_the_users_mistake() -> None:
         select(discover(), [], ["cmp001"])
 
 
-def test_a_missing_fact_makes_the_check_unknown_and_is_named_with_its_reason() -> None:
-    def never(facts: Facts) -> None:
-        raise AssertionError("must not run")
+def reason(function: Callable[[Facts], object], facts: Facts) -> str | None:
+    """Why a check that reads what ``function`` reads does not know."""
+    (outcome,) = run([made(lambda facts: function(facts) and None)], facts)[1]
+    assert (outcome.outcome == "unknown") == (outcome.reason is not None)
+    return outcome.reason
 
-    (outcome,) = run(
-        [made(never, needs=("training.dynamo.stance",))],
-        Facts(gaps={"training.dynamo": "torch 9.9 keeps it elsewhere"}),
-    )[1]
-    assert (outcome.outcome, outcome.reason) == ("unknown", "training: torch 9.9 keeps it elsewhere")
-    (outcome,) = run([made(never, needs=("network.linears",))], Facts(network=Network()))[1]
-    assert (outcome.outcome, outcome.reason) == ("unknown", "network.linears was not recorded")
+
+def test_a_missing_fact_makes_the_check_unknown_and_is_named_with_its_reason() -> None:
+    gaps = {"training.dynamo": "torch 9.9 keeps it elsewhere"}
+    assert reason(lambda facts: facts.training, Facts(gaps=gaps)) == "training: torch 9.9 keeps it elsewhere"
+    facts = Facts(training=Training(dynamo=Dynamo()), gaps=gaps)
+    told = "training.dynamo.stance: torch 9.9 keeps it elsewhere"
+    assert reason(lambda facts: facts.training.dynamo.stance, facts) == told
+    facts = Facts(network=Network())
+    assert reason(lambda facts: facts.network.linears, facts) == "network.linears was not recorded"
+
+
+def test_the_gap_of_the_fact_itself_goes_before_those_within() -> None:
+    facts = Facts(gaps={"network.saving": "torch.save failed", "network": "it has no module"})
+    assert reason(lambda facts: facts.network, facts) == "network: it has no module"
 
 
 def test_the_trials_own_gaps_give_the_reason_too() -> None:
     facts = Facts(trial=Trial(gaps={"trial.shapes": "the budget was used up"}))
-    assert missing_fact(facts, ["trial.shapes"]) == "trial.shapes: the budget was used up"
+    assert reason(lambda facts: facts.trial.shapes, facts) == "trial.shapes: the budget was used up"
 
 
 def test_one_record_of_a_list_without_the_fact_is_enough_to_not_know() -> None:
+    def compiled(facts: Facts) -> list[str | None]:
+        return [linear.compiled for linear in facts.network.linears]
+
     linears = (Linear(name="a", compiled=None), Linear(name="b"))
-    assert (
-        missing_fact(Facts(network=Network(linears=linears)), ["network.linears.compiled"])
-        == "network.linears.compiled was not recorded"
-    )
-    assert missing_fact(Facts(network=Network(linears=linears[:1])), ["network.linears.compiled"]) is None
-    assert missing_fact(Facts(network=Network(linears=())), ["network.linears.compiled"]) is None
+    facts = Facts(network=Network(linears=linears))
+    assert reason(compiled, facts) == "network.linears.compiled was not recorded"
+    assert reason(compiled, Facts(network=Network(linears=linears[:1]))) is None
+    assert reason(compiled, Facts(network=Network(linears=()))) is None
 
 
-def test_none_is_an_answer() -> None:
-    assert (
-        missing_fact(Facts(training=Training(accelerate=None)), ["training.accelerate.mixed_precision"])
-        is None
-    )
+def test_a_record_of_a_third_party_is_named_by_its_class() -> None:
+    class Own(Record, frozen=True, kw_only=True):
+        size: int = NOT_RECORDED
+
+    assert reason(lambda facts: Own().size, Facts()) == "Own.size was not recorded"
 
 
 def test_a_check_that_crashes_costs_no_other() -> None:
@@ -145,7 +158,7 @@ def test_every_answer_carries_its_area() -> None:
         made(lambda facts: None, "ZZZ002"),
         made(lambda facts: NotApplicable(reason="no LoRA"), "ZZZ003"),
         made(lambda facts: Finding(title="t", explanation="e"), "ZZZ004"),
-        made(lambda facts: None, "ZZZ005", needs=("network.linears",)),
+        made(lambda facts: facts.network and None, "ZZZ005"),
     ]
     assert [outcome.area for outcome in run(checks, Facts())[1]] == ["step"] * 5
 
@@ -172,7 +185,7 @@ A check of a third party.
 from fp8doctor.finding import Finding
 from fp8doctor.registry import check
 
-@check("OWN001", "too-many-layers", area="step", severity="info", needs=("network.linears",))
+@check("OWN001", "too-many-layers", area="step", severity="info")
 def too_many(facts):
     return Finding(title=f"{len(facts.network.linears)} layers", explanation="counted")
 '''

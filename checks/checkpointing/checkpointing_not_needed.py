@@ -41,7 +41,6 @@ fragments of the allocator and for workspaces. A convention of this tool, on the
     "checkpointing-not-needed",
     area="checkpointing",
     severity="warning",
-    needs=("gpus", "network.blocks", "training.checkpointing", "trial.arms"),
 )
 def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
     if all(each.active is False for each in facts.training.checkpointing):
@@ -90,8 +89,8 @@ def free_gib(gpus: tuple[Gpu, ...]) -> float | None:
     are there."""
     free = []
     for gpu in gpus:
-        if gpu.visible is not False and recorded(gpu.memory_gib) and gpu.memory_gib:
-            used = gpu.memory_used_gib if recorded(gpu.memory_used_gib) and gpu.other_processes else None
+        if gpu.visible is not False and recorded(gpu, "memory_gib") and gpu.memory_gib:
+            used = gpu.memory_used_gib if recorded(gpu, "memory_used_gib") and gpu.other_processes else None
             free.append(gpu.memory_gib - (used or 0.0))
     return min(free, default=None)
 
@@ -100,9 +99,9 @@ def switch_off(facts: Facts) -> str:
     """The lines that switch off the form of checkpointing that was found."""
     found = next(each for each in facts.training.checkpointing if each.active is not False)
     if found.form == "huggingface":
-        trainer = facts.training.trainer
+        trainer = facts.trainer()
         cache = f"{cache_off(facts)}   # checkpointing had kept the KV cache off"
-        if recorded(trainer) and trainer and trainer.checkpointing:
+        if trainer and trainer.checkpointing:
             return f"{trainer.kind.rpartition('.')[2]}(..., gradient_checkpointing=False)\n{cache}"
         return f"{in_python('gradient_checkpointing_disable', facts.network)}()\n{cache}"
     return {

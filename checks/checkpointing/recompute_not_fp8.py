@@ -42,7 +42,6 @@ RAISED = f"{STEP_RAISES}CheckpointError"
     "recompute-not-fp8",
     area="checkpointing",
     severity="error",
-    needs=("network.linears.stack", "training.checkpointing", "training.forward_chain"),
 )
 def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     te = [
@@ -54,7 +53,7 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     if not inside:
         return NotApplicable(reason="no Transformer Engine layer is checkpointed by torch's function")
     sick = [(linear, region) for linear, region in inside if not region.opens_fp8_autocast]
-    raised = recorded(facts.trial) and (facts.trial.reason or "").startswith(RAISED)
+    raised = recorded(facts, "trial") and (facts.trial.reason or "").startswith(RAISED)
     recomputed_in_fp8 = facts.training.gradients_seen and all(linear.engaged for linear, _ in sick)
     if not sick or (recomputed_in_fp8 and not raised):
         return None
@@ -101,7 +100,7 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
 
 def ran_before(linear: Linear) -> bool:
     """Whether the layer keeps a trace of an FP8 forward before its last one, which was in BF16."""
-    return recorded(linear.features) and linear.features.get("fp8_ran_before") is True
+    return recorded(linear, "features") and linear.features.get("fp8_ran_before") is True
 
 
 def region_of(linear: Linear, facts: Facts) -> Checkpointing | None:
@@ -110,7 +109,7 @@ def region_of(linear: Linear, facts: Facts) -> Checkpointing | None:
     torchs = [
         each for each in facts.training.checkpointing if each.library == "torch" and each.active is not False
     ]
-    if recorded(linear.checkpointed):
+    if recorded(linear, "checkpointed"):
         return next((each for each in torchs if each.active and each.name == linear.checkpointed), None)
     return next(
         (

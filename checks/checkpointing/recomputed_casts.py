@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, base_of, ratio, uses_fp8
 from fp8doctor.analysis.outcome import EVEN
-from fp8doctor.facts import Arm, Checkpointing, Facts, Linear, Network, Training, Trial, recorded
+from fp8doctor.facts import Arm, Checkpointing, Facts, Linear, Network, Training, Trial
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -37,7 +37,6 @@ from fp8doctor.registry import check
     "recomputed-casts",
     area="checkpointing",
     severity="warning",
-    needs=("network.linears", "training.checkpointing", "trial.arms"),
 )
 def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts) or all(each.active is False for each in facts.training.checkpointing):
@@ -53,9 +52,7 @@ def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
         for linear in facts.network.linears
         if linear.use == "training" and linear.stack == "torchao"
     }
-    operator = (
-        "amax" if any(recorded(each) and each and each.startswith("rowwise") for each in amax) else "max"
-    )
+    operator = "amax" if any(each and each.startswith("rowwise") for each in amax) else "max"
     return Finding(
         title=f"Checkpointing costs FP8 {in_fp8.median:.2f}x and BF16 {in_bf16.median:.2f}x",
         explanation=f"Its recompute takes {fp8[0].step_ms or 0.0:.1f} instead of "

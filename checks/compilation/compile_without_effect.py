@@ -87,13 +87,6 @@ class Cause:
     "compile-without-effect",
     area="compilation",
     severity="warning",
-    needs=(
-        "environment.variables",
-        "network.linears.compiled",
-        "network.blocks",
-        "training.compile_marks",
-        "training.dynamo.disabled",
-    ),
 )
 def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     marks = facts.training.compile_marks
@@ -288,6 +281,8 @@ def _compiled(backend: str) -> Facts:
         in_features=1024,
         out_features=4096,
         gemms=1,
+        dtype="bfloat16",
+        role="body",
         requires_grad=True,
         compiled="blocks.0",
     )

@@ -49,7 +49,6 @@ NAMED = 3
     "eager-float8",
     area="compilation",
     severity="warning",
-    needs=("network.linears.compiled", "network.blocks", "training.compile_marks"),
 )
 def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = [linear for linear in facts.network.linears if needs_compile(linear)]
@@ -111,6 +110,8 @@ def _decoder(compiled: str | None) -> Facts:
         in_features=1024,
         out_features=4096,
         gemms=1,
+        dtype="bfloat16",
+        role="body",
         requires_grad=True,
         compiled=compiled,
     )

@@ -127,7 +127,6 @@ TE = Kind(
     "graph-breaks",
     area="compilation",
     severity="warning",
-    needs=("network.linears.compiled", "network.blocks", "training.compile_marks", "trial.arms"),
     explained_by=("CMP002",),
 )
 def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
@@ -146,7 +145,7 @@ def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
         linear for linear in facts.network.linears if needs_compile(linear) and linear.compiled is not None
     ]
     harmful = bool(fp8) and split
-    reasons = cut.break_reasons if recorded(cut.break_reasons) else ()
+    reasons = cut.break_reasons if recorded(cut, "break_reasons") else ()
     kind = kind_of(reasons[0] if reasons else "", facts)
     words = kind.words or (reasons[0].partition(":")[0] if reasons else "the reason was not recorded")
     title = (
@@ -207,7 +206,7 @@ def entries(mark: str, cut: ArmCut, facts: Facts) -> int:
     Of a wrapper and a region with the same name either may be around the other: then pieces are Dynamo's only
     where it counted a break. A checkpoint that only a run could see (``active`` None) counts.
     """
-    checkpointing = facts.training.checkpointing if recorded(facts.training.checkpointing) else ()
+    checkpointing = facts.training.checkpointing if recorded(facts, "training.checkpointing") else ()
     for each in checkpointing:
         if each.active is False or each.form in WITHOUT_RECOMPUTE:
             continue

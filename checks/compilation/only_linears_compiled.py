@@ -46,7 +46,6 @@ from fp8doctor.wording import percent
     "only-linears-compiled",
     area="compilation",
     severity="warning",
-    needs=("network.linears.compiled", "network.blocks", "training.compile_marks"),
 )
 def only_linears_compiled(facts: Facts) -> Finding | NotApplicable | None:
     compiled = [

@@ -56,22 +56,26 @@ CACHE = "past_key_values"
     "recompilation",
     area="compilation",
     severity="warning",
-    needs=("network.blocks", "training.compile_marks", "training.use_cache"),
 )
 def recompilation(facts: Facts) -> Finding | NotApplicable | None:
     if not facts.training.compile_marks:
         return NotApplicable(reason="nothing asks for torch.compile")
     timed = (
         next((arm for arm in facts.trial.arms if arm.name == "as_is"), None)
-        if recorded(facts.trial)
+        if recorded(facts, "trial")
         else None
     )
-    cut = timed.cuts[-1] if timed and recorded(timed.cuts) and timed.cuts else None
-    left_eager = cut.left_eager if cut and recorded(cut.left_eager) else ()
-    reasons = cut.recompile_reasons if cut and recorded(cut.recompile_reasons) else ()
+    cut = timed.cuts[-1] if timed and recorded(timed, "cuts") and timed.cuts else None
+    left_eager = cut.left_eager if cut and recorded(cut, "left_eager") else ()
+    reasons = cut.recompile_reasons if cut and recorded(cut, "recompile_reasons") else ()
     compiling = timed is not None and timed.reason == STILL_COMPILING
     versions, limit = cached_blocks(facts) if facts.training.use_cache else 0, recompile_limit(facts)
-    if cut and recorded(cut.left_eager) and not left_eager and (sum(cut.blocks.values()) or versions) > limit:
+    if (
+        cut
+        and recorded(cut, "left_eager")
+        and not left_eager
+        and (sum(cut.blocks.values()) or versions) > limit
+    ):
         # More blocks ran than the limit, and none was left eager: the step switches the cache off itself.
         versions = 0
     if not (left_eager or compiling or versions > 1):
@@ -101,7 +105,7 @@ def recompilation(facts: Facts) -> Finding | NotApplicable | None:
             "blocks_with_cache": versions,
             "recompile_limit": limit,
             "left_eager": left_eager,
-            "recompilations": cut.recompilations if cut and recorded(cut.recompilations) else None,
+            "recompilations": cut.recompilations if cut and recorded(cut, "recompilations") else None,
             "reasons": reasons,
         },
         treatment=treatment(facts, reasons, versions),
@@ -110,8 +114,8 @@ def recompilation(facts: Facts) -> Finding | NotApplicable | None:
 
 def recompile_limit(facts: Facts) -> int:
     """The limit in this process, as far as it is known."""
-    limit = facts.training.dynamo.recompile_limit if recorded(facts.training.dynamo) else None
-    return limit if recorded(limit) and limit else RECOMPILE_LIMIT
+    known = recorded(facts, "training.dynamo.recompile_limit")
+    return (facts.training.dynamo.recompile_limit if known else None) or RECOMPILE_LIMIT
 
 
 def cached_blocks(facts: Facts) -> int:
@@ -138,7 +142,7 @@ def treatment(facts: Facts, reasons: tuple[str, ...], versions: int) -> Treatmen
         )
     name = (
         "cache_size_limit"
-        if recorded(facts.software) and (facts.software.torch or "").startswith("2.6.")
+        if recorded(facts, "software") and (facts.software.torch or "").startswith("2.6.")
         else "recompile_limit"
     )
     return Treatment(

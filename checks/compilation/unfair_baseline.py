@@ -38,7 +38,6 @@ AUTOCAST = "autocast-bf16"
     "unfair-baseline",
     area="compilation",
     severity="info",
-    needs=("network.linears", "network.blocks", "network.dtypes", "training.autocast", "trial.arms"),
 )
 def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
     as_is, eager, best = arm(facts.trial, "as_is"), arm(facts.trial, "bf16"), best_bf16(facts)
@@ -115,7 +114,7 @@ def _timed(bf16: float) -> Facts:
         Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6, treatments=())
         for name, ms in (("as_is", 88.3), ("bf16", bf16), ("bf16_compiled", 92.7))
     )
-    layer = Linear(use="training", dtype="bfloat16")
+    layer = Linear(use="training", dtype="bfloat16", compiled=None)
     return Facts(
         network=Network(linears=(layer,), blocks=(), dtypes={"bfloat16": 1}),
         training=Training(autocast=None),

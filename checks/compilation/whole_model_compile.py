@@ -38,7 +38,6 @@ WORTH_SAVING_S = 10.0
     "whole-model-compile",
     area="compilation",
     severity="info",
-    needs=("network.linears", "network.blocks", "training.compile_marks", "trial.arms"),
 )
 def whole_model_compile(facts: Facts) -> Finding | NotApplicable | None:
     if not any(not mark.name for mark in facts.training.compile_marks):

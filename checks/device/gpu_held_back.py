@@ -51,13 +51,12 @@ CLOCKS = (
     "gpu-held-back",
     area="device",
     severity="warning",
-    needs=("gpus.visible", "gpus.mig", "gpus.power_limit_w", "gpus.power_limit_default_w"),
 )
 def gpu_held_back(facts: Facts) -> Finding | NotApplicable | None:
     gpu = the_gpu(facts)
     if gpu is None:
         return NotApplicable(reason="no GPU is visible")
-    health = facts.trial.health if recorded(facts.trial) and recorded(facts.trial.health) else None
+    health = facts.trial.health if recorded(facts, "trial.health") else None
     slowed, limit = slowdowns(gpu, health), power_limit(gpu, health)
     capped = (
         limit is not None
@@ -86,8 +85,8 @@ def gpu_held_back(facts: Facts) -> Finding | NotApplicable | None:
             "mig": gpu.mig,
             "other_processes": others,
             "other_use_pct": use,
-            "sm_clock_max_mhz": present(gpu.sm_clock_max_mhz),
-            **({name: present(getattr(health, name)) for name in CLOCKS} if health else {}),
+            "sm_clock_max_mhz": present(gpu, "sm_clock_max_mhz"),
+            **({name: present(health, name) for name in CLOCKS} if health else {}),
         },
         treatment=treatment(slowed, gpu.power_limit_default_w if capped else None, shared),
     )
@@ -120,33 +119,33 @@ def the_gpu(facts: Facts) -> Gpu | None:
     """The GPU that was timed, by its name; the first visible one where none was, or where names do not
     tell."""
     visible = [gpu for gpu in facts.gpus if gpu.visible]
-    timed = facts.trial.gpu if recorded(facts.trial) and recorded(facts.trial.gpu) else None
+    timed = facts.trial.gpu if recorded(facts, "trial.gpu") else None
     return next((gpu for gpu in visible if gpu.name == timed), visible[0] if visible else None)
 
 
 def slowdowns(gpu: Gpu, health: Health | None) -> dict[str, float | None]:
     """Reasons that count -> their share of the samples; None where one look before the trial is all there
     is."""
-    if health is not None and recorded(health.throttled_pct):
+    if health is not None and recorded(health, "throttled_pct"):
         return dict(slowed_while_timed(health))
-    return dict.fromkeys(reason for reason in present(gpu.throttle_reasons) or () if reason in AT_REST)
+    return dict.fromkeys(reason for reason in present(gpu, "throttle_reasons") or () if reason in AT_REST)
 
 
 def power_limit(gpu: Gpu, health: Health | None) -> float | None:
     """The limit in force, W: during the trial, else when the GPU was examined."""
-    limit: float | None = (present(health.power_limit_w) if health else None) or gpu.power_limit_w
+    limit: float | None = present(health, "power_limit_w") or gpu.power_limit_w
     return limit
 
 
 def other_processes(health: Health | None) -> tuple[int, float | None]:
     """Other processes on the GPU during the trial, and the most of it that they used; None when NVML does not
     tell."""
-    return (present(health.other_processes) or 0, present(health.other_use_pct)) if health else (0, None)
+    return present(health, "other_processes") or 0, present(health, "other_use_pct")
 
 
-def present(value: Any) -> Any:
+def present(of: Gpu | Health | None, name: str) -> Any:
     """The fact, or None when it was not recorded."""
-    return value if recorded(value) else None
+    return getattr(of, name) if recorded(of, name) else None
 
 
 def treatment(slowed: Mapping[str, float | None], default_w: float | None, shared: bool) -> Treatment | None:

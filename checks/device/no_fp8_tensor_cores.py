@@ -28,7 +28,7 @@ https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/ScaledBla
 from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.facts import Environment, Facts, Gpu, recorded
+from fp8doctor.facts import Environment, Facts, Gpu
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -51,7 +51,6 @@ above."""
     "no-fp8-tensor-cores",
     area="device",
     severity="error",
-    needs=("gpus.visible", "gpus.compute_capability", "gpus.architecture"),
 )
 def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
     visible = [gpu for gpu in facts.gpus if gpu.visible]
@@ -116,7 +115,7 @@ def version_of(gpu: Gpu) -> str:
 
 def present(facts: Facts) -> str | None:
     """The FP8 layers of the model, in words; None without any."""
-    linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
+    linears = facts.linears()
     count = sum(linear.use == "training" for linear in linears)
     return plural(count, "FP8 layer") if count else None
 

@@ -29,13 +29,13 @@ MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Variables that hide GPUs."""
 
 
-@check("GPU005", "no-gpu", area="device", severity="info", needs=("gpus.name",))
+@check("GPU005", "no-gpu", area="device", severity="info")
 def no_gpu(facts: Facts) -> Finding | NotApplicable | None:
     hidden = [gpu for gpu in facts.gpus if gpu.visible is False]
     if len(hidden) < len(facts.gpus) and not is_cpu_build(facts):
         return NotApplicable(reason="a GPU is there")
     modelled = modelled_gpu(facts)
-    assumed = recorded(facts.assumed_gpu) and bool(facts.assumed_gpu)
+    assumed = recorded(facts, "assumed_gpu") and bool(facts.assumed_gpu)
     return Finding(
         title=f"{missing(facts, hidden)}; costs are modelled for {modelled.name}",
         explanation=(
@@ -56,8 +56,9 @@ def no_gpu(facts: Facts) -> Finding | NotApplicable | None:
 
 def is_cpu_build(facts: Facts) -> bool:
     """Whether torch can use no GPU at all."""
-    software = facts.software
-    return recorded(software) and software.cuda is None and software.hip is None
+    if not (recorded(facts, "software.cuda") and recorded(facts, "software.hip")):
+        return False
+    return facts.software.cuda is None and facts.software.hip is None
 
 
 def way_out(facts: Facts, assumed: bool) -> Treatment | None:
@@ -83,11 +84,7 @@ def missing(facts: Facts, hidden: list[Gpu]) -> str:
         return f"torch {facts.software.torch} is built without CUDA and does not use the {facts.gpus[0].name}"
     if not hidden:
         return "No GPU here"
-    variables = (
-        facts.environment.variables
-        if recorded(facts.environment) and recorded(facts.environment.variables)
-        else {}
-    )
+    variables = facts.variables()
     by = next((f"{name}={variables[name]!r}" for name in MASKS if name in variables), None)
     count = "The only GPU is" if len(hidden) == 1 else f"All {len(hidden)} GPUs are"
     return f"{count} hidden by {by}" if by else f"{count} hidden from this process"

@@ -100,13 +100,6 @@ TREATMENTS = {
     "recipe-unsupported",
     area="device",
     severity="error",
-    needs=(
-        "gpus.visible",
-        "gpus.compute_capability",
-        "software.cuda",
-        "environment.variables",
-        "network.linears.recipe",
-    ),
     explained_by=("GPU001",),
 )
 def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
@@ -168,7 +161,7 @@ def unmet(stack: str, recipe: str, gpu: Gpu, facts: Facts) -> str | None:
     )
     if cuda and numbers(cuda) < least:
         return f"it needs CUDA {dotted(least)}, and torch was built with {cuda}"
-    error = facts.recipe_tries.get(recipe) if stack == "torchao" and recorded(facts.recipe_tries) else None
+    error = facts.recipe_tries.get(recipe) if stack == "torchao" and recorded(facts, "recipe_tries") else None
     return f"a tiny GEMM raises {error}" if error else None
 
 

@@ -23,7 +23,7 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/envi
 from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.facts import Accelerate, Environment, Facts, Gpu, Training, recorded
+from fp8doctor.facts import Accelerate, Environment, Facts, Gpu, Training
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -40,7 +40,6 @@ BF16_CAPABILITY = (8, 0)
     "silent-fp16-fallback",
     area="device",
     severity="error",
-    needs=("gpus.compute_capability", "training.accelerate.mixed_precision"),
     explained_by=("GPU001",),
 )
 def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
@@ -60,7 +59,7 @@ def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
     asked = fp8_was_asked_for(facts) or converted(facts)
     if asked is None:
         return NotApplicable(reason="nobody asked for FP8")
-    trainer = facts.training.trainer if recorded(facts.training.trainer) else None
+    trainer = facts.trainer()
     if accelerate.mixed_precision != "fp16" or (trainer and trainer.fp16):
         return None
     newer = [
@@ -102,7 +101,7 @@ def capability(gpu: Gpu) -> tuple[int, ...]:
 
 def converted(facts: Facts) -> str | None:
     """``Accelerator(mixed_precision="fp8")`` leaves fp16 in the state and converts all the same."""
-    linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
+    linears = facts.linears()
     prepared = facts.training.accelerate is not None and facts.training.accelerate.prepared is True
     return "the converted model" if prepared and any(linear.use == "training" for linear in linears) else None
 

@@ -48,12 +48,6 @@ OFF = "convert_to_float8_training(model, config=Float8LinearConfig(enable_fsdp_f
     "fp8-all-gather-off",
     area="distributed",
     severity="warning",
-    needs=(
-        "training.distributed",
-        "training.accelerate",
-        "network.linears.recipe",
-        "network.linears.features",
-    ),
 )
 def fp8_all_gather_off(facts: Facts) -> Finding | NotApplicable | None:
     tensorwise = [

@@ -38,7 +38,6 @@ precompute_float8_dynamic_scale_for_fsdp(model)   # after every optimizer.step()
     "scale-precompute-missing",
     area="distributed",
     severity="warning",
-    needs=("training.distributed", "training.optimizer_stepped", "network.linears.features"),
 )
 def scale_precompute_missing(facts: Facts) -> Finding | NotApplicable | None:
     distributed = facts.training.distributed

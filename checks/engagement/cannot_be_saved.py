@@ -59,14 +59,6 @@ UNWRAP = Treatment(
     "cannot-be-saved",
     area="engagement",
     severity="error",
-    needs=(
-        "network.saving",
-        "network.save_pretrained",
-        "network.linears.use",
-        "network.linears.weight_class",
-        "training.trainer",
-        "training.accelerate",
-    ),
 )
 def cannot_be_saved(facts: Facts) -> Finding | NotApplicable | None:
     trained = [linear for linear in facts.network.linears if linear.use == "training"]

@@ -45,7 +45,6 @@ MX = Treatment(
     "emulated-fp8",
     area="engagement",
     severity="error",
-    needs=("network.linears.use", "network.linears.features"),
     explained_by=("GPU001",),
 )
 def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:

@@ -38,7 +38,7 @@ CALL_LAYERS = Treatment(
 )
 
 
-@check("MOD002", "fp8-never-engaged", area="engagement", severity="error", needs=("network.linears.engaged",))
+@check("MOD002", "fp8-never-engaged", area="engagement", severity="error")
 def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     if not fp8:
@@ -63,7 +63,7 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
             evidence={"fp8_layers": len(fp8), "fp8_gemms": 0},
             treatment=describe("te-autocast", facts) if fp8[0].stack == "transformer_engine" else CALL_LAYERS,
         )
-    if not recorded(facts.trial) and all(linear.engaged is None for linear in fp8):
+    if not recorded(facts, "trial") and all(linear.engaged is None for linear in fp8):
         return NotApplicable(
             reason="these layers keep no note of it; only a trial shows whether they run in FP8"
         )
@@ -72,7 +72,7 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
 
 def saw_no_fp8_gemm(facts: Facts) -> bool:
     """Whether the trial ran the job as it is and saw no FP8 GEMM in it."""
-    arms = facts.trial.arms if recorded(facts.trial) else ()
+    arms = facts.trial.arms if recorded(facts, "trial") else ()
     return any(arm.name == "as_is" and arm.reason == NO_FP8_GEMM for arm in arms)
 
 

@@ -57,12 +57,6 @@ PLAIN_PARAMETER = (
     "fp8-storage-only",
     area="engagement",
     severity="warning",
-    needs=(
-        "network.linears.dtype",
-        "network.linears.features",
-        "network.float8_parameters",
-        "network.trainable_parameters",
-    ),
 )
 def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
     stored = [linear for linear in facts.network.linears if stores_fp8(linear)]

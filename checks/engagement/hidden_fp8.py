@@ -24,7 +24,7 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerato
 from __future__ import annotations
 
 from fp8doctor.analysis.layers import flops_share_pct
-from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Training, recorded
+from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Training
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -34,7 +34,6 @@ from fp8doctor.registry import check
     "hidden-fp8",
     area="engagement",
     severity="warning",
-    needs=("network.linears", "training.accelerate.te_autocast", "training.accelerate.mixed_precision"),
     explained_by=("ENV008",),
 )
 def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
@@ -55,11 +54,7 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
     )
     if said == "fp8":
         return None
-    variables = (
-        facts.environment.variables
-        if recorded(facts.environment) and recorded(facts.environment.variables)
-        else {}
-    )
+    variables = facts.variables()
     by_variable = variables.get("ACCELERATE_FP8_BACKEND") == "TE"
     return Finding(
         title=f"{len(hidden)} of {len(facts.network.linears)} Linears run in FP8 although "

@@ -43,9 +43,7 @@ KEEP_SUBCLASSES = Treatment(
 )
 
 
-@check(
-    "MOD011", "hooks-or-subclass-lost", area="engagement", severity="warning", needs=("training.conversion",)
-)
+@check("MOD011", "hooks-or-subclass-lost", area="engagement", severity="warning")
 def hooks_or_subclass_lost(facts: Facts) -> Finding | NotApplicable | None:
     seen = facts.training.conversion
     if seen is None:

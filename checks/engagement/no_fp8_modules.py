@@ -51,12 +51,6 @@ LOOK_LATER = Treatment(
     "no-fp8-modules",
     area="engagement",
     severity="error",
-    needs=(
-        "network.linears",
-        "network.float8_parameters",
-        "training.accelerate.prepared",
-        "training.gradients_seen",
-    ),
     explained_by=("ENV001", "ENV003", "ENV004", "ENV005", "ENV008", "GPU001"),
 )
 def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:

@@ -65,13 +65,6 @@ OPTIMIZER_LAST = Treatment(
     "parameters-without-optimizer",
     area="engagement",
     severity="error",
-    needs=(
-        "training.optimizer",
-        "training.parameters_outside_optimizer",
-        "network.linears.use",
-        "network.linears.features",
-        "network.linears.adapter",
-    ),
 )
 def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None:
     training, linears = facts.training, facts.network.linears
@@ -80,15 +73,17 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
         return NotApplicable(reason="no optimizer was given")
     if not count:
         return None
-    names = training.first_outside_optimizer if recorded(training.first_outside_optimizer) else ()
+    names = training.first_outside_optimizer if recorded(training, "first_outside_optimizer") else ()
     bases = [linear for linear in linears if linear.adapter == "base" and linear.requires_grad]
     bases = (
         bases
         if not names or any(name.startswith(f"{linear.name}.") for name in names for linear in bases)
         else []
     )
-    unfrozen = training.conversion.unfrozen if recorded(training.conversion) and training.conversion else ()
-    sharded = recorded(facts.network.wrappers) and any(
+    unfrozen = (
+        training.conversion.unfrozen if recorded(training, "conversion") and training.conversion else ()
+    )
+    sharded = recorded(facts, "network.wrappers") and any(
         "FSDP" in each or "FullySharded" in each for each in facts.network.wrappers
     )
     wrapped = [

@@ -127,16 +127,6 @@ lines."""
     "partial-conversion",
     area="engagement",
     severity="warning",
-    needs=(
-        "network.linears.use",
-        "network.linears.role",
-        "network.linears.features",
-        "network.linears.in_features",
-        "network.linears.flops_share_pct",
-        "training.compile_marks",
-        "training.forward_chain",
-        "training.accelerate",
-    ),
     explained_by=("GPU001", "MOD009"),
 )
 def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
@@ -203,7 +193,7 @@ def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
     ):
         return False
     tokens = (
-        step_tokens(facts) if recorded(facts.workload) and facts.workload.batch_source == "given" else None
+        step_tokens(facts) if recorded(facts, "workload") and facts.workload.batch_source == "given" else None
     )
     if not tokens or linear.role == "experts":
         return True

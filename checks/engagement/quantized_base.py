@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.layers import flops_share_pct, layer_label
-from fp8doctor.facts import Environment, Facts, Linear, Network, Training, Use
+from fp8doctor.facts import Environment, Facts, Linear, Network, Training, Use, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -77,7 +77,6 @@ ONE_OF_THEM = Treatment(
     "quantized-base",
     area="engagement",
     severity="error",
-    needs=("network.linears.use", "network.linears.dtype", "network.linears.weight_class"),
 )
 def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
     linears = facts.network.linears
@@ -85,7 +84,8 @@ def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
     if not fp8 and asked is None:
         return NotApplicable(reason="no FP8 layer in the model, and none asked for")
     quantized = [linear for linear in linears if is_quantized(linear)]
-    method = facts.network.quantization if facts.network.quantization in METHODS else None
+    known = recorded(facts, "network.quantization") and facts.network.quantization in METHODS
+    method = facts.network.quantization if known else None
     if not quantized and method is None:
         return None
     swapped = [linear for linear in quantized if linear.use == "training"]

@@ -36,17 +36,12 @@ from fp8doctor.registry import check
     "tied-weights-untied",
     area="engagement",
     severity="error",
-    needs=("network.linears.use", "network.broken_ties"),
 )
 def tied_weights_untied(facts: Facts) -> Finding | NotApplicable | None:
     if not any(linear.use == "training" for linear in facts.network.linears):
         return NotApplicable(reason="no FP8 layer in the model")
     declared = facts.network.broken_ties
-    conversion = (
-        facts.training.conversion
-        if recorded(facts.training) and recorded(facts.training.conversion)
-        else None
-    )
+    conversion = facts.training.conversion if recorded(facts, "training.conversion") else None
     seen = conversion.untied if conversion else ()
     pairs = tuple({frozenset(pair): pair for pair in (*seen, *declared)}.values())
     if not pairs:

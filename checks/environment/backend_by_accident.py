@@ -54,7 +54,6 @@ AO_SINCE = Version("1.4.0")
     "backend-by-accident",
     area="environment",
     severity="error",
-    needs=("environment.variables", "software.packages"),
     explained_by=("ENV001", "ENV003", "ENV004", "ENV005", "GPU001"),
 )
 def backend_by_accident(facts: Facts) -> Finding | NotApplicable | None:
@@ -109,7 +108,7 @@ def by_order(facts: Facts) -> Finding | NotApplicable | None:
     packages = facts.software.packages
     if "torchao" not in packages or "transformer_engine" not in packages:
         return None
-    linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
+    linears = facts.linears()
     eager = [
         each
         for each in linears
@@ -119,9 +118,7 @@ def by_order(facts: Facts) -> Finding | NotApplicable | None:
         # Transformer Engine was chosen by a recipe, or torchao is configured or compiled: somebody decided.
         return None
     converted = bool(eager) and accelerate_prepared(facts)
-    trainer = (
-        recorded(facts.training) and recorded(facts.training.trainer) and facts.training.trainer is not None
-    )
+    trainer = recorded(facts, "training.trainer") and facts.training.trainer is not None
     severity: Severity = ("error" if trainer else "warning") if converted else "info"
     return Finding(
         severity=severity,
@@ -156,9 +153,7 @@ def by_default(linear: Linear) -> bool:
 
 def precision(facts: Facts) -> str | None:
     """The precision that Accelerate works with, or will read; None before anything has decided it."""
-    training = facts.training
-    accelerate = training.accelerate if recorded(training) and recorded(training.accelerate) else None
-    trainer = training.trainer if recorded(training) and recorded(training.trainer) else None
+    accelerate, trainer = facts.accelerate(), facts.trainer()
     of_trainer = (
         (trainer.mixed_precision or ("fp16" if trainer.fp16 else "bf16" if trainer.bf16 else None))
         if trainer
@@ -172,21 +167,12 @@ def precision(facts: Facts) -> str | None:
 
 def uses_accelerate(facts: Facts) -> bool:
     """Whether an Accelerator or a Trainer was made, so that `prepare` has been called or will be."""
-    if not recorded(facts.training):
-        return False
-    accelerate, trainer = facts.training.accelerate, facts.training.trainer
-    return bool(
-        (recorded(accelerate) and accelerate and accelerate.mixed_precision)
-        or (recorded(trainer) and trainer)
-    )
+    accelerate = facts.accelerate()
+    return bool((accelerate and accelerate.mixed_precision) or facts.trainer())
 
 
 def accelerate_prepared(facts: Facts) -> bool:
-    accelerate = (
-        facts.training.accelerate
-        if recorded(facts.training) and recorded(facts.training.accelerate)
-        else None
-    )
+    accelerate = facts.accelerate()
     return accelerate is not None and accelerate.prepared is True
 
 

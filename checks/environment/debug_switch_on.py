@@ -42,11 +42,9 @@ OFF = ("", "0", "false", "off", "no", "none", "n", "f")
 
 def uses_te(facts: Facts) -> bool:
     """Whether Transformer Engine reads its variables here: it is imported, or, without a model, installed."""
-    packages = (
-        facts.software.packages if recorded(facts.software) and recorded(facts.software.packages) else {}
-    )
+    packages = facts.packages()
     return "transformer_engine" in packages and (
-        packages["transformer_engine"].imported is True or not recorded(facts.network)
+        packages["transformer_engine"].imported is True or not recorded(facts, "network")
     )
 
 
@@ -156,7 +154,6 @@ class On:
     "debug-switch-on",
     area="environment",
     severity="warning",
-    needs=("environment.variables", "environment.debug_switches"),
 )
 def debug_switch_on(facts: Facts) -> Finding | None:
     on = [*variables_on(facts), *calls_on(facts.environment.debug_switches)]

@@ -107,7 +107,6 @@ torchao 0.18."""
     "fp8-backend-missing",
     area="environment",
     severity="error",
-    needs=("environment.backend_imports", "environment.variables", "software.packages"),
 )
 def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
     packages, imports = facts.software.packages, facts.environment.backend_imports
@@ -158,7 +157,7 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
             "backend": backend,
             "error": error,
             "version": version,
-            "torch": facts.software.torch if recorded(facts.software.torch) else None,
+            "torch": facts.software.torch if recorded(facts, "software.torch") else None,
         },
         treatment=Treatment(
             name="install-fp8-backend",
@@ -170,7 +169,7 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
 
 def without_kernels(facts: Facts) -> Finding | None:
     """MX layers of a CUDA build whose torchao loaded none of its compiled kernels."""
-    linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
+    linears = facts.linears()
     block = [
         each
         for each in linears
@@ -178,8 +177,7 @@ def without_kernels(facts: Facts) -> Finding | None:
         and (each.recipe or "").startswith(BLOCK_RECIPES)
         and not each.features.get("emulate")
     ]
-    loaded, cuda = facts.software.torchao_libraries, facts.software.cuda
-    if not block or not recorded(loaded) or loaded != 0 or not (recorded(cuda) and cuda):
+    if not block or facts.software.torchao_libraries != 0 or not facts.software.cuda:
         return None
     torch, version = (
         facts.software.torch,
@@ -204,11 +202,7 @@ def without_kernels(facts: Facts) -> Finding | None:
 
 def precision_is_decided(facts: Facts) -> bool:
     """Whether an Accelerator was made already: without a backend none is made with fp8."""
-    accelerate = (
-        facts.training.accelerate
-        if recorded(facts.training) and recorded(facts.training.accelerate)
-        else None
-    )
+    accelerate = facts.accelerate()
     return accelerate is not None and accelerate.mixed_precision is not None
 
 

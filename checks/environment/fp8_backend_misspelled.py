@@ -25,7 +25,7 @@ from __future__ import annotations
 from packaging.version import InvalidVersion, Version
 
 from fp8doctor.analysis.fp8_request import launched_with_fp8
-from fp8doctor.facts import Accelerate, Environment, Facts, Package, Software, Training, recorded
+from fp8doctor.facts import Accelerate, Environment, Facts, Package, Software, Training
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -52,7 +52,6 @@ MEANT = {
     "fp8-backend-misspelled",
     area="environment",
     severity="error",
-    needs=("environment.variables", "software.packages"),
 )
 def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
     variables, packages = facts.environment.variables, facts.software.packages
@@ -101,13 +100,8 @@ def reads_the_variable(version: str | None) -> bool:
 
 
 def was_prepared(facts: Facts) -> bool:
-    training = facts.training
-    return (
-        recorded(training)
-        and recorded(training.accelerate)
-        and training.accelerate is not None
-        and training.accelerate.prepared is True
-    )
+    accelerate = facts.accelerate()
+    return accelerate is not None and accelerate.prepared
 
 
 def meant(written: str) -> str | None:

@@ -64,7 +64,6 @@ TREATMENT = "let-fp8-through"
     "fp8-request-overridden",
     area="environment",
     severity="error",
-    needs=("environment.variables", "software.packages", "training.accelerate", "training.trainer"),
     explained_by=("GPU001", "GPU003"),
 )
 def fp8_request_overridden(facts: Facts) -> Finding | NotApplicable | None:
@@ -122,19 +121,15 @@ def precision_of(training: Training) -> str | None:
 
 def falls_back(facts: Facts) -> bool:
     """Whether a GPU is here for which Accelerate turns fp8 into fp16."""
-    capabilities = [gpu.compute_capability for gpu in facts.gpus] if recorded(facts.gpus) else []
-    return any(
-        tuple(map(int, each.split("."))) < FIRST_FP8_CAPABILITY
-        for each in capabilities
-        if recorded(each) and each
+    return recorded(facts, "gpus") and any(
+        gpu.compute_capability and tuple(map(int, gpu.compute_capability.split("."))) < FIRST_FP8_CAPABILITY
+        for gpu in facts.gpus
     )
 
 
 def has_fp8_layers(facts: Facts) -> bool:
-    return (
-        recorded(facts.network)
-        and recorded(facts.network.linears)
-        and any(linear.use == "training" for linear in facts.network.linears)
+    return recorded(facts, "network.linears") and any(
+        linear.use == "training" for linear in facts.network.linears
     )
 
 

@@ -86,11 +86,10 @@ class Idle:
     "fp8-setting-without-effect",
     area="environment",
     severity="warning",
-    needs=("environment.variables", "software.packages"),
     explained_by=("ENV003",),
 )
 def fp8_setting_without_effect(facts: Facts) -> Finding | NotApplicable | None:
-    section = recorded(facts.environment.deepspeed_fp8_section) and facts.environment.deepspeed_fp8_section
+    section = recorded(facts, "environment.deepspeed_fp8_section") and facts.environment.deepspeed_fp8_section
     if not section and not any(
         name in UNREAD or name.startswith(PREFIX) for name in facts.environment.variables
     ):
@@ -123,7 +122,7 @@ def fp8_setting_without_effect(facts: Facts) -> Finding | NotApplicable | None:
 def backend_in_use(facts: Facts) -> str | None:
     """The backend, from the FP8 layers there are, from its name, or because it is the only one installed;
     None when unsure."""
-    linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
+    linears = facts.linears()
     seen = {STACKS[linear.stack] for linear in linears if linear.use == "training" and linear.stack in STACKS}
     named = facts.environment.variables.get(PREFIX + "BACKEND")
     if not seen and named in DEFAULTS:
@@ -229,11 +228,7 @@ def old_launcher(facts: Facts) -> bool:
 
 def under_deepspeed(facts: Facts) -> bool:
     """Whether Accelerate runs on DeepSpeed, by its state or by what its launcher wrote."""
-    accelerate = (
-        facts.training.accelerate
-        if recorded(facts.training) and recorded(facts.training.accelerate)
-        else None
-    )
+    accelerate = facts.accelerate()
     return (
         bool(accelerate and accelerate.distributed == "DEEPSPEED")
         or facts.environment.variables.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"

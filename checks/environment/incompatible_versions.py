@@ -53,11 +53,7 @@ def about_to_ask(facts: Facts) -> bool:
 
 def asked_by_argument_for_torchao(facts: Facts) -> bool:
     """``Accelerator(mixed_precision="fp8")`` was called, torchao is its backend, and FSDP is not in use."""
-    accelerate = (
-        facts.training.accelerate
-        if recorded(facts.training) and recorded(facts.training.accelerate)
-        else None
-    )
+    accelerate = facts.accelerate()
     variables = facts.environment.variables
     by_argument = (
         accelerate is not None
@@ -80,11 +76,7 @@ def takes_te(facts: Facts) -> bool:
 def adapters_may_come(facts: Facts) -> bool:
     """FP8 is wanted, PEFT is loaded, and the model has no adapters yet."""
     loaded = facts.software.packages["peft"].imported is True
-    without = (
-        recorded(facts.network)
-        and recorded(facts.network.adapter_parameters)
-        and not facts.network.adapter_parameters
-    )
+    without = recorded(facts, "network.adapter_parameters") and not facts.network.adapter_parameters
     return loaded and without and (fp8_was_asked_for(facts) is not None or bool(fp8_stacks(facts)))
 
 
@@ -183,7 +175,6 @@ GPU002's, a backend that does not import ENV004's, torchao with a newer Inductor
     "incompatible-versions",
     area="environment",
     severity="warning",
-    needs=("software.packages", "environment.variables", "environment.backend_imports"),
     explained_by=("ENV001", "ENV004"),
 )
 def incompatible_versions(facts: Facts) -> Finding | NotApplicable | None:
@@ -238,17 +229,12 @@ def backend_to_come(facts: Facts) -> str | None:
 
 
 def prepared(facts: Facts) -> bool:
-    training = facts.training
-    return (
-        recorded(training)
-        and recorded(training.accelerate)
-        and training.accelerate is not None
-        and training.accelerate.prepared is True
-    )
+    accelerate = facts.accelerate()
+    return accelerate is not None and accelerate.prepared
 
 
 def fp8_stacks(facts: Facts) -> set[str]:
-    linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
+    linears = facts.linears()
     return {linear.stack for linear in linears if linear.use == "training"}
 
 

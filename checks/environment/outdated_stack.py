@@ -55,7 +55,7 @@ UPGRADES = {
 }
 
 
-@check("ENV007", "outdated-stack", area="environment", severity="info", needs=("software.packages",))
+@check("ENV007", "outdated-stack", area="environment", severity="info")
 def outdated_stack(facts: Facts) -> Finding | NotApplicable | None:
     used = {
         news.package
@@ -90,7 +90,7 @@ def is_older(package: Package, version: str) -> bool:
     """Whether the installed version is older; one that cannot be read is not."""
     try:
         return (
-            recorded(package.version)
+            recorded(package, "version")
             and package.version is not None
             and Version(package.version) < Version(version)
         )

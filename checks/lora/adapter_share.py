@@ -44,7 +44,6 @@ WITHOUT = "without_adapters"
     "adapter-share",
     area="lora",
     severity="info",
-    needs=("network.adapter_parameters", "network.linears.adapter", "trial.arms"),
 )
 def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
     network = facts.network
@@ -135,8 +134,8 @@ def cheaper_adapters() -> Treatment:
 def _llama_1b(adapters: bool) -> Facts:
     """Llama 1B with rank 16, compiled, as measured on an H200; the time without adapters is made up."""
     layers = (
-        Linear(name="q.base_layer", adapter="base", flops_share_pct=97.5),
-        Linear(name="q.lora_A", adapter="adapter", flops_share_pct=2.5, dtype="float32"),
+        Linear(name="q.base_layer", use="none", adapter="base", flops_share_pct=97.5),
+        Linear(name="q.lora_A", use="none", adapter="adapter", flops_share_pct=2.5, dtype="float32"),
     )
     times = {"as_is": (135.7, None), "bf16_compiled": (143.6, None), WITHOUT: (99.0, "as_is")}
     arms = tuple(

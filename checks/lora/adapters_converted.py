@@ -49,7 +49,6 @@ TREATMENTS = {
     "adapters-converted",
     area="lora",
     severity="warning",
-    needs=("network.linears.adapter", "network.linears.use"),
 )
 def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
     adapters = [linear for linear in facts.network.linears if linear.adapter == "adapter"]

@@ -43,13 +43,6 @@ CODE = """for name, parameter in model.named_parameters():
     "fp32-adapters",
     area="lora",
     severity="warning",
-    needs=(
-        "network.devices",
-        "network.linears.adapter",
-        "network.linears.dtype",
-        "training.autocast",
-        "training.gradients_seen",
-    ),
 )
 def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
     adapters = [linear for linear in facts.network.linears if linear.adapter == "adapter"]
@@ -98,12 +91,10 @@ def trains(facts: Facts) -> bool:
     accelerate = accelerate_of_model(facts)
     if accelerate and accelerate.mixed_precision in ("bf16", "fp8") and not accelerate.prepared:
         return False
-    if recorded(facts.training.autocast_within) and facts.training.autocast_within:
+    if recorded(facts, "training.autocast_within") and facts.training.autocast_within:
         return False
-    timed = (
-        recorded(facts.trial)
-        and recorded(facts.trial.arms)
-        and any(arm.name == "as_is" and arm.step_ms for arm in facts.trial.arms)
+    timed = recorded(facts, "trial.arms") and any(
+        arm.name == "as_is" and arm.step_ms for arm in facts.trial.arms
     )
     return uses_fp8(facts) or facts.training.gradients_seen or timed
 

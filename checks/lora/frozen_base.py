@@ -48,13 +48,6 @@ from fp8doctor.registry import check
     "frozen-base",
     area="lora",
     severity="info",
-    needs=(
-        "network.linears.use",
-        "network.linears.requires_grad",
-        "network.linears.compiled",
-        "network.blocks",
-        "trial.arms",
-    ),
     explained_by=("CMP001",),
 )
 def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
@@ -104,7 +97,7 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
 
 def is_stored_in_fp8(linear: Linear) -> bool:
     """Whether Transformer Engine keeps the weight in FP8, so that no step casts it."""
-    return recorded(linear.features) and linear.features.get("primary_weights_in_fp8") is True
+    return recorded(linear, "features") and linear.features.get("primary_weights_in_fp8") is True
 
 
 def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:
@@ -147,6 +140,7 @@ def _lora(frozen: bool) -> Facts:
         in_features=2048,
         out_features=2048,
         gemms=1,
+        weight_class=None,
         requires_grad=not frozen,
         compiled="layers.0",
         flops_share_pct=97.5,

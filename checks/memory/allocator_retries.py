@@ -43,7 +43,6 @@ SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     "allocator-retries",
     area="memory",
     severity="warning",
-    needs=("training.alloc_retries", "environment.variables"),
 )
 def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
     own, step = facts.training.alloc_retries, retries_of_the_step(facts)
@@ -51,7 +50,7 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no CUDA memory is in use")
     if not own and not step:
         return None
-    now = arm(facts.trial, "as_is") if recorded(facts.trial) else None
+    now = arm(facts.trial, "as_is") if recorded(facts, "trial") else None
     memory_gib = gpu_gib(facts)
     peak = (
         f" The step peaks at {now.peak_gib:.1f} of {memory_gib:.0f} GiB."
@@ -80,12 +79,12 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
 
 def retries_of_the_step(facts: Facts) -> int | None:
     """Retries while the step as it is warmed up, if it alone fills the GPU; None when that is not known."""
-    now, memory_gib = arm(facts.trial, "as_is") if recorded(facts.trial) else None, gpu_gib(facts)
+    now, memory_gib = arm(facts.trial, "as_is") if recorded(facts, "trial") else None, gpu_gib(facts)
     retries = (
         [
             cut.alloc_retries
             for cut in now.cuts
-            if recorded(cut.alloc_retries) and cut.alloc_retries is not None
+            if recorded(cut, "alloc_retries") and cut.alloc_retries is not None
         ]
         if now
         else []
@@ -97,8 +96,8 @@ def retries_of_the_step(facts: Facts) -> int | None:
 
 def gpu_gib(facts: Facts) -> float | None:
     """Memory of the first visible GPU; None when it is not known."""
-    gpu = next((gpu for gpu in facts.gpus if gpu.visible), None) if recorded(facts.gpus) else None
-    return gpu.memory_gib if gpu and recorded(gpu.memory_gib) else None
+    gpu = next((gpu for gpu in facts.gpus if gpu.visible), None) if recorded(facts, "gpus") else None
+    return gpu.memory_gib if gpu and recorded(gpu, "memory_gib") else None
 
 
 def treatment(variables: dict[str, str]) -> Treatment:

@@ -46,7 +46,6 @@ model.forward = autocast(model.forward)   # or "with autocast:" around forward a
     "fp32-parameters",
     area="memory",
     severity="warning",
-    needs=("network.linears.dtype", "network.linears.role", "training.autocast"),
 )
 def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
     wanted = less_than_fp32_is_wanted(facts)
@@ -54,7 +53,7 @@ def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="nothing asks for less than fp32, and no step was measured")
     if facts.training.autocast is not None:
         return None
-    if recorded(facts.training.autocast_within) and facts.training.autocast_within:
+    if recorded(facts, "training.autocast_within") and facts.training.autocast_within:
         return NotApplicable(reason="the step opens an autocast of its own, which only a run could look into")
     fp32 = [linear for linear in facts.network.linears if computes_in_fp32(linear)]
     total = sum(linear.parameters for linear in facts.network.linears)
@@ -94,11 +93,7 @@ def less_than_fp32_is_wanted(facts: Facts) -> str | None:
     fp8 = sum(linear.use == "training" for linear in facts.network.linears)
     if fp8:
         return f"The model has {plural(fp8, 'FP8 layer')}"
-    arms = (
-        facts.trial.arms
-        if recorded(facts.trial) and recorded(facts.trial.arms) and facts.trial.device.startswith("cuda")
-        else ()
-    )
+    arms = facts.trial.arms if recorded(facts, "trial.arms") and facts.trial.device.startswith("cuda") else ()
     return "The step was measured" if any(arm.name == "as_is" and arm.step_ms for arm in arms) else None
 
 

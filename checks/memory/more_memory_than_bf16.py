@@ -69,27 +69,26 @@ Blackwell takes all."""
     "more-memory-than-bf16",
     area="memory",
     severity="warning",
-    needs=("network.linears.use", "network.linears.compiled", "network.blocks", "trial.arms"),
     explained_by=("CMP001",),
 )
 def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
     now = arm(facts.trial, "as_is")
-    if now is None or not recorded(now.peak_gib) or now.peak_gib is None:
+    if now is None or not recorded(now, "peak_gib") or now.peak_gib is None:
         return NotApplicable(reason="the peak of the step as it is was not measured, which takes a GPU")
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     eager = [linear for linear in fp8 if linear.compiled is None]
     compiled = not eager and now.graphs_run != 0
     bf16 = arm(facts.trial, "bf16_compiled" if compiled else "bf16")
-    if bf16 is None or not recorded(bf16.peak_gib) or not bf16.peak_gib:
+    if bf16 is None or not recorded(bf16, "peak_gib") or not bf16.peak_gib:
         return NotApplicable(
             reason=f"BF16 was not measured {'compiled' if compiled else 'eagerly'}, as the step is"
         )
     extra = now.peak_gib - bf16.peak_gib
     if extra < MORE_GIB or 100 * extra / bf16.peak_gib < MORE_PCT:
         return None
-    known = recorded(now.static_gib) and recorded(bf16.static_gib)
+    known = recorded(now, "static_gib") and recorded(bf16, "static_gib")
     static = (
         now.static_gib - bf16.static_gib
         if known and now.static_gib is not None and bf16.static_gib is not None
@@ -161,7 +160,7 @@ class Part:
 def parts_of(fp8: Arm, bf16: Arm) -> tuple[Part, ...]:
     """What both peaks are made of, where FP8 takes most in excess first; empty where that was not
     recorded."""
-    one, other = (arm.memory if recorded(arm.memory) else None for arm in (fp8, bf16))
+    one, other = (arm.memory if recorded(arm, "memory") else None for arm in (fp8, bf16))
     if one is None or other is None:
         return ()
     parts = [Part(name, getattr(one, f"{name}_gib"), getattr(other, f"{name}_gib")) for name in IN_WORDS]
@@ -180,13 +179,13 @@ def in_words(parts: tuple[Part, ...]) -> str:
 def keeps_copies(linear: Linear) -> bool:
     """Whether Transformer Engine keeps FP8 copies beside this weight."""
     return linear.stack == "transformer_engine" and not (
-        recorded(linear.features) and linear.features.get("primary_weights_in_fp8")
+        recorded(linear, "features") and linear.features.get("primary_weights_in_fp8")
     )
 
 
 def copies_gib(facts: Facts, layers: list[Linear]) -> float:
     """FP8 copies of these weights: one, or two where the GPU's GEMMs need the transposed one too."""
-    gpu = next((gpu for gpu in facts.gpus if gpu.visible), None) if recorded(facts.gpus) else None
+    gpu = next((gpu for gpu in facts.gpus if gpu.visible), None) if recorded(facts, "gpus") else None
     copies = 2 if gpu is None or gpu.compute_capability in NEEDS_TRANSPOSED else 1
     return copies * sum(linear.in_features * linear.out_features * gemms(linear) for linear in layers) / 2**30
 

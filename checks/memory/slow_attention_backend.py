@@ -63,7 +63,6 @@ T5_FAMILY = re.compile(r"\.models\.(t5|mt5|umt5|longt5|switch_transformers|pop2p
     "slow-attention-backend",
     area="memory",
     severity="warning",
-    needs=("network.attentions", "training.sdp_backends"),
 )
 def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
     attentions, backends = facts.network.attentions, facts.training.sdp_backends
@@ -72,7 +71,7 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
         for each in attentions
         if each.implementation == "eager" and each.has_sdpa and each.needs_eager is None
     ]
-    now = arm(facts.trial, "as_is") if recorded(facts.trial) and recorded(facts.trial.arms) else None
+    now = arm(facts.trial, "as_is") if recorded(facts, "trial.arms") else None
     unfused = plain_attention(now) if now else None
     seen = f" {unfused_sentence(unfused)}" if unfused else ""
     evidence: dict[str, Value | tuple[Value, ...]] = {
@@ -171,9 +170,7 @@ def calls_torchs(facts: Facts) -> bool:
 
 def bias_not_contiguous(facts: Facts) -> bool:
     """Whether a model of T5's family has its bias from a transformers that leaves it permuted."""
-    packages = (
-        facts.software.packages if recorded(facts.software) and recorded(facts.software.packages) else {}
-    )
+    packages = facts.packages()
     version = packages["transformers"].version if "transformers" in packages else None
     biased = any(
         each.implementation == "sdpa" and T5_FAMILY.search(each.kind) for each in facts.network.attentions

@@ -76,7 +76,6 @@ class Low:
     "low-precision-layer",
     area="numerics",
     severity="warning",
-    needs=("network.linears.use", "network.linears.recipe", "trial.numerics"),
     explained_by=("NUM003",),
 )
 def low_precision_layer(facts: Facts) -> Finding | NotApplicable | None:

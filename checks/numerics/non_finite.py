@@ -47,7 +47,6 @@ NAMED = 3
     "non-finite",
     area="numerics",
     severity="error",
-    needs=("network.linears.use", "network.linears.stack", "network.linears.recipe", "trial.arms.non_finite"),
     explained_by=("NUM003",),
 )
 def non_finite(facts: Facts) -> Finding | NotApplicable | None:
@@ -72,7 +71,7 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
     sick = [each for each in seen if each.non_finite]
     layers = (
         tuple(each.name for each in facts.trial.numerics if each.non_finite)
-        if recorded(facts.trial.numerics)
+        if recorded(facts, "trial.numerics")
         else ()
     )
     if not sick and not layers:
@@ -119,7 +118,7 @@ def where(facts: Facts, layers: tuple[str, ...]) -> str:
     if layers:
         more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
         return f"Fed alone with the input of BF16, {', '.join(layers[:NAMED])}{more} {verb(layers)} it."
-    if recorded(facts.trial.numerics) and facts.trial.numerics:
+    if recorded(facts, "trial.numerics") and facts.trial.numerics:
         return (
             f"None of {plural(len(facts.trial.numerics), 'layer')} that were fed alone, eagerly, gives any: "
             "it comes from compiled code, or builds up."

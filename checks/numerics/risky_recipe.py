@@ -67,13 +67,6 @@ class Risk:
     "risky-recipe",
     area="numerics",
     severity="warning",
-    needs=(
-        "network.scalings",
-        "network.linears.compiled",
-        "environment.variables",
-        "software.torch",
-        "software.packages",
-    ),
 )
 def risky_recipe(facts: Facts) -> Finding | NotApplicable | None:
     wanted = any(linear.use == "training" for linear in facts.network.linears) or asked_by_environment(

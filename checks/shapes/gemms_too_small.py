@@ -57,13 +57,6 @@ SHAPES_SHOWN = 3
     "gemms-too-small",
     area="shapes",
     severity="warning",
-    needs=(
-        "network.linears.recipe",
-        "network.linears.features",
-        "network.linears.role",
-        "workload.tokens",
-        "workload.batch_source",
-    ),
 )
 def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     if not gains(facts):

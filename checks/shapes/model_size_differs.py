@@ -68,10 +68,9 @@ class Claim:
     "model-size-differs",
     area="shapes",
     severity="info",
-    needs=("target.name", "network.parameters", "network.blocks", "network.linears.role"),
 )
 def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
-    if recorded(facts.target.layers) and facts.target.layers:
+    if recorded(facts, "target.layers") and facts.target.layers:
         return NotApplicable(reason="the model was cut with --layers")
     network = facts.network
     size = network.parameters - (network.adapter_parameters or 0)
@@ -121,13 +120,13 @@ def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
 
 def names(facts: Facts) -> Iterator[tuple[str, str]]:
     """Everything that names the model, the most deliberate name first."""
-    if recorded(facts.network.configured_name) and facts.network.configured_name:
+    if recorded(facts, "network.configured_name") and facts.network.configured_name:
         yield f"its configuration ({facts.network.configured_name})", facts.network.configured_name
     kind = facts.network.kind.rpartition(".")[2]
     yield f"its class ({kind})", kind
     if facts.target.kind in ("file", "module"):
         yield f"its file ({facts.target.name})", facts.target.name.removesuffix(".py")
-        if recorded(facts.target.attribute) and facts.target.attribute:
+        if recorded(facts, "target.attribute") and facts.target.attribute:
             yield f"{facts.target.attribute}()", facts.target.attribute
 
 

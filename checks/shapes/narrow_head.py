@@ -51,13 +51,6 @@ GOES_INTO = {"head": "the loss", "router": "the choice of the experts"}
     "narrow-head",
     area="shapes",
     severity="warning",
-    needs=(
-        "network.linears.recipe",
-        "network.linears.features",
-        "network.linears.role",
-        "workload.tokens",
-        "workload.batch_source",
-    ),
 )
 def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
     apart = [linear for linear in facts.network.linears if linear.use == "training" and linear.role in APART]

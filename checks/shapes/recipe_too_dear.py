@@ -41,7 +41,6 @@ dashes."""
     "recipe-too-dear",
     area="shapes",
     severity="warning",
-    needs=("network.linears.recipe", "trial.arms"),
     explained_by=("DST001",),
 )
 def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:

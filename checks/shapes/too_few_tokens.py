@@ -38,13 +38,6 @@ from fp8doctor.registry import check
     "too-few-tokens",
     area="shapes",
     severity="warning",
-    needs=(
-        "network.linears.recipe",
-        "network.linears.features",
-        "network.linears.role",
-        "workload.tokens",
-        "workload.batch_source",
-    ),
 )
 def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
     if facts.workload.batch_source != "given":

@@ -57,12 +57,6 @@ the 2 % within which a step measured against itself repeats."""
     "unaligned-dimensions",
     area="shapes",
     severity="warning",
-    needs=(
-        "network.linears.in_features",
-        "network.linears.features",
-        "network.linears.role",
-        "workload.batch_source",
-    ),
 )
 def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     linears = facts.network.linears

@@ -64,7 +64,6 @@ NAMED = 3
     "cast-bound",
     area="step",
     severity="warning",
-    needs=("network.linears.compiled", "network.linears.recipe", "network.blocks", "trial.arms.breakdown"),
     explained_by=(
         "CMP001",
         "CMP002",
@@ -103,7 +102,7 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
     )
     outside = (
         "Outside the compiled regions the most are in"
-        if recorded(now.graphs_run) and now.graphs_run
+        if recorded(now, "graphs_run") and now.graphs_run
         else "The most are in"
     )
     where = f" {outside} {named}." if most else ""
@@ -138,7 +137,7 @@ def treatment(facts: Facts) -> Treatment | None:
     eager = [linear for linear in fp8 if linear.compiled is None]
     if eager:
         return compile_treatment(facts, eager)
-    dear = any(recorded(linear.recipe) and (linear.recipe or "").startswith("rowwise") for linear in fp8)
+    dear = any(recorded(linear, "recipe") and (linear.recipe or "").startswith("rowwise") for linear in fp8)
     return recipe("recipe-tensorwise") if dear else None
 
 

@@ -45,7 +45,6 @@ NAMED = 3
     "fp32-matmul",
     area="step",
     severity="warning",
-    needs=("network.linears.dtype", "training.autocast", "trial.arms.breakdown"),
     explained_by=("LORA002", "MEM003"),
 )
 def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:

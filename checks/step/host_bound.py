@@ -60,7 +60,6 @@ GRAPHS = "reduce-overhead"
     "host-bound",
     area="step",
     severity="warning",
-    needs=("network.linears.compiled", "network.blocks", "trial.arms.breakdown"),
     explained_by=("ENV006", "CMP001", "CMP002", "CMP003", "CMP005", "SHP003"),
 )
 def host_bound(facts: Facts) -> Finding | NotApplicable | None:
@@ -132,7 +131,7 @@ def treatment(facts: Facts) -> Treatment:
         dict.fromkeys(
             linear.compiled
             for linear in facts.network.linears
-            if recorded(linear.compiled) and linear.compiled is not None
+            if recorded(linear, "compiled") and linear.compiled is not None
         )
     )
     if accumulate == 1 and compiled:
@@ -163,22 +162,15 @@ def is_in(name: str, blocks: Blocks) -> bool:
 def larger_batch(facts: Facts, accumulate: int) -> Treatment:
     """More samples in a micro-batch and as many less micro-batches, in the words of the Trainer where there
     is one."""
-    trainer = (
-        facts.training.trainer if recorded(facts.training) and recorded(facts.training.trainer) else None
-    )
-    size = (
-        facts.workload.batch_size
-        if recorded(facts.workload)
-        and facts.workload.batch_source == "given"
-        and recorded(facts.workload.batch_size)
-        else None
-    )
+    trainer = facts.trainer()
+    known = recorded(facts, "workload.batch_source") and recorded(facts, "workload.batch_size")
+    size = facts.workload.batch_size if known and facts.workload.batch_source == "given" else None
     times = next((each for each in range(2, accumulate) if accumulate % each == 0), max(accumulate, 2))
     samples = str(times * size) if size else f"{times} * BATCH"
     micro_batches = max(accumulate // times, 1)
     if trainer:
         steps = f", gradient_accumulation_steps={micro_batches}" if accumulate > 1 else ""
-        kind = trainer.kind.rpartition(".")[2] if recorded(trainer.kind) else "TrainingArguments"
+        kind = trainer.kind.rpartition(".")[2] if recorded(trainer, "kind") else "TrainingArguments"
         code = f"{kind}(..., per_device_train_batch_size={samples}{steps})"
     else:
         code = f"batch_size = {samples}   # samples in a micro-batch, {size or 'BATCH'} now"

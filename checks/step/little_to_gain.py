@@ -50,7 +50,6 @@ paid."""
     "little-to-gain",
     area="step",
     severity="info",
-    needs=("network.linears", "trial.arms.breakdown"),
 )
 def little_to_gain(facts: Facts) -> Finding | NotApplicable | None:
     bf16, most = best_bf16(facts), ceiling(facts)

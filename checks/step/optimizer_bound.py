@@ -48,7 +48,6 @@ not."""
     "optimizer-bound",
     area="step",
     severity="warning",
-    needs=("network.linears", "training.optimizer", "trial.arms.breakdown"),
     explained_by=("ENV006",),
 )
 def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
@@ -96,7 +95,7 @@ def could_be_fused(facts: Facts, found: Breakdown) -> bool:
     module, _, name = (facts.training.optimizer or "").rpartition(".")
     names = (
         [group.name + (group.operator or "") for group in found.groups if group.family == "optimizer"]
-        if recorded(found.groups)
+        if recorded(found, "groups")
         else []
     )
     return (

@@ -48,7 +48,6 @@ the spread between two profiles of the same kernels, 4 to 27 % on an H200."""
     "unexplained",
     area="step",
     severity="warning",
-    needs=("network.linears", "trial.arms.breakdown"),
 )
 def unexplained(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
@@ -118,7 +117,7 @@ def gained_by_compiling(facts: Facts, fp8: Arm, bf16: Arm, found: Waterfall) -> 
 def is_compiled(facts: Facts, fp8: Arm) -> bool:
     """Whether an FP8 layer is compiled in this arm. Regions that ran do not tell: Transformer Engine compiles
     functions of its own."""
-    treatments = fp8.treatments if recorded(fp8.treatments) else ()
+    treatments = fp8.treatments if recorded(fp8, "treatments") else ()
     as_is = any(linear.compiled is not None for linear in facts.network.linears if linear.use == "training")
     return as_is or any(name.startswith(("compile-", "cuda-graphs")) for name in treatments)
 

@@ -10,9 +10,10 @@ def accelerate_of_model(facts: Facts) -> Accelerate | None:
 
     Where nobody recorded whether an Accelerator may, the state counts.
     """
-    if not recorded(facts.training) or not recorded(facts.training.accelerate):
+    if not recorded(facts, "training.accelerate"):
         return None
     accelerate = facts.training.accelerate
     if accelerate is None or accelerate.prepared:
         return accelerate
-    return accelerate if accelerate.may_prepare is not False else None
+    excluded = recorded(accelerate, "may_prepare") and accelerate.may_prepare is False
+    return None if excluded else accelerate

@@ -13,6 +13,11 @@ def arm(trial: Trial, name: str) -> Arm | None:
     return next((each for each in trial.arms if each.name == name and each.tried), None)
 
 
+def timed_on(trial: Trial) -> str:
+    """The device, as a measured number names it."""
+    return trial.gpu or trial.device.upper()
+
+
 def best_bf16(facts: Facts) -> Arm | None:
     """The fastest BF16 arm of the same model; without FP8 the job as it is counts too."""
     names = ("bf16", "bf16_compiled") if uses_fp8(facts) else ("as_is", "bf16", "bf16_compiled")
@@ -56,7 +61,7 @@ def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:
     """The best BF16 with those changes of ``fp8`` that are none of FP8's own; None when that was not
     timed."""
     shared = HELPS_BF16_TOO.intersection(
-        fp8.treatments if uses_fp8(facts) and recorded(fp8.treatments) else ()
+        fp8.treatments if uses_fp8(facts) and recorded(fp8, "treatments") else ()
     )
     if not shared:
         return best_bf16(facts)
@@ -84,7 +89,7 @@ def base_of(trial: Trial, of: Arm) -> Arm | None:
     as it is."""
     if of.name in ("as_is", "bf16", "bf16_compiled"):
         return None
-    name = of.base if recorded(of.base) else "as_is"
+    name = of.base if recorded(of, "base") else "as_is"
     return arm(trial, name) if name else None
 
 
@@ -96,7 +101,7 @@ def saved_ms(base: Arm, changed: Arm) -> Interval:
 def saved_by(facts: Facts, treatment: str) -> Interval | None:
     """What a treatment saved of a step, in ms, where an arm carried it out alone on top of its base; None
     where none did."""
-    for alone in facts.trial.arms if recorded(facts.trial) and recorded(facts.trial.arms) else ():
+    for alone in facts.arms():
         base = base_of(facts.trial, alone) if alone.tried and alone.treatments == (treatment,) else None
         if base is not None:
             return saved_ms(base, alone)

@@ -60,7 +60,7 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
             summary=f"compile {plural(len(beside), 'layer')} beside the compiled blocks",
             code="\n".join(lines),
         )
-    if recorded(facts.training) and facts.training.use_cache is True:
+    if recorded(facts, "training.use_cache") and facts.training.use_cache is True:
         lines.append(f"{cache_off(facts)}   # else every block is compiled anew, up to 8 of them")
     return Treatment(
         name="compile-blocks",
@@ -72,7 +72,7 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
 def blocks_are_compiled(network: Network) -> bool:
     """Whether the model has repeated blocks, and all of them are compiled."""
     return bool(network.blocks) and all(
-        recorded(each.compiled) and each.compiled == each.count for each in network.blocks
+        recorded(each, "compiled") and each.compiled == each.count for each in network.blocks
     )
 
 
@@ -83,9 +83,7 @@ def compile_loop(blocks: Blocks, network: Network, mode: str | None = None) -> s
     if not has_forward_of_torch(blocks):
         return f"for block in {blocks_in_python(blocks, network)}:\n    block.compile({chosen})"
     pairs = (
-        f"i, block in enumerate({container})"
-        if blocks.container == "list"
-        else f"i, block in {container}.items()"
+        f"i, block in enumerate({container})" if not is_dict(blocks) else f"i, block in {container}.items()"
     )
     return f"for {pairs}:\n    {container}[i] = torch.compile(block{chosen and f', {chosen}'})"
 
@@ -98,24 +96,22 @@ def compile_line(linear: Linear, network: Network) -> str:
 
 def cache_off(facts: Facts) -> str:
     """The line that switches the KV cache off where its module's configuration is."""
-    switch = (
-        facts.training.cache_switch
-        if recorded(facts.training) and recorded(facts.training.cache_switch)
-        else None
-    )
+    switch = facts.training.cache_switch if recorded(facts, "training.cache_switch") else None
     return f"{in_python(f'{switch}.config' if switch else 'config', facts.network)}.use_cache = False"
 
 
 def has_forward_of_torch(module: Blocks | Network) -> bool:
     """Whether ``.compile()`` in place may compile nothing of it; by its class where no more was recorded."""
-    if recorded(module.forward_of_torch):
+    if recorded(module, "forward_of_torch"):
         return module.forward_of_torch
-    return recorded(module.kind) and module.kind.startswith(TORCH_NN)
+    return recorded(module, "kind") and module.kind.startswith(TORCH_NN)
 
 
 def idle_marks(facts: Facts) -> list[CompileMark]:
     """The marks that compile no frame of the module they are on."""
-    return [mark for mark in facts.training.compile_marks if mark.compiles is False]
+    return [
+        mark for mark in facts.training.compile_marks if recorded(mark, "compiles") and mark.compiles is False
+    ]
 
 
 def is_below(linear: Linear, mark: CompileMark) -> bool:
@@ -130,4 +126,9 @@ def is_inside(linear: Linear, blocks: Blocks) -> bool:
 
 def blocks_in_python(blocks: Blocks, network: Network) -> str:
     """What a loop over the blocks goes through."""
-    return in_python(blocks.name, network) + (".values()" if blocks.container == "ModuleDict" else "")
+    return in_python(blocks.name, network) + (".values()" if is_dict(blocks) else "")
+
+
+def is_dict(blocks: Blocks) -> bool:
+    """Whether the blocks are the values of a ModuleDict; all were in lists before it was recorded."""
+    return recorded(blocks, "container") and blocks.container == "ModuleDict"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fp8doctor.analysis.accelerate_of_model import accelerate_of_model
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts
 
 LAUNCHER_FINGERPRINT = ("ACCELERATE_FP8_FORMAT", "ACCELERATE_FP8_MARGIN", "ACCELERATE_FP8_OPT_LEVEL")
 """``accelerate launch`` writes these together, whatever the backend, and only with ``--mixed_precision fp8``:
@@ -16,20 +16,15 @@ and 1.15.0."""
 
 def fp8_was_asked_for(facts: Facts) -> str | None:
     """Who asked for FP8, in words; None when nobody did or nothing of it was recorded."""
-    variables = (
-        facts.environment.variables
-        if recorded(facts.environment) and recorded(facts.environment.variables)
-        else {}
-    )
+    variables = facts.variables()
     asked = asked_by_environment(variables)
     if asked:
         return asked
-    if recorded(facts.training):
-        accelerate, trainer = accelerate_of_model(facts), facts.training.trainer
-        if accelerate and accelerate.mixed_precision == "fp8":
-            return "Accelerator(mixed_precision='fp8')"
-        if recorded(trainer) and trainer and trainer.mixed_precision == "fp8":
-            return "TrainingArguments"
+    accelerate, trainer = accelerate_of_model(facts), facts.trainer()
+    if accelerate and accelerate.mixed_precision == "fp8":
+        return "Accelerator(mixed_precision='fp8')"
+    if trainer and trainer.mixed_precision == "fp8":
+        return "TrainingArguments"
     return None
 
 

@@ -26,7 +26,7 @@ SHARED_PCT = 100 * EVEN
 
 def slowdowns(health: Health) -> dict[str, float]:
     """Reasons that count, with their share of the samples in per cent."""
-    throttled = health.throttled_pct if recorded(health.throttled_pct) else {}
+    throttled = health.throttled_pct if recorded(health, "throttled_pct") else {}
     return {
         reason: share for reason, share in throttled.items() if reason in SLOWDOWNS and share >= SLOWED_PCT
     }
@@ -38,7 +38,7 @@ def disturbance(health: Health | None) -> str | None:
         return None
     said = [f"{reason} in {share:.0f} % of the samples" for reason, share in slowdowns(health).items()]
     if (
-        recorded(health.other_use_pct)
+        recorded(health, "other_use_pct")
         and health.other_use_pct is not None
         and health.other_use_pct >= SHARED_PCT
     ):

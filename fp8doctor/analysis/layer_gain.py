@@ -130,14 +130,14 @@ def gains(facts: Facts) -> dict[str, Gain]:
 
 def timed_shapes(facts: Facts) -> tuple[LayerShape, ...]:
     """The shapes that were timed in FP8 on a GPU."""
-    if not recorded(facts.trial) or facts.trial.device == "cpu" or not recorded(facts.trial.shapes):
+    if not recorded(facts, "trial.shapes") or facts.trial.device == "cpu":
         return ()
     return tuple(shape for shape in facts.trial.shapes if shape.fp8_ms is not None)
 
 
 def judged(facts: Facts) -> list[Linear]:
     """FP8 layers that are as wide as FP8 kernels want them and multiply every token once."""
-    linears = facts.network.linears if recorded(facts.network) and recorded(facts.network.linears) else ()
+    linears = facts.linears()
     return [
         linear
         for linear in linears
@@ -149,7 +149,7 @@ def judged(facts: Facts) -> list[Linear]:
 
 
 def _runs(linear: Linear) -> bool:
-    emulated = recorded(linear.features) and linear.features.get("emulate")
+    emulated = recorded(linear, "features") and linear.features.get("emulate")
     return not emulated and fits_fp8(linear)
 
 
@@ -234,7 +234,7 @@ def _has_too_few_tokens(linear: Linear, facts: Facts) -> bool:
 
 def is_given(facts: Facts) -> bool:
     """Whether the tokens of a step are the user's own."""
-    return recorded(facts.workload) and facts.workload.batch_source == "given"
+    return recorded(facts, "workload") and facts.workload.batch_source == "given"
 
 
 def losing_apart(facts: Facts) -> dict[str, Gain]:

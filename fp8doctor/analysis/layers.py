@@ -25,7 +25,7 @@ class Layers:
 def in_python(name: str, network: Network) -> str:
     """How a script that calls its model ``model`` writes one of its modules: ``model.layers``,
     ``model[1].layers``."""
-    wrapped = recorded(network.wrappers) and any(each in KEEP_IT_IN_MODULE for each in network.wrappers)
+    wrapped = recorded(network, "wrappers") and any(each in KEEP_IT_IN_MODULE for each in network.wrappers)
     parts = (
         "." + part if part.isidentifier() else f"[{part}]" if part.isdigit() else f"[{part!r}]"
         for part in name.split(".")
@@ -37,8 +37,8 @@ def in_python(name: str, network: Network) -> str:
 def layer_label(linear: Linear) -> str:
     """The name a user knows a layer's class by: ``te.Linear``, ``Float8Linear``, ``Linear``, ``Linear of
     Float8Tensor``."""
-    name = linear.kind.rpartition(".")[2] if recorded(linear.kind) else "unknown"
-    if name == "Linear" and recorded(linear.weight_class) and linear.weight_class:
+    name = linear.kind.rpartition(".")[2] if recorded(linear, "kind") else "unknown"
+    if name == "Linear" and recorded(linear, "weight_class") and linear.weight_class:
         return f"{name} of {linear.weight_class.rpartition('.')[2]}"
     return f"te.{name}" if linear.stack == "transformer_engine" else name
 
@@ -68,4 +68,5 @@ def fits_fp8(linear: Linear) -> bool:
 
 def flops_share_pct(linears: Iterable[Linear]) -> float:
     """The share of the model's GEMM FLOPs that these layers have together, as far as it is known."""
-    return sum(linear.flops_share_pct or 0.0 for linear in linears)
+    known = (linear for linear in linears if recorded(linear, "flops_share_pct"))
+    return sum(linear.flops_share_pct or 0.0 for linear in known)

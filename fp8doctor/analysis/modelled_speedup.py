@@ -44,7 +44,7 @@ def modelled_speedup(facts: Facts, findings: Sequence[Finding]) -> ModelledSpeed
         for finding in findings
     ):
         return None
-    if recorded(facts.training) and recorded(facts.training.use_cache) and facts.training.use_cache:
+    if recorded(facts, "training.use_cache") and facts.training.use_cache:
         return None  # with a KV cache the compiled blocks may not be what runs
     torchao = all(linear.stack == "torchao" for linear in facts.network.linears if linear.use == "training")
     as_is, faster = modelled_step(facts), modelled_step(compiled(facts, yes=True) if torchao else facts)

@@ -32,7 +32,7 @@ class MeasuredSpeed:
 
 def measured_speed(facts: Facts) -> MeasuredSpeed | None:
     """How fast FP8 is as it runs; None without FP8, or where one of the two steps was not timed."""
-    if not recorded(facts.trial) or not recorded(facts.network) or not uses_fp8(facts):
+    if not recorded(facts, "trial") or not recorded(facts, "network") or not uses_fp8(facts):
         return None
     as_is, bf16 = arm(facts.trial, "as_is"), best_bf16(facts)
     if as_is is None or bf16 is None:
@@ -51,7 +51,7 @@ def fp8_never_ran(trial: Trial) -> bool:
 def fp8_pays(facts: Facts) -> bool:
     """Whether a whole step in FP8, as it is or as prescribed, was timed on a GPU and is not slower than the
     best BF16 of its like."""
-    if not recorded(facts.trial) or not recorded(facts.trial.arms) or facts.trial.device == "cpu":
+    if not recorded(facts, "trial.arms") or facts.trial.device == "cpu":
         return False
     ratios = [ratio(bf16, fp8) for fp8 in fp8_totals(facts) if (bf16 := fair_bf16(facts, fp8))]
     return any(each.high >= 1 or each.median > 1 - EVEN for each in ratios)
@@ -80,8 +80,8 @@ def stays_in_bf16(facts: Facts) -> Interval | None:
     on a CPU, which only emulates FP8.
     """
     if (
-        not recorded(facts.trial)
-        or not recorded(facts.network)
+        not recorded(facts, "trial")
+        or not recorded(facts, "network")
         or not uses_fp8(facts)
         or facts.trial.device == "cpu"
     ):
@@ -99,7 +99,7 @@ def ceiling(facts: Facts) -> Ceiling | None:
 
     A total that was timed is never above it, whatever the kernels say.
     """
-    if not recorded(facts.trial) or not recorded(facts.network) or facts.trial.device == "cpu":
+    if not recorded(facts, "trial") or not recorded(facts, "network") or facts.trial.device == "cpu":
         return None
     bf16, totals = best_bf16(facts), fp8_totals(facts)
     found = bound(facts, bf16, [each for each in totals if fair_bf16(facts, each) is bf16]) if bf16 else None

@@ -50,7 +50,7 @@ def bound(facts: Facts, bf16: Arm, fp8: Iterable[Arm]) -> Ceiling | None:
     profiled, or nothing is known about the FP8 GEMMs of the whole model. A step that was profiled is never
     denied, whatever its recipe.
     """
-    step = breakdown_of(bf16)
+    step = breakdown_of(bf16) if recorded(bf16, "breakdown") else None
     if step is None or not bf16.step_ms:
         return None
     gemms = part_ms(step, "GEMMs")
@@ -82,7 +82,7 @@ def _per_tensor(facts: Facts) -> bool:
 def _is_whole(arm: Arm, as_is: bool) -> bool:
     """``as_is`` is what holds for the layers as they are, where the arm changes neither their recipe nor
     which are in FP8."""
-    changes = arm.treatments if recorded(arm.treatments) else ()
+    changes = arm.treatments if recorded(arm, "treatments") else ()
     recipes = [each for each in changes if each.startswith(("recipe-", "convert-"))]
     if "keep-in-bf16" in changes:
         return False
@@ -119,7 +119,7 @@ def _in_a_step(arms: Iterable[Arm]) -> tuple[str, float] | None:
     """All GEMMs of the fastest FP8 step that was profiled."""
     profiled: list[tuple[float, str, Breakdown]] = []
     for arm in arms:
-        found = breakdown_of(arm)
+        found = breakdown_of(arm) if recorded(arm, "breakdown") else None
         if found is not None and arm.step_ms and found.families_ms.get("gemm_fp8"):
             profiled.append((arm.step_ms, arm.name, found))
     if not profiled:
@@ -134,7 +134,7 @@ def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
 
     That is a head left out of FP8, the products of eager attention, adapters, or what is multiplied in fp32.
     """
-    shapes = facts.trial.shapes if recorded(facts.trial) and recorded(facts.trial.shapes) else ()
+    shapes = facts.trial.shapes if recorded(facts, "trial.shapes") else ()
     bf16 = sum(len(each.layers) * each.bf16_ms for each in shapes)
     if not bf16 or all(each.fp8_ms is None for each in shapes) or _left_out(facts) or not _per_tensor(facts):
         return None
@@ -149,7 +149,7 @@ def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
 def _by_datasheet(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
     """The step's GEMMs, sped up as those of the Linears are by the cost model."""
     gpu = modelled_gpu(facts)
-    if gpu.fp8_tflops is None or not recorded(facts.network):
+    if gpu.fp8_tflops is None or not recorded(facts, "network"):
         return None
     bf16 = best = 0.0
     for linear in facts.network.linears:

@@ -73,7 +73,7 @@ def breakdown_of(arm: Arm) -> Breakdown | None:
 def with_attention_together(arm: Arm) -> Breakdown | None:
     """The arm's breakdown with the fp32 products of attention under ``attention``, which no operator encloses
     in a compiled graph."""
-    found = arm.breakdown if recorded(arm.breakdown) else None
+    found = arm.breakdown
     plain = plain_attention(arm) if found is not None else None
     if found is None or plain is None or not plain.of_fp32_gemms:
         return found
@@ -87,11 +87,7 @@ def with_attention_together(arm: Arm) -> Breakdown | None:
 
 def why_unknown(arm: Arm) -> str:
     """Why `breakdown_of` an arm is None, in words that follow its name."""
-    return (
-        "has no reliable breakdown"
-        if recorded(arm.breakdown) and arm.breakdown is not None
-        else "was not profiled"
-    )
+    return "was not profiled" if arm.breakdown is None else "has no reliable breakdown"
 
 
 def part_ms(breakdown: Breakdown, part: str) -> float:
@@ -111,7 +107,7 @@ def waterfall(of: Arm, against: Arm) -> Waterfall | None:
     parts = {part: part_ms(one, part) - part_ms(other, part) for part in PARTS}
     fused = (
         max(0.0, min(parts["casts"], -parts["norms and pointwise"]))
-        if recorded(of.graphs_run) and of.graphs_run
+        if recorded(of, "graphs_run") and of.graphs_run
         else 0.0
     )
     parts["casts"] -= fused
@@ -150,9 +146,14 @@ def waits_for_the_host(arm: Arm) -> bool:
     A host that others disturb makes single rounds longer, which says nothing about the job.
     """
     found = breakdown_of(arm)
-    if found is None or not arm.step_ms or not recorded(found.host_wait_pct) or found.host_wait_pct is None:
+    if (
+        found is None
+        or not arm.step_ms
+        or not recorded(found, "host_wait_pct")
+        or found.host_wait_pct is None
+    ):
         return False
-    shortest = arm.low_ms if recorded(arm.low_ms) and arm.low_ms else arm.step_ms
+    shortest = arm.low_ms if recorded(arm, "low_ms") and arm.low_ms else arm.step_ms
     idle = found.idle_ms - (arm.step_ms - shortest)
     return 100 * idle / shortest > HOST_BOUND_PCT and found.host_wait_pct >= HOST_WAIT_PCT
 

@@ -51,8 +51,8 @@ class PlainAttention:
 
 def plain_attention(arm: Arm) -> PlainAttention | None:
     """What the arm's step spends on it; None where that is little, or was not profiled."""
-    breakdown = arm.breakdown if recorded(arm.breakdown) else None
-    if breakdown is None or not breakdown.reliable or not recorded(arm.cuts) or not arm.step_ms:
+    breakdown = arm.breakdown if recorded(arm, "breakdown") else None
+    if breakdown is None or not breakdown.reliable or not recorded(arm, "cuts") or not arm.step_ms:
         return None
     works_ms = (arm.cuts[-1].step_ms or 0.0) * min(1.0, breakdown.busy_ms / arm.step_ms)
     gemms = [group for group in breakdown.groups if group.operator in BATCHED_GEMM]

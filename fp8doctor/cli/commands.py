@@ -303,7 +303,6 @@ def summary(check: Check) -> dict[str, Any]:
         "area": check.area,
         "severity": check.severity,
         "title": check.title,
-        "needs": check.needs,
     }
 
 

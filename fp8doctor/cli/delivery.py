@@ -109,7 +109,7 @@ def own_step_failed(report: Document) -> str | None:
     from fp8doctor.facts import recorded
     from fp8doctor.facts.arm_names import STEP_RAISES
 
-    reason = report.facts.trial.reason if recorded(report.facts.trial) else None
+    reason = report.facts.trial.reason if recorded(report.facts, "trial.reason") else None
     return reason if reason and reason.startswith(STEP_RAISES) else None
 
 
@@ -157,10 +157,10 @@ def tell_of_traces(traces: dict[str, str | None], report: Document, wanted: Repo
 def why_no_trace(report: Document) -> str:
     from fp8doctor.facts import recorded
 
-    trial = report.facts.trial
-    if not recorded(trial):
+    if not recorded(report.facts, "trial"):
         return "there is no GPU to time a step on; --device cpu times it on the CPU"
-    gaps = trial.gaps if recorded(trial.gaps) else {}
+    trial = report.facts.trial
+    gaps = trial.gaps if recorded(trial, "gaps") else {}
     as_is = next((arm.reason for arm in trial.arms if arm.name == "as_is"), None)
     return gaps.get("trial.arms.breakdown") or trial.reason or as_is or "no step was profiled"
 

@@ -7,20 +7,17 @@ from fp8doctor.facts import Facts, Linear, recorded
 
 def step_tokens(facts: Facts) -> int | None:
     """Rows of the GEMMs in one micro-batch; None when that is not known."""
-    tokens = facts.workload.tokens if recorded(facts.workload) else None
-    return tokens if recorded(tokens) else None
+    return facts.workload.tokens if recorded(facts, "workload.tokens") else None
 
 
 def micro_batches(facts: Facts) -> int:
     """Of one step; one where that is not known."""
-    return (
-        facts.workload.accumulate if recorded(facts.workload) and recorded(facts.workload.accumulate) else 1
-    )
+    return facts.workload.accumulate if recorded(facts, "workload.accumulate") else 1
 
 
 def gemms(linear: Linear) -> int:
     """GEMMs of its shape in one forward; one where that is not known."""
-    return linear.gemms if recorded(linear.gemms) else 1
+    return linear.gemms if recorded(linear, "gemms") else 1
 
 
 def rows_of(linear: Linear, facts: Facts) -> int | None:
@@ -37,5 +34,5 @@ def calls_of(linear: Linear, facts: Facts) -> int:
 
 
 def _seen_rows(linear: Linear, facts: Facts) -> tuple[int, ...]:
-    rows = facts.trial.rows if recorded(facts.trial) and recorded(facts.trial.rows) else {}
+    rows = facts.trial.rows if recorded(facts, "trial.rows") else {}
     return rows.get(linear.name, ())

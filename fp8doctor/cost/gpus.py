@@ -64,12 +64,13 @@ def gpu_spec(name: str) -> GpuSpec:
 def modelled_gpu(facts: Facts) -> GpuSpec:
     """The GPU whose costs are modelled: the assumed one, else the first visible one with a datasheet, else
     H100 SXM."""
-    if recorded(facts.assumed_gpu) and facts.assumed_gpu:
+    if recorded(facts, "assumed_gpu") and facts.assumed_gpu:
         return gpu_spec(facts.assumed_gpu)
-    for gpu in facts.gpus if recorded(facts.gpus) else ():
-        product = gpu.name.upper().replace(" ", "") if recorded(gpu.name) else ""
+    for gpu in facts.gpus if recorded(facts, "gpus") else ():
+        product = gpu.name.upper().replace(" ", "") if recorded(gpu, "name") else ""
         for spec in GPUS:
-            if spec.name in product and gpu.visible is not False:
+            hidden = recorded(gpu, "visible") and gpu.visible is False
+            if spec.name in product and not hidden:
                 return spec
     return gpu_spec(DEFAULT_GPU)
 

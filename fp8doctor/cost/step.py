@@ -104,7 +104,7 @@ def modelled_step(
     suffice."""
     gpu = gpu or modelled_gpu(facts)
     tokens = step_tokens(facts)
-    if tokens is None or not recorded(facts.network) or not recorded(facts.network.linears):
+    if tokens is None or not recorded(facts, "network.linears"):
         return None
     families: dict[Family, float] = dict.fromkeys(
         ("gemm_fp8", "gemm_16bit", "cast", "attention", "pointwise", "loss"), 0.0
@@ -137,8 +137,8 @@ def modelled_step(
 def layer_ms(linear: Linear, tokens: int, gpu: GpuSpec, eager_how: str) -> dict[Family, float] | None:
     """What one Linear and its surroundings take in one micro-batch; None when there are no numbers for it."""
     fp8 = linear.use == "training"
-    recipe = linear.recipe if recorded(linear.recipe) else None
-    features = linear.features if recorded(linear.features) else {}
+    recipe = linear.recipe if recorded(linear, "recipe") else None
+    features = linear.features if recorded(linear, "features") else {}
     if (
         linear.role == "experts"
         or features.get("emulate")
@@ -165,7 +165,7 @@ def layer_ms(linear: Linear, tokens: int, gpu: GpuSpec, eager_how: str) -> dict[
     )
     if forward is None or both is None:
         return None
-    again = linear.checkpointed is not None and recorded(linear.checkpointed)
+    again = recorded(linear, "checkpointed") and linear.checkpointed is not None
     around = between_ms(linear, tokens, gpu, eager_how if eager else "compiled")
     in_16bit = 0.0
     if fp8 and recipe == "rowwise_with_gw_hp" and trained:
@@ -191,17 +191,17 @@ def mode_of(linear: Linear) -> str:
 
 def attention_ms(facts: Facts, tokens: int, gpu: GpuSpec) -> float:
     """Attention of every layer that has a query projection, causal in a model with a vocabulary."""
-    length = facts.workload.sequence_length if recorded(facts.workload.sequence_length) else None
+    length = facts.workload.sequence_length if recorded(facts, "workload.sequence_length") else None
     if not length:
         return 0.0
     causal = 0.5 if has_vocabulary(facts.network) else 1.0
     total = 0.0
     for linear in facts.network.linears:
-        last = linear.name.removesuffix(".base_layer").rpartition(".")[2] if recorded(linear.name) else ""
+        last = linear.name.removesuffix(".base_layer").rpartition(".")[2] if recorded(linear, "name") else ""
         if linear.adapter == "adapter" or last not in QUERIES + FUSED_QUERIES:
             continue
         width = linear.in_features if last in FUSED_QUERIES else linear.out_features
-        again = linear.checkpointed is not None and recorded(linear.checkpointed)
+        again = recorded(linear, "checkpointed") and linear.checkpointed is not None
         flops = 4.0 * tokens * length * width * causal * (1 + BACKWARD_OF_ATTENTION + (1 if again else 0))
         total += flops / (
             gpu.bf16_tflops * 1e9 * ATTENTION_EFFICIENCY[64 if width <= NARROW_HEADS_UP_TO else 128]
@@ -220,12 +220,12 @@ def loss_ms(facts: Facts, tokens: int, gpu: GpuSpec, bytes_per_logit: float) -> 
 
 
 def has_vocabulary(network: Network) -> bool:
-    return recorded(network.vocabulary) and network.vocabulary is not None
+    return recorded(network, "vocabulary") and network.vocabulary is not None
 
 
 def optimizer_ms(network: Network, gpu: GpuSpec) -> float:
     """A fused AdamW step."""
-    trained = network.trainable_parameters if recorded(network.trainable_parameters) else 0
+    trained = network.trainable_parameters if recorded(network, "trainable_parameters") else 0
     return memory_ms(OPTIMIZER_BYTES * trained, gpu)
 
 
@@ -282,10 +282,10 @@ def between_ms(linear: Linear, tokens: int, gpu: GpuSpec, how: str) -> float:
 
 def uncompiled(facts: Facts) -> str:
     """How it is computed where nothing is compiled."""
-    blocks = facts.network.blocks if recorded(facts.network) and recorded(facts.network.blocks) else ()
+    blocks = facts.blocks()
     return (
         "eager transformers"
-        if any(recorded(each.kind) and each.kind.startswith("transformers.") for each in blocks)
+        if any(recorded(each, "kind") and each.kind.startswith("transformers.") for each in blocks)
         else "eager"
     )
 

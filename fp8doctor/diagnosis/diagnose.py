@@ -14,7 +14,7 @@ from fp8doctor.diagnosis.document import Document, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.measured_savings import measured
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.diagnosis.verdict import verdict
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, if_recorded
 
 
 def diagnose(
@@ -31,13 +31,15 @@ def diagnose(
     catalogue = registry.select(registry.discover(checks), select, ignore)
     findings, outcomes = registry.run(catalogue, facts)
     findings, outcomes = measured(facts, findings, outcomes)
+    proposed = prescribe(findings, facts)
+    held = if_recorded(as_timed, proposed, facts)
     return Document(
         tool=written_by or tool(),
         created_at=created_at or now(),
         facts=facts,
         verdict=verdict(facts, findings),
         findings=findings,
-        prescription=as_timed(prescribe(findings, facts), facts),
+        prescription=proposed if held is None else held,
         outcomes=outcomes,
         modelled_gpu=modelled_gpu_name(facts),
     )

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fp8doctor.analysis.arms import best_bf16, best_fp8, saved_by, saved_ms, uses_fp8
+from fp8doctor.analysis.arms import best_bf16, best_fp8, saved_by, saved_ms, timed_on, uses_fp8
 from fp8doctor.analysis.median_interval import Interval
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Finding, Outcome, Saving
 
 
@@ -21,17 +21,17 @@ def measured(
 
     A refuted finding keeps its saving, zero or negative, and becomes information.
     """
-    if not recorded(facts.trial):
+    if not recorded(facts, "trial"):
         return tuple(findings), tuple(outcomes)
     weighed, refuted = [], {}
     for finding in findings:
-        saved = _saved_alone(facts, finding)
+        saved = if_recorded(_saved_alone, facts, finding)
         if saved is not None:
             saving = Saving(
                 low=saved.low,
                 high=saved.high,
                 basis="measured",
-                gpu=facts.trial.gpu or facts.trial.device.upper(),
+                gpu=if_recorded(timed_on, facts.trial),
             )
             finding = msgspec.structs.replace(finding, saving_ms=saving)
             if saved.high <= 0:

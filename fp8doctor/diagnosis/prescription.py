@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from fp8doctor.analysis.arms import arm, base_of, best_bf16, saved_ms
+from fp8doctor.analysis.arms import arm, base_of, best_bf16, saved_ms, timed_on
 from fp8doctor.analysis.compile_coverage import WHY_WRAPPED, cache_off, compile_loop
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import stays_in_bf16
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import STAY_IN_BF16, describe, keep_in_bf16
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import PRESCRIBED
 from fp8doctor.finding import SEVERITIES, Finding, Saving, Treatment
 
@@ -66,7 +66,7 @@ def _for_all(treatment: Treatment, group: list[Finding], facts: Facts | None) ->
     if set(layers) == set(treatment.layers):
         return treatment
     return (
-        keep_in_bf16(layers, facts)
+        if_recorded(keep_in_bf16, layers, facts) or keep_in_bf16(layers)
         if treatment.name == "keep-in-bf16"
         else msgspec.structs.replace(treatment, layers=layers)
     )
@@ -88,7 +88,7 @@ def as_timed(proposed: Sequence[Step], facts: Facts) -> tuple[Step, ...]:
     Where FP8 stays slower than BF16 beyond doubt, the last step says so.
     """
     steps, saved = (
-        _of_the_total(proposed, facts) if recorded(facts.trial) else list(proposed),
+        _of_the_total(proposed, facts) if recorded(facts, "trial") else list(proposed),
         stays_in_bf16(facts),
     )
     others = [step for step in steps if step.treatment.name != STAY_IN_BF16.name]
@@ -120,7 +120,7 @@ def as_best(bf16: Treatment, facts: Facts) -> Treatment:
     wrapped = [WHY_WRAPPED] if network.blocks and any("torch.compile(" in each for each in loops) else []
     cache = (
         [cache_off(facts)]
-        if network.blocks and recorded(facts.training) and facts.training.use_cache is True
+        if network.blocks and recorded(facts, "training.use_cache") and facts.training.use_cache is True
         else []
     )
     return msgspec.structs.replace(bf16, code="\n".join([WITHOUT_CONVERSION, *wrapped, *loops, *cache]))
@@ -128,7 +128,9 @@ def as_best(bf16: Treatment, facts: Facts) -> Treatment:
 
 def _prescription_was_timed(facts: Facts) -> bool:
     """Whether it was timed on a GPU; a CPU only emulates FP8."""
-    return recorded(facts.trial) and facts.trial.device != "cpu" and arm(facts.trial, PRESCRIBED) is not None
+    return (
+        recorded(facts, "trial") and facts.trial.device != "cpu" and arm(facts.trial, PRESCRIBED) is not None
+    )
 
 
 def _of_the_total(proposed: Sequence[Step], facts: Facts) -> list[Step]:
@@ -144,7 +146,7 @@ def _of_the_total(proposed: Sequence[Step], facts: Facts) -> list[Step]:
     timed = {
         name
         for each in facts.trial.arms
-        if each.tried and recorded(each.treatments) and base_of(facts.trial, each)
+        if each.tried and recorded(each, "treatments") and base_of(facts.trial, each)
         for name in each.treatments
     }
     kept = [
@@ -174,7 +176,5 @@ def _found_by_trial(name: str, facts: Facts) -> Step | None:
 
 def _step(treatment: Treatment, title: str, saved: Interval, facts: Facts) -> Step:
     """A step of the trial's own, which no finding names."""
-    saving = Saving(
-        low=saved.low, high=saved.high, basis="measured", gpu=facts.trial.gpu or facts.trial.device.upper()
-    )
+    saving = Saving(low=saved.low, high=saved.high, basis="measured", gpu=timed_on(facts.trial))
     return Step(code="", mends=(), title=title, treatment=treatment, saving_ms=saving)

@@ -41,9 +41,7 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
     """These layers left out of the conversion, beside those that are left out now, as far as the facts tell
     them in few lines."""
     named = set(layers)
-    linears = (
-        facts.network.linears if facts and recorded(facts.network) and recorded(facts.network.linears) else ()
-    )
+    linears = facts.linears() if facts else ()
     now = names_in_python(
         [linear.name for linear in linears if linear.name not in named and _would_be_converted(linear)]
     )
@@ -76,11 +74,7 @@ def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts
     if any(stack == "transformer_engine" for stack, _ in stacks):
         return "# build these as torch.nn.Linear, not as te.Linear"
     leave = "lambda layer, name: name not in keep"
-    accelerate = (
-        facts.training.accelerate
-        if facts and recorded(facts.training) and recorded(facts.training.accelerate)
-        else None
-    )
+    accelerate = facts.accelerate() if facts else None
     if accelerate and accelerate.prepared:
         return f"AORecipeKwargs(module_filter_func={leave})"
     recipes = {recipe for _, recipe in stacks} - {"tensorwise"}
@@ -150,24 +144,20 @@ def _compile_blocks(facts: Facts) -> Treatment:
 
 
 def _checkpointing_off(facts: Facts) -> Treatment:
-    found = (
-        facts.training.checkpointing
-        if recorded(facts.training) and recorded(facts.training.checkpointing)
-        else ()
-    )
+    found = facts.training.checkpointing if recorded(facts, "training.checkpointing") else ()
     huggingface = any(each.form == "huggingface" for each in found)
     code = (
         f"{in_python('gradient_checkpointing_disable', facts.network)}()"
         if huggingface
         else "# leave out checkpoint_wrapper()"
     )
-    if huggingface and recorded(facts.training.cache_switch) and facts.training.cache_switch is not None:
+    if huggingface and recorded(facts, "training.cache_switch") and facts.training.cache_switch is not None:
         code += f"\n{cache_off(facts)}   # checkpointing had kept the KV cache off"
     return Treatment(name="checkpointing-off", summary="keep the activations", code=code)
 
 
 def _fused_optimizer(facts: Facts) -> Treatment:
-    known = recorded(facts.training) and recorded(facts.training.optimizer) and facts.training.optimizer
+    known = recorded(facts, "training.optimizer") and facts.training.optimizer
     kind = known.rpartition(".")[2] if known else "AdamW"
     return Treatment(
         name="fused-optimizer",

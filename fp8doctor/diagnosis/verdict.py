@@ -22,8 +22,9 @@ from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import ceiling, fp8_never_ran, measured_speed, stays_in_bf16
 from fp8doctor.cost import micro_batches, step_tokens
-from fp8doctor.facts import Arm, Facts, Trial, recorded
+from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, if_recorded, recorded
 from fp8doctor.facts.arm_names import PRESCRIBED
+from fp8doctor.facts.paths import path_of
 from fp8doctor.facts.record import Record
 from fp8doctor.finding import Basis, Finding
 
@@ -31,7 +32,10 @@ from fp8doctor.finding import Basis, Finding
 def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """The measured verdict where there is one. FP8 that was asked for and is not there stays so, whatever was
     timed."""
-    measured, expected = measured_verdict(facts), expected_verdict(facts, findings)
+    try:
+        measured, expected = measured_verdict(facts), expected_verdict(facts, findings)
+    except Unrecorded as missing:
+        return Verdict(status="not_measured", summary=f"No verdict: {path_of(missing)} was not recorded.")
     if measured is None:
         return expected
     if measured.status == "no_fp8" and expected.status == "fp8_not_engaged":
@@ -45,8 +49,8 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
 
 def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """The verdict that facts alone allow; nothing in it is measured."""
-    if not recorded(facts.network):
-        reason = facts.gaps.get("network") if recorded(facts.gaps) else None
+    if not recorded(facts, "network"):
+        reason = facts.gaps.get("network") if recorded(facts, "gaps") else None
         return Verdict(
             status="not_measured",
             summary=f"No model was examined: {reason.rstrip('.')}." if reason else "No model was examined.",
@@ -80,13 +84,13 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """What is expected of a model that holds FP8 layers."""
     linears = facts.network.linears
     in_fp8 = [linear for linear in linears if linear.use == "training"]
-    if all(linear.engaged is False for linear in in_fp8):
+    if all(recorded(linear, "engaged") and linear.engaged is False for linear in in_fp8):
         return Verdict(
             status="fp8_not_engaged",
             summary=f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training "
             "forward in BF16.",
         )
-    expects = modelled_speedup(facts, findings)
+    expects = if_recorded(modelled_speedup, facts, findings)
     setup = f"{len(in_fp8)} of {len(linears)} Linears ({flops_share_pct(in_fp8):.0f} % of the GEMM FLOPs)"
     return Verdict(
         status="not_measured",
@@ -103,7 +107,7 @@ NO_FP8 = "This model uses no FP8. "
 
 def measured_verdict(facts: Facts) -> Verdict | None:
     """The verdict of a trial; None when nothing was timed."""
-    if not recorded(facts.trial) or not recorded(facts.network):
+    if not recorded(facts, "trial") or not recorded(facts, "network"):
         return None
     as_is, bf16 = arm(facts.trial, "as_is"), best_bf16(facts)
     if as_is is None:
@@ -190,7 +194,8 @@ def _promise(facts: Facts) -> str:
         return stays
     measure, changes = (
         fair_bf16(facts, prescribed),
-        " and ".join(prescribed.treatments if recorded(prescribed.treatments) else ()) or "the changes below",
+        " and ".join(prescribed.treatments if recorded(prescribed, "treatments") else ())
+        or "the changes below",
     )
     if measure is None:
         names = " and ".join(sorted(HELPS_BF16_TOO.intersection(prescribed.treatments)))
@@ -211,7 +216,7 @@ def _promise(facts: Facts) -> str:
 
 def _most(facts: Facts) -> str:
     """What FP8 can give at most, where that is known."""
-    most = ceiling(facts)
+    most = if_recorded(ceiling, facts)
     return (
         f" FP8 cannot give this step more than about {most.speedup:.2f}x on this "
         f"GPU{'' if most.basis == 'measured' else ' (modelled)'}."

@@ -34,7 +34,7 @@ def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     from fp8doctor.examine.walk import walk
 
     facts = surroundings or examine_surroundings(job.target)
-    gaps = dict(facts.gaps) if recorded(facts.gaps) else {}
+    gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
     tree = walk(job.model, job.training_step)
     network = msgspec.structs.replace(
         examine_network(tree, gaps),

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-from fp8doctor.facts.record import NOT_RECORDED
 from fp8doctor.facts.scrub import scrub
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 _by_trials = 0
 """Retries that trials in this process caused, which are none of the user's."""

@@ -14,8 +14,8 @@ import subprocess
 import sys
 from typing import Any
 
-from fp8doctor.facts.record import NOT_RECORDED
 from fp8doctor.facts.scrub import scrub
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 MODULES = {"AO": "torchao.float8", "TE": "transformer_engine.pytorch", "MSAMP": "msamp"}
 """Backend -> what Accelerate imports of it, in the order in which it takes the first that is installed when

@@ -10,7 +10,7 @@ from torch import nn
 from fp8doctor.examine.compile_marks import forward_of_torch
 from fp8doctor.examine.walk import Place, Tree, is_expert_list
 from fp8doctor.facts import Blocks
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import class_name
 
 

@@ -20,8 +20,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from fp8doctor.examine.compile_marks import OPTIMIZED_MODULE, compile_mark
 from fp8doctor.examine.walk import Place, Tree, parameters
 from fp8doctor.facts import Conversion
-from fp8doctor.facts.record import NOT_RECORDED
 from fp8doctor.facts.scrub import scrub
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import recognise
 from fp8doctor.stacks.lineage import class_name, lineage
 

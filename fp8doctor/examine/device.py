@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fp8doctor.facts import Gpu, Linear, recorded
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts import Gpu, Linear
 from fp8doctor.facts.scrub import scrub
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 GIB = 2**30
 
@@ -167,7 +167,7 @@ def _slices(nvml: Any, handle: Any) -> tuple[Slice, ...]:
     found = []
     for i in range(_ask(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
         part = _ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, i)
-        if part is not None and recorded(part):
+        if part is not None and part is not NOT_RECORDED:
             found.append(Slice(part, nvml.nvmlDeviceGetUUID(part)))
     return tuple(found)
 
@@ -306,7 +306,7 @@ def describe(nvml: Any, card: Card, part: int | None, visible: bool, ours: bool)
 
 
 def _each(answer: Any, convert: Callable[[Any], Any]) -> Any:
-    return answer if answer is None or not recorded(answer) else convert(answer)
+    return answer if answer is None or answer is NOT_RECORDED else convert(answer)
 
 
 def _throttle_reasons(nvml: Any, handle: Any) -> tuple[str, ...]:
@@ -314,7 +314,7 @@ def _throttle_reasons(nvml: Any, handle: Any) -> tuple[str, ...]:
     if bits is None:  # drivers before 535 know only the old name
         bits = _ask(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
     reasons: tuple[str, ...] = NOT_RECORDED
-    if bits is not None and recorded(bits):
+    if bits is not None and bits is not NOT_RECORDED:
         reasons = tuple(reason for bit, reason in THROTTLE_REASONS.items() if bits & bit)
     return reasons
 

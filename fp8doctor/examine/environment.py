@@ -25,8 +25,8 @@ from fp8doctor.examine.backend_imports import try_backends
 from fp8doctor.examine.debug_switches import debug_switches
 from fp8doctor.examine.device import driver_version
 from fp8doctor.facts import Environment, Package, Software
-from fp8doctor.facts.record import NOT_RECORDED
 from fp8doctor.facts.scrub import scrub
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 VARIABLES = frozenset(
     """

@@ -10,7 +10,7 @@ import msgspec
 
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Linear
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise
 from fp8doctor.stacks.lineage import lineage
 

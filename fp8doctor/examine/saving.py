@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fp8doctor.examine.linears import PRETRAINED
 from fp8doctor.examine.walk import Tree, parameters
 from fp8doctor.facts import SavedWeight
-from fp8doctor.facts.record import NOT_RECORDED
 from fp8doctor.facts.scrub import scrub
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import lineage
 from fp8doctor.stacks.tensors import local, storage_bytes, stored_bytes, subclass
 

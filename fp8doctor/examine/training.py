@@ -17,7 +17,7 @@ from fp8doctor.examine.dynamo import examine_dynamo
 from fp8doctor.examine.kv_cache import cache_switch, use_cache
 from fp8doctor.examine.walk import Tree, parameters
 from fp8doctor.facts import TrainerArguments, Training
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.lineage import class_name
 

@@ -12,7 +12,7 @@ from torch import nn
 from fp8doctor.examine.checkpointing import checkpointing_of, is_layer
 from fp8doctor.examine.compile_marks import compile_mark, forward_of_torch, is_called, is_disabled, step_mark
 from fp8doctor.facts import Checkpointing, CompileMark
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import lineage
 
 WRAPPERS = {

@@ -14,7 +14,6 @@ import msgspec
 from fp8doctor.facts.machine import Environment, Gpu, Package, Software
 from fp8doctor.facts.network import Attention, Blocks, Linear, Network, SavedWeight, Scaling, Use
 from fp8doctor.facts.record import (
-    NOT_RECORDED,
     Record,
     from_builtins,
     restore_unknown_keys,
@@ -45,6 +44,7 @@ from fp8doctor.facts.trial import (
     ModuleTime,
     Trial,
 )
+from fp8doctor.facts.unrecorded import NOT_RECORDED, Unrecorded, if_recorded, recorded
 
 __all__ = [
     "Accelerate",
@@ -78,8 +78,10 @@ __all__ = [
     "TrainerArguments",
     "Training",
     "Trial",
+    "Unrecorded",
     "Use",
     "Workload",
+    "if_recorded",
     "recorded",
 ]
 
@@ -127,13 +129,29 @@ class Facts(Record, frozen=True, kw_only=True):
         unknown = unknown_keys(data, to_builtins(facts))
         return msgspec.structs.replace(facts, unrecognized=unknown) if unknown else facts
 
+    def linears(self) -> tuple[Linear, ...]:
+        return self.network.linears if recorded(self, "network.linears") else ()
+
+    def blocks(self) -> tuple[Blocks, ...]:
+        return self.network.blocks if recorded(self, "network.blocks") else ()
+
+    def arms(self) -> tuple[Arm, ...]:
+        return self.trial.arms if recorded(self, "trial.arms") else ()
+
+    def accelerate(self) -> Accelerate | None:
+        return self.training.accelerate if recorded(self, "training.accelerate") else None
+
+    def trainer(self) -> TrainerArguments | None:
+        return self.training.trainer if recorded(self, "training.trainer") else None
+
+    def variables(self) -> dict[str, str]:
+        return self.environment.variables if recorded(self, "environment.variables") else {}
+
+    def packages(self) -> dict[str, Package]:
+        return self.software.packages if recorded(self, "software.packages") else {}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, the inverse of `from_dict`."""
         data = to_builtins(self)
         restored: dict[str, Any] = restore_unknown_keys(data, data.pop("unrecognized", None))
         return restored
-
-
-def recorded(value: Any) -> bool:
-    """Whether a fact was recorded at all (``None`` is recorded)."""
-    return value is not NOT_RECORDED

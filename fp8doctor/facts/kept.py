@@ -15,7 +15,7 @@ def without(trial: Trial, part: str, reason: str) -> Trial:
     """The trial with the reason why ``part``, an arm or one of `PARTS`, is missing; an arm that was timed
     failed in a second window."""
     if part in PARTS:
-        gaps = dict(trial.gaps) if recorded(trial.gaps) else {}
+        gaps = dict(trial.gaps) if recorded(trial, "gaps") else {}
         return msgspec.structs.replace(trial, gaps={**gaps, PARTS[part]: reason})
     if any(arm.name == part and not arm.tried for arm in trial.arms):
         arms = (

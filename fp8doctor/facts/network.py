@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fp8doctor.facts.record import NOT_RECORDED, Record
+from fp8doctor.facts.record import Record
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 Use = Literal["training", "storage", "none"]
 """What a stack does with a layer: FP8 GEMMs in training; FP8 (or other) weights only; nothing, a 16- or

@@ -14,13 +14,12 @@ from __future__ import annotations
 import functools
 import math
 import threading
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
-NOT_RECORDED: Any = msgspec.UNSET
-"""The default of every fact: nobody looked, or the recording is older than the fact. Not the same as
-``None``."""
+from fp8doctor.facts.unrecorded import Fact, guard
 
 Value = int | float | str | bool | None
 """One piece of evidence; a number's unit stands in its key (``_ms``, ``_gib``, ``_pct``)."""
@@ -28,7 +27,7 @@ Value = int | float | str | bool | None
 R = TypeVar("R", bound="Record")
 
 
-_first_use = threading.Lock()
+_first_use = threading.RLock()
 """msgspec (0.22.0) puts a type's layout together at its first use, in steps during which another thread that
 uses the type reads the half-finished one and crashes the process."""
 
@@ -41,17 +40,28 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A frozen record of plain values. Subclasses declare fields; every value is settled on construction."""
 
     def __post_init__(self) -> None:
-        for field, is_float in _layout(type(self)):
-            value = getattr(self, field)
+        for field, stored, is_float in _layout(type(self)):
+            value = stored(self)
             settled = float(value) if is_float and type(value) is int else settle(value, is_float)
             if settled is not value:
                 msgspec.structs.force_setattr(self, field, settled)
 
 
 @functools.cache
-def _layout(kind: type[Record]) -> tuple[tuple[str, bool], ...]:
-    """Field names of a record and whether each holds a float (annotated ``float`` or ``float | None``)."""
-    return tuple((field.name, field.type in (float, float | None)) for field in msgspec.structs.fields(kind))
+def _layout(kind: type[Record]) -> tuple[tuple[str, Callable[[Record], Any], bool], ...]:
+    """Of each field: its name, what reads it from a record, and whether it holds a float (annotated ``float``
+    or ``float | None``). No record exists before it was asked for, so its facts are guarded here."""
+    with _first_use:
+        guard(kind)
+        return tuple(
+            (field.name, _stored(getattr(kind, field.name)), field.type in (float, float | None))
+            for field in msgspec.structs.fields(kind)
+        )
+
+
+def _stored(member: Any) -> Callable[[Record], Any]:
+    stored: Callable[[Record], Any] = member.stored if isinstance(member, Fact) else member.__get__
+    return stored
 
 
 def settle(value: Any, number_field: bool = False) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fp8doctor.facts.record import NOT_RECORDED, Record
+from fp8doctor.facts.record import Record
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 
 class CompileMark(Record, frozen=True, kw_only=True):

@@ -3,51 +3,54 @@
 from __future__ import annotations
 
 from fp8doctor.analysis.layers import Layers, flops_share_pct, fp8_layers
-from fp8doctor.facts import Blocks, Linear, Network, Training, recorded
+from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.wording import percent, plural
 
 
-def counts(network: Network, training: Training) -> tuple[str, ...]:
+def counts(facts: Facts) -> tuple[str, ...]:
     """What a person counts first: FP8 layers by class, compiled blocks, checkpointing, LoRA. What was not
     recorded is unknown."""
-    return (*_fp8_counts(network), _compiled(network), _checkpointing(network, training), _lora(network))
+    return (
+        *(if_recorded(_fp8_counts, facts) or ("te.Linear unknown", "Float8Linear unknown")),
+        if_recorded(_compiled, facts) or "compiled unknown",
+        if_recorded(_checkpointing, facts) or "checkpointing unknown",
+        if_recorded(_lora, facts) or "LoRA unknown",
+    )
 
 
-def _fp8_counts(network: Network) -> tuple[str, ...]:
-    if not (recorded(network) and recorded(network.linears)):
-        return "te.Linear unknown", "Float8Linear unknown"
-    *rarer, commonest = fp8_layers(network.linears)
-    return *(_kind(layers, network) for layers in rarer), _kind(commonest, network, last=True)
+def _fp8_counts(facts: Facts) -> tuple[str, ...]:
+    *rarer, commonest = fp8_layers(facts.network.linears)
+    return *(_kind(layers, facts) for layers in rarer), _kind(commonest, facts, last=True)
 
 
-def _kind(layers: Layers, network: Network, last: bool = False) -> str:
+def _kind(layers: Layers, facts: Facts, last: bool = False) -> str:
     """One class of FP8 layers; the total stands behind every number but zero, and behind the last."""
-    text = f"{layers.label} {layers.count}" + (f" of {len(network.linears)}" if layers.count or last else "")
+    text = f"{layers.label} {layers.count}" + (
+        f" of {len(facts.network.linears)}" if layers.count or last else ""
+    )
     notes = ["weights only"] if layers.storage_only else []
     notes += [f"{percent(layers.flops_share_pct)} of GEMM FLOPs"] if layers.flops_share_pct else []
     return f"{text} ({', '.join(notes)})" if notes else text
 
 
-def _compiled(network: Network) -> str:
-    blocks, linears = _blocks(network), _linears(network)
-    if blocks and all(recorded(each.compiled) for each in blocks):
+def _compiled(facts: Facts) -> str:
+    blocks, linears = facts.blocks(), facts.linears()
+    if blocks and all(recorded(each, "compiled") and recorded(each, "count") for each in blocks):
         return (
             f"compiled {sum(each.compiled for each in blocks)} of "
             f"{plural(sum(each.count for each in blocks), 'block')}"
         )
-    if linears and all(recorded(linear.compiled) for linear in linears):
-        return (
-            f"compiled {sum(linear.compiled is not None for linear in linears)} of "
-            f"{plural(len(linears), 'Linear')}"
-        )
-    return "compiled unknown"
+    if not linears:
+        return "compiled unknown"
+    return (
+        f"compiled {sum(linear.compiled is not None for linear in linears)} of "
+        f"{plural(len(linears), 'Linear')}"
+    )
 
 
-def _checkpointing(network: Network, training: Training) -> str:
-    if not (recorded(training) and recorded(training.checkpointing)):
-        return "checkpointing unknown"
-    if any(each.active is True for each in training.checkpointing):
-        lists = [each for each in _blocks(network) if recorded(each.checkpointed) and each.checkpointed]
+def _checkpointing(facts: Facts) -> str:
+    if any(each.active is True for each in facts.training.checkpointing):
+        lists = [each for each in facts.blocks() if recorded(each, "checkpointed") and each.checkpointed]
         where = (
             f" in {sum(each.checkpointed for each in lists)} of "
             f"{plural(sum(each.count for each in lists), 'block')}"
@@ -55,19 +58,19 @@ def _checkpointing(network: Network, training: Training) -> str:
             else ""
         )
         return f"checkpointing on{where}"
-    undecided = next((each for each in training.checkpointing if each.active is not False), None)
+    undecided = next((each for each in facts.training.checkpointing if each.active is not False), None)
     return (
-        f"checkpointing possible ({_owner(undecided.name, network)}.forward calls checkpoint)"
+        f"checkpointing possible ({_owner(undecided.name, facts)}.forward calls checkpoint)"
         if undecided
         else "checkpointing off"
     )
 
 
-def _owner(name: str, network: Network) -> str:
+def _owner(name: str, facts: Facts) -> str:
     """The class of the named module where the facts tell it, else its name."""
-    if recorded(network) and recorded(network.kind) and not name:
-        return network.kind.rpartition(".")[2]
-    for blocks in _blocks(network):
+    if recorded(facts, "network.kind") and not name:
+        return facts.network.kind.rpartition(".")[2]
+    for blocks in facts.blocks():
         if name == blocks.name or (
             name.startswith(f"{blocks.name}.") and name.removeprefix(f"{blocks.name}.").isdigit()
         ):
@@ -75,9 +78,8 @@ def _owner(name: str, network: Network) -> str:
     return name or "the model"
 
 
-def _lora(network: Network) -> str:
-    if not (recorded(network) and recorded(network.adapter_parameters)):
-        return "LoRA unknown"
+def _lora(facts: Facts) -> str:
+    network = facts.network
     if not network.adapter_parameters:
         return "LoRA none"
     shares = (
@@ -85,14 +87,6 @@ def _lora(network: Network) -> str:
         if network.parameters
         else []
     )
-    flops = flops_share_pct(linear for linear in _linears(network) if linear.adapter == "adapter")
+    flops = flops_share_pct(linear for linear in facts.linears() if linear.adapter == "adapter")
     shares += [f"{percent(flops)} of GEMM FLOPs"] if flops else []
     return f"LoRA {', '.join(shares) or 'on'}"
-
-
-def _blocks(network: Network) -> tuple[Blocks, ...]:
-    return network.blocks if recorded(network) and recorded(network.blocks) else ()
-
-
-def _linears(network: Network) -> tuple[Linear, ...]:
-    return network.linears if recorded(network) and recorded(network.linears) else ()

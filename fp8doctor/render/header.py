@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fp8doctor.facts import Facts, Gpu, Workload, recorded
+from fp8doctor.facts import Facts, Gpu, Package, Software, Workload, recorded
 from fp8doctor.wording import plural
 
 SHOWN_PACKAGES = {"torchao": "torchao", "transformer_engine": "TE"}
@@ -21,20 +21,23 @@ def machine(facts: Facts, modelled_gpu: str) -> tuple[str, ...]:
 
 
 def _gpu(facts: Facts, modelled: str) -> str:
-    if not recorded(facts.gpus):
+    if not recorded(facts, "gpus"):
         return f"GPU unknown; costs modelled for {modelled}"
-    visible = [gpu for gpu in facts.gpus if gpu.visible is not False]
+    visible = [gpu for gpu in facts.gpus if not recorded(gpu, "visible") or gpu.visible]
     if not visible:
         hidden = f"{plural(len(facts.gpus), 'GPU')} hidden from this process" if facts.gpus else "no GPU"
         return f"{hidden}; costs modelled for {modelled}"
     labels = Counter(_label(gpu) for gpu in visible)
     names = " + ".join(f"{count} x {label}" if count > 1 else label for label, count in labels.items())
-    return f"{names}; costs modelled for {modelled}" if facts.assumed_gpu else names
+    assumed = recorded(facts, "assumed_gpu") and facts.assumed_gpu
+    return f"{names}; costs modelled for {modelled}" if assumed else names
 
 
 def _label(gpu: Gpu) -> str:
-    name = gpu.name if recorded(gpu.name) else "GPU"
-    capability = gpu.compute_capability or gpu.architecture
+    name = gpu.name if recorded(gpu, "name") else "GPU"
+    capability = (gpu.compute_capability if recorded(gpu, "compute_capability") else None) or (
+        gpu.architecture if recorded(gpu, "architecture") else None
+    )
     return f"{name}, {capability}" if capability else name
 
 
@@ -44,23 +47,25 @@ def product(gpu: str) -> str:
 
 
 def _versions(facts: Facts) -> tuple[str, ...]:
-    software = facts.software
-    if not recorded(software):
+    if not recorded(facts, "software"):
         return ("torch unknown",)
-    torch = (
-        f"torch {short_version(software.torch)}"
-        if software.torch
-        else "torch missing"
-        if software.torch is None
-        else "torch unknown"
-    )
-    packages = software.packages if recorded(software.packages) else {}
+    packages = facts.packages()
     stacks = (
-        f"{label} {short_version(packages[name].version or '')}".rstrip()
+        f"{label} {short_version(_version(packages[name]))}".rstrip()
         for name, label in SHOWN_PACKAGES.items()
         if name in packages
     )
-    return (torch, *stacks)
+    return (_torch(facts.software), *stacks)
+
+
+def _torch(software: Software) -> str:
+    if not recorded(software, "torch"):
+        return "torch unknown"
+    return f"torch {short_version(software.torch)}" if software.torch else "torch missing"
+
+
+def _version(package: Package) -> str:
+    return (package.version if recorded(package, "version") else None) or ""
 
 
 def short_version(version: str) -> str:
@@ -71,28 +76,30 @@ def short_version(version: str) -> str:
 
 def model(facts: Facts) -> str:
     """The model, its size and its batch; empty when only the environment was looked at."""
-    target = facts.target
-    if not recorded(target) or target.kind == "environment":
+    if not recorded(facts, "target"):
         return ""
-    name = target.name if recorded(target.name) and target.name else "model"
-    parameters = facts.network.parameters if recorded(facts.network) else None
-    known = [f"{quantity(parameters)} parameters"] if recorded(parameters) and parameters is not None else []
-    known += [_batch(facts.workload)] if recorded(facts.workload) else []
+    target = facts.target
+    if recorded(target, "kind") and target.kind == "environment":
+        return ""
+    name = target.name if recorded(target, "name") and target.name else "model"
+    counted = recorded(facts, "network.parameters")
+    known = [f"{quantity(facts.network.parameters)} parameters"] if counted else []
+    known += [_batch(facts.workload)] if recorded(facts, "workload") else []
     return f"{name}: {', '.join(known)}" if known else name
 
 
 def _batch(workload: Workload) -> str:
-    size, length, tokens = (
-        value if recorded(value) else None
-        for value in (workload.batch_size, workload.sequence_length, workload.tokens)
-    )
+    size = workload.batch_size if recorded(workload, "batch_size") else None
+    length = workload.sequence_length if recorded(workload, "sequence_length") else None
+    tokens = workload.tokens if recorded(workload, "tokens") else None
     if size and length:
         text = f"{size} x {length} tokens"
     elif tokens:
         text = f"{tokens} rows"
     else:
         return "batch unknown"
-    return f"{text} (made up)" if workload.batch_source == "made up" else text
+    made_up = recorded(workload, "batch_source") and workload.batch_source == "made up"
+    return f"{text} (made up)" if made_up else text
 
 
 def quantity(count: int) -> str:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.treatments import STAY_IN_BF16
-from fp8doctor.facts import recorded
+from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.finding import AREAS, Finding, Outcome, Saving
 from fp8doctor.render.counts import counts
 from fp8doctor.render.header import machine, model, product
@@ -119,9 +119,9 @@ def first_screen(report: Document, *, quiet: bool = False) -> Screen:
     return Screen(
         machine=(f"fp8doctor {report.tool.version}", *machine(report.facts, report.modelled_gpu)),
         model=model(report.facts),
-        counts=() if _only_environment(report) else counts(report.facts.network, report.facts.training),
+        counts=() if _only_environment(report) else counts(report.facts),
         verdict=report.verdict.summary,
-        timing=timing(report.facts),
+        timing=if_recorded(timing, report.facts),
         troubles=tuple(troubles),
         areas=() if quiet else _calm_areas(report, {line.area for line in troubles}),
         all_clear=_all_clear(report) if healthy and not report.findings else "",
@@ -146,8 +146,8 @@ def _all_clear(report: Document) -> str:
 
 
 def _only_environment(report: Document) -> bool:
-    target = report.facts.target
-    return recorded(target) and target.kind == "environment"
+    facts = report.facts
+    return recorded(facts, "target.kind") and facts.target.kind == "environment"
 
 
 def _mark(finding: Finding, report: Document) -> Mark:
@@ -286,8 +286,7 @@ def _outcomes(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:
 
 
 def _anything_timed(report: Document) -> bool:
-    trial = report.facts.trial
-    return recorded(trial) and recorded(trial.arms) and any(arm.tried for arm in trial.arms)
+    return any(recorded(arm, "tried") and arm.tried for arm in report.facts.arms())
 
 
 def _not_looked_at(report: Document) -> str:

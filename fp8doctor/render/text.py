@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from fp8doctor.diagnosis.document import Document
+from fp8doctor.facts import recorded
 from fp8doctor.render.screen import Line, Mark, Remedy, Screen, first_screen
 from fp8doctor.render.terminal import columns, harmless, harmless_lines, to_ascii, wrap
 from fp8doctor.render.timing import Timing
@@ -210,7 +211,7 @@ class _Page:
 
     def gaps(self, report: Document) -> list[str]:
         """Facts that could not be read, with the reason."""
-        gaps = report.facts.gaps or {}
+        gaps = report.facts.gaps if recorded(report.facts, "gaps") else {}
         return [text for name, reason in gaps.items() for text in self.prose(f"Not read: {name}: {reason}")]
 
     def not_looked_at(self, screen: Screen) -> list[str]:

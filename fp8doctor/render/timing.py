@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fp8doctor.analysis.arms import best_bf16, fair_bf16, fp8_totals, uses_fp8
 from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.step_difference import in_words, signed, waterfall, with_attention_together
-from fp8doctor.facts import Arm, Breakdown, Facts, Trial, recorded
+from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import FIRST, PRESCRIBED
 from fp8doctor.wording import percent, plural
 
@@ -67,9 +67,9 @@ class Timing:
 
 def timing(facts: Facts) -> Timing | None:
     """The measured steps; None when there was no trial or it has no rows."""
-    if not recorded(facts.trial) or not facts.trial.arms:
+    if not facts.arms():
         return None
-    fp8 = recorded(facts.network) and uses_fp8(facts)
+    fp8 = recorded(facts, "network") and uses_fp8(facts)
     order = {"bf16": 0, "bf16_compiled": 1, "as_is": 1.5 if fp8 else -1, "prescribed": 2}
     shown = [
         arm
@@ -141,19 +141,20 @@ def label(name: str, fp8: bool) -> str:
 def _row(arm: Arm, fp8: bool) -> Row:
     if not arm.tried or not arm.step_ms:
         return Row(label(arm.name, fp8), "", "", f"not timed: {arm.reason or 'no reason given'}")
-    spread = f" ± {(arm.high_ms - arm.low_ms) / 2:.1f}" if arm.high_ms and arm.low_ms else ""
+    known = recorded(arm, "high_ms") and recorded(arm, "low_ms")
+    spread = f" ± {(arm.high_ms - arm.low_ms) / 2:.1f}" if known and arm.high_ms and arm.low_ms else ""
     found = _profiled(arm)
     return Row(
         label(arm.name, fp8),
         f"{arm.step_ms:,.1f}{spread}",
-        f"{arm.peak_gib:.1f}" if arm.peak_gib else "",
+        f"{arm.peak_gib:.1f}" if recorded(arm, "peak_gib") and arm.peak_gib else "",
         "",
         _parts(found) if found else (),
     )
 
 
 def _profiled(arm: Arm) -> Breakdown | None:
-    return with_attention_together(arm) if arm.tried else None
+    return with_attention_together(arm) if arm.tried and recorded(arm, "breakdown") else None
 
 
 def _parts(breakdown: Breakdown) -> tuple[str, ...]:
@@ -184,11 +185,12 @@ def _notes(trial: Trial, arms: list[Arm], fp8: bool) -> Iterator[str]:
         ],
     }
     yield from (f"{what}: {'; '.join(names)}." for what, names in told.items() if names)
-    if waits_for_time(trial) and recorded(trial.budget_s) and trial.budget_s:
-        took_s = max(trial.budget_s, trial.elapsed_s or 0.0)
+    if if_recorded(waits_for_time, trial) and recorded(trial, "budget_s") and trial.budget_s:
+        known = recorded(trial, "elapsed_s")
+        took_s = max(trial.budget_s, (trial.elapsed_s if known else None) or 0.0)
         twice, beyond = 2 * trial.budget_s, 30 * round((took_s + trial.budget_s) / 30)
         yield f"More time for the rest: --budget {twice if took_s < 1.2 * trial.budget_s else beyond:g}."
-    gaps = trial.gaps if recorded(trial.gaps) else {}
+    gaps = trial.gaps if recorded(trial, "gaps") else {}
     yield from (
         f"Where the time goes is not known of every variant: {reason}."
         for path, reason in gaps.items()
@@ -201,14 +203,15 @@ def _is_scaled(found: Breakdown) -> bool:
 
 
 def _differences(facts: Facts) -> tuple[str, ...]:
-    bf16 = best_bf16(facts) if recorded(facts.network) else None
+    bf16 = best_bf16(facts) if recorded(facts, "network") else None
     if bf16 is None:
         return ()
     fp8 = uses_fp8(facts)
     found = [
         each
         for arm in fp8_totals(facts)
-        if (arm.name == "as_is" or fair_bf16(facts, arm) is bf16) and (each := waterfall(arm, bf16))
+        if (arm.name == "as_is" or fair_bf16(facts, arm) is bf16)
+        and (each := if_recorded(waterfall, arm, bf16))
     ]
     return tuple(
         f"{label(each.of, fp8)}, against {label(bf16.name, fp8)}: {signed(each.difference_ms)} ms = "
@@ -224,19 +227,19 @@ def _basis(trial: Trial) -> str:
     if not timed:
         return ""
     parts = [f"{plural(len(timed), 'variant')} in turn on {trial.gpu or 'the CPU'}"]
-    if trial.blocks:
+    if recorded(trial, "blocks") and trial.blocks:
         whole = " + ".join(str(count) for count in trial.blocks.values())
         cuts = " and ".join(" + ".join(str(count) for count in cut.blocks.values()) for cut in timed[0].cuts)
         parts.append(f"full depth predicted from {cuts} of {whole} blocks")
     else:
         parts.append("the whole model")
-    if trial.elapsed_s:
+    if recorded(trial, "elapsed_s") and trial.elapsed_s:
         parts.append(f"{trial.elapsed_s:.0f} s")
-    if trial.self_check_ratio:
+    if recorded(trial, "self_check_ratio") and trial.self_check_ratio:
         parts.append(f"a copy of BF16 came out at {trial.self_check_ratio:.3f} of it")
     elif len(timed) > 1:
         parts.append("not checked against a copy")
-    apart = [label(arm.name, True) for arm in timed if recorded(arm.beside) and arm.beside]
+    apart = [label(arm.name, True) for arm in timed if recorded(arm, "beside") and arm.beside]
     alone = (
         f" Memory did not hold all at once: {', '.join(apart)} took turns with BF16 only." if apart else ""
     )

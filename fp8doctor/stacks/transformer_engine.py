@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fp8doctor.facts import Scaling
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, NoTwin
 from fp8doctor.stacks.lineage import ancestor
 from fp8doctor.stacks.te_in_plain_torch import in_plain_torch

@@ -103,7 +103,7 @@ def _with_shapes(
 
     def whole(trial: Trial) -> Trial:
         gaps = {
-            **(trial.gaps if recorded(trial.gaps) else {}),
+            **(trial.gaps if recorded(trial, "gaps") else {}),
             **{fact: gap for fact, gap in (("trial.rows", unseen), ("trial.shapes", gap)) if gap},
         }
         return msgspec.structs.replace(trial, rows=seen, shapes=timed, gaps=gaps)

@@ -18,9 +18,10 @@ from dataclasses import replace
 import msgspec
 import torch
 
-from fp8doctor.facts import Trial, recorded
+from fp8doctor.facts import Trial
 from fp8doctor.facts.arm_names import COMBINATION, PRESCRIBED, SELF_CHECK, STEP_RAISES
 from fp8doctor.facts.kept import without
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.budget import BEGUN_LATE, LAST_PROFILE, MUST_BEGIN_SHARE, Budget, Cost, expected
 from fp8doctor.trial.combining import Window, best_total
@@ -238,7 +239,7 @@ def _costs(attempts: Sequence[Attempt]) -> dict[str, Cost]:
 
 
 def _compiled(ready: Ready) -> bool:
-    return recorded(ready.compiled.graphs) and ready.compiled.graphs > 0
+    return ready.compiled.graphs is not NOT_RECORDED and ready.compiled.graphs > 0
 
 
 def explores(plan: ArmPlan) -> bool:

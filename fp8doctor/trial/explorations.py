@@ -47,7 +47,7 @@ def te_is_idle(seen: Seen) -> bool:
 def caches(seen: Seen) -> bool:
     """A KV cache in training; compile-blocks switches it off itself."""
     return (
-        recorded(seen.facts.training)
+        recorded(seen.facts, "training.use_cache")
         and seen.facts.training.use_cache is True
         and "compile-blocks" not in seen.proposed
     )
@@ -55,18 +55,18 @@ def caches(seen: Seen) -> bool:
 
 def checkpoints(seen: Seen) -> bool:
     """Activation checkpointing that is on for sure."""
-    training = seen.facts.training
-    return (
-        recorded(training)
-        and recorded(training.checkpointing)
-        and any(each.active is True for each in training.checkpointing)
+    return recorded(seen.facts, "training.checkpointing") and any(
+        each.active is True for each in seen.facts.training.checkpointing
     )
 
 
 def in_fp32(seen: Seen) -> bool:
     """fp32 parameters and no autocast."""
-    training = seen.facts.training
-    return recorded(training) and training.autocast is None and mostly_fp32(seen.job.model)
+    return (
+        recorded(seen.facts, "training.autocast")
+        and seen.facts.training.autocast is None
+        and mostly_fp32(seen.job.model)
+    )
 
 
 def other_recipe(recipe: str) -> Callable[[Seen], bool]:
@@ -78,7 +78,7 @@ def other_recipe(recipe: str) -> Callable[[Seen], bool]:
             for linear in seen.in_fp8
             if linear.kind.startswith("torchao.float8.") or linear.kind.endswith(".Float8Linear")
         ]
-        tries = seen.facts.recipe_tries if recorded(seen.facts.recipe_tries) else {}
+        tries = seen.facts.recipe_tries if recorded(seen.facts, "recipe_tries") else {}
         return bool(own) and recipe not in own and seen.compiled and tries.get(recipe) is None
 
     return sensible
@@ -86,14 +86,10 @@ def other_recipe(recipe: str) -> Callable[[Seen], bool]:
 
 def compiled_as_one(seen: Seen) -> bool:
     """One compile mark on the whole of a model that has repeated blocks, and nothing proposed about it."""
-    marks = (
-        seen.facts.training.compile_marks
-        if recorded(seen.facts.training) and recorded(seen.facts.training.compile_marks)
-        else ()
-    )
+    marks = seen.facts.training.compile_marks if recorded(seen.facts, "training.compile_marks") else ()
     whole = any(
         mark.name == ""
-        and mark.compiles is not False
+        and not (recorded(mark, "compiles") and mark.compiles is False)
         and mark.form in ("wrapped", "in_place", "assigned_forward")
         for mark in marks
     )

@@ -188,14 +188,14 @@ def _concluded(message: Mistake | Failure | Done, facts: Facts) -> Examination:
 def _without(facts: Facts, arm: str, reason: str) -> Examination:
     """The trial that was known before the child failed at what it can do without. Raises `_ArmFailed` when
     none was."""
-    if not recorded(facts.trial):
+    if not recorded(facts, "trial"):
         raise _ArmFailed(arm, reason)
     return Examination(msgspec.structs.replace(facts, trial=without(facts.trial, arm, reason)), None)
 
 
 def _incomplete(facts: Facts, sentence: str) -> Examination:
-    gaps = dict(facts.gaps) if recorded(facts.gaps) else {}
-    gaps.update({name: sentence for name in ("software", "network") if not recorded(getattr(facts, name))})
+    gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
+    gaps.update({name: sentence for name in ("software", "network") if not recorded(facts, name)})
     return Examination(msgspec.structs.replace(facts, gaps=gaps), sentence)
 
 

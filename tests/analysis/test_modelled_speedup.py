@@ -12,7 +12,7 @@ from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.verdict import expected_verdict, measured_verdict
 from fp8doctor.facts import Facts
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Finding
 from fp8doctor.registry import discover, run
 from fp8doctor.render.text import render

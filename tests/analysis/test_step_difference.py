@@ -16,7 +16,7 @@ from fp8doctor.analysis.step_difference import (
     waterfall,
     why_unknown,
 )
-from fp8doctor.facts import Arm, ArmCut, KernelGroup
+from fp8doctor.facts import Arm, ArmCut, KernelGroup, Unrecorded
 from tests.checks.arms import ran
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, profiled, replaced, unprofiled
 
@@ -87,7 +87,6 @@ def test_what_no_rule_knows_is_unclassified() -> None:
 
 UNKNOWN = {
     "never profiled": (unprofiled("as_is", 100.0), "was not profiled"),
-    "recorded before there were breakdowns": (ran("as_is", 100.0), "was not profiled"),
     "unreliable": (replaced(FP8_EAGER, reliable=False), "has no reliable breakdown"),
 }
 
@@ -98,6 +97,12 @@ def test_without_two_breakdowns_it_is_unknown(arm: Arm, reason: str) -> None:
     assert waterfall(arm, BF16) is None
     assert waterfall(FP8_EAGER, arm) is None
     assert why_unknown(arm) == reason
+
+
+def test_what_was_recorded_before_there_were_breakdowns_is_no_step_that_was_not_profiled() -> None:
+    for arms in ((ran("as_is", 100.0), BF16), (FP8_EAGER, ran("bf16", 100.0))):
+        with pytest.raises(Unrecorded, match=r"Arm\.breakdown"):
+            waterfall(*arms)
 
 
 @pytest.mark.parametrize(

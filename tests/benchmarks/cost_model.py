@@ -373,12 +373,7 @@ def reports(folder: Path) -> Iterator[tuple[str, Facts, dict[str, Arm]]]:
         if "facts" not in json.loads(path.read_bytes()):
             continue
         facts = read_saved(path)[0]
-        if (
-            recorded(facts.trial)
-            and recorded(facts.trial.arms)
-            and facts.trial.gpu
-            and "H200" in facts.trial.gpu
-        ):
+        if recorded(facts, "trial.arms") and facts.trial.gpu and "H200" in facts.trial.gpu:
             yield (
                 path.stem.removeprefix("h200-"),
                 facts,
@@ -394,7 +389,7 @@ def recorded_arms(folder: Path = RECORDED) -> Iterator[Recorded]:
             one = modelled_step(variant, gpu_spec("H200")) if variant else None
             if one is None or not arm.step_ms:
                 continue
-            parts = arm.breakdown.families_ms if recorded(arm.breakdown) and arm.breakdown else None
+            parts = arm.breakdown.families_ms if recorded(arm, "breakdown") and arm.breakdown else None
             gemms, between = (
                 (
                     sum(parts.get(each, 0.0) for each in names),

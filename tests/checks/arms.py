@@ -14,12 +14,14 @@ ROUNDS = 6
 def ran(name: str, ms: float = 100.0, *, spread_ms: float = 0.0, **fields: Any) -> Arm:
     """An arm that was timed: every round within ``spread_ms`` of the median."""
     rounds = tuple(ms + spread_ms * (2 * number / (ROUNDS - 1) - 1) for number in range(ROUNDS))
-    return Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=rounds, **fields)
+    return Arm(
+        name=name, tried=True, reason=None, step_ms=ms, rounds_ms=rounds, **{"treatments": ()} | fields
+    )
 
 
 def failed(name: str, reason: str) -> Arm:
     """An arm that gave no number."""
-    return Arm(name=name, tried=False, reason=reason)
+    return Arm(name=name, treatments=(), tried=False, reason=reason)
 
 
 def timed(facts: Facts, *arms: Arm, device: str = "cuda") -> Facts:

@@ -14,7 +14,7 @@ import pytest
 from fp8doctor.examine import backend_imports
 from fp8doctor.examine.backend_imports import backend_to_come, try_backends, try_import
 from fp8doctor.examine.environment import examine_environment
-from fp8doctor.facts import recorded
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 MISSING = {"TE": "ModuleNotFoundError: No module named 'transformer_engine'"}
 
@@ -122,7 +122,7 @@ def test_a_try_that_does_not_end_is_a_gap(install: Install, monkeypatch: pytest.
     install("transformer_engine.pytorch", "import time; time.sleep(60)")
     monkeypatch.setattr(backend_imports, "TIME_LIMIT_S", 0.5)
     gaps: dict[str, str] = {}
-    assert not recorded(try_backends({"ACCELERATE_FP8_BACKEND": "TE"}, gaps))
+    assert try_backends({"ACCELERATE_FP8_BACKEND": "TE"}, gaps) is NOT_RECORDED
     assert gaps == {
         "environment.backend_imports": "trying to import "
         "transformer_engine.pytorch did not "

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.examine.device import Card, driver_version, examine_gpus, read_visible_devices
 from fp8doctor.facts import Gpu, Target, recorded
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from tests.stand_ins.nvml import GIB, Device, StandIn, a100, gpu, h100, sliced
 
 
@@ -128,8 +129,8 @@ def test_what_a_gpu_cannot_tell_is_none_and_what_failed_is_not_recorded(
         None,
         None,
     )
-    assert not recorded(found.memory_gib)
-    assert not recorded(found.throttle_reasons)
+    assert not recorded(found, "memory_gib")
+    assert not recorded(found, "throttle_reasons")
     assert gaps == {}
 
 
@@ -140,7 +141,7 @@ def test_without_a_driver_there_is_no_gpu_and_no_gap(monkeypatch: pytest.MonkeyP
 
 def test_a_broken_driver_leaves_the_gpus_unrecorded_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus, gaps = examined(monkeypatch, on_init=pynvml.NVMLError_LibRmVersionMismatch())
-    assert not recorded(gpus)
+    assert gpus is NOT_RECORDED
     assert gaps == {"gpus": "the GPUs cannot be asked: RM has detected an NVML/RM version mismatch."}
 
 
@@ -162,7 +163,7 @@ def test_the_driver_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_broken_driver_has_no_version_and_a_missing_one_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     gaps: dict[str, str] = {}
     StandIn(on_init=pynvml.NVMLError_Unknown()).install(monkeypatch)
-    assert not recorded(driver_version(gaps))
+    assert driver_version(gaps) is NOT_RECORDED
     assert gaps == {"software.driver": "NVML failed: Unknown Error"}
     StandIn(on_init=pynvml.NVMLError_LibraryNotFound()).install(monkeypatch)
     assert driver_version({}) is None
@@ -259,7 +260,7 @@ def test_indices_among_different_models_need_the_order(monkeypatch: pytest.Monke
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     gpus, gaps = examined(monkeypatch, a100(), h100())
     assert [found.name for found in gpus] == ["NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"]
-    assert not any(recorded(found.visible) for found in gpus)
+    assert not any(recorded(found, "visible") for found in gpus)
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in gaps["gpus.visible"]
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     gpus, gaps = examined(monkeypatch, a100(), h100())
@@ -374,7 +375,7 @@ def test_amd_is_not_initialized_for_the_sake_of_a_report(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.version, "hip", "6.4.43482")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     gaps: dict[str, str] = {}
-    assert not recorded(examine_gpus(gaps))
+    assert examine_gpus(gaps) is NOT_RECORDED
     assert "HIP" in gaps["gpus"]
 
 

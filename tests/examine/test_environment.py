@@ -324,14 +324,14 @@ def test_a_configuration_may_stand_in_the_variable_itself(monkeypatch: pytest.Mo
 def test_a_broken_file_is_a_gap_with_its_reason(config: Callable[..., Path], text: str) -> None:
     config(text)
     gaps: dict[str, str] = {}
-    assert not recorded(environment(gaps).deepspeed_fp8_section)
+    assert not recorded(environment(gaps), "deepspeed_fp8_section")
     assert "DeepSpeed configuration cannot be read" in gaps["environment.deepspeed_fp8_section"]
 
 
 def test_a_missing_file_is_a_gap_without_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(Path.home() / "no" / "ds.json"))
     gaps: dict[str, str] = {}
-    assert not recorded(environment(gaps).deepspeed_fp8_section)
+    assert not recorded(environment(gaps), "deepspeed_fp8_section")
     assert "No such file" in gaps["environment.deepspeed_fp8_section"]
     assert str(Path.home()) not in gaps["environment.deepspeed_fp8_section"]
 

@@ -12,7 +12,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.quantization import quantize_
 
 from fp8doctor.facts import Blocks
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from tests import prototypes
 from tests.examine.models import (
     Block,

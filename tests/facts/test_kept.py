@@ -6,7 +6,7 @@ import pytest
 
 from fp8doctor.facts import Arm, Trial
 from fp8doctor.facts.kept import PARTS, without
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.layers.numerics import NUMERICS
 from fp8doctor.trial.measure.profile_step import BREAKDOWN
 

@@ -41,7 +41,7 @@ GHOST = "build/lib/fp8doctor/checks/shapes/deleted_check.py"
 GHOST_CODE = '''"""A check that was deleted and lives on in a stale build folder"""
 from fp8doctor.registry import check
 
-@check("SHP999", "deleted-check", area="shapes", severity="info", needs=())
+@check("SHP999", "deleted-check", area="shapes", severity="info")
 def deleted_check(facts):
     return None
 '''

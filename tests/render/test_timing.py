@@ -178,7 +178,7 @@ def test_what_no_rule_knows_is_told_above_one_per_cent() -> None:
 def test_a_profile_that_failed_has_its_reason() -> None:
     reason = "another profiler is active in this process, and a second one would end it"
     arm = msgspec.structs.replace(BF16, breakdown=msgspec.UNSET)
-    assert not recorded(arm.breakdown)
+    assert not recorded(arm, "breakdown")
     assert notes(arm, gaps={"trial.arms.breakdown": reason}) == (
         f"Where the time goes is not known of every variant: {reason}.",
     )

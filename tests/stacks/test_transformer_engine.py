@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import Linear
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from tests.examine.models import network
 from tests.stand_ins import transformer_engine as stand_in
 

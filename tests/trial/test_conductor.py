@@ -638,7 +638,7 @@ def test_a_live_model_whose_device_is_lost_has_a_report_that_says_so(
     assert CONTEXT in (found.reason or "")
     if known:
         assert found.arms == known.arms
-        assert recorded(found.shapes) or "trial.shapes" in found.gaps
+        assert recorded(found, "shapes") or "trial.shapes" in found.gaps
         assert found.gaps["trial.numerics"] == "planted"
     else:
         assert (found.reason or "").startswith("numerics: it took the GPU's context down: planted")
@@ -657,7 +657,7 @@ def test_the_time_of_numerics_that_say_something_is_kept(monkeypatch: pytest.Mon
             parameter.data *= torch.logspace(-1, 1, parameter.shape[0]).unsqueeze(1)
     measured, not_measured = (trial(of, AS_IS) for of in (trained, fresh))
     assert (seen[0], seen[-1]) == (True, False)
-    assert recorded(measured.numerics)
+    assert recorded(measured, "numerics")
     assert "as an initialiser draws them" in not_measured.gaps["trial.numerics"]
 
 

@@ -13,6 +13,7 @@ import torch
 
 from fp8doctor.examine.device import NoDriverError
 from fp8doctor.facts import recorded
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.measure import health
 from fp8doctor.trial.measure.health import Observer
 
@@ -125,8 +126,8 @@ def test_what_nvml_does_not_answer_is_not_made_up(nvml: SimpleNamespace) -> None
         seen.power_limit_w,
         seen.other_use_pct,
     ) == (1, None, None, None, None)
-    assert not recorded(seen.throttled_pct)
-    assert not recorded(seen.other_processes)
+    assert not recorded(seen, "throttled_pct")
+    assert not recorded(seen, "other_processes")
 
 
 def test_without_a_driver_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +137,7 @@ def test_without_a_driver_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(health, "open_nvml", closed)
     observer = Observer(CUDA)
     observer.look()
-    assert not recorded(observer.health())
+    assert observer.health() is NOT_RECORDED
 
 
 def test_a_cpu_has_no_health() -> None:

@@ -15,7 +15,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.float8.float8_linear import Float8Linear
 
 from fp8doctor import registry
-from fp8doctor.facts import Facts, LayerNumerics, Target, Trial, Workload
+from fp8doctor.facts import Facts, LayerNumerics, Target, Trial, Unrecorded, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers import numerics
 from fp8doctor.trial.layers.made_up import UNEVEN, made_up, unevenness
@@ -336,9 +336,9 @@ def test_made_up_weights_are_not_reported(reason: str) -> None:
     trial = with_numerics(Trial(device="cpu", arms=()), bench, NEVER)
     assert reason in trial.gaps["trial.numerics"]
     facts = Facts(trial=trial)
-    unknown = registry.missing_fact(facts, ("trial.numerics",))
-    assert unknown is not None
-    assert reason in unknown
+    with pytest.raises(Unrecorded) as missing:
+        _ = trial.numerics
+    assert reason in registry.why_missing(facts, missing.value)
 
 
 def test_weights_without_data() -> None:

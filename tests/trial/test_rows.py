@@ -17,7 +17,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import fp8doctor.trial
 from fp8doctor.examine import examine
-from fp8doctor.facts import Trial, recorded
+from fp8doctor.facts import Trial
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.depth import Cut
 from fp8doctor.trial.layers import rows, shapes
@@ -244,7 +245,7 @@ def test_where_the_forward_fails_the_tokens_stand_in(
     if reason is None:
         assert found == {}, "no hook saw a layer of the model"
     else:
-        assert not recorded(found)
+        assert found is NOT_RECORDED
         assert (gap or "").startswith(reason)
     monkeypatch.setattr(fp8doctor.trial, "conduct", lambda *arguments, **fields: Trial(device="cpu", arms=()))
     trial = fp8doctor.trial.run_trial(
@@ -262,7 +263,7 @@ def test_a_step_that_runs_the_original_is_found_out() -> None:
     of = frames()
     of.training_step = functools.partial(_runs, of=of.model)
     found, gap = seen(of)
-    assert not recorded(found)
+    assert found is NOT_RECORDED
     assert "of the original" in (gap or "")
 
 

@@ -22,7 +22,7 @@ from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, LayerShape, Linear, Network, Target, Trial, Workload, recorded
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import arms, held_to_shapes
 from fp8doctor.trial.conductor import conduct
@@ -390,7 +390,7 @@ def test_the_compilers_workers_serve_the_arms_too_and_end_with_the_trial(
 
 def test_a_worker_that_died_of_the_shapes_leaves_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
     made, seen = trial_of(monkeypatch, skip={"shapes": "the process was killed", "rows": "it too"})
-    assert not recorded(made.shapes)
+    assert not recorded(made, "shapes")
     assert made.gaps == {"trial.arms": "x", "trial.shapes": "the process was killed", "trial.rows": "it too"}
     assert seen["told"] == []
 
@@ -398,7 +398,7 @@ def test_a_worker_that_died_of_the_shapes_leaves_them_out(monkeypatch: pytest.Mo
 def test_what_goes_wrong_in_timing_the_shapes_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "timed", lambda *arguments, **fields: 1 / 0)
     made, _ = trial_of(monkeypatch)
-    assert not recorded(made.shapes)
+    assert not recorded(made, "shapes")
     assert made.gaps["trial.shapes"] == "ZeroDivisionError: division by zero"
 
 

@@ -392,7 +392,7 @@ def test_through_inspect_model() -> None:
 
 
 def explained(of: Trial) -> set[str]:
-    return {arm.name for arm in of.arms if recorded(arm.breakdown) and arm.breakdown is not None}
+    return {arm.name for arm in of.arms if recorded(arm, "breakdown") and arm.breakdown is not None}
 
 
 def test_what_is_not_compared_is_not_profiled() -> None:
@@ -457,7 +457,7 @@ def test_a_failure_costs_the_breakdown_and_nothing_else(monkeypatch: pytest.Monk
     of = trial(job(), AS_IS, BF16, keep_trace=fails if what == "whoever keeps the trace" else None)
     arms = by_name(of)
     assert of.gaps["trial.arms.breakdown"] == "profiling a step fails with RuntimeError: planted"
-    assert [arm.breakdown for arm in of.arms if recorded(arm.breakdown)] == []
+    assert [arm.breakdown for arm in of.arms if recorded(arm, "breakdown")] == []
     assert {name: (arm.tried, arm.fp8_gemms, arm.graphs_run) for name, arm in arms.items()} == {
         "as_is": (True, 9, 0),
         "bf16": (True, 0, 0),

@@ -11,7 +11,7 @@ import pytest
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.trace import MODULE
 from fp8doctor.worker import parent as worker
 from fp8doctor.worker.parent import Examination, examine_in_worker

@@ -71,7 +71,7 @@ def with_numerics(trial: Trial, bench: Bench, until: float, against: str | None 
     else:
         return msgspec.structs.replace(trial, numerics=layers)
     still_there(bench.device, NUMERICS)
-    gaps = dict(trial.gaps) if recorded(trial.gaps) else {}
+    gaps = dict(trial.gaps) if recorded(trial, "gaps") else {}
     return msgspec.structs.replace(trial, gaps=gaps | {"trial.numerics": reason})
 
 

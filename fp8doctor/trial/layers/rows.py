@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import Facts
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code

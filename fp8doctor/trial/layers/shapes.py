@@ -20,7 +20,7 @@ from fp8doctor.analysis.layer_gain import judged
 from fp8doctor.analysis.layers import fits_fp8, flops_share_pct
 from fp8doctor.cost import calls_of, rows_of
 from fp8doctor.facts import Facts, LayerShape, Linear
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers import casts
 from fp8doctor.trial.layers.gemms import Operands, Operation, bf16_gemms, fp8_gemms

@@ -25,8 +25,8 @@ import torch
 from torch import nn
 from torch._C._autograd import DeviceType
 
-from fp8doctor.facts.record import NOT_RECORDED
 from fp8doctor.facts.scrub import scrub
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.kernel_families import FP8_GEMM_KERNEL, FP8_OPERATORS
 
 COMPILED_REGION = "Torch-Compiled Region"

@@ -18,7 +18,7 @@ import torch
 
 from fp8doctor.examine.device import THROTTLE_REASONS, NoDriverError, count_others, open_nvml
 from fp8doctor.facts import Health
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 
 class Observer:

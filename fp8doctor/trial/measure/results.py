@@ -11,7 +11,7 @@ from fp8doctor.analysis.gpu_disturbance import disturbance
 from fp8doctor.analysis.median_interval import CONFIDENCE, interval
 from fp8doctor.facts import Arm, ArmCut, Breakdown, Health, Trial
 from fp8doctor.facts.arm_names import FIRST, SELF_CHECK
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.copies.depth import Plan, cleaned
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms

@@ -13,8 +13,8 @@ from fp8doctor.trial.variant import Variant
 def cache_off(variant: Variant, case: Case) -> Variant:
     """``use_cache = False`` in every configuration of the model; another treatment may have done it
     already."""
-    training = case.facts.training
-    if not without_cache(variant.model) and not (recorded(training) and training.use_cache):
+    caches = recorded(case.facts, "training.use_cache") and case.facts.training.use_cache
+    if not without_cache(variant.model) and not caches:
         raise NotTried("no configuration in it asks for a cache")
     return variant
 

@@ -74,7 +74,7 @@ def block_by_block(model: nn.Module, facts: Facts, beside: Sequence[str] = (), *
     The whole model where it has no blocks: one version serves it, with the cache or without.
     """
     lists = lists_of(facts)
-    if lists and recorded(facts.training) and facts.training.use_cache is True:
+    if lists and recorded(facts, "training.use_cache") and facts.training.use_cache is True:
         without_cache(model)
     return compile_blocks(model, lists, beside if lists else (), **settings)
 

@@ -20,7 +20,8 @@ from fp8doctor.checks.engagement.cannot_be_saved import cannot_be_saved
 from fp8doctor.examine import saving
 from fp8doctor.examine.saving import examine_saving
 from fp8doctor.examine.walk import walk
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Finding, NotApplicable
 from tests.examine.models import llama, lora
 
@@ -199,7 +200,7 @@ def test_only_the_smallest_is_tried_and_nothing_large(monkeypatch: pytest.Monkey
     gaps: dict[str, str] = {}
     assert [each.tried for each in examine_saving(walk(model), gaps)] == ["1.weight"]
     monkeypatch.setattr(saving, "MOST_BYTES", 32 * 64 * 4 - 1)
-    assert not recorded(examine_saving(walk(model), gaps))
+    assert examine_saving(walk(model), gaps) is NOT_RECORDED
     assert gaps == {"network.saving": "the smallest WeightWithDynamicFloat8CastTensor is too large to try"}
 
 
@@ -208,7 +209,7 @@ def test_a_view_of_something_large_is_not_tried(monkeypatch: pytest.MonkeyPatch)
     model = wrapped(nn.Sequential(nn.Linear(32, 32)))
     model[0].weight._tensor = torch.ones(64, 32)[:32]
     monkeypatch.setattr(saving, "MOST_BYTES", 32 * 32 * 4)
-    assert not recorded(examine_saving(walk(model), {}))
+    assert examine_saving(walk(model), {}) is NOT_RECORDED
 
 
 def test_weights_without_data_are_unknown(look: Look) -> None:

@@ -197,5 +197,5 @@ def test_optimizers_whose_groups_cannot_tell_are_unknown(
 ) -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
     facts = look(model, optimizer=build(model))
-    assert not recorded(facts.training.parameters_outside_optimizer)
+    assert not recorded(facts, "training.parameters_outside_optimizer")
     assert reason in facts.gaps["training.parameters_outside_optimizer"]

@@ -99,7 +99,7 @@ def test_transformers_4_is_unknown() -> None:
     """A stand-in for 4.x, whose models keep no list of what was tied."""
     model, gaps = llama(), dict[str, str]()
     del model.all_tied_weights_keys
-    assert not recorded(network(model, gaps).broken_ties)
+    assert not recorded(network(model, gaps), "broken_ties")
     assert "keeps no list of its tied weights" in gaps["network.broken_ties"]
 
 

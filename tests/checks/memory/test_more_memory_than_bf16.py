@@ -14,7 +14,7 @@ from torchao.float8 import convert_to_float8_training
 from fp8doctor import load_report
 from fp8doctor.checks.memory.more_memory_than_bf16 import more_memory_than_bf16
 from fp8doctor.facts import Arm, Facts, Gpu, MemoryParts
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import failed, ran, timed
 from tests.patients.record import HERE

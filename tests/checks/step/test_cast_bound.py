@@ -14,7 +14,7 @@ from fp8doctor import load_report
 from fp8doctor.checks.step.cast_bound import cast_bound
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Arm, Facts
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import timed
 from tests.checks.step.conftest import beside, families_of, only

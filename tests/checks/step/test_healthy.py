@@ -13,7 +13,7 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model, load_report
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts.record import NOT_RECORDED
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Outcome
 from fp8doctor.render.text import render
 from fp8doctor.report import Report

@@ -1,0 +1,68 @@
+"""Reading a fact that was not recorded raises `Unrecorded`, so that nobody takes it for an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+
+NOT_RECORDED: Any = msgspec.UNSET
+"""The default of every fact: nobody looked, or the recording is older than the fact. Not the same as
+``None``."""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Unrecorded(Exception):
+    """A fact was read that was not recorded."""
+
+    def __init__(self, kind: type, field: str) -> None:
+        super().__init__(f"{kind.__name__}.{field} was not recorded")
+        self.kind, self.field = kind, field
+
+
+class Fact(property):
+    """A field whose value may be missing, in the place of the member that msgspec made for it."""
+
+    def __init__(self, member: Any, kind: type, field: str) -> None:
+        stored = self.stored = member.__get__
+
+        def read(record: Any) -> Any:
+            if (value := stored(record)) is not NOT_RECORDED:
+                return value
+            raise Unrecorded(kind, field)
+
+        super().__init__(read, member.__set__)
+
+
+def guard(kind: type[msgspec.Struct]) -> None:
+    """Let every field of this type that may be missing raise when it is read and missing."""
+    for field in msgspec.structs.fields(kind):
+        member = getattr(kind, field.name)
+        if field.default is NOT_RECORDED and not isinstance(member, Fact):
+            type.__setattr__(kind, field.name, Fact(member, kind, field.name))
+
+
+def recorded(record: msgspec.Struct | None, path: str) -> bool:
+    """Whether every fact along a dotted path was recorded; beyond a None there is none.
+
+    Raises AttributeError for a name that is no fact.
+    """
+    for name in path.split("."):
+        if record is None:
+            return False
+        record = getattr(type(record), name).stored(record)
+        if record is NOT_RECORDED:
+            return False
+    return True
+
+
+def if_recorded(answer: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | None:
+    """The answer; None where it reads a fact that was not recorded."""
+    try:
+        return answer(*arguments, **named)
+    except Unrecorded:
+        return None
