@@ -12,6 +12,7 @@ import click
 import pytest
 
 from fp8doctor import cli
+from fp8doctor.cli import delivery
 from fp8doctor.report import Report
 from fp8doctor.worker.parent import examine_in_worker
 from tests import readme
@@ -100,7 +101,7 @@ def test_reports_share_their_options() -> None:
 
 def test_exit_codes_are_those_of_the_command_line() -> None:
     assert [row[0] for row in table_after("exit code")] == [
-        str(code) for code in (cli.OK, cli.FOUND, cli.FAILED, cli.INTERRUPTED)
+        str(code) for code in (delivery.OK, delivery.FOUND, delivery.FAILED, delivery.INTERRUPTED)
     ]
 
 
