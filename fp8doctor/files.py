@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from fp8doctor.errors import UserError
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in one go. Raises `UserError` naming the reason."""
+    """Write a file whole or leave it as it was. Raises `UserError` naming the reason."""
     try:
-        path.write_text(text, encoding="utf-8")
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # a pipe or a device cannot be replaced
+        else:
+            _replace(Path(os.path.realpath(path)), text)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write beside the file, then rename: a process that is killed leaves no torn file."""
+    beside = path.with_name(f".fp8doctor-{os.urandom(8).hex()}")
+    try:
+        with open(beside, "x", encoding="utf-8") as file:
+            file.write(text)
+        if path.exists():
+            shutil.copymode(path, beside)
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def same_file(one: Path, other: Path) -> bool:
+    """Whether two paths name one file, which need not exist yet."""
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return os.path.realpath(one) == os.path.realpath(other)

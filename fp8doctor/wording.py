@@ -11,6 +11,9 @@ def in_words(error: BaseException) -> str:
     try:
         text = " ".join(str(error).split())
     except Exception:
+        import logging
+
+        logging.getLogger("fp8doctor").debug("a message cannot be shown", exc_info=True)
         text = "(its message cannot be shown)"
     text = text if len(text) <= MESSAGE_LENGTH else text[:MESSAGE_LENGTH] + " ..."
     return harmless(f"{type(error).__name__}: {text}" if text else type(error).__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fp8doctor.cli.console import complain, complain_of_ourselves, show_json, show_page
+from fp8doctor.cli.console import (
+    complain,
+    complain_of_ourselves,
+    complain_of_usage,
+    show_json,
+    show_page,
+    stand_in_for_closed_streams,
+    stdout_failed,
+)
 from fp8doctor.cli.delivery import (
     FAILED,
     INTERRUPTED,
@@ -36,6 +45,9 @@ if TYPE_CHECKING:
 
 DEMO = Path(__file__).parents[1] / "demo.json"
 
+LOST_STREAM = (errno.EBADF, errno.EIO, errno.ENOSPC)
+"""What printing the help to a closed or full stdout raises."""
+
 
 class Commands(click.Group):
     """``fp8doctor model.py``, ``fp8doctor env``, ...: without a command word the target is examined."""
@@ -56,6 +68,7 @@ class Commands(click.Group):
     ) -> Any:
         """Run a command and exit with its code; every exception becomes a sentence. Without a word it is the
         help, and wrong usage."""
+        stand_in_for_closed_streams()
         args = sys.argv[1:] if args is None else args
         try:
             code = super().main(
@@ -68,13 +81,16 @@ class Commands(click.Group):
             complain("interrupted")
             code = INTERRUPTED
         except click.ClickException as error:
-            error.show()
+            complain_of_usage(error)
             code = FAILED
         except UserError as error:
             complain(str(error), error.detail)
             code = FAILED
         except Exception as error:
-            complain_of_ourselves(error, verbose=bool({"-v", "--verbose"}.intersection(args)))
+            if isinstance(error, OSError) and error.errno in LOST_STREAM:
+                complain(str(stdout_failed(error)))
+            else:
+                complain_of_ourselves(error, verbose=bool({"-v", "--verbose"}.intersection(args)))
             code = FAILED
         sys.exit(code if args else FAILED)
 
@@ -225,7 +241,7 @@ def examine(
         if no_trial
         else TrialOrder(budget, device, tuple(options["select"]), tuple(options["ignore"]), folders, kept)
     )
-    gate = Gate(min_speedup, strict, traces=trace is not None)
+    gate = Gate(min_speedup, strict, trace)
     return examine_and_deliver(
         target, options, gate, layers=layers, batch=batch, seq=seq, load_timeout=load_timeout, trial=trial
     )

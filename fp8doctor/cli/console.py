@@ -11,6 +11,23 @@ from typing import Any
 
 import click
 
+from fp8doctor.errors import UserError
+
+
+def stand_in_for_closed_streams() -> None:
+    """Open the null device for each standard stream that is closed: the next file would get its number.
+
+    It cannot be written to in place of stdout, so that what is printed there is known to be lost.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+
 
 def wants_colour() -> bool:
     """Whether stdout takes colours: NO_COLOR and FORCE_COLOR first, then whether it is a terminal that is not
@@ -33,13 +50,27 @@ def wants_ascii() -> bool:
 
 
 def show(text: str | bytes) -> None:
-    """Print on stdout. A reader who has left early, such as ``head``, is no mistake."""
+    """Print on stdout. A reader who has left early, such as ``head``, is no mistake; a full disk raises
+    `UserError`."""
     try:
         if isinstance(text, str):
             text = text.encode(sys.stdout.encoding, "replace").decode(sys.stdout.encoding)
         click.echo(text, nl=False, color=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(1)
+    except OSError as error:
+        raise stdout_failed(error) from None
+
+
+def stdout_failed(error: OSError) -> UserError:
+    """Give up stdout, and say why."""
+    _discard(1)
+    return UserError(f"cannot write to stdout: {error.strerror}")
+
+
+def _discard(stream: int) -> None:
+    """Send a standard stream nowhere, and with it what its buffer still holds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def show_page(text: str) -> None:
@@ -88,18 +119,36 @@ def complain(sentence: str, detail: str = "") -> None:
     """Say something on stderr, and below it the user's own frames where there are some."""
     from fp8doctor.render.terminal import harmless, harmless_lines
 
-    click.echo(f"fp8doctor: {harmless(sentence)}", err=True)
+    _say(f"fp8doctor: {harmless(sentence)}")
     if detail:
-        click.echo("\n".join(harmless_lines(detail)), err=True)
+        _say("\n".join(harmless_lines(detail)))
+
+
+def complain_of_usage(error: click.ClickException) -> None:
+    with _or_nowhere():
+        error.show()
 
 
 def complain_of_ourselves(error: Exception, *, verbose: bool) -> None:
     complain(
         f"internal error, {type(error).__name__}: {error}. This is a mistake of fp8doctor, not yours: "
-        "please report it with what the same "
-        "command says with -v."
+        "please report it with what the same command says with -v."
     )
     if verbose:
         import traceback
 
-        click.echo("".join(traceback.format_exception(error)), err=True)
+        _say("".join(traceback.format_exception(error)))
+
+
+def _say(text: str) -> None:
+    with _or_nowhere():
+        click.echo(text, err=True)
+
+
+@contextmanager
+def _or_nowhere() -> Iterator[None]:
+    """Print on stderr, or nowhere from now on where it takes nothing: a report does not depend on it."""
+    try:
+        yield
+    except OSError:
+        _discard(2)

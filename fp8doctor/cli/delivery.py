@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import click
 
 from fp8doctor.cli.console import complain, progress, show, wants_ascii, wants_colour
 from fp8doctor.errors import UserError
+from fp8doctor.files import same_file, write_text
 from fp8doctor.finding import SEVERITIES, Severity
 
 if TYPE_CHECKING:
@@ -48,8 +50,13 @@ class ReportOptions:
     """``select``, ``ignore`` and ``checks`` as `fp8doctor.diagnosis.diagnose` takes them."""
 
 
-def checked_options(options: dict[str, Any]) -> ReportOptions:
-    """The order that options make. Raises `UserError` or a usage error for what cannot be carried out."""
+def checked_options(
+    options: dict[str, Any], source: Path | None = None, trace: Path | None = None
+) -> ReportOptions:
+    """Check options before any work begins. Raises `UserError` or a usage error for what cannot be done.
+
+    ``source`` is the file that is read, ``trace`` another one that is to be written.
+    """
     from fp8doctor import registry
 
     if options["verbose"] and options["quiet"]:
@@ -58,6 +65,7 @@ def checked_options(options: dict[str, Any]) -> ReportOptions:
     for path in (output, save):
         if path is not None:
             writable(path)
+    keep_apart({"-o": output, "--save": save, "--trace": trace}, source)
     suffix = output.suffix.lower() if output else ""
     if options["format"] is None and suffix not in (*FORMAT_OF_SUFFIX, *PLAIN_SUFFIXES):
         raise click.UsageError(
@@ -88,13 +96,24 @@ def writable(path: Path) -> Path:
     return path
 
 
+def keep_apart(written: dict[str, Path | None], source: Path | None) -> None:
+    """Refuse to write two things to one file, or anything over what is read. Raises `UserError`."""
+    files = {option: path for option, path in written.items() if path is not None}
+    for option, path in files.items():
+        if source is not None and same_file(path, source):
+            raise UserError(f"{option} would overwrite {path}, which is read; name another file")
+    for (one, path), (other, same) in combinations(files.items(), 2):
+        if same_file(path, same):
+            raise UserError(f"{one} and {other} name one file, {path}; name two")
+
+
 @dataclass(frozen=True)
 class Gate:
     """What a measurement has to reach or to leave, besides ``--fail-on``."""
 
     min_speedup: float | None = None
     strict: bool = False
-    traces: bool = False
+    trace: Path | None = None
 
     def is_missed_by(self, report: Document) -> bool:
         """Whether a measured speedup is too small, or, with ``--strict``, nothing was measured."""
@@ -117,7 +136,8 @@ def examine_and_deliver(
     target: str | None, options: dict[str, Any], gate: Gate | None = None, **workload: Any
 ) -> int:
     """Examine in a worker, diagnose, deliver. An incomplete report is printed, and written nowhere."""
-    wanted = checked_options(options)
+    source = Path(target if os.path.exists(target) else target.rpartition(":")[0]) if target else None
+    wanted = checked_options(options, source, gate.trace if gate else None)
 
     import msgspec
 
@@ -134,7 +154,7 @@ def examine_and_deliver(
         if failed := own_step_failed(report):
             complain(failed)
             return FAILED
-        if gate and gate.traces and not tell_of_traces(examination.traces, report, wanted):
+        if gate and gate.trace and not tell_of_traces(examination.traces, report, wanted):
             return FAILED
         return FOUND if gate and gate.is_missed_by(report) else code
     show_report(report, wanted)
@@ -167,7 +187,7 @@ def why_no_trace(report: Document) -> str:
 
 def replay_and_deliver(saved: Path, options: dict[str, Any]) -> int:
     """Replay a saved report and deliver it."""
-    wanted = checked_options(options)
+    wanted = checked_options(options, saved)
 
     from fp8doctor.diagnosis.diagnose import replay
 
@@ -175,15 +195,15 @@ def replay_and_deliver(saved: Path, options: dict[str, Any]) -> int:
 
 
 def deliver(report: Document, wanted: ReportOptions) -> int:
-    """Write the report to where it was asked for; the exit code."""
-    from fp8doctor.files import write_text
-
-    if wanted.output:
-        write_text(wanted.output, rendered(report, wanted))
-    else:
-        show_report(report, wanted)
-    if wanted.save:
-        write_text(wanted.save, report.to_json())
+    """Write the report to where it was asked for; the exit code. Where one place fails, the other has it."""
+    try:
+        if wanted.output:
+            write_text(wanted.output, rendered(report, wanted))
+        else:
+            show_report(report, wanted)
+    finally:
+        if wanted.save:
+            write_text(wanted.save, report.to_json())
     return FOUND if wanted.fail_on and report.reaches(wanted.fail_on) else OK
 
 

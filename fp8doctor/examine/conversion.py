@@ -8,6 +8,7 @@ lost. A class that is changed in place, a root Linear and a write to ``_modules`
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import recognise
 from fp8doctor.stacks.lineage import class_name, lineage
+
+_log = logging.getLogger("fp8doctor")
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -76,6 +79,7 @@ class Watch:
             ):
                 self.replacements.append(replacement(parent, old, new))
         except Exception as error:  # the user's conversion goes on, whatever a class of theirs does here
+            _log.debug("a replacement could not be read", exc_info=True)
             self.problem = scrub(
                 f"a replacement by {type(new).__qualname__} could not be read: "
                 f"{type(error).__name__}: {error}"

@@ -7,6 +7,7 @@ the variable before that. UUIDs and PCI addresses are used here and never record
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +18,8 @@ from typing import Any, Literal
 from fp8doctor.facts import Gpu, Linear
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
+
+_log = logging.getLogger("fp8doctor")
 
 GIB = 2**30
 
@@ -78,6 +81,7 @@ def examine_gpus(gaps: dict[str, str]) -> tuple[Gpu, ...]:
     try:
         gpus = _gpus_of_torch(torch, "amd") if torch.version.hip else _gpus_of_nvidia(torch, gaps)
     except Exception as error:
+        _log.debug("the GPUs cannot be asked", exc_info=True)
         gaps["gpus"] = scrub(f"the GPUs cannot be asked: {error}")
     return gpus
 
@@ -91,6 +95,7 @@ def driver_version(gaps: dict[str, str]) -> str | None:
     except NoDriverError:
         version = None
     except Exception as error:
+        _log.debug("NVML failed", exc_info=True)
         gaps["software.driver"] = scrub(f"NVML failed: {error}")
     return version
 
@@ -388,5 +393,6 @@ def try_scaled_mm(by_row: bool, device: str) -> str | None:
                 left, left.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16
             ).float().sum().item()
     except Exception as error:
+        _log.debug("an FP8 product failed", exc_info=True)
         return scrub(f"{type(error).__name__}: {error}".splitlines()[0])
     return None

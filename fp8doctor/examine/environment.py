@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+import logging
 import os
 import platform
 import re
@@ -27,6 +28,8 @@ from fp8doctor.examine.device import driver_version
 from fp8doctor.facts import Environment, Package, Software
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
+
+_log = logging.getLogger("fp8doctor")
 
 VARIABLES = frozenset(
     """
@@ -193,9 +196,10 @@ def version_of(distributions: Iterable[str]) -> str | None:
     for name in distributions:
         try:
             version = metadata.version(name)
-        except (
-            Exception
-        ):  # a half-installed distribution fails in many ways: KeyError, UnicodeDecodeError, OSError, ...
+        except metadata.PackageNotFoundError:
+            continue
+        except Exception:  # KeyError, UnicodeDecodeError, OSError ... of one that is half installed
+            _log.debug("the version of a distribution cannot be read", exc_info=True)
             continue
         if version:
             return version

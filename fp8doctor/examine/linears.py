@@ -3,6 +3,7 @@ linear-like layer."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -13,6 +14,8 @@ from fp8doctor.facts import Linear
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise
 from fp8doctor.stacks.lineage import lineage
+
+_log = logging.getLogger("fp8doctor")
 
 HEAD_NAMES = ("head", "lm_head", "score", "classifier")
 PEFT_PARTS = ("base_layer", "modules_to_save", "default")
@@ -200,6 +203,7 @@ def output_embeddings(tree: Tree) -> Any:
             try:
                 return place.module.get_output_embeddings()  # type: ignore[operator]
             except Exception:  # a model's own code may raise whatever it likes
+                _log.debug("get_output_embeddings() raised", exc_info=True)
                 return None
     return None
 

@@ -9,6 +9,7 @@ they are saved.
 from __future__ import annotations
 
 import io
+import logging
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import lineage
 from fp8doctor.stacks.tensors import local, storage_bytes, stored_bytes, subclass
+
+_log = logging.getLogger("fp8doctor")
 
 MOST_BYTES = 32 * 2**20
 """Largest weight that is tried: one of 4096 x 4096 in BF16. It is copied from a GPU and pickled in some 20
@@ -76,6 +79,7 @@ def pickle_error(weight: Tensor) -> str | None:
     try:
         torch.save(weight.detach(), io.BytesIO())
     except Exception as error:
+        _log.debug("a weight cannot be pickled", exc_info=True)
         return sentence(error)
     return None
 
@@ -86,6 +90,7 @@ def storage_error(weight: Tensor) -> str | None:
     try:
         weight.detach().untyped_storage().data_ptr()
     except Exception as error:
+        _log.debug("the storage of a weight cannot be told", exc_info=True)
         return sentence(error)
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from fp8doctor.loading.job import Plan
 from fp8doctor.loading.made_up_batch import TARGETS, make_up
 from fp8doctor.loading.model_inputs import NoBatchError, first_layer, patch_rows
 from fp8doctor.wording import in_words
+
+_log = logging.getLogger("fp8doctor")
 
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
 """Classes that keep the model they wrap in ``module``."""
@@ -42,6 +45,7 @@ def resolve(
     except NoBatchError as error:
         return Batch(None, None, f"no batch could be made up: {error}")
     except Exception as error:  # a model may compute anything in what is read here
+        _log.debug("no batch could be made up", exc_info=True)
         return Batch(None, None, f"no batch could be made up: {scrub(in_words(error))}")
     return Batch(value, "made up", f"made up: {made_of}")
 

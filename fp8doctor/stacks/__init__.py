@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import pkgutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, cast
@@ -20,6 +21,8 @@ from fp8doctor.facts.scrub import scrub
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
+
+_log = logging.getLogger("fp8doctor")
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
         try:
             layers = stack.recognise(module, gaps)
         except Exception as error:  # one odd layer must not cost the others
+            _log.debug("a layer was left out", exc_info=True)
             gaps["network.linears"] = scrub(
                 f"{type(module).__qualname__} was left out: {type(error).__name__}: {error}"
             )

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import gzip
 import json
+import logging
 import os
 import shutil
 import signal
@@ -27,6 +28,8 @@ from fp8doctor.loading.target import locate
 from fp8doctor.wording import in_words
 from fp8doctor.worker.messages import Done, Examined, Failure, Lost, Message, Mistake, Stage, Traced
 from fp8doctor.worker.request import TrialOrder
+
+_log = logging.getLogger("fp8doctor")
 
 PR_SET_PDEATHSIG = 1
 """``prctl`` option: the signal a process gets when its parent dies. Source: linux/prctl.h."""
@@ -73,6 +76,7 @@ def serve(request: str) -> None:
     except UserError as error:
         channel.send(Mistake(settle(str(error)), settle(error.detail)))
     except BaseException as error:
+        _log.debug("the worker failed", exc_info=True)
         frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
         channel.send(
             Failure(

@@ -211,9 +211,9 @@ def _end(returncode: int) -> str:
 
 
 def _stderr() -> int:
-    """Where the child prints: this process's stderr, or nowhere where that is closed."""
+    """Where the child prints: this process's stderr, or nowhere where that is closed or full."""
     try:
-        os.fstat(2)
+        os.write(2, b"")
     except OSError:
         return subprocess.DEVNULL
     return 2

@@ -1,0 +1,70 @@
+"""What is caught and told in a sentence leaves its traceback to the logger ``fp8doctor``."""
+
+from __future__ import annotations
+
+import ast
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from fp8doctor import inspect_model
+
+PACKAGE = Path(__file__).parents[1] / "fp8doctor"
+FOLDERS = ("cli", "examine", "loading", "profiling", "stacks", "worker")
+
+HANDED_ON = {"complain_of_ourselves"}
+"""Functions that print the traceback themselves."""
+
+
+def broad_handlers() -> list[Any]:
+    """Handlers of every exception that raise none."""
+    return [
+        pytest.param(node, id=f"{path.relative_to(PACKAGE)}:{node.lineno}")
+        for folder in FOLDERS
+        for path in sorted((PACKAGE / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ExceptHandler)
+        and isinstance(node.type, ast.Name)
+        and node.type.id in ("Exception", "BaseException")
+        and not any(isinstance(each, ast.Raise) for each in ast.walk(node))
+    ]
+
+
+@pytest.mark.parametrize("handler", broad_handlers())
+def test_no_exception_is_swallowed_without_its_traceback(handler: ast.ExceptHandler) -> None:
+    calls = [each for each in ast.walk(handler) if isinstance(each, ast.Call)]
+    logged = [each for each in calls if any(word.arg == "exc_info" for word in each.keywords)]
+    handed_on = [each for each in calls if isinstance(each.func, ast.Name) and each.func.id in HANDED_ON]
+    assert logged or handed_on
+
+
+class Odd(nn.Module):
+    """A model whose configuration raises at what is read of it."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 32)
+        self.config: Any = None
+
+    def get_input_embeddings(self) -> nn.Module:
+        raise RuntimeError("the embeddings are elsewhere")
+
+
+def test_the_traceback_of_a_users_exception_is_logged_and_not_printed(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.DEBUG, "fp8doctor"):
+        report = inspect_model(Odd(), trial=False)
+    assert "the embeddings are elsewhere" in report.facts.workload.note
+    (record,) = [each for each in caplog.records if each.getMessage() == "no batch could be made up"]
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], RuntimeError)
+    caplog.clear()
+    inspect_model(Odd(), trial=False)
+    assert not caplog.records
+    assert capfd.readouterr() == ("", "")
