@@ -264,9 +264,13 @@ def test_a_module_that_cannot_say_where_it_came_from_counts_as_imported(
 
 def test_examining_takes_no_time() -> None:
     software()
-    start = time.perf_counter()
-    examine_environment({})
-    assert time.perf_counter() - start < 0.25, "bound 50 ms on an idle machine; this one may be shared"
+
+    def took() -> float:
+        start = time.perf_counter()
+        examine_environment({})
+        return time.perf_counter() - start
+
+    assert min(took() for _ in range(10)) < 0.25, "bound 50 ms on an idle machine; this one may be shared"
 
 
 # DeepSpeed

@@ -109,7 +109,7 @@ def test_what_is_done_to_a_model(
     assert training(model).use_cache is bool(caches) is made
 
 
-def test_a_trainer_switches_it_off(tmp_path: Any) -> None:
+def test_a_trainer_switches_it_off(forget_accelerate: None, tmp_path: Any) -> None:
     model = llama(use_cache=True)
     arguments = TrainingArguments(
         output_dir=str(tmp_path), report_to=[], use_cpu=True, max_steps=1, per_device_train_batch_size=1

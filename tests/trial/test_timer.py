@@ -95,6 +95,11 @@ def test_the_gpu_is_looked_at_once_a_visit() -> None:
     assert len(looks) == 2 * LEAST_ROUNDS
 
 
-def test_the_first_step_of_a_visit_is_not_counted() -> None:
-    waits = iter([0.2, 0.001, 0.001])
-    assert visit_ms(lambda: time.sleep(next(waits)), CPU) < 100
+def test_the_first_step_of_a_visit_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waits = [0.0], iter([0.2, 0.001, 0.001])
+
+    def step() -> None:
+        now[0] += next(waits)
+
+    monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert visit_ms(step, CPU) == pytest.approx(1.0)

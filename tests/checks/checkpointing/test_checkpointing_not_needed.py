@@ -110,7 +110,7 @@ def test_a_real_trial_has_the_arm() -> None:
     assert isinstance(finding, Finding)
 
 
-def test_the_lines_follow_the_form(look: Look, tmp_path: Any) -> None:
+def test_the_lines_follow_the_form(forget_accelerate: None, look: Look, tmp_path: Any) -> None:
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, gradient_checkpointing=True)
     for facts, lines in (
         (look(checkpointed_llama()), "model.gradient_checkpointing_disable()\n"),
