@@ -44,8 +44,7 @@ def inspect_model(
     select: str | Sequence[str] | None = None,
     ignore: str | Sequence[str] | None = None,
 ) -> Report:
-    """Say what keeps FP8 from being faster on this model. The model, its state and the process stay as they
-    are.
+    """Say what keeps FP8 from being faster on this model. The model and the process stay as they are.
 
     ``model`` is a ``torch.nn.Module`` or a transformers Trainer. ``batch`` is a mapping (keyword arguments),
     a tuple (positional arguments) or a tensor. ``optimizer`` is an instance, or a callable that would build
@@ -225,8 +224,7 @@ def _codes(argument: str, value: Any) -> tuple[str, ...]:
 
 
 def _with_uncalled_optimizer(facts: Facts, factory: Any) -> Facts:
-    """The facts with an optimizer that is known by its class at most: it was given as a callable, which is
-    not called."""
+    """Record an optimizer that was given as a callable, which is not called: its class at most is known."""
     if not recorded(facts, "training"):
         return facts
     name = f"{factory.__module__}.{factory.__qualname__}" if inspect.isclass(factory) else NOT_RECORDED

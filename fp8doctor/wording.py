@@ -1,4 +1,4 @@
-"""Counts, shares and exceptions in words, harmless to print."""
+"""Counts, shares and exceptions in words, escaped for a terminal."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ MESSAGE_LENGTH = 300
 """Characters of a user's exception that fit into a sentence; the detail carries all of it."""
 
 
-def in_words(error: BaseException) -> str:
-    """An exception in one line, harmless to print."""
+def error_in_words(error: BaseException) -> str:
+    """Put an exception into one line, escaped for a terminal."""
     try:
         text = " ".join(str(error).split())
     except Exception:
@@ -16,11 +16,11 @@ def in_words(error: BaseException) -> str:
         logging.getLogger("fp8doctor").debug("a message cannot be shown", exc_info=True)
         text = "(its message cannot be shown)"
     text = text if len(text) <= MESSAGE_LENGTH else text[:MESSAGE_LENGTH] + " ..."
-    return harmless(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    return escaped(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
-def harmless(text: str, keep: str = "") -> str:
-    """The text with everything that could steer a terminal or break a line written as an escape."""
+def escaped(text: str, keep: str = "") -> str:
+    """Escape what could steer a terminal or break a line; `fp8doctor.render.terminal` replaces it."""
     return "".join(
         each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
         for each in text

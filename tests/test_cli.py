@@ -28,7 +28,7 @@ from fp8doctor.diagnosis.document import schema, tool
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Facts, Target, Trial
 from fp8doctor.report import Report
-from fp8doctor.worker.request import TrialOrder
+from fp8doctor.worker.request import TrialRequest
 from tests.facts_of import DECODER_468M
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -125,7 +125,7 @@ def test_without_a_command_word_the_target_is_examined(worker: Worker) -> None:
         "seq": None,
         "load_timeout": 600.0,
     }
-    assert worker.asked == [{**asked, "trial": TrialOrder(budget_s=60.0)}]
+    assert worker.asked == [{**asked, "trial": TrialRequest(budget_s=60.0)}]
     assert "CMP001 eager-float8" in result.stdout
     assert result.stderr == "fp8doctor: loading the model\n"
 
@@ -141,7 +141,7 @@ def test_without_a_command_word_the_target_is_examined(worker: Worker) -> None:
 def test_options_stand_before_or_after_the_target(worker: Worker, args: tuple[str, ...]) -> None:
     assert fp8doctor(*args).exit_code == 0
     asked = {"target": "model.py", "layers": 2, "batch": 4, "seq": 8, "load_timeout": 600.0}
-    assert worker.asked == [{**asked, "trial": TrialOrder(budget_s=60.0)}]
+    assert worker.asked == [{**asked, "trial": TrialRequest(budget_s=60.0)}]
 
 
 def test_the_trial_is_ordered_as_the_options_say(worker: Worker, grave_checks: str) -> None:
@@ -159,7 +159,7 @@ def test_the_trial_is_ordered_as_the_options_say(worker: Worker, grave_checks: s
         grave_checks,
     )
     fp8doctor("model.py", "--no-trial")
-    order = TrialOrder(
+    order = TrialRequest(
         budget_s=20.0, device="cpu", select=("CMP", "XYZ"), ignore=("CMP002",), checks=(grave_checks,)
     )
     assert [asked["trial"] for asked in worker.asked] == [order, None]
@@ -202,7 +202,7 @@ def test_a_trace_goes_where_it_was_asked_for(
     monkeypatch.chdir(tmp_path)
     worker.facts, worker.traces = timed(80.0), {"/here/step.json": None, "/here/step.bf16.json": None}
     result = fp8doctor("model.py", "--trace", "step.json")
-    assert worker.asked[0]["trial"] == TrialOrder(budget_s=60.0, trace=str(tmp_path / "step.json"))
+    assert worker.asked[0]["trial"] == TrialRequest(budget_s=60.0, trace=str(tmp_path / "step.json"))
     assert result.exit_code == 0
     assert result.stderr.endswith(
         "fp8doctor: a trace is in /here/step.json\nfp8doctor: a trace is in /here/step.bf16.json\n"
@@ -259,7 +259,7 @@ def test_a_trace_that_is_missing_is_an_error(
     ],
 )
 def test_the_other_arms_are_beside_the_step_as_it_is(file: str, of: str) -> None:
-    order = TrialOrder(60.0, trace=f"/here/{file}")
+    order = TrialRequest(60.0, trace=f"/here/{file}")
     assert (str(order.trace_of("as_is")), str(order.trace_of("bf16"))) == (f"/here/{file}", f"/here/{of}")
 
 

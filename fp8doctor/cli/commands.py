@@ -230,7 +230,7 @@ def examine(
     TARGET is a model file or module: model.py, model.py:build_model, pkg.module:attr; ./list for a file named
     like a command.
     """
-    from fp8doctor.worker.request import TrialOrder
+    from fp8doctor.worker.request import TrialRequest
 
     if trace is not None and no_trial:
         raise click.UsageError("--trace keeps the profile of a timed step, and --no-trial times nothing.")
@@ -239,7 +239,7 @@ def examine(
     trial = (
         None
         if no_trial
-        else TrialOrder(budget, device, tuple(options["select"]), tuple(options["ignore"]), folders, kept)
+        else TrialRequest(budget, device, tuple(options["select"]), tuple(options["ignore"]), folders, kept)
     )
     gate = Gate(min_speedup, strict, trace)
     return examine_and_deliver(

@@ -1,5 +1,4 @@
-"""What is printed: the only place that writes to stdout or stderr, and that knows what the terminal can
-show."""
+"""What is printed: nothing else writes to stdout or stderr, or knows what the terminal can show."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def stand_in_for_closed_streams() -> None:
 
 
 def wants_colour() -> bool:
-    """Whether stdout takes colours: NO_COLOR and FORCE_COLOR first, then whether it is a terminal that is not
-    dumb."""
+    """Whether stdout takes colours: NO_COLOR and FORCE_COLOR first, then the terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
@@ -50,8 +48,7 @@ def wants_ascii() -> bool:
 
 
 def show(text: str | bytes) -> None:
-    """Print on stdout. A reader who has left early, such as ``head``, is no mistake; a full disk raises
-    `UserError`."""
+    """Print on stdout. A reader who left early (``head``) is no mistake; a full disk raises `UserError`."""
     try:
         if isinstance(text, str):
             text = text.encode(sys.stdout.encoding, "replace").decode(sys.stdout.encoding)
@@ -88,8 +85,7 @@ def show_json(data: Any) -> None:
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A function that says on stderr what is being done: one line that changes on a terminal, a line each
-    elsewhere."""
+    """Give a function that says on stderr what is done: in one line of a terminal, else a line each."""
     if quiet:
         yield lambda text: None
     elif not sys.stderr.isatty():

@@ -1,5 +1,4 @@
-"""From checked options to an exit code: examines or replays, shows or writes the report, holds it to the
-gates."""
+"""From options to an exit code: examines or replays, delivers the report, holds it to the gates."""
 
 from __future__ import annotations
 

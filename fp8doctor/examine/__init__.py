@@ -20,8 +20,7 @@ def examine_surroundings(target: Target) -> Facts:
 
 
 def examine(job: Job, surroundings: Facts | None = None) -> Facts:
-    """Everything about a job; ``surroundings`` is what `examine_surroundings` gave, if that was already
-    asked."""
+    """Examine a whole job; ``surroundings`` is what `examine_surroundings` gave, if it was asked before."""
     from fp8doctor.examine.attention import examine_attention, sdp_backends
     from fp8doctor.examine.autocast_within import opens_autocast
     from fp8doctor.examine.configured_name import configured_name

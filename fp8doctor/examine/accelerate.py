@@ -14,8 +14,7 @@ from fp8doctor.facts import Accelerate
 
 
 def examine_accelerate(tree: Tree) -> Accelerate | None:
-    """What Accelerate's state says; None when the process has no state, which is also before an Accelerator
-    exists."""
+    """Read Accelerate's state; None without one, as before an Accelerator exists."""
     module = sys.modules.get("accelerate.state")
     shared: dict[str, Any] = dict(getattr(getattr(module, "AcceleratorState", None), "_shared_state", {}))
     process: dict[str, Any] = dict(getattr(getattr(module, "PartialState", None), "_shared_state", {}))

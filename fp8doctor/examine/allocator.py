@@ -15,8 +15,7 @@ _by_trials = 0
 
 
 def examine_allocator(gaps: dict[str, str]) -> int | None:
-    """Times the allocator had to give its cache back and ask the GPU again so far, on all devices together,
-    trials aside.
+    """Count how often the allocator gave its cache back and asked the GPU again, outside trials.
 
     None before CUDA is initialized. Only torch's native allocator counts them: cudaMallocAsync always says
     zero, and one of the user's own raises.

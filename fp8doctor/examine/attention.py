@@ -31,8 +31,7 @@ TORCHS_OWN = "scaled_dot_product_attention"
 
 
 def examine_attention(tree: Tree) -> tuple[Attention, ...]:
-    """One entry for each configuration that attention modules follow, and for each class that calls torch's
-    own attention."""
+    """List configurations that attention modules follow, and classes that call torch's own attention."""
     found: dict[int, Attention] = {}
     asked: set[type] = set()
     for place in tree.places:
@@ -93,8 +92,7 @@ def needs_eager(config: Any) -> str | None:
 
 
 def calls_torchs_own(module: nn.Module) -> bool:
-    """Whether the forward of this very module names torch's attention. A module of transformers follows its
-    configuration."""
+    """Whether this module's own forward names torch's attention, outside transformers."""
     if isinstance(module, nn.MultiheadAttention):
         return True
     function = None if type(module).__module__.startswith("transformers.") else own_forward(module)

@@ -41,8 +41,7 @@ print("\\n{SAID}" + json.dumps(said))
 
 
 def try_backends(variables: dict[str, str], gaps: dict[str, str]) -> dict[str, str | None]:
-    """Backend -> why it cannot be imported, None when it can; the reason stands in ``gaps`` when the try did
-    not end."""
+    """Map each backend to why it cannot be imported, or None; a try that did not end stands in ``gaps``."""
     backend = backend_to_come(variables)
     if backend is None:
         return {}

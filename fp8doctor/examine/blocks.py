@@ -1,5 +1,4 @@
-"""The lists of repeated blocks, such as the decoder layers: what is compiled, checkpointed and cut as a
-unit."""
+"""Lists of repeated blocks, such as decoder layers: units that are compiled, checkpointed and cut."""
 
 from __future__ import annotations
 

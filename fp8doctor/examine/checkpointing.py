@@ -1,5 +1,4 @@
-"""Activation checkpointing in all its forms: wrappers, transformers' flag, unsloth's patch, a call in a
-forward."""
+"""Activation checkpointing: wrappers, transformers' flag, unsloth's patch, a call in a forward."""
 
 from __future__ import annotations
 
@@ -64,8 +63,7 @@ def checkpointing_of(module: Any, name: str) -> Checkpointing | None:
 
 
 def in_fp8(region: Any, function: Any) -> dict[str, Any]:
-    """What decides whether Transformer Engine recomputes in FP8; nobody looks before its package is
-    loaded."""
+    """Find what decides whether Transformer Engine recomputes in FP8, once its package is loaded."""
     if TRANSFORMER_ENGINE not in sys.modules:
         return {}
     return {"library": package(function), "opens_fp8_autocast": opens_fp8_autocast(region)}
@@ -78,8 +76,7 @@ def huggingface_flag(module: Any) -> bool | None:
 
 
 def is_layer(module: Any) -> bool:
-    """Whether its own flag decides (transformers >= 4.53); in other models the flag above decides for the
-    blocks."""
+    """Whether its own flag decides (transformers >= 4.53) and not the flag above."""
     return LAYER in lineage(type(module))
 
 
@@ -119,8 +116,7 @@ def opens_fp8_autocast(region: Any) -> bool:
 
 
 def _opens(used: set[str], bound: dict[str, Any]) -> bool:
-    """Whether these names hold an autocast and something of Transformer Engine's, bound before or imported in
-    the forward."""
+    """Whether these names hold an autocast and something of Transformer Engine's."""
     return not used.isdisjoint(AUTOCASTS) and any(
         name.startswith(TRANSFORMER_ENGINE) or package(bound.get(name)) == TRANSFORMER_ENGINE for name in used
     )

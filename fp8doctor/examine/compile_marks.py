@@ -1,5 +1,4 @@
-"""Where torch.compile was asked for: the marks that each way of asking leaves on a module (torch 2.6 to
-2.15)."""
+"""Marks that each way of asking for torch.compile leaves on a module (torch 2.6 to 2.15)."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ def _compiles_in_place(module: Any, call: Any) -> bool | None:
 
 
 def compiled_function(function: Any) -> Any:
-    """The compiled link in a chain of wrappers, or None; `torch.compiler.disable` outside of it ends the
-    search."""
+    """Find the compiled link in a chain of wrappers; `torch.compiler.disable` ends the search."""
     for link in chain(function):
         if getattr(link, "_torchdynamo_disable", False):
             return None
@@ -128,8 +126,7 @@ def _backend_of_function(function: Any) -> str | None:
 
 
 def _backend(callback: Any) -> str | None:
-    """The name of the innermost backend; 2.6 chains them by the name that later versions keep for
-    functions."""
+    """Name the innermost backend; torch 2.6 chains them by the name that is later kept for functions."""
     for _ in range(32):
         inner = getattr(callback, "_torchdynamo_orig_backend", None) or getattr(
             callback, "_torchdynamo_orig_callable", None

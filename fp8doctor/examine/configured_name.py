@@ -11,8 +11,7 @@ NAMES = ("_name_or_path", "name_or_path", "name")
 
 
 def configured_name(tree: Tree) -> str | None:
-    """The last part of the first name or path in the tree, so that no folder is recorded; None without
-    one."""
+    """Give the last part of the first name or path in the tree, without folders; None without one."""
     seen: set[int] = set()
     for place in tree.places:
         for attribute in CONFIGS:

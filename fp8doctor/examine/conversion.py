@@ -44,8 +44,7 @@ class Replacement:
     own_forward: bool
     compiled: bool
     wrapped: bool
-    """Whether ``torch.compile`` was called on the predecessor: the wrapper keeps calling it (torch 2.13
-    ``OptimizedModule._initialize``)."""
+    """Whether ``torch.compile`` was called on the predecessor, which the wrapper still calls (torch 2.13)."""
     frozen: bool
 
 

@@ -1,5 +1,4 @@
-"""Switches that a call sets and no variable shows: they make every step slower, and stay on until they are
-set back."""
+"""Switches that a call sets and no variable shows; each makes every step slower until it is set back."""
 
 from __future__ import annotations
 
@@ -7,8 +6,7 @@ import sys
 
 
 def debug_switches() -> dict[str, bool]:
-    """Each switch of this process, on or off. cuDNN's own is left out: it concerns convolutions, and FP8 has
-    none."""
+    """Read each switch of this process, without cuDNN's: it concerns convolutions, and FP8 has none."""
     import torch
 
     inspect = sys.modules.get("nvdlfw_inspect.api")

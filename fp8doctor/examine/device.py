@@ -102,8 +102,7 @@ def driver_version(gaps: dict[str, str]) -> str | None:
 
 @contextmanager
 def open_nvml() -> Iterator[Any]:
-    """NVML, initialized, and shut down again at the end. Raises `NoDriverError` where no driver is installed
-    or loaded."""
+    """Initialize NVML, and shut it down at the end. Raises `NoDriverError` without a driver."""
     import pynvml  # type: ignore[import-untyped]
 
     try:
@@ -245,8 +244,7 @@ def _order_is_unknown(variable: str | None, sights: list[Sight], cards: Sequence
 
 
 def _uuids_of_torch(torch: Any) -> list[str]:
-    """UUIDs of the devices torch sees, in its order; empty before CUDA is initialized, and in torch that
-    tells none."""
+    """List UUIDs of the devices torch sees, in its order; none before CUDA is initialized."""
     if not torch.cuda.is_initialized():
         return []
     uuids = [
@@ -271,14 +269,12 @@ def match_uuids(uuids: Sequence[str], cards: Sequence[Card]) -> list[Sight] | No
 
 
 def _holds_memory(torch: Any, index: int) -> bool:
-    """Whether this process holds memory of the device, and hence is one of the processes NVML counts
-    there."""
+    """Whether this process holds memory of the device, and so is one that NVML counts there."""
     return bool(torch.cuda.is_initialized() and torch.cuda.memory_reserved(index))
 
 
 def describe(nvml: Any, card: Card, part: int | None, visible: bool, ours: bool) -> Gpu:
-    """The record of a card, or of one MIG slice of it: name and memory are the slice's, the rest is the
-    card's."""
+    """Describe a card, or one MIG slice of it, whose name and memory are the slice's."""
     handle = card.handle if part is None else card.slices[part].handle
     name = card.name if part is None else _ask(nvml, nvml.nvmlDeviceGetName, handle)
     memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)

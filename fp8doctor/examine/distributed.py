@@ -1,5 +1,4 @@
-"""torch.distributed in this process, and what FSDP2 shards of the model. Reads; starts nothing and
-communicates nothing."""
+"""torch.distributed in this process, and what FSDP2 shards of the model; nothing is started or sent."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def fsdp2_weights(tree: Tree) -> list[tuple[Place, Tensor]]:
 
 
 def is_fsdp2(place: Place) -> bool:
-    """Whether ``fully_shard`` was called on this very module: it puts a class in front of the module's
-    own."""
+    """Whether ``fully_shard`` was called on this very module, whose class it replaces."""
     return any(
         base.__name__ == "FSDPModule" and base.__module__.startswith(FSDP2)
         for base in type(place.module).__mro__
@@ -54,8 +52,7 @@ def is_fsdp2(place: Place) -> bool:
 
 
 def pieces(weight: Tensor) -> int | None:
-    """Into how many pieces a DTensor is cut; None for an ordinary tensor, which FSDP2 was told to leave
-    alone."""
+    """Count the pieces of a DTensor; None for a tensor that FSDP2 was told to leave alone."""
     if not class_name(type(weight)).startswith("torch.distributed."):
         return None
     mesh, placements = weight.device_mesh, weight.placements  # type: ignore[attr-defined]

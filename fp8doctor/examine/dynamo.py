@@ -17,8 +17,7 @@ AT_MOST = 3
 
 
 def examine_dynamo(gaps: dict[str, str]) -> Dynamo:
-    """Dynamo's switches and counters; a process that never imported it will take what its variables say, and
-    compiled nothing."""
+    """Read Dynamo's switches and counters; where it was never imported, its variables say them."""
     config: Any = sys.modules.get("torch._dynamo.config")
     if config is None:
         return Dynamo(
@@ -64,6 +63,5 @@ def failures(metrics: Iterable[Any]) -> tuple[str, ...]:
 
 
 def in_one_line(reason: str) -> str:
-    """The first two lines of a reason, which name the backend and what it raised, without secrets and home
-    folders."""
+    """Keep the first two lines of a reason, the backend and what it raised, without secrets."""
     return scrub(" ".join(line.strip() for line in reason.strip().splitlines()[:2]))

@@ -1,5 +1,4 @@
-"""The environment and the software: which variables are set and which versions are installed, without
-importing any.
+"""The environment and the software: which variables are set, which versions are installed.
 
 Only variables on a list are read, never one that may hold a secret or say where somebody's files are; of a
 path in a value the last part is kept. Packages are looked up by their metadata: importing Unsloth or
@@ -100,8 +99,7 @@ PACKAGES = {
 """Import name -> the distributions that may carry it, tried in this order."""
 
 PARTS = ("transformer_engine_cu12", "transformer_engine_cu13", "transformer_engine_torch")
-"""Distributions of Transformer Engine without a package of their own; their versions have to agree with its
-own."""
+"""Distributions of Transformer Engine without a package of their own; one version for all."""
 
 TRITON = ("triton", "pytorch_triton", "pytorch_triton_rocm", "triton_windows")
 
@@ -120,8 +118,7 @@ def examine_environment(gaps: dict[str, str]) -> tuple[Software, Environment]:
 
 
 def allowed(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The variables that may be recorded, by name, with what their values say of folders and devices taken
-    out."""
+    """Read the variables that may be recorded, without what they say of folders and devices."""
     return {
         name: _public(value)
         for name, value in sorted(variables)
@@ -156,8 +153,7 @@ def examine_software(gaps: dict[str, str]) -> Software:
 
 
 def _torchao_libraries() -> int | None:
-    """How many of torchao's compiled libraries torch has loaded; torchao 0.10 to 0.18 load them with
-    ``torch.ops.load_library``."""
+    """Count torchao's libraries that ``torch.ops.load_library`` has loaded (torchao 0.10 to 0.18)."""
     import torch
 
     module = sys.modules.get("torchao")
@@ -179,8 +175,7 @@ def installed_packages() -> dict[str, Package]:
 
 
 def _can_be_found(name: str, distributions: tuple[str, ...]) -> bool:
-    """Whether ``import name`` would find a package; a mere folder of that name, such as a checkout, is
-    none."""
+    """Whether ``import name`` would find a package, not a mere folder such as a checkout."""
     if name in sys.modules:
         return True
     try:
@@ -191,8 +186,7 @@ def _can_be_found(name: str, distributions: tuple[str, ...]) -> bool:
 
 
 def version_of(distributions: Iterable[str]) -> str | None:
-    """Version of the first of these distributions that is installed; None without one, or without readable
-    metadata."""
+    """Give the version of the first distribution whose metadata can be read; None without one."""
     for name in distributions:
         try:
             version = metadata.version(name)
@@ -207,8 +201,7 @@ def version_of(distributions: Iterable[str]) -> str | None:
 
 
 def _deepspeed_fp8_section(gaps: dict[str, str]) -> bool | None:
-    """Whether the DeepSpeed configuration in use has an ``"fp8"`` section that is not switched off; None
-    without one."""
+    """Whether the DeepSpeed configuration in use switches ``"fp8"`` on; None without one."""
     try:
         config = _deepspeed_config()
     except (OSError, ValueError) as error:

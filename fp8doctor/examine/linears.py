@@ -1,5 +1,4 @@
-"""From what the stacks recognise to the facts: role, adapter, cover, parameters and FLOPs of every
-linear-like layer."""
+"""Linear-like layers as facts: role, adapter, cover, parameters and FLOPs of what the stacks recognise."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ VISITED = (
     "moe_topk",
     "moe_k",
 )
-"""Names under which a configuration says how many experts a token visits. Not ``top_k``, which is for
-generation."""
+"""Names of the experts that a token visits in a configuration. ``top_k`` is for generation."""
 
 PRETRAINED = ("transformers.modeling_utils", "PreTrainedModel")
 
@@ -137,8 +135,7 @@ def role(place: Place, layer: Layer, is_head: bool) -> Literal["body", "head", "
 
 
 def flops_per_token(place: Place, layer: Layer, trained: bool, config: Any) -> Any:
-    """GEMM FLOPs of one token, forward and backward: 2·K·N for the output, for the input gradient and for the
-    weight gradient.
+    """Count a token's GEMM FLOPs: 2·K·N for the output, the input gradient and the weight gradient.
 
     The input gradient is counted when a trainable parameter stands in this module or before it in the order
     of the tree; the weight gradient when the weight is trained, which weights that are only stored never are.
@@ -161,8 +158,7 @@ def flops_per_token(place: Place, layer: Layer, trained: bool, config: Any) -> A
 
 
 def visited_experts(place: Place, config: Any) -> int | None:
-    """How many experts a token visits: as the module, its neighbours or those above say, else the
-    configuration."""
+    """Count the experts a token visits, as the modules around say, else the configuration."""
     at: Place | None = place
     for _ in range(4):
         if at is None:

@@ -91,8 +91,7 @@ def is_adapter(name: str) -> bool:
 
 
 def find_config(tree: Tree) -> Any:
-    """The first configuration in the tree that has a vocabulary or a hidden size; a multimodal model's is its
-    text's."""
+    """Find the first configuration with a vocabulary or a hidden size; a multimodal model's is its text's."""
     for place in tree.places:
         for attribute in CONFIGS:
             config = vars(place.module).get(attribute)
@@ -146,8 +145,7 @@ def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:
 
 
 def find(module: nn.Module, name: str) -> nn.Parameter | None:
-    """A parameter by the name it had before the modules on its way were wrapped; None when it is not
-    there."""
+    """Find a parameter by the name it had before the modules on its way were wrapped."""
     *path, last = name.split(".")
     at: nn.Module | None = module
     for part in path:
@@ -170,8 +168,7 @@ def original(module: nn.Module | None) -> nn.Module | None:
 
 
 def quantization(tree: Tree) -> str | None:
-    """How the weights are quantized, as the first configuration of the tree that says so says it
-    (transformers)."""
+    """Read how the weights are quantized from the first configuration that says so (transformers)."""
     for place in tree.places:
         settings = getattr(vars(place.module).get("config"), "quantization_config", None)
         method = (
@@ -191,8 +188,7 @@ def devices(tree: Tree, found: list[nn.Parameter]) -> tuple[str, ...]:
 
 
 def wrappers(root: Place) -> tuple[str, ...]:
-    """Classes that wrap the root, outermost first; FSDP2, which changes the class instead, is the
-    innermost."""
+    """List classes that wrap the root, outermost first; FSDP2 changes the class and comes last."""
     names = [lineage(type(module))[0][1] for module in root.wrappers]
     if any(base.__name__ == "FSDPModule" for base in type(root.module).__mro__):
         names.append("FSDPModule")

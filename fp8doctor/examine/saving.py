@@ -1,5 +1,4 @@
-"""Whether a checkpoint of the model can be written: what saving does, tried on the smallest weight of each
-tensor subclass.
+"""Whether a checkpoint can be written: saving is tried on the smallest weight of each tensor subclass.
 
 Nothing is written to disk, and nothing large is copied: ``torch.save`` goes into memory, and a weight larger
 than `MOST_BYTES` is left alone. Ordinary Parameters are what saving is made for; DTensors are gathered before
@@ -26,19 +25,16 @@ from fp8doctor.stacks.tensors import local, storage_bytes, stored_bytes, subclas
 _log = logging.getLogger("fp8doctor")
 
 MOST_BYTES = 32 * 2**20
-"""Largest weight that is tried: one of 4096 x 4096 in BF16. It is copied from a GPU and pickled in some 20
-ms."""
+"""Largest weight that is tried, 4096 x 4096 in BF16: copied from a GPU and pickled in some 20 ms."""
 
 GATHERED = "torch.distributed."
-"""Where the classes come from that FSDP and DTensor put around parameters, and take off before they are
-saved."""
+"""Modules of the classes that FSDP and DTensor put around parameters, and take off before saving."""
 
 PEFT_MODEL = ("peft.peft_model", "PeftModel")
 
 
 def examine_saving(tree: Tree, gaps: dict[str, str]) -> Any:
-    """One record for each tensor subclass among the parameters. A class that has no weight to try is named in
-    ``gaps``."""
+    """Describe each tensor subclass among the parameters; one without a weight to try stands in ``gaps``."""
     kinds: dict[str, dict[int, tuple[str, nn.Parameter]]] = {}
     for name, parameter in parameters(tree):
         kind = subclass(parameter)
@@ -85,8 +81,7 @@ def pickle_error(weight: Tensor) -> str | None:
 
 
 def storage_error(weight: Tensor) -> str | None:
-    """Why the storage of a weight cannot be told, which safetensors asks of every tensor
-    (``safetensors.torch.storage_ptr``, 0.8)."""
+    """Say why a weight's storage cannot be told, as safetensors 0.8 asks (``storage_ptr``)."""
     try:
         weight.detach().untyped_storage().data_ptr()
     except Exception as error:

@@ -1,5 +1,4 @@
-"""How the FP8 layers scale: the dtypes of the forward, and the history of delayed scaling, as their stacks
-read them."""
+"""How the FP8 layers scale: dtypes of the forward, and the history of delayed scaling."""
 
 from __future__ import annotations
 

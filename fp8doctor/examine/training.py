@@ -1,5 +1,4 @@
-"""The state of training around the module tree: autocast, compile marks, checkpointing, Accelerate, Trainer,
-optimizer."""
+"""Training around the module tree: autocast, compile marks, checkpointing, Accelerate, Trainer, optimizer."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ FIRST = 5
 
 
 def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
-    """The facts of the training state of a job whose model was walked. What cannot be read is named in
-    ``gaps``."""
+    """Read the training state of a job whose model was walked; ``gaps`` names what cannot be read."""
     forward = vars(tree.root.module).get("forward", type(tree.root.module).forward)
     arguments = getattr(job.trainer, "args", job.trainer)
     optimizer = (
@@ -98,8 +96,7 @@ def _name(dtype: Any) -> str:
 
 
 def forward_chain(forward: Any) -> tuple[str, ...]:
-    """Names of the wrappers around a forward, by their own code, since ``functools.wraps`` takes over the
-    inner name."""
+    """Name the wrappers around a forward by their own code: ``functools.wraps`` takes over the inner name."""
     links = [_link_name(link) for link in chain(forward)]
     return tuple(links[:-1])
 
@@ -134,8 +131,7 @@ def unwrapped(optimizer: Any) -> Any:
 
 
 def outside(optimizer: Any, found: list[nn.Parameter], gaps: dict[str, str]) -> list[nn.Parameter] | None:
-    """Trainable parameters with elements that no group of the optimizer holds; None when its groups cannot
-    tell.
+    """Count trainable parameters that no group of the optimizer holds; None when its groups cannot tell.
 
     DeepSpeed's optimizers and torchao's CPU offload hold copies, and Muon takes matrices only, so that others
     beside it do the rest.

@@ -50,8 +50,7 @@ class Place:
     """The wrappers directly around it, outermost first; they are no places of their own."""
     compiled: str | None = None
     checkpointed: Any = None
-    """Name of the region, None, or ``NOT_RECORDED`` below a forward that may or may not call
-    ``checkpoint``."""
+    """Name of the region, or None; ``NOT_RECORDED`` where a forward above may call ``checkpoint``."""
     adapter: Any = None
     experts: int | None = None
     """Number of experts in the list of expert modules that this module is in."""
@@ -83,8 +82,7 @@ class Cover:
 
     compiled: str | None = None
     watched: bool = False
-    """A mark above compiles no frame of its own module: the first forward below that Dynamo does not skip is
-    a region."""
+    """A mark above compiles no frame of its own: the first forward below that Dynamo takes is a region."""
     checkpointed: Any = None
     flag_above: bool = False
     """A model above has transformers' flag set and its blocks carry none of their own."""
@@ -204,8 +202,7 @@ class _Walk:
 
 
 def below(place: Place, child_name: str, child: nn.Module, full_name: str, cover: Cover) -> Cover:
-    """The cover of a child: blocks under a flagged model, LoRA's parts, and lists of expert modules change
-    it."""
+    """Find the cover of a child: blocks under a flagged model, LoRA's parts and expert lists change it."""
     module, adapter, experts = place.module, cover.adapter, cover.experts
     checkpointed, flag_above = cover.checkpointed, cover.flag_above
     if flag_above and isinstance(module, nn.ModuleList):

@@ -13,7 +13,7 @@ from fp8doctor.facts.scrub import scrub
 from fp8doctor.loading.job import Plan
 from fp8doctor.loading.made_up_batch import TARGETS, make_up
 from fp8doctor.loading.model_inputs import NoBatchError, first_layer, patch_rows
-from fp8doctor.wording import in_words
+from fp8doctor.wording import error_in_words
 
 _log = logging.getLogger("fp8doctor")
 
@@ -46,15 +46,14 @@ def resolve(
         return Batch(None, None, f"no batch could be made up: {error}")
     except Exception as error:  # a model may compute anything in what is read here
         _log.debug("no batch could be made up", exc_info=True)
-        return Batch(None, None, f"no batch could be made up: {scrub(in_words(error))}")
+        return Batch(None, None, f"no batch could be made up: {scrub(error_in_words(error))}")
     return Batch(value, "made up", f"made up: {made_of}")
 
 
 def describe(
     model: Any, batch: Batch, *, computes_loss: bool, optimizer: bool, autocast: Any, accumulate: int
 ) -> Workload:
-    """The workload as the facts record it. ``computes_loss`` and ``optimizer`` say whether the user gave
-    one."""
+    """Describe the workload for the facts; ``computes_loss`` and ``optimizer`` say what the user gave."""
     try:
         size, sequence, tokens = extent(core(model), batch.value)
     except (AttributeError, RuntimeError, TypeError, ValueError):  # nested tensors have no shape
@@ -87,8 +86,7 @@ def core(model: Any) -> Any:
 
 
 def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
-    """Batch size, sequence length and rows of the GEMMs (tokens), as far as the shapes of the batch tell
-    them."""
+    """Tell batch size, sequence length and rows of the GEMMs (tokens) by the shapes of the batch."""
     tensor = _main_tensor(batch)
     if tensor is None:
         return None, None, None

@@ -1,5 +1,4 @@
-"""Find the model among the names of a user's file, build it, and say plainly what is wrong when there is
-none."""
+"""The model among the names of a user's file: found, built, or missed in a plain sentence."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from typing import Any
 import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.loading.job import is_optimizer, is_trainer
-from fp8doctor.wording import harmless, in_words
+from fp8doctor.wording import error_in_words, escaped
 
 BUILDERS = ("build_model", "get_model", "create_model", "make_model")
 """Functions that are looked for, in this order."""
@@ -31,19 +30,19 @@ _MACHINERY = (
 
 
 @dataclass(frozen=True)
-class Found:
+class ModelCandidate:
     """A name of the file that gives the model: an instance, a class, a function or a Trainer."""
 
     attribute: str
     value: Any
 
 
-def find(module: ModuleType, attribute: str | None, file: str) -> Found:
+def find(module: ModuleType, attribute: str | None, file: str) -> ModelCandidate:
     """The name that gives the model. Raises `UserError` when there is none, or more than one."""
     return _named(module, attribute, file) if attribute else _discovered(module, file)
 
 
-def build(found: Found, file: str, layers: int | None = None) -> tuple[Any, Any]:
+def build(found: ModelCandidate, file: str, layers: int | None = None) -> tuple[Any, Any]:
     """The model (or the Trainer) that was found, and the optimizer that was built with it, if any.
 
     Raises `UserError` when it cannot be built or is something else.
@@ -75,20 +74,19 @@ def build(found: Found, file: str, layers: int | None = None) -> tuple[Any, Any]
 
 @contextmanager
 def blamed(doing: str) -> Iterator[None]:
-    """Turn whatever user code raises into a `UserError` with the user's frames; ``doing`` begins the
-    sentence."""
+    """Turn what user code raises into a `UserError` with the user's frames; ``doing`` begins it."""
     try:
         yield
     except (UserError, KeyboardInterrupt):
         raise
     except SystemExit as error:
-        call = f"sys.exit({in_words(error).partition(': ')[2]})"
+        call = f"sys.exit({error_in_words(error).partition(': ')[2]})"
         raise UserError(
             f"{doing} called {call}; what only a script should do belongs under if __name__ == '__main__'",
             user_frames(error),
         ) from error
     except BaseException as error:
-        raise UserError(f"{doing} raised {in_words(error)}", user_frames(error)) from error
+        raise UserError(f"{doing} raised {error_in_words(error)}", user_frames(error)) from error
 
 
 def user_frames(error: BaseException) -> str:
@@ -101,10 +99,10 @@ def user_frames(error: BaseException) -> str:
                 [frame for frame in one.stack if not frame.filename.startswith(_MACHINERY)]
             )
             pending += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
-    return harmless("".join(told.format()).rstrip(), keep="\n\t")
+    return escaped("".join(told.format()).rstrip(), keep="\n\t")
 
 
-def _named(module: ModuleType, attribute: str, file: str) -> Found:
+def _named(module: ModuleType, attribute: str, file: str) -> ModelCandidate:
     value: Any = module
     for part in attribute.split("."):
         if not hasattr(value, part):
@@ -119,16 +117,16 @@ def _named(module: ModuleType, attribute: str, file: str) -> Found:
             f"{attribute} in {file} is {_kind(value)}; it has to be a model, its class, a function that "
             "builds it, or a Trainer"
         )
-    return Found(attribute, value)
+    return ModelCandidate(attribute, value)
 
 
-def _discovered(module: ModuleType, file: str) -> Found:
+def _discovered(module: ModuleType, file: str) -> ModelCandidate:
     import torch
 
     names = vars(module)
     for name in BUILDERS:
         if callable(names.get(name)):
-            return Found(name, names[name])
+            return ModelCandidate(name, names[name])
     model = names.get("model")
     if (
         isinstance(model, torch.nn.Module)
@@ -136,7 +134,7 @@ def _discovered(module: ModuleType, file: str) -> Found:
         or inspect.isfunction(model)
         or _is_module_class(model)
     ):
-        return Found("model", model)
+        return ModelCandidate("model", model)
     return (
         _only(_roots(names), "models", file)
         or _only({name: value for name, value in names.items() if is_trainer(value)}, "Trainers", file)
@@ -145,10 +143,10 @@ def _discovered(module: ModuleType, file: str) -> Found:
     )
 
 
-def _only(candidates: Mapping[str, Any], what: str, file: str) -> Found | None:
-    distinct: dict[int, Found] = {}
+def _only(candidates: Mapping[str, Any], what: str, file: str) -> ModelCandidate | None:
+    distinct: dict[int, ModelCandidate] = {}
     for name, value in candidates.items():
-        distinct.setdefault(id(value), Found(name, value))
+        distinct.setdefault(id(value), ModelCandidate(name, value))
     if len(distinct) > 1:
         names = [found.attribute for found in distinct.values()]
         raise UserError(
@@ -209,7 +207,7 @@ def accepts(value: Callable[..., Any], name: str) -> bool:
     return True
 
 
-def _nothing(module: ModuleType, file: str) -> Found:
+def _nothing(module: ModuleType, file: str) -> ModelCandidate:
     import torch
 
     empty = [name for name, value in vars(module).items() if isinstance(value, torch.nn.Module)]

@@ -52,8 +52,7 @@ class Plan:
 
 
 def is_trainer(value: Any) -> bool:
-    """Whether this is a transformers Trainer, or of a class derived from it, told without importing
-    transformers."""
+    """Whether this is a transformers Trainer, or derives from it; transformers is not imported."""
     return _derives_from(value, "Trainer")
 
 
@@ -94,8 +93,7 @@ def plan_of(trainer: Any) -> Plan:
 
 
 def checked_autocast(value: Any) -> Any:
-    """The dtype of the autocast. Raises TypeError or ValueError in a sentence for anything else than two
-    16-bit dtypes."""
+    """Check the dtype of the autocast. Raises TypeError or ValueError but for None and two 16-bit dtypes."""
     import torch
 
     if value is None or value in (torch.bfloat16, torch.float16):
@@ -106,8 +104,7 @@ def checked_autocast(value: Any) -> Any:
 
 
 def checked_accumulate(value: Any) -> int:
-    """Micro-batches per step. Raises TypeError or ValueError in a sentence for anything but a positive whole
-    number."""
+    """Check the micro-batches per step. Raises TypeError or ValueError but for a positive whole number."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"accumulate has to be a whole number, not {type(value).__name__}")
     if value < 1:
@@ -116,8 +113,7 @@ def checked_accumulate(value: Any) -> int:
 
 
 def checked_batch(value: Any, what: str) -> Any:
-    """A batch as it was given. Raises TypeError in a sentence for anything but a mapping, a tuple or a
-    tensor."""
+    """Check a batch that was given. Raises TypeError for anything but a mapping, a tuple or a tensor."""
     import torch
 
     if isinstance(value, (Mapping, tuple, torch.Tensor)):

@@ -38,8 +38,7 @@ TOKENS = ("decoder_input_ids", "src", "tgt", "source", "y")
 """Arguments of a forward, besides the first, that are taken for tokens when they are required."""
 
 BESIDES_TEXT = {"pixel_values": "images", "input_features": "sound", "input_values": "sound"}
-"""Arguments of a forward that take something else beside tokens. A model that predicts tokens does without
-it."""
+"""Arguments of a forward that a model which predicts tokens does without."""
 
 
 class _Draw:
@@ -206,8 +205,7 @@ def _grids(model: Any, first: Any, draw: _Draw, size: int | None) -> tuple[Any, 
 
 
 def _rows(model: Any, first: Any, draw: _Draw, size: int | None, sequence: int | None) -> tuple[Any, str]:
-    """Vectors for a model that begins with a Linear; sequences of them where it attends, or where a length is
-    asked for."""
+    """Make up vectors for a first Linear; sequences of them where it attends, or a length is given."""
     _refuse_more_arguments(model)
     if attends(model) and sequence is None:
         sequence = min(SEQUENCE, longest_sequence(model) or SEQUENCE)

@@ -1,5 +1,4 @@
-"""From a target on the command line to a live job: run the user's file and take what the model-file contract
-names.
+"""From a target to a live job: runs the user's file and takes what the model-file contract names.
 
 Importing this module imports no torch.
 """
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Target
 from fp8doctor.loading.batch import describe, resolve
-from fp8doctor.loading.find_model import Found, accepts, blamed, build, find, user_frames
+from fp8doctor.loading.find_model import ModelCandidate, accepts, blamed, build, find, user_frames
 from fp8doctor.loading.job import (
     Job,
     checked_accumulate,
@@ -33,15 +32,14 @@ from fp8doctor.loading.job import (
     plan_of,
 )
 from fp8doctor.loading.target import Source, compiled, locate
-from fp8doctor.wording import harmless, in_words
+from fp8doctor.wording import error_in_words, escaped
 
 if TYPE_CHECKING:
     from fp8doctor.examine.conversion import Watch
 
 
 WEIGHTS_SHARE = 0.5
-"""Share of the GPU's memory that the weights of the whole model may take beside its trial. A convention of
-this tool."""
+"""Share of the GPU's memory that the whole model's weights may take beside its trial. A convention."""
 
 
 def load(target: str, *, layers: int | None = None, batch: int | None = None, seq: int | None = None) -> Job:
@@ -100,7 +98,9 @@ def load(target: str, *, layers: int | None = None, batch: int | None = None, se
     )
 
 
-def _maker(found: Found, names: dict[str, Any], file: str) -> Callable[[int | None], tuple[Any, Any]]:
+def _maker(
+    found: ModelCandidate, names: dict[str, Any], file: str
+) -> Callable[[int | None], tuple[Any, Any]]:
     """What builds the model (or the Trainer) and its optimizer, if there is one, with so many layers; None
     leaves them to the file."""
 
@@ -119,7 +119,7 @@ def _maker(found: Found, names: dict[str, Any], file: str) -> Callable[[int | No
     return make
 
 
-def _sizable(found: Found) -> bool:
+def _sizable(found: ModelCandidate) -> bool:
     """Whether the model comes from a function that takes ``layers``."""
     import torch
 
@@ -133,11 +133,9 @@ def _sizable(found: Found) -> bool:
 def _without_weights(
     make: Callable[[int | None], tuple[Any, Any]], layers: int | None
 ) -> tuple[Any, Any] | None:
-    """The model on the meta device, when it is too large to be built here; None when it is not, or cannot be
-    built so.
+    """Build the model on the meta device when it is too large for here; None when it need not or cannot be.
 
-    Its modules, shapes and settings are those of the whole model, and the trial asks for smaller ones with
-    weights.
+    Its modules, shapes and settings are those of the whole model; the trial asks for smaller ones.
     """
     import torch
 
@@ -163,8 +161,7 @@ def _room() -> float:
 
 
 def _watch() -> Watch | None:
-    """Eyes on the conversion that the file may run; None before torch is loaded, which is for the file to
-    do."""
+    """Watch the conversion that the file may run; None before torch is loaded."""
     if "torch" not in sys.modules:
         return None
     from fp8doctor.examine.conversion import Watch
@@ -173,8 +170,7 @@ def _watch() -> Watch | None:
 
 
 def _run(source: Source) -> ModuleType:
-    """Run the file or import the module, as Python would: its folder, or the current one, comes first on
-    ``sys.path``."""
+    """Run the file or import the module as Python would, its folder (or this one) first on ``sys.path``."""
     if source.path is None:
         return _import(source.module or "")
     code = compiled(source.path)
@@ -206,12 +202,14 @@ def _import(module: str) -> ModuleType:
             ours = error.name and (module == error.name or module.startswith(error.name + "."))
             if ours and 'File "' not in user_frames(error):
                 raise UserError(
-                    f"no module called {module!r} here ({in_words(error)}); looked in the current "
+                    f"no module called {module!r} here ({error_in_words(error)}); looked in the current "
                     "folder and on Python's path"
                 ) from None
             raise UserError(_import_failed(error, Source(None, module, None)), user_frames(error)) from error
         except SyntaxError as error:
-            raise UserError(f"{module} cannot be imported: {in_words(error)}", user_frames(error)) from error
+            raise UserError(
+                f"{module} cannot be imported: {error_in_words(error)}", user_frames(error)
+            ) from error
 
 
 def _import_failed(error: ImportError, source: Source) -> str:
@@ -222,13 +220,15 @@ def _import_failed(error: ImportError, source: Source) -> str:
             f"package: {source.path.parent.name}.{source.path.stem}"
         )
     if source.path and (error.name or "").partition(".")[0] == source.path.stem:
-        return f"{source.name} has the name of the package it imports ({in_words(error)}); rename the file"
+        return (
+            f"{source.name} has the name of the package it imports ({error_in_words(error)}); rename the file"
+        )
     if isinstance(error, ModuleNotFoundError) and error.name:
         return (
-            f"{source.name} imports {harmless(error.name)}, which this Python does not have; install it, or "
+            f"{source.name} imports {escaped(error.name)}, which this Python does not have; install it, or "
             "run fp8doctor with the Python that has it"
         )
-    return f"{source.name} cannot be imported: {in_words(error)}"
+    return f"{source.name} cannot be imported: {error_in_words(error)}"
 
 
 def _free_name(path: Path) -> str:
@@ -273,8 +273,7 @@ def _loss(names: dict[str, Any], file: str) -> Callable[..., Any] | None:
 
 
 def _setting(names: dict[str, Any], name: str, check: Callable[[Any], Any], file: str) -> Any:
-    """An optional value of the model file, or None. An imported function, class or module of that name is
-    none."""
+    """Take an optional value of the model file. A function, class or module of that name is none."""
     value = names.get(name)
     if value is None or callable(value) or isinstance(value, ModuleType):
         return None

@@ -43,8 +43,7 @@ def parameters_of(model: Any) -> dict[str, bool]:
 
 
 def first_layer(model: Any) -> Any:
-    """The first embedding, convolution or linear layer in the order of definition, embeddings of positions
-    left out."""
+    """Find the first embedding (positions aside), convolution or linear layer in the order of definition."""
     for name, module in model.named_modules():
         embeds = isinstance(getattr(module, "num_embeddings", None), int) and not _is_of_positions(name)
         convolves = isinstance(getattr(module, "in_channels", None), int) and isinstance(
@@ -131,8 +130,7 @@ def image_size(model: Any) -> tuple[int, ...] | None:
 
 
 def patch_rows(model: Any, height: int, width: int) -> int | None:
-    """Rows of the GEMMs for one image in a vision transformer: its patches, and the tokens it adds; None for
-    others.
+    """Count a vision transformer's rows for one image, patches and added tokens; None for others.
 
     Models of several stages (Swin, ConvNeXt) merge patches on the way: their rows are not one number.
     """

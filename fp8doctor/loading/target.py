@@ -15,7 +15,7 @@ from types import CodeType
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Target
-from fp8doctor.wording import harmless, in_words
+from fp8doctor.wording import error_in_words, escaped
 
 OTHER_FILES = {
     ".ipynb": "is a notebook; call fp8doctor.inspect_model(model) in one of its cells",
@@ -36,8 +36,8 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What the user would recognise in a message, harmless to print."""
-        return harmless(self.path.name if self.path else self.module or "")
+        """What the user would recognise in a message, escaped for a terminal."""
+        return escaped(self.path.name if self.path else self.module or "")
 
     def target(self) -> Target:
         """The target as the facts record it."""
@@ -63,15 +63,15 @@ def locate(target: str) -> Source:
     is_package = is_module and os.path.isfile(path / "__init__.py")
     if os.path.isfile(path):
         if path.suffix in OTHER_FILES:
-            raise UserError(f"{harmless(path.name)} {OTHER_FILES[path.suffix]}")
+            raise UserError(f"{escaped(path.name)} {OTHER_FILES[path.suffix]}")
         return Source(Path(os.path.abspath(path)), None, attribute)
     if os.path.isdir(path) and not is_package:
-        raise UserError(f"{harmless(name)} is a folder; name the file in it that holds the model")
+        raise UserError(f"{escaped(name)} is a folder; name the file in it that holds the model")
     if os.path.exists(path) and not is_package:
-        raise UserError(f"{harmless(name)} is not a regular file")
+        raise UserError(f"{escaped(name)} is not a regular file")
     if is_module and not name.endswith(".py"):
         return Source(None, name, attribute)
-    raise UserError(f"no such file: {harmless(name)}{_near(path)}")
+    raise UserError(f"no such file: {escaped(name)}{_near(path)}")
 
 
 def _near(path: Path) -> str:
@@ -80,12 +80,12 @@ def _near(path: Path) -> str:
     except OSError:
         return ""
     near = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {harmless(str(path.parent / near[0]))}?" if near else ""
+    return f"; did you mean {escaped(str(path.parent / near[0]))}?" if near else ""
 
 
 def compiled(path: Path) -> CodeType:
     """The code of a file, not run. Raises `UserError` for one that is empty or not Python."""
-    name = harmless(path.name)
+    name = escaped(path.name)
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -97,7 +97,7 @@ def compiled(path: Path) -> CodeType:
         data.decode(encoding)
     except (SyntaxError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{name} cannot be decoded ({in_words(error)}): save it as UTF-8, or declare its encoding "
+            f"{name} cannot be decoded ({error_in_words(error)}): save it as UTF-8, or declare its encoding "
             "in the first line (PEP 263)"
         ) from None
     try:
@@ -108,11 +108,11 @@ def compiled(path: Path) -> CodeType:
     except SyntaxError as error:
         line = f", line {error.lineno}" if error.lineno else ""
         raise UserError(
-            f"{name}{line}: {harmless(error.msg)}",
-            harmless("".join(traceback.format_exception_only(error)).rstrip(), keep="\n\t"),
+            f"{name}{line}: {escaped(error.msg)}",
+            escaped("".join(traceback.format_exception_only(error)).rstrip(), keep="\n\t"),
         ) from None
     except (RecursionError, MemoryError, ValueError) as error:
-        raise UserError(f"{name} cannot be compiled ({in_words(error)})") from None
+        raise UserError(f"{name} cannot be compiled ({error_in_words(error)})") from None
     if not tree.body:
         raise UserError(f"{name} is empty; it has to hold the model, for instance as 'def build_model()'")
     return code

@@ -1,5 +1,4 @@
-"""What ran in a step: activities of the GPU, or operators on a CPU, each with its family, its place and its
-time."""
+"""What ran in a step, on the GPU or else on the CPU: its family, its place and its time."""
 
 from __future__ import annotations
 
@@ -17,14 +16,12 @@ _NO_WORK = re.compile(
     r"|chunk|unbind|unfold|flatten|alias|detach|lift_fresh|set|resize\w*|result_type|resolve_conj|resolve_neg|item|is_nonzero|to|to_copy|type_as|contiguous"
     r"|clone|linear|matmul|einsum|movedim|unflatten|real|conj|numpy_T|broadcast_\w+|meshgrid)_?$"
 )
-"""Operators that allocate, view, or only call others: on a CPU their time belongs to the operator around
-them."""
+"""Operators that allocate, view, or only call others: on a CPU the operator around owns their time."""
 
 _NO_OPERATOR = re.compile(
     r"^(autograd::|torch::autograd::|PythonSubclass$|Torch-Compiled|TorchDynamo|Pregraph|AOTDispatcher|[^:]*$)"
 )
-"""What is on the host's row without computing: nodes of autograd, autograd functions in Python, parts of
-Dynamo's runtime."""
+"""Rows of the host that compute nothing: autograd's nodes, its functions in Python, Dynamo's runtime."""
 
 _COMPILED_GRAPH = re.compile(r"^CompiledFunction(Backward)?$")
 """A compiled graph on a CPU: Inductor's C++ loops have no events of their own, so what they do is unknown."""

@@ -1,5 +1,4 @@
-"""What a GPU kernel does, told by the operator that launched it, by the operators around that one, and by its
-name.
+"""What a GPU kernel does, told by the operators that launched it and by its name.
 
 Names: seen on an H200 with torch 2.11, torchao 0.18 and Transformer Engine 2.20.2, or taken from public
 traces, from sources and from the symbols of Transformer Engine's library (the tests say which).

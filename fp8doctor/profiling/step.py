@@ -1,5 +1,4 @@
-"""Where one profiled step goes: a trace -> GPU time per family of kernels and per module, idle time and its
-cause."""
+"""Where a profiled step goes: GPU time per family of kernels and per module, idle time and its cause."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class ProfiledStep:
     unclassified_ms: float
     """Of ``busy_ms``: kernels that no rule knows."""
     groups: tuple[KernelGroup, ...]
-    """All of them, the longest first; a name that does two kinds of work has two. They add up to
-    ``busy_ms``."""
+    """The longest first; a name that does two kinds of work has two. They add up to ``busy_ms``."""
     modules: tuple[ModuleTime, ...]
     """Modules with an annotation and work of their own, the longest first."""
     on_gpu: bool = True

@@ -1,5 +1,4 @@
-"""The stacks: one file for each FP8 implementation, which recognises its layers without importing its
-library.
+"""The stacks: one file for each FP8 implementation; none imports its library.
 
 A stack is a module with ``ORDER`` and ``recognise``; adding a file adds a stack. The ordinary layers come
 last. One whose layers keep a record of how they scale has ``scaling(module)`` too, one that keeps FP8 weights
@@ -44,8 +43,7 @@ class Layer:
     recipe: str | None = None
     features: dict[str, bool | int | str | None] = field(default_factory=dict)
     engaged: bool | None = None
-    """Also ``NOT_RECORDED``, with a gap, when the library keeps the record where this version does not
-    look."""
+    """Also ``NOT_RECORDED``, with a gap, where the library keeps its record elsewhere."""
     weight_class: str | None = None
     role: Literal["body", "router", "experts"] = "body"
 
@@ -87,8 +85,7 @@ def stacks() -> tuple[Stack, ...]:
 
 
 def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """The linear-like layers that this very module is; empty for everything else, and for what a stack cannot
-    read."""
+    """Recognise the linear-like layers that this very module is; none where a stack cannot read it."""
     for stack in stacks():
         try:
             layers = stack.recognise(module, gaps)
@@ -128,6 +125,5 @@ def scaling(module: Module) -> Scaling | None:
 
 
 def fp8_copies(module: Module) -> list[Tensor]:
-    """The tensors in which this very module keeps FP8 weights between steps, beside its Parameters and
-    buffers."""
+    """List tensors in which this module keeps FP8 weights between steps, beside Parameters and buffers."""
     return [each for stack in stacks() if hasattr(stack, "fp8_copies") for each in stack.fp8_copies(module)]

@@ -1,5 +1,4 @@
-"""bitsandbytes: 8-bit and 4-bit weights. Not FP8: they are dequantised for 16-bit GEMMs, or multiplied in
-INT8."""
+"""bitsandbytes: 8-bit and 4-bit weights, dequantised for 16-bit GEMMs or multiplied in INT8, never FP8."""
 
 from __future__ import annotations
 

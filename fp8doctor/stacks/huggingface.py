@@ -1,8 +1,6 @@
-"""FP8 weights of transformers: FP8Linear (fine-grained), FbgemmFp8Linear and their experts. Storage, not
-training.
+"""FP8 weights that transformers stores: FP8Linear (fine-grained), FbgemmFp8Linear and their experts.
 
-The forward may run in FP8; the backward dequantises the weight and multiplies in BF16 (transformers 4.53 to
-5.23).
+The forward may run in FP8; the backward dequantises and multiplies in BF16 (4.53 to 5.23).
 """
 
 from __future__ import annotations
@@ -23,8 +21,7 @@ EXPERTS = ("FP8Experts", "FP8Expert", "FbgemmFp8Llama4TextExperts")
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """A linear or an expert module whose weights are float8 data; one that was dequantised is an ordinary
-    layer."""
+    """Recognise a linear or expert module whose weights are float8 data, not one that was dequantised."""
     kind = ancestor(type(module), PREFIX, LINEARS + EXPERTS)
     if kind is None:
         return ()

@@ -1,5 +1,4 @@
-"""What a class is called and what it descends from, read from its names so that nothing has to be
-imported."""
+"""What a class is called and descends from, told by names so that nothing has to be imported."""
 
 from __future__ import annotations
 
@@ -20,14 +19,12 @@ def _lineage(kind: type) -> tuple[Ancestor, ...]:
 lineage: Callable[[type], tuple[Ancestor, ...]] = functools.lru_cache(maxsize=1024)(_lineage)
 """Module and qualified name of every class in the method resolution order, the class itself first.
 
-The class that FSDP2 puts in front (``FSDPLinear``) and its mixin are left out: the layer is still what it
-was.
+FSDP2's own class (``FSDPLinear``) and its mixin are left out: the layer is still what it was.
 """
 
 
 def ancestor(kind: type, module_prefix: str, names: tuple[str, ...]) -> str | None:
-    """The qualified name of the first class of the lineage that is called one of ``names`` under
-    ``module_prefix``."""
+    """Name the first class of the lineage that is one of ``names`` under ``module_prefix``."""
     for module, name in lineage(kind):
         if name in names and module.startswith(module_prefix):
             return f"{module}.{name}"

@@ -1,5 +1,4 @@
-"""Ordinary layers: nn.Linear, Conv1D with its transposed weight, attention projections, routers and 3-D
-experts."""
+"""Ordinary layers: nn.Linear, Conv1D (transposed), attention projections, routers and 3-D experts."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ DOWN = re.compile(r"down|w2|wo$|output", re.IGNORECASE)
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """The layers that this very module is, in 16 or 32 bits, or with plain float8 weights that are only
-    stored."""
+    """Recognise layers in 16 or 32 bits, or with plain float8 weights that are only stored."""
     if isinstance(module, nn.Linear):
         return linear(module, gaps)
     if isinstance(module, nn.MultiheadAttention):
@@ -96,8 +94,7 @@ def linear(module: nn.Linear, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def attention(module: nn.MultiheadAttention) -> tuple[Layer, ...]:
-    """The input projections of nn.MultiheadAttention, which are parameters; its output projection is a
-    child."""
+    """Recognise the input projections of nn.MultiheadAttention; its output projection is a child."""
     found = []
     for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
         weight = _parameter(module, name)
@@ -119,8 +116,7 @@ def attention(module: nn.MultiheadAttention) -> tuple[Layer, ...]:
 
 
 def experts(module: nn.Module) -> tuple[Layer, ...]:
-    """3-D weights ``[experts, out, in]`` (or transposed) of a module or parameter that is named after
-    experts."""
+    """Recognise 3-D weights ``[experts, out, in]``, or transposed, that are named after experts."""
     found: list[Layer] = []
     own_name = bool(EXPERTS.search(type(module).__name__))
     for name, weight in module._parameters.items():
@@ -145,8 +141,7 @@ def experts(module: nn.Module) -> tuple[Layer, ...]:
 
 
 def expert_shape(module: nn.Module, name: str, weight: Tensor) -> tuple[int, int]:
-    """Input and output features of one expert: as the module says, else by the side that is the hidden
-    size."""
+    """Tell an expert's input and output features, as the module says, else by the hidden size."""
     last, first = int(weight.shape[2]), int(weight.shape[1])
     transposed = getattr(module, "is_transposed", None)
     if not isinstance(transposed, bool):

@@ -151,8 +151,7 @@ def _joined(first: Tensor, *others: Tensor) -> Tensor:
 
 
 def parts(of: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the Parameters that make up the weight, and of those that make up the bias
-    (``parameters_split``)."""
+    """Name the Parameters of the weight, and those of the bias (``parameters_split``)."""
     return tuple(getattr(of, "weight_names", ("weight",))), tuple(getattr(of, "bias_names", ("bias",)))
 
 

@@ -30,8 +30,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def subclass(tensor: Tensor) -> str | None:
-    """Qualified class of a tensor subclass, the one inside a DTensor if there is one; None for an ordinary
-    tensor."""
+    """Name the class of a tensor subclass, inside a DTensor too; None for an ordinary tensor."""
     inside, outside = class_name(type(local(tensor))), class_name(type(tensor))
     return next((name for name in (inside, outside) if name not in PLAIN), None)
 

@@ -1,5 +1,4 @@
-"""torchao 0.10 to 0.18: Float8Linear and the MX linears, training weights in a wrapper, and quantized
-weights.
+"""torchao 0.10 to 0.18: Float8Linear, MX linears, training weights in a wrapper, quantized weights.
 
 The weight of a Float8Linear stays an ordinary parameter, so the class and its configuration are what tells.
 Subclasses (torchtitan's) are found by their ancestors. Since 0.17 MX leaves nn.Linear alone and wraps the
@@ -190,8 +189,7 @@ def other_features(module: nn.Module) -> Features:
 
 
 def config_features(config: Any) -> Features:
-    """Settings that prototype configurations have had from 0.10 to 0.18; ``emulate`` when no FP8 kernel is
-    used."""
+    """Read the settings of prototype configurations (0.10 to 0.18); ``emulate`` uses no FP8 kernel."""
     features: Features = {}
     for name in ("kernel_preference", "gemm_kernel_choice"):
         if isinstance(value := getattr(config, name, None), Enum):
@@ -217,8 +215,7 @@ def _word(member: Any) -> str:
 
 
 def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
-    """An nn.Linear for torchao's own linears; for an ordinary layer the module itself with its weights
-    unwrapped.
+    """Make an nn.Linear of torchao's own linears; of an ordinary layer, unwrap its weights.
 
     A wrapped weight becomes a Parameter over the very data inside it; every other Parameter stays.
     """

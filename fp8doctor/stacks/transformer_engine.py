@@ -38,8 +38,7 @@ RECIPES = {
 }
 
 FORWARD_OF_FORMAT = {"E4M3": "float8_e4m3fn", "HYBRID": "float8_e4m3fn", "E5M2": "float8_e5m2"}
-"""Dtype of the forward by the name of Transformer Engine's ``Format``. Source:
-``transformer_engine/common/recipe``, 2.20."""
+"""Dtype of the forward by Transformer Engine's ``Format`` (``common/recipe``, 2.20)."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,7 @@ class Record:
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """The GEMMs of a TE module: one, two in a LayerNormMLP, as many as there are experts in a
-    GroupedLinear."""
+    """List a TE module's GEMMs: one, two in a LayerNormMLP, one per expert in a GroupedLinear."""
     base = ancestor(type(module), PREFIX + "module.base", ("TransformerEngineBaseModule",))
     kind = ancestor(type(module), PREFIX, GEMM_MODULES)
     if kind is None or (base is None and not kind.endswith(".BasicLinear")):
@@ -82,8 +80,7 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def gemms(module: nn.Module, kind: str) -> list[tuple[str, tuple[Tensor, ...], int, bool]]:
-    """Part, weights, output features and bias of every GEMM. ``parameters_split`` makes one GEMM of several
-    weights."""
+    """Tell part, weights, output features and bias of every GEMM; ``parameters_split`` joins weights."""
     parameters = {
         name: each for name, each in module._parameters.items() if each is not None and each.numel()
     }
@@ -142,8 +139,7 @@ def record_of(module: Any, gaps: dict[str, str]) -> Record:
 
 
 def fp8_copies(module: nn.Module) -> list[Tensor]:
-    """FP8 weights kept between steps beside Parameters (``is_first_microbatch``), and transposes beside FP8
-    Parameters.
+    """List FP8 weights kept between steps (``is_first_microbatch``) and transposes of FP8 Parameters.
 
     Without micro-batch caching a BF16 weight is quantized anew in every forward, and nothing is kept.
     """
@@ -185,11 +181,9 @@ def scaling(module: nn.Module) -> Scaling | None:
 
 
 def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
-    """A Linear in plain torch; a fused layer so too for the compiler, else itself with FP8 off: TE's own BF16
-    kernels.
+    """Make a Linear plain torch, a fused layer too for the compiler; else switch its FP8 off.
 
-    A layer with a setting that plain torch has no match for (tensor parallelism, ...) keeps TE's kernels in
-    both cases.
+    A layer with a setting that plain torch cannot match (tensor parallelism, ...) always keeps TE's kernels.
     """
     if any(subclass(weight) for weight in module._parameters.values() if weight is not None):
         raise NoTwin(f"the weights of {type(module).__name__} are kept in FP8 alone")

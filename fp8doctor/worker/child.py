@@ -25,9 +25,9 @@ from fp8doctor.facts.scrub import scrub
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.loading.target import locate
-from fp8doctor.wording import in_words
+from fp8doctor.wording import error_in_words
 from fp8doctor.worker.messages import Done, Examined, Failure, Lost, Message, Mistake, Stage, Traced
-from fp8doctor.worker.request import TrialOrder
+from fp8doctor.worker.request import TrialRequest
 
 _log = logging.getLogger("fp8doctor")
 
@@ -82,7 +82,7 @@ def serve(request: str) -> None:
             Failure(
                 settle(
                     scrub(
-                        f"fp8doctor failed: {in_words(error)} "
+                        f"fp8doctor failed: {error_in_words(error)} "
                         f"({os.path.basename(frame.f_code.co_filename)}:{line})"
                     )
                 )
@@ -110,32 +110,32 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
     facts = examine(job)
     channel.send(Examined(facts.to_dict()))
     if asked["trial"] is not None:
-        order = TrialOrder(**asked["trial"])
-        tried = _trial(channel, job, facts, order, asked["skip"])
+        request = TrialRequest(**asked["trial"])
+        tried = _trial(channel, job, facts, request, asked["skip"])
         if tried is not None:
             channel.send(Examined(msgspec.structs.replace(facts, trial=tried).to_dict()))
 
 
 def _trial(
-    channel: _Channel, job: Job, facts: Facts, order: TrialOrder, skip: dict[str, str]
+    channel: _Channel, job: Job, facts: Facts, request: TrialRequest, skip: dict[str, str]
 ) -> Trial | None:
     """Time the job and what the checks would change about it; None where there is nothing to time it on."""
     from fp8doctor.diagnosis.diagnose import diagnose
     from fp8doctor.trial import DeviceLost, run_trial
     from fp8doctor.trial.measure.device import choose_device
 
-    device = choose_device(order.device)
+    device = choose_device(request.device)
     if device is None:
         return None
     hypotheses = diagnose(
-        facts, select=order.select, ignore=order.ignore, checks=tuple(map(Path, order.checks))
+        facts, select=request.select, ignore=request.ignore, checks=tuple(map(Path, request.checks))
     ).prescription
 
     def progress(text: str, arm: str | None) -> None:
         channel.send(Stage(text, timing=True, arm=arm))
 
     def keep_trace(arm: str, trace: Path) -> None:
-        file = order.trace_of(arm)
+        file = request.trace_of(arm)
         if file is not None:
             channel.send(_kept(trace, file))
 
@@ -148,7 +148,7 @@ def _trial(
             facts,
             hypotheses,
             device,
-            budget_s=order.budget_s,
+            budget_s=request.budget_s,
             progress=progress,
             skip=skip,
             keep_trace=keep_trace,

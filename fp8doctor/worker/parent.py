@@ -1,5 +1,4 @@
-"""Examine a target in a process of its own, so that whatever user code does there costs one process and no
-report.
+"""The parent of the worker: whatever user code does in that process costs no report.
 
 The caller imports neither torch nor user code. The child sends one JSON message a line over a pipe of its
 own, never over stdout; what user code prints goes to the caller's stderr. The child leads a process group
@@ -31,7 +30,7 @@ from fp8doctor.facts.kept import without
 from fp8doctor.facts.record import UnreadableDocument, decoder
 from fp8doctor.loading.target import compiled, locate
 from fp8doctor.worker.messages import Done, Examined, Failure, Lost, Message, Mistake, Stage, Traced
-from fp8doctor.worker.request import TrialOrder
+from fp8doctor.worker.request import TrialRequest
 
 TICK_S = 0.1
 """How often the deadline and the end of the child are looked at while nothing is sent."""
@@ -75,11 +74,10 @@ def examine_in_worker(
     batch: int | None = None,
     seq: int | None = None,
     load_timeout: float = 600,
-    trial: TrialOrder | None = None,
+    trial: TrialRequest | None = None,
     progress: Callable[[str], None],
 ) -> Examination:
-    """Examine ``target`` (None: environment and GPUs only) in a child process, time it if a trial is ordered,
-    and wait.
+    """Examine ``target`` in a child process, and time it if a trial is asked for. None: environment only.
 
     Raises `UserError` for what the user can mend. A child that dies, hangs or talks nonsense costs what it
     had not yet said: the facts so far come back with the problem. One that dies of an arm of the trial is
@@ -186,8 +184,7 @@ def _concluded(message: Mistake | Failure | Done, facts: Facts) -> Examination:
 
 
 def _without(facts: Facts, arm: str, reason: str) -> Examination:
-    """The trial that was known before the child failed at what it can do without. Raises `_ArmFailed` when
-    none was."""
+    """Keep the trial that was known before the arm failed. Raises `_ArmFailed` when none was."""
     if not recorded(facts, "trial"):
         raise _ArmFailed(arm, reason)
     return Examination(msgspec.structs.replace(facts, trial=without(facts.trial, arm, reason)), None)
@@ -220,8 +217,7 @@ def _stderr() -> int:
 
 
 class _Child:
-    """The child process as its parent holds it: its messages, and the certainty that it is gone
-    afterwards."""
+    """The child process as its parent holds it: its messages, and its certain end."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         output = _stderr()

@@ -1,5 +1,4 @@
-"""What a trial is asked to be. A file of its own, because the command line fills it in before the worker is
-started."""
+"""What a trial is asked to be; the command line fills it in before there is a worker."""
 
 from __future__ import annotations
 
@@ -8,9 +7,8 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class TrialOrder:
-    """The time of a trial, its device, the checks whose treatments it tries, and what becomes of its
-    traces."""
+class TrialRequest:
+    """A trial's time, its device, the checks whose treatments it tries, and where its traces go."""
 
     budget_s: float
     device: str | None = None
@@ -19,8 +17,7 @@ class TrialOrder:
     checks: tuple[str, ...] = ()
     """Folders of third-party checks."""
     trace: str | None = None
-    """The file that keeps the trace of the step as it is, as an absolute path: a model file may change the
-    folder."""
+    """Absolute path for the trace of the step as it is: a model file may change the folder."""
 
     def trace_of(self, arm: str) -> Path | None:
         """The file that keeps the trace of an arm: the arm's name stands before the suffix. None where traces

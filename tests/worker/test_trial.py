@@ -15,7 +15,7 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.trace import MODULE
 from fp8doctor.worker import parent as worker
 from fp8doctor.worker.parent import Examination, examine_in_worker
-from fp8doctor.worker.request import TrialOrder
+from fp8doctor.worker.request import TrialRequest
 from tests.worker.clock import late_once_there
 
 MODEL = """
@@ -56,7 +56,7 @@ def tried(
     (folder / "model.py").write_text(MODEL.replace("{compile}", compile))
     said: list[str] = []
     examination = examine_in_worker(
-        str(folder / "model.py"), trial=TrialOrder(budget_s, "cpu", trace=trace), progress=said.append
+        str(folder / "model.py"), trial=TrialRequest(budget_s, "cpu", trace=trace), progress=said.append
     )
     return examination, {arm.name: arm for arm in examination.facts.trial.arms}, said
 
@@ -149,7 +149,7 @@ def test_a_device_that_is_not_there_is_the_users_mistake(tmp_path: Path, device:
     (tmp_path / "model.py").write_text(MODEL.replace("{compile}", "pass"))
     with pytest.raises(UserError, match=sentence):
         examine_in_worker(
-            str(tmp_path / "model.py"), trial=TrialOrder(5.0, device), progress=lambda text: None
+            str(tmp_path / "model.py"), trial=TrialRequest(5.0, device), progress=lambda text: None
         )
 
 
@@ -186,7 +186,7 @@ def test_a_process_that_dies_after_the_times_are_known_keeps_them(tmp_path: Path
     (tmp_path / "model.py").write_text(FP8_MODEL.replace("{part}", "numerics"))
     said: list[str] = []
     examination = examine_in_worker(
-        str(tmp_path / "model.py"), trial=TrialOrder(20.0, "cpu", select=("NUM",)), progress=said.append
+        str(tmp_path / "model.py"), trial=TrialRequest(20.0, "cpu", select=("NUM",)), progress=said.append
     )
     assert examination.problem is None
     trial = examination.facts.trial
