@@ -35,8 +35,8 @@ from fp8doctor.cost import (
     casts_ms,
     gpu_spec,
     large_gemm_speedup,
+    linear_cost,
     modelled_gpu,
-    step_gemms_ms,
     step_tokens,
 )
 from fp8doctor.facts import CompileMark, Facts, Linear, Network, Training, Use, Workload, recorded
@@ -185,12 +185,11 @@ def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
     )
     if not tokens or linear.role == "experts":
         return True
-    shape, gpu = (tokens, linear.in_features, linear.out_features), gpu_with_fp8(facts)
-    bf16, in_fp8 = (
-        step_gemms_ms(*shape, gpu, fp8=each, weight_gradient=linear.requires_grad is not False) or 0.0
-        for each in (False, True)
+    gpu = gpu_with_fp8(facts)
+    cost = linear_cost(linear, tokens, gpu)
+    return cost is not None and cost.saved_ms > casts_ms(
+        tokens, linear.in_features, linear.out_features, gpu, compiled=True
     )
-    return bf16 > in_fp8 + casts_ms(*shape, gpu, compiled=True)
 
 
 def too_small(linear: Linear, *, rowwise: bool) -> bool:
