@@ -17,6 +17,7 @@ from fp8doctor.cost import (
     gemm_ms,
     gpu_spec,
     large_gemm_speedup,
+    linear_cost,
     modelled_gpu,
     step_gemms_ms,
     weight_casts_ms,
@@ -156,6 +157,22 @@ def test_gw_hp_leaves_the_weight_gradient_in_bf16() -> None:
     assert mixed
     assert bf16
     assert mixed - fp8 == pytest.approx((bf16 - fp8) / 3, rel=0.1)
+
+
+def test_a_layer_costs_by_its_recipe_its_gradient_and_the_gpu() -> None:
+    layer = Linear(
+        in_features=4096, out_features=4096, requires_grad=True, recipe="rowwise_with_gw_hp", role="body"
+    )
+    own = linear_cost(layer, 8192, gpu_spec("H200"))
+    best = linear_cost(layer, 8192, gpu_spec("H200"), own_recipe=False)
+    frozen = linear_cost(replace(layer, requires_grad=False), 8192, gpu_spec("H200"))
+    assert own
+    assert best
+    assert frozen
+    assert own.bf16_ms == best.bf16_ms == pytest.approx(1.5 * frozen.bf16_ms, rel=0.1)
+    assert own.saved_ms == pytest.approx(frozen.saved_ms)
+    assert own.saved_ms == pytest.approx(2 / 3 * best.saved_ms, rel=0.1)
+    assert linear_cost(layer, 8192, gpu_spec("A100")) is None
 
 
 def test_there_is_no_fp8_gemm_below_compute_capability_8_9() -> None:

@@ -28,15 +28,15 @@ https://github.com/meta-pytorch/torchtune/issues/2833
 
 from __future__ import annotations
 
-from fp8doctor.analysis.layers import fits_fp8, flops_share_pct
+from fp8doctor.analysis.layers import NO_LINEAR, fits_fp8, flops_share_pct, would_be_converted
 from fp8doctor.cost import (
     GpuSpec,
     amdahl,
     casts_ms,
     gpu_spec,
     large_gemm_speedup,
+    linear_cost,
     modelled_gpu,
-    step_gemms_ms,
     step_tokens,
 )
 from fp8doctor.facts import CompileMark, Facts, Linear, Network, Training, Use, Workload, recorded
@@ -54,9 +54,6 @@ at most 1.3x (Amdahl, FP8 at 1.89x), which the casts eat: 5 to 25 % of a compile
 
 TE_AUTOCAST = "accelerate.utils.transformer_engine.contextual_fp8_autocast"
 """The wrapper that Accelerate puts around a forward after its Transformer Engine conversion (1.2 to 1.15)."""
-
-NOT_LINEAR = ("torchtune.modules.peft.lora.LoRALinear",)
-"""Linear-like classes that do not derive from nn.Linear. Source: torchtune 0.6."""
 
 REASONS = {
     "sibling": (
@@ -134,7 +131,11 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = [linear for linear in linears if linear.use == "training"]
     if not fp8:
         return NotApplicable(reason="no FP8 layer in the model")
-    left = [linear for linear in linears if is_candidate(linear) and pays(linear, fp8, facts)]
+    left = [
+        linear
+        for linear in linears
+        if would_be_converted(linear, roles=("body", "experts"), rewritten=True) and pays(linear, fp8, facts)
+    ]
     done, missing = flops_share_pct(fp8), flops_share_pct(left)
     if missing < WORTH_MENTIONING_PCT:
         return None
@@ -172,19 +173,6 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def is_candidate(linear: Linear) -> bool:
-    """Whether this is an ordinary layer that an FP8 GEMM could take; heads, routers and adapters are left out
-    by good custom."""
-    aligned = fits_fp8(linear)
-    return (
-        linear.use == "none"
-        and linear.stack == "torch"
-        and linear.role in ("body", "experts")
-        and linear.adapter != "adapter"
-        and aligned
-    )
-
-
 def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
     """Whether FP8 makes this layer faster, compiled: by torchao's own filter, and by the cost model where the
     batch is the user's."""
@@ -197,12 +185,11 @@ def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
     )
     if not tokens or linear.role == "experts":
         return True
-    shape, gpu = (tokens, linear.in_features, linear.out_features), gpu_with_fp8(facts)
-    bf16, in_fp8 = (
-        step_gemms_ms(*shape, gpu, fp8=each, weight_gradient=linear.requires_grad is not False) or 0.0
-        for each in (False, True)
+    gpu = gpu_with_fp8(facts)
+    cost = linear_cost(linear, tokens, gpu)
+    return cost is not None and cost.saved_ms > casts_ms(
+        tokens, linear.in_features, linear.out_features, gpu, compiled=True
     )
-    return bf16 > in_fp8 + casts_ms(*shape, gpu, compiled=True)
 
 
 def too_small(linear: Linear, *, rowwise: bool) -> bool:
@@ -221,7 +208,7 @@ def reason(linear: Linear, fp8: list[Linear], facts: Facts) -> str:
         return "experts"
     if linear.features.get("functional"):
         return "attention"
-    if linear.kind in NOT_LINEAR:
+    if linear.kind in NO_LINEAR:
         return "class"
     if is_behind_a_stop(linear, facts):
         return "sibling"

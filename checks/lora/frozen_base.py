@@ -32,9 +32,9 @@ from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.cost import (
     Balance,
     gemms,
+    linear_cost,
     micro_batches,
     modelled_gpu,
-    step_gemms_ms,
     step_tokens,
     weight_casts_ms,
 )
@@ -104,16 +104,15 @@ def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:
     """What the two GEMMs of these layers save in FP8 and what casting their weights costs; None when it
     cannot be modelled."""
     gpu, tokens = modelled_gpu(facts), step_tokens(facts)
-    if tokens is None or gpu.fp8_tflops is None:
+    if tokens is None:
         return None
     accumulate = micro_batches(facts)
     casts = saved = 0.0
     for linear in frozen:
-        shape = (tokens, linear.in_features, linear.out_features)
-        bf16, fp8 = (
-            step_gemms_ms(*shape, gpu, fp8=in_fp8, weight_gradient=False) or 0.0 for in_fp8 in (False, True)
-        )
-        saved += accumulate * gemms(linear) * (bf16 - fp8)
+        cost = linear_cost(linear, tokens, gpu)
+        if cost is None:
+            return None
+        saved += accumulate * gemms(linear) * cost.saved_ms
         casts += accumulate * gemms(linear) * weight_casts_ms(linear.in_features, linear.out_features, gpu)
     return Balance(casts, saved, gpu.name)
 

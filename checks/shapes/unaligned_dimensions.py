@@ -28,6 +28,7 @@ https://github.com/pytorch/ao/issues/3111 https://github.com/NVIDIA/TransformerE
 from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
+from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.facts import Environment, Facts, Linear, Network, Workload
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -64,7 +65,9 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     if not fp8 and fp8_was_asked_for(facts) is None:
         return NotApplicable(reason="no FP8 layer in the model, and none asked for")
     raising = [linear for linear in fp8 if unaligned(linear)]
-    skipped = [linear for linear in linears if is_candidate(linear) and unaligned(linear)]
+    skipped = [
+        each for each in linears if would_be_converted(each, rewritten=True, padded=True) and unaligned(each)
+    ]
     if sum(linear.flops_share_pct or 0.0 for linear in skipped) < WORTH_MENTIONING_PCT:
         skipped = []
     tokens = facts.workload.tokens if facts.workload.batch_source == "given" else None
@@ -133,17 +136,6 @@ def unaligned(linear: Linear) -> bool:
     """Whether an FP8 GEMM refuses this layer's weight."""
     multiple = multiple_of(linear)
     return linear.in_features % multiple != 0 or linear.out_features % multiple != 0
-
-
-def is_candidate(linear: Linear) -> bool:
-    """Whether a converter would take this ordinary layer if its sides were right: not heads, routers or
-    adapters."""
-    return (
-        linear.use == "none"
-        and linear.stack == "torch"
-        and linear.role == "body"
-        and linear.adapter != "adapter"
-    )
 
 
 def tokens_divisor(linear: Linear) -> int:

@@ -21,11 +21,11 @@ from fp8doctor.cost import (
     calls_of,
     casts_ms,
     gemms,
+    linear_cost,
     memory_ms,
     micro_batches,
     modelled_gpu,
     rows_of,
-    step_gemms_ms,
     step_tokens,
 )
 from fp8doctor.cost.casts import TE_CAST_BYTES
@@ -177,12 +177,8 @@ def gain_of(linear: Linear, facts: Facts, timed: LayerShape | None, rows: int | 
         return Gain(
             timed.bf16_ms, timed.fp8_ms, casts, casts, UNCERTAINTY, times, False, facts.trial.gpu or gpu.name
         )
-    shape, trained = (rows, linear.in_features, linear.out_features), linear.requires_grad is not False
-    bf16, fp8 = (
-        step_gemms_ms(*shape, gpu, fp8=each, weight_gradient=trained, recipe=linear.recipe) or 0.0
-        for each in (False, True)
-    )
-    return Gain(bf16, fp8, casts, casts, UNCERTAINTY, times, False, gpu.name)
+    cost = linear_cost(linear, rows, gpu)
+    return Gain(*cost, casts, casts, UNCERTAINTY, times, False, gpu.name) if cost else None
 
 
 def modelled_casts_ms(linear: Linear, rows: int, gpu: GpuSpec) -> float:

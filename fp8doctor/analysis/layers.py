@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from fp8doctor.facts import Linear, Network, recorded
@@ -64,6 +64,48 @@ FP8_MULTIPLE = 16
 def fits_fp8(linear: Linear) -> bool:
     """Whether an FP8 GEMM takes both sides of the layer's weight as they are."""
     return linear.in_features % FP8_MULTIPLE == 0 and linear.out_features % FP8_MULTIPLE == 0
+
+
+EVERY_ROLE = ("body", "head", "router", "experts")
+"""Of `Linear.role`."""
+
+NO_LINEAR = ("torchtune.modules.peft.lora.LoRALinear",)
+"""Linear-like classes that do not derive from nn.Linear, beside Conv1D. Source: torchtune 0.6."""
+
+
+def is_nn_linear(linear: Linear) -> bool:
+    """Whether a layer that no stack has converted is an nn.Linear or of a class derived from it."""
+    if linear.features.get("functional"):
+        return False
+    if linear.role in ("router", "experts"):
+        return linear.kind.endswith("Linear")
+    return linear.kind not in NO_LINEAR and not linear.kind.endswith(".Conv1D")
+
+
+def would_be_converted(
+    linear: Linear,
+    *,
+    roles: Collection[str] = ("body",),
+    adapters: bool = False,
+    rewritten: bool = False,
+    padded: bool = False,
+) -> bool:
+    """Whether a converter to FP8 takes this layer, which is in 16 or 32 bits now.
+
+    It takes every nn.Linear that its filter lets through and whose sides 16 divides; by good custom the
+    filter leaves out heads, routers, experts and LoRA's matrices. ``roles`` and ``adapters`` widen the
+    filter. ``rewritten`` adds what would have to be an nn.Linear first: Conv1D, the projections of
+    nn.MultiheadAttention, 3-D experts. ``padded`` adds what 16 does not divide yet.
+    Source: ``swap_linear_layers`` in torchao 0.10 to 0.18, ``convert_model`` in accelerate 1.15.
+    """
+    return (
+        linear.use == "none"
+        and linear.stack == "torch"
+        and linear.role in roles
+        and (adapters or linear.adapter != "adapter")
+        and (padded or fits_fp8(linear))
+        and (rewritten or is_nn_linear(linear))
+    )
 
 
 def flops_share_pct(linears: Iterable[Linear]) -> float:

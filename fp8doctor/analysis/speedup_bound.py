@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fp8doctor.analysis.layers import fits_fp8
+from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.analysis.step_difference import breakdown_of, part_ms
-from fp8doctor.cost import calls_of, gemms, micro_batches, modelled_gpu, rows_of, step_gemms_ms
-from fp8doctor.facts import Arm, Breakdown, Facts, Linear, recorded
+from fp8doctor.cost import calls_of, gemms, linear_cost, micro_batches, modelled_gpu, rows_of
+from fp8doctor.facts import Arm, Breakdown, Facts, recorded
 from fp8doctor.finding import Basis
 
 PER_TENSOR = ("tensorwise", "delayed", "current")
@@ -93,25 +93,10 @@ def _left_out(facts: Facts) -> bool:
     """Whether a layer is not in FP8, nor converted by the trial, that FP8 could take; heads, routers and
     adapters are left out by good custom."""
     none = not any(linear.use == "training" for linear in facts.network.linears)
-    return any(_fits(linear) and not (none and _is_tried(linear)) for linear in facts.network.linears)
-
-
-def _fits(linear: Linear) -> bool:
-    plain = (
-        linear.use == "none"
-        and linear.stack == "torch"
-        and linear.role in ("body", "experts")
-        and linear.adapter != "adapter"
-    )
-    return plain and fits_fp8(linear)
-
-
-def _is_tried(linear: Linear) -> bool:
-    """Whether the trial's own conversion of a model without FP8 takes this layer."""
-    return (
-        linear.role == "body"
-        and not linear.kind.endswith(".Conv1D")
-        and not linear.features.get("functional")
+    return any(
+        would_be_converted(linear, roles=("body", "experts"), rewritten=True)
+        and not (none and would_be_converted(linear))
+        for linear in facts.network.linears
     )
 
 
@@ -149,18 +134,14 @@ def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
 def _by_datasheet(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
     """The step's GEMMs, sped up as those of the Linears are by the cost model."""
     gpu = modelled_gpu(facts)
-    if gpu.fp8_tflops is None or not recorded(facts, "network"):
+    if not recorded(facts, "network"):
         return None
     bf16 = best = 0.0
     for linear in facts.network.linears:
         rows, count = rows_of(linear, facts), gemms(linear) * calls_of(linear, facts)
-        if not rows:
+        cost = linear_cost(linear, rows, gpu, own_recipe=False) if rows else None
+        if cost is None:
             return None
-        shape = (rows, linear.in_features, linear.out_features)
-        trained = linear.requires_grad is not False
-        wide, narrow = (
-            step_gemms_ms(*shape, gpu, fp8=in_fp8, weight_gradient=trained) or 0.0 for in_fp8 in (False, True)
-        )
-        bf16 += count * wide
-        best += count * (wide if linear.adapter == "adapter" else min(wide, narrow))
+        bf16 += count * cost.bf16_ms
+        best += count * (cost.bf16_ms if linear.adapter == "adapter" else min(cost))
     return (f"the datasheet of {gpu.name}", gemms_ms * best / bf16) if bf16 else None

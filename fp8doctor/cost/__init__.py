@@ -11,11 +11,13 @@ from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of, step_
 from fp8doctor.cost.eager import Balance, eager_balance, eager_cast_saving
 from fp8doctor.cost.gemm import amdahl, gemm_ms, large_gemm_speedup, step_gemms_ms
 from fp8doctor.cost.gpus import GPUS, GpuSpec, gpu_spec, memory_ms, modelled_gpu
+from fp8doctor.cost.linear import LinearCost, linear_cost
 
 __all__ = [
     "GPUS",
     "Balance",
     "GpuSpec",
+    "LinearCost",
     "amdahl",
     "calls_of",
     "casts_ms",
@@ -25,6 +27,7 @@ __all__ = [
     "gemms",
     "gpu_spec",
     "large_gemm_speedup",
+    "linear_cost",
     "memory_ms",
     "micro_batches",
     "modelled_gpu",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from fp8doctor.cost.casts import COMPILED_CAST_BYTES, casts_ms
 from fp8doctor.cost.counts import gemms, micro_batches, step_tokens
-from fp8doctor.cost.gemm import step_gemms_ms
 from fp8doctor.cost.gpus import modelled_gpu
+from fp8doctor.cost.linear import linear_cost
 from fp8doctor.cost.step import FP8_HOST_MS, HOST_MS, between_ms, uncompiled
 from fp8doctor.facts import Facts, Linear
 from fp8doctor.finding import Saving
@@ -33,19 +33,17 @@ class Balance:
 def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
     """The eager casts of these layers against what their FP8 GEMMs save; None when it cannot be modelled."""
     gpu, tokens = modelled_gpu(facts), step_tokens(facts)
-    if tokens is None or gpu.fp8_tflops is None:
+    if tokens is None:
         return None
     casts = host = saved = 0.0
     for linear in eager:
+        cost = linear_cost(linear, tokens, gpu)
+        if cost is None:
+            return None
         count = gemms(linear)
-        trained = linear.requires_grad is not False
-        shape = (tokens, linear.in_features, linear.out_features)
-        bf16, fp8 = (
-            step_gemms_ms(*shape, gpu, fp8=in_fp8, weight_gradient=trained) or 0.0 for in_fp8 in (False, True)
-        )
-        casts += count * casts_ms(*shape, gpu, compiled=False)
+        casts += count * casts_ms(tokens, linear.in_features, linear.out_features, gpu, compiled=False)
         host += count * FP8_HOST_MS["eager"]
-        saved += count * (bf16 - fp8)
+        saved += count * cost.saved_ms
     times = micro_batches(facts)
     return Balance(casts * times, saved * times, gpu.name, host * times)
 

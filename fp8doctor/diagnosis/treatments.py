@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from fp8doctor.analysis.compile_coverage import cache_off, compile_treatment, is_inside, needs_compile
 from fp8doctor.analysis.layer_gain import to_keep
-from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.layers import EVERY_ROLE, in_python, would_be_converted
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
@@ -43,7 +43,12 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
     named = set(layers)
     linears = facts.linears() if facts else ()
     now = names_in_python(
-        [linear.name for linear in linears if linear.name not in named and _would_be_converted(linear)]
+        [
+            linear.name
+            for linear in linears
+            if linear.name not in named
+            and would_be_converted(linear, roles=EVERY_ROLE, adapters=True, padded=True)
+        ]
     )
     beside, note = (
         (now, "") if len(now) <= MOST_LINES else ([], "   # beside what your filter leaves out now")
@@ -55,16 +60,6 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
         summary=f"leave {plural(len(layers), 'layer')} out of the conversion",
         code="\n".join((*lines, _conversion(linears, named, facts) + note)),
         layers=tuple(layers),
-    )
-
-
-def _would_be_converted(linear: Linear) -> bool:
-    """Whether a conversion without a filter takes this layer, which is in 16 bits now."""
-    return (
-        linear.use == "none"
-        and linear.stack == "torch"
-        and linear.kind.endswith("Linear")
-        and not linear.features.get("functional")
     )
 
 

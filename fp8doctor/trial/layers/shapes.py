@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fp8doctor.analysis.layer_gain import judged
-from fp8doctor.analysis.layers import fits_fp8, flops_share_pct
+from fp8doctor.analysis.layers import flops_share_pct, would_be_converted
 from fp8doctor.cost import calls_of, rows_of
 from fp8doctor.facts import Facts, LayerShape, Linear
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -158,22 +158,7 @@ def of_interest(facts: Facts) -> list[Linear]:
     fp8 = judged(facts)
     if fp8 or any(linear.use == "training" for linear in facts.network.linears):
         return fp8
-    return [linear for linear in facts.network.linears if _is_candidate(linear)]
-
-
-def _is_candidate(linear: Linear) -> bool:
-    plain = (
-        linear.use == "none"
-        and linear.stack == "torch"
-        and linear.role == "body"
-        and linear.adapter != "adapter"
-    )
-    return (
-        fits_fp8(linear)
-        and plain
-        and not linear.kind.endswith(".Conv1D")
-        and not linear.features.get("functional")
-    )
+    return [linear for linear in facts.network.linears if would_be_converted(linear)]
 
 
 def _beyond(wanted: list[tuple[LayerShape, float]]) -> list[str]:
