@@ -109,16 +109,14 @@ def region_of(linear: Linear, facts: Facts) -> Checkpointing | None:
     torchs = [
         each for each in facts.training.checkpointing if each.library == "torch" and each.active is not False
     ]
-    if recorded(linear, "checkpointed"):
-        return next((each for each in torchs if each.active and each.name == linear.checkpointed), None)
-    return next(
-        (
-            each
-            for each in torchs
-            if each.active is None and linear.name.startswith(f"{each.name}." if each.name else "")
-        ),
-        None,
+    undecided = (
+        each
+        for each in torchs
+        if each.active is None and linear.name.startswith(f"{each.name}." if each.name else "")
     )
+    if not recorded(linear, "checkpointed") and (found := next(undecided, None)):
+        return found
+    return next((each for each in torchs if each.active and each.name == linear.checkpointed), None)
 
 
 def code(facts: Facts, region: Checkpointing) -> str:

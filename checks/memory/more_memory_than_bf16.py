@@ -75,13 +75,13 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
     now = arm(facts.trial, "as_is")
-    if now is None or not recorded(now, "peak_gib") or now.peak_gib is None:
+    if now is None or now.peak_gib is None:
         return NotApplicable(reason="the peak of the step as it is was not measured, which takes a GPU")
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     eager = [linear for linear in fp8 if linear.compiled is None]
     compiled = not eager and now.graphs_run != 0
     bf16 = arm(facts.trial, "bf16_compiled" if compiled else "bf16")
-    if bf16 is None or not recorded(bf16, "peak_gib") or not bf16.peak_gib:
+    if bf16 is None or not bf16.peak_gib:
         return NotApplicable(
             reason=f"BF16 was not measured {'compiled' if compiled else 'eagerly'}, as the step is"
         )

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.outcome import ceiling, fp8_never_ran, measured_speed
-from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
+from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, if_recorded
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 
@@ -37,7 +37,7 @@ def healthy(facts: Facts) -> Finding | NotApplicable:
     if measured is None or measured.status != "fp8_faster":
         return NotApplicable(reason="FP8 is not faster than BF16 here")
     step_ms, bf16_step_ms = measured.as_is.step_ms or 0.0, measured.bf16.step_ms or 0.0
-    most = ceiling(facts)
+    most = if_recorded(ceiling, facts)
     left = step_ms - bf16_step_ms / most.speedup if most else None
     bound = (
         f" With every cast for free it would be about {most.speedup:.2f}x ({most.basis}): "

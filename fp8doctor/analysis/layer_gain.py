@@ -137,7 +137,7 @@ def timed_shapes(facts: Facts) -> tuple[LayerShape, ...]:
 
 def judged(facts: Facts) -> list[Linear]:
     """FP8 layers that are as wide as FP8 kernels want them and multiply every token once."""
-    linears = facts.linears()
+    linears = facts.network.linears
     return [
         linear
         for linear in linears
@@ -156,7 +156,7 @@ def _runs(linear: Linear) -> bool:
 def gain_of(linear: Linear, facts: Facts, timed: LayerShape | None, rows: int | None = None) -> Gain | None:
     """What FP8 gives one layer: as timed, else as modelled with so many ``rows``, its own where none are
     given."""
-    gpu, rows = modelled_gpu(facts), rows or rows_of(linear, facts)
+    gpu, rows = modelled_gpu(facts), rows or rows_of(linear, facts) or facts.workload.tokens
     times = micro_batches(facts) * gemms(linear) * calls_of(linear, facts)
     casts = None if rows is None or gpu.fp8_tflops is None else modelled_casts_ms(linear, rows, gpu)
     if timed is not None and timed.fp8_ms is not None and timed.casts_ms is not None:

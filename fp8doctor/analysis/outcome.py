@@ -9,7 +9,7 @@ from typing import Literal
 from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, fp8_totals, ratio, saved_ms, uses_fp8
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.speedup_bound import Ceiling, bound
-from fp8doctor.facts import Arm, Facts, Trial, recorded
+from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import NO_FP8_GEMM, NO_TIME_LEFT, NOT_EXPECTED_TO_FIT
 
 EVEN = 0.03
@@ -86,7 +86,9 @@ def stays_in_bf16(facts: Facts) -> Interval | None:
         or facts.trial.device == "cpu"
     ):
         return None
-    if waits_for_time(facts.trial) and not ((most := ceiling(facts)) and most.speedup < WORTH_WAITING):
+    if waits_for_time(facts.trial) and not (
+        (most := if_recorded(ceiling, facts)) and most.speedup < WORTH_WAITING
+    ):
         return None
     fp8, bf16 = best_fp8(facts), best_bf16(facts)
     if fp8 is None or bf16 is None or ratio(bf16, fp8).high >= 1:

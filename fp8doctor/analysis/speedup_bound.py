@@ -138,7 +138,8 @@ def _by_datasheet(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
         return None
     bf16 = best = 0.0
     for linear in facts.network.linears:
-        rows, count = rows_of(linear, facts), gemms(linear) * calls_of(linear, facts)
+        rows = rows_of(linear, facts) or facts.workload.tokens
+        count = gemms(linear) * calls_of(linear, facts)
         cost = linear_cost(linear, rows, gpu, own_recipe=False) if rows else None
         if cost is None:
             return None

@@ -146,12 +146,7 @@ def waits_for_the_host(arm: Arm) -> bool:
     A host that others disturb makes single rounds longer, which says nothing about the job.
     """
     found = breakdown_of(arm)
-    if (
-        found is None
-        or not arm.step_ms
-        or not recorded(found, "host_wait_pct")
-        or found.host_wait_pct is None
-    ):
+    if found is None or not arm.step_ms or found.host_wait_pct is None:
         return False
     shortest = arm.low_ms if recorded(arm, "low_ms") and arm.low_ms else arm.step_ms
     idle = found.idle_ms - (arm.step_ms - shortest)

@@ -7,7 +7,7 @@ import pytest
 
 from fp8doctor.checks.step.little_to_gain import little_to_gain
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, Workload
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import timed
 from tests.checks.step.conftest import beside, families_of, with_arms
@@ -76,7 +76,7 @@ def test_there_is_no_answer() -> None:
     )
     assert isinstance(little_to_gain(timed(DECODER_468M, FP8_EAGER)), NotApplicable)
     assert isinstance(little_to_gain(timed(DECODER_468M, FP8_EAGER, BF16, device="cpu")), NotApplicable)
-    nothing_known = msgspec.structs.replace(DECODER_468M, workload=msgspec.UNSET)
+    nothing_known = msgspec.structs.replace(DECODER_468M, workload=Workload(tokens=None))
     assert isinstance(
         little_to_gain(timed(nothing_known, unprofiled("as_is", 366.1), MOSTLY_ATTENTION)), NotApplicable
     )
