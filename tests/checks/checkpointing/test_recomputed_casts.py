@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor.checks.checkpointing.recomputed_casts import recomputed_casts
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import ran, timed
 from tests.checks.trials import tried
@@ -63,7 +63,7 @@ def test_fp8_that_pays_no_more(fp8: float, bf16: float, look: Look) -> None:
 def test_rounds_that_scatter_decide_nothing(look: Look) -> None:
     facts = costs(look(converted()), 1.45, 1.27, spread_ms=30.0)
     arms = [
-        msgspec.structs.replace(arm, rounds_ms=arm.rounds_ms[::-1]) if arm.base else arm
+        msgspec.structs.replace(arm, rounds_ms=arm.rounds_ms[::-1]) if recorded(arm, "base") else arm
         for arm in facts.trial.arms
     ]
     assert recomputed_casts(timed(facts, *arms)) is None

@@ -155,6 +155,13 @@ def test_a_cpu_and_a_model_without_fp8_are_not_judged(look: Look) -> None:
     )
 
 
+KNOWN_WITHOUT = {
+    ("decoder_468m", "STP006"): ("not_applicable", "no time was left for a change that may explain it"),
+    ("llama_8b", "STP006"): ("healthy", None),
+}
+"""What a check answers before it asks where the time goes: FP8 is not slower, or not all was tried."""
+
+
 @pytest.mark.parametrize("code", ["STP001", "STP002", "STP003", "STP004", "STP006", "STP007"])
 @pytest.mark.parametrize("patient", ["decoder_468m", "accelerate_te", "llama_8b"])
 def test_recordings_from_before_there_were_breakdowns_are_unknown(patient: str, code: str) -> None:
@@ -162,4 +169,5 @@ def test_recordings_from_before_there_were_breakdowns_are_unknown(patient: str, 
     arms = tuple(msgspec.structs.replace(each, breakdown=NOT_RECORDED) for each in facts.trial.arms)
     before = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms, gaps={}))
     outcome = next(each for each in diagnose(before).outcomes if each.code == code)
-    assert (outcome.outcome, outcome.reason) == ("unknown", "trial.arms.breakdown was not recorded")
+    unknown = ("unknown", "trial.arms.breakdown was not recorded")
+    assert (outcome.outcome, outcome.reason) == KNOWN_WITHOUT.get((patient, code), unknown)
