@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import recorded
+from fp8doctor.render.header import for_support
 from fp8doctor.render.screen import Line, Mark, Remedy, Screen, first_screen
 from fp8doctor.render.terminal import columns, harmless, harmless_lines, to_ascii, wrap
 from fp8doctor.render.timing import Timing
@@ -92,6 +93,7 @@ class _Page:
         if verbose:
             yield self.rows(screen.outcomes)
             yield self.gaps(report)
+            yield self.joined(for_support(report.facts))
         yield [*self.not_looked_at(screen), *self.more(screen, hint=not (verbose or quiet))]
         if verbose and report.created_at:
             yield self.prose(f"Recorded {report.created_at} by fp8doctor {report.tool.version}.", colour=DIM)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from fp8doctor.diagnosis.document import schema
 from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.diagnosis.treatments import STAY_IN_BF16
+from fp8doctor.facts import Gpu
 from fp8doctor.finding import Outcome, Saving
 from fp8doctor.render import markdown, text
 from fp8doctor.render.screen import first_screen
@@ -160,3 +161,16 @@ def test_what_may_save_nothing_is_no_more_than_a_warning(low: float, mark: str) 
     finding = replace(UNALIGNED, saving_ms=Saving(low=low, high=2.2, basis="measured", gpu="NVIDIA H200"))
     made = report(DECODER_468M, "", (finding,))
     assert [line.mark for line in first_screen(made).troubles] == [mark]
+
+
+def test_verbose_names_what_a_maintainer_asks_for_first() -> None:
+    software = replace(
+        DECODER_468M.software, python="3.12.3", driver="580.159.03", cudnn=None, triton="3.5.1"
+    )
+    gpu = Gpu(name="NVIDIA H200", sm_clock_mhz=345, sm_clock_max_mhz=1980)
+    screen = report(replace(DECODER_468M, software=software, gpus=(gpu,)), "Not measured.")
+    line = next(each for each in text.render(screen, verbose=True).splitlines() if "Triton" in each)
+    for words in ("Python 3.12.3", "driver 580.159.03", "Triton 3.5.1", "SM clock 345 of 1980 MHz"):
+        assert words in line
+    assert "cuDNN" not in line
+    assert "Triton" not in text.render(screen)
