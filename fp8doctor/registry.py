@@ -20,6 +20,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Unrecorded, recorded
 from fp8doctor.facts.paths import path_of
 from fp8doctor.finding import AREAS, Finding, NotApplicable, Outcome, Severity
+from fp8doctor.wording import error_in_words
 
 CheckFunction = Callable[[Facts], Finding | NotApplicable | None]
 
@@ -169,8 +170,7 @@ def _answer(check: Check, facts: Facts) -> Finding | Outcome:
         reason = why_missing(facts, missing)
         return Outcome(code=check.code, outcome="unknown", reason=reason, area=check.area)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        return Outcome(code=check.code, outcome="crashed", reason=reason, area=check.area)
+        return Outcome(code=check.code, outcome="crashed", reason=error_in_words(error), area=check.area)
     if isinstance(answer, Finding):
         severity = answer.severity or check.severity
         return msgspec.structs.replace(
