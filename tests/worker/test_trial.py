@@ -132,7 +132,7 @@ def test_a_step_that_hangs_names_the_budget(tmp_path: Path, monkeypatch: pytest.
     text = MODEL.replace("for block in self.blocks:", "time.sleep(3600)\n        for block in self.blocks:")
     (tmp_path / "model.py").write_text(text)
     examination = examine_in_worker(
-        str(tmp_path / "model.py"), trial=TrialOrder(1.0, "cpu"), progress=lambda text: None
+        str(tmp_path / "model.py"), trial=TrialRequest(1.0, "cpu"), progress=lambda text: None
     )
     assert examination.problem == (
         "copying the model to the device took longer than 15 s and was stopped; --budget allows it more"
