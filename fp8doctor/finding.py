@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import field
 
-from fp8doctor.facts.record import Record, Value
+from fp8doctor.facts.record import Prose, Record, Value
 
 Severity = Literal["info", "warning", "error"]
 Basis = Literal["measured", "modelled", "rule"]
@@ -80,7 +80,7 @@ class Finding(Record, frozen=True, kw_only=True):
 class NotApplicable(Record, frozen=True, kw_only=True):
     """A check's answer when its question does not arise, such as compile checks without any FP8 layer."""
 
-    reason: str
+    reason: Prose
 
 
 class Outcome(Record, frozen=True, kw_only=True):
@@ -88,5 +88,5 @@ class Outcome(Record, frozen=True, kw_only=True):
 
     code: str
     outcome: Literal["sick", "refuted", "healthy", "not_applicable", "unknown", "crashed"]
-    reason: str | None = None
+    reason: Prose | None = None
     area: str = ""

@@ -4,7 +4,6 @@ another."""
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import pkgutil
 import re
@@ -13,13 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import msgspec
 
+from fp8doctor.check_folders import import_folder, output_of
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Unrecorded, recorded
 from fp8doctor.facts.paths import path_of
-from fp8doctor.finding import AREAS, Finding, NotApplicable, Outcome, Severity
+from fp8doctor.facts.record import from_builtins, to_builtins
+from fp8doctor.finding import AREAS, SEVERITIES, Finding, NotApplicable, Outcome, Severity
+from fp8doctor.wording import error_in_words, escaped
 
 CheckFunction = Callable[[Facts], Finding | NotApplicable | None]
 
@@ -43,8 +46,8 @@ class Check:
 
     @property
     def page(self) -> str:
-        """The manual page: the docstring of the check's file."""
-        return inspect.cleandoc(self.module.__doc__ or "")
+        """The manual page: the docstring of the check's file, harmless to print."""
+        return escaped(inspect.cleandoc(self.module.__doc__ or ""), keep="\n")
 
     @property
     def title(self) -> str:
@@ -67,8 +70,12 @@ def check(
 
     def register(function: CheckFunction) -> CheckFunction:
         new = Check(code, name, area, severity, tuple(explained_by), function)
-        if not re.fullmatch(r"[A-Z]{3,5}\d{3}", code):
+        if not re.fullmatch(r"[A-Z]{3,5}\d{3}", str(code)):
             raise ValueError(f"{code!r} is not a code: three to five capital letters and three digits")
+        if type(name) is not str or not re.fullmatch(r"[\w.+-]+", name):
+            raise ValueError(f"{code}: {name!r} is not a name: words joined by hyphens")
+        if severity not in SEVERITIES:
+            raise ValueError(f"{code}: {severity!r} is not a severity; they are {', '.join(SEVERITIES)}")
         if area not in AREAS:
             raise ValueError(f"{code}: {area!r} is not an area; areas are {', '.join(AREAS)}")
         for other in _checks.values():
@@ -88,35 +95,21 @@ def check(
 def discover(folders: Sequence[Path] = ()) -> tuple[Check, ...]:
     """All checks of the package, and those in ``folders``, by code within the order of `AREAS`.
 
-    Raises `UserError` when a folder does not exist or one of its files cannot be imported.
+    Raises `UserError` when a folder does not exist or one of its files cannot be imported; then none of its
+    checks stays.
     """
     package = importlib.import_module("fp8doctor.checks")
     for module in pkgutil.walk_packages(package.__path__, "fp8doctor.checks."):
         importlib.import_module(module.name)
-    for folder in folders:
-        _import_folder(folder)
+    known = dict(_checks)
+    try:
+        for folder in folders:
+            import_folder(folder)
+    except BaseException:
+        _checks.clear()
+        _checks.update(known)
+        raise
     return tuple(sorted(_checks.values(), key=lambda each: (AREAS.index(each.area), each.code)))
-
-
-def _import_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise UserError(f"--checks {folder}: no such folder")
-    for path in sorted(folder.rglob("*.py")):
-        if path.name == "__init__.py":
-            continue
-        name = "fp8doctor_checks_" + re.sub(r"\W", "_", str(path.resolve().with_suffix("")))
-        if name in sys.modules:
-            continue
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[name]
-            raise UserError(f"--checks {path}: {type(error).__name__}: {error}") from error
 
 
 def select(
@@ -164,13 +157,15 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
 def _answer(check: Check, facts: Facts) -> Finding | Outcome:
     """What one check says: its finding with what the registration knows of it, else the outcome."""
     try:
-        answer = check.function(facts)
+        with output_of(check.function):
+            answer = _well_formed(check.function(facts))
     except Unrecorded as missing:
         reason = why_missing(facts, missing)
         return Outcome(code=check.code, outcome="unknown", reason=reason, area=check.area)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        return Outcome(code=check.code, outcome="crashed", reason=reason, area=check.area)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return Outcome(code=check.code, outcome="crashed", reason=error_in_words(error), area=check.area)
     if isinstance(answer, Finding):
         severity = answer.severity or check.severity
         return msgspec.structs.replace(
@@ -179,6 +174,19 @@ def _answer(check: Check, facts: Facts) -> Finding | Outcome:
     if isinstance(answer, NotApplicable):
         return Outcome(code=check.code, outcome="not_applicable", reason=answer.reason, area=check.area)
     return Outcome(code=check.code, outcome="healthy", area=check.area)
+
+
+def _well_formed(answer: Any) -> Finding | NotApplicable | None:
+    """The answer of a check, when it can be shown and saved. Raises TypeError or `UnreadableDocument`."""
+    if answer is None:
+        return None
+    if not isinstance(answer, Finding | NotApplicable):
+        raise TypeError(f"it returned a {type(answer).__name__}, not a Finding, a NotApplicable or None")
+    try:
+        from_builtins(type(answer), to_builtins(answer))
+    except TypeError as error:
+        raise TypeError(f"its evidence cannot be saved: {error}") from error
+    return answer
 
 
 def why_missing(facts: Facts, missing: Unrecorded) -> str:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from fp8doctor.facts.scrub import scrub
+
 MESSAGE_LENGTH = 300
 """Characters of a user's exception that fit into a sentence; the detail carries all of it."""
 
 
 def error_in_words(error: BaseException) -> str:
-    """Put an exception into one line, escaped for a terminal."""
+    """Put an exception into one line, scrubbed, and escaped for a terminal."""
+    text = " ".join(_message(error).split())
+    text = text if len(text) <= MESSAGE_LENGTH else text[:MESSAGE_LENGTH] + " ..."
+    return escaped(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def sentence(error: BaseException) -> str:
+    """Put the first line of an exception into words, scrubbed."""
+    return f"{type(error).__name__}: {_message(error).strip().partition(chr(10))[0][:MESSAGE_LENGTH]}"
+
+
+def _message(error: BaseException) -> str:
     try:
-        text = " ".join(str(error).split())
+        return scrub(str(error))
     except Exception:
         import logging
 
         logging.getLogger("fp8doctor").debug("a message cannot be shown", exc_info=True)
-        text = "(its message cannot be shown)"
-    text = text if len(text) <= MESSAGE_LENGTH else text[:MESSAGE_LENGTH] + " ..."
-    return escaped(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+        return "(its message cannot be shown)"
 
 
 def escaped(text: str, keep: str = "") -> str:

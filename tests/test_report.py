@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import pytest
 import fp8doctor
 from fp8doctor import load_report
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.document import schema, shipped_schema
+from fp8doctor.diagnosis.document import LARGEST_REPORT, schema, shipped_schema
 from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
@@ -233,3 +236,32 @@ def test_the_public_names() -> None:
         assert getattr(fp8doctor, name)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         fp8doctor.nonsense  # noqa: B018
+
+
+def test_only_a_regular_file_of_a_reports_size_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    huge = tmp_path / "huge.json"
+    with huge.open("wb") as file:
+        file.truncate(LARGEST_REPORT + 1)
+    secret = tmp_path / "secret.json"
+    secret.write_text("{}")
+    secret.chmod(0)
+    for path, said in (
+        (tmp_path / "pipe", "is not a regular file"),
+        (Path("/dev/zero"), "is not a regular file"),
+        (tmp_path, "is not a regular file"),
+        (huge, "is larger than 256 MiB"),
+        (tmp_path / "nowhere", "No such file"),
+        *([(secret, "Permission denied")] if os.getuid() else []),
+    ):
+        with pytest.raises(UserError, match=said) as caught:
+            load_report(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_empty_stdin_is_no_report() -> None:
+    command = [sys.executable, "-m", "fp8doctor", "report", "/dev/stdin"]
+    for stdin in (subprocess.DEVNULL, subprocess.PIPE):
+        done = subprocess.run(command, stdin=stdin, input=None, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        assert "is not a regular file" in done.stderr

@@ -66,7 +66,7 @@ CHECKS = click.option(
     multiple=True,
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Also run the checks in this folder; repeatable.",
+    help="Also run the checks in this folder and the folders right below it; repeatable.",
 )
 
 FILE = click.Path(dir_okay=False, writable=True, path_type=Path)

@@ -4,6 +4,7 @@ back."""
 from __future__ import annotations
 
 import functools
+import stat
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from fp8doctor.finding import SEVERITIES, Finding, Outcome, Saving, Severity, Tr
 
 SCHEMA_VERSION = 1
 """Raised only when a key is renamed or changes its meaning; new keys keep it."""
+
+LARGEST_REPORT = 256 * 2**20
+"""Bytes; the reports of 8B models with a trial have 0.7 MiB, and one of 171 MiB takes 35 s to show."""
 
 
 class Tool(Record, frozen=True, kw_only=True):
@@ -104,7 +108,7 @@ def read_saved(path: str | Path) -> tuple[Facts, Tool, str]:
     """
     path = Path(path)
     try:
-        data = decode(path.read_bytes())
+        data = decode(_content(path))
         if not isinstance(data, dict) or "schema_version" not in data or "facts" not in data:
             raise UnreadableDocument("it is JSON, but not a report that 'fp8doctor --save' wrote")
         version = data["schema_version"]
@@ -123,6 +127,18 @@ def read_saved(path: str | Path) -> tuple[Facts, Tool, str]:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     except UnreadableDocument as error:
         raise UserError(f"cannot replay {path}: {error}") from None
+
+
+def _content(path: Path) -> bytes:
+    """What a file of a report's size holds; from anything else nothing is read, which may never end."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"cannot read {path}: it is not a regular file")
+    if status.st_size > LARGEST_REPORT:
+        raise UserError(
+            f"cannot read {path}: it is larger than {LARGEST_REPORT >> 20} MiB, which no report is"
+        )
+    return path.read_bytes()
 
 
 def schema() -> dict[str, Any]:

@@ -25,7 +25,7 @@ from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, if_recorded, recorded
 from fp8doctor.facts.arm_names import PRESCRIBED
 from fp8doctor.facts.paths import path_of
-from fp8doctor.facts.record import Record
+from fp8doctor.facts.record import Prose, Record
 from fp8doctor.finding import Basis, Finding
 
 
@@ -257,7 +257,7 @@ class Verdict(Record, frozen=True, kw_only=True):
     """The answer in one record. ``speedup`` is best BF16 / as it is; what was not measured is None."""
 
     status: Status
-    summary: str
+    summary: Prose
     """One to three sentences."""
     speedup: float | None = None
     speedup_low: float | None = None

@@ -13,6 +13,7 @@ from fp8doctor.examine.compile_marks import forward_of_torch
 from fp8doctor.examine.linears import PRETRAINED, class_is, describe, elements, find_layers
 from fp8doctor.examine.walk import Place, Tree, parameters, wrapped_child
 from fp8doctor.facts import Network
+from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import class_name, lineage
 from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, stored_bytes
@@ -177,7 +178,7 @@ def quantization(tree: Tree) -> str | None:
             else getattr(settings, "quant_method", None)
         )
         if method is not None:
-            return str(getattr(method, "value", method))
+            return scrub(str(getattr(method, "value", method)))
     return None
 
 

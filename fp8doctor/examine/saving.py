@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from fp8doctor.examine.linears import PRETRAINED
 from fp8doctor.examine.walk import Tree, parameters
 from fp8doctor.facts import SavedWeight
-from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import lineage
 from fp8doctor.stacks.tensors import local, storage_bytes, stored_bytes, subclass
+from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
 
@@ -88,11 +88,6 @@ def storage_error(weight: Tensor) -> str | None:
         _log.debug("the storage of a weight cannot be told", exc_info=True)
         return sentence(error)
     return None
-
-
-def sentence(error: Exception) -> str:
-    """An error in one line."""
-    return scrub(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
 
 
 def has_save_pretrained(tree: Tree) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 from fp8doctor.facts.machine import Environment, Gpu, Package, Software
 from fp8doctor.facts.network import Attention, Blocks, Linear, Network, SavedWeight, Scaling, Use
 from fp8doctor.facts.record import (
+    Prose,
     Record,
     from_builtins,
     restore_unknown_keys,
@@ -106,7 +107,7 @@ class Facts(Record, frozen=True, kw_only=True):
     environment: Environment = NOT_RECORDED
     gpus: tuple[Gpu, ...] = NOT_RECORDED
     """All GPUs NVML sees, the visible ones marked; empty when there is none."""
-    recipe_tries: dict[str, str | None] = NOT_RECORDED
+    recipe_tries: dict[str, Prose | None] = NOT_RECORDED
     """Recipe of the model -> why a tiny GEMM of its kind failed on this GPU, None when it ran. Empty when
     none was tried: no CUDA in use in this process, or no recipe in the model that has such a GEMM."""
     network: Network = NOT_RECORDED
@@ -116,7 +117,7 @@ class Facts(Record, frozen=True, kw_only=True):
     """The timed probe; not recorded when none was asked for or there was no device for it."""
     assumed_gpu: str | None = NOT_RECORDED
     """GPU name given by ``--assume-gpu`` for the modelled costs."""
-    gaps: dict[str, str] = NOT_RECORDED
+    gaps: dict[str, Prose] = NOT_RECORDED
     """Dotted path of a fact that could not be read -> the reason."""
     unrecognized: dict[str, Any] = NOT_RECORDED
     """Keys of a recording that this version does not know, kept for the next save."""

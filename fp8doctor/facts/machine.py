@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fp8doctor.facts.record import Record
+from fp8doctor.facts.record import Prose, Record
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 
@@ -42,11 +42,11 @@ class Software(Record, frozen=True, kw_only=True):
 class Environment(Record, frozen=True, kw_only=True):
     """Environment variables on the allow-list of `fp8doctor.examine.environment`, and what they point at."""
 
-    variables: dict[str, str] = NOT_RECORDED
+    variables: dict[str, Prose] = NOT_RECORDED
     deepspeed_fp8_section: bool | None = NOT_RECORDED
     """Whether the DeepSpeed configuration in use has an ``"fp8"`` section; None when there is no such
     configuration."""
-    backend_imports: dict[str, str | None] = NOT_RECORDED
+    backend_imports: dict[str, Prose | None] = NOT_RECORDED
     """FP8 backend that Accelerate will import (TE, AO, MSAMP) -> why a fresh process cannot import it, None
     when it can or this process has. Empty when nothing asks for FP8 through Accelerate, or there is no
     backend to take."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fp8doctor.facts.record import Record
+from fp8doctor.facts.record import Prose, Record
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 Use = Literal["training", "storage", "none"]
@@ -120,9 +120,9 @@ class SavedWeight(Record, frozen=True, kw_only=True):
     tensors: int = NOT_RECORDED
     tried: str = NOT_RECORDED
     """Name of the parameter that was tried."""
-    pickle_error: str | None = NOT_RECORDED
+    pickle_error: Prose | None = NOT_RECORDED
     """Why ``torch.save`` of what ``state_dict`` gives for it fails; None when it works."""
-    storage_error: str | None = NOT_RECORDED
+    storage_error: Prose | None = NOT_RECORDED
     """Why safetensors, and with it ``save_pretrained``, cannot tell its storage; None when it can."""
 
 
@@ -151,7 +151,7 @@ class Network(Record, frozen=True, kw_only=True):
     """Groups of parameter names that share one Parameter."""
     broken_ties: tuple[tuple[str, str], ...] = NOT_RECORDED
     """Pairs of parameter names that the model declares as tied (transformers) and that are two Parameters."""
-    quantization: str | None = NOT_RECORDED
+    quantization: Prose | None = NOT_RECORDED
     """``quant_method`` of the model's configuration: ``bitsandbytes``, ``gptq``, ``fp8``, ...; None without
     one."""
     hooks: int = NOT_RECORDED

@@ -1,8 +1,9 @@
 """The one constructor and codec of everything that is saved: what it cannot hold, it settles here.
 
-Four traps of JSON are settled when a record is made, not when it is written: a non-finite number becomes
-``None`` (text in free-form evidence), an ``int`` in a float field becomes a float, a lone surrogate becomes
-U+FFFD, and a document nested too deep to read is refused with a sentence.
+Secrets are taken out of prose. Four traps of JSON are settled when a record is made, not when it is
+written: a non-finite number becomes ``None`` (text in free-form evidence), an ``int`` in a float field
+becomes a float, a lone surrogate becomes U+FFFD, and a document nested too deep to read is refused with a
+sentence.
 
 Evolution: a field that a record does not carry is ``NOT_RECORDED`` and is not written, which is how a fact
 that an older recording lacks stays unknown instead of turning into a guess. Keys this version does not know
@@ -15,14 +16,19 @@ import functools
 import math
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 
+from fp8doctor.facts.secrets import without_secrets
 from fp8doctor.facts.unrecorded import Fact, guard
 
 Value = int | float | str | bool | None
 """One piece of evidence; a number's unit stands in its key (``_ms``, ``_gib``, ``_pct``)."""
+
+Prose: TypeAlias = Annotated[str, msgspec.Meta(extra={"prose": True})]
+"""Free text that may quote what a user's code or a machine said. The constructor takes the secrets out of it,
+whoever wrote it; names of modules, classes and kernels are not prose and stay as they are."""
 
 R = TypeVar("R", bound="Record")
 
@@ -40,21 +46,29 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A frozen record of plain values. Subclasses declare fields; every value is settled on construction."""
 
     def __post_init__(self) -> None:
-        for field, stored, is_float in _layout(type(self)):
+        for field, stored, is_float, is_prose in _layout(type(self)):
             value = stored(self)
             settled = float(value) if is_float and type(value) is int else settle(value, is_float)
+            if is_prose:
+                settled = _clean(settled)
             if settled is not value:
                 msgspec.structs.force_setattr(self, field, settled)
 
 
 @functools.cache
-def _layout(kind: type[Record]) -> tuple[tuple[str, Callable[[Record], Any], bool], ...]:
+def _layout(kind: type[Record]) -> tuple[tuple[str, Callable[[Record], Any], bool, bool], ...]:
     """Of each field: its name, what reads it from a record, and whether it holds a float (annotated ``float``
-    or ``float | None``). No record exists before it was asked for, so its facts are guarded here."""
+    or ``float | None``), and prose. No record exists before it was asked for, so its facts are guarded
+    here."""
     with _first_use:
         guard(kind)
         return tuple(
-            (field.name, _stored(getattr(kind, field.name)), field.type in (float, float | None))
+            (
+                field.name,
+                _stored(getattr(kind, field.name)),
+                field.type in (float, float | None),
+                _holds_prose(field.type),
+            )
             for field in msgspec.structs.fields(kind)
         )
 
@@ -62,6 +76,21 @@ def _layout(kind: type[Record]) -> tuple[tuple[str, Callable[[Record], Any], boo
 def _stored(member: Any) -> Callable[[Record], Any]:
     stored: Callable[[Record], Any] = member.stored if isinstance(member, Fact) else member.__get__
     return stored
+
+
+def _holds_prose(annotation: Any) -> bool:
+    return annotation == Prose or any(map(_holds_prose, get_args(annotation)))
+
+
+def _clean(value: Any) -> Any:
+    """Prose, or a tuple or dict of it, without what is a secret by its shape."""
+    if isinstance(value, str):
+        return without_secrets(value)
+    if isinstance(value, tuple):
+        return tuple(map(_clean, value))
+    if isinstance(value, dict):
+        return {key: _clean(item) for key, item in value.items()}
+    return value
 
 
 def settle(value: Any, number_field: bool = False) -> Any:

@@ -1,24 +1,18 @@
 """Taking home folders, names of hosts and users, and secrets out of text, before it becomes a fact.
 
 Facts are saved, mailed and pasted into public issues. What reads the live world therefore passes every free
-text through `scrub`: values of environment variables, messages of exceptions, reasons of failures.
+text through `scrub`: values of environment variables, messages of exceptions, reasons of failures. A field of
+prose (`fp8doctor.facts.record.Prose`) loses once more what is a secret by its shape, whoever filled it.
 """
 
 from __future__ import annotations
 
 import functools
-import getpass
 import os
 import re
-import socket
 from pathlib import Path
 
-LIMIT = 2000
-"""Longest text that is kept, in characters; the rest is cut and an ellipsis says so."""
-
-SECRET = "<secret>"
-HOST = "<host>"
-USER = "<user>"
+from fp8doctor.facts.secrets import HOST, USER, cut, without_secrets
 
 COMMON_HOSTS = frozenset(
     {
@@ -43,6 +37,13 @@ COMMON_HOSTS = frozenset(
 SHORTEST_HOST = 4
 """Characters; a shorter host name would be found inside ordinary words."""
 
+HOST_VARIABLES = ("HOSTNAME", "SLURMD_NODENAME", "COMPUTERNAME")
+"""Environment variables that hold a name of this host. Its full name is not asked for: that may wait for a
+name server."""
+
+DOMAIN = r"(?:internal|local|localdomain|lan|corp|(?:[a-z][\w-]*\.)+[a-z]{2,})\b"
+"""What may follow a host's name in its full name."""
+
 COMMON_USERS = frozenset(
     {
         "root",
@@ -62,50 +63,16 @@ COMMON_USERS = frozenset(
 )
 """User names that are ordinary names of folders."""
 
-TOKENS = re.compile(
-    r"""(?x)
-      (?<![A-Za-z0-9]) (?:
-          hf_[A-Za-z0-9]{16,}                          # Hugging Face
-        | sk-[A-Za-z0-9_-]{16,}                        # OpenAI, Anthropic
-        | gh[pousr]_[A-Za-z0-9]{16,}                   # GitHub
-        | github_pat_[A-Za-z0-9_]{16,}
-        | glpat-[A-Za-z0-9_-]{16,}                     # GitLab
-        | (?:AKIA|ASIA)[A-Z0-9]{12,}                   # Amazon
-        | AIza[A-Za-z0-9_-]{30,}                       # Google
-        | xox[a-z]-[A-Za-z0-9-]{10,}                   # Slack
-        | eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_.-]{8,}     # JSON web token
-        | [0-9a-f]{40}(?![0-9A-Za-z])                  # Weights & Biases
-      )
-    | (?<=://) [^/\s@:]+:[^/\s@]+ (?=@)                # user:password@ in an address
-    """
-)
-"""Secrets that are known by their shape."""
-
-ASSIGNED = re.compile(
-    r"""(?xi)
-    (   (?: key | token | secret | passw(?:or)?d | passphrase | credentials? ) ["']? \s*[=:]\s* ["']?
-      | bearer \s+ )
-    (?=[\w+/=~-]*[a-z]) [\w+/=~-]{16,}
-    """
-)
-"""A long value after the name of a secret; one without a letter is a number."""
-
-HOMES = re.compile(
-    r"""(?:/(?:home|Users)/|[A-Za-z]:[\\/]+Users[\\/]+)[^/\\\s:;,'"<>]+|(?<![\w.])/root(?![\w.-])"""
-)
-
 
 def scrub(text: str) -> str:
     """``text`` without secrets, home folders, and names of this host and this user, and at most `LIMIT`
     characters long."""
-    text = TOKENS.sub(SECRET, text)
-    text = ASSIGNED.sub(rf"\1{SECRET}", text)
+    text = cut(text)
     for home in _homes():
         text = re.sub(rf"(?<![\w.]){re.escape(home)}(?![\w.-])", "~", text)
-    text = HOMES.sub("~", text)
     for pattern, instead in _names():
         text = pattern.sub(instead, text)
-    return text if len(text) <= LIMIT else text[: LIMIT - 1] + "…"
+    return without_secrets(text)
 
 
 @functools.cache
@@ -122,10 +89,13 @@ def _homes() -> tuple[str, ...]:
 @functools.cache
 def _names() -> tuple[tuple[re.Pattern[str], str], ...]:
     """Patterns of this host's names as whole words, and of this user's name as a part of a path."""
-    host = socket.gethostname()
-    hosts = sorted({host, host.partition(".")[0]}, key=len, reverse=True)
+    import getpass
+    import socket
+
+    named = {socket.gethostname(), *(os.environ.get(variable, "") for variable in HOST_VARIABLES)}
+    hosts = sorted({part for name in named for part in (name, name.partition(".")[0])}, key=len, reverse=True)
     patterns = [
-        (re.compile(rf"(?i)\b{re.escape(name)}\b"), HOST)
+        (re.compile(rf"(?i)\b{re.escape(name)}\b(?:\.{DOMAIN})?"), HOST)
         for name in hosts
         if len(name) >= SHORTEST_HOST and name.lower() not in COMMON_HOSTS
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fp8doctor.facts.record import Record
+from fp8doctor.facts.record import Prose, Record
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 
@@ -37,7 +37,7 @@ class Dynamo(Record, frozen=True, kw_only=True):
     frames_total: int = NOT_RECORDED
     """Frames that Dynamo tried to compile so far in this process."""
     frames_ok: int = NOT_RECORDED
-    failures: tuple[str, ...] = NOT_RECORDED
+    failures: tuple[Prose, ...] = NOT_RECORDED
     """Reasons of compilations that failed, scrubbed, at most a few."""
     recompile_limit: int | None = NOT_RECORDED
     """Versions of one function that Dynamo keeps before it leaves the function eager; not recorded before it
@@ -178,7 +178,7 @@ class Workload(Record, frozen=True, kw_only=True):
     sequence_length: int | None = NOT_RECORDED
     tokens: int | None = NOT_RECORDED
     """Rows of the GEMMs in one micro-batch (M): batch × sequence, or the batch where there is no sequence."""
-    note: str | None = NOT_RECORDED
+    note: Prose | None = NOT_RECORDED
     """How a made-up batch was made."""
     loss_source: Literal["given", "output.loss", "mean"] = NOT_RECORDED
     optimizer_source: Literal["given", "made up"] = NOT_RECORDED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fp8doctor.facts.record import Record
+from fp8doctor.facts.record import Prose, Record
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 Family = Literal[
@@ -108,7 +108,7 @@ class LayerShape(Record, frozen=True, kw_only=True):
     fp8_ms: float | None = NOT_RECORDED
     casts_ms: float | None = NOT_RECORDED
     """Compiled casts of input, weight and output gradient that the recipe needs."""
-    reason: str | None = NOT_RECORDED
+    reason: Prose | None = NOT_RECORDED
     """Why FP8, or its casts, could not be timed; None when both were."""
 
 
@@ -150,11 +150,11 @@ class ArmCut(Record, frozen=True, kw_only=True):
     """From the first step until nothing was compiled any more."""
     graphs_compiled: int = NOT_RECORDED
     graph_breaks: int = NOT_RECORDED
-    break_reasons: tuple[str, ...] = NOT_RECORDED
+    break_reasons: tuple[Prose, ...] = NOT_RECORDED
     """Why Dynamo broke the graph, in its own words, each once, at most a few."""
     recompilations: int = NOT_RECORDED
     """Frames compiled again because a guard failed, from the first step on."""
-    recompile_reasons: tuple[str, ...] = NOT_RECORDED
+    recompile_reasons: tuple[Prose, ...] = NOT_RECORDED
     left_eager: tuple[str, ...] = NOT_RECORDED
     """Functions that reached the recompile limit, so that further calls run eagerly."""
     alloc_retries: int | None = NOT_RECORDED
@@ -175,7 +175,7 @@ class Arm(Record, frozen=True, kw_only=True):
     """The arm that this one changes, whose time minus its own is what the change saves; None where it changes
     none."""
     tried: bool = NOT_RECORDED
-    reason: str | None = NOT_RECORDED
+    reason: Prose | None = NOT_RECORDED
     """Why it was not tried, or why what was timed is not a number; None when it is one."""
     step_ms: float | None = NOT_RECORDED
     """Median at full depth; measured when the model was timed whole, else predicted from the cuts."""
@@ -240,7 +240,7 @@ class Trial(Record, frozen=True, kw_only=True):
     self_check_ratio: float | None = NOT_RECORDED
     """BF16 / its own replica; 1.00 when nothing disturbed the timing."""
     reliable: bool = NOT_RECORDED
-    reason: str | None = NOT_RECORDED
+    reason: Prose | None = NOT_RECORDED
     harm: tuple[str, ...] = NOT_RECORDED
     """What the trial changed outside its copies of the model, put back where it could be; empty when
     nothing."""
@@ -254,7 +254,7 @@ class Trial(Record, frozen=True, kw_only=True):
     CPU they say nothing about a GPU."""
     numerics: tuple[LayerNumerics, ...] = NOT_RECORDED
     """FP8 layers one by one; empty when the model has none."""
-    gaps: dict[str, str] = NOT_RECORDED
+    gaps: dict[str, Prose] = NOT_RECORDED
     """Dotted path of a fact of the trial that is missing, such as ``trial.shapes`` -> the reason."""
     budget_s: float | None = NOT_RECORDED
     elapsed_s: float | None = NOT_RECORDED

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fp8doctor.facts import Workload
-from fp8doctor.facts.scrub import scrub
 from fp8doctor.loading.job import Plan
 from fp8doctor.loading.made_up_batch import TARGETS, make_up
 from fp8doctor.loading.model_inputs import NoBatchError, first_layer, patch_rows
@@ -46,7 +45,7 @@ def resolve(
         return Batch(None, None, f"no batch could be made up: {error}")
     except Exception as error:  # a model may compute anything in what is read here
         _log.debug("no batch could be made up", exc_info=True)
-        return Batch(None, None, f"no batch could be made up: {scrub(error_in_words(error))}")
+        return Batch(None, None, f"no batch could be made up: {error_in_words(error)}")
     return Batch(value, "made up", f"made up: {made_of}")
 
 

@@ -74,10 +74,13 @@ def build(found: ModelCandidate, file: str, layers: int | None = None) -> tuple[
 
 @contextmanager
 def blamed(doing: str) -> Iterator[None]:
-    """Turn what user code raises into a `UserError` with the user's frames; ``doing`` begins it."""
+    """Turn what user code raises into a `UserError` with the user's frames; ``doing`` begins it.
+
+    A KeyboardInterrupt is the file's own: Ctrl-C is the parent's, and does not reach its child.
+    """
     try:
         yield
-    except (UserError, KeyboardInterrupt):
+    except UserError:
         raise
     except SystemExit as error:
         call = f"sys.exit({error_in_words(error).partition(': ')[2]})"

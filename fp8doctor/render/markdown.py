@@ -24,6 +24,10 @@ SPECIAL = re.compile(r"([\\`*_{}\[\]|~#$!^])")
 """Characters that mean something in a line of GitHub's Markdown; ``<``, ``>`` and ``&`` become HTML
 entities."""
 
+LINKED = re.compile(r"(?i)(?<=@)(?=[\w\[-])|(?<=#)(?=\d)|(?<=\bgh-)(?=\d)|(?<=:)(?=//)|(?<=\bwww)(?=\.)")
+"""Where an address, a mention, a reference or a mailbox would become a link. GitHub looks for them in what it
+has rendered, so that no escape keeps it from it: a space of no width does."""
+
 LIST_OR_HEADING = re.compile(r"^(\d{1,9})?([-+=.)])")
 """What begins a list or underlines a heading at the start of a line."""
 
@@ -35,8 +39,9 @@ def render(report: Document) -> str:
 
 
 def escaped(text: str) -> str:
-    """One line that Markdown shows as it is."""
-    plain = SPECIAL.sub(r"\\\1", html.escape(harmless(text), quote=False))
+    """One line that Markdown shows as it is, and that links and notifies nobody."""
+    unlinked = LINKED.sub("\N{ZERO WIDTH SPACE}", harmless(text))
+    plain = SPECIAL.sub(r"\\\1", html.escape(unlinked, quote=False))
     return LIST_OR_HEADING.sub(r"\1\\\2", plain)
 
 

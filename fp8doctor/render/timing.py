@@ -188,7 +188,7 @@ def _notes(trial: Trial, arms: list[Arm], fp8: bool) -> Iterator[str]:
     if if_recorded(waits_for_time, trial) and recorded(trial, "budget_s") and trial.budget_s:
         known = recorded(trial, "elapsed_s")
         took_s = max(trial.budget_s, (trial.elapsed_s if known else None) or 0.0)
-        twice, beyond = 2 * trial.budget_s, 30 * round((took_s + trial.budget_s) / 30)
+        twice, beyond = 2 * trial.budget_s, 30 * max(1, round((took_s + trial.budget_s) / 30))
         yield f"More time for the rest: --budget {twice if took_s < 1.2 * trial.budget_s else beyond:g}."
     gaps = trial.gaps if recorded(trial, "gaps") else {}
     yield from (

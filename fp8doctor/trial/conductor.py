@@ -29,12 +29,13 @@ from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.measure.attempt import Attempt, Final, Ready
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.device import DeviceLost, gpu_name, sentence, still_there
+from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
 from fp8doctor.trial.measure.profile_step import BREAKDOWN, KeepTrace, Tracer
 from fp8doctor.trial.measure.results import report
 from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.trial.variant import ArmPlan
+from fp8doctor.wording import sentence
 
 NEEDED = ("as_is", "bf16", "bf16_compiled", PRESCRIBED, SELF_CHECK)
 """What a report cannot do without, and the first conversion of a model without FP8."""

@@ -21,7 +21,6 @@ import msgspec
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target, Trial
 from fp8doctor.facts.record import settle
-from fp8doctor.facts.scrub import scrub
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.loading.target import locate
@@ -78,16 +77,8 @@ def serve(request: str) -> None:
     except BaseException as error:
         _log.debug("the worker failed", exc_info=True)
         frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
-        channel.send(
-            Failure(
-                settle(
-                    scrub(
-                        f"fp8doctor failed: {error_in_words(error)} "
-                        f"({os.path.basename(frame.f_code.co_filename)}:{line})"
-                    )
-                )
-            )
-        )
+        where = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
+        channel.send(Failure(settle(f"fp8doctor failed: {error_in_words(error)} ({where})")))
 
 
 def _examine(channel: _Channel, asked: dict[str, Any]) -> None:

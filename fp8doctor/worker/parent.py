@@ -128,10 +128,11 @@ def _examined(
     traces: dict[str, str | None],
 ) -> Examination:
     """One child from its start to its end. ``traces`` takes the files that it writes."""
-    doing, began, limit, arm = "starting", time.monotonic(), load_timeout, None
-    trial_limit = (
-        TRIAL_LIMIT * request["trial"]["budget_s"] + TRIAL_GRACE_S if request["trial"] else load_timeout
-    )
+    doing, began, arm = "starting", time.monotonic(), None
+    loading = limit, option = load_timeout, "--load-timeout"
+    timing = loading
+    if request["trial"]:
+        timing = TRIAL_LIMIT * request["trial"]["budget_s"] + TRIAL_GRACE_S, "--budget"
     messages = decoder(Message)
     with _Child(request) as child:
         for line in child.lines():
@@ -141,8 +142,7 @@ def _examined(
                         return _without(facts, arm, f"it took longer than {limit:g} s")
                     return _incomplete(
                         facts,
-                        f"{doing} took longer than {limit:g} s and was stopped; "
-                        "--load-timeout allows it more",
+                        f"{doing} took longer than {limit:g} s and was stopped; {option} allows it more",
                     )
                 continue
             try:
@@ -156,12 +156,8 @@ def _examined(
                     "and the worker was stopped",
                 )
             if isinstance(message, Stage):
-                doing, began, limit, arm = (
-                    message.text,
-                    time.monotonic(),
-                    trial_limit if message.timing else load_timeout,
-                    message.arm,
-                )
+                doing, began, arm = message.text, time.monotonic(), message.arm
+                limit, option = timing if message.timing else loading
                 progress(doing)
             elif isinstance(message, Traced):
                 traces[message.file] = message.problem

@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fp8doctor.facts import scrub as module
-from fp8doctor.facts.scrub import LIMIT, scrub
+from fp8doctor.facts.scrub import scrub
+from fp8doctor.facts.secrets import LIMIT
 
 ALNUM = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 SHAPES = (

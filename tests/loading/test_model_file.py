@@ -391,6 +391,12 @@ def test_a_compiled_wrapper_that_is_not_the_one_inspected_is_named(write: Write)
     )
 
 
+def test_an_interrupt_that_the_file_raises_is_its_own(write: Write) -> None:
+    for text in ("raise KeyboardInterrupt", "def build_model(): raise KeyboardInterrupt('enough')"):
+        with pytest.raises(UserError, match=r"net\.py raised KeyboardInterrupt"):
+            load(write(text, "net.py"))
+
+
 def test_the_file_runs_under_its_own_name_with_its_folder_first(write: Write, tmp_path: Path) -> None:
     write("width = 16", "sub/helper.py")
     file = write(

@@ -130,6 +130,44 @@ def test_markdown_cannot_be_broken_out_of(name: str) -> None:
     assert skeleton(markdown.render(with_name(name))) == skeleton(markdown.render(with_name("name")))
 
 
+LINKS = re.compile(r"(?i)https?://\w|ftp://\w|\bwww\.\w|(?<![\w`])@[a-z0-9]|[a-z0-9]@[a-z0-9]|#\d|\bgh-\d")
+"""What GitHub makes a link or a mention of, in text that it has rendered."""
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            (
+                *(
+                    "https://evil.example/x",
+                    "http://a",
+                    "HTTPS://a.b",
+                    "ftp://a.b",
+                    "www.evil.example",
+                    "WWW.a.b",
+                ),
+                *("@torvalds", "@org/team", "@a-b", "#1", "#123", "owner/repo#7", "GH-12", "a@b.example"),
+                *("mailto:a@b.example", " ", ".", "(", ")", "x", "\\", "[", "_", "://"),
+            )
+        ),
+        min_size=1,
+        max_size=4,
+    ).map("".join)
+)
+@settings(max_examples=150, deadline=None)
+@example("@@a ##1 https://https://a www.www.a")
+def test_markdown_links_and_notifies_nobody(name: str) -> None:
+    document = markdown.render(with_name(name))
+    prose = re.sub(r"(?ms)^(`{3,})$.*?^\1$", "", document)
+    rendered = re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", prose)
+    assert not LINKS.search(rendered)
+
+
+def test_what_is_kept_from_being_a_link_stays_readable() -> None:
+    text = "see https://a.example/x, @name and #12"
+    assert markdown.escaped(text).replace("\u200b", "").replace("\\", "") == text
+
+
 def skeleton(document: str) -> list[str]:
     """What Markdown reads as markup in each line, code taken out, lines of the table's rule brought to one
     length."""

@@ -230,6 +230,18 @@ def test_what_the_budget_left_no_time_for_stands_in_one_line_and_how_to_time_it_
     assert notes(*ARMS[:-1], budget_s=60.0) == ()
 
 
+@pytest.mark.parametrize(
+    ("budget_s", "elapsed_s", "advised"),
+    [(0.5, 3.0, 30), (0.001, 0.1, 30), (10.0, 13.0, 30), (60.0, 90.0, 150)],
+)
+def test_the_budget_that_is_advised_is_more_than_the_trial_took(
+    budget_s: float, elapsed_s: float, advised: int
+) -> None:
+    found = timing(of(*ARMS[:-1], *waiting(*WIDE), budget_s=budget_s, elapsed_s=elapsed_s).facts)
+    assert found is not None
+    assert found.notes == (f"More time for the rest: --budget {advised}.",)
+
+
 def test_a_recipe_has_torchaos_own_name_and_the_table_of_a_large_model_fits() -> None:
     found = timing(of(FP8_EAGER, *waiting(*WIDE)).facts)
     assert found is not None

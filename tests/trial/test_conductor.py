@@ -722,6 +722,20 @@ def test_a_step_that_raises_is_the_trials_reason() -> None:
     assert "the training step raises AttributeError" in (result.reason or "")
 
 
+def test_a_frozen_model_is_no_fault_of_its_step() -> None:
+    frozen = job(blocks=3)
+    frozen.model.requires_grad_(False)
+    assert trial(frozen, AS_IS).reason == "no parameter of the model is trained, so there is no step to time"
+
+
+def test_an_optimizer_that_needs_a_closure_is_no_fault_of_the_step() -> None:
+    found = job(blocks=3)
+    closed = replace(found, optimizer=torch.optim.LBFGS(found.model.parameters()))
+    assert trial(closed, AS_IS).reason == (
+        "its optimizer LBFGS takes a closure, and the steps that are timed give it none"
+    )
+
+
 def test_without_a_batch_nothing_is_timed_and_no_step_is_blamed() -> None:
     result = trial(job(batch=None), AS_IS)
     assert result.arms == ()

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from fp8doctor.trial.copies.compiling import clone_function, context_of, is_wrapper
+from fp8doctor.wording import error_in_words
 
 DISTRIBUTED = ("DistributedDataParallel", "DataParallel")
 """Wrappers that are taken off: one process is timed."""
@@ -76,7 +77,7 @@ def replicate(
             _memoize_cut(root.get_submodule(name), keep, memo)
         replica = copy.deepcopy(root, memo)
     except Exception as error:
-        raise NotReplicable(f"copying it raises {type(error).__name__}: {error}") from error
+        raise NotReplicable(f"copying it raises {error_in_words(error)}") from error
     for _name, module in kept:
         twin = memo.get(id(module))
         if isinstance(twin, nn.Module):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fp8doctor.loading.job import Job
+from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.variant import Variant
 
 RATE = 1e-12
@@ -99,9 +100,12 @@ def optimizer_for(
     """An optimizer of the user's class and settings over a replica's parameters, with the learning rate
     `RATE`.
 
-    Without one: fused AdamW over the trainable parameters.
+    Without one: fused AdamW over the trainable parameters. Raises `NotReplicable` when nothing is trained, or
+    the optimizer cannot step by itself.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trained:
+        raise NotReplicable("no parameter of the model is trained, so there is no step to time")
     if job.optimizer is None:
         return torch.optim.AdamW(trained, lr=RATE, fused=True)
     kept = {id(parameter) for parameter in trained}
@@ -117,6 +121,11 @@ def optimizer_for(
                 }
             )
     kind = type(getattr(job.optimizer, "optimizer", job.optimizer))
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise NotReplicable(
+            f"its optimizer {kind.__name__} takes a closure, and the steps that are timed give it none"
+        )
     takes = inspect.signature(kind.__init__).parameters
     accepted = {key: value for key, value in job.optimizer.defaults.items() if key in takes and key != "lr"}
     return cast(torch.optim.Optimizer, kind(groups, lr=RATE, **accepted))

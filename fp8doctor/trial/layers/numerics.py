@@ -36,11 +36,12 @@ from fp8doctor.trial.copies.step import call, loss_of, tensors
 from fp8doctor.trial.layers.made_up import made_up
 from fp8doctor.trial.layers.precision_lost import Casts, Difference
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.device import sentence, still_there
+from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import NotTried, strip_compile_marks
 from fp8doctor.trial.treatments.registry import modules
 from fp8doctor.trial.variant import Variant
+from fp8doctor.wording import sentence
 
 NUMERICS = "numerics"
 """What progress and ``skip`` call this part, as if it were an arm: a process that dies of it is followed by

@@ -23,9 +23,10 @@ from fp8doctor.trial.copies.replica import Tripwire, unwrapped
 from fp8doctor.trial.copies.step import call, move, tensors
 from fp8doctor.trial.layers.shapes import of_interest
 from fp8doctor.trial.measure.bench import cut_of
-from fp8doctor.trial.measure.device import sentence, still_there
+from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.trial.treatments import strip_compile_marks
+from fp8doctor.wording import sentence
 
 ARM = "rows"
 """What a worker that dies of it leaves out in the next one."""

@@ -24,9 +24,9 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers import casts
 from fp8doctor.trial.layers.gemms import Operands, Operation, bf16_gemms, fp8_gemms
-from fp8doctor.trial.measure.device import DeviceLost, sentence, still_there
+from fp8doctor.trial.measure.device import DeviceLost, still_there
 from fp8doctor.trial.state.undisturbed import free, undisturbed
-from fp8doctor.wording import percent
+from fp8doctor.wording import percent, sentence
 
 ARM = "shapes"
 """What a worker that dies of it leaves out in the next one."""

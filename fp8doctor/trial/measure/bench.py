@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 from fp8doctor.facts.arm_names import SELF_CHECK, UNSEEN
 from fp8doctor.trial.measure.attempt import Attempt, Ready
-from fp8doctor.trial.measure.device import sentence, still_there
+from fp8doctor.trial.measure.device import still_there
+from fp8doctor.wording import sentence
 
 LEAST_WARM_UP, MOST_WARM_UP = 3, 10
 """Steps of an arm before it is timed: until one compiles nothing, within these bounds."""

@@ -6,6 +6,7 @@ import torch
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Trial
+from fp8doctor.wording import sentence
 
 
 def choose_device(name: str | None) -> torch.device | None:
@@ -55,11 +56,6 @@ def still_there(device: torch.device, part: str) -> None:
             torch.cuda.synchronize(device)
         except RuntimeError as error:
             raise DeviceLost(part, f"it took the GPU's context down: {sentence(error)}") from error
-
-
-def sentence(error: BaseException) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
 
 
 def gpu_name(device: torch.device) -> str | None:

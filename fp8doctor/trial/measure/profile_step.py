@@ -24,13 +24,12 @@ from fp8doctor.analysis.median_interval import interval
 from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
 from fp8doctor.facts.arm_names import PRESCRIBED
 from fp8doctor.facts.record import UnreadableDocument
-from fp8doctor.facts.scrub import scrub
 from fp8doctor.profiling.step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, full_ms
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.device import sentence, still_there
+from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.measure.evidence import (
     StepProof,
     compiled_so_far,
@@ -39,6 +38,7 @@ from fp8doctor.trial.measure.evidence import (
     profiler_in_use,
     prove,
 )
+from fp8doctor.wording import sentence
 
 BREAKDOWN = "breakdown"
 """What progress and ``skip`` call the profiles, as if they were an arm: a process that dies of one is
@@ -126,7 +126,7 @@ class Tracer:
                     file.unlink()
         except Exception as error:
             still_there(device, BREAKDOWN)
-            self.failures.append(scrub(f"profiling a step fails with {sentence(error)}"))
+            self.failures.append(f"profiling a step fails with {sentence(error)}")
         else:
             attempt.profiled = tuple(reversed(steps))
         return proof if proof and proof.fp8_gemms is not None else prove(attempt.ready[-1].step, device)

@@ -1,0 +1,238 @@
+"""Secrets, and marks of people and machines, that are known by their shape wherever they are read.
+
+What only the machine itself knows, such as its name, is `fp8doctor.facts.scrub`'s concern.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import re
+from collections.abc import Callable
+
+SECRET = "<secret>"
+HOST = "<host>"
+USER = "<user>"
+EMAIL = "<e-mail>"
+ADDRESS = "<address>"
+
+LIMIT = 2000
+"""Longest text that is kept, in characters; the rest is cut before anything is looked for, and an ellipsis
+says so."""
+
+RAGGED = 200
+"""Characters at the end of a cut text in which its last word is dropped: half a token does not read as
+one."""
+
+Replacement = str | Callable[[re.Match[str]], str]
+
+PRIVATE_KEY = re.compile(
+    r"(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)"
+)
+"""A PEM or PGP block; one that was cut ends with the text."""
+
+TOKENS = re.compile(
+    r"""(?x)
+    (?<![A-Za-z0-9]) (?:
+        (?: hf_ | api_org_ | gh[pousr]_ | gsk_ | npm_ | r8_ | lin_api_ | rubygems_ | secret_ | ntn_ | whsec_
+          | fw_ | [sr]k_(?:live|test|prod)_ ) [A-Za-z0-9]{16,}
+      | sk- [\w-]{16,}                                        # OpenAI, Anthropic
+      | (?: github_pat_ | gl(?:pat|ptt|dt|rt|cbt|agent|oas)- | dckr_pat_ | nvapi- | pypi- | wandb_v1_ | xai-
+          | pplx- | jina_ | tgp_v1_ | lsv2_(?:pt|sk)_ | figd_ | glsa_ | shp(?:at|ca|pa|ss)_ | do[opr]_v1_
+          | pscale_tkn_ | ATATT3x | sq0(?:atp|csp)- | sntry[su]_ | phc_ | AGE-SECRET-KEY-1 )
+        (?=[\w-]*[0-9A-Z]) [\w-]{16,}
+      | (?: hv[sbr]\. | dp\.pt\. | ya29\. | 1//0 ) [\w.-]{16,}   # Vault, Doppler, Google
+      | (?: AKIA | ASIA ) [A-Z0-9]{12,}                       # Amazon
+      | AIza [\w-]{30,}                                       # Google
+      | GOCSPX- [\w-]{20,}
+      | xox[a-z]- [\w-]{10,} | xapp- [\w-]{10,}               # Slack
+      | SG \. [\w-]{16,} \. [\w-]{16,}                        # SendGrid
+      | dapi [0-9a-f]{32} (?:-\d)?                            # Databricks
+      | (?: SK | key- ) [0-9a-f]{32} (?![0-9A-Za-z])          # Twilio, Mailgun
+      | \d{8,10} : AA [\w-]{33}                               # Telegram
+      | eyJ [\w-]{8,} \. [\w.-]{8,} | eyJ [\w+/=-]{40,}       # JSON web token, Neptune
+      | [0-9a-f]{40} (?![0-9A-Za-z])                          # Weights & Biases
+    )
+  | (?<![\w~.-]) [\w~.-]{3} \d Q~ [\w~.-]{31,34}              # Azure
+    """
+)
+"""Tokens that tell themselves by how they begin."""
+
+HOOKS = re.compile(
+    r"(?i)(?<=://)((?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks"
+    r"|api\.telegram\.org|[\w-]+\.webhook\.office\.com/webhookb2)/)[\w./:@-]+"
+)
+"""Addresses to which who knows them may write."""
+
+USER_IN_ADDRESS = re.compile(r"(?<=://)(?!git@|<)[^/\s@?#'\"]{1,512}(?=@)")
+"""``user:password`` or a token before the host of an address."""
+
+PASSWORD = r"passw(?:or)?d|passwd|passphrase|passcode"
+STRONG = (
+    r"(?:api|app|access|secret|private|account|auth|client|shared|signing|encryption|session|refresh|storage"
+    r"|master|service|subscription|license|deploy|webhook|id|csrf|security|bot|personal|sharedaccess)"
+    r"[_ -]?(?:key|token)|[A-Za-z]{0,20}secret|credentials?"
+)
+ASSIGN = r"""["']?\s*(?:=>|[=:])\s*["']?"""
+NOTHING = (
+    r"(?!(?i:none|null|nil|true|false|unset|missing|required|invalid|empty|str|string|bytes|int)\b|<|\*+"
+    r"|\$|%\w+%|\.\.\.)"
+)
+"""What stands after the name of a secret and is none."""
+
+ASSIGNED = re.compile(
+    rf"""(?x)
+      ( (?i: (?:{PASSWORD}|(?<![A-Za-z])pwd(?={ASSIGN}[^/\\~\s])) {ASSIGN} ) ) {NOTHING} [^\s"',;&)}}\]]+
+    | ( (?<![A-Za-z]) (?i: {STRONG} ) {ASSIGN} ) {NOTHING}
+          (?=[^\s"',;&]*[A-Za-z]) (?![a-z_]+(?:\.[a-z_0-9]+)+) [^\s"',;&)}}\]]{{6,}}
+    | ( \b [A-Z0-9_]* (?: KEY | TOKEN | SECRET | PASS | PAT ) {ASSIGN} ) {NOTHING}
+          (?=[^\s"',;&]*[A-Za-z]) [^\s"',;&)}}\]]{{6,}}
+    | ( (?i: key | token ) {ASSIGN} )
+          (?=[\w+/=~-]*[A-Za-z]) (?: [A-Za-z0-9+/=~-]{{16,}}+ (?![\w.])
+            | (?=[\w+/=~-]*\d) (?=[\w+/=~-]*[A-Z]) (?=[\w+/=~-]*[a-z]) [\w+/=~-]{{16,}} )
+    """
+)
+"""A value after the name of a secret. A password may be short; a mere key or token may be the name of a
+parameter."""
+
+HEADER = re.compile(
+    r"""(?xi)
+      ( (?:proxy-)? authorization ["']? \s* [=:] \s* ["']? (?: [A-Za-z-]+ \s+ )?+ ) (?!<) [^\s"',]+
+    | ( \b bearer \s+ ) (?=[\w+/=~.-]*[a-z]) [\w+/=~.-]{16,}
+    | ( \b x-(?:[a-z]+-)*(?:key|token|secret|auth) ["']? \s* : \s* ["']? ) (?!<) [^\s"',]+
+    | ( \b (?:set-)? cookie ["']? \s* : \s* ["']? ) [^\s"'=<]+ = [^\r\n"']+
+    """
+)
+"""What an HTTP header carries."""
+
+QUERY = re.compile(
+    r"""(?xi)
+      ( [?&] (?: sig | [\w-]*signature | x-(?:amz|goog)-(?:credential|security-token) | [\w-]*token
+               | [\w-]*key | auth | AWSAccessKeyId | GoogleAccessId | code ) = ) (?!<) [^&\s"'<>]+
+    | ( \b (?: sig | x-amz-(?:signature|credential|security-token) | AWSAccessKeyId )
+        ["']? \s* [=:] \s* ["']? ) (?!<) [\w%+/=.-]{8,}
+    """
+)
+"""What signs an address."""
+
+OPTION = re.compile(
+    rf"""(?xi)
+      (?<![\w-]) ( --? (?:[a-z0-9]+[-_])* (?:{PASSWORD}|pass) (?:\s+|=) ["']? ) (?![<-]) [^\s"']+
+    | (?<![\w-]) ( -- (?:[a-z0-9]+[-_])* (?:token|key|secret|pat) (?:\s+|=) ["']? )
+          (?![<-]) (?=[^\s"']*[a-z]) [^\s"']{{6,}}
+    | (?<![\w-]) ( (?: -u | --user ) (?:\s+|=) ["']? [^\s"':<]+ : ) (?![<:]) [^\s"']+
+    """
+)
+"""What a command line carries: ``--password x``, ``-u name:password``."""
+
+MAILBOX = re.compile(r"(?<![\w.+-])(?!git@)[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w-])")
+
+BEFORE_ADDRESS = (
+    r"(?:(?i:\b(?:host|address|addr|ip|server|peer|node|to|from|at|with|on|connect|inet6?|tcp|master|remote"
+    r"|client|gateway|bind|endpoint|MASTER_ADDR)\b)[\s:='\"(\[]+|://|@|\[)"
+)
+QUAD = r"(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)"
+IP4 = re.compile(
+    rf"""(?x) (?!127\.0\.0\.1\b|0\.0\.0\.0\b) (?:
+      (?<![\w.=<>~-]) (?: 192\.168 | 172\.(?:1[6-9]|2\d|3[01]) | 169\.254 ) \.\d{{1,3}} \.\d{{1,3}} (?![\w.])
+    | (?<![\w.]) {QUAD} (?= :\d{{2,5}}\b | /\d{{1,2}}\b )
+    | (?<![\w.-]) ip-\d{{1,3}}-\d{{1,3}}-\d{{1,3}}-\d{{1,3}} (?:\.[\w-]+)*
+    )"""
+)
+"""Four numbers may be a version of a library: an address is private, has a port, or is said to be one."""
+
+IP4_SAID = re.compile(rf"({BEFORE_ADDRESS})(?!127\.0\.0\.1\b|0\.0\.0\.0\b){QUAD}(?!\.?\w)")
+IP6 = re.compile(
+    r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){1,7}:?[0-9A-Fa-f]{1,4}(?::{1,2}[0-9A-Fa-f]{1,4}){0,7}(?![\w:])"
+)
+MAC = re.compile(r"(?<![\w:-])(?:[0-9A-Fa-f]{2}[:-]){5}[0-9A-Fa-f]{2}(?![\w:-])")
+
+HOST_SAID = re.compile(
+    r"""(?x)
+      ( \b (?: MASTER_ADDR | HOSTNAME | SLURMD_NODENAME | SLURM_JOB_NODELIST | SLURM_NODELIST | hostname
+             | nodename ) ["']? \s* [=:] \s* ["']? ) (?!localhost\b|127\.|<) [\w.\[\],-]+
+    | (?<![\w.-]) ( ) [\w-]{1,63} (?:\.[\w-]{1,63}){0,6} \.(?: (?:compute|ec2|c\.[\w-]+)\.internal
+             | svc\.cluster\.local | localdomain | corp\.[\w.-]*\w | intra\.[\w.-]*\w )
+    """
+)
+"""Names of machines that are said to be such, or end as no public name does."""
+
+NAME = r"[^/\\\s:;,'\"<>]+"
+HOMES = re.compile(
+    rf"""(?x)
+    (?: / (?:home|Users) / | (?i: [a-z]: [\\/]+ users [\\/]+ ) )
+    (?: {NAME} (?: [ ]{NAME} ){{1,2}} (?=[\\/]) | {NAME} )
+  | (?<![\w.])/root(?![\w.-])
+    """
+)
+FOLDERS = re.compile(
+    r"""(?x) (?<![\w.~>/-])
+    (/ (?: scratch\d* | lustre\d* | gpfs\d* | beegfs | fsx | nobackup | checkpoint | users | nfs | afs | mnt
+         | media | net | Volumes ) ) / ((?: [^/\s:;,'"<>()\[\]]+ / )*) ([^/\s:;,'"<>()\[\]]+)"""
+)
+"""Folders below which people have theirs."""
+
+SHARE = re.compile(r"""(?<![\w\\:])(?:\\\\){1,2}[A-Za-z0-9][\w.$-]*(?:\\{1,2})[^\s\\'"<>]+""")
+"""``\\\\server\\share``, as Windows calls it, or as Python's repr does."""
+
+
+@functools.lru_cache(1024)
+def without_secrets(text: str) -> str:
+    """The text without what is a secret, an address of a person or machine, or a home folder by its shape, at
+    most `LIMIT` characters long."""
+    text = cut(text)
+    for pattern, instead in REPLACEMENTS:
+        text = pattern.sub(instead, text)
+    return cut(text)
+
+
+def cut(text: str) -> str:
+    """The text, or its first words where it is longer than `LIMIT`."""
+    if len(text) <= LIMIT:
+        return text
+    kept = text[: LIMIT - 1]
+    ragged = kept[-RAGGED:].split(" ")[-1] if not text[LIMIT - 1].isspace() else ""
+    return kept[: len(kept) - len(ragged)] + "…"
+
+
+def _value(match: re.Match[str]) -> str:
+    """What names the secret stays, the value goes."""
+    return next(group for group in match.groups() if group is not None) + SECRET
+
+
+def _six(match: re.Match[str]) -> str:
+    """An IPv6 address, and not a slice of a list or a time of the day."""
+    text = match[0]
+    groups = [group for group in text.split(":") if group]
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return text
+    said = len(groups) > 2 or re.fullmatch("(?i)fe80|f[cd]..", groups[0])
+    return ADDRESS if said else text
+
+
+def _folder(match: re.Match[str]) -> str:
+    return f"{match[1]}/{USER}/{match[3]}" if match[2] else f"{match[1]}/{USER}"
+
+
+REPLACEMENTS: tuple[tuple[re.Pattern[str], Replacement], ...] = (
+    (PRIVATE_KEY, SECRET),
+    (HOOKS, rf"\1{SECRET}"),
+    (USER_IN_ADDRESS, SECRET),
+    (TOKENS, SECRET),
+    (HEADER, _value),
+    (QUERY, _value),
+    (ASSIGNED, _value),
+    (OPTION, _value),
+    (MAILBOX, EMAIL),
+    (MAC, ADDRESS),
+    (IP4_SAID, rf"\1{ADDRESS}"),
+    (IP4, ADDRESS),
+    (IP6, _six),
+    (HOST_SAID, lambda match: (match[1] or "") + HOST),
+    (SHARE, HOST),
+    (HOMES, "~"),
+    (FOLDERS, _folder),
+)
+"""In this order: what names a secret is looked for before what it may contain."""

@@ -1,0 +1,361 @@
+"""Every known kind of secret goes out of a text, and what merely looks like one stays.
+
+The values are made up, and put together here, so that no scanner of this repository takes them for real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fp8doctor
+from fp8doctor import inspect_model
+from fp8doctor.facts import Arm, Facts, Network, Trial
+from fp8doctor.facts.scrub import scrub
+from fp8doctor.facts.secrets import LIMIT
+from fp8doctor.finding import Outcome
+from fp8doctor.wording import error_in_words, sentence
+
+MIXED = "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8s9T0u1V2w3X4y5Z6"
+HEX = "0123456789abcdef0123456789abcdef01234567"
+
+SECRETS: dict[str, tuple[str, str]] = {
+    # kind: (what may not survive, the text it stands in)
+    **{
+        name: (MIXED[:length], f"401 for {prefix}{MIXED[:length]}, see above")
+        for name, prefix, length in (
+            ("Hugging Face", "hf" + "_", 34),
+            ("Hugging Face organisation", "api_" + "org_", 34),
+            ("OpenAI", "s" + "k-", 48),
+            ("OpenAI project", "s" + "k-proj-", 48),
+            ("Anthropic", "s" + "k-ant-api03-", 50),
+            ("GitHub personal", "gh" + "p_", 36),
+            ("GitHub OAuth", "gh" + "o_", 36),
+            ("GitHub user", "gh" + "u_", 36),
+            ("GitHub server", "gh" + "s_", 36),
+            ("GitHub refresh", "gh" + "r_", 36),
+            ("GitHub fine-grained", "github" + "_pat_", 50),
+            ("GitLab", "gl" + "pat-", 20),
+            ("GitLab deploy", "gl" + "dt-", 20),
+            ("npm", "np" + "m_", 36),
+            ("PyPI", "py" + "pi-AgEI", 50),
+            ("NVIDIA", "nv" + "api-", 50),
+            ("Groq", "gs" + "k_", 50),
+            ("Replicate", "r" + "8_", 37),
+            ("Stripe live", "sk" + "_live_", 24),
+            ("Stripe test", "sk" + "_test_", 24),
+            ("Stripe restricted", "rk" + "_live_", 24),
+            ("Stripe hook", "wh" + "sec_", 32),
+            ("Google OAuth", "ya" + "29.", 50),
+            ("Google refresh", "1/" + "/0", 40),
+            ("Google client", "GOC" + "SPX-", 28),
+            ("Google API", "AI" + "za", 35),
+            ("Weights & Biases, new", "wandb" + "_v1_", 50),
+            ("Slack bot", "xo" + "xb-", 40),
+            ("Slack user", "xo" + "xp-", 40),
+            ("Slack app", "xa" + "pp-1-", 40),
+            ("Docker", "dckr" + "_pat_", 27),
+            ("DigitalOcean", "dop" + "_v1_", 50),
+            ("Vault", "hv" + "s.", 40),
+            ("Doppler", "dp.p" + "t.", 40),
+            ("Grafana", "gl" + "sa_", 32),
+            ("Together", "tgp" + "_v1_", 40),
+            ("Perplexity", "pp" + "lx-", 48),
+            ("xAI", "xa" + "i-", 50),
+            ("LangSmith", "lsv2" + "_pt_", 32),
+            ("Linear", "lin" + "_api_", 40),
+            ("Shopify", "shp" + "at_", 32),
+            ("Notion", "nt" + "n_", 40),
+            ("Atlassian", "ATA" + "TT3x", 50),
+            ("Jina", "ji" + "na_", 40),
+        )
+    },
+    "Weights & Biases": (HEX, f"wandb: {HEX} is no member"),
+    "Databricks": (HEX[:32], f"dapi{HEX[:32]}"),
+    "Twilio": (HEX[:32], f"SK{HEX[:32]}"),
+    "Mailgun": (HEX[:32], f"key-{HEX[:32]} refused"),
+    "Telegram": (MIXED[:33], f"bot 123456789:AA{MIXED[:33]}"),
+    "SendGrid": (MIXED[20:42], f"SG.{MIXED[:22]}.{MIXED[20:42]}"),
+    "AWS access": ("Q3EGRIMNZ5JKLWXY", "AKIAQ3EGRIMNZ5JKLWXY"),
+    "AWS temporary": ("Q3EGRIMNZ5JKLWXY", "ASIAQ3EGRIMNZ5JKLWXY"),
+    "AWS secret": ("wJalr/XUtnFEMI", f"aws_secret_access_key = wJalr/XUtnFEMI{MIXED[:26]}"),
+    "AWS session": ("FwoGZXIvYXdzEJr", f'"SessionToken": "FwoGZXIvYXdzEJr{MIXED}"'),
+    "JSON web token": (
+        "cThIIoDvwdueQB468K5x",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.cThIIoDvwdueQB468K5x",
+    ),
+    "Neptune": (MIXED, f"eyJhcGlf{MIXED}=="),
+    "Azure client": (MIXED[:34], f"abc8Q~{MIXED[:34]}"),
+    "Azure storage": ("EbyEXAMPLE+key/x", f"AccountName=x;AccountKey=EbyEXAMPLE+key/x{MIXED}==;Suffix=y"),
+    "Azure bus": ("EbyEXAMPLE+key/x", f"SharedAccessKey=EbyEXAMPLE+key/x{MIXED[:20]}="),
+    "Azure SAS": (
+        "Zm9vYmFyMTIz%2Bx",
+        "https://x.blob.core.windows.net/c?sv=2024-01-01&sig=Zm9vYmFyMTIz%2Bx%3D",
+    ),
+    "bare sig": ("Zm9vYmFyMTIzcXV4", "the signature sig=Zm9vYmFyMTIzcXV4 is wrong"),
+    "S3 signature": ("deadbeef99aa", "https://b.s3.amazonaws.com/m?X-Amz-Signature=deadbeef99aa&x=1"),
+    "S3 credential": ("Q3EGRIMNZ5JK", "https://b.s3.amazonaws.com/m?X-Amz-Credential=Q3EGRIMNZ5JK%2F2026"),
+    "GCS signature": ("deadbeef99aa", "https://storage.googleapis.com/m?X-Goog-Signature=deadbeef99aa"),
+    "CloudFront": (
+        "deadbeef99aa",
+        "https://d1.cloudfront.net/m?Expires=1&Signature=deadbeef99aa&Key-Pair-Id=K",
+    ),
+    "query token": ("s3cr", "GET https://x.example/a?access_token=s3cr&b=1"),
+    "Slack hook": ("B0AAAAAAA", "https://hooks.slack.com/services/T0AAAAAAA/B0AAAAAAA/XyZ"),
+    "Discord hook": ("1234567890", "https://discord.com/api/webhooks/1234567890/abcDEF"),
+    "Teams hook": ("4711-aa", "https://corp.webhook.office.com/webhookb2/4711-aa@bb/IncomingWebhook/cc"),
+    "RSA key": ("MIIEow", "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nx\n-----END RSA PRIVATE KEY----- read"),
+    "PKCS8 key": ("MIIEow", "-----BEGIN PRIVATE KEY-----\\nMIIEow\\n-----END PRIVATE KEY-----\\n"),
+    "OpenSSH key, cut": ("b3BlbnNz", "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNz\naaa"),
+    "PGP key": (
+        "lQOYBF",
+        "-----BEGIN PGP PRIVATE KEY BLOCK-----\nlQOYBF\n-----END PGP PRIVATE KEY BLOCK-----",
+    ),
+    "Basic": ("dXNlcjpwdw", "Authorization: Basic dXNlcjpwdw=="),
+    "Bearer header": ("abc.def", "headers {'Authorization': 'Bearer abc.def'}"),
+    "Bearer": ("0a1b2c3d4e5f6a7b8c9d", "sent Bearer 0a1b2c3d4e5f6a7b8c9d"),
+    "API header": ("q1w2", "X-Api-Key: q1w2"),
+    "cookie": ("abc123", "Set-Cookie: session=abc123; Path=/"),
+    "password": ("hunter2", "password=hunter2"),
+    "password, spoken": ("hunter2", "login failed (password: hunter2)"),
+    "password in JSON": ("pw!1", '{"user": "x", "password": "pw!1"}'),
+    "passwd": ("x1", "passwd='x1'"),
+    "pwd": ("x1y", "Server=x;Pwd=x1y;"),
+    "PGPASSWORD": ("tiger", "PGPASSWORD=tiger psql"),
+    "option": ("tiger", "mysql --password tiger db"),
+    "option with =": ("tiger", "mysql --db-password=tiger db"),
+    "token option": ("abc123def", "cli login --token abc123def"),
+    "curl": ("tiger", "curl -u scott:tiger http://x"),
+    "client secret": ("sh0rt-one", "client_secret=sh0rt-one"),
+    "API key": ("sh0rt1", "api_key: 'sh0rt1'"),
+    "variable": ("abcd1234", "WANDB_API_KEY=abcd1234 python train.py"),
+    "long key": (MIXED[:30], f"key={MIXED[:30]}"),
+    "user in address": ("s3cr", "https://bob:s3cr@pypi.example/simple"),
+    "token in address": ("t0k3n", "cannot clone https://t0k3n@git.example/x.git"),
+    "database": ("s3cr", "postgresql://bob:s3cr@db/x"),
+    "redis": ("s3cr", "redis://:s3cr@cache:6379/0"),
+    "Sentry": ("deadbeef", "https://deadbeef@o1.ingest.sentry.io/2"),
+    "e-mail": ("alice.smith", "ask alice.smith+x@corp.example.com"),
+    "IPv4 with port": ("203.0.113.7", "Connection to 203.0.113.7:29500 refused"),
+    "IPv4, private": ("192.168.4.17", "rank 3 (192.168.4.17) is gone"),
+    "IPv4, said": ("10.1.2.3", "connecting to 10.1.2.3 failed"),
+    "IPv4 in address": ("10.1.2.3", "tcp://10.1.2.3/x"),
+    "EC2 host": ("10-1-2-3", "on ip-10-1-2-3.ec2.internal"),
+    "IPv6": ("db8:85a3", "from 2001:db8:85a3::8a2e:370:7334"),
+    "IPv6, link": ("fe80", "on fe80::1ff:fe23:4567:890a"),
+    "IPv6 with port": ("db8", "[2001:db8::1]:29500"),
+    "MAC": ("3e:4f:5a", "eth0 aa:1b:2c:3e:4f:5a"),
+    "host, said": ("gpu-a12", "MASTER_ADDR=gpu-a12 is unknown"),
+    "host, internal": ("gpu-a12", "gpu-a12.corp.example does not answer"),
+    "home": ("alice", "/home/alice/x.py"),
+    "home, deep": ("alice", "/private/home/alice/x.py"),
+    "home of a Mac": ("alice", "/Users/alice/x.py"),
+    "home with a space": ("Smith", "C:\\Users\\Alice Smith\\x.py is gone"),
+    "home, small letters": ("alice", "c:\\users\\alice\\x.py"),
+    "home, slashes": ("alice", "D:/Users/alice/x.py"),
+    "scratch": ("alice", "/scratch/alice/run1"),
+    "lustre": ("alice", "in /lustre/projects/alice/x.py"),
+    "mount": ("alice", "cannot read '/mnt/nfs/alice/weights.bin'"),
+    "UNC": ("fileserver", "\\\\fileserver\\alice\\x.py"),
+}
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_a_secret_never_survives_and_the_words_around_it_do(kind: str) -> None:
+    secret, text = SECRETS[kind]
+    assert secret in text
+    once = scrub(text)
+    assert secret not in once
+    assert "<" in once or "~" in once
+    assert scrub(once) == once
+
+
+def test_the_table_is_long() -> None:
+    assert len(SECRETS) >= 80
+
+
+HARMLESS = (
+    "2.11.0.1",
+    "nvidia-cublas-cu12 12.4.5.8 and nvidia-curand-cu12 10.3.5.147",
+    "nvidia-curand-cu12==10.3.5.147",
+    "cuDNN version 9.10.2.21",
+    "torch 2.11.0+cu130, torchao 0.18.0.dev20261101",
+    "127.0.0.1:29500 and 0.0.0.0 and localhost:6006",
+    "[1, 4096, 11008] x [11008, 4096]",
+    "x[1::2], x[::2], x[1024::2048], x[0:10:2]",
+    "at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>",
+    "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int, int, int>>>",
+    "c10::Half, c10::d10, ad::be, dead::beef",
+    "at 12:30:45, after 00:01:02.345",
+    "PCI 00000000:1B:00.0",
+    "model.layers.0.self_attn.q_proj.weight",
+    "sk_live_block.weight and hf_backbone.layer and npm_head",
+    "sk-learn, r8_block, gsk_layer, ghp_module",
+    "mask-attention-with-dropout",
+    "task-specific-head-of-the-model",
+    "key: model.embed_tokens.weight",
+    "Missing key(s) in state_dict: 'decoder.layers.0.norm1.weight'",
+    "missing key: decoder_layer_norm_weight",
+    "KeyError: 'transformer_engine_torch'",
+    "KeyError: 'hidden_states_of_the_decoder'",
+    "token AutoModelForTokenClassification",
+    "max_tokens=16384",
+    "num_tokens: 4096, pad_token_id=None, token_type_ids",
+    "password=None",
+    "secret: None",
+    "api_key=null",
+    "the password is missing",
+    "the keys of the mapping are input_ids, labels",
+    "PWD=/opt/models",
+    "--batch 8 --seq 4096 --max-tokens 4096",
+    "-u train.py",
+    "https://huggingface.co/meta-llama/Llama-3.1-8B",
+    "https://github.com/pytorch/ao/issues/1234#issuecomment-1",
+    "https://pytorch.org/docs/stable/generated/torch.compile.html?highlight=compile&page=2",
+    "git@github.com:pytorch/ao.git",
+    "ssh://git@github.com/pytorch/ao",
+    "@torch.compile, @torch.no_grad()",
+    "memcpy@@GLIBC_2.14",
+    "undefined symbol: _ZN3c105ErrorC2ENS_14SourceLocationESs",
+    "_ZN17transformer_engine6detail24cast_transpose_kernelINS0_9CTDBiasDAEEE",
+    "sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize64x128x128_warpgroupsize1x1x1",
+    "triton_red_fused__to_copy_abs_amax_clamp_div_mul_reciprocal_0",
+    "nvjet_qqtst_128x256_128x6_2x1_v_bz_coopA_bias_TNN",
+    "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x32 and 64x16)",
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB",
+    "CUDA error: device-side assert triggered at /opt/conda/conda-bld/pytorch/Loss.cu:250",
+    "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+    "RuntimeError: Float8 matmul requires last dim to be divisible by 16, got [100, 7]",
+    "torch.float8_e4m3fn is only supported on compute capability >= 8.9",
+    "No module named 'transformer_engine_torch'",
+    "expandable_segments:True,max_split_size_mb:512",
+    "CUDA_VISIBLE_DEVICES=0,1,2,3",
+    "TORCH_LOGS=+dynamo,recompiles",
+    "Float8LinearConfig.from_recipe_name('rowwise_with_gw_hp')",
+    "tensor 'L['x']' size mismatch at index 0. expected 8, actual 16",
+    "GuardOnDataDependentSymNode: Could not guard on data-dependent expression Eq(u0, 1)",
+    "/opt/conda/lib/python3.11/site-packages/torch/nn/modules/linear.py:125",
+    "/usr/lib/x86_64-linux-gnu/libcuda.so.1: cannot open shared object file",
+    "/workspace/train.py, /app/model.py, /tmp/x.json",
+    "n / a, and/or, 3/4, TN/NT",
+    "a\\nb and C:\\Program Files\\NVIDIA",
+    "Llama-3.1-70B-Instruct-FP8-KV",
+    "meta-llama/Llama-3.2-11B-Vision",
+    "it took longer than 60 s",
+    "Bearer of bad news",
+    "Basic TransformerBlock",
+    "the cookie: none",
+    "author: somebody",
+    "NVIDIA H100 80GB HBM3, driver 570.86.15, CUDA 12.8",
+)
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_harmless_text_stays_as_it_is(text: str) -> None:
+    assert scrub(text) == text
+
+
+def texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts(item)
+
+
+def test_every_text_of_every_recording_stays_as_it_is() -> None:
+    recordings = Path(__file__).parents[1] / "patients" / "recorded"
+    found = {text for file in recordings.glob("*.json") for text in texts(json.loads(file.read_text()))}
+    assert len(found) > 2000
+    assert {text: scrub(text) for text in found if len(text) <= LIMIT and scrub(text) != text} == {}
+
+
+TOKEN = "hf" + "_" + MIXED[:34]
+SAID = f"no access with token {TOKEN} in /home/alice/x"
+CLEAN = "no access with token <secret> in ~/x"
+
+
+def test_an_exception_in_words_is_scrubbed() -> None:
+    assert error_in_words(RuntimeError(SAID)) == sentence(RuntimeError(SAID)) == f"RuntimeError: {CLEAN}"
+
+
+def test_prose_of_a_record_is_scrubbed_whoever_fills_it() -> None:
+    trial = Trial(reason=SAID, gaps={"trial.shapes": SAID}, arms=(Arm(name="as_is", reason=SAID),))
+    facts = Facts(trial=trial, gaps={"network": SAID}, network=Network(quantization=SAID))
+    assert TOKEN not in json.dumps(facts.to_dict())
+    assert facts.trial.reason == facts.trial.gaps["trial.shapes"] == facts.network.quantization == CLEAN
+    assert Outcome(code="X", outcome="crashed", reason=SAID).reason == CLEAN
+    assert Facts.from_dict(facts.to_dict()) == facts
+
+
+def test_names_of_layers_are_no_prose() -> None:
+    assert Arm(name="key=" + MIXED).name == "key=" + MIXED
+
+
+def test_a_huge_message_is_cut_before_it_is_looked_through() -> None:
+    import time
+
+    huge = RuntimeError("x@" * 50_000_000)
+    began = time.monotonic()
+    assert len(error_in_words(huge)) < LIMIT
+    assert len(sentence(huge)) < LIMIT
+    assert time.monotonic() - began < 1
+
+
+def test_half_a_token_at_the_cut_is_dropped() -> None:
+    for before in range(LIMIT - 40, LIMIT + 2):
+        assert "hf_" not in scrub("x " * (before // 2) + TOKEN + " y" * 100)
+
+
+class Refuses(nn.Module):
+    """A model whose forward says a secret when it runs on data, and whose configuration holds one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+        self.config = SimpleNamespace(quantization_config={"quant_method": TOKEN})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(SAID)
+
+
+def test_what_a_step_says_is_in_no_format() -> None:
+    report = inspect_model(Refuses(), torch.randn(8, 32), device="cpu", budget_s=1)
+    assert CLEAN in report.facts.trial.reason
+    for text in (report.to_json(), str(report), report._repr_markdown_()):
+        assert TOKEN not in text
+        assert "alice" not in text
+
+
+def test_what_a_step_says_in_a_worker_is_neither_printed_nor_saved(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        "import torch\n"
+        "class Refuses(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        f"        raise RuntimeError({SAID!r})\n"
+        "model = Refuses(32, 32)\n"
+        "def example_batch():\n"
+        "    return torch.randn(8, 32)\n"
+    )
+    command = (sys.executable, "-m", "fp8doctor", "model.py", "--device", "cpu", "-v", "--save", "saved.json")
+    here = {**os.environ, "PYTHONPATH": str(Path(fp8doctor.__file__).parents[1])}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=here)
+    assert done.returncode == 2
+    for text in (done.stdout, done.stderr, (tmp_path / "saved.json").read_text()):
+        assert CLEAN in " ".join(text.split())
+        assert TOKEN not in text
+        assert "alice" not in text
