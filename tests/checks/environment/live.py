@@ -1,5 +1,8 @@
 """Facts of a real job: a program runs in a process of its own, with these environment variables, and is
-examined there."""
+examined there.
+
+Such a process is a fork of one that has done the imports of the program.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from fp8doctor.facts import Facts
@@ -31,23 +35,39 @@ print(json.dumps(examine(job).to_dict()))
 """
 
 
+SERVER = """
+import json, os, sys, traceback
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+exec(sys.argv[1])
+for line in sys.stdin:
+    order = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.environ.update(order["variables"])
+        sys.argv[1:] = order["arguments"]
+        for number, file in ((1, order["stdout"]), (2, order["stderr"])):
+            os.dup2(os.open(file, os.O_WRONLY), number)
+        status = 1
+        try:
+            exec(compile(order["program"], "<string>", "exec"))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
+"""
+"""Imports once what the programs import, and runs each program in a fork, in which nothing else ran."""
+
+
 @functools.cache
 def facts_of(program: str, **variables: str) -> Facts:
     """Facts of ``model`` and ``trainer`` as the program leaves them; the environment holds nothing of
     Accelerate's besides ``variables``."""
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "FP8_"))
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", BEFORE + program + AFTER],
-        cwd=ROOT,
-        env=environment | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return Facts.from_dict(json.loads(done.stdout.splitlines()[-1]))
+    return Facts.from_dict(json.loads(printed(BEFORE + program + AFTER, **variables).splitlines()[-1]))
 
 
 @functools.cache
@@ -61,15 +81,50 @@ command = launch_command_parser().parse_args(["--cpu", *sys.argv[1:], "train.py"
 arguments, *_ = _validate_launch_command(command)
 print(json.dumps(prepare_simple_launcher_cmd_env(arguments)[1]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
     return {
         name: value
-        for name, value in json.loads(done.stdout.splitlines()[-1]).items()
+        for name, value in json.loads(printed(program, *arguments).splitlines()[-1]).items()
         if name.startswith("ACCELERATE_")
     }
+
+
+def printed(program: str, *arguments: str, **variables: str) -> str:
+    """What the program prints with these arguments and environment variables. Accelerate reads its variables
+    when an Accelerator is made; a program with others has its imports done with them."""
+    early = {name: value for name, value in variables.items() if not name.startswith("ACCELERATE_")}
+    imports = "\n".join(line for line in program.splitlines() if line.startswith(("import ", "from ")))
+    server = _server(imports, *early.items())
+    with tempfile.NamedTemporaryFile() as stdout, tempfile.NamedTemporaryFile() as stderr:
+        order = {
+            "program": program,
+            "arguments": arguments,
+            "variables": variables,
+            "stdout": stdout.name,
+            "stderr": stderr.name,
+        }
+        assert server.stdin
+        assert server.stdout
+        server.stdin.write(json.dumps(order) + "\n")
+        server.stdin.flush()
+        assert server.stdout.readline() == "0\n", stderr.read().decode()
+        return stdout.read().decode()
+
+
+@functools.cache
+def _server(imports: str, *variables: tuple[str, str]) -> subprocess.Popen[str]:
+    """The process that forks for programs with these imports; it ends with the tests, which closes its
+    stdin."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "FP8_"))
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVER, imports],
+        cwd=ROOT,
+        env=environment | dict(variables),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def finding_of(code: str, facts: Facts) -> Finding | None:
