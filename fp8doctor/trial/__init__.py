@@ -60,7 +60,6 @@ def run_trial(
 def lost_with(lost: DeviceLost, device: torch.device, budget_s: float) -> Trial:
     """The trial as the GPU's loss leaves it, for a process that goes on: what was known before, or the
     reason, and the harm."""
-    reason = f"{lost.arm}: {lost}"
     nothing = Trial(
         device=device.type,
         gpu=gpu_name(device),
@@ -68,7 +67,8 @@ def lost_with(lost: DeviceLost, device: torch.device, budget_s: float) -> Trial:
         arms=(),
         self_check_ratio=None,
         reliable=False,
-        reason=reason,
+        why=lost.no_number.why,
+        reason=f"{lost.arm}: {lost}",
         budget_s=budget_s,
     )
     return with_harm(lost.trial or nothing, (CONTEXT,))

@@ -17,10 +17,11 @@ from dataclasses import replace
 
 import msgspec
 import torch
+from torch.utils.checkpoint import CheckpointError
 
 from fp8doctor.facts import Trial
-from fp8doctor.facts.arm_names import COMBINATION, PRESCRIBED, SELF_CHECK, STEP_RAISES
-from fp8doctor.facts.kept import without
+from fp8doctor.facts.arm_names import BASELINES, ArmName, Reason, is_conversion
+from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.budget import BEGUN_LATE, LAST_PROFILE, MUST_BEGIN_SHARE, Budget, Cost, expected
@@ -36,7 +37,7 @@ from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.trial.variant import ArmPlan
 
-NEEDED = ("as_is", "bf16", "bf16_compiled", PRESCRIBED, SELF_CHECK)
+NEEDED = (*BASELINES, ArmName.PRESCRIBED, ArmName.SELF_CHECK)
 """What a report cannot do without, and the first conversion of a model without FP8."""
 
 
@@ -66,9 +67,8 @@ def conduct(
     """
     budget = Budget(budget_s, time.monotonic() - spent_s)
     if job.batch is None:
-        return _without_times(
-            device, "there is no batch to run it on; give one, as example_batch() in a model file", budget
-        )
+        reason = "there is no batch to run it on; give one, as example_batch() in a model file"
+        return _without_times(device, NoNumber(Reason.NO_BATCH, reason), budget)
     progress("noting the state of the model", None)
     before = digest(job)
     with undisturbed(job) as put_back:
@@ -97,15 +97,16 @@ def _timed(
     try:
         bench = Bench(job, lists, device)
     except (NotReplicable, OriginalTouched) as error:
-        return _without_times(device, str(error), budget)
+        return _without_times(device, NoNumber(Reason.NOT_REPLICABLE, str(error)), budget)
     except torch.OutOfMemoryError:
-        return _without_times(
-            device, "the memory of the GPU is too small for even a cut of the model", budget
-        )
+        reason = "the memory of the GPU is too small for even a cut of the model"
+        return _without_times(device, NoNumber(Reason.OUT_OF_MEMORY, reason), budget)
     except Exception as error:
-        return _without_times(device, f"{STEP_RAISES}{sentence(error)}", budget)
+        why = Reason.RECOMPUTE_DIFFERS if isinstance(error, CheckpointError) else Reason.STEP_RAISES
+        reason = f"the training step raises {sentence(error)}"
+        return _without_times(device, NoNumber(why, reason), budget)
     budget = replace(budget, numerics=NUMERICS not in skip and worth_measuring(bench))
-    attempts = [Attempt(plan, reason=skip.get(plan.name)) for plan in arms]
+    attempts = [Attempt(plan, no_number=_skipped(skip, plan.name)) for plan in arms]
     tracer = Tracer(
         bench,
         progress,
@@ -119,9 +120,8 @@ def _timed(
         raise
     except Exception as error:
         still_there(device, bench.at_work)
-        trial = _without_times(
-            device, f"a variant that had run before stopped the timing with {sentence(error)}", budget
-        )
+        reason = f"a variant that had run before stopped the timing with {sentence(error)}"
+        trial = _without_times(device, NoNumber(Reason.TIMING_RAISES, reason), budget)
     finally:
         attempts.clear()
         bench.close()
@@ -139,13 +139,13 @@ def _of_arms(
     """Build, time, prove, combine what gained, and then the numerics. From the proofs on a lost GPU costs no
     time that is known."""
     _build(bench, attempts, budget, tracer.progress)
-    timed = [attempt for attempt in attempts if attempt.reason is None]
+    timed = [attempt for attempt in attempts if attempt.no_number is None]
     costs, explored = _costs(timed), [attempt.plan.name for attempt in timed if explores(attempt.plan)]
     tracer.progress(f"timing {len(timed)} variants of the step", None)
     samples = bench.time(timed, until=budget.window_until(costs, explored), latest=budget.window_latest())
     tracer.explain(timed, samples)
     for attempt in timed:
-        if attempt.proof is None and attempt.plan.name != SELF_CHECK:
+        if attempt.proof is None and attempt.plan.name != ArmName.SELF_CHECK:
             tracer.progress(f"proving what {in_words(attempt.plan.name)} ran", attempt.plan.name)
             bench.prove(attempt)
 
@@ -165,12 +165,12 @@ def _of_arms(
     trial = known()
     keep(trial)
     try:
-        against = skip.get(COMBINATION) or (
+        against = _skipped(skip, ArmName.COMBINATION) or (
             None if budget.final_fits(costs, explored, budget.spent_s) else budget.used_up
         )
         window, latest = Window(bench, attempts, samples), budget.window_latest()
         final = best_total(
-            window, tracer, until=budget.end - budget.closing_s(), latest=latest, reason_against=against
+            window, tracer, until=budget.end - budget.closing_s(), latest=latest, against=against
         )
         if final:
             tracer.explain(final.attempts, final.samples)
@@ -180,16 +180,16 @@ def _of_arms(
         tracer.progress("measuring what FP8 does to each layer", NUMERICS)
         return with_numerics(trial, bench, until=budget.numerics_until(), against=skip.get(NUMERICS))
     except DeviceLost as lost:
-        lost.trial = without(trial, lost.arm, str(lost))
+        lost.trial = without(trial, lost.arm, lost.no_number)
         raise
     except Exception as error:
-        reason = f"it raises {sentence(error)}"
+        no_number = NoNumber(Reason.RAISES, f"it raises {sentence(error)}")
         try:
             still_there(bench.device, bench.at_work)
         except DeviceLost as lost:
-            lost.trial = without(trial, lost.arm, str(lost))
+            lost.trial = without(trial, lost.arm, lost.no_number)
             raise
-        return without(trial, bench.at_work, reason)
+        return without(trial, bench.at_work, no_number)
 
 
 def _build(
@@ -197,29 +197,26 @@ def _build(
 ) -> None:
     """Make every arm that is not to be skipped and for which there is time, as it is in any case."""
     for attempt in attempts:
-        if attempt.reason is not None:
+        if attempt.no_number is None and attempt.plan.name != ArmName.AS_IS:
+            attempt.no_number = _no_time_for(attempt.plan, attempts, budget)
+        if attempt.no_number is not None:
             continue
-        if attempt.plan.name != "as_is" and (reason := _no_time_for(attempt.plan, attempts, budget)):
-            attempt.reason = reason
-            continue
-        if attempt.plan.name == SELF_CHECK and not any(
-            each.plan.name == "bf16" and each.reason is None for each in attempts
+        if attempt.plan.name == ArmName.SELF_CHECK and not any(
+            each.plan.name == ArmName.BF16 and each.no_number is None for each in attempts
         ):
-            attempt.plan = replace(attempts[0].plan, name=SELF_CHECK)
+            attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK)
         progress(f"building {in_words(attempt.plan.name)}", attempt.plan.name)
         bench.build(attempt)
 
 
-def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> str | None:
+def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> NoNumber | None:
     """Why the arm may not be begun: what a report needs may until a late hour, the rest when all that it will
     take is there."""
     spent_s = budget.spent_s
     if spent_s > BEGUN_LATE.get(plan.name, MUST_BEGIN_SHARE) * budget.seconds:
         return budget.used_up if spent_s > budget.seconds else budget.too_short
     costs = _costs(attempts)
-    needed = plan.name in NEEDED or (
-        plan.name.startswith("float8_") and not any(name.startswith("float8_") for name in costs)
-    )
+    needed = plan.name in NEEDED or (is_conversion(plan.name) and not any(map(is_conversion, costs)))
     cost = expected(costs, plan.base, name=plan.name, compiles=plan.compiled, unasked=plan.explored)
     fits = needed or cost is None or budget.fits(cost, plan.name, costs, spent_s, unasked=plan.explored)
     return None if fits else budget.too_short
@@ -248,7 +245,12 @@ def explores(plan: ArmPlan) -> bool:
     return plan.explored and bool(plan.treatments)
 
 
-def _without_times(device: torch.device, reason: str, budget: Budget) -> Trial:
+def _skipped(skip: Mapping[str, str], arm: str) -> NoNumber | None:
+    """Why the arm is not to be built again; None when it may be."""
+    return NoNumber(Reason.TOOK_PROCESS_DOWN, skip[arm]) if arm in skip else None
+
+
+def _without_times(device: torch.device, no_number: NoNumber, budget: Budget) -> Trial:
     free(device)
     return Trial(
         device=device.type,
@@ -257,7 +259,8 @@ def _without_times(device: torch.device, reason: str, budget: Budget) -> Trial:
         arms=(),
         self_check_ratio=None,
         reliable=False,
-        reason=reason,
+        why=no_number.why,
+        reason=no_number.sentence,
         budget_s=budget.seconds,
         elapsed_s=budget.spent_s,
     )
@@ -265,10 +268,10 @@ def _without_times(device: torch.device, reason: str, budget: Budget) -> Trial:
 
 def in_words(arm: str) -> str:
     """What an arm is called where a person reads it."""
-    named = {
-        "as_is": "the step as it is",
-        "bf16": "BF16",
-        "bf16_compiled": "BF16, compiled",
-        SELF_CHECK: "a copy to check the timing against",
+    named: dict[str, str] = {
+        ArmName.AS_IS: "the step as it is",
+        ArmName.BF16: "BF16",
+        ArmName.BF16_COMPILED: "BF16, compiled",
+        ArmName.SELF_CHECK: "a copy to check the timing against",
     }
     return named.get(arm, arm.replace("_", " "))

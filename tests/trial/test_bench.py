@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Target, Trial, Workload
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is, eager_bf16
 from fp8doctor.trial.conductor import conduct
@@ -216,6 +217,7 @@ def test_what_does_not_fit_even_then_says_so(memory: Memory) -> None:
     }
     assert arms["bf16"].tried
     assert not arms["heavy"].tried
+    assert arms["heavy"].why is Reason.OUT_OF_MEMORY
     assert arms["heavy"].reason == "the GPU's memory is too small for it, even beside bf16 alone"
 
 

@@ -15,16 +15,19 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch.utils.checkpoint import checkpoint
 from torchao.float8 import convert_to_float8_training
 
 import fp8doctor.trial
 from fp8doctor import inspect_model
 from fp8doctor.facts import Arm, Target, Trial, Workload, recorded
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
 from fp8doctor.trial.arms import chain, eager_bf16, on_model
 from fp8doctor.trial.budget import CLOSING_SHARE, LATEST, Budget
 from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.layers.numerics import NUMERICS
 from fp8doctor.trial.measure import bench, timer
 from fp8doctor.trial.measure.device import DeviceLost
@@ -402,10 +405,10 @@ def test_explorations_go_first_when_the_time_is_short(monkeypatch: pytest.Monkey
         explored("unasked", as_it_is, AS_IS),
         explored("measurement", as_it_is, AS_IS, ()),
     )
-    late = "the budget of 600 s would not have been enough for it"
-    assert {name: arm.reason for name, arm in arms.items()} == {
-        "as_is": None,
-        "bf16": None,
+    late = (Reason.NOT_EXPECTED_TO_FIT, "the budget of 600 s would not have been enough for it")
+    assert {name: (arm.why, arm.reason) for name, arm in arms.items()} == {
+        "as_is": (None, None),
+        "bf16": (None, None),
         "proposal": late,
         "unasked": late,
         "measurement": late,
@@ -669,21 +672,24 @@ def failing(error: Exception) -> ArmPlan:
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("error", "why", "reason"),
     [
-        (RuntimeError("shapes differ\nand more"), "it raises RuntimeError: shapes differ"),
-        (torch.OutOfMemoryError("CUDA out of memory"), "memory is too small"),
-        (NotTried("torchao cannot be imported"), "torchao cannot be imported"),
+        (RuntimeError("shapes differ\nand more"), Reason.RAISES, "it raises RuntimeError: shapes differ"),
+        (torch.OutOfMemoryError("CUDA out of memory"), Reason.OUT_OF_MEMORY, "memory is too small"),
+        (NotTried("torchao cannot be imported"), Reason.NOT_APPLICABLE, "torchao cannot be imported"),
+        (NotReplicable("it is sharded"), Reason.NOT_REPLICABLE, "it is sharded"),
     ],
 )
-def test_an_arm_that_fails_costs_itself_only(error: Exception, reason: str) -> None:
+def test_an_arm_that_fails_costs_itself_only(error: Exception, why: Reason, reason: str) -> None:
     arms = run(job(blocks=3), AS_IS, failing(error), BF16)
     assert (arms["failing"].tried, arms["as_is"].tried, arms["bf16"].tried) == (False, True, True)
+    assert (arms["failing"].why, arms["bf16"].why) == (why, None)
     assert reason in (arms["failing"].reason or "")
 
 
 def test_an_arm_without_its_proof_has_no_number() -> None:
     arms = run(job(blocks=3), ArmPlan("as_is", BF16.make, fp8=True), ArmPlan("bf16", as_it_is, fp8=False))
+    assert (arms["as_is"].why, arms["bf16"].why) == (Reason.NO_FP8_GEMM, Reason.FP8_IN_BF16)
     assert arms["as_is"].reason == "no FP8 GEMM was seen in its step"
     assert arms["bf16"].reason == "18 FP8 GEMMs were seen in a BF16 step"
     assert not arms["as_is"].tried
@@ -704,27 +710,42 @@ def test_an_arm_that_keeps_compiling_has_no_number(monkeypatch: pytest.MonkeyPat
         variant.model.forward = growing  # type: ignore[method-assign]
         return variant
 
-    assert (
-        run(job(blocks=3), ArmPlan("as_is", make))["as_is"].reason
-        == "it was still compiling while it was timed"
-    )
+    arm = run(job(blocks=3), ArmPlan("as_is", make))["as_is"]
+    assert (arm.why, arm.reason) == (Reason.STILL_COMPILING, "it was still compiling while it was timed")
 
 
 def test_what_the_budget_does_not_reach_is_said() -> None:
     arms = run(job(blocks=3), AS_IS, BF16, budget_s=0.0)
     assert arms["as_is"].tried
+    assert arms["bf16"].why is Reason.NO_TIME_LEFT
     assert arms["bf16"].reason == "the budget of 0 s was used up before it"
 
 
 def test_a_step_that_raises_is_the_trials_reason() -> None:
     result = trial(job(loss=lambda output, batch: output.nonsense), AS_IS)
-    assert result.arms == ()
+    assert (result.arms, result.why) == ((), Reason.STEP_RAISES)
     assert "the training step raises AttributeError" in (result.reason or "")
+
+
+def test_a_recompute_that_saves_other_tensors_is_told_apart() -> None:
+    def loss(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        calls: list[None] = []
+
+        def changing(given: torch.Tensor) -> torch.Tensor:
+            calls.append(None)
+            return given.exp().sin() if len(calls) == 1 else given * 2
+
+        made: torch.Tensor = checkpoint(changing, output.float(), use_reentrant=False)  # type: ignore[no-untyped-call]
+        return made.mean()
+
+    result = trial(job(loss=loss), AS_IS)
+    assert result.why is Reason.RECOMPUTE_DIFFERS
+    assert (result.reason or "").startswith("the training step raises CheckpointError")
 
 
 def test_without_a_batch_nothing_is_timed_and_no_step_is_blamed() -> None:
     result = trial(job(batch=None), AS_IS)
-    assert result.arms == ()
+    assert (result.arms, result.why) == ((), Reason.NO_BATCH)
     assert result.reason == "there is no batch to run it on; give one, as example_batch() in a model file"
 
 
@@ -748,7 +769,7 @@ def worn() -> ArmPlan:
 
 def test_a_variant_that_fails_while_it_is_timed_leaves_a_reason() -> None:
     result = trial(job(blocks=3), AS_IS, worn())
-    assert result.arms == ()
+    assert (result.arms, result.why) == ((), Reason.TIMING_RAISES)
     assert result.reason == "a variant that had run before stopped the timing with RuntimeError: worn out"
 
 
@@ -758,9 +779,9 @@ class Skipping(Decoder):
 
 
 def test_a_cut_whose_blocks_do_not_all_run_is_refused() -> None:
-    assert "does not run all of them (3 are skipped)" in (
-        trial(job(model=Skipping(26).bfloat16()), AS_IS).reason or ""
-    )
+    result = trial(job(model=Skipping(26).bfloat16()), AS_IS)
+    assert result.why is Reason.NOT_REPLICABLE
+    assert "does not run all of them (3 are skipped)" in (result.reason or "")
 
 
 def test_an_arm_to_skip_is_not_built() -> None:
@@ -773,9 +794,9 @@ def test_an_arm_to_skip_is_not_built() -> None:
         progress=lambda text, arm: None,
         skip={"bf16": "the process was killed"},
     )
-    assert [(arm.name, arm.tried, arm.reason) for arm in result.arms] == [
-        ("as_is", True, None),
-        ("bf16", False, "the process was killed"),
+    assert [(arm.name, arm.tried, arm.why, arm.reason) for arm in result.arms] == [
+        ("as_is", True, None, None),
+        ("bf16", False, Reason.TOOK_PROCESS_DOWN, "the process was killed"),
     ]
 
 

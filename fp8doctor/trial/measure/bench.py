@@ -15,14 +15,15 @@ from torch import nn
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Health
-from fp8doctor.facts.arm_names import NO_FP8_GEMM
+from fp8doctor.facts.arm_names import ArmName, Reason
+from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, Tripwire, replicate, unwrapped
 from fp8doctor.trial.copies.step import like, move, optimizer_for, tensors, training_step
-from fp8doctor.trial.measure.evidence import compilations, compiled_so_far, executed, prove
+from fp8doctor.trial.measure.evidence import StepProof, compilations, compiled_so_far, executed, prove
 from fp8doctor.trial.measure.finite import WatchedSteps
 from fp8doctor.trial.measure.health import Observer
 from fp8doctor.trial.measure.memory import gradients_of, held
@@ -34,7 +35,6 @@ from fp8doctor.trial.variant import Variant
 if TYPE_CHECKING:
     from fp8doctor.trial.measure.profile_step import Tracer
 
-from fp8doctor.facts.arm_names import SELF_CHECK, UNSEEN
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.device import sentence, still_there
 
@@ -58,7 +58,7 @@ class Bench:
         self.bases: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._handed_out: list[Ready] = []
-        self.at_work = "as_is"
+        self.at_work: str = ArmName.AS_IS
         """The arm that is built, timed or proven now."""
         root = unwrapped(job.model)
         names = {cleaned(name): name for name, _ in root.named_modules()}
@@ -126,21 +126,25 @@ class Bench:
         """
         self.at_work, began = attempt.plan.name, time.monotonic()
         try:
-            for number, base in enumerate(self.bases[:1] if attempt.plan.name == SELF_CHECK else self.bases):
+            for number, base in enumerate(
+                self.bases[:1] if attempt.plan.name == ArmName.SELF_CHECK else self.bases
+            ):
                 replica = replicate(base, share=True)[0]
                 give_own_code(replica)
                 variant = attempt.plan.make(self._variant(replica))
                 optimizer = self._optimizer(variant, number)
                 step = training_step(self.job, variant, optimizer, self.device)
                 attempt.ready.append(self._warm(step, variant.model, optimizer))
-        except (NotTried, NotReplicable) as error:
-            attempt.reason = str(error)
+        except NotTried as error:
+            attempt.no_number = NoNumber(Reason.NOT_APPLICABLE, str(error))
+        except NotReplicable as error:
+            attempt.no_number = NoNumber(Reason.NOT_REPLICABLE, str(error))
         except torch.OutOfMemoryError:
-            attempt.reason, attempt.short = "the GPU's memory is too small for it", True
+            attempt.no_number = NoNumber(Reason.OUT_OF_MEMORY, "the GPU's memory is too small for it")
         except Exception as error:
-            attempt.reason = f"it raises {sentence(error)}"
+            attempt.no_number = NoNumber(Reason.RAISES, f"it raises {sentence(error)}")
         attempt.build_s = time.monotonic() - began
-        if attempt.reason is not None:
+        if attempt.no_number is not None:
             attempt.ready.clear()
             for optimizer in self.optimizers:
                 optimizer.zero_grad(set_to_none=True)
@@ -239,12 +243,12 @@ class Bench:
         The reference (eager BF16, else the step as it is) is built and timed anew each time: what is added
         are its samples of the common window, times the ratio of the pair. Everything else is let go of first.
         """
-        timed = {attempt.plan.name: attempt for attempt in attempts if attempt.reason is None}
-        reference = timed.get("bf16") or timed.get("as_is")
+        timed = {attempt.plan.name: attempt for attempt in attempts if attempt.no_number is None}
+        reference = timed.get(ArmName.BF16) or timed.get(ArmName.AS_IS)
         if reference is None:
             return
         for attempt in attempts:
-            if not attempt.short or time.monotonic() > until:
+            if attempt.why is not Reason.OUT_OF_MEMORY or time.monotonic() > until:
                 continue
             tracer.progress(
                 f"timing {attempt.plan.name} beside {reference.plan.name} alone", attempt.plan.name
@@ -254,9 +258,9 @@ class Bench:
             again = Attempt(attempt.plan)
             for each in (beside, again):
                 self.build(each)
-            if beside.reason is None and again.reason is None:
+            if beside.no_number is None and again.no_number is None:
                 pair = self.time((beside, again), until, latest)
-                attempt.reason, attempt.ready, attempt.beside = None, again.ready, reference.plan.name
+                attempt.no_number, attempt.ready, attempt.beside = None, again.ready, reference.plan.name
                 for number in range(len(again.ready)):
                     ratio = statistics.median(
                         a / b
@@ -269,11 +273,12 @@ class Bench:
                     ]
                 self.prove(attempt, tracer if attempt in tracer.compared(attempts, samples) else None)
             else:
-                attempt.reason = (
-                    f"{attempt.reason}, even beside {reference.plan.name} alone"
-                    if again.short
-                    else again.reason or beside.reason
-                )
+                attempt.no_number = again.no_number or beside.no_number
+                if again.why is Reason.OUT_OF_MEMORY:
+                    attempt.no_number = NoNumber(
+                        Reason.OUT_OF_MEMORY,
+                        f"the GPU's memory is too small for it, even beside {reference.plan.name} alone",
+                    )
             beside.ready.clear()
 
     def prove(self, attempt: Attempt, tracer: Tracer | None = None) -> None:
@@ -281,14 +286,7 @@ class Bench:
         learn where it goes too."""
         self.at_work = attempt.plan.name
         attempt.proof = tracer.trace(attempt) if tracer else prove(attempt.ready[-1].step, self.device)
-        if attempt.plan.fp8 is True and not attempt.proof.fp8_gemms:
-            attempt.reason = NO_FP8_GEMM if attempt.proof.fp8_gemms == 0 else UNSEEN
-        elif attempt.plan.fp8 is False and attempt.proof.fp8_gemms:
-            attempt.reason = f"{attempt.proof.fp8_gemms} FP8 GEMMs were seen in a BF16 step"
-        elif attempt.plan.compiled and attempt.proof.graphs_run == 0:
-            attempt.reason = "nothing in it was compiled"
-        elif any(ready.frames_in_window for ready in attempt.ready):
-            attempt.reason = "it was still compiling while it was timed"
+        attempt.no_number = refuted(attempt, attempt.proof)
 
     def health(self) -> Health | None:
         """How the GPU was while it was timed; None on a CPU."""
@@ -338,6 +336,24 @@ def cut_of(job: Job, cut: depth.Cut, device: torch.device) -> tuple[Job, nn.Modu
     if here:
         return of, of.model, {id(parameter): parameter for parameter in of.model.parameters()}
     return of, *replicate(of.model, device=device, cuts=cuts)
+
+
+def refuted(attempt: Attempt, proof: StepProof) -> NoNumber | None:
+    """Why the arm did not run what its name says; None when it did."""
+    if attempt.plan.fp8 is True and proof.fp8_gemms is None:
+        return NoNumber(
+            Reason.FP8_UNSEEN,
+            "the profiler cannot be used here, and without it no FP8 GEMM of its can be seen",
+        )
+    if attempt.plan.fp8 is True and not proof.fp8_gemms:
+        return NoNumber(Reason.NO_FP8_GEMM, "no FP8 GEMM was seen in its step")
+    if attempt.plan.fp8 is False and proof.fp8_gemms:
+        return NoNumber(Reason.FP8_IN_BF16, f"{proof.fp8_gemms} FP8 GEMMs were seen in a BF16 step")
+    if attempt.plan.compiled and proof.graphs_run == 0:
+        return NoNumber(Reason.NOTHING_COMPILED, "nothing in it was compiled")
+    if any(ready.frames_in_window for ready in attempt.ready):
+        return NoNumber(Reason.STILL_COMPILING, "it was still compiling while it was timed")
+    return None
 
 
 def _gone() -> torch.Tensor:

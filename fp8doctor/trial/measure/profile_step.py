@@ -22,7 +22,7 @@ from torch import nn
 
 from fp8doctor.analysis.median_interval import interval
 from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
-from fp8doctor.facts.arm_names import PRESCRIBED
+from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, is_conversion
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.profiling.step import ProfiledStep, step_of
@@ -74,7 +74,7 @@ class Tracer:
         timed = {
             each.plan.name: each
             for each in attempts
-            if each.reason is None and (each.plan.name, 0) in samples
+            if each.no_number is None and (each.plan.name, 0) in samples
         }
 
         def fastest(*names: str) -> list[Attempt]:
@@ -83,11 +83,10 @@ class Tracer:
                 among, key=lambda each: interval(full_ms(self.bench.plan, samples, each.plan)).median
             )[:1]
 
-        converted = [name for name in timed if name.startswith("float8_")]
         return [
-            *fastest("as_is"),
-            *fastest("bf16", "bf16_compiled"),
-            *(fastest(PRESCRIBED) or fastest(*converted)),
+            *fastest(ArmName.AS_IS),
+            *fastest(*BF16_BASELINES),
+            *(fastest(ArmName.PRESCRIBED) or fastest(*filter(is_conversion, timed))),
         ]
 
     def explain(self, attempts: Sequence[Attempt], samples: Samples) -> None:
@@ -101,7 +100,7 @@ class Tracer:
         attempt.profiled, device = (), self.bench.device
         late = (
             "the budget was used up before it"
-            if time.monotonic() > self.until and attempt.plan.name != "as_is"
+            if time.monotonic() > self.until and attempt.plan.name != ArmName.AS_IS
             else None
         )
         if reason := self.reason_against or (ANOTHER_PROFILER if profiler_in_use() else late):

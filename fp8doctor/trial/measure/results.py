@@ -10,7 +10,7 @@ import torch
 from fp8doctor.analysis.gpu_disturbance import disturbance
 from fp8doctor.analysis.median_interval import CONFIDENCE, interval
 from fp8doctor.facts import Arm, ArmCut, Breakdown, Health, Trial
-from fp8doctor.facts.arm_names import FIRST, SELF_CHECK
+from fp8doctor.facts.arm_names import ArmName, in_first_window, is_of_first_window
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.copies.depth import Plan, cleaned
 from fp8doctor.trial.measure import timer
@@ -52,13 +52,14 @@ def report(
         gpu=gpu_name(device),
         blocks={cleaned(stack.name): stack.count for stack in plan.stacks},
         arms=_both_windows(
-            [_arm(plan, attempt, samples) for attempt in attempts if attempt.plan.name != SELF_CHECK],
+            [_arm(plan, attempt, samples) for attempt in attempts if attempt.plan.name != ArmName.SELF_CHECK],
             [_arm(plan, attempt, final.samples) for attempt in final.attempts] if final else [],
         ),
         self_check_ratio=ratio,
         reliable=not reasons,
         health=health,
         gaps=dict(gaps),
+        why=None,
         reason="; ".join(reasons) or None,
         budget_s=budget_s,
         elapsed_s=elapsed_s,
@@ -68,11 +69,13 @@ def report(
 def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
     """The time of an arm / that of its own replica at the first cut, round by round; None when one was not
     timed."""
-    names = [attempt.plan.name for attempt in attempts if attempt.reason is None]
-    of = next((name for name in ("bf16", "as_is") if name in names), None)
-    if of is None or SELF_CHECK not in names:
+    names = [attempt.plan.name for attempt in attempts if attempt.no_number is None]
+    of = next((name for name in (ArmName.BF16, ArmName.AS_IS) if name in names), None)
+    if of is None or ArmName.SELF_CHECK not in names:
         return None
-    return interval([a / b for a, b in zip(samples[of, 0], samples[SELF_CHECK, 0], strict=True)]).median
+    return interval(
+        [a / b for a, b in zip(samples[of, 0], samples[ArmName.SELF_CHECK, 0], strict=True)]
+    ).median
 
 
 def _too_few(*windows: Samples) -> str | None:
@@ -101,23 +104,24 @@ def _both_windows(first: Sequence[Arm], final: Sequence[Arm]) -> tuple[Arm, ...]
         for arm in first
     ]
     bases = {arm.base for arm in aside}
-    return (*final, *(arm for arm in aside if not arm.name.endswith(FIRST) or arm.name in bases))
+    return (*final, *(arm for arm in aside if not is_of_first_window(arm.name) or arm.name in bases))
 
 
 def _aside(name: str, again: set[str]) -> str:
-    return name + FIRST if name in again else name
+    return in_first_window(name) if name in again else name
 
 
 def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
     of, ratio = attempt.plan, attempt.plan.tokens_ratio
-    if attempt.reason is not None or attempt.proof is None:
+    if attempt.no_number is not None or attempt.proof is None:
         return Arm(
             name=of.name,
             treatments=of.treatments,
             base=of.base,
             tokens_ratio=ratio,
             tried=False,
-            reason=attempt.reason,
+            why=attempt.why,
+            reason=attempt.no_number.sentence if attempt.no_number else None,
             breakdown=None,
             memory=None,
             non_finite=None,
@@ -152,6 +156,7 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
         base=of.base,
         tokens_ratio=ratio,
         tried=True,
+        why=None,
         reason=None,
         step_ms=at.median,
         low_ms=at.low,
