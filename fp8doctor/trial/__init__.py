@@ -12,7 +12,9 @@ import torch
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts, Trial, recorded
 from fp8doctor.loading.job import Job
+from fp8doctor.trial.arms import arms
 from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.layers import rows, shapes
 from fp8doctor.trial.measure.device import DeviceLost, choose_device, gpu_name
 from fp8doctor.trial.measure.profile_step import KeepTrace
 from fp8doctor.trial.state import dynamo_state
@@ -87,9 +89,6 @@ def _with_shapes(
 ) -> Trial:
     """The shapes first, because they say which layers to keep in BF16, then the arms, in what is left of the
     budget."""
-    from fp8doctor.trial.arms import arms
-    from fp8doctor.trial.layers import rows, shapes
-
     began = time.monotonic()
     until = began + shapes.SHARE * budget_s
     seen, unseen = rows.seen_beside(job, facts, device, progress=progress, reason_against=skip.get(rows.ARM))

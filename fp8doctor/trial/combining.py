@@ -131,7 +131,7 @@ def _combined(
     final = Window(window.bench, [*references, single, both], samples)
     if final.gain(both, single).median > 0:
         both.plan = replace(both.plan, name=ArmName.PRESCRIBED)
-        window.bench.prove(both, tracer)
+        tracer.prove(both)
         if both.no_number is None:
             return Final(
                 [*references, both], samples | _samples_of(samples, ArmName.COMBINATION, ArmName.PRESCRIBED)
@@ -139,7 +139,7 @@ def _combined(
         both.plan = replace(both.plan, name=ArmName.COMBINATION)
     else:
         tracer.progress("proving what gained, together", ArmName.COMBINATION)
-        window.bench.prove(both)
+        tracer.prove(both, explain=False)
     return Final([*references, single, both], samples)
 
 

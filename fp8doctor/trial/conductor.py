@@ -31,6 +31,7 @@ from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measu
 from fp8doctor.trial.measure.attempt import Attempt, Final, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.device import DeviceLost, gpu_name, sentence, still_there
+from fp8doctor.trial.measure.pairs import time_in_pairs
 from fp8doctor.trial.measure.profile_step import BREAKDOWN, KeepTrace, Tracer
 from fp8doctor.trial.measure.results import report
 from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
@@ -147,7 +148,7 @@ def _of_arms(
     for attempt in timed:
         if attempt.proof is None and attempt.plan.name != ArmName.SELF_CHECK:
             tracer.progress(f"proving what {in_words(attempt.plan.name)} ran", attempt.plan.name)
-            bench.prove(attempt)
+            tracer.prove(attempt, explain=False)
 
     def known(final: Final | None = None) -> Trial:
         return report(
@@ -174,7 +175,7 @@ def _of_arms(
         )
         if final:
             tracer.explain(final.attempts, final.samples)
-        bench.time_in_pairs(attempts, samples, tracer, until=budget.end, latest=latest)
+        time_in_pairs(bench, attempts, samples, tracer, until=budget.end, latest=latest)
         trial = known(final)
         keep(trial)
         tracer.progress("measuring what FP8 does to each layer", NUMERICS)

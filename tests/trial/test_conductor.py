@@ -29,7 +29,7 @@ from fp8doctor.trial.budget import CLOSING_SHARE, LATEST, Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.layers.numerics import NUMERICS
-from fp8doctor.trial.measure import bench, timer
+from fp8doctor.trial.measure import bench, profile_step, timer
 from fp8doctor.trial.measure.device import DeviceLost
 from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.profile_step import BREAKDOWN
@@ -521,7 +521,9 @@ def test_the_part_that_runs_is_named() -> None:
 
 def test_the_copy_of_the_check_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     proven: list[str] = []
-    monkeypatch.setattr(bench, "prove", lambda step, device: proven.append(at[0].at_work) or StepProof(0, 0))
+    monkeypatch.setattr(
+        profile_step, "prove", lambda step, device: proven.append(at[0].at_work) or StepProof(0, 0)
+    )
     at: list[bench.Bench] = []
     made = bench.Bench.__init__
     monkeypatch.setattr(bench.Bench, "__init__", lambda self, *of: (at.append(self), made(self, *of))[1])
@@ -539,13 +541,13 @@ def test_the_copy_of_the_check_is_not_proven(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_nothing_that_is_compared_is_profiled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """What gained together is proven by the profile that explains it."""
-    seen, proven = [], bench.Bench.prove
+    seen, proven = [], profile_step.Tracer.prove
 
-    def noted(self: bench.Bench, attempt: bench.Attempt, tracer: Any = None) -> None:
-        seen.append((attempt.plan.name, tracer is not None))
-        proven(self, attempt, tracer)
+    def noted(self: profile_step.Tracer, attempt: bench.Attempt, *, explain: bool = True) -> None:
+        seen.append((attempt.plan.name, explain))
+        proven(self, attempt, explain=explain)
 
-    monkeypatch.setattr(bench.Bench, "prove", noted)
+    monkeypatch.setattr(profile_step.Tracer, "prove", noted)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timer, "time", SimpleNamespace(perf_counter=CLOCK, monotonic=time.monotonic))
         trial(

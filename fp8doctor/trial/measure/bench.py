@@ -1,14 +1,12 @@
-"""The bench: replicas of every cut with one set of weights, on which an arm is built, warmed up, timed and
-proven."""
+"""The bench: replicas of every cut with one set of weights, on which an arm is built, warmed up and timed."""
 
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +21,9 @@ from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, Tripwire, replicate, unwrapped
 from fp8doctor.trial.copies.step import like, move, optimizer_for, tensors, training_step
-from fp8doctor.trial.measure.evidence import StepProof, compilations, compiled_so_far, executed, prove
+from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples
+from fp8doctor.trial.measure.device import sentence, still_there
+from fp8doctor.trial.measure.evidence import compilations, compiled_so_far, executed
 from fp8doctor.trial.measure.finite import WatchedSteps
 from fp8doctor.trial.measure.health import Observer
 from fp8doctor.trial.measure.memory import gradients_of, held
@@ -31,12 +31,6 @@ from fp8doctor.trial.measure.timer import interleave
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import NotTried, strip_compile_marks
 from fp8doctor.trial.variant import Variant
-
-if TYPE_CHECKING:
-    from fp8doctor.trial.measure.profile_step import Tracer
-
-from fp8doctor.trial.measure.attempt import Attempt, Ready
-from fp8doctor.trial.measure.device import sentence, still_there
 
 LEAST_WARM_UP, MOST_WARM_UP = 3, 10
 """Steps of an arm before it is timed: until one compiles nothing, within these bounds."""
@@ -204,9 +198,7 @@ class Bench:
             else None
         )
 
-    def time(
-        self, attempts: Sequence[Attempt], until: float, latest: float = math.inf
-    ) -> dict[tuple[str, int], list[float]]:
+    def time(self, attempts: Sequence[Attempt], until: float, latest: float = math.inf) -> Samples:
         """The interleaved window: samples in ms by arm and cut."""
         ready = {
             (attempt.plan.name, number): each
@@ -230,64 +222,6 @@ class Bench:
 
         return step
 
-    def time_in_pairs(
-        self,
-        attempts: Sequence[Attempt],
-        samples: dict[tuple[str, int], list[float]],
-        tracer: Tracer,
-        until: float,
-        latest: float,
-    ) -> None:
-        """Time what did not fit beside the others, each alone beside a reference, and add it to ``samples``.
-
-        The reference (eager BF16, else the step as it is) is built and timed anew each time: what is added
-        are its samples of the common window, times the ratio of the pair. Everything else is let go of first.
-        """
-        timed = {attempt.plan.name: attempt for attempt in attempts if attempt.no_number is None}
-        reference = timed.get(ArmName.BF16) or timed.get(ArmName.AS_IS)
-        if reference is None:
-            return
-        for attempt in attempts:
-            if attempt.why is not Reason.OUT_OF_MEMORY or time.monotonic() > until:
-                continue
-            tracer.progress(
-                f"timing {attempt.plan.name} beside {reference.plan.name} alone", attempt.plan.name
-            )
-            self._let_go()
-            beside = Attempt(reference.plan)
-            again = Attempt(attempt.plan)
-            for each in (beside, again):
-                self.build(each)
-            if beside.no_number is None and again.no_number is None:
-                pair = self.time((beside, again), until, latest)
-                attempt.no_number, attempt.ready, attempt.beside = None, again.ready, reference.plan.name
-                for number in range(len(again.ready)):
-                    ratio = statistics.median(
-                        a / b
-                        for a, b in zip(
-                            pair[attempt.plan.name, number], pair[reference.plan.name, number], strict=True
-                        )
-                    )
-                    samples[attempt.plan.name, number] = [
-                        ratio * each for each in samples[reference.plan.name, number]
-                    ]
-                self.prove(attempt, tracer if attempt in tracer.compared(attempts, samples) else None)
-            else:
-                attempt.no_number = again.no_number or beside.no_number
-                if again.why is Reason.OUT_OF_MEMORY:
-                    attempt.no_number = NoNumber(
-                        Reason.OUT_OF_MEMORY,
-                        f"the GPU's memory is too small for it, even beside {reference.plan.name} alone",
-                    )
-            beside.ready.clear()
-
-    def prove(self, attempt: Attempt, tracer: Tracer | None = None) -> None:
-        """Profile one step of the deepest cut and judge whether the arm ran what it says; with a tracer,
-        learn where it goes too."""
-        self.at_work = attempt.plan.name
-        attempt.proof = tracer.trace(attempt) if tracer else prove(attempt.ready[-1].step, self.device)
-        attempt.no_number = refuted(attempt, attempt.proof)
-
     def health(self) -> Health | None:
         """How the GPU was while it was timed; None on a CPU."""
         return self.observer.health()
@@ -298,9 +232,9 @@ class Bench:
         self.bases.clear()
         self.optimizers.clear()
         self.batch = None
-        self._let_go()
+        self.let_go()
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """Let go of the step of every arm, and with it of what its replica does not share."""
         for ready in self._handed_out:
             ready.step, ready.model = _gone, None
@@ -336,24 +270,6 @@ def cut_of(job: Job, cut: depth.Cut, device: torch.device) -> tuple[Job, nn.Modu
     if here:
         return of, of.model, {id(parameter): parameter for parameter in of.model.parameters()}
     return of, *replicate(of.model, device=device, cuts=cuts)
-
-
-def refuted(attempt: Attempt, proof: StepProof) -> NoNumber | None:
-    """Why the arm did not run what its name says; None when it did."""
-    if attempt.plan.fp8 is True and proof.fp8_gemms is None:
-        return NoNumber(
-            Reason.FP8_UNSEEN,
-            "the profiler cannot be used here, and without it no FP8 GEMM of its can be seen",
-        )
-    if attempt.plan.fp8 is True and not proof.fp8_gemms:
-        return NoNumber(Reason.NO_FP8_GEMM, "no FP8 GEMM was seen in its step")
-    if attempt.plan.fp8 is False and proof.fp8_gemms:
-        return NoNumber(Reason.FP8_IN_BF16, f"{proof.fp8_gemms} FP8 GEMMs were seen in a BF16 step")
-    if attempt.plan.compiled and proof.graphs_run == 0:
-        return NoNumber(Reason.NOTHING_COMPILED, "nothing in it was compiled")
-    if any(ready.frames_in_window for ready in attempt.ready):
-        return NoNumber(Reason.STILL_COMPILING, "it was still compiling while it was timed")
-    return None
 
 
 def _gone() -> torch.Tensor:

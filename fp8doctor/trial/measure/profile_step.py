@@ -22,7 +22,8 @@ from torch import nn
 
 from fp8doctor.analysis.median_interval import interval
 from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
-from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, is_conversion
+from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason, is_conversion
+from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.profiling.step import ProfiledStep, step_of
@@ -92,7 +93,14 @@ class Tracer:
     def explain(self, attempts: Sequence[Attempt], samples: Samples) -> None:
         """Profile and prove what is compared. One that its proof refuses gives its place to the next."""
         while left := [each for each in self.compared(attempts, samples) if each.profiled is None]:
-            self.bench.prove(left[0], self)
+            self.prove(left[0])
+
+    def prove(self, attempt: Attempt, *, explain: bool = True) -> None:
+        """Judge by one step of the deepest cut whether the arm ran what it says, and learn where it goes."""
+        self.bench.at_work = attempt.plan.name
+        last = attempt.ready[-1]
+        attempt.proof = self.trace(attempt) if explain else prove(last.step, self.bench.device)
+        attempt.no_number = refuted(attempt, attempt.proof)
 
     def trace(self, attempt: Attempt) -> StepProof:
         """Profile a step at every cut, the deepest first, which proves the arm. A failure costs the breakdown
@@ -141,6 +149,24 @@ class Tracer:
             if not modules or compiled_so_far() == before
             else profiled(ready.step, self.bench.device, to_read=True)
         )
+
+
+def refuted(attempt: Attempt, proof: StepProof) -> NoNumber | None:
+    """Why the arm did not run what its name says; None when it did."""
+    if attempt.plan.fp8 is True and proof.fp8_gemms is None:
+        return NoNumber(
+            Reason.FP8_UNSEEN,
+            "the profiler cannot be used here, and without it no FP8 GEMM of its can be seen",
+        )
+    if attempt.plan.fp8 is True and not proof.fp8_gemms:
+        return NoNumber(Reason.NO_FP8_GEMM, "no FP8 GEMM was seen in its step")
+    if attempt.plan.fp8 is False and proof.fp8_gemms:
+        return NoNumber(Reason.FP8_IN_BF16, f"{proof.fp8_gemms} FP8 GEMMs were seen in a BF16 step")
+    if attempt.plan.compiled and proof.graphs_run == 0:
+        return NoNumber(Reason.NOTHING_COMPILED, "nothing in it was compiled")
+    if any(ready.frames_in_window for ready in attempt.ready):
+        return NoNumber(Reason.STILL_COMPILING, "it was still compiling while it was timed")
+    return None
 
 
 def _nameable(ready: Ready, training_step: Callable[..., Any] | None) -> dict[str, nn.Module]:
