@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, Reason, is_conversion
 from fp8doctor.facts.no_number import NoNumber
@@ -74,8 +74,8 @@ class Budget:
     """The seconds of one trial."""
 
     seconds: float
-    began: float
-    """On ``time.monotonic``; before the trial's own beginning where some are spent already."""
+    began: float = field(default_factory=lambda: time.monotonic())
+    """On ``time.monotonic``."""
     numerics: bool = False
     """Whether the numerics can say something, so that time is kept for them."""
 

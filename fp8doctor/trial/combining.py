@@ -17,7 +17,6 @@ from fp8doctor.facts.arm_names import BASELINES, ArmName
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.arms import together
 from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms
-from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.treatments import family
 from fp8doctor.trial.variant import ArmPlan
@@ -25,9 +24,9 @@ from fp8doctor.trial.variant import ArmPlan
 
 @dataclass(frozen=True)
 class Window:
-    """The trial's window: who was timed, and the samples."""
+    """A window of the trial: who was timed, and the samples."""
 
-    bench: Bench
+    tracer: Tracer
     attempts: Sequence[Attempt]
     samples: Samples
 
@@ -43,16 +42,14 @@ class Window:
         )
 
     def ms(self, attempt: Attempt) -> list[float]:
-        return full_ms(self.bench.plan, self.samples, attempt.plan)
+        return full_ms(self.tracer.bench.plan, self.samples, attempt.plan)
 
     def gain(self, attempt: Attempt, over: Attempt) -> Interval:
         """What an arm saves of another's time, in ms, round by round."""
         return interval([a - b for a, b in zip(self.ms(over), self.ms(attempt), strict=True)])
 
 
-def best_total(
-    window: Window, tracer: Tracer, *, until: float, latest: float, against: NoNumber | None
-) -> Final | None:
+def best_total(window: Window, against: NoNumber | None) -> Final | None:
     """The prescription after the explorations; None when it stays what it is. ``against`` forbids another
     window."""
     as_is = window.timed(ArmName.AS_IS)
@@ -67,9 +64,15 @@ def best_total(
         return None
     plan, best = min(alone, key=lambda each: interval(window.ms(each[1])).median)
     single = Attempt(plan, best.ready, proof=best.proof)
-    if len(winners) > 1:
-        return _combined(window, base.plan, winners, single, best, tracer, until, latest, against)
-    return Final([single], _samples_of(window.samples, best.plan.name, ArmName.PRESCRIBED))
+    samples = _samples_of(window.samples, best.plan.name, ArmName.PRESCRIBED)
+    if len(winners) < 2:
+        return Final([single], samples)
+    plan = together(base.plan, [each.plan for each in winners], ArmName.COMBINATION)
+    both = Attempt(plan, no_number=against)
+    if both.no_number is None:
+        window.tracer.run.progress("building what gained, together", ArmName.COMBINATION)
+        window.tracer.bench.build(both)
+    return Final([single, both], samples) if both.no_number else _faster_of(window, single, both)
 
 
 def winners_of(window: Window, base: Attempt) -> list[Attempt]:
@@ -106,41 +109,25 @@ def rivals_of(window: Window, base: Attempt, as_is: Attempt) -> list[tuple[ArmPl
     return [(replace(each.plan, name=ArmName.PRESCRIBED), each) for each in faster]
 
 
-def _combined(
-    window: Window,
-    base: ArmPlan,
-    winners: Sequence[Attempt],
-    single: Attempt,
-    best: Attempt,
-    tracer: Tracer,
-    until: float,
-    latest: float,
-    against: NoNumber | None,
-) -> Final:
-    """Everything that gained, timed beside the best of it alone; the faster of the two is the
-    prescription."""
-    both = Attempt(together(base, [each.plan for each in winners], ArmName.COMBINATION), no_number=against)
-    if both.no_number is None:
-        tracer.progress("building what gained, together", ArmName.COMBINATION)
-        window.bench.build(both)
-    if both.no_number is not None:
-        return Final([single, both], _samples_of(window.samples, best.plan.name, ArmName.PRESCRIBED))
+def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
+    """What gained together, timed beside the best of it alone; the faster of the two is the prescription."""
+    tracer, run = window.tracer, window.tracer.run
     references = [each for name in BASELINES if (each := window.timed(name))]
-    tracer.progress("timing what gained, together", ArmName.COMBINATION)
-    samples = window.bench.time([*references, single, both], until, latest)
-    final = Window(window.bench, [*references, single, both], samples)
-    if final.gain(both, single).median > 0:
+    attempts = [*references, single, both]
+    run.progress("timing what gained, together", ArmName.COMBINATION)
+    until = run.budget.end - run.budget.closing_s()
+    samples = tracer.bench.time(attempts, until, run.budget.window_latest())
+    if Window(tracer, attempts, samples).gain(both, single).median > 0:
         both.plan = replace(both.plan, name=ArmName.PRESCRIBED)
         tracer.prove(both)
         if both.no_number is None:
-            return Final(
-                [*references, both], samples | _samples_of(samples, ArmName.COMBINATION, ArmName.PRESCRIBED)
-            )
+            renamed = _samples_of(samples, ArmName.COMBINATION, ArmName.PRESCRIBED)
+            return Final([*references, both], samples | renamed)
         both.plan = replace(both.plan, name=ArmName.COMBINATION)
     else:
-        tracer.progress("proving what gained, together", ArmName.COMBINATION)
+        run.progress("proving what gained, together", ArmName.COMBINATION)
         tracer.prove(both, explain=False)
-    return Final([*references, single, both], samples)
+    return Final(attempts, samples)
 
 
 def _samples_of(samples: Samples, name: str, renamed: str) -> Samples:

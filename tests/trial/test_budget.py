@@ -16,6 +16,7 @@ from fp8doctor.trial import budget, conductor
 from fp8doctor.trial.budget import Budget, Cost, expected
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
 CPU = torch.device("cpu")
@@ -160,7 +161,7 @@ def took(
         Budget(budget_s, clock()),
     )
     clock.now_s += before_s
-    conductor._build(bench, attempts, of_trial, lambda text, arm: None)  # type: ignore[arg-type]
+    conductor._build(bench, attempts, TrialRun(torch.device("cpu"), of_trial))  # type: ignore[arg-type]
     timed = [attempt for attempt in attempts if attempt.no_number is None]
     costs, explored = (
         conductor._costs(timed),

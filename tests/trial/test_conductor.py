@@ -33,6 +33,7 @@ from fp8doctor.trial.measure import bench, profile_step, timer
 from fp8doctor.trial.measure.device import DeviceLost
 from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.profile_step import BREAKDOWN
+from fp8doctor.trial.run import TrialRun
 from fp8doctor.trial.state.digest import CONTEXT
 from fp8doctor.trial.treatments import NotTried, compile_blocks
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
@@ -105,7 +106,7 @@ def run(
 
 
 def trial(of: Job, *arms: ArmPlan, lists: tuple[str, ...] = ("blocks",), budget_s: float = 600.0) -> Trial:
-    return conduct(of, lists, arms, CPU, budget_s=budget_s, progress=lambda text, arm: None)
+    return conduct(of, lists, arms, TrialRun(CPU, Budget(budget_s)))
 
 
 def test_every_arm_carries_its_proof() -> None:
@@ -510,7 +511,7 @@ def test_the_part_that_runs_is_named() -> None:
         return output.float().mean()
 
     arms = [ArmPlan("as_is", noting("eager"), fp8=True), ArmPlan("other", noting("other"))]
-    conduct(job(blocks=3, loss=loss), ["blocks"], arms, CPU, budget_s=600, progress=doing(said))
+    conduct(job(blocks=3, loss=loss), ["blocks"], arms, TrialRun(CPU, Budget(600), doing(said)))
     assert laid_out[0] == "copying the model to the device"
     assert list(dict.fromkeys(ran["eager"])) == ["as_is", "timing 2 variants of the step", BREAKDOWN]
     assert list(dict.fromkeys(ran["other"])) == ["other", "timing 2 variants of the step"]
@@ -603,15 +604,15 @@ def test_a_device_that_is_lost_after_the_proofs_costs_no_time_that_is_known(
     monkeypatch.setattr(conductor, "with_numerics", fails)
     monkeypatch.setattr(conductor, "still_there", lambda device, part: None)
     kept: list[Trial] = []
-    tell: dict[str, Any] = {"budget_s": 600, "progress": lambda text, arm: None, "keep": kept.append}
+    of = TrialRun(CPU, Budget(600), keep=kept.append)
     if isinstance(raised, DeviceLost):
         with pytest.raises(DeviceLost) as lost:
-            conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], CPU, **tell)
+            conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], of)
         known = lost.value.trial
         assert known is not None
         assert known.gaps == {"trial.numerics": "it took the GPU's context down"}
     else:
-        known = conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], CPU, **tell)
+        known = conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], of)
     assert [(arm.name, arm.tried) for arm in known.arms[:2]] == [("as_is", True), ("bf16", True)]
     assert [arm.step_ms for arm in kept[-1].arms] == [arm.step_ms for arm in known.arms[:2]]
 
@@ -629,7 +630,7 @@ KNOWN = Trial(
 def test_a_live_model_whose_device_is_lost_has_a_report_that_says_so(
     known: Trial | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def loses(*_: object, keep: Callable[[Trial], object], **__: object) -> Trial:
+    def loses(*_: object) -> Trial:
         lost = DeviceLost("numerics", "it took the GPU's context down: planted")
         lost.trial = known
         raise lost
@@ -791,10 +792,7 @@ def test_an_arm_to_skip_is_not_built() -> None:
         job(blocks=3),
         ["blocks"],
         [AS_IS, BF16],
-        CPU,
-        budget_s=5,
-        progress=lambda text, arm: None,
-        skip={"bf16": "the process was killed"},
+        TrialRun(CPU, Budget(5), skip={"bf16": "the process was killed"}),
     )
     assert [(arm.name, arm.tried, arm.why, arm.reason) for arm in result.arms] == [
         ("as_is", True, None, None),

@@ -7,10 +7,8 @@ whoever asked for the traces is handed each before that.
 
 from __future__ import annotations
 
-import math
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +26,7 @@ from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.profiling.step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
+from fp8doctor.trial.budget import LAST_PROFILE
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, full_ms
 from fp8doctor.trial.measure.bench import Bench
@@ -40,6 +39,7 @@ from fp8doctor.trial.measure.evidence import (
     profiler_in_use,
     prove,
 )
+from fp8doctor.trial.run import TrialRun
 
 BREAKDOWN = "breakdown"
 """What progress and ``skip`` call the profiles, as if they were an arm: a process that dies of one is
@@ -47,22 +47,13 @@ followed by one without."""
 
 ANOTHER_PROFILER = "another profiler is active in this process, and to start a second one would end it"
 
-KeepTrace = Callable[[str, Path], object]
-"""Takes the name of an arm and the trace of its step at the deepest cut, a file that is removed
-afterwards."""
-
 
 @dataclass
 class Tracer:
     """Profiles the arms of one bench, and remembers why that failed."""
 
     bench: Bench
-    progress: Callable[[str, str | None], None]
-    keep: KeepTrace | None = None
-    reason_against: str | None = None
-    """Why nothing is to be profiled."""
-    until: float = math.inf
-    """The clock (``time.monotonic``) after which nothing more is profiled."""
+    run: TrialRun
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -106,15 +97,10 @@ class Tracer:
         """Profile a step at every cut, the deepest first, which proves the arm. A failure costs the breakdown
         only."""
         attempt.profiled, device = (), self.bench.device
-        late = (
-            "the budget was used up before it"
-            if time.monotonic() > self.until and attempt.plan.name != ArmName.AS_IS
-            else None
-        )
-        if reason := self.reason_against or (ANOTHER_PROFILER if profiler_in_use() else late):
+        if reason := self._why_not(attempt):
             self.failures.append(reason)
             return prove(attempt.ready[-1].step, device)
-        self.progress(f"profiling one step ({attempt.plan.name})", BREAKDOWN)
+        self.run.progress(f"profiling one step ({attempt.plan.name})", BREAKDOWN)
         proof: StepProof | None = None
         steps: list[ProfiledStep] = []
         try:
@@ -124,8 +110,8 @@ class Tracer:
                     proof = proof or counted(profile, device)
                     file = Path(folder, f"{len(steps)}.json")
                     profile.export_chrome_trace(str(file))
-                    if self.keep and not steps:
-                        self.keep(attempt.plan.name, file)
+                    if self.run.keep_trace and not steps:
+                        self.run.keep_trace(attempt.plan.name, file)
                     step = step_of(read_trace(file))
                     if device.type == "cuda" and not step.on_gpu:
                         raise UnreadableDocument("the profiler saw nothing of the GPU")
@@ -137,6 +123,15 @@ class Tracer:
         else:
             attempt.profiled = tuple(reversed(steps))
         return proof if proof and proof.fp8_gemms is not None else prove(attempt.ready[-1].step, device)
+
+    def _why_not(self, attempt: Attempt) -> str | None:
+        """Why its step is not profiled; None when it is."""
+        if BREAKDOWN in self.run.skip:
+            return self.run.skip[BREAKDOWN]
+        if profiler_in_use():
+            return ANOTHER_PROFILER
+        late = self.run.budget.spent_s > LAST_PROFILE * self.run.budget.seconds
+        return "the budget was used up before it" if late and attempt.plan.name != ArmName.AS_IS else None
 
     def _profile(self, ready: Ready) -> torch.profiler.profile:
         """A step with the modules named that may be; without names where that compiled something after

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
-import torch
 
 from fp8doctor.analysis.gpu_disturbance import disturbance
 from fp8doctor.analysis.median_interval import CONFIDENCE, interval
-from fp8doctor.facts import Arm, ArmCut, Breakdown, Health, Trial
+from fp8doctor.facts import Arm, ArmCut, Breakdown, Trial
 from fp8doctor.facts.arm_names import ArmName, in_first_window, is_of_first_window
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.copies.depth import Plan, cleaned
@@ -18,24 +17,17 @@ from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms
 from fp8doctor.trial.measure.breakdown import breakdown
 from fp8doctor.trial.measure.device import gpu_name
 from fp8doctor.trial.measure.memory import full_peak, memory_parts
+from fp8doctor.trial.measure.profile_step import Tracer
 
 SELF_CHECK_TOLERANCE = 0.02
 """BF16 against its own replica must come out at 1.00 within this, or the trial is called unreliable."""
 
 
 def report(
-    plan: Plan,
-    device: torch.device,
-    attempts: Sequence[Attempt],
-    samples: Samples,
-    final: Final | None = None,
-    *,
-    health: Health | None,
-    gaps: Mapping[str, str],
-    budget_s: float,
-    elapsed_s: float,
+    tracer: Tracer, attempts: Sequence[Attempt], samples: Samples, final: Final | None = None
 ) -> Trial:
     """Medians with intervals, at every cut and at full depth, as plain facts."""
+    plan, device, health = tracer.bench.plan, tracer.bench.device, tracer.bench.health()
     ratio = _self_check(attempts, samples)
     apart = (
         f"the step timed against its own copy gives {ratio:.3f} instead of 1.00"
@@ -58,11 +50,11 @@ def report(
         self_check_ratio=ratio,
         reliable=not reasons,
         health=health,
-        gaps=dict(gaps),
+        gaps=tracer.gaps,
         why=None,
         reason="; ".join(reasons) or None,
-        budget_s=budget_s,
-        elapsed_s=elapsed_s,
+        budget_s=tracer.run.budget.seconds,
+        elapsed_s=tracer.run.budget.spent_s,
     )
 
 
