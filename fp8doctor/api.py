@@ -148,17 +148,18 @@ def _timed(
     ignored: Sequence[str],
 ) -> Facts:
     """The facts with the trial, where there is something to time the model on."""
-    from fp8doctor.trial import DeviceLost, lost_with, run_trial
+    from fp8doctor.trial import Budget, DeviceLost, TrialRun, lost_with, run_trial
     from fp8doctor.trial.measure.device import choose_device
 
     where = choose_device(device)
     if where is None:
         return facts
     hypotheses = diagnose(facts, select=selected, ignore=ignored).prescription
+    run = TrialRun(where, Budget(budget_s))
     try:
-        trial = run_trial(job, facts, hypotheses, where, budget_s=budget_s, progress=lambda text, arm: None)
+        trial = run_trial(job, facts, hypotheses, run)
     except DeviceLost as lost:
-        trial = lost_with(lost, where, budget_s)
+        trial = lost_with(lost, run)
     return msgspec.structs.replace(facts, trial=trial)
 
 

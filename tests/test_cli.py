@@ -27,6 +27,7 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import schema, tool
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Facts, Target, Trial
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.report import Report
 from fp8doctor.worker.request import TrialRequest
 from tests.facts_of import DECODER_468M
@@ -477,13 +478,14 @@ def test_a_step_that_raises_gives_the_static_report_and_code_2(worker: Worker) -
         blocks={},
         arms=(),
         reliable=False,
-        reason="the training step raises ValueError: shapes differ",
+        why=Reason.STEP_RAISES,
+        reason="its own step fails",
     )
     worker.facts = msgspec.structs.replace(DECODER_468M, trial=trial)
     result = fp8doctor("model.py", "-q")
     assert result.exit_code == 2
     assert "CMP001 eager-float8" in result.stdout
-    assert result.stderr == "fp8doctor: the training step raises ValueError: shapes differ\n"
+    assert result.stderr == "fp8doctor: its own step fails\n"
 
 
 def heed_interrupts() -> None:

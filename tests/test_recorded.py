@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fp8doctor import load_report
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import tool
 from fp8doctor.facts import recorded
+from fp8doctor.facts.no_number import why_of
 from tests import recordings
 from tests.patients.record import patients
 
@@ -72,6 +75,24 @@ def test_facts_come_back_as_they_were_recorded(recording: Path) -> None:
     data = json.loads(recording.read_text("utf-8"))
     assert load_report(recording).to_dict()["facts"] == data["facts"]
     assert data["tool"]["name"] == tool().name
+
+
+@pytest.mark.parametrize(
+    "recording", [path for path in RECORDINGS if b'"arms"' in path.read_bytes()], ids=lambda path: path.stem
+)
+def test_a_reason_in_other_words_changes_nothing(recording: Path) -> None:
+    """Recordings of before have the sentence alone; a kind beside other words stands for it. An explanation
+    may quote the words."""
+    report = load_report(recording)
+    trial = report.facts.trial
+    arms = (replace(arm, why=why_of(arm), reason=arm.reason and "for another reason") for arm in trial.arms)
+    trial = replace(trial, why=why_of(trial), arms=tuple(arms))
+    found = diagnose(replace(report.facts, trial=trial))
+    assert [replace(each, explanation="") for each in found.findings] == [
+        replace(each, explanation="") for each in report.findings
+    ]
+    assert found.prescription == report.prescription
+    assert found.verdict.status == report.verdict.status
 
 
 def verdict(patient: str) -> Any:

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.facts import Checkpointing, Facts, Linear, Network, Training, recorded
-from fp8doctor.facts.arm_names import STEP_RAISES
+from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -32,9 +33,6 @@ from fp8doctor.wording import plural
 AROUND_THE_MODEL = "contextual_fp8_autocast"
 """Accelerate's wrapper, which opens the autocast around the model's forward and closes it there. Source:
 ``accelerate/utils/transformer_engine.py``, 1.4 to 1.15."""
-
-RAISED = f"{STEP_RAISES}CheckpointError"
-"""How the reason of a trial begins when the recompute saved other tensors than the forward did."""
 
 
 @check(
@@ -53,7 +51,7 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     if not inside:
         return NotApplicable(reason="no Transformer Engine layer is checkpointed by torch's function")
     sick = [(linear, region) for linear, region in inside if not region.opens_fp8_autocast]
-    raised = recorded(facts, "trial") and (facts.trial.reason or "").startswith(RAISED)
+    raised = recorded(facts, "trial") and why_of(facts.trial) is Reason.RECOMPUTE_DIFFERS
     recomputed_in_fp8 = facts.training.gradients_seen and all(linear.engaged for linear, _ in sick)
     if not sick or (recomputed_in_fp8 and not raised):
         return None

@@ -32,16 +32,14 @@ import re
 
 from fp8doctor.analysis.compile_coverage import cache_off
 from fp8doctor.facts import Blocks, CompileMark, Facts, Network, Training, recorded
+from fp8doctor.facts.arm_names import ArmName, Reason
+from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 RECOMPILE_LIMIT = 8
 """Versions of one function that Dynamo keeps unless it is told otherwise. Source: ``recompile_limit`` in
 ``torch/_dynamo/config.py``, torch 2.7 to 2.13; ``cache_size_limit``, equally 8, in 2.6."""
-
-STILL_COMPILING = "it was still compiling while it was timed"
-"""The reason of an arm in whose timed window a frame was compiled; `fp8doctor.trial.measure.bench` writes
-it."""
 
 SHAPES = re.compile(r"size mismatch|stride mismatch|\.(size|stride)\(|shape", re.IGNORECASE)
 """Guards on the shape of a tensor: ``tensor 'x' size mismatch at index 0. expected 4, actual 5``. Source:
@@ -61,14 +59,14 @@ def recompilation(facts: Facts) -> Finding | NotApplicable | None:
     if not facts.training.compile_marks:
         return NotApplicable(reason="nothing asks for torch.compile")
     timed = (
-        next((arm for arm in facts.trial.arms if arm.name == "as_is"), None)
+        next((arm for arm in facts.trial.arms if arm.name == ArmName.AS_IS), None)
         if recorded(facts, "trial")
         else None
     )
     cut = timed.cuts[-1] if timed and recorded(timed, "cuts") and timed.cuts else None
     left_eager = cut.left_eager if cut and recorded(cut, "left_eager") else ()
     reasons = cut.recompile_reasons if cut and recorded(cut, "recompile_reasons") else ()
-    compiling = timed is not None and timed.reason == STILL_COMPILING
+    compiling = timed is not None and why_of(timed) is Reason.STILL_COMPILING
     versions, limit = cached_blocks(facts) if facts.training.use_cache else 0, recompile_limit(facts)
     if (
         cut

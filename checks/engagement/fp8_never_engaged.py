@@ -25,9 +25,9 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.h
 
 from __future__ import annotations
 
+from fp8doctor.analysis.outcome import fp8_never_ran
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
-from fp8doctor.facts.arm_names import NO_FP8_GEMM
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -44,7 +44,7 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     if not fp8:
         return NotApplicable(reason="no layer is set up for FP8 training")
     idle = [linear for linear in fp8 if linear.engaged is False]
-    none_ran = saw_no_fp8_gemm(facts)
+    none_ran = recorded(facts, "trial") and fp8_never_ran(facts.trial)
     if idle:
         return Finding(
             title=f"{len(idle)} of {len(fp8)} FP8 layers ran their last training forward in BF16",
@@ -68,12 +68,6 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
             reason="these layers keep no note of it; only a trial shows whether they run in FP8"
         )
     return None
-
-
-def saw_no_fp8_gemm(facts: Facts) -> bool:
-    """Whether the trial ran the job as it is and saw no FP8 GEMM in it."""
-    arms = facts.trial.arms if recorded(facts, "trial") else ()
-    return any(arm.name == "as_is" and arm.reason == NO_FP8_GEMM for arm in arms)
 
 
 def _te(engaged: bool) -> Facts:

@@ -29,13 +29,13 @@ from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.cost import amdahl, modelled_gpu
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
-from fp8doctor.facts.arm_names import FIRST
+from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
 
-WITHOUT = "without_adapters"
+WITHOUT = ArmName.WITHOUT_ADAPTERS
 """The arm that switches the adapters off: a measurement, not a treatment."""
 
 
@@ -95,7 +95,7 @@ def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
             "time_share_high_pct": high,
             "adapters_ms": cost,
             "measured_on": facts.trial.gpu or facts.trial.device.upper(),
-            "of_arm": base.name.removesuffix(FIRST),
+            "of_arm": in_any_window(base.name),
             "fp8_ceiling": ceiling,
         },
         treatment=cheaper_adapters() if low > 100 * EVEN else None,

@@ -33,7 +33,7 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import arm, uses_fp8
 from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import Arm, Facts, LayerNumerics, Linear, Network, Trial, recorded
-from fp8doctor.facts.arm_names import PRESCRIBED
+from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -54,13 +54,11 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no layer is set up for FP8 training")
     seen = [
         each
-        for name in ("as_is", PRESCRIBED)
+        for name in (ArmName.AS_IS, ArmName.PRESCRIBED)
         if (each := arm(facts.trial, name)) and each.non_finite is not None
     ]
     bf16 = [
-        each
-        for name in ("bf16", "bf16_compiled")
-        if (each := arm(facts.trial, name)) and each.non_finite is not None
+        each for name in BF16_BASELINES if (each := arm(facts.trial, name)) and each.non_finite is not None
     ]
     if not seen or not bf16:
         return NotApplicable(reason=f"no step in {'BF16' if seen else 'FP8'} could be looked at")
@@ -78,7 +76,9 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
         return None
     what = " and ".join(dict.fromkeys(name for each in sick for name in each.non_finite or ()))
     step = (
-        "FP8" if not sick or sick[0].name == "as_is" else "the prescribed FP8 step, not in the step as it is"
+        "FP8"
+        if not sick or sick[0].name == ArmName.AS_IS
+        else "the prescribed FP8 step, not in the step as it is"
     )
     alone = (
         f"{plural(len(layers), 'FP8 layer')} {verb(layers)} NaN or infinity when "
@@ -103,7 +103,7 @@ def mended(sick: list[Arm], seen: list[Arm]) -> str:
     """Says where the prescription was finite; compiled code may saturate where eager code does not."""
     return (
         " The prescribed step was finite."
-        if [each.name for each in sick] == ["as_is"] and len(seen) > 1
+        if [each.name for each in sick] == [ArmName.AS_IS] and len(seen) > 1
         else ""
     )
 
@@ -134,7 +134,7 @@ def treatment(facts: Facts, layers: tuple[str, ...], sick: list[Arm]) -> Treatme
     delayed = any(
         linear.stack == "transformer_engine" and linear.use == "training" for linear in facts.network.linears
     )
-    if not delayed or not any(each.name == "as_is" for each in sick):
+    if not delayed or not any(each.name == ArmName.AS_IS for each in sick):
         return None
     return Treatment(
         name="current-scaling",

@@ -26,7 +26,7 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import base_of, ratio, saved_ms
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
-from fp8doctor.facts.arm_names import FIRST
+from fp8doctor.facts.arm_names import in_any_window
 from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
 from fp8doctor.registry import check
@@ -68,7 +68,7 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     evidence: dict[str, Value | tuple[Value, ...]] = {
         "own_recipe": tuple(own),
         "faster_recipe": recipe,
-        "of_arm": base.name.removesuffix(FIRST),
+        "of_arm": in_any_window(base.name),
         "base_step_ms": base.step_ms,
     }
     evidence |= {

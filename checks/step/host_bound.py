@@ -43,7 +43,7 @@ from fp8doctor.facts import (
     Workload,
     recorded,
 )
-from fp8doctor.facts.arm_names import PRESCRIBED
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -110,7 +110,7 @@ def in_bf16(bf16: Arm | None, beside: Breakdown | None) -> str:
 
 def as_prescribed(facts: Facts) -> str:
     """What is left to do where the changes that were timed are not enough."""
-    changed = arm(facts.trial, PRESCRIBED)
+    changed = arm(facts.trial, ArmName.PRESCRIBED)
     left = breakdown_of(changed) if changed and waits_for_the_host(changed) else None
     if changed is None or left is None or not changed.step_ms:
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.median_interval import Interval, interval
 from fp8doctor.facts import Arm, Facts, Trial, recorded
-from fp8doctor.facts.arm_names import PRESCRIBED
+from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
 
 
 def arm(trial: Trial, name: str) -> Arm | None:
@@ -20,7 +20,7 @@ def timed_on(trial: Trial) -> str:
 
 def best_bf16(facts: Facts) -> Arm | None:
     """The fastest BF16 arm of the same model; without FP8 the job as it is counts too."""
-    names = ("bf16", "bf16_compiled") if uses_fp8(facts) else ("as_is", "bf16", "bf16_compiled")
+    names = BF16_BASELINES if uses_fp8(facts) else BASELINES
     timed = [found for name in names if (found := arm(facts.trial, name))]
     return min(timed, key=lambda each: each.step_ms or 0.0, default=None)
 
@@ -33,9 +33,9 @@ def best_fp8(facts: Facts) -> Arm | None:
 def fp8_totals(facts: Facts) -> list[Arm]:
     """The job as it is and as it is prescribed, or converted where it has no FP8; those that were timed."""
     names = (
-        ("as_is", PRESCRIBED)
+        (ArmName.AS_IS, ArmName.PRESCRIBED)
         if uses_fp8(facts)
-        else [each.name for each in facts.trial.arms if each.name.startswith("float8_")]
+        else [each.name for each in facts.trial.arms if is_conversion(each.name)]
     )
     return [found for name in names if (found := arm(facts.trial, name))]
 
@@ -65,7 +65,7 @@ def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:
     )
     if not shared:
         return best_bf16(facts)
-    return arm(facts.trial, "bf16_without_checkpointing") if shared == {"checkpointing-off"} else None
+    return arm(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING) if shared == {"checkpointing-off"} else None
 
 
 def uses_fp8(facts: Facts) -> bool:
@@ -87,9 +87,9 @@ def ratio(a: Arm, b: Arm) -> Interval:
 def base_of(trial: Trial, of: Arm) -> Arm | None:
     """The arm that ``of`` changes, if both were timed; recordings from before there was a base change the job
     as it is."""
-    if of.name in ("as_is", "bf16", "bf16_compiled"):
+    if of.name in BASELINES:
         return None
-    name = of.base if recorded(of, "base") else "as_is"
+    name = of.base if recorded(of, "base") else ArmName.AS_IS
     return arm(trial, name) if name else None
 
 

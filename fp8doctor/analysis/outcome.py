@@ -10,7 +10,8 @@ from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, fp8_tot
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.speedup_bound import Ceiling, bound
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
-from fp8doctor.facts.arm_names import NO_FP8_GEMM, NO_TIME_LEFT, NOT_EXPECTED_TO_FIT
+from fp8doctor.facts.arm_names import LEFT_OUT_FOR_TIME, ArmName, Reason
+from fp8doctor.facts.no_number import why_of
 
 EVEN = 0.03
 """A speedup within this of 1 is called even. A convention of this tool."""
@@ -34,7 +35,7 @@ def measured_speed(facts: Facts) -> MeasuredSpeed | None:
     """How fast FP8 is as it runs; None without FP8, or where one of the two steps was not timed."""
     if not recorded(facts, "trial") or not recorded(facts, "network") or not uses_fp8(facts):
         return None
-    as_is, bf16 = arm(facts.trial, "as_is"), best_bf16(facts)
+    as_is, bf16 = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
     if as_is is None or bf16 is None:
         return None
     speedup = ratio(bf16, as_is)
@@ -45,7 +46,7 @@ def measured_speed(facts: Facts) -> MeasuredSpeed | None:
 
 def fp8_never_ran(trial: Trial) -> bool:
     """Whether the step as it is ran, and not one FP8 GEMM in it."""
-    return any(each.name == "as_is" and each.reason == NO_FP8_GEMM for each in trial.arms)
+    return any(each.name == ArmName.AS_IS and why_of(each) is Reason.NO_FP8_GEMM for each in trial.arms)
 
 
 def fp8_pays(facts: Facts) -> bool:
@@ -60,10 +61,7 @@ def fp8_pays(facts: Facts) -> bool:
 def waits_for_time(trial: Trial) -> bool:
     """Whether a change was not tried because the budget left no time for it."""
     return any(
-        not each.tried
-        and each.treatments
-        and (each.reason or "").endswith((NO_TIME_LEFT, NOT_EXPECTED_TO_FIT))
-        for each in trial.arms
+        not each.tried and each.treatments and why_of(each) in LEFT_OUT_FOR_TIME for each in trial.arms
     )
 
 

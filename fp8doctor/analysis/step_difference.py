@@ -9,6 +9,7 @@ import msgspec
 
 from fp8doctor.analysis.unfused_attention import plain_attention
 from fp8doctor.facts import Arm, Breakdown, Facts, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import NotApplicable
 
 PARTS = {
@@ -156,7 +157,7 @@ def waits_for_the_host(arm: Arm) -> bool:
 def profiled_on_gpu(facts: Facts) -> tuple[Arm, Breakdown, float] | NotApplicable:
     """The step as it is on a GPU, its breakdown and its ms; the answer of a check that looks at it where
     there is none."""
-    now = next((each for each in facts.trial.arms if each.name == "as_is" and each.tried), None)
+    now = next((each for each in facts.trial.arms if each.name == ArmName.AS_IS and each.tried), None)
     if facts.trial.device == "cpu" or now is None or not now.step_ms:
         return NotApplicable(reason="the step as it is was not timed on a GPU")
     found = breakdown_of(now)

@@ -125,10 +125,12 @@ class Gate:
 def own_step_failed(report: Document) -> str | None:
     """Why the job's own training step raised in the trial; None when it did not."""
     from fp8doctor.facts import recorded
-    from fp8doctor.facts.arm_names import STEP_RAISES
+    from fp8doctor.facts.arm_names import OWN_STEP_FAILED
+    from fp8doctor.facts.no_number import why_of
 
-    reason = report.facts.trial.reason if recorded(report.facts, "trial.reason") else None
-    return reason if reason and reason.startswith(STEP_RAISES) else None
+    if not recorded(report.facts, "trial") or why_of(report.facts.trial) not in OWN_STEP_FAILED:
+        return None
+    return report.facts.trial.reason
 
 
 def examine_and_deliver(
@@ -175,12 +177,13 @@ def tell_of_traces(traces: dict[str, str | None], report: Document, wanted: Repo
 
 def why_no_trace(report: Document) -> str:
     from fp8doctor.facts import recorded
+    from fp8doctor.facts.arm_names import ArmName
 
     if not recorded(report.facts, "trial"):
         return "there is no GPU to time a step on; --device cpu times it on the CPU"
     trial = report.facts.trial
     gaps = trial.gaps if recorded(trial, "gaps") else {}
-    as_is = next((arm.reason for arm in trial.arms if arm.name == "as_is"), None)
+    as_is = next((arm.reason for arm in trial.arms if arm.name == ArmName.AS_IS), None)
     return gaps.get("trial.arms.breakdown") or trial.reason or as_is or "no step was profiled"
 
 

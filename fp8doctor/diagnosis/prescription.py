@@ -14,7 +14,7 @@ from fp8doctor.analysis.outcome import stays_in_bf16
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import STAY_IN_BF16, describe, keep_in_bf16
 from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.facts.arm_names import PRESCRIBED
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import SEVERITIES, Finding, Saving, Treatment
 
 
@@ -112,7 +112,7 @@ def as_best(bf16: Treatment, facts: Facts) -> Treatment:
     best, network = best_bf16(facts), facts.network
     if best is None:
         return bf16
-    if best.name == "bf16":
+    if best.name == ArmName.BF16:
         return msgspec.structs.replace(
             bf16, summary=bf16.summary.replace(", compiled", ""), code=WITHOUT_CONVERSION
         )
@@ -129,7 +129,9 @@ def as_best(bf16: Treatment, facts: Facts) -> Treatment:
 def _prescription_was_timed(facts: Facts) -> bool:
     """Whether it was timed on a GPU; a CPU only emulates FP8."""
     return (
-        recorded(facts, "trial") and facts.trial.device != "cpu" and arm(facts.trial, PRESCRIBED) is not None
+        recorded(facts, "trial")
+        and facts.trial.device != "cpu"
+        and arm(facts.trial, ArmName.PRESCRIBED) is not None
     )
 
 
@@ -138,7 +140,7 @@ def _of_the_total(proposed: Sequence[Step], facts: Facts) -> list[Step]:
 
     A total that costs time is no total.
     """
-    total, as_is = arm(facts.trial, PRESCRIBED), arm(facts.trial, "as_is")
+    total, as_is = arm(facts.trial, ArmName.PRESCRIBED), arm(facts.trial, ArmName.AS_IS)
     if total is None or as_is is None:
         return list(proposed)
     if saved_ms(as_is, total).high <= 0:

@@ -23,7 +23,7 @@ from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import ceiling, fp8_never_ran, measured_speed, stays_in_bf16
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, if_recorded, recorded
-from fp8doctor.facts.arm_names import PRESCRIBED
+from fp8doctor.facts.arm_names import ArmName, is_conversion, recipe_of
 from fp8doctor.facts.paths import path_of
 from fp8doctor.facts.record import Prose, Record
 from fp8doctor.finding import Basis, Finding
@@ -109,7 +109,7 @@ def measured_verdict(facts: Facts) -> Verdict | None:
     """The verdict of a trial; None when nothing was timed."""
     if not recorded(facts, "trial") or not recorded(facts, "network"):
         return None
-    as_is, bf16 = arm(facts.trial, "as_is"), best_bf16(facts)
+    as_is, bf16 = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
     if as_is is None:
         return _without_as_is(facts.trial, bf16)
     if not uses_fp8(facts):
@@ -117,7 +117,7 @@ def measured_verdict(facts: Facts) -> Verdict | None:
     tokens_per_s = _tokens_per_s(facts, as_is)
     measured = measured_speed(facts)
     if measured is None:
-        tried = next((each.reason for each in facts.trial.arms if each.name == "bf16"), None)
+        tried = next((each.reason for each in facts.trial.arms if each.name == ArmName.BF16), None)
         return Verdict(
             status="not_measured",
             summary=f"FP8 takes {as_is.step_ms:.1f} ms a step. No BF16 baseline could be timed: "
@@ -173,7 +173,7 @@ def _without_fp8(facts: Facts, as_is: Arm, bf16: Arm | None) -> Verdict:
 
 def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
     if fp8_never_ran(trial):
-        running = arm(trial, PRESCRIBED) or arm(trial, "te-autocast")
+        running = arm(trial, ArmName.PRESCRIBED) or arm(trial, "te-autocast")
         gives = (
             f" Once it runs: {running.step_ms:.1f} ms, {ratio(bf16, running).median:.2f}x of BF16."
             if running and bf16
@@ -181,14 +181,14 @@ def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
         )
         summary = f"FP8 is set up and does not run: not one FP8 GEMM was seen in a training step.{gives}"
         return Verdict(status="fp8_not_engaged", summary=summary, basis="measured")
-    attempted = next((each.reason for each in trial.arms if each.name == "as_is"), None)
+    attempted = next((each.reason for each in trial.arms if each.name == ArmName.AS_IS), None)
     reason = attempted or trial.reason or "no time was left"
     return Verdict(status="not_measured", summary=f"The step could not be timed: {reason}.")
 
 
 def _promise(facts: Facts) -> str:
     """What the plan gives, or that nothing that was tried makes FP8 as fast as BF16."""
-    prescribed, as_is = arm(facts.trial, PRESCRIBED), arm(facts.trial, "as_is")
+    prescribed, as_is = arm(facts.trial, ArmName.PRESCRIBED), arm(facts.trial, ArmName.AS_IS)
     stays = " Nothing that was tried makes FP8 as fast: stay in BF16." if stays_in_bf16(facts) else ""
     if prescribed is None or as_is is None or saved_ms(as_is, prescribed).low <= 0:
         return stays
@@ -205,7 +205,7 @@ def _promise(facts: Facts) -> str:
         )
     alike = (
         f" with checkpointing off too ({measure.step_ms:.1f} ms)"
-        if measure.name == "bf16_without_checkpointing"
+        if measure.name == ArmName.BF16_WITHOUT_CHECKPOINTING
         else ""
     )
     return (
@@ -227,13 +227,13 @@ def _most(facts: Facts) -> str:
 
 def _offer(trial: Trial, bf16: Arm | None, fp8: Arm | None) -> str:
     if bf16 is None or fp8 is None:
-        reasons = {each.reason for each in trial.arms if each.name.startswith("float8") and each.reason}
+        reasons = {each.reason for each in trial.arms if is_conversion(each.name) and each.reason}
         return (
             f"What FP8 would give was not measured: {'; '.join(sorted(reasons))}."
             if reasons
             else "What FP8 would give was not measured."
         )
-    recipe = fp8.name.removeprefix("float8_")
+    recipe = recipe_of(fp8.name)
     gain = ratio(bf16, fp8).median
     return (
         f"With FP8 ({recipe}, compiled) the step would take {fp8.step_ms:.1f} ms, {gain:.2f}x of its best "

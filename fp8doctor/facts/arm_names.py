@@ -1,41 +1,94 @@
-"""Names of arms and reasons that more than one room reads: what the trial writes, and checks, verdict and
-renderers read."""
+"""Names of arms, and the kinds of reasons for which an arm or the trial has no number."""
 
 from __future__ import annotations
 
-STEP_RAISES = "the training step raises "
-"""How the reason of a trial begins whose model could be copied and whose own step failed."""
+from enum import StrEnum
 
 
-NO_TIME_LEFT = "was used up before it"
+class ArmName(StrEnum):
+    """The arms whose name means something to more than one room. Others are called after the treatment that
+    they time, or after the recipe that they convert to."""
+
+    AS_IS = "as_is"
+    BF16 = "bf16"
+    BF16_COMPILED = "bf16_compiled"
+    PRESCRIBED = "prescribed"
+    """Everything together that is prescribed: what findings proposed, and what the trial found beside it."""
+    COMBINATION = "combination"
+    """Everything that gained, together, where the best of it alone is faster."""
+    SELF_CHECK = "bf16_again"
+    """A replica of another arm, to check the timing against: of eager BF16, else of the step as it is."""
+    WITHOUT_ADAPTERS = "without_adapters"
+    BF16_WITHOUT_CHECKPOINTING = "bf16_without_checkpointing"
 
 
-NOT_EXPECTED_TO_FIT = "would not have been enough for it"
-"""How the reason of an arm ends for which the budget left no time."""
+BF16_BASELINES = (ArmName.BF16, ArmName.BF16_COMPILED)
+BASELINES = (ArmName.AS_IS, *BF16_BASELINES)
+
+_CONVERSION = "float8_"
+_FIRST_WINDOW = "_first"
 
 
-NO_FP8_GEMM = "no FP8 GEMM was seen in its step"
-"""The reason of an arm whose FP8 layers ran none; `fp8doctor.trial.conductor` writes it."""
+def conversion_to(recipe: str) -> str:
+    """The name of the arm that converts a model without FP8."""
+    return _CONVERSION + recipe
 
 
-PRESCRIBED = "prescribed"
-"""The arm of everything together that is prescribed: what findings proposed, and what the trial found beside
-it."""
+def is_conversion(name: str) -> bool:
+    """Whether the arm converts a model without FP8."""
+    return name.startswith(_CONVERSION)
 
 
-FIRST = "_first"
-"""Behind the name of an arm that was timed again in the final window: what other arms of the first window are
-compared with."""
+def recipe_of(conversion: str) -> str:
+    """The recipe that a conversion converts to."""
+    return conversion.removeprefix(_CONVERSION)
 
 
-COMBINATION = "combination"
-"""Everything that gained, together, where the best of it alone is faster."""
+def in_first_window(name: str) -> str:
+    """The name of an arm as the first window saw it, where a final one timed it again."""
+    return name + _FIRST_WINDOW
 
 
-SELF_CHECK = "bf16_again"
-"""The arm that is a replica of another, to check the timing against; it copies the step as it is where there
-is no eager BF16 arm."""
+def is_of_first_window(name: str) -> bool:
+    """Whether a final window timed the arm again."""
+    return name.endswith(_FIRST_WINDOW)
 
 
-UNSEEN = "the profiler cannot be used here, and without it no FP8 GEMM of its can be seen"
-"""The reason of an FP8 arm whose stack has no operators of its own."""
+def in_any_window(name: str) -> str:
+    """The name that an arm has in both windows."""
+    return name.removesuffix(_FIRST_WINDOW)
+
+
+class Reason(StrEnum):
+    """Why an arm, or the trial, has no number. The sentence beside it is for people."""
+
+    NO_BATCH = "no_batch"
+    NOT_REPLICABLE = "not_replicable"
+    STEP_RAISES = "step_raises"
+    """The job's own training step raises."""
+    RECOMPUTE_DIFFERS = "recompute_differs"
+    """The job's own training step raises CheckpointError."""
+    TIMING_RAISES = "timing_raises"
+    """An arm that had run before raises while all are timed."""
+    OUT_OF_MEMORY = "out_of_memory"
+    TOOK_PROCESS_DOWN = "took_process_down"
+    """It ended the process or the GPU's context, or hung."""
+    NO_TIME_LEFT = "no_time_left"
+    NOT_EXPECTED_TO_FIT = "not_expected_to_fit"
+    """The budget was not used up, and what the arm was expected to take was more than its rest."""
+    NOT_APPLICABLE = "not_applicable"
+    """The treatment does not apply to this model, or cannot be carried out here."""
+    RAISES = "raises"
+    """Building, warming up or proving the arm raises."""
+    NO_FP8_GEMM = "no_fp8_gemm"
+    FP8_UNSEEN = "fp8_unseen"
+    """Nothing here shows FP8 GEMMs of this stack."""
+    FP8_IN_BF16 = "fp8_in_bf16"
+    NOTHING_COMPILED = "nothing_compiled"
+    STILL_COMPILING = "still_compiling"
+
+
+OWN_STEP_FAILED = (Reason.STEP_RAISES, Reason.RECOMPUTE_DIFFERS)
+"""Reasons of a trial whose model could be copied and whose own step raises."""
+
+LEFT_OUT_FOR_TIME = (Reason.NO_TIME_LEFT, Reason.NOT_EXPECTED_TO_FIT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.record import Prose, Record
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
@@ -166,17 +167,18 @@ class Arm(Record, frozen=True, kw_only=True):
     """One variant of the training step: its time, and the proof that it ran what its name says."""
 
     name: str = NOT_RECORDED
-    """``as_is``, ``bf16``, ``bf16_compiled``, ``prescribed``, or the name of a treatment;
-    ``without_adapters`` and ``bf16_without_checkpointing`` are measurements; ``..._first`` is an arm as the
-    first window saw it, where a final one timed it again; ``combination`` is everything that gained, where
-    less of it is faster."""
+    """An `fp8doctor.facts.arm_names.ArmName`, a conversion, or the name of a treatment; ``..._first`` is an
+    arm as the first window saw it, where a final one timed it again."""
     treatments: tuple[str, ...] = NOT_RECORDED
     base: str | None = NOT_RECORDED
     """The arm that this one changes, whose time minus its own is what the change saves; None where it changes
     none."""
     tried: bool = NOT_RECORDED
+    why: Reason | None = NOT_RECORDED
+    """Why it was not tried, or why what was timed is not a number; None when it is one.
+    `fp8doctor.facts.no_number.why_of` reads it, of older recordings too."""
     reason: Prose | None = NOT_RECORDED
-    """Why it was not tried, or why what was timed is not a number; None when it is one."""
+    """The same in a sentence for people."""
     step_ms: float | None = NOT_RECORDED
     """Median at full depth; measured when the model was timed whole, else predicted from the cuts."""
     low_ms: float | None = NOT_RECORDED
@@ -240,7 +242,10 @@ class Trial(Record, frozen=True, kw_only=True):
     self_check_ratio: float | None = NOT_RECORDED
     """BF16 / its own replica; 1.00 when nothing disturbed the timing."""
     reliable: bool = NOT_RECORDED
+    why: Reason | None = NOT_RECORDED
+    """Why nothing was timed; None when something was."""
     reason: Prose | None = NOT_RECORDED
+    """Why nothing was timed, or why the times are not reliable, in sentences for people."""
     harm: tuple[str, ...] = NOT_RECORDED
     """What the trial changed outside its copies of the model, put back where it could be; empty when
     nothing."""

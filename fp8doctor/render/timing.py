@@ -3,6 +3,7 @@ goes."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from fp8doctor.analysis.arms import best_bf16, fair_bf16, fp8_totals, uses_fp8
 from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.step_difference import in_words, signed, waterfall, with_attention_together
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
-from fp8doctor.facts.arm_names import FIRST, PRESCRIBED
+from fp8doctor.facts.arm_names import ArmName, is_conversion, is_of_first_window, recipe_of
 from fp8doctor.wording import percent, plural
 
 COLUMNS = {
@@ -70,11 +71,16 @@ def timing(facts: Facts) -> Timing | None:
     if not facts.arms():
         return None
     fp8 = recorded(facts, "network") and uses_fp8(facts)
-    order = {"bf16": 0, "bf16_compiled": 1, "as_is": 1.5 if fp8 else -1, "prescribed": 2}
+    order: dict[str, float] = {
+        ArmName.BF16: 0,
+        ArmName.BF16_COMPILED: 1,
+        ArmName.AS_IS: 1.5 if fp8 else -1,
+        ArmName.PRESCRIBED: 2,
+    }
     shown = [
         arm
         for arm in facts.trial.arms
-        if not arm.name.endswith(FIRST) and not _is_prescribed(arm, facts.trial)
+        if not is_of_first_window(arm.name) and not _is_prescribed(arm, facts.trial)
     ]
     arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
     rows = _together([_row(arm, fp8) for arm in arms])
@@ -86,7 +92,7 @@ def timing(facts: Facts) -> Timing | None:
 
 def _is_prescribed(arm: Arm, trial: Trial) -> bool:
     """Whether the very arm stands in the row of the prescription too, because nothing else gained."""
-    prescribed = next((each for each in trial.arms if each.name == PRESCRIBED and each.tried), None)
+    prescribed = next((each for each in trial.arms if each.name == ArmName.PRESCRIBED and each.tried), None)
     return (
         prescribed is not None
         and arm is not prescribed
@@ -109,33 +115,27 @@ def _together(rows: list[Row]) -> tuple[Row, ...]:
             shown.append(row)
         elif row.note not in told:
             told.add(row.note)
-            shown.append(
-                Row(f"{shared[row.note]} more variants", "", "", row.note.removesuffix("it") + "them")
-            )
+            shown.append(Row(f"{shared[row.note]} more variants", "", "", re.sub(r"\bit$", "them", row.note)))
     return tuple(shown)
 
 
 def label(name: str, fp8: bool) -> str:
     """What an arm is called: ``FP8, as it is``, ``BF16, compiled``, ``FP8, prescribed``, ``FP8,
     rowwise_with_gw_hp``."""
-    named = {
-        "as_is": f"{'FP8, a' if fp8 else 'A'}s it is",
-        "bf16": "BF16",
-        "bf16_compiled": "BF16, compiled",
-        "bf16_without_checkpointing": "BF16, checkpointing off",
-        "prescribed": "FP8, prescribed",
-        "combination": "FP8, all that gained",
-        "without_adapters": "without adapters",
+    named: dict[str, str] = {
+        ArmName.AS_IS: f"{'FP8, a' if fp8 else 'A'}s it is",
+        ArmName.BF16: "BF16",
+        ArmName.BF16_COMPILED: "BF16, compiled",
+        ArmName.BF16_WITHOUT_CHECKPOINTING: "BF16, checkpointing off",
+        ArmName.PRESCRIBED: "FP8, prescribed",
+        ArmName.COMBINATION: "FP8, all that gained",
+        ArmName.WITHOUT_ADAPTERS: "without adapters",
     }
     if name in named:
         return named[name]
     if name.startswith(RECIPE):
         return f"FP8, {name.removeprefix(RECIPE).replace('-', '_')}"
-    return (
-        f"FP8, {name.removeprefix('float8_')}, compiled"
-        if name.startswith("float8_")
-        else name.replace("-", " ")
-    )
+    return f"FP8, {recipe_of(name)}, compiled" if is_conversion(name) else name.replace("-", " ")
 
 
 def _row(arm: Arm, fp8: bool) -> Row:
@@ -210,7 +210,7 @@ def _differences(facts: Facts) -> tuple[str, ...]:
     found = [
         each
         for arm in fp8_totals(facts)
-        if (arm.name == "as_is" or fair_bf16(facts, arm) is bf16)
+        if (arm.name == ArmName.AS_IS or fair_bf16(facts, arm) is bf16)
         and (each := if_recorded(waterfall, arm, bf16))
     ]
     return tuple(
@@ -223,7 +223,7 @@ def _differences(facts: Facts) -> tuple[str, ...]:
 def _basis(trial: Trial) -> str:
     """How the times were taken: ``Timed: 4 variants, whole, 31 s.`` or ``... predicted from 4 and 12 of 32
     blocks ...``."""
-    timed = [arm for arm in trial.arms if arm.tried and not arm.name.endswith(FIRST)]
+    timed = [arm for arm in trial.arms if arm.tried and not is_of_first_window(arm.name)]
     if not timed:
         return ""
     parts = [f"{plural(len(timed), 'variant')} in turn on {trial.gpu or 'the CPU'}"]

@@ -20,7 +20,7 @@ from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, describe
 from fp8doctor.facts import Facts
-from fp8doctor.facts.arm_names import PRESCRIBED, SELF_CHECK
+from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.explorations import Seen, explorations
@@ -48,14 +48,14 @@ def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
         each for each in known(held_to_shapes(prescription, facts)) if each.name not in IS_AN_ARM_ALREADY
     ]
     in_fp8 = uses_fp8(facts)
-    as_is = ArmPlan("as_is", as_it_is, fp8=in_fp8)
+    as_is = ArmPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8)
     prescribed = of.prescribed(as_is, proposals) if in_fp8 and proposals else None
     base = prescribed or as_is
     return [
         as_is,
         *of.baselines(in_fp8),
         *([prescribed] if prescribed else [] if in_fp8 else of.conversions()),
-        ArmPlan(SELF_CHECK, eager_bf16, fp8=False),
+        ArmPlan(ArmName.SELF_CHECK, eager_bf16, fp8=False),
         *(of.arm(as_is, each) for each in proposals if len(proposals) > 1 or not prescribed),
         *of.measurements(base),
         *(replace(of.arm(base, each), explored=True) for each in of.explored(proposals)),
@@ -87,11 +87,11 @@ class Of:
         compiled = any(linear.compiled is not None for linear in self.facts.network.linears)
         own, plans = self.own_autocast(), []
         if in_fp8 or compiled or own:
-            plans.append(ArmPlan("bf16", eager_bf16, own, fp8=False))
+            plans.append(ArmPlan(ArmName.BF16, eager_bf16, own, fp8=False))
         if in_fp8 or not compiled or own:
             plans.append(
                 ArmPlan(
-                    "bf16_compiled",
+                    ArmName.BF16_COMPILED,
                     functools.partial(compiled_bf16, facts=self.facts),
                     own,
                     fp8=False,
@@ -118,7 +118,9 @@ class Of:
                 on_model(strip_compile_marks),
                 *(self.change(Treatment(name=name, summary="", code="")) for name in names),
             )
-            plans.append(ArmPlan(f"float8_{recipe}", make, names, fp8=True, base="as_is", compiled=True))
+            plans.append(
+                ArmPlan(conversion_to(recipe), make, names, fp8=True, base=ArmName.AS_IS, compiled=True)
+            )
         return plans
 
     def prescribed(self, as_is: ArmPlan, proposals: Sequence[Treatment]) -> ArmPlan:
@@ -132,7 +134,7 @@ class Of:
         )
         compiled = any(map(compiles, names))
         return ArmPlan(
-            PRESCRIBED,
+            ArmName.PRESCRIBED,
             change,
             names,
             fp8=True,
@@ -172,13 +174,12 @@ class Of:
                 functools.partial(compiled_bf16, facts=self.facts) if compiled else eager_bf16,
                 on_model(keep_activations),
             )
-            name = "bf16_without_checkpointing"
             plans.append(
                 ArmPlan(
-                    name,
+                    ArmName.BF16_WITHOUT_CHECKPOINTING,
                     make,
                     fp8=False,
-                    base="bf16_compiled" if compiled else "bf16",
+                    base=ArmName.BF16_COMPILED if compiled else ArmName.BF16,
                     explored=True,
                     compiled=compiled,
                 )
@@ -186,7 +187,7 @@ class Of:
         if self.facts.network.adapter_parameters:
             plans.append(
                 ArmPlan(
-                    "without_adapters",
+                    ArmName.WITHOUT_ADAPTERS,
                     chain(base.make, without_adapters),
                     fp8=base.fp8,
                     base=base.name,
@@ -217,7 +218,7 @@ def together(base: ArmPlan, winners: Sequence[ArmPlan], name: str) -> ArmPlan:
         change,
         (*kept, *added),
         base.fp8 or winners[0].fp8,
-        "as_is",
+        ArmName.AS_IS,
         change,
         tokens_ratio=ratio,
         compiled=compiled,

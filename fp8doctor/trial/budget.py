@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from fp8doctor.facts.arm_names import NO_TIME_LEFT, NOT_EXPECTED_TO_FIT, PRESCRIBED, SELF_CHECK
+from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, Reason, is_conversion
+from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.measure import timer
 
 MUST_BEGIN_SHARE = 0.6
 """Share of the budget after which nothing is begun but what `BEGUN_LATE` names; what it compiles then may end
 later. A convention of this tool, as `LATEST` and `LAST_PROFILE` are."""
 
-BEGUN_LATE = {"bf16": 2.0, "bf16_compiled": 2.0, PRESCRIBED: 1.0, SELF_CHECK: 1.0}
-"""Arm -> budgets until which it may be begun, because the report is little without it: where one graph of 24
-FP8 blocks compiles for 80 s, a step with nothing beside it would be all that those gave. The copy that the
-timing is checked against costs 0.3 to 2.2 s."""
+BEGUN_LATE: dict[str, float] = {
+    ArmName.BF16: 2.0,
+    ArmName.BF16_COMPILED: 2.0,
+    ArmName.PRESCRIBED: 1.0,
+    ArmName.SELF_CHECK: 1.0,
+}
+"""How late each essential arm may still start, in multiples of the budget. One graph of 24 FP8 blocks
+compiles for 80 s, and that step alone says nothing. The copy that checks the timing costs 0.3 to 2.2 s."""
 
 NUMERICS_SHARE, CLOSING_SHARE = 0.08, 0.05
 """Shares of the budget kept for the numerics, where they can say something, and for the end: letting go of
@@ -69,8 +74,8 @@ class Budget:
     """The seconds of one trial."""
 
     seconds: float
-    began: float
-    """On ``time.monotonic``; before the trial's own beginning where some are spent already."""
+    began: float = field(default_factory=lambda: time.monotonic())
+    """On ``time.monotonic``."""
     numerics: bool = False
     """Whether the numerics can say something, so that time is kept for them."""
 
@@ -83,14 +88,16 @@ class Budget:
         return time.monotonic() - self.began
 
     @property
-    def used_up(self) -> str:
+    def used_up(self) -> NoNumber:
         """The reason of what it leaves no time for."""
-        return f"the budget of {self.seconds:g} s {NO_TIME_LEFT}"
+        return NoNumber(Reason.NO_TIME_LEFT, f"the budget of {self.seconds:g} s was used up before it")
 
     @property
-    def too_short(self) -> str:
+    def too_short(self) -> NoNumber:
         """The reason of what is not expected to fit into what is left of it."""
-        return f"the budget of {self.seconds:g} s {NOT_EXPECTED_TO_FIT}"
+        return NoNumber(
+            Reason.NOT_EXPECTED_TO_FIT, f"the budget of {self.seconds:g} s would not have been enough for it"
+        )
 
     def closing_s(self) -> float:
         """The numerics and the end."""
@@ -99,7 +106,7 @@ class Budget:
     def after_window_s(self, costs: Mapping[str, Cost]) -> float:
         """From the end of the window to the end of the trial."""
         profiled = compared(costs)
-        proven = [cost for name, cost in costs.items() if name not in profiled and name != SELF_CHECK]
+        proven = [cost for name, cost in costs.items() if name not in profiled and name != ArmName.SELF_CHECK]
         return (
             sum(map(profile_s, profiled.values()))
             + sum(PROOF_STEPS * cost.steps_s[-1] for cost in proven)
@@ -148,10 +155,10 @@ def profile_s(cost: Cost) -> float:
 def compared(costs: Mapping[str, Cost]) -> dict[str, Cost]:
     """What will be profiled: as it is, the fastest BF16, and the prescription or the fastest conversion."""
     groups = (
-        ["as_is"],
-        ["bf16", "bf16_compiled"],
-        [PRESCRIBED],
-        [name for name in costs if name.startswith("float8_")],
+        [ArmName.AS_IS],
+        BF16_BASELINES,
+        [ArmName.PRESCRIBED],
+        filter(is_conversion, costs),
     )
     fastest = (
         min((name for name in group if name in costs), key=lambda name: costs[name].steps_s[-1], default=None)
@@ -169,7 +176,7 @@ def expected(
     Compiling blocks costs a part of a base that is compiled already, because that is compiled as one. None
     when there is nothing to go by.
     """
-    like = costs.get(base or "as_is") or costs.get("as_is")
+    like = costs.get(base or ArmName.AS_IS) or costs.get(ArmName.AS_IS)
     if like is None:
         return None
     if name == BLOCKWISE and like.compiles:
@@ -186,7 +193,7 @@ def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
     if len(tried) < 2:
         return 0.0
     best = min(tried, key=lambda cost: cost.steps_s[-1])
-    baselines = [costs[name] for name in ("as_is", "bf16", "bf16_compiled") if name in costs]
+    baselines = [costs[name] for name in BASELINES if name in costs]
     return (
         max(cost.build_s for cost in tried)
         + timer.LEAST_ROUNDS * round_s([*baselines, best, best])

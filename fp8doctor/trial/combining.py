@@ -13,22 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fp8doctor.analysis.median_interval import Interval, interval
-from fp8doctor.facts.arm_names import COMBINATION, PRESCRIBED
+from fp8doctor.facts.arm_names import BASELINES, ArmName
+from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.arms import together
 from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms
-from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.treatments import family
 from fp8doctor.trial.variant import ArmPlan
 
-BASELINES = ("as_is", "bf16", "bf16_compiled")
-
 
 @dataclass(frozen=True)
 class Window:
-    """The trial's window: who was timed, and the samples."""
+    """A window of the trial: who was timed, and the samples."""
 
-    bench: Bench
+    tracer: Tracer
     attempts: Sequence[Attempt]
     samples: Samples
 
@@ -38,39 +36,43 @@ class Window:
             (
                 each
                 for each in self.attempts
-                if each.plan.name == name and each.reason is None and (name, 0) in self.samples
+                if each.plan.name == name and each.no_number is None and (name, 0) in self.samples
             ),
             None,
         )
 
     def ms(self, attempt: Attempt) -> list[float]:
-        return full_ms(self.bench.plan, self.samples, attempt.plan)
+        return full_ms(self.tracer.bench.plan, self.samples, attempt.plan)
 
     def gain(self, attempt: Attempt, over: Attempt) -> Interval:
         """What an arm saves of another's time, in ms, round by round."""
         return interval([a - b for a, b in zip(self.ms(over), self.ms(attempt), strict=True)])
 
 
-def best_total(
-    window: Window, tracer: Tracer, *, until: float, latest: float, reason_against: str | None
-) -> Final | None:
-    """The prescription after the explorations; None when it stays what it is. ``reason_against`` forbids
-    another window."""
-    as_is = window.timed("as_is")
-    base = window.timed(PRESCRIBED) or as_is
+def best_total(window: Window, against: NoNumber | None) -> Final | None:
+    """The prescription after the explorations; None when it stays what it is. ``against`` forbids another
+    window."""
+    as_is = window.timed(ArmName.AS_IS)
+    base = window.timed(ArmName.PRESCRIBED) or as_is
     if as_is is None or base is None or not base.plan.fp8:
         return None
     winners = winners_of(window, base)
-    alone = [(together(base.plan, [each.plan], PRESCRIBED), each) for each in winners] + rivals_of(
+    alone = [(together(base.plan, [each.plan], ArmName.PRESCRIBED), each) for each in winners] + rivals_of(
         window, base, as_is
     )
     if not alone:
         return None
     plan, best = min(alone, key=lambda each: interval(window.ms(each[1])).median)
     single = Attempt(plan, best.ready, proof=best.proof)
-    if len(winners) > 1:
-        return _combined(window, base.plan, winners, single, best, tracer, until, latest, reason_against)
-    return Final([single], _samples_of(window.samples, best.plan.name, PRESCRIBED))
+    samples = _samples_of(window.samples, best.plan.name, ArmName.PRESCRIBED)
+    if len(winners) < 2:
+        return Final([single], samples)
+    plan = together(base.plan, [each.plan for each in winners], ArmName.COMBINATION)
+    both = Attempt(plan, no_number=against)
+    if both.no_number is None:
+        window.tracer.run.progress("building what gained, together", ArmName.COMBINATION)
+        window.tracer.bench.build(both)
+    return Final([single, both], samples) if both.no_number else _faster_of(window, single, both)
 
 
 def winners_of(window: Window, base: Attempt) -> list[Attempt]:
@@ -98,45 +100,34 @@ def rivals_of(window: Window, base: Attempt, as_is: Attempt) -> list[tuple[ArmPl
     alone = [
         each
         for each in window.attempts
-        if each.plan.base == "as_is" and each.plan.treatments and not each.plan.explored and each is not base
+        if each.plan.base == ArmName.AS_IS
+        and each.plan.treatments
+        and not each.plan.explored
+        and each is not base
     ]
     faster = [each for each in alone if window.timed(each.plan.name) and window.gain(each, base).low > 0]
-    return [(replace(each.plan, name=PRESCRIBED), each) for each in faster]
+    return [(replace(each.plan, name=ArmName.PRESCRIBED), each) for each in faster]
 
 
-def _combined(
-    window: Window,
-    base: ArmPlan,
-    winners: Sequence[Attempt],
-    single: Attempt,
-    best: Attempt,
-    tracer: Tracer,
-    until: float,
-    latest: float,
-    reason_against: str | None,
-) -> Final:
-    """Everything that gained, timed beside the best of it alone; the faster of the two is the
-    prescription."""
-    both = Attempt(together(base, [each.plan for each in winners], COMBINATION), reason=reason_against)
-    if both.reason is None:
-        tracer.progress("building what gained, together", COMBINATION)
-        window.bench.build(both)
-    if both.reason is not None:
-        return Final([single, both], _samples_of(window.samples, best.plan.name, PRESCRIBED))
+def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
+    """What gained together, timed beside the best of it alone; the faster of the two is the prescription."""
+    tracer, run = window.tracer, window.tracer.run
     references = [each for name in BASELINES if (each := window.timed(name))]
-    tracer.progress("timing what gained, together", COMBINATION)
-    samples = window.bench.time([*references, single, both], until, latest)
-    final = Window(window.bench, [*references, single, both], samples)
-    if final.gain(both, single).median > 0:
-        both.plan = replace(both.plan, name=PRESCRIBED)
-        window.bench.prove(both, tracer)
-        if both.reason is None:
-            return Final([*references, both], samples | _samples_of(samples, COMBINATION, PRESCRIBED))
-        both.plan = replace(both.plan, name=COMBINATION)
+    attempts = [*references, single, both]
+    run.progress("timing what gained, together", ArmName.COMBINATION)
+    until = run.budget.end - run.budget.closing_s()
+    samples = tracer.bench.time(attempts, until, run.budget.window_latest())
+    if Window(tracer, attempts, samples).gain(both, single).median > 0:
+        both.plan = replace(both.plan, name=ArmName.PRESCRIBED)
+        tracer.prove(both)
+        if both.no_number is None:
+            renamed = _samples_of(samples, ArmName.COMBINATION, ArmName.PRESCRIBED)
+            return Final([*references, both], samples | renamed)
+        both.plan = replace(both.plan, name=ArmName.COMBINATION)
     else:
-        tracer.progress("proving what gained, together", COMBINATION)
-        window.bench.prove(both)
-    return Final([*references, single, both], samples)
+        run.progress("proving what gained, together", ArmName.COMBINATION)
+        tracer.prove(both, explain=False)
+    return Final(attempts, samples)
 
 
 def _samples_of(samples: Samples, name: str, renamed: str) -> Samples:

@@ -11,216 +11,169 @@ compares are explained by the very profile that proves them (`fp8doctor.trial.me
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 import torch
+from torch.utils.checkpoint import CheckpointError
 
 from fp8doctor.facts import Trial
-from fp8doctor.facts.arm_names import COMBINATION, PRESCRIBED, SELF_CHECK, STEP_RAISES
-from fp8doctor.facts.kept import without
+from fp8doctor.facts.arm_names import BASELINES, ArmName, Reason, is_conversion
+from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.budget import BEGUN_LATE, LAST_PROFILE, MUST_BEGIN_SHARE, Budget, Cost, expected
+from fp8doctor.trial.budget import BEGUN_LATE, MUST_BEGIN_SHARE, Budget, Cost, expected
 from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
-from fp8doctor.trial.measure.attempt import Attempt, Final, Ready
+from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
-from fp8doctor.trial.measure.profile_step import BREAKDOWN, KeepTrace, Tracer
+from fp8doctor.trial.measure.pairs import time_in_pairs
+from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.results import report
+from fp8doctor.trial.run import TrialRun
 from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.trial.variant import ArmPlan
 from fp8doctor.wording import sentence
 
-NEEDED = ("as_is", "bf16", "bf16_compiled", PRESCRIBED, SELF_CHECK)
+NEEDED = (*BASELINES, ArmName.PRESCRIBED, ArmName.SELF_CHECK)
 """What a report cannot do without, and the first conversion of a model without FP8."""
 
 
-def conduct(
-    job: Job,
-    lists: Sequence[str],
-    arms: Sequence[ArmPlan],
-    device: torch.device,
-    *,
-    budget_s: float,
-    progress: Callable[[str, str | None], None],
-    skip: Mapping[str, str] | None = None,
-    keep_trace: KeepTrace | None = None,
-    keep: Callable[[Trial], object] = lambda trial: None,
-    spent_s: float = 0.0,
-) -> Trial:
-    """Time ``arms`` of the job on ``device`` within ``budget_s`` seconds, in the order of their importance,
-    and do no harm.
+def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
+    """Time ``arms`` of the job in the order of their importance, and do no harm.
 
-    ``lists`` names the lists of repeated blocks, ``skip`` maps arms that are not to be built to the reason.
-    ``keep_trace`` is handed the trace of every arm that is profiled, ``keep`` what is known so far whenever a
-    part begins that the trial can do without. ``spent_s`` of the budget are gone already. A model that cannot
-    be copied, or whose own step raises, gives a Trial with a reason and no times.
+    ``lists`` names the lists of repeated blocks. A model that cannot be copied, or whose own step raises,
+    gives a Trial with a reason and no times.
 
     Raises `DeviceLost` when an arm took the GPU's context down, so that a new process can go on without it,
     or with what was known.
     """
-    budget = Budget(budget_s, time.monotonic() - spent_s)
     if job.batch is None:
-        return _without_times(
-            device, "there is no batch to run it on; give one, as example_batch() in a model file", budget
-        )
-    progress("noting the state of the model", None)
+        reason = "there is no batch to run it on; give one, as example_batch() in a model file"
+        return _without_times(run, NoNumber(Reason.NO_BATCH, reason))
+    run.progress("noting the state of the model", None)
     before = digest(job)
     with undisturbed(job) as put_back:
-        trial = _timed(job, lists, arms, device, budget, progress, skip or {}, keep_trace, keep)
-        progress("looking at what was changed", None)
+        trial = _timed(job, lists, arms, run)
+        run.progress("looking at what was changed", None)
     try:
-        still_there(device, "")
+        still_there(run.device, "")
     except DeviceLost:
         return with_harm(trial, (*put_back, CONTEXT))
     return with_harm(trial, (*put_back, *harm(before, digest(job))))
 
 
-def _timed(
-    job: Job,
-    lists: Sequence[str],
-    arms: Sequence[ArmPlan],
-    device: torch.device,
-    budget: Budget,
-    progress: Callable[[str, str | None], None],
-    skip: Mapping[str, str],
-    keep_trace: KeepTrace | None,
-    keep: Callable[[Trial], object],
-) -> Trial:
+def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
     """The trial itself; what it leaves behind is its caller's concern."""
-    progress("copying the model to the device", None)
+    run.progress("copying the model to the device", None)
+    bench = _bench(job, lists, run.device)
+    if isinstance(bench, NoNumber):
+        return _without_times(run, bench)
+    numerics = NUMERICS not in run.skip and worth_measuring(bench)
+    tracer = Tracer(bench, replace(run, budget=replace(run.budget, numerics=numerics)))
+    attempts = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in arms]
     try:
-        bench = Bench(job, lists, device)
-    except (NotReplicable, OriginalTouched) as error:
-        return _without_times(device, str(error), budget)
-    except torch.OutOfMemoryError:
-        return _without_times(
-            device, "the memory of the GPU is too small for even a cut of the model", budget
-        )
-    except Exception as error:
-        return _without_times(device, f"{STEP_RAISES}{sentence(error)}", budget)
-    budget = replace(budget, numerics=NUMERICS not in skip and worth_measuring(bench))
-    attempts = [Attempt(plan, reason=skip.get(plan.name)) for plan in arms]
-    tracer = Tracer(
-        bench,
-        progress,
-        keep_trace,
-        reason_against=skip.get(BREAKDOWN),
-        until=budget.began + LAST_PROFILE * budget.seconds,
-    )
-    try:
-        trial = _of_arms(bench, attempts, tracer, budget, skip, keep)
+        trial = _of_arms(attempts, tracer)
     except DeviceLost:
         raise
     except Exception as error:
-        still_there(device, bench.at_work)
-        trial = _without_times(
-            device, f"a variant that had run before stopped the timing with {sentence(error)}", budget
-        )
+        still_there(run.device, bench.at_work)
+        reason = f"a variant that had run before stopped the timing with {sentence(error)}"
+        trial = _without_times(run, NoNumber(Reason.TIMING_RAISES, reason))
     finally:
         attempts.clear()
         bench.close()
-    return msgspec.structs.replace(trial, elapsed_s=budget.spent_s)
+    return msgspec.structs.replace(trial, elapsed_s=run.budget.spent_s)
 
 
-def _of_arms(
-    bench: Bench,
-    attempts: Sequence[Attempt],
-    tracer: Tracer,
-    budget: Budget,
-    skip: Mapping[str, str],
-    keep: Callable[[Trial], object],
-) -> Trial:
-    """Build, time, prove, combine what gained, and then the numerics. From the proofs on a lost GPU costs no
-    time that is known."""
-    _build(bench, attempts, budget, tracer.progress)
-    timed = [attempt for attempt in attempts if attempt.reason is None]
+def _bench(job: Job, lists: Sequence[str], device: torch.device) -> Bench | NoNumber:
+    """The bench, or why there can be none."""
+    try:
+        return Bench(job, lists, device)
+    except (NotReplicable, OriginalTouched) as error:
+        return NoNumber(Reason.NOT_REPLICABLE, str(error))
+    except torch.OutOfMemoryError:
+        return NoNumber(
+            Reason.OUT_OF_MEMORY, "the memory of the GPU is too small for even a cut of the model"
+        )
+    except Exception as error:
+        why = Reason.RECOMPUTE_DIFFERS if isinstance(error, CheckpointError) else Reason.STEP_RAISES
+        return NoNumber(why, f"the training step raises {sentence(error)}")
+
+
+def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
+    """Build, time and prove the arms, then whatever may be added to them."""
+    bench, run, budget = tracer.bench, tracer.run, tracer.run.budget
+    _build(bench, attempts, run)
+    timed = [attempt for attempt in attempts if attempt.no_number is None]
     costs, explored = _costs(timed), [attempt.plan.name for attempt in timed if explores(attempt.plan)]
-    tracer.progress(f"timing {len(timed)} variants of the step", None)
+    run.progress(f"timing {len(timed)} variants of the step", None)
     samples = bench.time(timed, until=budget.window_until(costs, explored), latest=budget.window_latest())
     tracer.explain(timed, samples)
     for attempt in timed:
-        if attempt.proof is None and attempt.plan.name != SELF_CHECK:
-            tracer.progress(f"proving what {in_words(attempt.plan.name)} ran", attempt.plan.name)
-            bench.prove(attempt)
+        if attempt.proof is None and attempt.plan.name != ArmName.SELF_CHECK:
+            run.progress(f"proving what {arm_in_words(attempt.plan.name)} ran", attempt.plan.name)
+            tracer.prove(attempt, explain=False)
+    late = None if budget.final_fits(costs, explored, budget.spent_s) else budget.used_up
+    return _with_optional_parts(Window(tracer, attempts, samples), run.skipped(ArmName.COMBINATION) or late)
 
-    def known(final: Final | None = None) -> Trial:
-        return report(
-            bench.plan,
-            bench.device,
-            attempts,
-            samples,
-            final,
-            health=bench.health(),
-            gaps=tracer.gaps,
-            budget_s=budget.seconds,
-            elapsed_s=budget.spent_s,
-        )
 
-    trial = known()
-    keep(trial)
+def _with_optional_parts(window: Window, against: NoNumber | None) -> Trial:
+    """The trial with what gained together, pairs and numerics. A GPU that is lost here costs no time that is
+    known; ``against`` forbids to combine."""
+    tracer, attempts, samples = window.tracer, window.attempts, window.samples
+    bench, run = tracer.bench, tracer.run
+    trial = report(tracer, attempts, samples)
+    run.keep(trial)
     try:
-        against = skip.get(COMBINATION) or (
-            None if budget.final_fits(costs, explored, budget.spent_s) else budget.used_up
-        )
-        window, latest = Window(bench, attempts, samples), budget.window_latest()
-        final = best_total(
-            window, tracer, until=budget.end - budget.closing_s(), latest=latest, reason_against=against
-        )
+        final = best_total(window, against)
         if final:
             tracer.explain(final.attempts, final.samples)
-        bench.time_in_pairs(attempts, samples, tracer, until=budget.end, latest=latest)
-        trial = known(final)
-        keep(trial)
-        tracer.progress("measuring what FP8 does to each layer", NUMERICS)
-        return with_numerics(trial, bench, until=budget.numerics_until(), against=skip.get(NUMERICS))
+        time_in_pairs(tracer, attempts, samples)
+        trial = report(tracer, attempts, samples, final)
+        run.keep(trial)
+        run.progress("measuring what FP8 does to each layer", NUMERICS)
+        return with_numerics(trial, bench, until=run.budget.numerics_until(), against=run.skip.get(NUMERICS))
     except DeviceLost as lost:
-        lost.trial = without(trial, lost.arm, str(lost))
+        lost.trial = without(trial, lost.arm, lost.no_number)
         raise
     except Exception as error:
-        reason = f"it raises {sentence(error)}"
+        no_number = NoNumber(Reason.RAISES, f"it raises {sentence(error)}")
         try:
             still_there(bench.device, bench.at_work)
         except DeviceLost as lost:
-            lost.trial = without(trial, lost.arm, str(lost))
+            lost.trial = without(trial, lost.arm, lost.no_number)
             raise
-        return without(trial, bench.at_work, reason)
+        return without(trial, bench.at_work, no_number)
 
 
-def _build(
-    bench: Bench, attempts: Sequence[Attempt], budget: Budget, progress: Callable[[str, str | None], None]
-) -> None:
+def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
     """Make every arm that is not to be skipped and for which there is time, as it is in any case."""
     for attempt in attempts:
-        if attempt.reason is not None:
+        if attempt.no_number is None and attempt.plan.name != ArmName.AS_IS:
+            attempt.no_number = _no_time_for(attempt.plan, attempts, run.budget)
+        if attempt.no_number is not None:
             continue
-        if attempt.plan.name != "as_is" and (reason := _no_time_for(attempt.plan, attempts, budget)):
-            attempt.reason = reason
-            continue
-        if attempt.plan.name == SELF_CHECK and not any(
-            each.plan.name == "bf16" and each.reason is None for each in attempts
+        if attempt.plan.name == ArmName.SELF_CHECK and not any(
+            each.plan.name == ArmName.BF16 and each.no_number is None for each in attempts
         ):
-            attempt.plan = replace(attempts[0].plan, name=SELF_CHECK)
-        progress(f"building {in_words(attempt.plan.name)}", attempt.plan.name)
+            attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK)
+        run.progress(f"building {arm_in_words(attempt.plan.name)}", attempt.plan.name)
         bench.build(attempt)
 
 
-def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> str | None:
+def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> NoNumber | None:
     """Why the arm may not be begun: what a report needs may until a late hour, the rest when all that it will
     take is there."""
     spent_s = budget.spent_s
     if spent_s > BEGUN_LATE.get(plan.name, MUST_BEGIN_SHARE) * budget.seconds:
         return budget.used_up if spent_s > budget.seconds else budget.too_short
     costs = _costs(attempts)
-    needed = plan.name in NEEDED or (
-        plan.name.startswith("float8_") and not any(name.startswith("float8_") for name in costs)
-    )
+    needed = plan.name in NEEDED or (is_conversion(plan.name) and not any(map(is_conversion, costs)))
     cost = expected(costs, plan.base, name=plan.name, compiles=plan.compiled, unasked=plan.explored)
     fits = needed or cost is None or budget.fits(cost, plan.name, costs, spent_s, unasked=plan.explored)
     return None if fits else budget.too_short
@@ -249,27 +202,28 @@ def explores(plan: ArmPlan) -> bool:
     return plan.explored and bool(plan.treatments)
 
 
-def _without_times(device: torch.device, reason: str, budget: Budget) -> Trial:
-    free(device)
+def _without_times(run: TrialRun, no_number: NoNumber) -> Trial:
+    free(run.device)
     return Trial(
-        device=device.type,
-        gpu=gpu_name(device),
+        device=run.device.type,
+        gpu=gpu_name(run.device),
         blocks={},
         arms=(),
         self_check_ratio=None,
         reliable=False,
-        reason=reason,
-        budget_s=budget.seconds,
-        elapsed_s=budget.spent_s,
+        why=no_number.why,
+        reason=no_number.sentence,
+        budget_s=run.budget.seconds,
+        elapsed_s=run.budget.spent_s,
     )
 
 
-def in_words(arm: str) -> str:
+def arm_in_words(arm: str) -> str:
     """What an arm is called where a person reads it."""
-    named = {
-        "as_is": "the step as it is",
-        "bf16": "BF16",
-        "bf16_compiled": "BF16, compiled",
-        SELF_CHECK: "a copy to check the timing against",
+    named: dict[str, str] = {
+        ArmName.AS_IS: "the step as it is",
+        ArmName.BF16: "BF16",
+        ArmName.BF16_COMPILED: "BF16, compiled",
+        ArmName.SELF_CHECK: "a copy to check the timing against",
     }
     return named.get(arm, arm.replace("_", " "))

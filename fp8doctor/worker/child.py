@@ -112,7 +112,7 @@ def _trial(
 ) -> Trial | None:
     """Time the job and what the checks would change about it; None where there is nothing to time it on."""
     from fp8doctor.diagnosis.diagnose import diagnose
-    from fp8doctor.trial import DeviceLost, run_trial
+    from fp8doctor.trial import Budget, DeviceLost, TrialRun, run_trial
     from fp8doctor.trial.measure.device import choose_device
 
     device = choose_device(request.device)
@@ -134,17 +134,8 @@ def _trial(
         channel.send(Examined(msgspec.structs.replace(facts, trial=trial).to_dict()))
 
     try:
-        return run_trial(
-            job,
-            facts,
-            hypotheses,
-            device,
-            budget_s=request.budget_s,
-            progress=progress,
-            skip=skip,
-            keep_trace=keep_trace,
-            keep=keep,
-        )
+        run = TrialRun(device, Budget(request.budget_s), progress, skip, keep, keep_trace)
+        return run_trial(job, facts, hypotheses, run)
     except DeviceLost as lost:
         channel.send(Lost(lost.arm, str(lost)))
         os._exit(1)

@@ -26,7 +26,8 @@ import msgspec
 import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target, recorded
-from fp8doctor.facts.kept import without
+from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.record import UnreadableDocument, decoder
 from fp8doctor.loading.target import compiled, locate
 from fp8doctor.worker.messages import Done, Examined, Failure, Lost, Message, Mistake, Stage, Traced
@@ -183,7 +184,8 @@ def _without(facts: Facts, arm: str, reason: str) -> Examination:
     """Keep the trial that was known before the arm failed. Raises `_ArmFailed` when none was."""
     if not recorded(facts, "trial"):
         raise _ArmFailed(arm, reason)
-    return Examination(msgspec.structs.replace(facts, trial=without(facts.trial, arm, reason)), None)
+    kept = without(facts.trial, arm, NoNumber(Reason.TOOK_PROCESS_DOWN, reason))
+    return Examination(msgspec.structs.replace(facts, trial=kept), None)
 
 
 def _incomplete(facts: Facts, sentence: str) -> Examination:

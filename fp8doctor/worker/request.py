@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fp8doctor.facts.arm_names import ArmName
+
 
 @dataclass(frozen=True)
 class TrialRequest:
@@ -26,4 +28,8 @@ class TrialRequest:
             return None
         file = Path(self.trace)
         ending = "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
-        return file if arm == "as_is" else file.with_name(f"{file.name.removesuffix(ending)}.{arm}{ending}")
+        return (
+            file
+            if arm == ArmName.AS_IS
+            else file.with_name(f"{file.name.removesuffix(ending)}.{arm}{ending}")
+        )

@@ -13,8 +13,10 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import Of, arms
+from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure import timer
+from fp8doctor.trial.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan
 
 
@@ -49,9 +51,7 @@ def tried(
             job,
             [blocks.name for blocks in facts.network.blocks],
             plans,
-            torch.device("cpu"),
-            budget_s=120,
-            progress=lambda text, arm: None,
+            TrialRun(torch.device("cpu"), Budget(120)),
         )
     finally:
         timer.MOST_ROUNDS = most

@@ -16,7 +16,7 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.measured_savings import measured
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.facts import Arm, ArmCut, Facts, Gpu, Trial
-from fp8doctor.facts.arm_names import NO_FP8_GEMM, NO_TIME_LEFT
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.render.text import render
 from tests.checks.arms import timed
@@ -62,7 +62,8 @@ class Of:
             self.treatments if name == "prescribed" else (name,) if name in (self.bases or {}) else ()
         )
         if isinstance(rounds, str):
-            return Arm(name=name, treatments=treatments, tried=False, reason=rounds)
+            why = rounds if isinstance(rounds, Reason) else None
+            return Arm(name=name, treatments=treatments, tried=False, why=why, reason=str(rounds))
         middle = sorted(rounds)[len(rounds) // 2]
         cut = ArmCut(blocks={}, step_ms=middle, low_ms=min(rounds), high_ms=max(rounds), peak_gib=20.0)
         return Arm(
@@ -159,7 +160,7 @@ def test_the_status(as_is: tuple[float, ...], status: str) -> None:
 
 
 def test_fp8_that_never_ran_is_an_error() -> None:
-    report = diagnose(Of({**SLOW, "as_is": NO_FP8_GEMM}).facts())
+    report = diagnose(Of({**SLOW, "as_is": Reason.NO_FP8_GEMM}).facts())
     assert report.verdict.status == "fp8_not_engaged"
     assert report.reaches("error")
 
@@ -276,7 +277,7 @@ def test_staying_in_bf16_is_said_only_after_everything_was_tried_on_a_gpu() -> N
 
     assert stays(Of(arms, bases=bases))
     assert not stays(Of(arms, bases=bases, device="cpu"))
-    assert not stays(Of({**arms, "prescribed": f"the budget of 60 s {NO_TIME_LEFT}"}, bases=bases))
+    assert not stays(Of({**arms, "prescribed": Reason.NO_TIME_LEFT}, bases=bases))
     assert stays(
         Of(
             {**arms, "recipe-rowwise": "it raises RuntimeError: no kernel"},
@@ -291,7 +292,7 @@ def test_little_to_gain_is_not_waited_for() -> None:
         name="recipe-rowwise",
         treatments=("recipe-rowwise",),
         tried=False,
-        reason=f"the budget of 60 s {NO_TIME_LEFT}",
+        why=Reason.NOT_EXPECTED_TO_FIT,
     )
     fp8 = profiled("as_is", 140.0, gemm_fp8=6.0, cast=34.0, attention=100.0)
     few, many = (
@@ -481,7 +482,7 @@ def test_arms_of_the_first_window_are_not_shown_twice() -> None:
 
 
 def test_fp8_that_never_ran_is_told_what_it_would_give() -> None:
-    arms = {"as_is": NO_FP8_GEMM, "bf16_compiled": around(92.7), "te-autocast": around(88.3)}
+    arms = {"as_is": Reason.NO_FP8_GEMM, "bf16_compiled": around(92.7), "te-autocast": around(88.3)}
     assert (
         "Once it runs: 88.3 ms, 1.05x of BF16."
         in diagnose(Of(arms, bases={"te-autocast": "as_is"}).facts()).verdict.summary

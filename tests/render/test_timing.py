@@ -11,7 +11,6 @@ import pytest
 
 from fp8doctor.analysis.step_difference import PARTS, REST
 from fp8doctor.facts import Arm, Facts, Family, recorded
-from fp8doctor.facts.arm_names import NO_TIME_LEFT
 from fp8doctor.render import markdown, text
 from fp8doctor.render.terminal import columns
 from fp8doctor.render.timing import COLUMNS, timing
@@ -215,8 +214,17 @@ WIDE = ("recipe-rowwise", "recipe-rowwise-with-gw-hp")
 
 def waiting(*names: str) -> tuple[Arm, ...]:
     return tuple(
-        msgspec.structs.replace(failed(name, f"the budget of 60 s {NO_TIME_LEFT}"), treatments=(name,))
+        msgspec.structs.replace(failed(name, "the budget of 60 s was used up before it"), treatments=(name,))
         for name in names
+    )
+
+
+def test_what_failed_alike_stands_in_one_line_in_its_own_words() -> None:
+    found = timing(of(*ARMS[:-1], *(failed(name, "it raises ValueError: no kernel") for name in "abc")).facts)
+    assert found is not None
+    assert [(row.label, row.note) for row in found.rows][-1] == (
+        "3 more variants",
+        "not timed: it raises ValueError: no kernel",
     )
 
 

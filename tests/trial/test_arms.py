@@ -18,9 +18,11 @@ from fp8doctor.facts import Facts, Target, Trial, Workload
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import arms
+from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers.shapes import distinct
 from fp8doctor.trial.measure import timer
+from fp8doctor.trial.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan
 from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama, lora
@@ -289,9 +291,7 @@ def test_every_exploration_runs_and_proves_what_it_says() -> None:
         of,
         ["base_model.model.model.layers"],
         tried,
-        torch.device("cpu"),
-        budget_s=600,
-        progress=lambda text, arm: None,
+        TrialRun(torch.device("cpu"), Budget(600)),
     )
     timed = {arm.name: arm for arm in result.arms}
     assert {arm.name: arm.reason for arm in result.arms if not arm.tried} == {}
@@ -330,9 +330,7 @@ def test_fp32_arms_run_in_bf16() -> None:
         for plan in plans(of).values()
         if plan.name in ("as_is", "bf16", "autocast-bf16", "bf16-parameters")
     ]
-    result = conduct(
-        of, ["blocks"], tried, torch.device("cpu"), budget_s=600, progress=lambda text, arm: None
-    )
+    result = conduct(of, ["blocks"], tried, TrialRun(torch.device("cpu"), Budget(600)))
     assert {arm.name for arm in result.arms if arm.tried} >= {
         "as_is",
         "bf16",

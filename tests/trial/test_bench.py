@@ -13,11 +13,14 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Target, Trial, Workload
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is, eager_bf16
+from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.step import optimizer_for
 from fp8doctor.trial.measure import bench, timer
+from fp8doctor.trial.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.trial.test_conductor import Decoder
 
@@ -50,7 +53,7 @@ def trial(
             **settings,
         }
     )
-    return conduct(job, ["blocks"], arms or (AS_IS,), torch.device("cpu"), budget_s=30, progress=progress)
+    return conduct(job, ["blocks"], arms or (AS_IS,), TrialRun(torch.device("cpu"), Budget(30), progress))
 
 
 def on_meta(blocks: int) -> Decoder:
@@ -216,6 +219,7 @@ def test_what_does_not_fit_even_then_says_so(memory: Memory) -> None:
     }
     assert arms["bf16"].tried
     assert not arms["heavy"].tried
+    assert arms["heavy"].why is Reason.OUT_OF_MEMORY
     assert arms["heavy"].reason == "the GPU's memory is too small for it, even beside bf16 alone"
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from fp8doctor.facts.arm_names import SELF_CHECK
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.trial import budget, conductor
 from fp8doctor.trial.budget import Budget, Cost, expected
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
 CPU = torch.device("cpu")
@@ -42,7 +43,7 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
             "as_is": Seen(11.6, (132.0, 277.7), 1.3, True),
             "bf16": Seen(1.7, (163.7, 371.2), 0.4),
             "bf16_compiled": Seen(4.4, (148.0, 326.8), 1.3, True),
-            SELF_CHECK: Seen(0.5, (163.7,), 0.0),
+            ArmName.SELF_CHECK: Seen(0.5, (163.7,), 0.0),
             "recipe-rowwise": Seen(18.9, (144.5, 312.8), 0.4, True, "as_is", True),
             "recipe-rowwise-with-gw-hp": Seen(18.9, (144.5, 312.8), 0.4, True, "as_is", True),
         },
@@ -55,7 +56,7 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
             "bf16": Seen(0.9, (82.3, 182.6), 0.2),
             "bf16_compiled": Seen(4.5, (74.3, 156.7), 0.9, True),
             "prescribed": Seen(12.5, (65.6, 130.6), 0.9, True, "as_is"),
-            SELF_CHECK: Seen(0.3, (82.3,), 0.0),
+            ArmName.SELF_CHECK: Seen(0.3, (82.3,), 0.0),
             "recipe-rowwise": Seen(15.6, (74.7, 156.9), 0.2, True, "prescribed", True),
         },
     ),
@@ -67,7 +68,7 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
             "bf16": Seen(0.9, (231.6,), 0.5),
             "bf16_compiled": Seen(9.7, (152.3,), 0.6, True),
             "prescribed": Seen(13.0, (109.6,), 0.5, True, "as_is"),
-            SELF_CHECK: Seen(0.9, (231.6,), 0.0),
+            ArmName.SELF_CHECK: Seen(0.9, (231.6,), 0.0),
             "adapters-to-bf16": Seen(1.4, (371.7,), 0.8, False, "as_is"),
             "compile-blocks": Seen(12.9, (143.1,), 0.3, True, "as_is"),
         },
@@ -79,7 +80,7 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
             "as_is": Seen(11.0, (648.8,), 4.8, True),
             "bf16": Seen(2.4, (656.9,), 2.8),
             "bf16_compiled": Seen(3.1, (385.4,), 2.2, True),
-            SELF_CHECK: Seen(2.2, (656.9,), 0.0),
+            ArmName.SELF_CHECK: Seen(2.2, (656.9,), 0.0),
             "recipe-rowwise": Seen(13.2, (722.6,), 2.8, True, "as_is", True),
         },
     ),
@@ -91,7 +92,7 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
             "bf16": Seen(1.2, (358.7,), 0.5),
             "bf16_compiled": Seen(4.1, (198.0,), 0.7, True),
             "prescribed": Seen(8.5, (117.6,), 0.6, True, "as_is"),
-            SELF_CHECK: Seen(1.1, (358.7,), 0.0),
+            ArmName.SELF_CHECK: Seen(1.1, (358.7,), 0.0),
             "keep-in-bf16": Seen(9.0, (110.0,), 0.3, True, "prescribed", True),
         },
     ),
@@ -160,8 +161,8 @@ def took(
         Budget(budget_s, clock()),
     )
     clock.now_s += before_s
-    conductor._build(bench, attempts, of_trial, lambda text, arm: None)  # type: ignore[arg-type]
-    timed = [attempt for attempt in attempts if attempt.reason is None]
+    conductor._build(bench, attempts, TrialRun(torch.device("cpu"), of_trial))  # type: ignore[arg-type]
+    timed = [attempt for attempt in attempts if attempt.no_number is None]
     costs, explored = (
         conductor._costs(timed),
         [each.plan.name for each in timed if conductor.explores(each.plan)],
@@ -267,7 +268,7 @@ def test_an_arm_fits_when_its_build_the_least_window_and_all_that_follows_do() -
 
 
 def test_the_copy_of_the_check_is_not_proven() -> None:
-    with_copy = {**COSTS, SELF_CHECK: Cost(0.1, (0.1,))}
+    with_copy = {**COSTS, ArmName.SELF_CHECK: Cost(0.1, (0.1,))}
     assert Budget(60.0, 0.0).after_window_s(with_copy) == Budget(60.0, 0.0).after_window_s(COSTS)
     other = {**COSTS, "another": Cost(0.1, (0.1,))}
     assert Budget(60.0, 0.0).after_window_s(other) == pytest.approx(

@@ -15,21 +15,25 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch.utils.checkpoint import checkpoint
 from torchao.float8 import convert_to_float8_training
 
 import fp8doctor.trial
 from fp8doctor import inspect_model
 from fp8doctor.facts import Arm, Target, Trial, Workload, recorded
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
 from fp8doctor.trial.arms import chain, eager_bf16, on_model
 from fp8doctor.trial.budget import CLOSING_SHARE, LATEST, Budget
 from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.layers.numerics import NUMERICS
-from fp8doctor.trial.measure import bench, timer
+from fp8doctor.trial.measure import bench, profile_step, timer
 from fp8doctor.trial.measure.device import DeviceLost
 from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.profile_step import BREAKDOWN
+from fp8doctor.trial.run import TrialRun
 from fp8doctor.trial.state.digest import CONTEXT
 from fp8doctor.trial.treatments import NotTried, compile_blocks
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
@@ -102,7 +106,7 @@ def run(
 
 
 def trial(of: Job, *arms: ArmPlan, lists: tuple[str, ...] = ("blocks",), budget_s: float = 600.0) -> Trial:
-    return conduct(of, lists, arms, CPU, budget_s=budget_s, progress=lambda text, arm: None)
+    return conduct(of, lists, arms, TrialRun(CPU, Budget(budget_s)))
 
 
 def test_every_arm_carries_its_proof() -> None:
@@ -402,10 +406,10 @@ def test_explorations_go_first_when_the_time_is_short(monkeypatch: pytest.Monkey
         explored("unasked", as_it_is, AS_IS),
         explored("measurement", as_it_is, AS_IS, ()),
     )
-    late = "the budget of 600 s would not have been enough for it"
-    assert {name: arm.reason for name, arm in arms.items()} == {
-        "as_is": None,
-        "bf16": None,
+    late = (Reason.NOT_EXPECTED_TO_FIT, "the budget of 600 s would not have been enough for it")
+    assert {name: (arm.why, arm.reason) for name, arm in arms.items()} == {
+        "as_is": (None, None),
+        "bf16": (None, None),
         "proposal": late,
         "unasked": late,
         "measurement": late,
@@ -507,7 +511,7 @@ def test_the_part_that_runs_is_named() -> None:
         return output.float().mean()
 
     arms = [ArmPlan("as_is", noting("eager"), fp8=True), ArmPlan("other", noting("other"))]
-    conduct(job(blocks=3, loss=loss), ["blocks"], arms, CPU, budget_s=600, progress=doing(said))
+    conduct(job(blocks=3, loss=loss), ["blocks"], arms, TrialRun(CPU, Budget(600), doing(said)))
     assert laid_out[0] == "copying the model to the device"
     assert list(dict.fromkeys(ran["eager"])) == ["as_is", "timing 2 variants of the step", BREAKDOWN]
     assert list(dict.fromkeys(ran["other"])) == ["other", "timing 2 variants of the step"]
@@ -518,7 +522,9 @@ def test_the_part_that_runs_is_named() -> None:
 
 def test_the_copy_of_the_check_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     proven: list[str] = []
-    monkeypatch.setattr(bench, "prove", lambda step, device: proven.append(at[0].at_work) or StepProof(0, 0))
+    monkeypatch.setattr(
+        profile_step, "prove", lambda step, device: proven.append(at[0].at_work) or StepProof(0, 0)
+    )
     at: list[bench.Bench] = []
     made = bench.Bench.__init__
     monkeypatch.setattr(bench.Bench, "__init__", lambda self, *of: (at.append(self), made(self, *of))[1])
@@ -536,13 +542,13 @@ def test_the_copy_of_the_check_is_not_proven(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_nothing_that_is_compared_is_profiled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """What gained together is proven by the profile that explains it."""
-    seen, proven = [], bench.Bench.prove
+    seen, proven = [], profile_step.Tracer.prove
 
-    def noted(self: bench.Bench, attempt: bench.Attempt, tracer: Any = None) -> None:
-        seen.append((attempt.plan.name, tracer is not None))
-        proven(self, attempt, tracer)
+    def noted(self: profile_step.Tracer, attempt: bench.Attempt, *, explain: bool = True) -> None:
+        seen.append((attempt.plan.name, explain))
+        proven(self, attempt, explain=explain)
 
-    monkeypatch.setattr(bench.Bench, "prove", noted)
+    monkeypatch.setattr(profile_step.Tracer, "prove", noted)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timer, "time", SimpleNamespace(perf_counter=CLOCK, monotonic=time.monotonic))
         trial(
@@ -598,15 +604,15 @@ def test_a_device_that_is_lost_after_the_proofs_costs_no_time_that_is_known(
     monkeypatch.setattr(conductor, "with_numerics", fails)
     monkeypatch.setattr(conductor, "still_there", lambda device, part: None)
     kept: list[Trial] = []
-    tell: dict[str, Any] = {"budget_s": 600, "progress": lambda text, arm: None, "keep": kept.append}
+    of = TrialRun(CPU, Budget(600), keep=kept.append)
     if isinstance(raised, DeviceLost):
         with pytest.raises(DeviceLost) as lost:
-            conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], CPU, **tell)
+            conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], of)
         known = lost.value.trial
         assert known is not None
         assert known.gaps == {"trial.numerics": "it took the GPU's context down"}
     else:
-        known = conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], CPU, **tell)
+        known = conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], of)
     assert [(arm.name, arm.tried) for arm in known.arms[:2]] == [("as_is", True), ("bf16", True)]
     assert [arm.step_ms for arm in kept[-1].arms] == [arm.step_ms for arm in known.arms[:2]]
 
@@ -624,7 +630,7 @@ KNOWN = Trial(
 def test_a_live_model_whose_device_is_lost_has_a_report_that_says_so(
     known: Trial | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def loses(*_: object, keep: Callable[[Trial], object], **__: object) -> Trial:
+    def loses(*_: object) -> Trial:
         lost = DeviceLost("numerics", "it took the GPU's context down: planted")
         lost.trial = known
         raise lost
@@ -669,21 +675,24 @@ def failing(error: Exception) -> ArmPlan:
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("error", "why", "reason"),
     [
-        (RuntimeError("shapes differ\nand more"), "it raises RuntimeError: shapes differ"),
-        (torch.OutOfMemoryError("CUDA out of memory"), "memory is too small"),
-        (NotTried("torchao cannot be imported"), "torchao cannot be imported"),
+        (RuntimeError("shapes differ\nand more"), Reason.RAISES, "it raises RuntimeError: shapes differ"),
+        (torch.OutOfMemoryError("CUDA out of memory"), Reason.OUT_OF_MEMORY, "memory is too small"),
+        (NotTried("torchao cannot be imported"), Reason.NOT_APPLICABLE, "torchao cannot be imported"),
+        (NotReplicable("it is sharded"), Reason.NOT_REPLICABLE, "it is sharded"),
     ],
 )
-def test_an_arm_that_fails_costs_itself_only(error: Exception, reason: str) -> None:
+def test_an_arm_that_fails_costs_itself_only(error: Exception, why: Reason, reason: str) -> None:
     arms = run(job(blocks=3), AS_IS, failing(error), BF16)
     assert (arms["failing"].tried, arms["as_is"].tried, arms["bf16"].tried) == (False, True, True)
+    assert (arms["failing"].why, arms["bf16"].why) == (why, None)
     assert reason in (arms["failing"].reason or "")
 
 
 def test_an_arm_without_its_proof_has_no_number() -> None:
     arms = run(job(blocks=3), ArmPlan("as_is", BF16.make, fp8=True), ArmPlan("bf16", as_it_is, fp8=False))
+    assert (arms["as_is"].why, arms["bf16"].why) == (Reason.NO_FP8_GEMM, Reason.FP8_IN_BF16)
     assert arms["as_is"].reason == "no FP8 GEMM was seen in its step"
     assert arms["bf16"].reason == "18 FP8 GEMMs were seen in a BF16 step"
     assert not arms["as_is"].tried
@@ -704,21 +713,20 @@ def test_an_arm_that_keeps_compiling_has_no_number(monkeypatch: pytest.MonkeyPat
         variant.model.forward = growing  # type: ignore[method-assign]
         return variant
 
-    assert (
-        run(job(blocks=3), ArmPlan("as_is", make))["as_is"].reason
-        == "it was still compiling while it was timed"
-    )
+    arm = run(job(blocks=3), ArmPlan("as_is", make))["as_is"]
+    assert (arm.why, arm.reason) == (Reason.STILL_COMPILING, "it was still compiling while it was timed")
 
 
 def test_what_the_budget_does_not_reach_is_said() -> None:
     arms = run(job(blocks=3), AS_IS, BF16, budget_s=0.0)
     assert arms["as_is"].tried
+    assert arms["bf16"].why is Reason.NO_TIME_LEFT
     assert arms["bf16"].reason == "the budget of 0 s was used up before it"
 
 
 def test_a_step_that_raises_is_the_trials_reason() -> None:
     result = trial(job(loss=lambda output, batch: output.nonsense), AS_IS)
-    assert result.arms == ()
+    assert (result.arms, result.why) == ((), Reason.STEP_RAISES)
     assert "the training step raises AttributeError" in (result.reason or "")
 
 
@@ -736,9 +744,25 @@ def test_an_optimizer_that_needs_a_closure_is_no_fault_of_the_step() -> None:
     )
 
 
+def test_a_recompute_that_saves_other_tensors_is_told_apart() -> None:
+    def loss(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        calls: list[None] = []
+
+        def changing(given: torch.Tensor) -> torch.Tensor:
+            calls.append(None)
+            return given.exp().sin() if len(calls) == 1 else given * 2
+
+        made: torch.Tensor = checkpoint(changing, output.float(), use_reentrant=False)  # type: ignore[no-untyped-call]
+        return made.mean()
+
+    result = trial(job(loss=loss), AS_IS)
+    assert result.why is Reason.RECOMPUTE_DIFFERS
+    assert (result.reason or "").startswith("the training step raises CheckpointError")
+
+
 def test_without_a_batch_nothing_is_timed_and_no_step_is_blamed() -> None:
     result = trial(job(batch=None), AS_IS)
-    assert result.arms == ()
+    assert (result.arms, result.why) == ((), Reason.NO_BATCH)
     assert result.reason == "there is no batch to run it on; give one, as example_batch() in a model file"
 
 
@@ -762,7 +786,7 @@ def worn() -> ArmPlan:
 
 def test_a_variant_that_fails_while_it_is_timed_leaves_a_reason() -> None:
     result = trial(job(blocks=3), AS_IS, worn())
-    assert result.arms == ()
+    assert (result.arms, result.why) == ((), Reason.TIMING_RAISES)
     assert result.reason == "a variant that had run before stopped the timing with RuntimeError: worn out"
 
 
@@ -772,9 +796,9 @@ class Skipping(Decoder):
 
 
 def test_a_cut_whose_blocks_do_not_all_run_is_refused() -> None:
-    assert "does not run all of them (3 are skipped)" in (
-        trial(job(model=Skipping(26).bfloat16()), AS_IS).reason or ""
-    )
+    result = trial(job(model=Skipping(26).bfloat16()), AS_IS)
+    assert result.why is Reason.NOT_REPLICABLE
+    assert "does not run all of them (3 are skipped)" in (result.reason or "")
 
 
 def test_an_arm_to_skip_is_not_built() -> None:
@@ -782,14 +806,11 @@ def test_an_arm_to_skip_is_not_built() -> None:
         job(blocks=3),
         ["blocks"],
         [AS_IS, BF16],
-        CPU,
-        budget_s=5,
-        progress=lambda text, arm: None,
-        skip={"bf16": "the process was killed"},
+        TrialRun(CPU, Budget(5), skip={"bf16": "the process was killed"}),
     )
-    assert [(arm.name, arm.tried, arm.reason) for arm in result.arms] == [
-        ("as_is", True, None),
-        ("bf16", False, "the process was killed"),
+    assert [(arm.name, arm.tried, arm.why, arm.reason) for arm in result.arms] == [
+        ("as_is", True, None, None),
+        ("bf16", False, Reason.TOOK_PROCESS_DOWN, "the process was killed"),
     ]
 
 

@@ -13,9 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fp8doctor.facts import ArmCut, Target, Workload, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is
+from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.evidence import compilations
+from fp8doctor.trial.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan
 
 
@@ -31,9 +33,7 @@ def tried(model: nn.Module, batch: object, step: Callable[..., torch.Tensor] | N
         job,
         [],
         [ArmPlan("as_is", as_it_is)],
-        torch.device("cpu"),
-        budget_s=30,
-        progress=lambda text, arm: None,
+        TrialRun(torch.device("cpu"), Budget(30)),
     ).arms
     assert arm.cuts[0].alloc_retries is None
     return arm.cuts[0]

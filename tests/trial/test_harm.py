@@ -36,8 +36,10 @@ from fp8doctor import inspect_model
 from fp8doctor.facts import Target, Trial, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is
+from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure import bench, timer
+from fp8doctor.trial.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan
 
 AFTER_THE_FIRST_STEP = 3
@@ -127,9 +129,7 @@ def attempt(job: Job, budget_s: float = 60) -> Trial:
         job,
         [],
         [ArmPlan("as_is", as_it_is)],
-        torch.device("cpu"),
-        budget_s=budget_s,
-        progress=lambda text, arm: None,
+        TrialRun(torch.device("cpu"), Budget(budget_s)),
     )
 
 

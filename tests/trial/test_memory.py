@@ -236,7 +236,7 @@ def test_without_a_peak_there_are_no_parts() -> None:
 def warm(bench: Bench) -> list[Held]:
     attempt = Attempt(ArmPlan("as_is", as_it_is))
     bench.build(attempt)
-    assert attempt.reason is None
+    assert attempt.no_number is None
     return [ready.held for ready in attempt.ready]
 
 

@@ -20,8 +20,10 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Trial
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
+from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.copies.depth import Cut
 from fp8doctor.trial.layers import rows, shapes
+from fp8doctor.trial.run import TrialRun
 from tests.trial.test_shapes import CPU, TOKENS, job
 
 
@@ -248,9 +250,7 @@ def test_where_the_forward_fails_the_tokens_stand_in(
         assert found is NOT_RECORDED
         assert (gap or "").startswith(reason)
     monkeypatch.setattr(fp8doctor.trial, "conduct", lambda *arguments, **fields: Trial(device="cpu", arms=()))
-    trial = fp8doctor.trial.run_trial(
-        made, examine(made), (), CPU, budget_s=60, progress=lambda text, arm: None
-    )
+    trial = fp8doctor.trial.run_trial(made, examine(made), (), TrialRun(CPU, Budget(60)))
     assert {shape.m for shape in trial.shapes} == {TOKENS}
     assert trial.gaps.get("trial.rows") == gap
 
@@ -272,7 +272,7 @@ def test_a_trial_begins_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     of = frames()
     trial = fp8doctor.trial.run_trial(
-        of, examine(of), (), CPU, budget_s=60, progress=lambda *each: told.append(each)
+        of, examine(of), (), TrialRun(CPU, Budget(60), lambda *each: told.append(each))
     )
     assert told == [("counting the rows of its layers", "rows"), ("timing the GEMMs of its shapes", "shapes")]
     assert trial.rows["frames"] == (512,)

@@ -29,9 +29,11 @@ from fp8doctor.facts import Facts, LayerShape, Linear, Network, Target, Trial, W
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import arms, held_to_shapes
+from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers import casts, gemms, shapes
 from fp8doctor.trial.measure import timer
+from fp8doctor.trial.run import TrialRun
 from fp8doctor.trial.state import dynamo_state
 from fp8doctor.trial.variant import ArmPlan
 
@@ -357,15 +359,15 @@ def trial_of(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> tuple[Trial, dic
     """`run_trial` with a conductor that only notes what it is given."""
     seen: dict[str, Any] = {}
 
-    def noting(job: Job, lists: Any, planned: Any, device: torch.device, **given: Any) -> Trial:
-        seen.update(given, arms=[plan.name for plan in planned])
+    def noting(job: Job, lists: Any, planned: Any, run: TrialRun) -> Trial:
+        seen.update(budget=run.budget, arms=[plan.name for plan in planned])
         return Trial(device="cpu", arms=(), gaps={"trial.arms": "x"})
 
     monkeypatch.setattr(fp8doctor.trial, "conduct", noting)
     of = job(decoder())
     told: list[Any] = []
     made = fp8doctor.trial.run_trial(
-        of, examine(of), (), CPU, budget_s=60, progress=lambda *each: told.append(each), **fields
+        of, examine(of), (), TrialRun(CPU, Budget(60), lambda *each: told.append(each), **fields)
     )
     return made, {**seen, "told": told}
 
@@ -383,8 +385,8 @@ def test_a_trial_begins_with_the_shapes_and_pays_for_them(monkeypatch: pytest.Mo
         ("counting the rows of its layers", "rows"),
         ("timing the GEMMs of its shapes", "shapes"),
     ]
-    assert seen["budget_s"] == 60
-    assert 0 < seen["spent_s"] < 60
+    assert seen["budget"].seconds == 60
+    assert 0 < seen["budget"].spent_s < 60
     assert "keep-in-bf16" not in seen["arms"], "a CPU says nothing about which shapes lose on a GPU"
 
 
@@ -397,7 +399,7 @@ def test_the_compilers_workers_serve_the_arms_too_and_end_with_the_trial(
         fp8doctor.trial, "conduct", lambda *arguments, **fields: order.append("conducted") or Trial()
     )
     of = job(decoder())
-    fp8doctor.trial.run_trial(of, examine(of), (), CPU, budget_s=60, progress=lambda text, arm: None)
+    fp8doctor.trial.run_trial(of, examine(of), (), TrialRun(CPU, Budget(60)))
     assert order == ["conducted", "stopped"]
 
 
@@ -464,7 +466,7 @@ def test_layers_that_lose_when_timed_are_tried_in_bf16_unasked(monkeypatch: pyte
     tried = [each for name, each in plans(of, facts).items() if name in ("as_is", "keep-in-bf16")]
     ran = {
         arm.name: (arm.reason, arm.fp8_gemms)
-        for arm in conduct(of, [], tried, CPU, budget_s=600, progress=lambda text, arm: None).arms
+        for arm in conduct(of, [], tried, TrialRun(CPU, Budget(600))).arms
     }
     assert ran["as_is"] == (None, 8 * 3)
     assert ran["keep-in-bf16"] == (None, 6 * 3)

@@ -26,6 +26,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.profiling.step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
 from fp8doctor.trial.arms import eager_bf16
+from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
@@ -33,7 +34,8 @@ from fp8doctor.trial.measure import bench, evidence, timer
 from fp8doctor.trial.measure import profile_step as trace
 from fp8doctor.trial.measure.breakdown import breakdown
 from fp8doctor.trial.measure.evidence import compiled_so_far, profiler_in_use
-from fp8doctor.trial.measure.profile_step import ANOTHER_PROFILER, KeepTrace, annotated
+from fp8doctor.trial.measure.profile_step import ANOTHER_PROFILER, annotated
+from fp8doctor.trial.run import KeepTrace, TrialRun
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
 
 CPU = torch.device("cpu")
@@ -141,11 +143,7 @@ def trial(
         of,
         ["blocks"],
         arms,
-        CPU,
-        budget_s=60,
-        progress=lambda text, arm: None,
-        skip=skip,
-        keep_trace=keep_trace,
+        TrialRun(CPU, Budget(60), skip=skip or {}, keep_trace=keep_trace),
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.trace import MODULE
 from fp8doctor.worker import parent as worker
@@ -93,6 +94,7 @@ def test_an_arm_that_ends_the_process_is_left_out_of_the_next(tmp_path: Path) ->
     }
     assert any(name.startswith(MODULE) and name.endswith("blocks.1.linear") for name in names)
     assert arms["bf16_compiled"].reason == "the process ended with exit code 7"
+    assert arms["bf16_compiled"].why is Reason.TOOK_PROCESS_DOWN
     assert any("starting again without it" in line for line in said)
     assert {name for name, arm in arms.items() if not arm.tried} == {
         "bf16_compiled",

@@ -25,7 +25,6 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import LayerNumerics, Trial, recorded
-from fp8doctor.facts.arm_names import NO_TIME_LEFT
 from fp8doctor.stacks import NoTwin, recognise
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
 from fp8doctor.stacks.transformer_engine import as_before
@@ -114,7 +113,7 @@ def layer_numerics(bench: Bench, until: float, against: str | None = None) -> tu
         free(bench.device)
     if not alone.found:
         late = (
-            f"the budget {NO_TIME_LEFT}"
+            "the budget was used up before it"
             if time.monotonic() > until
             else "none of the FP8 layers runs in a step"
         )

@@ -42,7 +42,7 @@ def seen_beside(
     facts: Facts,
     device: torch.device,
     *,
-    progress: Callable[[str, str | None], None],
+    progress: Callable[[str, str | None], object],
     reason_against: str | None,
 ) -> tuple[Rows, str | None]:
     """The rows, in a process that is the user's and left as it was, or why they are not known, which costs

@@ -76,7 +76,7 @@ def probe_beside(
     device: torch.device,
     *,
     until: float,
-    progress: Callable[[str, str | None], None],
+    progress: Callable[[str, str | None], object],
     reason_against: str | None,
 ) -> tuple[tuple[LayerShape, ...], str | None]:
     """The same in a process that is the user's, left as it was but for the compiler's workers, and what is

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.profiling.step import ProfiledStep
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.measure.evidence import Compilations, StepProof
@@ -40,15 +42,17 @@ class Attempt:
 
     plan: ArmPlan
     ready: list[Ready] = field(default_factory=list)
-    reason: str | None = None
-    short: bool = False
-    """Whether the memory was too small for it beside the arms that were built before."""
+    no_number: NoNumber | None = None
     beside: str | None = None
     """The arm beside which it was timed alone, because not all fit at once."""
     proof: StepProof | None = None
     build_s: float = 0.0
     profiled: tuple[ProfiledStep, ...] | None = None
     """One profiled step per cut; empty where profiling failed, None where it was not asked for."""
+
+    @property
+    def why(self) -> Reason | None:
+        return self.no_number.why if self.no_number else None
 
 
 Samples = dict[tuple[str, int], list[float]]

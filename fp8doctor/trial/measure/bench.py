@@ -1,28 +1,29 @@
-"""The bench: replicas of every cut with one set of weights, on which an arm is built, warmed up, timed and
-proven."""
+"""The bench: replicas of every cut with one set of weights, on which an arm is built, warmed up and timed."""
 
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Health
-from fp8doctor.facts.arm_names import NO_FP8_GEMM
+from fp8doctor.facts.arm_names import ArmName, Reason
+from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, Tripwire, replicate, unwrapped
 from fp8doctor.trial.copies.step import like, move, optimizer_for, tensors, training_step
-from fp8doctor.trial.measure.evidence import compilations, compiled_so_far, executed, prove
+from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples
+from fp8doctor.trial.measure.device import still_there
+from fp8doctor.trial.measure.evidence import compilations, compiled_so_far, executed
 from fp8doctor.trial.measure.finite import WatchedSteps
 from fp8doctor.trial.measure.health import Observer
 from fp8doctor.trial.measure.memory import gradients_of, held
@@ -30,13 +31,6 @@ from fp8doctor.trial.measure.timer import interleave
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import NotTried, strip_compile_marks
 from fp8doctor.trial.variant import Variant
-
-if TYPE_CHECKING:
-    from fp8doctor.trial.measure.profile_step import Tracer
-
-from fp8doctor.facts.arm_names import SELF_CHECK, UNSEEN
-from fp8doctor.trial.measure.attempt import Attempt, Ready
-from fp8doctor.trial.measure.device import still_there
 from fp8doctor.wording import sentence
 
 LEAST_WARM_UP, MOST_WARM_UP = 3, 10
@@ -59,7 +53,7 @@ class Bench:
         self.bases: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._handed_out: list[Ready] = []
-        self.at_work = "as_is"
+        self.at_work: str = ArmName.AS_IS
         """The arm that is built, timed or proven now."""
         root = unwrapped(job.model)
         names = {cleaned(name): name for name, _ in root.named_modules()}
@@ -127,21 +121,25 @@ class Bench:
         """
         self.at_work, began = attempt.plan.name, time.monotonic()
         try:
-            for number, base in enumerate(self.bases[:1] if attempt.plan.name == SELF_CHECK else self.bases):
+            for number, base in enumerate(
+                self.bases[:1] if attempt.plan.name == ArmName.SELF_CHECK else self.bases
+            ):
                 replica = replicate(base, share=True)[0]
                 give_own_code(replica)
                 variant = attempt.plan.make(self._variant(replica))
                 optimizer = self._optimizer(variant, number)
                 step = training_step(self.job, variant, optimizer, self.device)
                 attempt.ready.append(self._warm(step, variant.model, optimizer))
-        except (NotTried, NotReplicable) as error:
-            attempt.reason = str(error)
+        except NotTried as error:
+            attempt.no_number = NoNumber(Reason.NOT_APPLICABLE, str(error))
+        except NotReplicable as error:
+            attempt.no_number = NoNumber(Reason.NOT_REPLICABLE, str(error))
         except torch.OutOfMemoryError:
-            attempt.reason, attempt.short = "the GPU's memory is too small for it", True
+            attempt.no_number = NoNumber(Reason.OUT_OF_MEMORY, "the GPU's memory is too small for it")
         except Exception as error:
-            attempt.reason = f"it raises {sentence(error)}"
+            attempt.no_number = NoNumber(Reason.RAISES, f"it raises {sentence(error)}")
         attempt.build_s = time.monotonic() - began
-        if attempt.reason is not None:
+        if attempt.no_number is not None:
             attempt.ready.clear()
             for optimizer in self.optimizers:
                 optimizer.zero_grad(set_to_none=True)
@@ -201,9 +199,7 @@ class Bench:
             else None
         )
 
-    def time(
-        self, attempts: Sequence[Attempt], until: float, latest: float = math.inf
-    ) -> dict[tuple[str, int], list[float]]:
+    def time(self, attempts: Sequence[Attempt], until: float, latest: float = math.inf) -> Samples:
         """The interleaved window: samples in ms by arm and cut."""
         ready = {
             (attempt.plan.name, number): each
@@ -227,70 +223,6 @@ class Bench:
 
         return step
 
-    def time_in_pairs(
-        self,
-        attempts: Sequence[Attempt],
-        samples: dict[tuple[str, int], list[float]],
-        tracer: Tracer,
-        until: float,
-        latest: float,
-    ) -> None:
-        """Time what did not fit beside the others, each alone beside a reference, and add it to ``samples``.
-
-        The reference (eager BF16, else the step as it is) is built and timed anew each time: what is added
-        are its samples of the common window, times the ratio of the pair. Everything else is let go of first.
-        """
-        timed = {attempt.plan.name: attempt for attempt in attempts if attempt.reason is None}
-        reference = timed.get("bf16") or timed.get("as_is")
-        if reference is None:
-            return
-        for attempt in attempts:
-            if not attempt.short or time.monotonic() > until:
-                continue
-            tracer.progress(
-                f"timing {attempt.plan.name} beside {reference.plan.name} alone", attempt.plan.name
-            )
-            self._let_go()
-            beside = Attempt(reference.plan)
-            again = Attempt(attempt.plan)
-            for each in (beside, again):
-                self.build(each)
-            if beside.reason is None and again.reason is None:
-                pair = self.time((beside, again), until, latest)
-                attempt.reason, attempt.ready, attempt.beside = None, again.ready, reference.plan.name
-                for number in range(len(again.ready)):
-                    ratio = statistics.median(
-                        a / b
-                        for a, b in zip(
-                            pair[attempt.plan.name, number], pair[reference.plan.name, number], strict=True
-                        )
-                    )
-                    samples[attempt.plan.name, number] = [
-                        ratio * each for each in samples[reference.plan.name, number]
-                    ]
-                self.prove(attempt, tracer if attempt in tracer.compared(attempts, samples) else None)
-            else:
-                attempt.reason = (
-                    f"{attempt.reason}, even beside {reference.plan.name} alone"
-                    if again.short
-                    else again.reason or beside.reason
-                )
-            beside.ready.clear()
-
-    def prove(self, attempt: Attempt, tracer: Tracer | None = None) -> None:
-        """Profile one step of the deepest cut and judge whether the arm ran what it says; with a tracer,
-        learn where it goes too."""
-        self.at_work = attempt.plan.name
-        attempt.proof = tracer.trace(attempt) if tracer else prove(attempt.ready[-1].step, self.device)
-        if attempt.plan.fp8 is True and not attempt.proof.fp8_gemms:
-            attempt.reason = NO_FP8_GEMM if attempt.proof.fp8_gemms == 0 else UNSEEN
-        elif attempt.plan.fp8 is False and attempt.proof.fp8_gemms:
-            attempt.reason = f"{attempt.proof.fp8_gemms} FP8 GEMMs were seen in a BF16 step"
-        elif attempt.plan.compiled and attempt.proof.graphs_run == 0:
-            attempt.reason = "nothing in it was compiled"
-        elif any(ready.frames_in_window for ready in attempt.ready):
-            attempt.reason = "it was still compiling while it was timed"
-
     def health(self) -> Health | None:
         """How the GPU was while it was timed; None on a CPU."""
         return self.observer.health()
@@ -301,9 +233,9 @@ class Bench:
         self.bases.clear()
         self.optimizers.clear()
         self.batch = None
-        self._let_go()
+        self.let_go()
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """Let go of the step of every arm, and with it of what its replica does not share."""
         for ready in self._handed_out:
             ready.step, ready.model = _gone, None

@@ -6,6 +6,8 @@ import torch
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Trial
+from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.wording import sentence
 
 
@@ -47,6 +49,11 @@ class DeviceLost(Exception):
         self.arm = arm
         self.trial: Trial | None = None
         """What was known before, where every arm had been timed and proven."""
+
+    @property
+    def no_number(self) -> NoNumber:
+        """Why the arm has no number."""
+        return NoNumber(Reason.TOOK_PROCESS_DOWN, str(self))
 
 
 def still_there(device: torch.device, part: str) -> None:

@@ -7,10 +7,8 @@ whoever asked for the traces is handed each before that.
 
 from __future__ import annotations
 
-import math
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,10 +20,12 @@ from torch import nn
 
 from fp8doctor.analysis.median_interval import interval
 from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
-from fp8doctor.facts.arm_names import PRESCRIBED
+from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason, is_conversion
+from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.profiling.step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
+from fp8doctor.trial.budget import LAST_PROFILE
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, full_ms
 from fp8doctor.trial.measure.bench import Bench
@@ -38,6 +38,7 @@ from fp8doctor.trial.measure.evidence import (
     profiler_in_use,
     prove,
 )
+from fp8doctor.trial.run import TrialRun
 from fp8doctor.wording import sentence
 
 BREAKDOWN = "breakdown"
@@ -46,22 +47,13 @@ followed by one without."""
 
 ANOTHER_PROFILER = "another profiler is active in this process, and to start a second one would end it"
 
-KeepTrace = Callable[[str, Path], object]
-"""Takes the name of an arm and the trace of its step at the deepest cut, a file that is removed
-afterwards."""
-
 
 @dataclass
 class Tracer:
     """Profiles the arms of one bench, and remembers why that failed."""
 
     bench: Bench
-    progress: Callable[[str, str | None], None]
-    keep: KeepTrace | None = None
-    reason_against: str | None = None
-    """Why nothing is to be profiled."""
-    until: float = math.inf
-    """The clock (``time.monotonic``) after which nothing more is profiled."""
+    run: TrialRun
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -74,7 +66,7 @@ class Tracer:
         timed = {
             each.plan.name: each
             for each in attempts
-            if each.reason is None and (each.plan.name, 0) in samples
+            if each.no_number is None and (each.plan.name, 0) in samples
         }
 
         def fastest(*names: str) -> list[Attempt]:
@@ -83,31 +75,32 @@ class Tracer:
                 among, key=lambda each: interval(full_ms(self.bench.plan, samples, each.plan)).median
             )[:1]
 
-        converted = [name for name in timed if name.startswith("float8_")]
         return [
-            *fastest("as_is"),
-            *fastest("bf16", "bf16_compiled"),
-            *(fastest(PRESCRIBED) or fastest(*converted)),
+            *fastest(ArmName.AS_IS),
+            *fastest(*BF16_BASELINES),
+            *(fastest(ArmName.PRESCRIBED) or fastest(*filter(is_conversion, timed))),
         ]
 
     def explain(self, attempts: Sequence[Attempt], samples: Samples) -> None:
         """Profile and prove what is compared. One that its proof refuses gives its place to the next."""
         while left := [each for each in self.compared(attempts, samples) if each.profiled is None]:
-            self.bench.prove(left[0], self)
+            self.prove(left[0])
+
+    def prove(self, attempt: Attempt, *, explain: bool = True) -> None:
+        """Judge by one step of the deepest cut whether the arm ran what it says, and learn where it goes."""
+        self.bench.at_work = attempt.plan.name
+        last = attempt.ready[-1]
+        attempt.proof = self.trace(attempt) if explain else prove(last.step, self.bench.device)
+        attempt.no_number = refuted(attempt, attempt.proof)
 
     def trace(self, attempt: Attempt) -> StepProof:
         """Profile a step at every cut, the deepest first, which proves the arm. A failure costs the breakdown
         only."""
         attempt.profiled, device = (), self.bench.device
-        late = (
-            "the budget was used up before it"
-            if time.monotonic() > self.until and attempt.plan.name != "as_is"
-            else None
-        )
-        if reason := self.reason_against or (ANOTHER_PROFILER if profiler_in_use() else late):
+        if reason := self._why_not(attempt):
             self.failures.append(reason)
             return prove(attempt.ready[-1].step, device)
-        self.progress(f"profiling one step ({attempt.plan.name})", BREAKDOWN)
+        self.run.progress(f"profiling one step ({attempt.plan.name})", BREAKDOWN)
         proof: StepProof | None = None
         steps: list[ProfiledStep] = []
         try:
@@ -117,8 +110,8 @@ class Tracer:
                     proof = proof or counted(profile, device)
                     file = Path(folder, f"{len(steps)}.json")
                     profile.export_chrome_trace(str(file))
-                    if self.keep and not steps:
-                        self.keep(attempt.plan.name, file)
+                    if self.run.keep_trace and not steps:
+                        self.run.keep_trace(attempt.plan.name, file)
                     step = step_of(read_trace(file))
                     if device.type == "cuda" and not step.on_gpu:
                         raise UnreadableDocument("the profiler saw nothing of the GPU")
@@ -131,6 +124,15 @@ class Tracer:
             attempt.profiled = tuple(reversed(steps))
         return proof if proof and proof.fp8_gemms is not None else prove(attempt.ready[-1].step, device)
 
+    def _why_not(self, attempt: Attempt) -> str | None:
+        """Why its step is not profiled; None when it is."""
+        if BREAKDOWN in self.run.skip:
+            return self.run.skip[BREAKDOWN]
+        if profiler_in_use():
+            return ANOTHER_PROFILER
+        late = self.run.budget.spent_s > LAST_PROFILE * self.run.budget.seconds
+        return "the budget was used up before it" if late and attempt.plan.name != ArmName.AS_IS else None
+
     def _profile(self, ready: Ready) -> torch.profiler.profile:
         """A step with the modules named that may be; without names where that compiled something after
         all."""
@@ -142,6 +144,24 @@ class Tracer:
             if not modules or compiled_so_far() == before
             else profiled(ready.step, self.bench.device, to_read=True)
         )
+
+
+def refuted(attempt: Attempt, proof: StepProof) -> NoNumber | None:
+    """Why the arm did not run what its name says; None when it did."""
+    if attempt.plan.fp8 is True and proof.fp8_gemms is None:
+        return NoNumber(
+            Reason.FP8_UNSEEN,
+            "the profiler cannot be used here, and without it no FP8 GEMM of its can be seen",
+        )
+    if attempt.plan.fp8 is True and not proof.fp8_gemms:
+        return NoNumber(Reason.NO_FP8_GEMM, "no FP8 GEMM was seen in its step")
+    if attempt.plan.fp8 is False and proof.fp8_gemms:
+        return NoNumber(Reason.FP8_IN_BF16, f"{proof.fp8_gemms} FP8 GEMMs were seen in a BF16 step")
+    if attempt.plan.compiled and proof.graphs_run == 0:
+        return NoNumber(Reason.NOTHING_COMPILED, "nothing in it was compiled")
+    if any(ready.frames_in_window for ready in attempt.ready):
+        return NoNumber(Reason.STILL_COMPILING, "it was still compiling while it was timed")
+    return None
 
 
 def _nameable(ready: Ready, training_step: Callable[..., Any] | None) -> dict[str, nn.Module]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
-import torch
 
 from fp8doctor.analysis.gpu_disturbance import disturbance
 from fp8doctor.analysis.median_interval import CONFIDENCE, interval
-from fp8doctor.facts import Arm, ArmCut, Breakdown, Health, Trial
-from fp8doctor.facts.arm_names import FIRST, SELF_CHECK
+from fp8doctor.facts import Arm, ArmCut, Breakdown, Trial
+from fp8doctor.facts.arm_names import ArmName, in_first_window, is_of_first_window
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.copies.depth import Plan, cleaned
 from fp8doctor.trial.measure import timer
@@ -18,24 +17,17 @@ from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms
 from fp8doctor.trial.measure.breakdown import breakdown
 from fp8doctor.trial.measure.device import gpu_name
 from fp8doctor.trial.measure.memory import full_peak, memory_parts
+from fp8doctor.trial.measure.profile_step import Tracer
 
 SELF_CHECK_TOLERANCE = 0.02
 """BF16 against its own replica must come out at 1.00 within this, or the trial is called unreliable."""
 
 
 def report(
-    plan: Plan,
-    device: torch.device,
-    attempts: Sequence[Attempt],
-    samples: Samples,
-    final: Final | None = None,
-    *,
-    health: Health | None,
-    gaps: Mapping[str, str],
-    budget_s: float,
-    elapsed_s: float,
+    tracer: Tracer, attempts: Sequence[Attempt], samples: Samples, final: Final | None = None
 ) -> Trial:
     """Medians with intervals, at every cut and at full depth, as plain facts."""
+    plan, device, health = tracer.bench.plan, tracer.bench.device, tracer.bench.health()
     ratio = _self_check(attempts, samples)
     apart = (
         f"the step timed against its own copy gives {ratio:.3f} instead of 1.00"
@@ -52,27 +44,30 @@ def report(
         gpu=gpu_name(device),
         blocks={cleaned(stack.name): stack.count for stack in plan.stacks},
         arms=_both_windows(
-            [_arm(plan, attempt, samples) for attempt in attempts if attempt.plan.name != SELF_CHECK],
+            [_arm(plan, attempt, samples) for attempt in attempts if attempt.plan.name != ArmName.SELF_CHECK],
             [_arm(plan, attempt, final.samples) for attempt in final.attempts] if final else [],
         ),
         self_check_ratio=ratio,
         reliable=not reasons,
         health=health,
-        gaps=dict(gaps),
+        gaps=tracer.gaps,
+        why=None,
         reason="; ".join(reasons) or None,
-        budget_s=budget_s,
-        elapsed_s=elapsed_s,
+        budget_s=tracer.run.budget.seconds,
+        elapsed_s=tracer.run.budget.spent_s,
     )
 
 
 def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
     """The time of an arm / that of its own replica at the first cut, round by round; None when one was not
     timed."""
-    names = [attempt.plan.name for attempt in attempts if attempt.reason is None]
-    of = next((name for name in ("bf16", "as_is") if name in names), None)
-    if of is None or SELF_CHECK not in names:
+    names = [attempt.plan.name for attempt in attempts if attempt.no_number is None]
+    of = next((name for name in (ArmName.BF16, ArmName.AS_IS) if name in names), None)
+    if of is None or ArmName.SELF_CHECK not in names:
         return None
-    return interval([a / b for a, b in zip(samples[of, 0], samples[SELF_CHECK, 0], strict=True)]).median
+    return interval(
+        [a / b for a, b in zip(samples[of, 0], samples[ArmName.SELF_CHECK, 0], strict=True)]
+    ).median
 
 
 def _too_few(*windows: Samples) -> str | None:
@@ -101,23 +96,24 @@ def _both_windows(first: Sequence[Arm], final: Sequence[Arm]) -> tuple[Arm, ...]
         for arm in first
     ]
     bases = {arm.base for arm in aside}
-    return (*final, *(arm for arm in aside if not arm.name.endswith(FIRST) or arm.name in bases))
+    return (*final, *(arm for arm in aside if not is_of_first_window(arm.name) or arm.name in bases))
 
 
 def _aside(name: str, again: set[str]) -> str:
-    return name + FIRST if name in again else name
+    return in_first_window(name) if name in again else name
 
 
 def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
     of, ratio = attempt.plan, attempt.plan.tokens_ratio
-    if attempt.reason is not None or attempt.proof is None:
+    if attempt.no_number is not None or attempt.proof is None:
         return Arm(
             name=of.name,
             treatments=of.treatments,
             base=of.base,
             tokens_ratio=ratio,
             tried=False,
-            reason=attempt.reason,
+            why=attempt.why,
+            reason=attempt.no_number.sentence if attempt.no_number else None,
             breakdown=None,
             memory=None,
             non_finite=None,
@@ -152,6 +148,7 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
         base=of.base,
         tokens_ratio=ratio,
         tried=True,
+        why=None,
         reason=None,
         step_ms=at.median,
         low_ms=at.low,

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fp8doctor.checks.checkpointing.recompute_not_fp8 import recompute_not_fp8
 from fp8doctor.facts import Facts, Trial
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.finding import Finding, NotApplicable
 from tests.examine.models import llama
 from tests.stand_ins import transformer_engine as stand_in
@@ -137,11 +138,8 @@ def test_a_backward_that_ran_in_bf16_proves_it(look: Look) -> None:
 
 
 def test_a_step_that_raised(look: Look) -> None:
-    reason = (
-        "the training step raises CheckpointError: torch.utils.checkpoint: A different number of "
-        "tensors was saved"
-    )
-    facts = msgspec.structs.replace(look(model(accelerated=False)), trial=Trial(arms=(), reason=reason))
+    trial = Trial(arms=(), why=Reason.RECOMPUTE_DIFFERS, reason="its own step fails")
+    facts = msgspec.structs.replace(look(model(accelerated=False)), trial=trial)
     finding = recompute_not_fp8(facts)
     assert isinstance(finding, Finding)
     assert finding.severity == "error"

@@ -13,8 +13,9 @@ import torch._dynamo
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from fp8doctor.checks.compilation.recompilation import STILL_COMPILING, recompilation
+from fp8doctor.checks.compilation.recompilation import recompilation
 from fp8doctor.facts import Facts
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.trial.measure.evidence import _left_eager
 from tests.checks.trials import tried
@@ -201,7 +202,7 @@ def test_the_raised_limit_makes_it_silent() -> None:
 def test_recompiling_while_it_is_timed() -> None:
     with torch._dynamo.config.patch({LIMIT: 1000, f"accumulated_{LIMIT}": 1000}):
         facts = tried(stack(Growing, 1), torch.ones(4, 16), "as_is")
-    assert facts.trial.arms[0].reason == STILL_COMPILING
+    assert facts.trial.arms[0].why is Reason.STILL_COMPILING
     finding = recompilation(facts)
     assert isinstance(finding, Finding)
     assert (finding.severity, finding.title) == (

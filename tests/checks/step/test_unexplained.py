@@ -8,7 +8,7 @@ import pytest
 from fp8doctor.checks.step.unexplained import unexplained
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Arm, Facts
-from fp8doctor.facts.arm_names import NO_TIME_LEFT
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import timed
 from tests.checks.step.conftest import beside, families_of, only
@@ -103,7 +103,8 @@ NO_ANSWER: dict[str, tuple[Arm, ...]] = {
             name="prescribed",
             treatments=("x",),
             tried=False,
-            reason=f"the budget of 60 s {NO_TIME_LEFT}",
+            why=Reason.NO_TIME_LEFT,
+            reason="no time",
             breakdown=None,
         ),
     ),

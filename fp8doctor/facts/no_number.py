@@ -1,0 +1,83 @@
+"""Why an arm or a trial has no number, and what is kept of a trial that lost a part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from fp8doctor.facts import Arm, Trial, recorded
+from fp8doctor.facts.arm_names import ArmName, Reason
+
+PARTS = {"breakdown": "trial.arms.breakdown", "numerics": "trial.numerics"}
+"""Parts that are no arms, as progress and ``skip`` call them -> the facts that are missing without them."""
+
+
+@dataclass(frozen=True)
+class NoNumber:
+    """Why there is no number: the kind that code asks for, and the sentence for people."""
+
+    why: Reason
+    sentence: str
+
+
+def why_of(part: Arm | Trial) -> Reason | None:
+    """Why an arm or a trial has no number; None when it has one, and where an old recording does not tell.
+
+    Recordings from before ``why`` have the sentence alone, and this is the only place that reads one.
+    """
+    if recorded(part, "why"):
+        return part.why
+    sentence = (part.reason if recorded(part, "reason") else None) or ""
+    return next((why for begins, ends, why in _SENTENCES if _is(sentence, begins, ends)), None)
+
+
+def _is(sentence: str, begins: str, ends: str) -> bool:
+    return sentence.startswith(begins) and sentence.endswith(ends)
+
+
+_SENTENCES = (
+    ("the training step raises CheckpointError", "", Reason.RECOMPUTE_DIFFERS),
+    ("the training step raises ", "", Reason.STEP_RAISES),
+    ("there is no batch to run it on", "", Reason.NO_BATCH),
+    ("a variant that had run before stopped the timing with ", "", Reason.TIMING_RAISES),
+    ("it raises ", "", Reason.RAISES),
+    ("the memory of the GPU is too small for ", "", Reason.OUT_OF_MEMORY),
+    ("the GPU's memory is too small for it", "", Reason.OUT_OF_MEMORY),
+    ("the budget of ", " s was used up before it", Reason.NO_TIME_LEFT),
+    ("the budget of ", " s would not have been enough for it", Reason.NOT_EXPECTED_TO_FIT),
+    ("no FP8 GEMM was seen in its step", "", Reason.NO_FP8_GEMM),
+    ("the profiler cannot be used here, and without it no FP8 GEMM", "", Reason.FP8_UNSEEN),
+    ("", " FP8 GEMMs were seen in a BF16 step", Reason.FP8_IN_BF16),
+    ("nothing in it was compiled", "", Reason.NOTHING_COMPILED),
+    ("it was still compiling while it was timed", "", Reason.STILL_COMPILING),
+)
+"""How a sentence of fp8doctor 0.1 begins and ends -> what it means."""
+
+
+def without(trial: Trial, part: str, no_number: NoNumber) -> Trial:
+    """The trial with the reason why ``part``, an arm or one of `PARTS`, is missing; an arm that was timed
+    failed in a second window."""
+    if part in PARTS:
+        gaps = dict(trial.gaps) if recorded(trial, "gaps") else {}
+        return msgspec.structs.replace(trial, gaps={**gaps, PARTS[part]: no_number.sentence})
+    if any(arm.name == part and not arm.tried for arm in trial.arms):
+        arms = (
+            msgspec.structs.replace(arm, why=no_number.why, reason=no_number.sentence)
+            if arm.name == part
+            else arm
+            for arm in trial.arms
+        )
+        return msgspec.structs.replace(trial, arms=tuple(arms))
+    failed = Arm(
+        name=ArmName.COMBINATION,
+        treatments=(),
+        base=None,
+        tried=False,
+        why=no_number.why,
+        reason=no_number.sentence,
+        breakdown=None,
+        memory=None,
+        non_finite=None,
+    )
+    return msgspec.structs.replace(trial, arms=(*trial.arms, failed))

@@ -1,0 +1,60 @@
+"""Times what the memory did not hold beside the other arms: each alone beside a reference."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from fp8doctor.facts.arm_names import ArmName, Reason
+from fp8doctor.facts.no_number import NoNumber
+from fp8doctor.trial.measure.attempt import Attempt, Samples
+from fp8doctor.trial.measure.profile_step import Tracer
+
+
+def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples) -> None:
+    """Time every arm that did not fit, each alone beside the reference, and add it to ``samples``.
+
+    The reference is eager BF16, else the step as it is.
+    """
+    timed = {attempt.plan.name: attempt for attempt in attempts if attempt.no_number is None}
+    reference = timed.get(ArmName.BF16) or timed.get(ArmName.AS_IS)
+    if reference is None:
+        return
+    budget = tracer.run.budget
+    latest = budget.window_latest()
+    for attempt in attempts:
+        if attempt.why is not Reason.OUT_OF_MEMORY or budget.spent_s > budget.seconds:
+            continue
+        beside = reference.plan.name
+        tracer.run.progress(f"timing {attempt.plan.name} beside {beside} alone", attempt.plan.name)
+        again, found = _pair(tracer, attempt, reference, samples, latest)
+        attempt.no_number = again.no_number
+        if attempt.no_number is None:
+            attempt.ready, attempt.beside = again.ready, beside
+            samples.update(found)
+            tracer.prove(attempt, explain=attempt in tracer.compared(attempts, samples))
+
+
+def _pair(
+    tracer: Tracer, attempt: Attempt, reference: Attempt, samples: Samples, latest: float
+) -> tuple[Attempt, Samples]:
+    """The arm built anew beside the reference, and its samples: those of the reference in the common window
+    times the ratio of the pair. Everything else is let go of first."""
+    bench = tracer.bench
+    bench.let_go()
+    beside, again = Attempt(reference.plan), Attempt(attempt.plan)
+    for each in (beside, again):
+        bench.build(each)
+    if again.why is Reason.OUT_OF_MEMORY:
+        sentence = f"the GPU's memory is too small for it, even beside {reference.plan.name} alone"
+        again.no_number = NoNumber(Reason.OUT_OF_MEMORY, sentence)
+    again.no_number = again.no_number or beside.no_number
+    if again.no_number:
+        return again, {}
+    pair = bench.time((beside, again), tracer.run.budget.end, latest)
+    found: Samples = {}
+    for number in range(len(again.ready)):
+        mine, other = pair[attempt.plan.name, number], pair[reference.plan.name, number]
+        ratio = statistics.median(a / b for a, b in zip(mine, other, strict=True))
+        found[attempt.plan.name, number] = [ratio * each for each in samples[reference.plan.name, number]]
+    return again, found
