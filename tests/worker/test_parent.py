@@ -68,8 +68,8 @@ def gone(pid: int, within: float = 60) -> bool:
 def assert_only_surroundings(examination: Examination, problem: str) -> None:
     assert examination.problem == problem
     assert examination.facts.gaps["network"] == problem
-    assert recorded(examination, "facts.software")
-    assert not recorded(examination, "facts.network")
+    assert recorded(examination.facts, "software")
+    assert not recorded(examination.facts, "network")
     assert (examination.facts.target.kind, examination.facts.target.name) == ("file", "net.py")
 
 
@@ -91,8 +91,8 @@ def test_the_environment_alone() -> None:
     examination = examine_in_worker(None, progress=lambda text: None)
     assert examination.problem is None
     assert examination.facts.target.kind == "environment"
-    assert recorded(examination, "facts.software")
-    assert not recorded(examination, "facts.network")
+    assert recorded(examination.facts, "software")
+    assert not recorded(examination.facts, "network")
 
 
 def test_variables_that_the_file_sets_and_packages_it_imports_are_seen(examine: Examine) -> None:
