@@ -23,8 +23,15 @@ from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.explorations import Seen, explorations
-from fp8doctor.trial.treatments import Case, family, known, strip_compile_marks, to_bf16, treatments
+from fp8doctor.trial.explorations import TrialContext, explorations
+from fp8doctor.trial.treatments import (
+    TreatmentContext,
+    family,
+    known,
+    strip_compile_marks,
+    to_bf16,
+    treatments,
+)
 from fp8doctor.trial.treatments.adapters import without_adapters
 from fp8doctor.trial.treatments.checkpointing import keep_activations
 from fp8doctor.trial.treatments.compilation import block_by_block
@@ -43,22 +50,22 @@ IS_AN_ARM_ALREADY = ("stay-in-bf16", "convert-tensorwise", "convert-rowwise")
 
 def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
     """The arms for these facts, the most important first."""
-    of = Of(facts, job)
+    builder = ArmBuilder(facts, job)
     proposals = [
         each for each in known(held_to_shapes(prescription, facts)) if each.name not in IS_AN_ARM_ALREADY
     ]
     in_fp8 = uses_fp8(facts)
     as_is = ArmPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8)
-    prescribed = of.prescribed(as_is, proposals) if in_fp8 and proposals else None
+    prescribed = builder.prescribed(as_is, proposals) if in_fp8 and proposals else None
     base = prescribed or as_is
     return [
         as_is,
-        *of.baselines(in_fp8),
-        *([prescribed] if prescribed else [] if in_fp8 else of.conversions()),
+        *builder.baselines(in_fp8),
+        *([prescribed] if prescribed else [] if in_fp8 else builder.conversions()),
         ArmPlan(ArmName.SELF_CHECK, eager_bf16, fp8=False),
-        *(of.arm(as_is, each) for each in proposals if len(proposals) > 1 or not prescribed),
-        *of.measurements(base),
-        *(replace(of.arm(base, each), explored=True) for each in of.explored(proposals)),
+        *(builder.arm(as_is, each) for each in proposals if len(proposals) > 1 or not prescribed),
+        *builder.measurements(base),
+        *(replace(builder.arm(base, each), explored=True) for each in builder.explored(proposals)),
     ]
 
 
@@ -76,7 +83,7 @@ def held_to_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment
 
 
 @dataclass(frozen=True)
-class Of:
+class ArmBuilder:
     """What the arms of one job are made from."""
 
     facts: Facts
@@ -162,14 +169,15 @@ class Of:
 
     def explored(self, proposals: Iterable[Treatment]) -> list[Treatment]:
         """What no finding proposes and may help."""
-        seen = Seen(self.facts, self.job, {each.name for each in proposals})
-        return [described for name in explorations(seen) if (described := describe(name, self.facts))]
+        context = TrialContext(self.facts, self.job, {each.name for each in proposals})
+        return [described for name in explorations(context) if (described := describe(name, self.facts))]
 
     def measurements(self, base: ArmPlan) -> list[ArmPlan]:
         """What is timed to know the share of something, not to prescribe it."""
         plans = []
-        if "checkpointing-off" in explorations(Seen(self.facts, self.job, ())) and uses_fp8(self.facts):
-            compiled = Seen(self.facts, self.job, base.treatments).compiled
+        unasked = explorations(TrialContext(self.facts, self.job, ()))
+        if "checkpointing-off" in unasked and uses_fp8(self.facts):
+            compiled = TrialContext(self.facts, self.job, base.treatments).compiled
             make = chain(
                 functools.partial(compiled_bf16, facts=self.facts) if compiled else eager_bf16,
                 on_model(keep_activations),
@@ -199,8 +207,8 @@ class Of:
 
     def change(self, treatment: Treatment) -> Change:
         """A treatment as a change of the variant."""
-        case = Case(self.facts, treatment.name, treatment.layers, self.job)
-        return lambda variant: treatments()[treatment.name].function(variant, case)
+        context = TreatmentContext(self.facts, treatment.name, treatment.layers, self.job)
+        return lambda variant: treatments()[treatment.name].function(variant, context)
 
 
 def together(base: ArmPlan, winners: Sequence[ArmPlan], name: str) -> ArmPlan:

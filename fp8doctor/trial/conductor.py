@@ -11,6 +11,7 @@ compares are explained by the very profile that proves them (`fp8doctor.trial.me
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -38,6 +39,8 @@ from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.trial.variant import ArmPlan
 from fp8doctor.wording import sentence
+
+_log = logging.getLogger("fp8doctor")
 
 NEEDED = (*BASELINES, ArmName.PRESCRIBED, ArmName.SELF_CHECK)
 """What a report cannot do without, and the first conversion of a model without FP8."""
@@ -81,6 +84,7 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
     except DeviceLost:
         raise
     except Exception as error:
+        _log.debug("the timing was stopped", exc_info=True)
         still_there(run.device, bench.at_work)
         reason = f"a variant that had run before stopped the timing with {sentence(error)}"
         trial = _without_times(run, NoNumber(Reason.TIMING_RAISES, reason))
@@ -101,6 +105,7 @@ def _bench(job: Job, lists: Sequence[str], device: torch.device) -> Bench | NoNu
             Reason.OUT_OF_MEMORY, "the memory of the GPU is too small for even a cut of the model"
         )
     except Exception as error:
+        _log.debug("the step raises", exc_info=True)
         why = Reason.RECOMPUTE_DIFFERS if isinstance(error, CheckpointError) else Reason.STEP_RAISES
         return NoNumber(why, f"the training step raises {sentence(error)}")
 
@@ -142,6 +147,7 @@ def _with_optional_parts(window: Window, against: NoNumber | None) -> Trial:
         lost.trial = without(trial, lost.arm, lost.no_number)
         raise
     except Exception as error:
+        _log.debug("an optional part of the trial raises", exc_info=True)
         no_number = NoNumber(Reason.RAISES, f"it raises {sentence(error)}")
         try:
             still_there(bench.device, bench.at_work)

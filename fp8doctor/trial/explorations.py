@@ -15,7 +15,7 @@ from fp8doctor.trial.treatments.recipe import PREFIX, RECIPES
 
 
 @dataclass(frozen=True)
-class Seen:
+class TrialContext:
     """What decides: the facts, the job, and the treatments that findings proposed."""
 
     facts: Facts
@@ -34,59 +34,59 @@ class Seen:
         )
 
 
-def explorations(seen: Seen) -> list[str]:
+def explorations(context: TrialContext) -> list[str]:
     """Treatments to try, the one that is expected to gain most first."""
-    return [name for name, sensible in SENSIBLE.items() if name not in seen.proposed and sensible(seen)]
+    return [name for name, sensible in SENSIBLE.items() if name not in context.proposed and sensible(context)]
 
 
-def te_is_idle(seen: Seen) -> bool:
+def te_is_idle(context: TrialContext) -> bool:
     """Layers of Transformer Engine that ran their last training forward outside the FP8 autocast."""
-    return any(linear.stack == "transformer_engine" and linear.engaged is False for linear in seen.in_fp8)
+    return any(linear.stack == "transformer_engine" and linear.engaged is False for linear in context.in_fp8)
 
 
-def caches(seen: Seen) -> bool:
+def caches(context: TrialContext) -> bool:
     """A KV cache in training; compile-blocks switches it off itself."""
     return (
-        recorded(seen.facts, "training.use_cache")
-        and seen.facts.training.use_cache is True
-        and "compile-blocks" not in seen.proposed
+        recorded(context.facts, "training.use_cache")
+        and context.facts.training.use_cache is True
+        and "compile-blocks" not in context.proposed
     )
 
 
-def checkpoints(seen: Seen) -> bool:
+def checkpoints(context: TrialContext) -> bool:
     """Activation checkpointing that is on for sure."""
-    return recorded(seen.facts, "training.checkpointing") and any(
-        each.active is True for each in seen.facts.training.checkpointing
+    return recorded(context.facts, "training.checkpointing") and any(
+        each.active is True for each in context.facts.training.checkpointing
     )
 
 
-def in_fp32(seen: Seen) -> bool:
+def in_fp32(context: TrialContext) -> bool:
     """fp32 parameters and no autocast."""
     return (
-        recorded(seen.facts, "training.autocast")
-        and seen.facts.training.autocast is None
-        and mostly_fp32(seen.job.model)
+        recorded(context.facts, "training.autocast")
+        and context.facts.training.autocast is None
+        and mostly_fp32(context.job.model)
     )
 
 
-def other_recipe(recipe: str) -> Callable[[Seen], bool]:
+def other_recipe(recipe: str) -> Callable[[TrialContext], bool]:
     """Compiled Float8Linears of torchao, none of them under this recipe, which is not known to fail here."""
 
-    def sensible(seen: Seen) -> bool:
+    def sensible(context: TrialContext) -> bool:
         own = [
             linear.recipe
-            for linear in seen.in_fp8
+            for linear in context.in_fp8
             if linear.kind.startswith("torchao.float8.") or linear.kind.endswith(".Float8Linear")
         ]
-        tries = seen.facts.recipe_tries if recorded(seen.facts, "recipe_tries") else {}
-        return bool(own) and recipe not in own and seen.compiled and tries.get(recipe) is None
+        tries = context.facts.recipe_tries if recorded(context.facts, "recipe_tries") else {}
+        return bool(own) and recipe not in own and context.compiled and tries.get(recipe) is None
 
     return sensible
 
 
-def compiled_as_one(seen: Seen) -> bool:
+def compiled_as_one(context: TrialContext) -> bool:
     """One compile mark on the whole of a model that has repeated blocks, and nothing proposed about it."""
-    marks = seen.facts.training.compile_marks if recorded(seen.facts, "training.compile_marks") else ()
+    marks = context.facts.training.compile_marks if recorded(context.facts, "training.compile_marks") else ()
     whole = any(
         mark.name == ""
         and not (recorded(mark, "compiles") and mark.compiles is False)
@@ -95,45 +95,45 @@ def compiled_as_one(seen: Seen) -> bool:
     )
     return (
         whole
-        and bool(seen.facts.network.blocks)
-        and not any(name.startswith("compile-") for name in seen.proposed)
+        and bool(context.facts.network.blocks)
+        and not any(name.startswith("compile-") for name in context.proposed)
     )
 
 
-def te_is_eager(seen: Seen) -> bool:
+def te_is_eager(context: TrialContext) -> bool:
     """Repeated blocks with uncompiled ``te.Linear``, whose norms and activations are kernels of their own;
     the fused modules hold theirs.
 
     Up to Transformer Engine 2.19 the graph breaks at every module, and compiling around the breaks pays all
     the same from some thousand tokens on: 1.10x on an H200 at 4,096 and more, 0.90x at 256 (2.20.2).
     """
-    blocks = seen.facts.network.blocks
+    blocks = context.facts.network.blocks
     eager = [
         linear
-        for linear in seen.in_fp8
+        for linear in context.in_fp8
         if linear.stack == "transformer_engine"
         and linear.kind.endswith(".Linear")
         and linear.compiled is None
     ]
     return any(is_inside(linear, each) for linear in eager for each in blocks) and not any(
-        name.startswith("compile-") for name in seen.proposed
+        name.startswith("compile-") for name in context.proposed
     )
 
 
-def some_lose(seen: Seen) -> bool:
+def some_lose(context: TrialContext) -> bool:
     """Layers that were timed alone and lose even with compiled casts, beside others that do not; an
     uncompiled layer loses anyway."""
     if (
-        not seen.in_fp8
-        or not timed_shapes(seen.facts)
-        or not (seen.compiled or all(each.stack == "transformer_engine" for each in seen.in_fp8))
+        not context.in_fp8
+        or not timed_shapes(context.facts)
+        or not (context.compiled or all(each.stack == "transformer_engine" for each in context.in_fp8))
     ):
         return False
-    kept = to_keep(seen.facts)
-    return 0 < len(kept) < len(seen.in_fp8)
+    kept = to_keep(context.facts)
+    return 0 < len(kept) < len(context.in_fp8)
 
 
-SENSIBLE: dict[str, Callable[[Seen], bool]] = {
+SENSIBLE: dict[str, Callable[[TrialContext], bool]] = {
     "te-autocast": te_is_idle,
     "cache-off": caches,
     "checkpointing-off": checkpoints,
@@ -141,8 +141,8 @@ SENSIBLE: dict[str, Callable[[Seen], bool]] = {
     "bf16-parameters": in_fp32,
     "keep-in-bf16": some_lose,
     **{PREFIX + recipe.replace("_", "-"): other_recipe(recipe) for recipe in RECIPES},
-    "fused-optimizer": lambda seen: could_be_fused(seen.job),
-    "compile-blocks": lambda seen: te_is_eager(seen) or compiled_as_one(seen),
+    "fused-optimizer": lambda context: could_be_fused(context.job),
+    "compile-blocks": lambda context: te_is_eager(context) or compiled_as_one(context),
 }
 """Treatment -> when it is sensible, in the order of what each gained where it gained: a KV cache several
 times the step, checkpointing 1.2x, fp32 and recipes 1.1 to 1.4x; the last gives Transformer Engine 1.1x, and

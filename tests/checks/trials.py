@@ -12,7 +12,7 @@ from torch import nn
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.arms import Of, arms
+from fp8doctor.trial.arms import ArmBuilder, arms
 from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure import timer
@@ -24,7 +24,7 @@ def tried(
     model: nn.Module,
     batch: Any,
     *names: str,
-    more: Callable[[Of, ArmPlan], list[ArmPlan]] = lambda of, as_is: [],
+    more: Callable[[ArmBuilder, ArmPlan], list[ArmPlan]] = lambda of, as_is: [],
     **fields: Any,
 ) -> Facts:
     """The facts of the job with the named arms timed, and what ``more`` makes of the first, as few rounds as
@@ -42,7 +42,7 @@ def tried(
     facts = examine(job)
     plans = [plan for plan in arms(facts, (), job) if plan.name in names]
     assert [plan.name for plan in plans] == list(names)
-    plans += more(Of(facts, job), plans[0])
+    plans += more(ArmBuilder(facts, job), plans[0])
     most, timer.MOST_ROUNDS = timer.MOST_ROUNDS, timer.LEAST_ROUNDS
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

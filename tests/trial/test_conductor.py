@@ -690,6 +690,15 @@ def test_an_arm_that_fails_costs_itself_only(error: Exception, why: Reason, reas
     assert reason in (arms["failing"].reason or "")
 
 
+def test_what_an_arm_raises_is_told_to_a_maintainer_only(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level("DEBUG", "fp8doctor")
+    run(job(blocks=3), AS_IS, failing(RuntimeError("shapes differ")))
+    assert "in make\n    raise error\nRuntimeError: shapes differ" in caplog.text
+    assert "shapes differ" not in "".join(capfd.readouterr())
+
+
 def test_an_arm_without_its_proof_has_no_number() -> None:
     arms = run(job(blocks=3), ArmPlan("as_is", BF16.make, fp8=True), ArmPlan("bf16", as_it_is, fp8=False))
     assert (arms["as_is"].why, arms["bf16"].why) == (Reason.NO_FP8_GEMM, Reason.FP8_IN_BF16)

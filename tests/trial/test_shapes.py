@@ -28,6 +28,7 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, LayerShape, Linear, Network, Target, Trial, Workload, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
+from fp8doctor.trial import budget
 from fp8doctor.trial.arms import arms, held_to_shapes
 from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.conductor import conduct
@@ -56,7 +57,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count()
     stopped = SimpleNamespace(monotonic=lambda: next(ticks) * 1e-3, perf_counter=time.perf_counter)
     monkeypatch.setattr(shapes, "time", stopped)
-    monkeypatch.setattr(fp8doctor.trial, "time", stopped)
+    monkeypatch.setattr(budget, "time", stopped)
 
 
 @pytest.fixture

@@ -31,15 +31,15 @@ from fp8doctor.stacks.tensors import subclass
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate
 from fp8doctor.trial.treatments import (
-    Case,
     NotTried,
+    TreatmentContext,
+    carries_out,
     carry_out,
     compile_blocks,
     registry,
     strip_compile_marks,
     to_bf16,
     to_float8,
-    treatment,
     treatments,
 )
 from fp8doctor.trial.treatments.adapters import without_adapters
@@ -60,7 +60,9 @@ def facts(model: nn.Module) -> Facts:
 def applied(name: str, model: nn.Module, *layers: str, batch: Any = None, job: Job | None = None) -> Variant:
     """A treatment carried out on a replica that shares the model's Parameters."""
     replica = replicate(model, share=True)[0]
-    return treatments()[name].function(Variant(replica, batch), Case(facts(model), name, layers, job))
+    return treatments()[name].function(
+        Variant(replica, batch), TreatmentContext(facts(model), name, layers, job)
+    )
 
 
 def float8(model: nn.Module, **settings: Any) -> nn.Module:
@@ -263,7 +265,7 @@ def test_two_ways_out_of_fp32() -> None:
     assert applied("autocast-bf16", model).autocast is torch.bfloat16
     with pytest.raises(NotTried, match=r"under autocast already \(float16\)"):
         treatments()["autocast-bf16"].function(
-            Variant(model, None, torch.float16), Case(facts(model), "autocast-bf16")
+            Variant(model, None, torch.float16), TreatmentContext(facts(model), "autocast-bf16")
         )
     changed = applied(
         "bf16-parameters", model, batch={"pixels": torch.ones(2, 3), "labels": torch.ones(2).long()}
@@ -462,7 +464,7 @@ def test_a_cache_that_is_off_already_is_off() -> None:
     model = llama(use_cache=True)
     variant = Variant(replicate(model, share=True)[0], None)
     for name in ("compile-blocks", "cache-off"):
-        variant = treatments()[name].function(variant, Case(facts(model), name))
+        variant = treatments()[name].function(variant, TreatmentContext(facts(model), name))
     assert variant.model.config.use_cache is False  # type: ignore[union-attr]
 
 
@@ -812,8 +814,8 @@ def test_a_live_model_behind_data_parallel_is_reached() -> None:
 
 
 def test_a_new_treatment_is_a_decorated_function() -> None:
-    @treatment("do-nothing", changes="nothing")
-    def do_nothing(variant: Variant, case: Case) -> Variant:
+    @carries_out("do-nothing", changes="nothing")
+    def do_nothing(variant: Variant, context: TreatmentContext) -> Variant:
         return variant
 
     try:

@@ -13,6 +13,7 @@ kernels of a library (Transformer Engine, torchao's MX on a GPU) are not seen, a
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -42,6 +43,8 @@ from fp8doctor.trial.treatments.registry import modules
 from fp8doctor.trial.variant import Variant
 from fp8doctor.wording import sentence
 
+_log = logging.getLogger("fp8doctor")
+
 NUMERICS = "numerics"
 """What progress and ``skip`` call this part, as if it were an arm: a process that dies of it is followed by
 one without."""
@@ -67,6 +70,7 @@ def with_numerics(trial: Trial, bench: Bench, until: float, against: str | None 
     except torch.OutOfMemoryError:
         reason = "the GPU's memory is too small for it"
     except Exception as error:
+        _log.debug("measuring the numerics raises", exc_info=True)
         reason = f"it raises {sentence(error)}"
     else:
         return msgspec.structs.replace(trial, numerics=layers)
@@ -128,6 +132,7 @@ def worth_measuring(bench: Bench) -> bool:
         names = _fp8_layers(_eager(base))
         return bool(names) and made_up(bench.job, base, names) is None
     except Exception:  # which measuring them will meet too, and say
+        _log.debug("looking for numerics to measure raises", exc_info=True)
         return False
 
 
@@ -215,6 +220,7 @@ class _Alone:
         except torch.OutOfMemoryError:
             self.failures.append("the GPU's memory is too small for it")
         except Exception as error:
+            _log.debug("a layer alone raises", exc_info=True)
             self.failures.append(f"a layer alone raises {sentence(error)}")
 
     def _compared(

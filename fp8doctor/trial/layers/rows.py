@@ -7,6 +7,7 @@ that was cut away has the rows of the kept block that does the same work.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
@@ -27,6 +28,8 @@ from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.trial.treatments import strip_compile_marks
 from fp8doctor.wording import sentence
+
+_log = logging.getLogger("fp8doctor")
 
 ARM = "rows"
 """What a worker that dies of it leaves out in the next one."""
@@ -62,6 +65,7 @@ def seen_beside(
         with undisturbed(job, keep_workers=True):
             rows = seen(job, [blocks.name for blocks in facts.network.blocks], wanted, device)
     except Exception as error:
+        _log.debug("counting rows raises", exc_info=True)
         still_there(device, ARM)
         reason = sentence(error)
     free(device)

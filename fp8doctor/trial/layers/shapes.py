@@ -8,6 +8,7 @@ are timed without what they could be fused with.
 from __future__ import annotations
 
 import functools
+import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,8 @@ from fp8doctor.trial.layers.gemms import Operands, Operation, bf16_gemms, fp8_ge
 from fp8doctor.trial.measure.device import DeviceLost, still_there
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.wording import percent, sentence
+
+_log = logging.getLogger("fp8doctor")
 
 ARM = "shapes"
 """What a worker that dies of it leaves out in the next one."""
@@ -95,6 +98,7 @@ def probe_beside(
     except DeviceLost:
         raise
     except Exception as error:
+        _log.debug("timing the shapes raises", exc_info=True)
         free(device)
         return NOT_RECORDED, sentence(error)
 
@@ -106,13 +110,13 @@ def timed(facts: Facts, device: torch.device, *, until: float) -> tuple[tuple[La
     slow = {linear.name for linear in of_interest(facts) if linear.features.get("use_fast_accum") is False}
     for shape, _ in wanted[:MOST_SHAPES]:
         if time.monotonic() > until:
-            reasons.append(f"{in_words(shape)}: no time was left")
+            reasons.append(f"{shape_in_words(shape)}: no time was left")
             continue
         try:
             shapes.append(_with_gemms(shape, bench, shape.layers[0] not in slow))
         except (RuntimeError, ValueError) as error:  # out of memory is one
             still_there(bench.device, ARM)
-            reasons.append(f"{in_words(shape)}: {sentence(error)}")
+            reasons.append(f"{shape_in_words(shape)}: {sentence(error)}")
             free(device)
     shapes = _with_casts(shapes, bench, until)
     bench.close()
@@ -173,7 +177,7 @@ def _beyond(wanted: list[tuple[LayerShape, float]]) -> list[str]:
     ]
 
 
-def in_words(shape: LayerShape) -> str:
+def shape_in_words(shape: LayerShape) -> str:
     """How a shape is named in a reason."""
     return f"M {shape.m}, K {shape.k}, N {shape.n}"
 
@@ -274,6 +278,7 @@ def _casts_timed(wanted: list[LayerShape], bench: Timer, until: float) -> dict[L
     try:
         compiled = casts.compiled(_examples(wanted, bench.device))
     except Exception as error:  # whatever the compiler raises
+        _log.debug("compiling the casts raises", exc_info=True)
         return {shape: _failed(shape, error, bench) for shape in wanted}
     until = max(
         until, time.monotonic() + len(wanted) * SHAPE_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,8 @@ from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import NotTried, strip_compile_marks
 from fp8doctor.trial.variant import Variant
 from fp8doctor.wording import sentence
+
+_log = logging.getLogger("fp8doctor")
 
 LEAST_WARM_UP, MOST_WARM_UP = 3, 10
 """Steps of an arm before it is timed: until one compiles nothing, within these bounds."""
@@ -137,6 +140,7 @@ class Bench:
         except torch.OutOfMemoryError:
             attempt.no_number = NoNumber(Reason.OUT_OF_MEMORY, "the GPU's memory is too small for it")
         except Exception as error:
+            _log.debug("building %s raises", attempt.plan.name, exc_info=True)
             attempt.no_number = NoNumber(Reason.RAISES, f"it raises {sentence(error)}")
         attempt.build_s = time.monotonic() - began
         if attempt.no_number is not None:

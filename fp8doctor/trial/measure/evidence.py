@@ -10,13 +10,14 @@ Private names read here, verified on torch 2.11 and 2.13: ``torch._dynamo.utils.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from torch._C._autograd import DeviceType
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.kernel_families import FP8_GEMM_KERNEL, FP8_OPERATORS
+
+_log = logging.getLogger("fp8doctor")
 
 COMPILED_REGION = "Torch-Compiled Region"
 
@@ -174,8 +177,10 @@ def prove(step: Callable[[], object], device: torch.device) -> StepProof:
     counts, which sees operators only.
     """
     if not profiler_in_use():
-        with suppress(Exception):
+        try:
             return counted(profiled(step, device), device)
+        except Exception:
+            _log.debug("profiling a step raises", exc_info=True)
     return _observed(step, device)
 
 

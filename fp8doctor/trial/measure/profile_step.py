@@ -7,6 +7,7 @@ whoever asked for the traces is handed each before that.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +41,8 @@ from fp8doctor.trial.measure.evidence import (
 )
 from fp8doctor.trial.run import TrialRun
 from fp8doctor.wording import sentence
+
+_log = logging.getLogger("fp8doctor")
 
 BREAKDOWN = "breakdown"
 """What progress and ``skip`` call the profiles, as if they were an arm: a process that dies of one is
@@ -118,6 +121,7 @@ class Tracer:
                     steps.append(step)
                     file.unlink()
         except Exception as error:
+            _log.debug("profiling a step raises", exc_info=True)
             still_there(device, BREAKDOWN)
             self.failures.append(f"profiling a step fails with {sentence(error)}")
         else:

@@ -139,8 +139,7 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
                 alloc_retries=ready.alloc_retries,
             )
         )
-    at = interval(full)
-    holds = [ready.held for ready in attempt.ready]
+    at, holds = interval(full), [ready.held for ready in attempt.ready]
     peak_gib = full_peak(plan, [ready.peak_gib for ready in attempt.ready], holds)
     return Arm(
         name=of.name,

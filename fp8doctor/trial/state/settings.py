@@ -13,7 +13,6 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +20,8 @@ from typing import Any
 import torch
 
 from fp8doctor.trial.state import dynamo_state, transformer_engine_state
+
+_log = logging.getLogger("fp8doctor")
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -69,8 +70,10 @@ def read() -> dict[str, Any]:
     """Every setting that can be read now, by its name."""
     values = {}
     for setting in _settings():
-        with suppress(Exception):
+        try:
             values[setting.name] = setting.read()
+        except Exception:
+            _log.debug("%s cannot be read", setting.name, exc_info=True)
     return values
 
 
@@ -84,8 +87,10 @@ def put_back(before: Mapping[str, Any]) -> None:
             if setting.name in before and not alike(before[setting.name], now.get(setting.name))
         ]
         for setting in changed:
-            with suppress(Exception):
+            try:
                 setting.write(before[setting.name])
+            except Exception:
+                _log.debug("%s cannot be put back", setting.name, exc_info=True)
         if not changed:
             break
 

@@ -3,8 +3,8 @@ them.
 
 A new treatment is a new file here, or a function in the file of its family::
 
-    @treatment("switch-it-off")
-    def switch_it_off(variant: Variant, case: Case) -> Variant:
+    @carries_out("switch-it-off")
+    def switch_it_off(variant: Variant, context: TreatmentContext) -> Variant:
         ...
         return variant
 
@@ -19,19 +19,20 @@ from fp8doctor.trial.treatments.compilation import compile_blocks, strip_compile
 from fp8doctor.trial.treatments.convert import to_float8
 from fp8doctor.trial.treatments.live import carry_out
 from fp8doctor.trial.treatments.registry import (
-    CarriedOut,
-    Case,
     NotTried,
+    TreatmentContext,
+    TreatmentImpl,
+    carries_out,
     family,
     known,
-    treatment,
     treatments,
 )
 
 __all__ = [
-    "CarriedOut",
-    "Case",
     "NotTried",
+    "TreatmentContext",
+    "TreatmentImpl",
+    "carries_out",
     "carry_out",
     "compile_blocks",
     "family",
@@ -39,6 +40,5 @@ __all__ = [
     "strip_compile_marks",
     "to_bf16",
     "to_float8",
-    "treatment",
     "treatments",
 ]

@@ -11,14 +11,14 @@ from torch import nn
 
 from fp8doctor.stacks.lineage import lineage
 from fp8doctor.trial.treatments.precision import with_parameters
-from fp8doctor.trial.treatments.registry import Case, NotTried, modules, treatment
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out, modules
 from fp8doctor.trial.variant import Variant
 
 
-@treatment("adapters-to-bf16")
-def adapters_to_bf16(variant: Variant, case: Case) -> Variant:
+@carries_out("adapters-to-bf16")
+def adapters_to_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     """Every fp32 Parameter inside an adapter as a BF16 one."""
-    names = {linear.name for linear in case.facts.network.linears if linear.adapter == "adapter"}
+    names = {linear.name for linear in context.facts.network.linears if linear.adapter == "adapter"}
     inside = {
         name: module
         for name, module in modules(variant.model).items()

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.trial.treatments.registry import Case, NotTried, treatment
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
 from fp8doctor.trial.variant import Variant
 
 
-@treatment("attention-sdpa")
-def attention_sdpa(variant: Variant, case: Case) -> Variant:
+@carries_out("attention-sdpa")
+def attention_sdpa(variant: Variant, context: TreatmentContext) -> Variant:
     """transformers' own switch where it has one (4.53 on), else the setting that its attention reads at every
     call."""
     eager = [module for module in variant.model.modules() if is_eager(module)]

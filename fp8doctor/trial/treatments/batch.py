@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from fp8doctor.trial.treatments.registry import Case, NotTried, treatment
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
 from fp8doctor.trial.variant import Variant
 
 TIMES = 2
 """How many times the batch is put together. A choice: the smallest that a user would try."""
 
 
-@treatment("larger-batch", changes="the batch", tokens_ratio=float(TIMES))
-def larger_batch(variant: Variant, case: Case) -> Variant:
+@carries_out("larger-batch", changes="the batch", tokens_ratio=float(TIMES))
+def larger_batch(variant: Variant, context: TreatmentContext) -> Variant:
     """Every tensor of the batch repeated along its first dimension, where all of them have the same one."""
     sizes = set(_sizes(variant.batch))
     if len(sizes) != 1:

@@ -9,27 +9,30 @@ from torch import nn
 
 from fp8doctor.stacks import NoTwin, bf16_twin
 from fp8doctor.trial.treatments.compilation import block_by_block, strip_compile_marks
-from fp8doctor.trial.treatments.registry import Case, NotTried, swap, treatment
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out, swap
 from fp8doctor.trial.variant import Variant
 
 
-@treatment("keep-in-bf16")
-def keep_in_bf16(variant: Variant, case: Case) -> Variant:
+@carries_out("keep-in-bf16")
+def keep_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     """The named layers as a filter of the conversion would have left them."""
-    if not case.layers:
+    if not context.layers:
         raise NotTried("the finding names no layers")
-    covered = {linear.name for linear in case.facts.network.linears if linear.compiled is not None}
+    covered = {linear.name for linear in context.facts.network.linears if linear.compiled is not None}
     return replace(
         variant,
-        model=to_bf16(variant.model, compiled=bool(covered.intersection(case.layers)), only=case.layers),
+        model=to_bf16(
+            variant.model, compiled=bool(covered.intersection(context.layers)), only=context.layers
+        ),
     )
 
 
-@treatment("stay-in-bf16")
-def stay_in_bf16(variant: Variant, case: Case) -> Variant:
+@carries_out("stay-in-bf16")
+def stay_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     """No layer in FP8, and compiled."""
     return replace(
-        variant, model=block_by_block(to_bf16(strip_compile_marks(variant.model), compiled=True), case.facts)
+        variant,
+        model=block_by_block(to_bf16(strip_compile_marks(variant.model), compiled=True), context.facts),
     )
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from torch import nn
 
 from fp8doctor.facts import recorded
-from fp8doctor.trial.treatments.registry import Case, NotTried, treatment
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
 from fp8doctor.trial.variant import Variant
 
 
-@treatment("cache-off")
-def cache_off(variant: Variant, case: Case) -> Variant:
+@carries_out("cache-off")
+def cache_off(variant: Variant, context: TreatmentContext) -> Variant:
     """``use_cache = False`` in every configuration of the model; another treatment may have done it
     already."""
-    caches = recorded(case.facts, "training.use_cache") and case.facts.training.use_cache
+    caches = recorded(context.facts, "training.use_cache") and context.facts.training.use_cache
     if not without_cache(variant.model) and not caches:
         raise NotTried("no configuration in it asks for a cache")
     return variant

@@ -9,12 +9,12 @@ from torch import nn
 
 from fp8doctor.examine.checkpointing import huggingface_flag
 from fp8doctor.trial.treatments.cache import without_cache
-from fp8doctor.trial.treatments.registry import Case, NotTried, swap, treatment
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out, swap
 from fp8doctor.trial.variant import Variant
 
 
-@treatment("checkpointing-off")
-def checkpointing_off(variant: Variant, case: Case) -> Variant:
+@carries_out("checkpointing-off")
+def checkpointing_off(variant: Variant, context: TreatmentContext) -> Variant:
     """Checkpoint wrappers taken off, transformers' flags cleared. A call inside a forward of the user's
     stays."""
     return replace(variant, model=keep_activations(variant.model))

@@ -15,24 +15,24 @@ from fp8doctor.examine.compile_marks import forward_of_torch
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code, is_wrapper
 from fp8doctor.trial.treatments.cache import without_cache
-from fp8doctor.trial.treatments.registry import Case, NotTried, modules, treatment
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out, modules
 from fp8doctor.trial.variant import Variant
 
 
-@treatment("compile-blocks", "compile-model")
-def compile_it(variant: Variant, case: Case) -> Variant:
+@carries_out("compile-blocks", "compile-model")
+def compile_it(variant: Variant, context: TreatmentContext) -> Variant:
     """Every block, and the FP8 layers beside the blocks; the whole model where there are no blocks."""
-    if case.name == "compile-model":
+    if context.name == "compile-model":
         return replace(variant, model=compile_blocks(variant.model, []))
-    return replace(variant, model=block_by_block(variant.model, case.facts, beside(case.facts)))
+    return replace(variant, model=block_by_block(variant.model, context.facts, beside(context.facts)))
 
 
-@treatment("compile-layers")
-def compile_layers(variant: Variant, case: Case) -> Variant:
+@carries_out("compile-layers")
+def compile_layers(variant: Variant, context: TreatmentContext) -> Variant:
     """The FP8 layers beside the blocks that are eager; what is compiled already stays as it is."""
-    eager = {linear.name for linear in case.facts.network.linears if linear.compiled is None}
+    eager = {linear.name for linear in context.facts.network.linears if linear.compiled is None}
     named = modules(variant.model)
-    places = [place_of(named, name) for name in beside(case.facts) if name in eager and name in named]
+    places = [place_of(named, name) for name in beside(context.facts) if name in eager and name in named]
     if not places:
         raise NotTried("it has no uncompiled FP8 layer beside its blocks")
     compile_places(places, {})
@@ -40,15 +40,16 @@ def compile_layers(variant: Variant, case: Case) -> Variant:
     return variant
 
 
-@treatment("cuda-graphs")
-def cuda_graphs(variant: Variant, case: Case) -> Variant:
+@carries_out("cuda-graphs")
+def cuda_graphs(variant: Variant, context: TreatmentContext) -> Variant:
     """Compiled as by compile-blocks, with the kernels of every region recorded once and launched together."""
     if next(variant.model.parameters()).device.type != "cuda":
         raise NotTried("CUDA graphs need a CUDA device")
-    if case.job is not None and case.job.workload.accumulate > 1:
+    if context.job is not None and context.job.workload.accumulate > 1:
         raise NotTried("the next micro-batch would overwrite what the backward of a CUDA graph still needs")
     return replace(
-        variant, model=block_by_block(variant.model, case.facts, beside(case.facts), mode="reduce-overhead")
+        variant,
+        model=block_by_block(variant.model, context.facts, beside(context.facts), mode="reduce-overhead"),
     )
 
 

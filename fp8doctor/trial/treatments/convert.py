@@ -13,18 +13,20 @@ from fp8doctor.facts import Facts
 from fp8doctor.stacks import recognise
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.treatments.recipe import config_of
-from fp8doctor.trial.treatments.registry import Case, NotTried, treatment
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
 from fp8doctor.trial.variant import Variant
 
 PREFIX = "convert-"
 
 
-@treatment("convert-tensorwise", "convert-rowwise")
-def convert(variant: Variant, case: Case) -> Variant:
+@carries_out("convert-tensorwise", "convert-rowwise")
+def convert(variant: Variant, context: TreatmentContext) -> Variant:
     """Every Linear but heads, routers and adapters."""
     return replace(
         variant,
-        model=to_float8(variant.model, recipe=case.name.removeprefix(PREFIX), skip=not_in_fp8(case.facts)),
+        model=to_float8(
+            variant.model, recipe=context.name.removeprefix(PREFIX), skip=not_in_fp8(context.facts)
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from fp8doctor.analysis.layers import KEEP_IT_IN_MODULE
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Treatment
 from fp8doctor.trial.copies.compiling import is_wrapper
-from fp8doctor.trial.treatments.registry import Case, NotTried, known, treatments
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, known, treatments
 from fp8doctor.trial.variant import Variant
 
 
@@ -33,7 +33,9 @@ def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -
             model = put_back(
                 model,
                 root,
-                way.function(Variant(root, batch=None), Case(facts, each.name, each.layers)).model,
+                way.function(
+                    Variant(root, batch=None), TreatmentContext(facts, each.name, each.layers)
+                ).model,
             )
         except NotTried as error:
             left.append(f"{each.name} ({error})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.treatments.registry import Case, NotTried, treatment
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
 from fp8doctor.trial.variant import Variant
 
 FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
@@ -13,10 +13,10 @@ FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
 alike)."""
 
 
-@treatment("fused-optimizer", changes="the optimizer")
-def fused_optimizer(variant: Variant, case: Case) -> Variant:
+@carries_out("fused-optimizer", changes="the optimizer")
+def fused_optimizer(variant: Variant, context: TreatmentContext) -> Variant:
     """The user's optimizer with ``fused=True``."""
-    if case.job is not None and not could_be_fused(case.job):
+    if context.job is not None and not could_be_fused(context.job):
         raise NotTried("the optimizer is fused already, or has no fused form")
     return replace(variant, optimizer={**(variant.optimizer or {}), "fused": True, "foreach": None})
 

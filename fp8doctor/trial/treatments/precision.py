@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8doctor.trial.treatments.registry import Case, NotTried, treatment
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
 from fp8doctor.trial.variant import Variant
 
 
-@treatment("autocast-bf16", changes="the autocast")
-def autocast_bf16(variant: Variant, case: Case) -> Variant:
+@carries_out("autocast-bf16", changes="the autocast")
+def autocast_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     """Forward and loss under autocast, the parameters as they are."""
     if variant.autocast is not None:
         raise NotTried(
@@ -23,8 +23,8 @@ def autocast_bf16(variant: Variant, case: Case) -> Variant:
     return replace(variant, autocast=torch.bfloat16)
 
 
-@treatment("bf16-parameters")
-def bf16_parameters(variant: Variant, case: Case) -> Variant:
+@carries_out("bf16-parameters")
+def bf16_parameters(variant: Variant, context: TreatmentContext) -> Variant:
     """Every fp32 parameter, and every fp32 tensor of the batch, in BF16; buffers stay."""
     if not with_parameters(variant.model.modules(), torch.float32, torch.bfloat16):
         raise NotTried("it has no parameter in fp32")

@@ -10,17 +10,17 @@ from torch import nn
 
 from fp8doctor.stacks.lineage import ancestor
 from fp8doctor.stacks.torchao import unwrapped
-from fp8doctor.trial.treatments.registry import Case, NotTried, swap, treatment
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out, swap
 from fp8doctor.trial.variant import Variant
 
 PREFIX = "recipe-"
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 
 
-@treatment(*(PREFIX + recipe.replace("_", "-") for recipe in RECIPES))
-def another_recipe(variant: Variant, case: Case) -> Variant:
+@carries_out(*(PREFIX + recipe.replace("_", "-") for recipe in RECIPES))
+def another_recipe(variant: Variant, context: TreatmentContext) -> Variant:
     """Every Float8Linear made anew over its own Parameters; padding and emulation stay as they were set."""
-    config = config_of(case.name.removeprefix(PREFIX).replace("-", "_"))
+    config = config_of(context.name.removeprefix(PREFIX).replace("-", "_"))
     found = 0
 
     def converted(name: str, module: nn.Module) -> nn.Module | None:

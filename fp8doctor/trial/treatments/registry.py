@@ -1,6 +1,6 @@
 """How a treatment is carried out, found by its name.
 
-A function decorated with `treatment` takes a variant of the step and the case, and returns the variant
+A function decorated with `carries_out` takes a variant of the step and a context, and returns the variant
 changed. It works on a replica, which holds the Parameters of every other arm: it may replace a Parameter, and
 never writes to one.
 """
@@ -29,8 +29,8 @@ class NotTried(Exception):
 
 
 @dataclass(frozen=True)
-class Case:
-    """What a treatment is told beside the variant that it changes."""
+class TreatmentContext:
+    """What a treatment knows beside the variant that it changes."""
 
     facts: Facts
     name: str
@@ -41,12 +41,15 @@ class Case:
     """None on a live model, where no step is known."""
 
 
+CarryOut = Callable[[Variant, TreatmentContext], Variant]
+
+
 @dataclass(frozen=True)
-class CarriedOut:
-    """One treatment: the function, and what it changes."""
+class TreatmentImpl:
+    """The function that carries a treatment out, and what it changes."""
 
     name: str
-    function: Callable[[Variant, Case], Variant]
+    function: CarryOut
     changes: str
     """``model`` when it is a change of the model alone, which a live model can be given; else what it
     changes, in words."""
@@ -56,17 +59,17 @@ class CarriedOut:
     """Tokens of the step that it makes / tokens before."""
 
 
-_REGISTERED: dict[str, CarriedOut] = {}
+_REGISTERED: dict[str, TreatmentImpl] = {}
 
 
-def treatment(
+def carries_out(
     *names: str, changes: str = "model", tokens_ratio: float = 1.0
-) -> Callable[[Callable[[Variant, Case], Variant]], Callable[[Variant, Case], Variant]]:
+) -> Callable[[CarryOut], CarryOut]:
     """Register a function under the names of the treatments that it carries out."""
 
-    def register(function: Callable[[Variant, Case], Variant]) -> Callable[[Variant, Case], Variant]:
+    def register(function: CarryOut) -> CarryOut:
         for name in names:
-            _REGISTERED[name] = CarriedOut(
+            _REGISTERED[name] = TreatmentImpl(
                 name, function, changes, function.__module__.rpartition(".")[2], tokens_ratio
             )
         return function
@@ -75,7 +78,7 @@ def treatment(
 
 
 @cache
-def treatments() -> dict[str, CarriedOut]:
+def treatments() -> dict[str, TreatmentImpl]:
     """Every treatment that can be carried out, by its name."""
     package = importlib.import_module(__name__.rpartition(".")[0])
     for each in pkgutil.iter_modules(package.__path__):

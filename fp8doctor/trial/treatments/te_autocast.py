@@ -10,18 +10,18 @@ from typing import Any
 from fp8doctor.stacks import NoTwin
 from fp8doctor.stacks.transformer_engine import STACK, autocast, recognise, within
 from fp8doctor.trial.state.transformer_engine_state import autocast_is_open
-from fp8doctor.trial.treatments.registry import Case, NotTried, treatment
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
 from fp8doctor.trial.variant import Variant
 
 
-@treatment("te-autocast", changes="the autocast")
-def te_autocast(variant: Variant, case: Case) -> Variant:
+@carries_out("te-autocast", changes="the autocast")
+def te_autocast(variant: Variant, context: TreatmentContext) -> Variant:
     """Forward and loss under the autocast, with the recipe that TE chooses for this GPU.
 
     A layer around which the model's own code closes the autocast (``te.autocast(enabled=self.fp8)``) opens it
     again.
     """
-    if not any(linear.stack == STACK for linear in case.facts.network.linears):
+    if not any(linear.stack == STACK for linear in context.facts.network.linears):
         raise NotTried("the model holds no layer of Transformer Engine")
     try:
         opened = autocast()

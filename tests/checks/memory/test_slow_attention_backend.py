@@ -30,8 +30,8 @@ from fp8doctor.facts import Arm, ArmCut, Breakdown, Facts, Family, KernelGroup, 
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.profiling.kernel_families import classify
 from fp8doctor.registry import discover, run, select
-from fp8doctor.trial.arms import Of
-from fp8doctor.trial.treatments import Case, NotTried, treatments
+from fp8doctor.trial.arms import ArmBuilder
+from fp8doctor.trial.treatments import NotTried, TreatmentContext, treatments
 from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.checks.arms import ran, timed
 from tests.checks.trials import tried
@@ -353,10 +353,10 @@ def test_asking_torch_raises_where_it_would_fall_back() -> None:
         exec(ASK_TORCH.code, names)
 
 
-def alone(name: str) -> Callable[[Of, ArmPlan], list[ArmPlan]]:
+def alone(name: str) -> Callable[[ArmBuilder, ArmPlan], list[ArmPlan]]:
     """The arm of the treatment that the finding names."""
 
-    def plans(of: Of, as_is: ArmPlan) -> list[ArmPlan]:
+    def plans(of: ArmBuilder, as_is: ArmPlan) -> list[ArmPlan]:
         (finding,) = run(select(discover(), ["MEM004"]), of.facts)[0]
         assert finding.treatment is not None
         assert finding.treatment.name == name
@@ -401,7 +401,7 @@ def test_the_trial_switches_the_backends_on_for_its_arm_alone(monkeypatch: pytes
 def test_treatments_that_do_not_apply(look: Look) -> None:
     with pytest.raises(NotTried, match="no fused backend is switched off"):
         treatments()["fused-attention-on"].function(
-            Variant(Own(), None), Case(look(Own()), "fused-attention-on")
+            Variant(Own(), None), TreatmentContext(look(Own()), "fused-attention-on")
         )
 
 
@@ -420,4 +420,6 @@ def test_attention_that_is_taken_when_the_model_is_built(look: Look) -> None:
     )
     assert found(look(model)).title == "Attention is eager in FalconForCausalLM"
     with pytest.raises(NotTried, match="FalconForCausalLM takes its attention when it is built"):
-        treatments()["attention-sdpa"].function(Variant(model, None), Case(look(model), "attention-sdpa"))
+        treatments()["attention-sdpa"].function(
+            Variant(model, None), TreatmentContext(look(model), "attention-sdpa")
+        )
