@@ -8,7 +8,15 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 CONFIGS = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
-WRITTEN_BY_LIBRARIES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_", "TRITON_", "KMP_", "CUDA_", "PYTORCH_NVML_")
+WRITTEN_BY_LIBRARIES = (
+    "PYTEST_CURRENT_TEST",
+    "TORCHINDUCTOR_",
+    "_TORCHINDUCTOR_",
+    "TRITON_",
+    "KMP_",
+    "CUDA_",
+    "PYTORCH_NVML_",
+)
 """Prefixes of variables that pytest or torch set for themselves."""
 
 STOOD_IN_FOR = (
@@ -30,7 +38,13 @@ STOOD_IN_FOR = (
 
 def process_state() -> dict[str, Any]:
     """Every setting by its name, with its value."""
-    return {**_variables(), **_accelerate(), **_torch(), **_configs(), "sys.path": list(sys.path)}
+    return {
+        **_variables(),
+        **_accelerate(),
+        **_torch(),
+        **_configs(),
+        "sys.path": [each for each in sys.path if not each.endswith("_vendor")],
+    }
 
 
 def stand_ins_since(modules: Collection[str]) -> list[str]:
