@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ os.environ.setdefault(
 )  # before torch is loaded: processes of the tests share the cores
 
 from fp8doctor.facts import Facts, Target, Workload
+from tests.process_state import of_a_module, process_state, stand_ins_since
 
 SETTINGS = ("ACCELERATE_", "TORCHDYNAMO_", "TORCH_COMPILE_", "NVTE_", "UNSLOTH_")
 """Prefixes of variables that change what is diagnosed, whoever runs the tests."""
@@ -29,6 +31,21 @@ def _unset_settings() -> Iterator[None]:
             if name.startswith(SETTINGS):
                 patch.delenv(name)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _process_is_left_as_it_was() -> Iterator[None]:
+    """Fails a test that leaves a setting of the process changed: another test would read it."""
+    before, modules = process_state(), set(sys.modules)
+    yield
+    after = process_state()
+    left = [
+        f"{name}: {before.get(name)!r} before, {after.get(name)!r} after"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name) and (name in before or not of_a_module(name))
+    ]
+    left += [f"sys.modules[{name!r}] is a stand-in" for name in stand_ins_since(modules)]
+    assert not left, "\n".join(["this test leaves behind:", *left])
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ from fp8doctor.trial.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.trial.test_conductor import Decoder
 
+pytestmark = pytest.mark.slow
+
 AS_IS = ArmPlan("as_is", as_it_is)
 BF16 = ArmPlan("bf16", eager_bf16, fp8=False)
 

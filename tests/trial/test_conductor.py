@@ -38,6 +38,8 @@ from fp8doctor.trial.state.digest import CONTEXT
 from fp8doctor.trial.treatments import NotTried, compile_blocks
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -20,6 +20,8 @@ from fp8doctor.trial.measure.evidence import compilations
 from fp8doctor.trial.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:

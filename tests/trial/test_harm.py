@@ -42,6 +42,8 @@ from fp8doctor.trial.measure import bench, timer
 from fp8doctor.trial.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan
 
+pytestmark = pytest.mark.slow
+
 AFTER_THE_FIRST_STEP = 3
 """The forward at which a replica begins to misbehave: the tripwire's is the first."""
 

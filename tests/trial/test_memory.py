@@ -24,6 +24,8 @@ from fp8doctor.trial.variant import ArmPlan
 from tests.stand_ins import transformer_engine
 from tests.trial.test_conductor import Decoder
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 OTHER = torch.device("cuda")
 PLAN = Plan((Stack("blocks", 32, 0, 1),), (Cut({"blocks": 4}), Cut({"blocks": 12})))

@@ -133,6 +133,7 @@ def test_without_time_to_compile_the_gemms_are_there_and_the_reason() -> None:
         assert (shape.casts_ms, shape.reason) == (None, "its casts were not timed: no time was left")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
 def test_casts_are_compiled_once_for_each_kind(recipe: str, quick_compiler: None) -> None:
     from torch._dynamo.utils import counters
@@ -144,6 +145,7 @@ def test_casts_are_compiled_once_for_each_kind(recipe: str, quick_compiler: None
     assert counters["stats"]["unique_graphs"] - before == len({shape.trained for shape in found})
 
 
+@pytest.mark.slow
 def test_square_layers_alone_leave_the_sizes_open_too(quick_compiler: None) -> None:
     from torch._dynamo.utils import counters
 
@@ -153,6 +155,7 @@ def test_square_layers_alone_leave_the_sizes_open_too(quick_compiler: None) -> N
     assert counters["stats"]["unique_graphs"] - before == 1
 
 
+@pytest.mark.slow
 def test_where_nothing_compiles_the_casts_have_no_number(quick_compiler: None) -> None:
     with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
         found = probed(decoder(), seconds=60)
@@ -162,6 +165,7 @@ def test_where_nothing_compiles_the_casts_have_no_number(quick_compiler: None) -
     }
 
 
+@pytest.mark.slow
 def test_casts_that_fail_cost_those_of_their_shape(
     quick_compiler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +187,7 @@ def test_casts_that_fail_cost_those_of_their_shape(
     assert all(found[name].casts_ms for name in ("0.k", "0.up", "0.down"))
 
 
+@pytest.mark.slow
 def test_layers_of_other_rows_have_casts_of_their_own(quick_compiler: None) -> None:
     facts = examine(job(decoder()))
     seen = {linear.name: (16,) for linear in facts.network.linears if linear.name.startswith("1.")}
@@ -192,6 +197,7 @@ def test_layers_of_other_rows_have_casts_of_their_own(quick_compiler: None) -> N
     assert all(shape.casts_ms for shape in found)
 
 
+@pytest.mark.slow
 def test_the_process_is_left_as_it_was(quick_compiler: None) -> None:
     from torch._dynamo.utils import counters
 
@@ -458,6 +464,7 @@ def plans(of: Job, facts: Facts, *steps: Step) -> dict[str, ArmPlan]:
     return {plan.name: plan for plan in arms(facts, steps, of)}
 
 
+@pytest.mark.slow
 def test_layers_that_lose_when_timed_are_tried_in_bf16_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer, "MOST_ROUNDS", 2)
     monkeypatch.setattr(timer, "LEAST_ROUNDS", 2)

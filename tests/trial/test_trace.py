@@ -38,6 +38,8 @@ from fp8doctor.trial.measure.profile_step import ANOTHER_PROFILER, annotated
 from fp8doctor.trial.run import KeepTrace, TrialRun
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -21,6 +21,8 @@ from fp8doctor.facts import recorded
 from fp8doctor.worker.parent import Examination, examine_in_worker
 from tests.worker.clock import late_once_there
 
+pytestmark = pytest.mark.slow
+
 MODEL = "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))\n"
 
 Examine = Callable[..., Examination]

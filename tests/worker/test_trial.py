@@ -19,6 +19,8 @@ from fp8doctor.worker.parent import Examination, examine_in_worker
 from fp8doctor.worker.request import TrialRequest
 from tests.worker.clock import late_once_there
 
+pytestmark = pytest.mark.slow
+
 MODEL = """
 import os
 import time

@@ -96,6 +96,7 @@ def test_what_is_not_measured_is_not_called_unneeded(look: Look) -> None:
     assert isinstance(checkpointing_not_needed(on_gpu(look(checkpointed_llama().eval()))), NotApplicable)
 
 
+@pytest.mark.slow
 def test_a_real_trial_has_the_arm() -> None:
     facts = tried(wrapped_blocks(), torch.zeros(2, 8, dtype=torch.long), "as_is", "checkpointing-off")
     as_is, off = (

@@ -78,6 +78,7 @@ def test_where_the_question_does_not_arise(look: Look) -> None:
     assert isinstance(recomputed_casts(timed(look(converted()), ran("as_is"))), NotApplicable)
 
 
+@pytest.mark.slow
 def test_a_real_trial_has_the_arms() -> None:
     facts = tried(
         converted(),

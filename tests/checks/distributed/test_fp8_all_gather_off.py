@@ -119,6 +119,7 @@ model = Accelerator(mixed_precision="fp8").prepare(model)
 """
 
 
+@pytest.mark.slow
 def test_accelerate_on_one_gpu() -> None:
     finding = finding_of("DST001", facts_of(PREPARED, ACCELERATE_FP8_BACKEND="AO"))
     assert finding is not None
@@ -139,6 +140,7 @@ model = shard(float8(all_gather=False))
 """
 
 
+@pytest.mark.slow
 def test_one_real_process_sends_nothing() -> None:
     facts = facts_of(GLOO)
     assert (facts.training.distributed.world_size, facts.training.distributed.shards) == (1, 1)

@@ -43,6 +43,7 @@ class Bypassed(nn.Module):
         return nn.functional.linear(x, self.linear.weight)
 
 
+@pytest.mark.slow
 def test_converted_layers_that_are_never_called_are_seen_by_the_trial() -> None:
     model = convert_to_float8_training(Bypassed().bfloat16())
     report = inspect_model(model, torch.ones(16, 32, dtype=torch.bfloat16), device="cpu", budget_s=5)

@@ -99,6 +99,7 @@ def test_switches_without_what_they_need() -> None:
     assert outcome_of("ENV006", without_te).outcome == "healthy"
 
 
+@pytest.mark.slow
 def test_full_determinism_of_transformers_and_anomaly_detection() -> None:
     program = """
 from transformers import enable_full_determinism

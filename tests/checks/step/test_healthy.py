@@ -37,6 +37,7 @@ def test_compiled_fp8_on_an_h200_pays() -> None:
     assert finding.title == f"FP8 pays: {report.verdict.speedup:.2f}x of the best BF16"
 
 
+@pytest.mark.slow
 @needs_scaled_mm
 def test_slow_fp8_is_not_called_healthy() -> None:
     model = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16())

@@ -74,6 +74,7 @@ def test_bf16_and_a_prescription_that_keep_the_gpu_busy_or_do_not(look: Look) ->
     )
 
 
+@pytest.mark.slow
 def test_the_kernels_of_a_real_step_are_counted(sick: Facts) -> None:
     real = sick.trial.arms[0]
     assert real.breakdown
