@@ -87,6 +87,8 @@ class Cause:
     "compile-without-effect",
     area="compilation",
     severity="warning",
+    changes_fp8=True,
+    invalidates_model=True,
 )
 def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     marks = facts.training.compile_marks

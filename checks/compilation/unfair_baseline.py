@@ -38,6 +38,8 @@ AUTOCAST = "autocast-bf16"
     "unfair-baseline",
     area="compilation",
     severity="info",
+    changes_fp8=True,
+    invalidates_model=True,
 )
 def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
     as_is, eager, best = arm(facts.trial, "as_is"), arm(facts.trial, "bf16"), best_bf16(facts)

@@ -68,6 +68,7 @@ class Claim:
     "model-size-differs",
     area="shapes",
     severity="info",
+    changes_fp8=True,
 )
 def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
     if recorded(facts, "target.layers") and facts.target.layers:

@@ -4,6 +4,7 @@ really saves."""
 from __future__ import annotations
 
 from fp8doctor.analysis.median_interval import Interval, interval
+from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.facts import Arm, Facts, Trial, recorded
 from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
 
@@ -40,29 +41,10 @@ def fp8_totals(facts: Facts) -> list[Arm]:
     return [found for name in names if (found := arm(facts.trial, name))]
 
 
-HELPS_BF16_TOO = frozenset(
-    (
-        "checkpointing-off",
-        "adapters-to-bf16",
-        "fused-optimizer",
-        "attention-sdpa",
-        "fused-attention-on",
-        "autocast-bf16",
-        "bf16-parameters",
-        "larger-batch",
-        "cuda-graphs",
-    )
-)
-"""Treatments that are none of FP8's own: BF16 without them is no fair measure of a total that has them.
-(Every BF16 arm is compiled where that is faster, and without a KV cache then.)"""
-
-
 def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:
     """The best BF16 with those changes of ``fp8`` that are none of FP8's own; None when that was not
     timed."""
-    shared = HELPS_BF16_TOO.intersection(
-        fp8.treatments if uses_fp8(facts) and recorded(fp8, "treatments") else ()
-    )
+    shared = that_help_bf16_too(fp8.treatments if uses_fp8(facts) and recorded(fp8, "treatments") else ())
     if not shared:
         return best_bf16(facts)
     return arm(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING) if shared == {"checkpointing-off"} else None

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 
+from fp8doctor.analysis import treatment_table
 from fp8doctor.analysis.compile_coverage import cache_off, compile_treatment, is_inside, needs_compile
 from fp8doctor.analysis.layer_gain import to_keep
 from fp8doctor.analysis.layers import EVERY_ROLE, in_python, would_be_converted
+from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
-
-KEEP_IN_BF16 = "keep-in-bf16"
 
 IN_A_BLOCK = re.compile(r"(.*?\.)(\d+)((?:\..+)?)")
 """Name of a layer: what stands before the number of its block, the number, and what stands behind."""
@@ -25,7 +25,7 @@ MOST_LINES = 3
 """Lines for layers that are in 16 bits anyway. A choice of length."""
 
 STAY_IN_BF16 = Treatment(
-    name="stay-in-bf16",
+    name=treatment_table.STAY_IN_BF16,
     summary="stay in BF16, compiled: nothing that was tried makes FP8 as fast here",
     code="# leave out the conversion to FP8\nmodel = torch.compile(model)   # or block by block, as timed",
 )
@@ -206,7 +206,7 @@ LINES: dict[str, Callable[[Facts], Treatment | None]] = {
     "autocast-bf16": _autocast_bf16,
     "bf16-parameters": _bf16_parameters,
     "te-autocast": _te_autocast,
-    "stay-in-bf16": lambda facts: STAY_IN_BF16,
+    STAY_IN_BF16.name: lambda facts: STAY_IN_BF16,
 }
 """Every exploration (a test holds it to `fp8doctor.trial.explorations`), and the treatment that gives FP8
 up."""

@@ -34,6 +34,7 @@ from fp8doctor.cost import GpuSpec, gemm, gemm_ms, gpu_spec
 from fp8doctor.cost.step import compiled, in_bf16, modelled_step, with_recipe
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import read_saved
+from fp8doctor.diagnosis.verdict import is_what_it_seems
 from fp8doctor.facts import NOT_RECORDED, Arm, Blocks, Facts, Linear, Network, Workload, recorded
 
 HERE = Path(__file__).resolve().parent
@@ -415,7 +416,7 @@ def told(folder: Path = RECORDED) -> Iterator[Told]:
         ):
             continue
         untimed = replace(facts, trial=NOT_RECORDED)
-        says = modelled_speedup(untimed, diagnose(untimed).findings)
+        says = modelled_speedup(untimed) if is_what_it_seems(diagnose(untimed).findings) else None
         yield Told(patient, best / (arms["as_is"].step_ms or 0.0), says and says.as_is)
 
 

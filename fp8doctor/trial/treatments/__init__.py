@@ -1,7 +1,8 @@
 """The treatments, as they are carried out: one file for each family, found by the names that findings give
 them.
 
-A new treatment is a new file here, or a function in the file of its family::
+A new treatment is a new file here, or a function in the file of its family, and a row of
+`fp8doctor.analysis.treatment_table`::
 
     @treatment("switch-it-off")
     def switch_it_off(variant: Variant, case: Case) -> Variant:
@@ -22,7 +23,6 @@ from fp8doctor.trial.treatments.registry import (
     CarriedOut,
     Case,
     NotTried,
-    family,
     known,
     treatment,
     treatments,
@@ -34,7 +34,6 @@ __all__ = [
     "NotTried",
     "carry_out",
     "compile_blocks",
-    "family",
     "known",
     "strip_compile_marks",
     "to_bf16",
