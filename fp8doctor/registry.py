@@ -1,5 +1,4 @@
-"""The catalogue: checks register themselves, are discovered, selected, and run without one taking down
-another."""
+"""The catalogue: checks register themselves, are discovered, selected, and run apart from each other."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class Check:
     area: str
     severity: Severity
     explained_by: tuple[str, ...]
-    """Codes whose disease causes this one: when one of them is found, this one's treatment is not
-    prescribed."""
+    """Codes whose disease causes this one, and which are treated in its place where they are found."""
     function: CheckFunction
     changes_fp8: bool = False
     """Its treatment changes how FP8 runs: before that nothing tells whether to give FP8 up."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fp8doctor.cost.step import compiled, in_bf16, modelled_step
+from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.facts import Facts, recorded
 
 
@@ -31,8 +31,11 @@ def modelled_speedup(facts: Facts) -> ModelledSpeedup | None:
     if recorded(facts, "training.use_cache") and facts.training.use_cache:
         return None  # with a KV cache the compiled blocks may not be what runs
     torchao = all(linear.stack == "torchao" for linear in facts.network.linears if linear.use == "training")
-    as_is, faster = modelled_step(facts), modelled_step(compiled(facts, yes=True) if torchao else facts)
-    baselines = [modelled_step(compiled(in_bf16(facts), yes=yes)) for yes in (False, True)]
+    as_is, faster = (
+        modelled_step(facts),
+        modelled_step(with_linears_compiled(facts, yes=True) if torchao else facts),
+    )
+    baselines = [modelled_step(with_linears_compiled(in_bf16(facts), yes=yes)) for yes in (False, True)]
     best = min((each.step_ms for each in baselines if each is not None), default=None)
     if as_is is None or faster is None or best is None:
         return None

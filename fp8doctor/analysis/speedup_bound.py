@@ -19,8 +19,7 @@ from fp8doctor.facts import Arm, Breakdown, Facts, recorded
 from fp8doctor.finding import Basis
 
 PER_TENSOR = ("tensorwise", "delayed", "current")
-"""Recipes with one scale for a whole tensor and all three GEMMs in FP8: torchao's, and Transformer
-Engine's."""
+"""Recipes of torchao and Transformer Engine with one scale for a tensor and all three GEMMs in FP8."""
 
 
 @dataclass(frozen=True)

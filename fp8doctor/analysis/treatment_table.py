@@ -52,8 +52,7 @@ TREATMENTS = {
     "fused-attention-on": Traits(helps_bf16_too=True),
     "larger-batch": Traits(helps_bf16_too=True),
 }
-"""Compiling and a KV cache are FP8's own here: every BF16 arm is compiled where that is faster, and without a
-cache then."""
+"""Compiling counts as FP8's own: every BF16 arm is compiled where that is faster, without a cache then."""
 
 BY_HAND = frozenset(
     (

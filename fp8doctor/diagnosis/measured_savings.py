@@ -1,5 +1,4 @@
-"""Findings held to the trial: a measured saving where an arm carried the treatment out alone, and the refuted
-ones so called."""
+"""Findings held to the trial: with measured savings, and called refuted where they save nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Finding, Outcome, Saving
 
 
-def measured(
+def with_measured_savings(
     facts: Facts, findings: Sequence[Finding], outcomes: Sequence[Outcome]
 ) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
     """The findings with measured savings where an arm carried out their treatment alone, and the refuted ones

@@ -32,8 +32,7 @@ STAY_IN_BF16 = Treatment(
 
 
 def describe(name: str, facts: Facts) -> Treatment | None:
-    """A treatment in words and lines; None for one that only checks propose, and where there is nothing to
-    change."""
+    """A treatment in words and lines; None if only checks propose it, or there is nothing to change."""
     return LINES[name](facts) if name in LINES else None
 
 
@@ -82,8 +81,7 @@ def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts
 
 
 def names_in_python(names: Sequence[str]) -> list[str]:
-    """Sets that hold these names together: one for the layers that repeated blocks share, one for the
-    others."""
+    """Sets that hold these names together: one for what repeated blocks share, one for the rest."""
     found: dict[tuple[str, str], list[int]] = {}
     alone = []
     for name in names:
@@ -208,5 +206,4 @@ LINES: dict[str, Callable[[Facts], Treatment | None]] = {
     "te-autocast": _te_autocast,
     STAY_IN_BF16.name: lambda facts: STAY_IN_BF16,
 }
-"""Every exploration (a test holds it to `fp8doctor.trial.explorations`), and the treatment that gives FP8
-up."""
+"""Every exploration, which a test holds to `fp8doctor.trial.explorations`, and giving FP8 up."""

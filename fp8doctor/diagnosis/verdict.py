@@ -31,8 +31,7 @@ from fp8doctor.finding import Basis, Finding
 
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
-    """The measured verdict where there is one. FP8 that was asked for and is not there stays so, whatever was
-    timed."""
+    """The measured verdict, else the expected one. FP8 that was asked for and is missing stays so."""
     try:
         measured, expected = measured_verdict(facts), expected_verdict(facts, findings)
     except Unrecorded as missing:
