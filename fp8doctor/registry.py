@@ -1,5 +1,4 @@
-"""The catalogue: checks register themselves, are discovered, selected, and run without one taking down
-another."""
+"""The catalogue: checks register themselves, are discovered, selected, and run apart from each other."""
 
 from __future__ import annotations
 
@@ -36,9 +35,15 @@ class Check:
     area: str
     severity: Severity
     explained_by: tuple[str, ...]
-    """Codes whose disease causes this one: when one of them is found, this one's treatment is not
-    prescribed."""
+    """Codes whose disease causes this one, and which are treated in its place where they are found."""
     function: CheckFunction
+    changes_fp8: bool = False
+    """Its treatment changes how FP8 runs: before that nothing tells whether to give FP8 up."""
+    invalidates_model: bool = False
+    """With its disease a model of the step is no model of what runs: compiled in name only, layers that stay
+    out of FP8 or cannot run in it, several GPUs. An uncompiled FP8 layer is what the model knows best."""
+    about_shapes: bool = False
+    """It proposes to keep layers in BF16 for their shapes alone, which timing the shapes may refute."""
 
     @property
     def module(self) -> ModuleType:
@@ -65,11 +70,15 @@ def check(
     area: str,
     severity: Severity,
     explained_by: Iterable[str] = (),
+    changes_fp8: bool = False,
+    invalidates_model: bool = False,
+    about_shapes: bool = False,
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a check. Raises ValueError at import when the code or name is malformed or already taken."""
 
     def register(function: CheckFunction) -> CheckFunction:
-        new = Check(code, name, area, severity, tuple(explained_by), function)
+        causes, flags = tuple(explained_by), (changes_fp8, invalidates_model, about_shapes)
+        new = Check(code, name, area, severity, causes, function, *flags)
         if not re.fullmatch(r"[A-Z]{3,5}\d{3}", str(code)):
             raise ValueError(f"{code!r} is not a code: three to five capital letters and three digits")
         if type(name) is not str or not re.fullmatch(r"[\w.+-]+", name):

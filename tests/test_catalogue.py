@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from fp8doctor import cli, registry
+from fp8doctor.analysis.treatment_table import BY_HAND, is_known
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
 from fp8doctor.render.terminal import columns
@@ -103,6 +104,20 @@ def test_treatment_is_named_and_has_lines(check: registry.Check) -> None:
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", finding.treatment.name)
         assert finding.treatment.summary
         assert finding.treatment.code.strip()
+
+
+def test_treatments_that_checks_name_are_in_the_table() -> None:
+    """A name that is written otherwise in one place is another treatment, with none of the traits."""
+    for check in CATALOGUE:
+        finding = registry.run([check], check.module.SICK)[0][0]
+        names = {finding.treatment.name} if finding.treatment else set()
+        names |= treatment_names(Path(str(check.module.__file__)))
+        assert [name for name in names if not is_known(name)] == [], check.code
+
+
+def test_no_treatment_by_hand_is_left_over() -> None:
+    text = "".join(path.read_text("utf-8") for path in CHECKS.rglob("*.py"))
+    assert [name for name in BY_HAND if f'"{name}"' not in text] == ["fp16-on-this-gpu"]
 
 
 @each_check
@@ -224,3 +239,17 @@ def imports(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             names.append("." * node.level + (node.module or ""))
     return names
+
+
+def treatment_names(path: Path) -> set[str]:
+    """The names that a file gives to treatments outright, in either branch of a condition."""
+    calls = (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call))
+    given = [
+        each.value for call in calls for each in call.keywords if each.arg == "name" and is_treatment(call)
+    ]
+    branches = [side for each in given if isinstance(each, ast.IfExp) for side in (each.body, each.orelse)]
+    return {str(each.value) for each in (*given, *branches) if isinstance(each, ast.Constant)}
+
+
+def is_treatment(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id == "Treatment"

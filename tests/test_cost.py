@@ -22,7 +22,7 @@ from fp8doctor.cost import (
     step_gemms_ms,
     weight_casts_ms,
 )
-from fp8doctor.cost.step import compiled, in_bf16, modelled_step, with_recipe
+from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Linear, Network, Workload
 from tests.benchmarks import calibrate_cost, cost_model, gemm_sweep
@@ -495,8 +495,10 @@ def test_with_few_tokens_the_step_is_the_hosts() -> None:
 
 def test_what_a_treatment_changes_changes_the_step() -> None:
     as_is = job()
-    assert step_ms(compiled(as_is, yes=True)) < step_ms(in_bf16(as_is)) < step_ms(as_is)
-    assert step_ms(with_recipe(compiled(as_is, yes=True), "rowwise")) > step_ms(compiled(as_is, yes=True))
+    assert step_ms(with_linears_compiled(as_is, yes=True)) < step_ms(in_bf16(as_is)) < step_ms(as_is)
+    assert step_ms(with_recipe(with_linears_compiled(as_is, yes=True), "rowwise")) > step_ms(
+        with_linears_compiled(as_is, yes=True)
+    )
     assert step_ms(job(checkpointed="blocks.0")) > step_ms(as_is)
     once, twice = (replace(as_is, workload=replace(as_is.workload, accumulate=count)) for count in (1, 2))
     optimizer = modelled_step(once).families_ms["optimizer"]  # type: ignore[union-attr]

@@ -73,7 +73,7 @@ class Cause:
 
     name: str
     text: str
-    cure: str
+    summary: str
     code: str
     marks: tuple[CompileMark, ...] = ()
     """The marks that certainly compile nothing because of it."""
@@ -87,6 +87,8 @@ class Cause:
     "compile-without-effect",
     area="compilation",
     severity="warning",
+    changes_fp8=True,
+    invalidates_model=True,
 )
 def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     marks = facts.training.compile_marks
@@ -118,7 +120,7 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
         saving_ms=eager_cast_saving(facts, idle) if idle else None,
         treatment=Treatment(
             name=first.name,
-            summary="; ".join(cause.cure for cause in causes),
+            summary="; ".join(cause.summary for cause in causes),
             code="\n".join(cause.code for cause in causes),
         ),
     )

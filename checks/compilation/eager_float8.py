@@ -49,6 +49,7 @@ NAMED = 3
     "eager-float8",
     area="compilation",
     severity="warning",
+    changes_fp8=True,
 )
 def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = [linear for linear in facts.network.linears if needs_compile(linear)]

@@ -127,6 +127,8 @@ TE = Kind(
     "graph-breaks",
     area="compilation",
     severity="warning",
+    changes_fp8=True,
+    invalidates_model=True,
     explained_by=("CMP002",),
 )
 def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:

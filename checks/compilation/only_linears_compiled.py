@@ -46,6 +46,8 @@ from fp8doctor.wording import percent
     "only-linears-compiled",
     area="compilation",
     severity="warning",
+    changes_fp8=True,
+    invalidates_model=True,
 )
 def only_linears_compiled(facts: Facts) -> Finding | NotApplicable | None:
     compiled = [

@@ -54,6 +54,8 @@ CACHE = "past_key_values"
     "recompilation",
     area="compilation",
     severity="warning",
+    changes_fp8=True,
+    invalidates_model=True,
 )
 def recompilation(facts: Facts) -> Finding | NotApplicable | None:
     if not facts.training.compile_marks:

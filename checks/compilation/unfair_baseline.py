@@ -38,6 +38,8 @@ AUTOCAST = "autocast-bf16"
     "unfair-baseline",
     area="compilation",
     severity="info",
+    changes_fp8=True,
+    invalidates_model=True,
 )
 def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
     as_is, eager, best = arm(facts.trial, "as_is"), arm(facts.trial, "bf16"), best_bf16(facts)
@@ -71,7 +73,7 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
         return None
     eager_fp8 = all(linear.compiled is None for linear in facts.network.linears if linear.use == "training")
     naive, fair = ratio(eager, as_is).median, ratio(best, as_is).median
-    if in_words(eager, as_is) == in_words(best, as_is) and naive - fair <= EVEN:
+    if speedup_in_words(eager, as_is) == speedup_in_words(best, as_is) and naive - fair <= EVEN:
         return None
     return Finding(
         title=f"Against eager BF16 this FP8 reads {naive:.2f}x; against the best BF16 it is {fair:.2f}x",
@@ -92,7 +94,7 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def in_words(baseline: Arm, timed: Arm) -> str:
+def speedup_in_words(baseline: Arm, timed: Arm) -> str:
     """The verdict that this baseline gives."""
     speedup = ratio(baseline, timed)
     if speedup.low <= 1 <= speedup.high or abs(speedup.median - 1) < EVEN:

@@ -38,6 +38,8 @@ WORTH_SAVING_S = 10.0
     "whole-model-compile",
     area="compilation",
     severity="info",
+    changes_fp8=True,
+    invalidates_model=True,
 )
 def whole_model_compile(facts: Facts) -> Finding | NotApplicable | None:
     if not any(not mark.name for mark in facts.training.compile_marks):

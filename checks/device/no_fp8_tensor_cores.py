@@ -51,6 +51,7 @@ above."""
     "no-fp8-tensor-cores",
     area="device",
     severity="error",
+    invalidates_model=True,
 )
 def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
     visible = [gpu for gpu in facts.gpus if gpu.visible]

@@ -100,6 +100,7 @@ TREATMENTS = {
     "recipe-unsupported",
     area="device",
     severity="error",
+    invalidates_model=True,
     explained_by=("GPU001",),
 )
 def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:

@@ -48,6 +48,8 @@ OFF = "convert_to_float8_training(model, config=Float8LinearConfig(enable_fsdp_f
     "fp8-all-gather-off",
     area="distributed",
     severity="warning",
+    changes_fp8=True,
+    invalidates_model=True,
 )
 def fp8_all_gather_off(facts: Facts) -> Finding | NotApplicable | None:
     tensorwise = [

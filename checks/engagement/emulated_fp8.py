@@ -45,6 +45,8 @@ MX = Treatment(
     "emulated-fp8",
     area="engagement",
     severity="error",
+    changes_fp8=True,
+    invalidates_model=True,
     explained_by=("GPU001",),
 )
 def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:

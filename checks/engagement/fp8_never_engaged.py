@@ -38,7 +38,14 @@ CALL_LAYERS = Treatment(
 )
 
 
-@check("MOD002", "fp8-never-engaged", area="engagement", severity="error")
+@check(
+    "MOD002",
+    "fp8-never-engaged",
+    area="engagement",
+    severity="error",
+    changes_fp8=True,
+    invalidates_model=True,
+)
 def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     if not fp8:

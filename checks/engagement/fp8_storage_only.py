@@ -57,6 +57,8 @@ PLAIN_PARAMETER = (
     "fp8-storage-only",
     area="engagement",
     severity="warning",
+    changes_fp8=True,
+    invalidates_model=True,
 )
 def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
     stored = [linear for linear in facts.network.linears if stores_fp8(linear)]

@@ -34,6 +34,8 @@ from fp8doctor.registry import check
     "hidden-fp8",
     area="engagement",
     severity="warning",
+    changes_fp8=True,
+    invalidates_model=True,
     explained_by=("ENV008",),
 )
 def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:

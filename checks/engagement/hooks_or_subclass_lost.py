@@ -43,7 +43,14 @@ KEEP_SUBCLASSES = Treatment(
 )
 
 
-@check("MOD011", "hooks-or-subclass-lost", area="engagement", severity="warning")
+@check(
+    "MOD011",
+    "hooks-or-subclass-lost",
+    area="engagement",
+    severity="warning",
+    changes_fp8=True,
+    invalidates_model=True,
+)
 def hooks_or_subclass_lost(facts: Facts) -> Finding | NotApplicable | None:
     seen = facts.training.conversion
     if seen is None:

@@ -51,6 +51,8 @@ LOOK_LATER = Treatment(
     "no-fp8-modules",
     area="engagement",
     severity="error",
+    changes_fp8=True,
+    invalidates_model=True,
     explained_by=("ENV001", "ENV003", "ENV004", "ENV005", "ENV008", "GPU001"),
 )
 def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:

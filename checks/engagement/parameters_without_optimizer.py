@@ -65,6 +65,8 @@ OPTIMIZER_LAST = Treatment(
     "parameters-without-optimizer",
     area="engagement",
     severity="error",
+    changes_fp8=True,
+    invalidates_model=True,
 )
 def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None:
     training, linears = facts.training, facts.network.linears

@@ -124,6 +124,8 @@ lines."""
     "partial-conversion",
     area="engagement",
     severity="warning",
+    changes_fp8=True,
+    invalidates_model=True,
     explained_by=("GPU001", "MOD009"),
 )
 def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:

@@ -77,6 +77,8 @@ ONE_OF_THEM = Treatment(
     "quantized-base",
     area="engagement",
     severity="error",
+    changes_fp8=True,
+    invalidates_model=True,
 )
 def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
     linears = facts.network.linears

@@ -36,6 +36,8 @@ from fp8doctor.registry import check
     "tied-weights-untied",
     area="engagement",
     severity="error",
+    changes_fp8=True,
+    invalidates_model=True,
 )
 def tied_weights_untied(facts: Facts) -> Finding | NotApplicable | None:
     if not any(linear.use == "training" for linear in facts.network.linears):

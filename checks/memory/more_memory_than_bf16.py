@@ -100,7 +100,7 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
         if static is not None
         else ""
     )
-    where = in_words(parts) if parts else where
+    where = excess_in_words(parts) if parts else where
     frozen = [linear for linear in eager if needs_compile(linear) and linear.requires_grad is False]
     copies = [linear for linear in fp8 if keeps_copies(linear)]
     causes = ""
@@ -167,7 +167,7 @@ def parts_of(fp8: Arm, bf16: Arm) -> tuple[Part, ...]:
     return tuple(sorted(parts, key=lambda part: -part.extra))
 
 
-def in_words(parts: tuple[Part, ...]) -> str:
+def excess_in_words(parts: tuple[Part, ...]) -> str:
     """Where the extra memory is, as far as it shows in a tenth of a GiB."""
     more = [f"{part.extra:+.1f} GiB {IN_WORDS[part.name]}" for part in parts if part.extra >= SHOWN_GIB]
     less = [

@@ -162,14 +162,14 @@ def why(low: Sequence[Low]) -> str:
 
 def treatment(facts: Facts, names: tuple[str, ...]) -> Treatment:
     """These layers in BF16; for torchao the other recipe is named too."""
-    cure = keep_in_bf16(names, facts)
+    kept = keep_in_bf16(names, facts)
     tensorwise = any(
         linear.name in names and linear.recipe == "tensorwise" for linear in facts.network.linears
     )
     note = (
         '\n# or one scale for each row: Float8LinearConfig.from_recipe_name("rowwise")' if tensorwise else ""
     )
-    return Treatment(name=cure.name, summary=cure.summary, code=cure.code + note, layers=cure.layers)
+    return Treatment(name=kept.name, summary=kept.summary, code=kept.code + note, layers=kept.layers)
 
 
 def _layers(typical_db: float, flushed_pct: float) -> Facts:

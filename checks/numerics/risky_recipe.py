@@ -58,7 +58,7 @@ class Risk:
 
     name: str
     text: str
-    cure: str
+    summary: str
     code: str
 
 
@@ -83,7 +83,7 @@ def risky_recipe(facts: Facts) -> Finding | NotApplicable | None:
         evidence={"settings": tuple(risk.name for risk in risks)},
         treatment=Treatment(
             name="safe-recipe",
-            summary="; ".join(risk.cure for risk in risks),
+            summary="; ".join(risk.summary for risk in risks),
             code="\n".join(risk.code for risk in risks),
         ),
     )

@@ -42,7 +42,8 @@ from fp8doctor.analysis.layer_gain import (
     losing_body,
     saving,
 )
-from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, STAY_IN_BF16, keep_in_bf16
+from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
+from fp8doctor.diagnosis.treatments import STAY_IN_BF16, keep_in_bf16
 from fp8doctor.facts import Facts, Linear, Network, Workload
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -57,6 +58,8 @@ SHAPES_SHOWN = 3
     "gemms-too-small",
     area="shapes",
     severity="warning",
+    changes_fp8=True,
+    about_shapes=True,
 )
 def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     if not gains(facts):

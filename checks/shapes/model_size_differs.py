@@ -68,6 +68,7 @@ class Claim:
     "model-size-differs",
     area="shapes",
     severity="info",
+    changes_fp8=True,
 )
 def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
     if recorded(facts, "target.layers") and facts.target.layers:
@@ -96,7 +97,7 @@ def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
     claim = plausible[0]
     layers, fitting = layers_for(claim, size, network)
     return Finding(
-        title=f"The model has {in_words(size)} parameters, and {claim.source} says {claim.text}",
+        title=f"The model has {count_in_words(size)} parameters, and {claim.source} says {claim.text}",
         explanation=f"That is {size / claim.parameters:.2f}x of what it is called, and comparisons by "
         "size are off "
         "by as much.",
@@ -109,9 +110,9 @@ def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
         treatment=Treatment(
             name="size-as-named",
             summary=f"{layers} layers instead of {network.blocks[0].count} give it; or call it "
-            f"{in_words(size)}",
+            f"{count_in_words(size)}",
             code=f"{'config.num_hidden_layers' if network.kind.startswith('transformers.') else 'layers'} = "
-            f"{layers}   # {in_words(fitting)} parameters",
+            f"{layers}   # {count_in_words(fitting)} parameters",
         )
         if layers > 0
         else None,
@@ -159,7 +160,7 @@ def layers_for(claim: Claim, size: int, network: Network) -> tuple[int, int]:
     return layers, size + (layers - blocks.count) * each
 
 
-def in_words(parameters: float) -> str:
+def count_in_words(parameters: float) -> str:
     """454M, 8.03B."""
     return f"{parameters / 1e9:.3g}B" if parameters >= 1e9 else f"{parameters / 1e6:.3g}M"
 

@@ -37,7 +37,8 @@ from fp8doctor.analysis.layer_gain import (
     losing_apart,
     saving,
 )
-from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, keep_in_bf16
+from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
+from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import Facts, Linear, Network, Workload
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
@@ -51,6 +52,8 @@ GOES_INTO = {"head": "the loss", "router": "the choice of the experts"}
     "narrow-head",
     area="shapes",
     severity="warning",
+    changes_fp8=True,
+    about_shapes=True,
 )
 def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
     apart = [linear for linear in facts.network.linears if linear.use == "training" and linear.role in APART]

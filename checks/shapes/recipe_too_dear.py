@@ -41,6 +41,7 @@ dashes."""
     "recipe-too-dear",
     area="shapes",
     severity="warning",
+    changes_fp8=True,
     explained_by=("DST001",),
 )
 def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:

@@ -38,6 +38,7 @@ from fp8doctor.registry import check
     "too-few-tokens",
     area="shapes",
     severity="warning",
+    changes_fp8=True,
 )
 def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
     if facts.workload.batch_source != "given":

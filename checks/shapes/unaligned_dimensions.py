@@ -58,6 +58,8 @@ the 2 % within which a step measured against itself repeats."""
     "unaligned-dimensions",
     area="shapes",
     severity="warning",
+    changes_fp8=True,
+    invalidates_model=True,
 )
 def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     linears = facts.network.linears

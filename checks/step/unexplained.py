@@ -28,7 +28,7 @@ from fp8doctor.analysis.outcome import EVEN, waits_for_time
 from fp8doctor.analysis.step_difference import (
     IDLE,
     Waterfall,
-    in_words,
+    parts_in_words,
     waits_for_the_host,
     waterfall,
     why_unknown,
@@ -85,7 +85,7 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"FP8 is {gap:.1f} ms slower than BF16, and {percent(100 * explained / gap)} of that is "
         "accounted for",
-        explanation=f"{tried}gainst the best BF16 ({bf16.step_ms:.1f} ms): {in_words(found)}.",
+        explanation=f"{tried}gainst the best BF16 ({bf16.step_ms:.1f} ms): {parts_in_words(found)}.",
         evidence={
             "difference_ms": gap,
             "explained_ms": explained,

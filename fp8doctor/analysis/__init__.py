@@ -1,2 +1,1 @@
-"""What the facts add up to: one answer for every check, verdict and renderer that asks. Pure functions of
-facts, without torch."""
+"""What the facts add up to, one answer for whoever asks: pure functions of facts, without torch."""

@@ -1,9 +1,9 @@
-"""What the trial proves: the verdict in measured milliseconds, and for every hypothesis what its treatment
-really saves."""
+"""The arms of a trial: which are compared with which, and what one saves over another."""
 
 from __future__ import annotations
 
 from fp8doctor.analysis.median_interval import Interval, interval
+from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.facts import Arm, Facts, Trial, recorded
 from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
 
@@ -40,29 +40,9 @@ def fp8_totals(facts: Facts) -> list[Arm]:
     return [found for name in names if (found := arm(facts.trial, name))]
 
 
-HELPS_BF16_TOO = frozenset(
-    (
-        "checkpointing-off",
-        "adapters-to-bf16",
-        "fused-optimizer",
-        "attention-sdpa",
-        "fused-attention-on",
-        "autocast-bf16",
-        "bf16-parameters",
-        "larger-batch",
-        "cuda-graphs",
-    )
-)
-"""Treatments that are none of FP8's own: BF16 without them is no fair measure of a total that has them.
-(Every BF16 arm is compiled where that is faster, and without a KV cache then.)"""
-
-
 def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:
-    """The best BF16 with those changes of ``fp8`` that are none of FP8's own; None when that was not
-    timed."""
-    shared = HELPS_BF16_TOO.intersection(
-        fp8.treatments if uses_fp8(facts) and recorded(fp8, "treatments") else ()
-    )
+    """The best BF16 with those changes of ``fp8`` that are none of FP8's own; None if it was not timed."""
+    shared = that_help_bf16_too(fp8.treatments if uses_fp8(facts) and recorded(fp8, "treatments") else ())
     if not shared:
         return best_bf16(facts)
     return arm(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING) if shared == {"checkpointing-off"} else None
@@ -85,8 +65,7 @@ def ratio(a: Arm, b: Arm) -> Interval:
 
 
 def base_of(trial: Trial, of: Arm) -> Arm | None:
-    """The arm that ``of`` changes, if both were timed; recordings from before there was a base change the job
-    as it is."""
+    """The arm that ``of`` changes, if both were timed; old recordings without a base change ``as_is``."""
     if of.name in BASELINES:
         return None
     name = of.base if recorded(of, "base") else ArmName.AS_IS
@@ -99,8 +78,7 @@ def saved_ms(base: Arm, changed: Arm) -> Interval:
 
 
 def saved_by(facts: Facts, treatment: str) -> Interval | None:
-    """What a treatment saved of a step, in ms, where an arm carried it out alone on top of its base; None
-    where none did."""
+    """What a treatment saved of a step, in ms, in the arm that carried it out alone; None without one."""
     for alone in facts.arms():
         base = base_of(facts.trial, alone) if alone.tried and alone.treatments == (treatment,) else None
         if base is not None:

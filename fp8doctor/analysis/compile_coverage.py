@@ -1,5 +1,4 @@
-"""What torch.compile has to cover for FP8 to be fast, and the lines that cover it: one answer for every check
-that asks."""
+"""What torch.compile has to cover for FP8 to be fast, and the lines that cover it."""
 
 from __future__ import annotations
 

@@ -37,6 +37,5 @@ def asked_by_environment(variables: Mapping[str, str]) -> str | None:
 
 
 def launched_with_fp8(variables: Mapping[str, str]) -> bool:
-    """Whether ``accelerate launch`` started this process with ``--mixed_precision fp8``, by what it leaves in
-    the environment."""
+    """Whether ``accelerate launch --mixed_precision fp8`` started this process, by its variables."""
     return all(name in variables for name in LAUNCHER_FINGERPRINT)

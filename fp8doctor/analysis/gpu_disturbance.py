@@ -1,5 +1,4 @@
-"""What NVML saw of the GPU during a trial that makes its times unreliable: heat, failing power, others at
-work on it."""
+"""What NVML saw that makes the times of a trial unreliable: heat, failing power, others on the GPU."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ from fp8doctor.facts import Facts, LayerShape, Linear, recorded
 from fp8doctor.finding import Saving
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "current")
-"""Recipes whose GEMMs and casts are known here: torchao's, and Transformer Engine's that scale whole
-tensors."""
+"""Recipes whose GEMMs and casts are known: torchao's, and Transformer Engine's for whole tensors."""
 
 ROWWISE = ("rowwise", "rowwise_with_gw_hp")
 """Those of them that scale rows and columns."""
@@ -66,20 +65,17 @@ and a write of 1, one read less with delayed scales; rowwise what ``rowwise_with
 them once whether the weight is trained or not."""
 
 REPEATS_WITHIN = 0.03
-"""Share by which two kernels timed in turn may differ by chance; a step timed against its own replica repeats
-within 0.02."""
+"""Share by which two kernels timed in turn may differ by chance; a step and its replica differ by 0.02."""
 
 WORTH_PCT = 2.0
 """Loss of all body layers that lose, in per cent of the time of the model's GEMMs in BF16, below which it is
 not worth a filter: within that a step measured against itself repeats."""
 
 MANY_TOKENS = 65_536
-"""The most tokens of a micro-batch that are thought of: a layer is too small or too narrow where it loses
-even at these."""
+"""Tokens of a micro-batch at which a layer that still loses is called too small. A choice."""
 
 PAYS_FROM = 1.03
-"""Speedup from which FP8 pays; below it is called even. A convention of this tool, that of
-`fp8doctor.analysis.outcome.EVEN`."""
+"""Speedup from which FP8 pays; below it is even. The convention of `fp8doctor.analysis.outcome.EVEN`."""
 
 APART = ("head", "router")
 """Roles of layers whose rounding goes straight into the loss or the routing."""
@@ -115,14 +111,12 @@ class Gain:
 
     @property
     def loses(self) -> bool:
-        """Whether it is slower than BF16 even with the fewest casts, and by more than what the numbers are
-        good for."""
+        """Whether it is slower than BF16 even with the fewest casts, by more than its margin."""
         return self.fp8_ms + self.least_casts_ms > self.bf16_ms * (1 + self.margin)
 
 
 def gains(facts: Facts) -> dict[str, Gain]:
-    """Name of every FP8 layer that is judged -> what FP8 gives it; empty where the tokens are unknown or FP8
-    cannot run."""
+    """What FP8 gives every judged layer, by name; empty if the tokens are unknown or FP8 cannot run."""
     timed = {name: shape for shape in timed_shapes(facts) for name in shape.layers}
     found = ((linear.name, gain_of(linear, facts, timed.get(linear.name))) for linear in judged(facts))
     return {name: gain for name, gain in found if gain is not None}
@@ -154,8 +148,7 @@ def _runs(linear: Linear) -> bool:
 
 
 def gain_of(linear: Linear, facts: Facts, timed: LayerShape | None, rows: int | None = None) -> Gain | None:
-    """What FP8 gives one layer: as timed, else as modelled with so many ``rows``, its own where none are
-    given."""
+    """What FP8 gives one layer: as timed, else as modelled with ``rows``, or with its own."""
     gpu, rows = modelled_gpu(facts), rows or rows_of(linear, facts) or facts.workload.tokens
     times = micro_batches(facts) * gemms(linear) * calls_of(linear, facts)
     casts = None if rows is None or gpu.fp8_tflops is None else modelled_casts_ms(linear, rows, gpu)
@@ -204,8 +197,7 @@ def losing(facts: Facts) -> dict[str, Gain]:
 
 
 def _loses_at_best(linear: Linear, facts: Facts, rows: int | None) -> bool:
-    """Whether the model says beyond doubt that it loses with so many rows, its own where None, and scaled by
-    tensors."""
+    """Whether it loses by the model, scaled by tensors, with so many rows, or its own."""
     if linear.recipe not in ROWWISE and rows is None:
         return True
     best = _at_best(linear, facts, rows)
@@ -244,8 +236,7 @@ def losing_apart(facts: Facts) -> dict[str, Gain]:
 
 
 def losing_body(facts: Facts) -> dict[str, Gain]:
-    """Layers of the body that lose, where that is worth a filter and more tokens would not mend it; without
-    LoRA's matrices."""
+    """Layers of the body, without LoRA's, whose loss is worth a filter and more tokens would not end."""
     body = {
         linear.name: linear
         for linear in judged(facts)
@@ -262,8 +253,7 @@ def losing_body(facts: Facts) -> dict[str, Gain]:
 
 
 def loss_pct(of: Iterable[Gain], facts: Facts) -> float:
-    """What these layers lose at least, as a share of the time that all GEMMs of the model would take in
-    BF16."""
+    """What these layers lose at least, in per cent of all GEMMs of the model in BF16."""
     in_bf16 = sum(gain.times * gain.bf16_ms for gain in gains(facts).values())
     return -sum(gain.most_ms for gain in of) / in_bf16 * flops_share_pct(judged(facts))
 
@@ -321,8 +311,7 @@ def speedup(of: Iterable[Gain]) -> float:
 
 
 def acquitted(of: Iterable[Gain], saved: Interval | None) -> bool:
-    """Whether the step without these layers in FP8 was timed and ``saved`` less than they were to lose at the
-    least."""
+    """Whether timing the step without these layers in FP8 ``saved`` less than they were to lose."""
     return saved is not None and 0 < saved.high < -sum(gain.most_ms for gain in of)
 
 

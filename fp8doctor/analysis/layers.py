@@ -23,8 +23,7 @@ class Layers:
 
 
 def in_python(name: str, network: Network) -> str:
-    """How a script that calls its model ``model`` writes one of its modules: ``model.layers``,
-    ``model[1].layers``."""
+    """A module as a script writes it whose model is ``model``: ``model.layers``, ``model[1].layers``."""
     wrapped = recorded(network, "wrappers") and any(each in KEEP_IT_IN_MODULE for each in network.wrappers)
     parts = (
         "." + part if part.isidentifier() else f"[{part}]" if part.isdigit() else f"[{part!r}]"
@@ -35,8 +34,7 @@ def in_python(name: str, network: Network) -> str:
 
 
 def layer_label(linear: Linear) -> str:
-    """The name a user knows a layer's class by: ``te.Linear``, ``Float8Linear``, ``Linear``, ``Linear of
-    Float8Tensor``."""
+    """The class of a layer as users call it: ``te.Linear``, ``Float8Linear``, ``Linear of Float8Tensor``."""
     name = linear.kind.rpartition(".")[2] if recorded(linear, "kind") else "unknown"
     if name == "Linear" and recorded(linear, "weight_class") and linear.weight_class:
         return f"{name} of {linear.weight_class.rpartition('.')[2]}"
@@ -57,8 +55,7 @@ def fp8_layers(linears: tuple[Linear, ...]) -> tuple[Layers, ...]:
 
 
 FP8_MULTIPLE = 16
-"""Elements; what both sides of an FP8 GEMM's weight have to be multiples of. Source: torch
-``_check_scaled_mm_sizes``, CUDA only."""
+"""Elements; divides both sides of an FP8 weight. Source: torch ``_check_scaled_mm_sizes``, CUDA only."""
 
 
 def fits_fp8(linear: Linear) -> bool:

@@ -1,5 +1,4 @@
-"""The median of samples and the interval that holds the true one, without assuming how they are
-distributed."""
+"""The median of samples and an interval for the true one, whatever their distribution."""
 
 from __future__ import annotations
 

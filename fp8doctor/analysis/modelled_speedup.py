@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fp8doctor.cost.step import compiled, in_bf16, modelled_step
+from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.facts import Facts, recorded
-from fp8doctor.finding import Finding
-
-NOT_WHAT_IT_SEEMS = ("CMP", "MOD", "GPU001", "GPU002", "SHP001", "DST")
-"""Findings after which a model of the step is no model of what runs: compiled in name only, layers that stay
-out of FP8 or cannot run in it, several GPUs. An uncompiled FP8 layer is what the model knows best."""
-
-KNOWN = ("CMP001",)
 
 
 @dataclass(frozen=True)
@@ -34,21 +26,16 @@ class ModelledSpeedup:
         return f"About {self.as_is:.2f}x of the best BF16 as it is{later} (modelled on {self.gpu})."
 
 
-def modelled_speedup(facts: Facts, findings: Sequence[Finding]) -> ModelledSpeedup | None:
-    """None where the cost model has no numbers for a part of the step, or a finding says that it is not what
-    it seems."""
-    if any(
-        finding.code.startswith(NOT_WHAT_IT_SEEMS)
-        and finding.code not in KNOWN
-        and finding.severity != "info"
-        for finding in findings
-    ):
-        return None
+def modelled_speedup(facts: Facts) -> ModelledSpeedup | None:
+    """The speedup by the cost model; None where it has no numbers for a part of the step."""
     if recorded(facts, "training.use_cache") and facts.training.use_cache:
         return None  # with a KV cache the compiled blocks may not be what runs
     torchao = all(linear.stack == "torchao" for linear in facts.network.linears if linear.use == "training")
-    as_is, faster = modelled_step(facts), modelled_step(compiled(facts, yes=True) if torchao else facts)
-    baselines = [modelled_step(compiled(in_bf16(facts), yes=yes)) for yes in (False, True)]
+    as_is, faster = (
+        modelled_step(facts),
+        modelled_step(with_linears_compiled(facts, yes=True) if torchao else facts),
+    )
+    baselines = [modelled_step(with_linears_compiled(in_bf16(facts), yes=yes)) for yes in (False, True)]
     best = min((each.step_ms for each in baselines if each is not None), default=None)
     if as_is is None or faster is None or best is None:
         return None

@@ -1,5 +1,4 @@
-"""What the trial decides: how fast FP8 is, whether it pays or stays slower beyond doubt, and the most that it
-can give."""
+"""What the trial decides: how fast FP8 is, whether it pays or stays slower, and the most it can give."""
 
 from __future__ import annotations
 

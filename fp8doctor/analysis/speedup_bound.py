@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.analysis.step_difference import breakdown_of, part_ms
+from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, traits
 from fp8doctor.cost import calls_of, gemms, linear_cost, micro_batches, modelled_gpu, rows_of
 from fp8doctor.facts import Arm, Breakdown, Facts, recorded
 from fp8doctor.finding import Basis
 
 PER_TENSOR = ("tensorwise", "delayed", "current")
-"""Recipes with one scale for a whole tensor and all three GEMMs in FP8: torchao's, and Transformer
-Engine's."""
+"""Recipes of torchao and Transformer Engine with one scale for a tensor and all three GEMMs in FP8."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ def _is_whole(arm: Arm, as_is: bool) -> bool:
     """``as_is`` is what holds for the layers as they are, where the arm changes neither their recipe nor
     which are in FP8."""
     changes = arm.treatments if recorded(arm, "treatments") else ()
-    recipes = [each for each in changes if each.startswith(("recipe-", "convert-"))]
-    if "keep-in-bf16" in changes:
+    recipes = [recipe for each in changes if (recipe := traits(each).recipe)]
+    if KEEP_IN_BF16 in changes:
         return False
-    return all(each.endswith("-tensorwise") for each in recipes) if recipes else as_is
+    return all(recipe in PER_TENSOR for recipe in recipes) if recipes else as_is
 
 
 def _left_out(facts: Facts) -> bool:

@@ -1,5 +1,4 @@
-"""Why one step takes longer than another: the difference of their breakdowns, part by part, in ms that add up
-to it."""
+"""Why one step takes longer than another: the parts of their difference, in ms that add up to it."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ PARTS = {
     "communication": ("communication",),
     "copies": ("copy",),
 }
-"""Parts as people ask for them -> families of `Breakdown`. FP8 and other GEMMs together tell what FP8's GEMMs
-save."""
+"""Parts as people ask for them -> families of `Breakdown`. All GEMMs together tell what FP8's save."""
 
 IDLE, REST = "idle", "unclassified"
 """The GPU had nothing to do; kernels that no rule knows, and whatever else keeps the parts from adding up."""
@@ -52,8 +50,7 @@ class Waterfall:
     parts_ms: dict[str, float]
     """Part -> difference; together they are ``difference_ms``."""
     fused_ms: float
-    """Norm and pointwise work of ``against`` that ``of`` does inside its cast kernels: taken off the casts
-    and put there."""
+    """Norm and pointwise work of ``against`` that ``of`` does in its cast kernels; not counted as casts."""
 
     @property
     def gemms_saved_ms(self) -> float:
@@ -119,7 +116,7 @@ def waterfall(of: Arm, against: Arm) -> Waterfall | None:
     return Waterfall(of.name, against.name, difference, parts, fused)
 
 
-def in_words(found: Waterfall) -> str:
+def parts_in_words(found: Waterfall) -> str:
     """The parts, the largest first: ``casts +240.6, GEMMs −33.0 ms``."""
     parts = sorted(
         ((part, ms) for part, ms in found.parts_ms.items() if abs(ms) >= SHOWN_MS),
@@ -155,8 +152,7 @@ def waits_for_the_host(arm: Arm) -> bool:
 
 
 def profiled_on_gpu(facts: Facts) -> tuple[Arm, Breakdown, float] | NotApplicable:
-    """The step as it is on a GPU, its breakdown and its ms; the answer of a check that looks at it where
-    there is none."""
+    """The step as it is on a GPU, its breakdown and its ms; else why a check of it does not apply."""
     now = next((each for each in facts.trial.arms if each.name == ArmName.AS_IS and each.tried), None)
     if facts.trial.device == "cpu" or now is None or not now.step_ms:
         return NotApplicable(reason="the step as it is was not timed on a GPU")

@@ -1,5 +1,4 @@
-"""Attention that a profiled step ran as batched GEMMs and a softmax: what it takes, and which fp32 GEMMs are
-its own."""
+"""Attention that a profiled step ran as batched GEMMs and a softmax: its time and its fp32 GEMMs."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ compiled). A router's, beside the GEMMs of its experts, goes over tokens x exper
 
 SOFTMAX = ("aten::_softmax", "aten::_softmax_backward_data", "aten::_safe_softmax")
 BATCHED_GEMM = ("aten::bmm", "aten::baddbmm")
-"""Operators that launch the kernels of eager attention and of torch's math backend. The loss's softmax is
-``aten::_log_softmax``."""
+"""Operators of eager attention and of torch's math backend. The loss's is ``aten::_log_softmax``."""
 
 FUSED = re.compile(r"flash|fmha|sdpa|cudnn::fusion|flex_attention|flex_decod", re.IGNORECASE)
 """Kernels of fused attention, by name."""

@@ -113,11 +113,11 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 def complain(sentence: str, detail: str = "") -> None:
     """Say something on stderr, and below it the user's own frames where there are some."""
-    from fp8doctor.render.terminal import harmless, harmless_lines
+    from fp8doctor.render.terminal import printable_line, printable_lines
 
-    _say(f"fp8doctor: {harmless(sentence)}")
+    _say(f"fp8doctor: {printable_line(sentence)}")
     if detail:
-        _say("\n".join(harmless_lines(detail)))
+        _say("\n".join(printable_lines(detail)))
 
 
 def complain_of_usage(error: click.ClickException) -> None:

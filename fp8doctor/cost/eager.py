@@ -10,7 +10,7 @@ from fp8doctor.cost.counts import gemms, micro_batches, step_tokens
 from fp8doctor.cost.gpus import modelled_gpu
 from fp8doctor.cost.linear import linear_cost
 from fp8doctor.cost.step import FP8_HOST_MS, HOST_MS, between_ms, uncompiled
-from fp8doctor.facts import Facts, Linear
+from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.finding import Saving
 
 UNCERTAINTY = 0.25
@@ -63,7 +63,8 @@ def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
     for linear in eager:
         count = gemms(linear)
         shape = (tokens, linear.in_features, linear.out_features)
-        recipe = linear.recipe if linear.recipe in COMPILED_CAST_BYTES else "tensorwise"
+        known = recorded(linear, "recipe") and linear.recipe in COMPILED_CAST_BYTES
+        recipe = linear.recipe if known and linear.recipe else "tensorwise"
         busy += count * (
             casts_ms(*shape, gpu, compiled=False) - casts_ms(*shape, gpu, compiled=True, recipe=recipe)
         )

@@ -62,8 +62,7 @@ def gpu_spec(name: str) -> GpuSpec:
 
 
 def modelled_gpu(facts: Facts) -> GpuSpec:
-    """The GPU whose costs are modelled: the assumed one, else the first visible one with a datasheet, else
-    H100 SXM."""
+    """The GPU whose costs are modelled: as assumed, else the first one visible that is known, else H100."""
     if recorded(facts, "assumed_gpu") and facts.assumed_gpu:
         return gpu_spec(facts.assumed_gpu)
     for gpu in facts.gpus if recorded(facts, "gpus") else ():

@@ -28,13 +28,11 @@ cuDNN."""
 
 
 NARROW_HEADS_UP_TO = 2048
-"""Width of attention up to which its heads are taken for 64 wide, above for 128: so they are in GPT-2, Llama
-1B and 8B."""
+"""Width of attention up to which heads count as 64 wide, above as 128: as in GPT-2, Llama 1B and 8B."""
 
 
 BACKWARD_OF_ATTENTION = 2.5
-"""FLOPs of attention's backward / forward: five products instead of two. Source: FlashAttention-2, arXiv
-2307.08691."""
+"""FLOPs of attention's backward / forward: five products, not two. Source: arXiv 2307.08691."""
 
 
 LOSS_BYTES = {"16bit": 19.0, "fp32": 50.0}
@@ -44,8 +42,7 @@ and fills; in 16 bits half of the first and 2."""
 
 
 OPTIMIZER_BYTES = 24.0
-"""Bytes per trainable parameter of a fused AdamW step on 16-bit parameters and states: 43.9 ms for 8.03 B. It
-moves 14."""
+"""Bytes per trainable parameter of a fused AdamW step in 16 bits: 43.9 ms for 8.03 B. It moves 14."""
 
 
 RECOMPUTED = {"between": 1 / 3, "casts": 0.1}
@@ -55,8 +52,7 @@ which casts again, shares the rest."""
 
 
 KERNELS = 10
-"""Kernels of a step / its Linears in 16 bits, everything around them included: 8.4 to 13.2 counted, eager or
-compiled."""
+"""Kernels of a step / its Linears in 16 bits, all else included: 8.4 to 13.2 counted, eager or compiled."""
 
 
 FP8_KERNELS = {"eager": 83, "compiled": 9, "transformer_engine": 6}
@@ -64,8 +60,7 @@ FP8_KERNELS = {"eager": 83, "compiled": 9, "transformer_engine": 6}
 
 
 GAP_MS = 0.001
-"""Idle time between two kernels: 0.6 to 3 us, the unprofiled step of seven arms - the time their kernels
-take."""
+"""Idle time between two kernels: 0.6 to 3 us, the steps of seven arms less the time of their kernels."""
 
 
 QUERIES = ("q", "q_proj", "query", "wq", "to_q", "linear_q")
@@ -100,8 +95,7 @@ class ModelledStep:
 def modelled_step(
     facts: Facts, gpu: GpuSpec | None = None, *, loss: Literal["fp32", "16bit"] = "fp32"
 ) -> ModelledStep | None:
-    """The step of this model on ``gpu``, or on the modelled one; None when the facts or the numbers do not
-    suffice."""
+    """The step of this model on ``gpu``, or on the modelled one; None where facts or numbers are missing."""
     gpu = gpu or modelled_gpu(facts)
     tokens = step_tokens(facts)
     if tokens is None or not recorded(facts, "network.linears"):
@@ -240,7 +234,7 @@ def in_bf16(facts: Facts) -> Facts:
     return with_linears(facts, tuple(plain))
 
 
-def compiled(facts: Facts, *, yes: bool) -> Facts:
+def with_linears_compiled(facts: Facts, *, yes: bool) -> Facts:
     """The same job with every Linear but the head compiled, or none."""
     linears = (
         replace(linear, compiled="" if yes and linear.role != "head" else None)

@@ -1,5 +1,4 @@
-"""The conductor: facts, checks, prescription, verdict, report. Imports no torch; examining is done by who
-holds the job."""
+"""From facts to the document: checks, prescription and verdict. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import msgspec
 from fp8doctor import registry
 from fp8doctor.cost.gpus import modelled_gpu_name
 from fp8doctor.diagnosis.document import Document, Tool, now, read_saved, tool
-from fp8doctor.diagnosis.measured_savings import measured
+from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.diagnosis.verdict import verdict
 from fp8doctor.facts import Facts, if_recorded
@@ -26,11 +25,10 @@ def diagnose(
     written_by: Tool | None = None,
     created_at: str | None = None,
 ) -> Document:
-    """Run the checks over ``facts`` and write the report. Raises `fp8doctor.errors.UserError` for an unknown
-    code."""
+    """Run the checks over ``facts`` and write the report. Raises `UserError` for an unknown code."""
     catalogue = registry.select(registry.discover(checks), select, ignore)
     findings, outcomes = registry.run(catalogue, facts)
-    findings, outcomes = measured(facts, findings, outcomes)
+    findings, outcomes = with_measured_savings(facts, findings, outcomes)
     proposed = prescribe(findings, facts)
     held = if_recorded(as_timed, proposed, facts)
     return Document(

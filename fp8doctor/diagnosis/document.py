@@ -1,5 +1,4 @@
-"""The report as a document: facts, findings, verdict and prescription in one record, saved as JSON and read
-back."""
+"""The report as one record: facts, findings, verdict and prescription, saved as JSON and read back."""
 
 from __future__ import annotations
 

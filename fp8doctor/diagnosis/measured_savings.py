@@ -1,5 +1,4 @@
-"""Findings held to the trial: a measured saving where an arm carried the treatment out alone, and the refuted
-ones so called."""
+"""Findings held to the trial: with measured savings, and called refuted where they save nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +8,12 @@ import msgspec
 
 from fp8doctor.analysis.arms import best_bf16, best_fp8, saved_by, saved_ms, timed_on, uses_fp8
 from fp8doctor.analysis.median_interval import Interval
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Finding, Outcome, Saving
 
 
-def measured(
+def with_measured_savings(
     facts: Facts, findings: Sequence[Finding], outcomes: Sequence[Outcome]
 ) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
     """The findings with measured savings where an arm carried out their treatment alone, and the refuted ones
@@ -59,7 +59,7 @@ def _saved_alone(facts: Facts, finding: Finding) -> Interval | None:
     """
     if finding.treatment is None or (finding.saving_ms is not None and finding.saving_ms.basis == "measured"):
         return None
-    if finding.treatment.name == "stay-in-bf16":
+    if finding.treatment.name == STAY_IN_BF16:
         fp8, bf16 = best_fp8(facts) if uses_fp8(facts) else None, best_bf16(facts)
         return saved_ms(fp8, bf16) if fp8 and bf16 else None
     return saved_by(facts, finding.treatment.name)

@@ -7,10 +7,13 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from fp8doctor import registry
 from fp8doctor.analysis.arms import arm, base_of, best_bf16, saved_ms, timed_on
 from fp8doctor.analysis.compile_coverage import WHY_WRAPPED, cache_off, compile_loop
+from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import stays_in_bf16
+from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import STAY_IN_BF16, describe, keep_in_bf16
 from fp8doctor.facts import Facts, if_recorded, recorded
@@ -67,14 +70,9 @@ def _for_all(treatment: Treatment, group: list[Finding], facts: Facts | None) ->
         return treatment
     return (
         if_recorded(keep_in_bf16, layers, facts) or keep_in_bf16(layers)
-        if treatment.name == "keep-in-bf16"
+        if treatment.name == KEEP_IN_BF16
         else msgspec.structs.replace(treatment, layers=layers)
     )
-
-
-CHANGES_FP8 = ("CMP", "DST", "MOD", "SHP")
-"""How the codes begin whose treatments change how FP8 runs: before they are carried out nothing tells whether
-to give FP8 up."""
 
 
 WITHOUT_CONVERSION = "# leave out the conversion to FP8"
@@ -100,11 +98,33 @@ def as_timed(proposed: Sequence[Step], facts: Facts) -> tuple[Step, ...]:
         gives_up = [
             msgspec.structs.replace(step, treatment=as_best(step.treatment, facts)) for step in gives_up
         ]
-    elif _prescription_was_timed(facts) or any(
-        code.startswith(CHANGES_FP8) for step in others for code in step.mends
-    ):
+    elif _prescription_was_timed(facts) or _change_fp8(others):
         gives_up = []
     return (*others, *gives_up)
+
+
+def _change_fp8(steps: Iterable[Step]) -> bool:
+    """Whether one of them changes how FP8 runs: before that nothing tells whether to give FP8 up."""
+    changing = {check.code for check in registry.discover() if check.changes_fp8}
+    return any(changing.intersection(step.mends) for step in steps)
+
+
+def held_to_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
+    """The proposed treatments; which layers to keep in BF16 for their shapes is what timing these shapes
+    says, where they were timed."""
+    about_shapes = {check.code for check in registry.discover() if check.about_shapes}
+    treatments = []
+    for step in prescription:
+        treatment: Treatment | None = step.treatment
+        if (
+            step.treatment.name == KEEP_IN_BF16
+            and about_shapes.issuperset(step.mends)
+            and timed_shapes(facts)
+        ):
+            treatment = describe(KEEP_IN_BF16, facts)
+        if treatment is not None:
+            treatments.append(treatment)
+    return treatments
 
 
 def as_best(bf16: Treatment, facts: Facts) -> Treatment:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 
+from fp8doctor.analysis import treatment_table
 from fp8doctor.analysis.compile_coverage import cache_off, compile_treatment, is_inside, needs_compile
 from fp8doctor.analysis.layer_gain import to_keep
 from fp8doctor.analysis.layers import EVERY_ROLE, in_python, would_be_converted
+from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
-
-KEEP_IN_BF16 = "keep-in-bf16"
 
 IN_A_BLOCK = re.compile(r"(.*?\.)(\d+)((?:\..+)?)")
 """Name of a layer: what stands before the number of its block, the number, and what stands behind."""
@@ -25,15 +25,14 @@ MOST_LINES = 3
 """Lines for layers that are in 16 bits anyway. A choice of length."""
 
 STAY_IN_BF16 = Treatment(
-    name="stay-in-bf16",
+    name=treatment_table.STAY_IN_BF16,
     summary="stay in BF16, compiled: nothing that was tried makes FP8 as fast here",
     code="# leave out the conversion to FP8\nmodel = torch.compile(model)   # or block by block, as timed",
 )
 
 
 def describe(name: str, facts: Facts) -> Treatment | None:
-    """A treatment in words and lines; None for one that only checks propose, and where there is nothing to
-    change."""
+    """A treatment in words and lines; None if only checks propose it, or there is nothing to change."""
     return LINES[name](facts) if name in LINES else None
 
 
@@ -82,8 +81,7 @@ def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts
 
 
 def names_in_python(names: Sequence[str]) -> list[str]:
-    """Sets that hold these names together: one for the layers that repeated blocks share, one for the
-    others."""
+    """Sets that hold these names together: one for what repeated blocks share, one for the rest."""
     found: dict[tuple[str, str], list[int]] = {}
     alone = []
     for name in names:
@@ -206,7 +204,6 @@ LINES: dict[str, Callable[[Facts], Treatment | None]] = {
     "autocast-bf16": _autocast_bf16,
     "bf16-parameters": _bf16_parameters,
     "te-autocast": _te_autocast,
-    "stay-in-bf16": lambda facts: STAY_IN_BF16,
+    STAY_IN_BF16.name: lambda facts: STAY_IN_BF16,
 }
-"""Every exploration (a test holds it to `fp8doctor.trial.explorations`), and the treatment that gives FP8
-up."""
+"""Every exploration, which a test holds to `fp8doctor.trial.explorations`, and giving FP8 up."""

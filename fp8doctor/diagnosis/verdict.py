@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
+from fp8doctor import registry
 from fp8doctor.analysis.arms import (
-    HELPS_BF16_TOO,
     arm,
     best_bf16,
     best_fp8,
@@ -21,6 +21,7 @@ from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import ceiling, fp8_never_ran, measured_speed, stays_in_bf16
+from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_conversion, recipe_of
@@ -30,8 +31,7 @@ from fp8doctor.finding import Basis, Finding
 
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
-    """The measured verdict where there is one. FP8 that was asked for and is not there stays so, whatever was
-    timed."""
+    """The measured verdict, else the expected one. FP8 that was asked for and is missing stays so."""
     try:
         measured, expected = measured_verdict(facts), expected_verdict(facts, findings)
     except Unrecorded as missing:
@@ -90,7 +90,7 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
             summary=f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training "
             "forward in BF16.",
         )
-    expects = if_recorded(modelled_speedup, facts, findings)
+    expects = if_recorded(modelled_speedup, facts) if is_what_it_seems(findings) else None
     setup = f"{len(in_fp8)} of {len(linears)} Linears ({flops_share_pct(in_fp8):.0f} % of the GEMM FLOPs)"
     return Verdict(
         status="not_measured",
@@ -99,6 +99,12 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         achievable_speedup=max(expects.as_is, expects.compiled) if expects else None,
         basis="modelled" if expects else None,
     )
+
+
+def is_what_it_seems(findings: Iterable[Finding]) -> bool:
+    """Whether a model of the step is one of what runs: no disease that says otherwise was found."""
+    invalid = {check.code for check in registry.discover() if check.invalidates_model}
+    return not any(each.code in invalid and each.severity != "info" for each in findings)
 
 
 NO_FP8 = "This model uses no FP8. "
@@ -198,7 +204,7 @@ def _promise(facts: Facts) -> str:
         or "the changes below",
     )
     if measure is None:
-        names = " and ".join(sorted(HELPS_BF16_TOO.intersection(prescribed.treatments)))
+        names = " and ".join(sorted(that_help_bf16_too(prescribed.treatments)))
         return (
             f" With {changes}: {prescribed.step_ms:.1f} ms. BF16 would gain from {names} too, which was not "
             f"timed.{stays}"

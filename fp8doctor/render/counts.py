@@ -8,8 +8,7 @@ from fp8doctor.wording import percent, plural
 
 
 def counts(facts: Facts) -> tuple[str, ...]:
-    """What a person counts first: FP8 layers by class, compiled blocks, checkpointing, LoRA. What was not
-    recorded is unknown."""
+    """FP8 layers by class, compiled blocks, checkpointing, LoRA; unknown where it was not recorded."""
     return (
         *(if_recorded(_fp8_counts, facts) or ("te.Linear unknown", "Float8Linear unknown")),
         if_recorded(_compiled, facts) or "compiled unknown",

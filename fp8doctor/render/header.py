@@ -21,8 +21,7 @@ FOR_SUPPORT = {
 """What ``-v`` names of the software: its field -> what people call it."""
 
 SXM = ("A100", "H100", "H200")
-"""GPUs whose datasheet row in `fp8doctor.cost` is the SXM board, which is faster than the PCIe one of the
-same name."""
+"""GPUs whose datasheet is that of the SXM board, which is faster than the PCIe one of the same name."""
 
 
 def machine(facts: Facts, modelled_gpu: str) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.render.screen import Line, Mark, Remedy, Screen, first_screen
-from fp8doctor.render.terminal import harmless, harmless_lines
+from fp8doctor.render.screen import Entry, Line, Mark, Screen, first_screen
+from fp8doctor.render.terminal import printable_line, printable_lines
 from fp8doctor.render.timing import Timing
 
 GLYPHS: dict[Mark, str] = {
@@ -21,8 +21,7 @@ GLYPHS: dict[Mark, str] = {
 }
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]|~#$!^])")
-"""Characters that mean something in a line of GitHub's Markdown; ``<``, ``>`` and ``&`` become HTML
-entities."""
+"""Characters with a meaning in GitHub's Markdown; ``<``, ``>`` and ``&`` become HTML entities."""
 
 LINKED = re.compile(r"(?i)(?<=@)(?=[\w\[-])|(?<=#)(?=\d)|(?<=\bgh-)(?=\d)|(?<=:)(?=//)|(?<=\bwww)(?=\.)")
 """Where an address, a mention, a reference or a mailbox would become a link. GitHub looks for them in what it
@@ -33,21 +32,20 @@ LIST_OR_HEADING = re.compile(r"^(\d{1,9})?([-+=.)])")
 
 
 def render(report: Document) -> str:
-    """The report as Markdown. Nothing in it that came from a model or a machine is read as Markdown or
-    HTML."""
+    """The report as Markdown. Nothing that came from a model or a machine is read as Markdown or HTML."""
     return "\n\n".join(_paragraphs(first_screen(report), report)) + "\n"
 
 
 def escaped(text: str) -> str:
     """One line that Markdown shows as it is, and that links and notifies nobody."""
-    unlinked = LINKED.sub("\N{ZERO WIDTH SPACE}", harmless(text))
+    unlinked = LINKED.sub("\N{ZERO WIDTH SPACE}", printable_line(text))
     plain = SPECIAL.sub(r"\\\1", html.escape(unlinked, quote=False))
     return LIST_OR_HEADING.sub(r"\1\\\2", plain)
 
 
 def fenced(code: str) -> str:
     """A block of code that nothing inside can close."""
-    lines = harmless_lines(code)
+    lines = printable_lines(code)
     longest = max((len(run) for line in lines for run in re.findall(r"`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return "\n".join((fence, *lines, fence))
@@ -70,8 +68,8 @@ def _paragraphs(screen: Screen, report: Document) -> Iterator[str]:
         yield _joined(f"{GLYPHS[line.mark]} {line.area}" for line in screen.areas)
     if screen.all_clear:
         yield screen.all_clear
-    for remedy in (*screen.prescription, *screen.others):
-        yield from _remedy(remedy)
+    for entry in (*screen.prescription, *screen.others):
+        yield from _entry(entry)
     if screen.not_looked_at:
         yield f"Not looked at: {escaped(screen.not_looked_at)}"
     if screen.first_code:
@@ -109,14 +107,14 @@ def _timing(timing: Timing) -> str:
     )
 
 
-def _remedy(remedy: Remedy) -> Iterator[str]:
-    number = f"{remedy.number}. " if remedy.number else ""
-    yield f"### {number}{escaped(f'{remedy.code} {remedy.name}'.lstrip())}"
-    if remedy.saving:
-        yield f"**{escaped(remedy.saving)}**"
-    if remedy.explanation:
-        yield escaped(remedy.explanation)
-    if remedy.treatment:
-        yield f"Treatment: {escaped(remedy.treatment)}"
-    if remedy.lines:
-        yield fenced(remedy.lines)
+def _entry(entry: Entry) -> Iterator[str]:
+    number = f"{entry.number}. " if entry.number else ""
+    yield f"### {number}{escaped(f'{entry.code} {entry.name}'.lstrip())}"
+    if entry.saving:
+        yield f"**{escaped(entry.saving)}**"
+    if entry.explanation:
+        yield escaped(entry.explanation)
+    if entry.treatment:
+        yield f"Treatment: {escaped(entry.treatment)}"
+    if entry.lines:
+        yield fenced(entry.lines)

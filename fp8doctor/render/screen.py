@@ -1,5 +1,4 @@
-"""What the first screen says, before anyone lays it out: the same content for the terminal and for
-Markdown."""
+"""What the first screen says, before it is laid out for the terminal or as Markdown."""
 
 from __future__ import annotations
 
@@ -43,9 +42,8 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Remedy:
-    """One finding in full, or one step that only the trial proposes. Those of the prescription are
-    numbered."""
+class Entry:
+    """One finding in full, or one step of the trial's own. Those of the prescription are numbered."""
 
     number: int | None
     mark: Mark
@@ -53,8 +51,7 @@ class Remedy:
     """Empty when the trial found it and no check names it; the name is then that of the treatment."""
     name: str
     saving: str
-    """In words, with what it rests on, or the number of the step where it is told; empty when it is not
-    known."""
+    """In words, with what it rests on, or the step that tells it; empty if unknown."""
     explanation: str
     treatment: str
     lines: str
@@ -78,8 +75,8 @@ class Screen:
     """The areas without trouble, one mark each."""
     all_clear: str
     """A sentence when nothing was found; else empty."""
-    prescription: tuple[Remedy, ...]
-    others: tuple[Remedy, ...]
+    prescription: tuple[Entry, ...]
+    others: tuple[Entry, ...]
     """Findings that no line of the prescription shows."""
     not_looked_at: str
     first_code: str
@@ -95,9 +92,9 @@ def first_screen(report: Document, *, quiet: bool = False) -> Screen:
     ]
     steps = _steps(report, findings)
     prescription = _prescription(report, findings, steps)
-    shown = {remedy.code for remedy in prescription}
+    shown = {entry.code for entry in prescription}
     others = tuple(
-        _remedy(finding, report, saving=_of_another(finding, steps))
+        _entry(finding, report, saving=_of_another(finding, steps))
         for finding in findings
         if finding.code not in shown
     )
@@ -128,7 +125,7 @@ def first_screen(report: Document, *, quiet: bool = False) -> Screen:
         prescription=prescription,
         others=others,
         not_looked_at="" if quiet else _not_looked_at(report),
-        first_code=next((remedy.code for remedy in (*prescription, *others) if remedy.code), ""),
+        first_code=next((entry.code for entry in (*prescription, *others) if entry.code), ""),
         outcomes=_outcomes(report.outcomes),
     )
 
@@ -171,10 +168,10 @@ def _steps(report: Document, findings: Iterable[Finding]) -> list[Step]:
     return [step for step in report.prescription if step.code in shown or not step.code]
 
 
-def _prescription(report: Document, findings: Iterable[Finding], steps: Sequence[Step]) -> tuple[Remedy, ...]:
+def _prescription(report: Document, findings: Iterable[Finding], steps: Sequence[Step]) -> tuple[Entry, ...]:
     by_code = {finding.code: finding for finding in findings}
     return tuple(
-        _remedy(by_code[step.code], report, number, step, saving_in_words(by_code[step.code].saving_ms))
+        _entry(by_code[step.code], report, number, step, saving_in_words(by_code[step.code].saving_ms))
         if step.code
         else _found_by_the_trial(step, number)
         for number, step in enumerate(steps, 1)
@@ -196,8 +193,8 @@ def _of_another(finding: Finding, steps: Sequence[Step]) -> str:
     return "" if name == STAY_IN_BF16.name else saving_in_words(finding.saving_ms)
 
 
-def _found_by_the_trial(step: Step, number: int) -> Remedy:
-    return Remedy(
+def _found_by_the_trial(step: Step, number: int) -> Entry:
+    return Entry(
         number=number,
         mark="info",
         code="",
@@ -209,11 +206,11 @@ def _found_by_the_trial(step: Step, number: int) -> Remedy:
     )
 
 
-def _remedy(
+def _entry(
     finding: Finding, report: Document, number: int | None = None, step: Step | None = None, saving: str = ""
-) -> Remedy:
+) -> Entry:
     also = f" (also mends {', '.join(step.mends[1:])})" if step and step.mends[1:] else ""
-    return Remedy(
+    return Entry(
         number=number,
         mark=_mark(finding, report),
         code=finding.code,

@@ -1,5 +1,4 @@
-"""Text as a terminal shows it: without control characters, no wider than it has to be, in ASCII where it
-must."""
+"""Text as a terminal shows it: without control characters, wrapped, in ASCII where it must be."""
 
 from __future__ import annotations
 
@@ -28,13 +27,12 @@ ASCII = str.maketrans(
 """Plain stand-ins, one character for one, so that no line grows."""
 
 
-def harmless(text: str) -> str:
-    """One line without anything a terminal would obey: runs of white space become a space, the rest of it
-    U+FFFD."""
+def printable_line(text: str) -> str:
+    """One line: runs of white space become a space, what a terminal would obey becomes U+FFFD."""
     return printable(" ".join(text.split()))
 
 
-def harmless_lines(text: str) -> list[str]:
+def printable_lines(text: str) -> list[str]:
     """Lines of code with their indentation, without anything a terminal would obey."""
     return [
         printable(line.expandtabs(4)).rstrip() for line in text.replace("\r\n", "\n").strip("\n").split("\n")

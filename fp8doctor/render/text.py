@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import recorded
 from fp8doctor.render.header import for_support
-from fp8doctor.render.screen import Line, Mark, Remedy, Screen, first_screen
-from fp8doctor.render.terminal import columns, harmless, harmless_lines, to_ascii, wrap
+from fp8doctor.render.screen import Entry, Line, Mark, Screen, first_screen
+from fp8doctor.render.terminal import columns, printable_line, printable_lines, to_ascii, wrap
 from fp8doctor.render.timing import Timing
 
 GLYPHS: dict[Mark, str] = {
@@ -88,8 +88,8 @@ class _Page:
         yield self.timing(screen.timing)
         yield [*self.rows(screen.troubles), *self.areas(screen.areas)]
         yield self.prose(screen.all_clear)
-        for remedy in (*screen.prescription, *screen.others):
-            yield self.remedy(remedy)
+        for entry in (*screen.prescription, *screen.others):
+            yield self.entry(entry)
         if verbose:
             yield self.rows(screen.outcomes)
             yield self.gaps(report)
@@ -107,10 +107,10 @@ class _Page:
 
     def joined(self, parts: Iterable[str]) -> list[str]:
         """Short parts side by side, broken between two of them."""
-        return wrap(filter(None, map(harmless, parts)), self.width, joint=" · ")
+        return wrap(filter(None, map(printable_line, parts)), self.width, joint=" · ")
 
     def prose(self, text: str, indent: int = 0, colour: str = "") -> list[str]:
-        lines = wrap(harmless(text).split(" "), self.width - indent)
+        lines = wrap(printable_line(text).split(" "), self.width - indent)
         return [" " * indent + self.paint(line, colour) for line in lines]
 
     def timing(self, timing: Timing | None) -> list[str]:
@@ -146,7 +146,11 @@ class _Page:
         blank = ("",) * len(parts)
         heads = ["total" if parts else "", *parts, "GiB"]
         rows = [
-            (harmless(row.label), [row.step, *((row.parts or blank) if parts else ()), row.memory], row.note)
+            (
+                printable_line(row.label),
+                [row.step, *((row.parts or blank) if parts else ()), row.memory],
+                row.note,
+            )
             for row in timing.rows
         ]
         shown = [at for at in range(len(heads)) if at == 0 or any(cells[at] for _, cells, _ in rows)]
@@ -169,7 +173,7 @@ class _Page:
     def rows(self, lines: tuple[Line, ...]) -> list[str]:
         """Mark, name and hanging text in three columns; a name stands only on its first row, and before the
         text where it is too wide."""
-        names = [harmless(line.area) for line in lines]
+        names = [printable_line(line.area) for line in lines]
         widest = max(map(columns, names), default=0)
         column = widest + 3 if widest else 0
         rows: list[str] = []
@@ -186,29 +190,29 @@ class _Page:
 
     def areas(self, lines: tuple[Line, ...]) -> list[str]:
         """The calm areas side by side."""
-        plain = [f"[{self.glyphs[line.mark]}] {harmless(line.area)}" for line in lines]
+        plain = [f"[{self.glyphs[line.mark]}] {printable_line(line.area)}" for line in lines]
         text = "\n".join(wrap(plain, self.width, joint="  "))
         for mark in {line.mark for line in lines}:
             text = text.replace(f"[{self.glyphs[mark]}]", self.mark(mark))
         return text.split("\n") if text else []
 
-    def remedy(self, remedy: Remedy) -> list[str]:
-        number = str(remedy.number) if remedy.number else self.glyphs["not_applicable"]
+    def entry(self, entry: Entry) -> list[str]:
+        number = str(entry.number) if entry.number else self.glyphs["not_applicable"]
         indent = max(3, len(number) + 2)
         name, *wide = wrap(
-            [f"{remedy.code} {harmless(remedy.name)}".lstrip(), harmless(remedy.saving)],
+            [f"{entry.code} {printable_line(entry.name)}".lstrip(), printable_line(entry.saving)],
             self.width - indent,
             joint="     ",
         )
         lines = [
-            self.paint(f"{number:<{indent}}{name}", BOLD if remedy.number else ""),
+            self.paint(f"{number:<{indent}}{name}", BOLD if entry.number else ""),
             *(" " * indent + line for line in wide),
         ]
-        lines += self.prose(remedy.explanation, indent)
-        if remedy.treatment:
-            lines += self.prose(f"Treatment: {remedy.treatment}", indent)
-        if remedy.lines:
-            lines += [(" " * (indent + 4) + line).rstrip() for line in harmless_lines(remedy.lines)]
+        lines += self.prose(entry.explanation, indent)
+        if entry.treatment:
+            lines += self.prose(f"Treatment: {entry.treatment}", indent)
+        if entry.lines:
+            lines += [(" " * (indent + 4) + line).rstrip() for line in printable_lines(entry.lines)]
         return lines
 
     def gaps(self, report: Document) -> list[str]:

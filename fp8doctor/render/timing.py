@@ -1,5 +1,4 @@
-"""The table of measured steps: one row for each arm of the trial, in milliseconds and GiB, and where the time
-goes."""
+"""The table of measured steps: one row for each arm, in milliseconds and GiB, and where the time goes."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 
 from fp8doctor.analysis.arms import best_bf16, fair_bf16, fp8_totals, uses_fp8
 from fp8doctor.analysis.outcome import waits_for_time
-from fp8doctor.analysis.step_difference import in_words, signed, waterfall, with_attention_together
+from fp8doctor.analysis.step_difference import parts_in_words, signed, waterfall, with_attention_together
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_conversion, is_of_first_window, recipe_of
 from fp8doctor.wording import percent, plural
@@ -31,8 +30,7 @@ NONE_MS = 0.05
 """Time of a part, in ms, below which it counts as none: it would be printed as 0.0."""
 
 UNCLASSIFIED_PCT = 1.0
-"""Share of kernels that no rule knows, in per cent, above which it is told: the project holds itself to 99 %
-classified."""
+"""Share of unclassified kernels, in per cent, above which it is told: the project's goal is 99 %."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,7 @@ class Row:
     note: str
     """Why it was not timed; empty otherwise."""
     parts: tuple[str, ...] = ()
-    """Milliseconds of every column of `Timing.columns`, ``-`` where there is none; empty when the arm was not
-    profiled."""
+    """Milliseconds of every column of `Timing.columns`, ``-`` for none; empty if it was not profiled."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +117,7 @@ def _together(rows: list[Row]) -> tuple[Row, ...]:
 
 
 def label(name: str, fp8: bool) -> str:
-    """What an arm is called: ``FP8, as it is``, ``BF16, compiled``, ``FP8, prescribed``, ``FP8,
-    rowwise_with_gw_hp``."""
+    """What an arm is called: ``FP8, as it is``, ``BF16, compiled``, ``FP8, rowwise_with_gw_hp``."""
     named: dict[str, str] = {
         ArmName.AS_IS: f"{'FP8, a' if fp8 else 'A'}s it is",
         ArmName.BF16: "BF16",
@@ -215,14 +211,13 @@ def _differences(facts: Facts) -> tuple[str, ...]:
     ]
     return tuple(
         f"{label(each.of, fp8)}, against {label(bf16.name, fp8)}: {signed(each.difference_ms)} ms = "
-        f"{in_words(each)}."
+        f"{parts_in_words(each)}."
         for each in found
     )
 
 
 def _basis(trial: Trial) -> str:
-    """How the times were taken: ``Timed: 4 variants, whole, 31 s.`` or ``... predicted from 4 and 12 of 32
-    blocks ...``."""
+    """How the times were taken: ``Timed: 4 variants in turn on NVIDIA H200, the whole model, 31 s.``"""
     timed = [arm for arm in trial.arms if arm.tried and not is_of_first_window(arm.name)]
     if not timed:
         return ""

@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.layer_gain import timed_shapes
+from fp8doctor.analysis.treatment_table import family, traits
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, describe
+from fp8doctor.diagnosis.prescription import held_to_shapes
+from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.finding import Treatment
@@ -26,7 +27,6 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.explorations import TrialContext, explorations
 from fp8doctor.trial.treatments import (
     TreatmentContext,
-    family,
     known,
     strip_compile_marks,
     to_bf16,
@@ -41,18 +41,12 @@ from fp8doctor.trial.variant import ArmPlan, Change, Variant, as_it_is
 RECIPES = ("tensorwise", "rowwise")
 """torchao recipes that are tried on a model without FP8."""
 
-SHAPE_CODES = frozenset(("SHP002", "SHP004"))
-"""The checks that propose to keep layers in BF16 for their shapes."""
-
-IS_AN_ARM_ALREADY = ("stay-in-bf16", "convert-tensorwise", "convert-rowwise")
-"""Treatments that a baseline carries out, or the arms of a model without FP8."""
-
 
 def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
     """The arms for these facts, the most important first."""
     builder = ArmBuilder(facts, job)
     proposals = [
-        each for each in known(held_to_shapes(prescription, facts)) if each.name not in IS_AN_ARM_ALREADY
+        each for each in known(held_to_shapes(prescription, facts)) if not traits(each.name).is_an_arm_already
     ]
     in_fp8 = uses_fp8(facts)
     as_is = ArmPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8)
@@ -67,19 +61,6 @@ def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
         *builder.measurements(base),
         *(replace(builder.arm(base, each), explored=True) for each in builder.explored(proposals)),
     ]
-
-
-def held_to_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
-    """The proposed treatments; which layers to keep in BF16 for their shapes is what timing these shapes
-    says, where they were timed."""
-    treatments = []
-    for step in prescription:
-        treatment: Treatment | None = step.treatment
-        if step.treatment.name == KEEP_IN_BF16 and SHAPE_CODES.issuperset(step.mends) and timed_shapes(facts):
-            treatment = describe(KEEP_IN_BF16, facts)
-        if treatment is not None:
-            treatments.append(treatment)
-    return treatments
 
 
 @dataclass(frozen=True)
@@ -139,7 +120,7 @@ class ArmBuilder:
         ratio = functools.reduce(
             lambda product, each: product * treatments()[each.name].tokens_ratio, proposals, 1.0
         )
-        compiled = any(map(compiles, names))
+        compiled = any(traits(name).compiles for name in names)
         return ArmPlan(
             ArmName.PRESCRIBED,
             change,
@@ -155,7 +136,7 @@ class ArmBuilder:
         """One treatment alone on top of ``base``."""
         change, ratio = self.change(treatment), base.tokens_ratio * treatments()[treatment.name].tokens_ratio
         fp8 = True if treatment.name == "te-autocast" else base.fp8
-        compiled = base.compiled or compiles(treatment.name)
+        compiled = base.compiled or traits(treatment.name).compiles
         return ArmPlan(
             treatment.name,
             chain(base.make, change),
@@ -231,11 +212,6 @@ def together(base: ArmPlan, winners: Sequence[ArmPlan], name: str) -> ArmPlan:
         tokens_ratio=ratio,
         compiled=compiled,
     )
-
-
-def compiles(name: str) -> bool:
-    """Whether a treatment puts compiled regions into the step."""
-    return family(name) == "compilation"
 
 
 def eager_bf16(variant: Variant) -> Variant:

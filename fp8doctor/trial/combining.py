@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fp8doctor.analysis.median_interval import Interval, interval
+from fp8doctor.analysis.treatment_table import family
 from fp8doctor.facts.arm_names import BASELINES, ArmName
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.arms import together
 from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms
 from fp8doctor.trial.measure.profile_step import Tracer
-from fp8doctor.trial.treatments import family
 from fp8doctor.trial.variant import ArmPlan
 
 

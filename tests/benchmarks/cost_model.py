@@ -31,9 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.cost import GpuSpec, gemm, gemm_ms, gpu_spec
-from fp8doctor.cost.step import compiled, in_bf16, modelled_step, with_recipe
+from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import read_saved
+from fp8doctor.diagnosis.verdict import is_what_it_seems
 from fp8doctor.facts import NOT_RECORDED, Arm, Blocks, Facts, Linear, Network, Workload, recorded
 
 HERE = Path(__file__).resolve().parent
@@ -415,7 +416,7 @@ def told(folder: Path = RECORDED) -> Iterator[Told]:
         ):
             continue
         untimed = replace(facts, trial=NOT_RECORDED)
-        says = modelled_speedup(untimed, diagnose(untimed).findings)
+        says = modelled_speedup(untimed) if is_what_it_seems(diagnose(untimed).findings) else None
         yield Told(patient, best / (arms["as_is"].step_ms or 0.0), says and says.as_is)
 
 
@@ -424,7 +425,7 @@ def as_facts(facts: Facts, arm: Arm) -> Facts | None:
     if arm.name == "as_is":
         return facts
     if arm.name in ("bf16", "bf16_compiled"):
-        return compiled(in_bf16(facts), yes=arm.name == "bf16_compiled")
+        return with_linears_compiled(in_bf16(facts), yes=arm.name == "bf16_compiled")
     recipes = {
         "recipe-tensorwise": "tensorwise",
         "recipe-rowwise": "rowwise",
@@ -432,7 +433,7 @@ def as_facts(facts: Facts, arm: Arm) -> Facts | None:
     }
     treatments = set(arm.treatments)
     if arm.base == "prescribed" or "compile-blocks" in treatments:
-        facts = compiled(facts, yes=True)
+        facts = with_linears_compiled(facts, yes=True)
     elif arm.base != "as_is" or not treatments:
         return None
     for name in treatments & recipes.keys():

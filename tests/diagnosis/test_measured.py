@@ -13,7 +13,7 @@ from fp8doctor import load_report
 from fp8doctor.analysis.arms import best_bf16, ratio
 from fp8doctor.analysis.outcome import stays_in_bf16
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.measured_savings import measured
+from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.facts import Arm, ArmCut, Facts, Gpu, Trial
 from fp8doctor.facts.arm_names import Reason
@@ -401,11 +401,11 @@ def test_a_treatment_is_weighed_on_top_of_its_base() -> None:
             treatment=Treatment(name="recipe-rowwise", summary="s", code="c"),
         ),
     )
-    ((weighed,), _) = measured(explored(), findings, ())
+    ((weighed,), _) = with_measured_savings(explored(), findings, ())
     assert weighed.saving_ms is not None
     assert round(weighed.saving_ms.middle, 1) == 8.3
     own = msgspec.structs.replace(findings[0], saving_ms=Saving(low=1.0, high=2.0, basis="measured"))
-    assert measured(explored(), (own,), ())[0] == (own,)
+    assert with_measured_savings(explored(), (own,), ())[0] == (own,)
 
 
 def test_what_was_timed_and_left_out_of_the_total_is_not_prescribed() -> None:
@@ -509,7 +509,9 @@ EVEN_FP8 = Of({**SLOW, "prescribed": around(92.7)}, bases={"prescribed": "as_is"
 
 @pytest.mark.parametrize(("prescribed", "saved"), [(100.0, 7.3), (88.3, -4.4)])
 def test_staying_in_bf16_is_weighed_by_the_best_of_both(prescribed: float, saved: float) -> None:
-    saving = measured(Of({**SLOW, "prescribed": around(prescribed)}).facts(), (LOSING,), ())[0][0].saving_ms
+    saving = with_measured_savings(Of({**SLOW, "prescribed": around(prescribed)}).facts(), (LOSING,), ())[0][
+        0
+    ].saving_ms
     assert saving is not None
     assert round(saving.middle, 1) == saved
 
@@ -520,7 +522,7 @@ def test_staying_in_bf16_saves_nothing_of_a_model_without_fp8() -> None:
         "bf16_compiled": around(92.7),
         "float8_tensorwise": around(99.0),
     }
-    assert measured(Of(arms).facts(without_fp8()), (LOSING,), ())[0] == (LOSING,)
+    assert with_measured_savings(Of(arms).facts(without_fp8()), (LOSING,), ())[0] == (LOSING,)
 
 
 @pytest.mark.parametrize(

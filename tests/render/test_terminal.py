@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fp8doctor.render.terminal import columns, harmless, harmless_lines, to_ascii, wrap
+from fp8doctor.render.terminal import columns, printable_line, printable_lines, to_ascii, wrap
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,11 @@ def test_columns(text: str, width: int) -> None:
     ],
 )
 def test_one_harmless_line(text: str, line: str) -> None:
-    assert harmless(text) == line
+    assert printable_line(text) == line
 
 
 def test_code_keeps_its_indentation() -> None:
-    assert harmless_lines("\nfor x in y:\r\n\tx()  \n\n    z\x07\n") == [
+    assert printable_lines("\nfor x in y:\r\n\tx()  \n\n    z\x07\n") == [
         "for x in y:",
         "    x()",
         "",

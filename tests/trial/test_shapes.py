@@ -23,13 +23,14 @@ from torchao.float8.float8_training_tensor import LinearMMConfig
 
 import fp8doctor.trial
 from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.prescription import held_to_shapes
 from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, LayerShape, Linear, Network, Target, Trial, Workload, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial import budget
-from fp8doctor.trial.arms import arms, held_to_shapes
+from fp8doctor.trial.arms import arms
 from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers import casts, gemms, shapes

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.quantization import Float8WeightOnlyConfig, quantize_
 
-from fp8doctor.analysis.arms import HELPS_BF16_TOO
+from fp8doctor.analysis.treatment_table import TREATMENTS
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.finding import Treatment
@@ -820,7 +820,7 @@ def test_a_new_treatment_is_a_decorated_function() -> None:
 
     try:
         found = treatments()["do-nothing"]
-        assert (found.function, found.changes, found.family) == (do_nothing, "nothing", "test_treatments")
+        assert (found.function, found.changes) == (do_nothing, "nothing")
     finally:
         del registry._REGISTERED["do-nothing"]
 
@@ -868,21 +868,10 @@ def test_every_treatment_has_a_name_that_findings_can_have() -> None:
     }
 
 
-def test_every_treatment_is_fp8s_own_or_helps_bf16_too() -> None:
-    """A prescription is held to BF16 with the changes that help BF16 too, so a new treatment has to be one or
-    the other."""
-    own = {
-        "compile-blocks",
-        "compile-model",
-        "compile-layers",
-        "keep-in-bf16",
-        "stay-in-bf16",
-        "te-autocast",
-        "cache-off",
-    }
-    own |= {name for name in treatments() if name.startswith(("recipe-", "convert-"))}
-    assert own | HELPS_BF16_TOO == set(treatments())
-    assert not own & HELPS_BF16_TOO
+def test_every_treatment_has_its_traits() -> None:
+    """A prescription is held to BF16 with the changes that help BF16 too, so nothing is timed of which the
+    table does not tell whether it is FP8's own."""
+    assert set(treatments()) == set(TREATMENTS)
 
 
 def test_accelerates_wrappers_stay_around_blocks_that_are_compiled(

@@ -1,7 +1,8 @@
 """The treatments, as they are carried out: one file for each family, found by the names that findings give
 them.
 
-A new treatment is a new file here, or a function in the file of its family::
+A new treatment is a new file here, or a function in the file of its family, and a row of
+`fp8doctor.analysis.treatment_table`::
 
     @carries_out("switch-it-off")
     def switch_it_off(variant: Variant, context: TreatmentContext) -> Variant:
@@ -23,7 +24,6 @@ from fp8doctor.trial.treatments.registry import (
     TreatmentContext,
     TreatmentImpl,
     carries_out,
-    family,
     known,
     treatments,
 )
@@ -35,7 +35,6 @@ __all__ = [
     "carries_out",
     "carry_out",
     "compile_blocks",
-    "family",
     "known",
     "strip_compile_marks",
     "to_bf16",

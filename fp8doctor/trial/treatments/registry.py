@@ -16,6 +16,7 @@ from typing import cast
 
 from torch import nn
 
+from fp8doctor.analysis.treatment_table import traits
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
@@ -53,8 +54,6 @@ class TreatmentImpl:
     changes: str
     """``model`` when it is a change of the model alone, which a live model can be given; else what it
     changes, in words."""
-    family: str
-    """Treatments of one file stand for each other: the later one takes the place of the earlier."""
     tokens_ratio: float
     """Tokens of the step that it makes / tokens before."""
 
@@ -69,9 +68,7 @@ def carries_out(
 
     def register(function: CarryOut) -> CarryOut:
         for name in names:
-            _REGISTERED[name] = TreatmentImpl(
-                name, function, changes, function.__module__.rpartition(".")[2], tokens_ratio
-            )
+            _REGISTERED[name] = TreatmentImpl(name, function, changes, tokens_ratio)
         return function
 
     return register
@@ -86,18 +83,12 @@ def treatments() -> dict[str, TreatmentImpl]:
     return _REGISTERED
 
 
-def family(name: str) -> str:
-    """The family of a treatment; its own name when nothing here carries it out."""
-    found = treatments().get(name)
-    return found.family if found else name
-
-
 def known(prescribed: Iterable[Treatment]) -> list[Treatment]:
     """Those that can be carried out, in the order in which they have to be: what is compiled has to be there
     first."""
     return sorted(
         (each for each in prescribed if each.name in treatments()),
-        key=lambda each: family(each.name) == "compilation",
+        key=lambda each: traits(each.name).compiles,
     )
 
 

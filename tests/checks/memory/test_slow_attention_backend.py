@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from fp8doctor.checks.memory.slow_attention_backend import ASK_TORCH, CONTIGUOUS_BIAS, slow_attention_backend
-from fp8doctor.diagnosis.measured_savings import measured
+from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.examine.attention import BACKENDS, sdp_backends
 from fp8doctor.facts import Arm, ArmCut, Breakdown, Facts, Family, KernelGroup, Package, Software
 from fp8doctor.finding import Finding, NotApplicable
@@ -373,7 +373,7 @@ def test_the_trial_times_fused_attention_and_measures_the_finding() -> None:
     facts = tried(model, {"input_ids": TOKENS, "labels": TOKENS}, "as_is", more=alone("attention-sdpa"))
     arms = {arm.name: arm.reason for arm in facts.trial.arms}
     assert arms["attention-sdpa"] is None
-    (finding,), _ = measured(facts, *run(select(discover(), ["MEM004"]), facts))
+    (finding,), _ = with_measured_savings(facts, *run(select(discover(), ["MEM004"]), facts))
     assert finding.saving_ms is not None
     assert finding.saving_ms.basis == "measured"
     assert model.config._attn_implementation == "eager"

@@ -1,0 +1,155 @@
+"""What is known of a treatment by its name, for whoever ranks, times or compares; without torch.
+
+`TREATMENTS` holds those that `fp8doctor.trial.treatments` carries out, `BY_HAND` those that only a user can.
+The lines of a treatment stand in the check that names it, or in `fp8doctor.diagnosis.treatments`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+KEEP_IN_BF16 = "keep-in-bf16"
+STAY_IN_BF16 = "stay-in-bf16"
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What one treatment does to a step, beside what its name says."""
+
+    family: str = ""
+    """Treatments of one family stand for each other: the later one takes the place of the earlier."""
+    compiles: bool = False
+    """It puts compiled regions into the step."""
+    recipe: str | None = None
+    """The recipe that its FP8 layers have afterwards, where it changes it."""
+    helps_bf16_too: bool = False
+    """It is none of FP8's own: BF16 without it is no fair measure of a step that has it."""
+    is_an_arm_already: bool = False
+    """A baseline carries it out, or an arm of a model without FP8."""
+
+
+TREATMENTS = {
+    "compile-blocks": Traits("compilation", compiles=True),
+    "compile-model": Traits("compilation", compiles=True),
+    "compile-layers": Traits("compilation", compiles=True),
+    "cuda-graphs": Traits("compilation", compiles=True, helps_bf16_too=True),
+    "recipe-tensorwise": Traits("recipe", recipe="tensorwise"),
+    "recipe-rowwise": Traits("recipe", recipe="rowwise"),
+    "recipe-rowwise-with-gw-hp": Traits("recipe", recipe="rowwise_with_gw_hp"),
+    "convert-tensorwise": Traits("convert", recipe="tensorwise", is_an_arm_already=True),
+    "convert-rowwise": Traits("convert", recipe="rowwise", is_an_arm_already=True),
+    KEEP_IN_BF16: Traits("bf16"),
+    STAY_IN_BF16: Traits("bf16", is_an_arm_already=True),
+    "te-autocast": Traits(),
+    "cache-off": Traits(),
+    "autocast-bf16": Traits("precision", helps_bf16_too=True),
+    "bf16-parameters": Traits("precision", helps_bf16_too=True),
+    "checkpointing-off": Traits(helps_bf16_too=True),
+    "adapters-to-bf16": Traits(helps_bf16_too=True),
+    "fused-optimizer": Traits(helps_bf16_too=True),
+    "attention-sdpa": Traits(helps_bf16_too=True),
+    "fused-attention-on": Traits(helps_bf16_too=True),
+    "larger-batch": Traits(helps_bf16_too=True),
+}
+"""Compiling counts as FP8's own: every BF16 arm is compiled where that is faster, without a cache then."""
+
+BY_HAND = frozenset(
+    (
+        "allow-in-graph",
+        "assume-gpu",
+        "bf16-on-this-gpu",
+        "call-converted-layers",
+        "call-fused-attention",
+        "cheaper-adapters",
+        "compile-baseline",
+        "contiguous-position-bias",
+        "conv1d-to-linear",
+        "convert",
+        "convert-base-first",
+        "convert-before-compile",
+        "convert-before-lora",
+        "convert-experts",
+        "convert-first",
+        "convert-the-rest",
+        "convert-with-torchao",
+        "current-scaling",
+        "default-backend",
+        "default-stance",
+        "enable-dynamo",
+        "expandable-segments",
+        "float8-all-gather",
+        "fp16-on-this-gpu",
+        "fp8-by-hand",
+        "fp8-weights",
+        "free-the-gpu",
+        "freeze-again",
+        "install-cuda-torch",
+        "install-fp8-backend",
+        "keep-subclasses",
+        "keep-values-on-gpu",
+        "less-memory",
+        "let-fp8-through",
+        "log-outside-graph",
+        "look-after-prepare",
+        "look-at-the-trace",
+        "more-tokens",
+        "name-backend-and-precision",
+        "no-float8-all-gather",
+        "one-precision",
+        "optimizer-last",
+        "own-filter",
+        "own-projections",
+        "pad-dimensions",
+        "pad-to-few-lengths",
+        "pad-tokens",
+        "precompute-scales",
+        "product-in-bf16",
+        "raise-recompile-limit",
+        "real-fp8-kernel",
+        "real-mx-kernel",
+        "recipe-that-fits",
+        "safe-recipe",
+        "save-unwrapped",
+        "say-why-not-fused",
+        "select-without-branch",
+        "selective-checkpointing",
+        "show-compile-errors",
+        "show-graph-breaks",
+        "size-as-named",
+        "spell-backend",
+        "switches-off",
+        "te-checkpoint",
+        "tie-again",
+        "traceable-te",
+        "train-in-fp8",
+        "unset-torch-compile-disable",
+        "unset-torchdynamo-disable",
+        "use-compiled-object",
+        "use-settings-that-are-read",
+    )
+)
+"""Treatments that nothing carries out. Findings that name the same one share a step of the plan."""
+
+UPGRADE = "upgrade-"
+"""How treatments by hand begin that name the packages to upgrade."""
+
+
+def traits(name: str) -> Traits:
+    """The traits of a treatment; none where nothing is known of it."""
+    return TREATMENTS.get(name, Traits())
+
+
+def family(name: str) -> str:
+    """The family of a treatment; its own name where it stands alone."""
+    return traits(name).family or name
+
+
+def that_help_bf16_too(names: Iterable[str]) -> frozenset[str]:
+    """Those of these treatments that are none of FP8's own."""
+    return frozenset(name for name in names if traits(name).helps_bf16_too)
+
+
+def is_known(name: str) -> bool:
+    """Whether a check may name this treatment."""
+    return name in TREATMENTS or name in BY_HAND or name.startswith(UPGRADE)
