@@ -25,8 +25,10 @@ from fp8doctor.loading.job import (
     plan_of,
 )
 from fp8doctor.report import Report
+from fp8doctor.stacks.looking import is_a, tensors_of, without_modes
 
 
+@without_modes()
 def inspect_model(
     model: Any,
     batch: Any = None,
@@ -189,12 +191,12 @@ def _cut(job: Job, network: Network, layers: int) -> Job:
 def _checked_model(model: Any) -> Any:
     import torch
 
-    if not isinstance(model, torch.nn.Module):
+    if not is_a(model, torch.nn.Module):
         what = (
             f"the class {model.__name__}; build it first" if inspect.isclass(model) else type(model).__name__
         )
         raise TypeError(f"model has to be a torch.nn.Module or a transformers Trainer, not {what}")
-    if not any(True for _ in model.parameters()):
+    if not any(True for _ in tensors_of(model, "_parameters")):
         raise ValueError(
             f"the model ({type(model).__name__}) has no parameters, so there is nothing to train"
         )
