@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +30,24 @@ from fp8doctor.loading.job import (
 from fp8doctor.report import Report
 from fp8doctor.stacks.looking import is_a, tensors_of, without_modes
 
+_IN_PROGRESS = threading.RLock()
+"""A trial takes the gradients away while it lasts: whoever inspects in another thread waits."""
 
-@without_modes()
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """The only inspection in this process, outside of the caller's dispatch modes, variables put back."""
+    with _IN_PROGRESS, without_modes():
+        before = dict(os.environ)
+        try:
+            yield
+        finally:  # torch's compiler sets one when it is imported
+            for name in os.environ.keys() - before.keys():
+                del os.environ[name]
+            os.environ.update(before)
+
+
+@_alone()
 def inspect_model(
     model: Any,
     batch: Any = None,

@@ -1,4 +1,4 @@
-"""A write to what is the user's is refused before it happens: every way there, planted in a step or a loss."""
+"""A write to what is the user's is refused before it happens: every way there, in a step or a loss."""
 
 from __future__ import annotations
 

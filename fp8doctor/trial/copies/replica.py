@@ -220,9 +220,8 @@ class Tripwire:
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """Raises `OriginalTouched` before a module of the original runs, and at the end when one of its tensors
-        was written.
-        """
+        """Raises `OriginalTouched` before a module of the original runs, and at the end when one of its
+        tensors was written."""
         ran: list[str] = []
         before = {
             name: (tensor._version, id(tensor.grad), _grad_version(tensor))
