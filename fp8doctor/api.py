@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +28,26 @@ from fp8doctor.loading.job import (
     plan_of,
 )
 from fp8doctor.report import Report
+from fp8doctor.stacks.looking import is_a, tensors_of, without_modes
+
+_IN_PROGRESS = threading.RLock()
+"""A trial takes the gradients away while it lasts: whoever inspects in another thread waits."""
 
 
+@contextmanager
+def _alone() -> Iterator[None]:
+    """The only inspection in this process, outside of the caller's dispatch modes, variables put back."""
+    with _IN_PROGRESS, without_modes():
+        before = dict(os.environ)
+        try:
+            yield
+        finally:  # torch's compiler sets one when it is imported
+            for name in os.environ.keys() - before.keys():
+                del os.environ[name]
+            os.environ.update(before)
+
+
+@_alone()
 def inspect_model(
     model: Any,
     batch: Any = None,
@@ -189,12 +210,12 @@ def _cut(job: Job, network: Network, layers: int) -> Job:
 def _checked_model(model: Any) -> Any:
     import torch
 
-    if not isinstance(model, torch.nn.Module):
+    if not is_a(model, torch.nn.Module):
         what = (
             f"the class {model.__name__}; build it first" if inspect.isclass(model) else type(model).__name__
         )
         raise TypeError(f"model has to be a torch.nn.Module or a transformers Trainer, not {what}")
-    if not any(True for _ in model.parameters()):
+    if not any(True for _ in tensors_of(model, "_parameters")):
         raise ValueError(
             f"the model ({type(model).__name__}) has no parameters, so there is nothing to train"
         )

@@ -11,6 +11,7 @@ from torch import nn
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.walk import Tree
 from fp8doctor.facts import Accelerate
+from fp8doctor.stacks.looking import read, state_of
 
 
 def examine_accelerate(tree: Tree) -> Accelerate | None:
@@ -33,7 +34,7 @@ def examine_accelerate(tree: Tree) -> Accelerate | None:
 
 def is_prepared(tree: Tree) -> bool:
     """Whether this model, or a wrapper of it, went through ``Accelerator.prepare``."""
-    return any(vars(module).get("_is_accelerate_prepared", False) for module in _wrapped_and_root(tree))
+    return any(state_of(module).get("_is_accelerate_prepared", False) for module in _wrapped_and_root(tree))
 
 
 def accelerator_waits() -> bool:
@@ -47,12 +48,8 @@ def accelerator_waits() -> bool:
 def runs_te_autocast(tree: Tree) -> bool:
     """Whether a forward goes through ``contextual_fp8_autocast`` (1.0 to 1.15): the model's own, or under DDP
     and FSDP the wrapper's."""
-    forwards = (vars(module).get("forward") for module in _wrapped_and_root(tree))
-    codes = (
-        getattr(getattr(link, "__func__", link), "__code__", None)
-        for forward in forwards
-        for link in chain(forward)
-    )
+    forwards = (state_of(module).get("forward") for module in _wrapped_and_root(tree))
+    codes = (read(link, "__code__") for forward in forwards for link in chain(forward))
     return any(
         code is not None and code.co_qualname == "contextual_fp8_autocast.<locals>.forward" for code in codes
     )

@@ -18,7 +18,8 @@ from fp8doctor.examine.kv_cache import own_forward
 from fp8doctor.examine.linears import PRETRAINED
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Attention
-from fp8doctor.stacks.lineage import class_name, lineage
+from fp8doctor.stacks.lineage import class_name, home, lineage
+from fp8doctor.stacks.looking import is_a, read, read_class, state_of
 
 BACKENDS = ("flash", "mem_efficient", "cudnn", "math")
 """``torch.backends.cuda.NAME_sdp_enabled()``, torch 2.6 to 2.15."""
@@ -35,15 +36,15 @@ def examine_attention(tree: Tree) -> tuple[Attention, ...]:
     found: dict[int, Attention] = {}
     asked: set[type] = set()
     for place in tree.places:
-        module, config = place.module, vars(place.module).get("config")
-        kind, implementation = type(module), getattr(config, "_attn_implementation", None)
+        module, config = place.module, state_of(place.module).get("config")
+        kind, implementation = type(module), read(config, "_attn_implementation")
         if (
             PRETRAINED in lineage(kind)
             and id(config) not in found
             and isinstance(implementation, str)
             and is_followed(place, config)
         ):
-            has_sdpa = getattr(kind, "_supports_sdpa", None)
+            has_sdpa = read_class(kind, "_supports_sdpa")
             has_sdpa = has_sdpa if isinstance(has_sdpa, bool) else None
             found[id(config)] = Attention(
                 name=place.name,
@@ -65,9 +66,9 @@ def is_followed(place: Place, config: Any) -> bool:
     attention = (
         module
         for module in below(place)
-        if "Attention" in type(module).__name__ and not isinstance(module, nn.MultiheadAttention)
+        if "Attention" in type(module).__name__ and not is_a(module, nn.MultiheadAttention)
     )
-    return any(vars(module).get("config", config) is config for module in attention)
+    return any(state_of(module).get("config", config) is config for module in attention)
 
 
 def below(place: Place) -> Iterator[nn.Module]:
@@ -79,12 +80,12 @@ def below(place: Place) -> Iterator[nn.Module]:
 
 def needs_eager(config: Any) -> str | None:
     """The setting for which eager attention is needed, as a user would write it."""
-    if getattr(config, "output_attentions", None) is True:
+    if read(config, "output_attentions") is True:
         return "output_attentions=True"
     return next(
         (
             f"{name}={value}"
-            for name, value in vars(config).items()
+            for name, value in state_of(config).items()
             if SOFTCAP.search(name) and value is not None
         ),
         None,
@@ -93,9 +94,9 @@ def needs_eager(config: Any) -> str | None:
 
 def calls_torchs_own(module: nn.Module) -> bool:
     """Whether this module's own forward names torch's attention, outside transformers."""
-    if isinstance(module, nn.MultiheadAttention):
+    if is_a(module, nn.MultiheadAttention):
         return True
-    function = None if type(module).__module__.startswith("transformers.") else own_forward(module)
+    function = None if home(type(module)).startswith("transformers.") else own_forward(module)
     return function is not None and TORCHS_OWN in function.__code__.co_names
 
 

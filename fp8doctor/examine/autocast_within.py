@@ -11,21 +11,23 @@ import torch
 from fp8doctor.examine.checkpointing import LIBRARIES
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.walk import Tree
+from fp8doctor.stacks.lineage import home
+from fp8doctor.stacks.looking import forward_of, read
 
 
 def opens_autocast(tree: Tree, training_step: Callable[..., Any] | None) -> bool:
     """Whether the training step, or a forward that is no library's, names ``autocast`` or uses a name that is
     bound to one."""
     modules = [module for place in tree.places for module in (*place.wrappers, place.module)]
-    own = {type(module): module for module in modules if not type(module).__module__.startswith(LIBRARIES)}
-    forwards = [vars(module).get("forward", type(module).forward) for module in own.values()]
+    own = {type(module): module for module in modules if not home(type(module)).startswith(LIBRARIES)}
+    forwards = [forward_of(module) for module in own.values()]
     return any(_opens(link) for function in (training_step, *forwards) for link in chain(function))
 
 
 def _opens(link: Any) -> bool:
-    function = getattr(link, "_torchdynamo_orig_callable", link)
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
+    function = read(link, "_torchdynamo_orig_callable", link)
+    function = read(function, "__func__", function)
+    code = read(function, "__code__")
     if not isinstance(code, CodeType):
         return False
     used = set(_names(code))

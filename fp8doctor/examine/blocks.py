@@ -11,6 +11,7 @@ from fp8doctor.examine.walk import Place, Tree, is_expert_list
 from fp8doctor.facts import Blocks
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import class_name
+from fp8doctor.stacks.looking import is_a
 
 
 def find_blocks(tree: Tree, owners: list[Place]) -> tuple[Blocks, ...]:
@@ -34,7 +35,9 @@ def find_blocks(tree: Tree, owners: list[Place]) -> tuple[Blocks, ...]:
 
 def is_blocks(place: Place, inside: Counter[int]) -> bool:
     """Whether the children of this list are repeated blocks; a list of bare Linears or of experts is none."""
-    if not isinstance(place.module, nn.ModuleList | nn.Sequential | nn.ModuleDict) or is_expert_list(place):
+    if not any(
+        is_a(place.module, kind) for kind in (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+    ) or is_expert_list(place):
         return False
     classes = {class_name(type(child.module)) for child in place.children}
     return (
@@ -47,7 +50,7 @@ def _blocks(place: Place, inside: Counter[int]) -> Blocks:
     return Blocks(
         name=place.name,
         kind=class_name(type(place.children[0].module)),
-        container="ModuleDict" if isinstance(place.module, nn.ModuleDict) else "list",
+        container="ModuleDict" if is_a(place.module, nn.ModuleDict) else "list",
         forward_of_torch=forward_of_torch(place.children[0].module),
         count=len(place.children),
         compiled=sum(child.compiled is not None for child in place.children),

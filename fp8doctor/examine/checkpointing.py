@@ -10,7 +10,8 @@ from typing import Any
 
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.facts import Checkpointing
-from fp8doctor.stacks.lineage import lineage
+from fp8doctor.stacks.lineage import home, lineage
+from fp8doctor.stacks.looking import forward_of, modules_of, read, read_class, state_of
 
 WRAPPERS = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 LAYER = ("transformers.modeling_layers", "GradientCheckpointingLayer")
@@ -32,26 +33,26 @@ LIBRARIES = ("torch.", "transformers.", "accelerate.", "peft.", "transformer_eng
 def checkpointing_of(module: Any, name: str) -> Checkpointing | None:
     """The checkpointing that this very module stands for, if any."""
     if (WRAPPERS, "CheckpointWrapper") in lineage(type(module)):
-        implementation = getattr(vars(module).get("checkpoint_impl"), "name", None)
+        implementation = read(state_of(module).get("checkpoint_impl"), "name")
         reentrant = None if implementation is None else implementation == "REENTRANT"
         return Checkpointing(
             name=name,
             form="wrapper",
-            active=module.training,
+            active=read(module, "training"),
             reentrant=reentrant,
-            **in_fp8(module, vars(module).get("checkpoint_fn")),
+            **in_fp8(module, state_of(module).get("checkpoint_fn")),
         )
     if (WRAPPERS, "OffloadWrapper") in lineage(type(module)):
-        return Checkpointing(name=name, form="offload", active=module.training, reentrant=None)
+        return Checkpointing(name=name, form="offload", active=read(module, "training"), reentrant=None)
     flag = huggingface_flag(module)
     if flag:
-        function = vars(module).get("_gradient_checkpointing_func")
-        reentrant = (getattr(function, "keywords", None) or {}).get("use_reentrant")
+        function = state_of(module).get("_gradient_checkpointing_func")
+        reentrant = (read(function, "keywords") or {}).get("use_reentrant")
         reentrant = reentrant if isinstance(reentrant, bool) else None
         return Checkpointing(
             name=name,
             form="huggingface",
-            active=module.training,
+            active=read(module, "training"),
             reentrant=reentrant,
             **in_fp8(module, function),
         )
@@ -71,7 +72,7 @@ def in_fp8(region: Any, function: Any) -> dict[str, Any]:
 
 def huggingface_flag(module: Any) -> bool | None:
     """``module.gradient_checkpointing`` where there is one, without running a property."""
-    flag = vars(module).get("gradient_checkpointing", getattr(type(module), "gradient_checkpointing", None))
+    flag = state_of(module).get("gradient_checkpointing", read_class(type(module), "gradient_checkpointing"))
     return flag if isinstance(flag, bool) else None
 
 
@@ -83,7 +84,7 @@ def is_layer(module: Any) -> bool:
 def called_checkpoint(module: Any) -> Any:
     """The checkpoint function, or its module, that a user's own forward names, whatever it is called there;
     None when it names none."""
-    if type(module).__module__.startswith(LIBRARIES):
+    if home(type(module)).startswith(LIBRARIES):
         return None
     return next(
         (found for code, scope in forwards(module) if (found := _checkpoint_named(set(_names(code)), scope))),
@@ -93,17 +94,17 @@ def called_checkpoint(module: Any) -> Any:
 
 def forwards(module: Any) -> Iterator[tuple[CodeType, dict[str, Any]]]:
     """The code of a module's forward and of the wrappers around it, each with the names bound around it."""
-    for link in chain(vars(module).get("forward", type(module).forward)):
-        function = getattr(link, "_torchdynamo_orig_callable", link)
-        function = getattr(function, "__func__", function)
-        code = getattr(function, "__code__", None)
+    for link in chain(forward_of(module)):
+        function = read(link, "_torchdynamo_orig_callable", link)
+        function = read(function, "__func__", function)
+        code = read(function, "__code__")
         if isinstance(code, CodeType):
             yield code, function.__globals__
 
 
 def package(value: Any) -> str | None:
     """The package of a module, or of a function behind any ``functools.partial``."""
-    while isinstance(value, functools.partial):
+    while issubclass(type(value), functools.partial):
         value = value.func
     name = _module(value)
     return name.partition(".")[0] if name else None
@@ -111,7 +112,7 @@ def package(value: Any) -> str | None:
 
 def opens_fp8_autocast(region: Any) -> bool:
     """Whether a forward in this region names Transformer Engine's autocast."""
-    modules = (each for each in region.modules() if not type(each).__module__.startswith(LIBRARIES))
+    modules = (each for _, each in modules_of(region) if not home(type(each)).startswith(LIBRARIES))
     return any(_opens(set(_names(code)), scope) for each in modules for code, scope in forwards(each))
 
 
@@ -164,5 +165,5 @@ def _checkpoint_named(used: set[str], bound: dict[str, Any]) -> Any:
 
 def _module(value: Any) -> str | None:
     """The name of a module, or of the module that a function is from."""
-    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    name = read(value, "__name__" if issubclass(type(value), ModuleType) else "__module__")
     return name if isinstance(name, str) else None

@@ -9,20 +9,21 @@ from torch import nn
 
 from fp8doctor.facts import CompileMark
 from fp8doctor.stacks.lineage import lineage
+from fp8doctor.stacks.looking import forward_of, read, read_class, state_of
 
 OPTIMIZED_MODULE = ("torch._dynamo.eval_frame", "OptimizedModule")
 
 
 def compile_mark(module: Any, name: str) -> CompileMark | None:
     """The mark on this very module, if there is one; a wrapper's mark carries the name of what it wraps."""
-    state = vars(module)
+    state = state_of(module)
     if OPTIMIZED_MODULE in lineage(type(module)):
         if is_disabled(module):  # what torch.compiler.disable(m) returns
             return None
         return CompileMark(
             name=name,
             form="wrapped",
-            backend=_backend(getattr(state.get("dynamo_ctx"), "callback", None)),
+            backend=_backend(read(state.get("dynamo_ctx"), "callback")),
             compiles=True,
         )
     if (call := state.get("_compiled_call_impl")) is not None:
@@ -36,7 +37,10 @@ def compile_mark(module: Any, name: str) -> CompileMark | None:
         return CompileMark(
             name=name, form="assigned_forward", backend=_backend_of_function(compiled), compiles=True
         )
-    if "forward" not in state and (compiled := compiled_function(type(module).forward)) is not None:
+    if (
+        "forward" not in state
+        and (compiled := compiled_function(read_class(type(module), "forward"))) is not None
+    ):
         return CompileMark(
             name=name, form="decorated_forward", backend=_backend_of_function(compiled), compiles=True
         )
@@ -56,15 +60,12 @@ def step_mark(training_step: Callable[..., Any] | None) -> CompileMark | None:
 def forward_of_torch(module: Any) -> bool:
     """Whether the module's forward is written in torch.nn, whose files Dynamo skips unless it meets them
     while it traces."""
-    function = vars(module).get("forward", type(module).forward)
-    return str(
-        getattr(getattr(function, "__func__", function), "__globals__", {}).get("__name__", "")
-    ).startswith("torch.nn.")
+    return str(read(forward_of(module), "__globals__", {}).get("__name__", "")).startswith("torch.nn.")
 
 
 def is_called(module: Any) -> bool:
     """Whether the module has a forward at all; a ModuleList and a ModuleDict have none."""
-    return vars(module).get("forward", type(module).forward) is not nn.Module.forward
+    return forward_of(module) is not nn.Module.forward
 
 
 def _compiles_in_place(module: Any, call: Any) -> bool | None:
@@ -78,30 +79,26 @@ def _compiles_in_place(module: Any, call: Any) -> bool | None:
         return False
     if not forward_of_torch(module):
         return True
-    inner = getattr(call, "_torchdynamo_orig_callable", None)
-    return (
-        None
-        if inner is None
-        else getattr(inner, "__func__", inner).__code__ is not nn.Module._call_impl.__code__
-    )
+    inner = read(call, "_torchdynamo_orig_callable")
+    return None if inner is None else read(inner, "__code__") is not nn.Module._call_impl.__code__
 
 
 def compiled_function(function: Any) -> Any:
     """Find the compiled link in a chain of wrappers; `torch.compiler.disable` ends the search."""
     for link in chain(function):
-        if getattr(link, "_torchdynamo_disable", False):
+        if read(link, "_torchdynamo_disable"):
             return None
-        if hasattr(link, "_torchdynamo_orig_callable"):
+        if read(link, "_torchdynamo_orig_callable") is not None:
             return link
     return None
 
 
 def is_disabled(module: Any) -> bool:
     """Whether `torch.compiler.disable` keeps Dynamo out of this module's forward and of all that it calls."""
-    for link in chain(vars(module).get("forward", type(module).forward)):
-        if getattr(link, "_torchdynamo_disable", False):
-            return getattr(link, "_torchdynamo_disable_recursive", True) is not False
-        if hasattr(link, "_torchdynamo_orig_callable"):
+    for link in chain(forward_of(module)):
+        if read(link, "_torchdynamo_disable"):
+            return read(link, "_torchdynamo_disable_recursive", True) is not False
+        if read(link, "_torchdynamo_orig_callable") is not None:
             return False
     return False
 
@@ -112,14 +109,13 @@ def chain(function: Any) -> Iterator[Any]:
         if function is None:
             return
         yield function
-        function = getattr(function, "__wrapped__", None)
+        function = read(function, "__wrapped__")
 
 
 def _backend_of_function(function: Any) -> str | None:
     """The backend in the closure of the wrapper that torch.compile made."""
     for link in chain(function):
-        code = getattr(getattr(link, "__func__", link), "__code__", None)
-        cells = getattr(getattr(link, "__func__", link), "__closure__", None) or ()
+        code, cells = read(link, "__code__"), read(link, "__closure__") or ()
         if code is not None and "callback" in code.co_freevars:
             return _backend(cells[code.co_freevars.index("callback")].cell_contents)
     return None
@@ -128,11 +124,9 @@ def _backend_of_function(function: Any) -> str | None:
 def _backend(callback: Any) -> str | None:
     """Name the innermost backend; torch 2.6 chains them by the name that is later kept for functions."""
     for _ in range(32):
-        inner = getattr(callback, "_torchdynamo_orig_backend", None) or getattr(
-            callback, "_torchdynamo_orig_callable", None
-        )
+        inner = read(callback, "_torchdynamo_orig_backend") or read(callback, "_torchdynamo_orig_callable")
         if inner is None:
             break
         callback = inner
-    name = getattr(callback, "compiler_name", None) or getattr(callback, "__name__", None)
+    name = read(callback, "compiler_name") or read(callback, "__name__")
     return name if isinstance(name, str) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fp8doctor.examine.network import CONFIGS
 from fp8doctor.examine.walk import Tree
 from fp8doctor.facts.scrub import scrub
+from fp8doctor.stacks.looking import state_of
 
 NAMES = ("_name_or_path", "name_or_path", "name")
 """Where a configuration keeps it: transformers, others, litgpt."""
@@ -15,11 +16,11 @@ def configured_name(tree: Tree) -> str | None:
     seen: set[int] = set()
     for place in tree.places:
         for attribute in CONFIGS:
-            config = vars(place.module).get(attribute)
+            config = state_of(place.module).get(attribute)
             if config is None or id(config) in seen:
                 continue
             seen.add(id(config))
-            settings = config if isinstance(config, dict) else getattr(config, "__dict__", {})
+            settings = config if type(config) is dict else state_of(config)
             for name in NAMES:
                 if isinstance(value := settings.get(name), str) and value:
                     return scrub(value.replace("\\", "/").rstrip("/").rpartition("/")[2]) or None

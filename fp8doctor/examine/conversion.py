@@ -25,6 +25,7 @@ from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import recognise
 from fp8doctor.stacks.lineage import class_name, lineage
+from fp8doctor.stacks.looking import children_of, is_a, parameters_of, read_class, state_of, tensor
 
 _log = logging.getLogger("fp8doctor")
 
@@ -68,15 +69,17 @@ class Watch:
     def _registered(self, parent: nn.Module, name: str, new: nn.Module | None) -> None:
         """Called by torch before ``new`` takes the place of what is there."""
         try:
-            old = parent._modules.get(name)
+            old = children_of(parent).get(name)
             if (
-                new is not old
-                and isinstance(old, nn.Linear)
-                and isinstance(new, nn.Module)
+                old is not None
+                and new is not None
+                and new is not old
+                and is_a(old, nn.Linear)
+                and is_a(new, nn.Module)
                 and is_fp8(new)
                 and not is_fp8(old)
             ):
-                self.replacements.append(replacement(parent, old, new))
+                self.replacements.append(replacement(parent, old, new, tensor(old, "weight")))
         except Exception as error:  # the user's conversion goes on, whatever a class of theirs does here
             _log.debug("a replacement could not be read", exc_info=True)
             self.problem = scrub(
@@ -90,23 +93,23 @@ def is_fp8(module: nn.Module) -> bool:
     return any(layer.use == "training" for layer in recognise(module, {}))
 
 
-def replacement(parent: nn.Module, old: nn.Linear, new: nn.Module) -> Replacement:
+def replacement(parent: nn.Module, old: nn.Module, new: nn.Module, weight: Any) -> Replacement:
     """What is lost unless someone puts it back."""
     return Replacement(
         layer=weakref.ref(new),
-        weight=weakref.ref(old.weight),
+        weight=weakref.ref(weight),
         hooks=hooks(old),
         kind=type(old),
-        own_forward=type(old).forward is not nn.Linear.forward and not isinstance(new, type(old)),
+        own_forward=read_class(type(old), "forward") is not nn.Linear.forward and not is_a(new, type(old)),
         compiled=(mark := compile_mark(old, "")) is not None and mark.compiles is not False,
         wrapped=OPTIMIZED_MODULE in lineage(type(parent)),
-        frozen=not old.weight.requires_grad,
+        frozen=not weight.requires_grad,
     )
 
 
 def hooks(module: nn.Module) -> int:
     """Forward and backward hooks on this very module."""
-    return sum(len(vars(module).get(each, ())) for each in HOOKS)
+    return sum(len(state_of(module).get(each, ())) for each in HOOKS)
 
 
 def examine_conversion(tree: Tree, watch: Watch | None, gaps: dict[str, str]) -> Any:
@@ -124,7 +127,7 @@ def examine_conversion(tree: Tree, watch: Watch | None, gaps: dict[str, str]) ->
         if (layer := each.layer()) is not None and (place := places.get(id(layer)))
     ]
     forwards = [
-        (place, each) for place, each in found if each.own_forward and "forward" not in vars(place.module)
+        (place, each) for place, each in found if each.own_forward and "forward" not in state_of(place.module)
     ]
     return Conversion(
         linears=len(found),
@@ -144,7 +147,7 @@ def examine_conversion(tree: Tree, watch: Watch | None, gaps: dict[str, str]) ->
 
 def weights(place: Place) -> list[nn.Parameter | None]:
     """Weight and bias of the very module at a place."""
-    return list(place.module._parameters.values())
+    return list(parameters_of(place.module).values())
 
 
 def names(places: Iterable[Place]) -> tuple[str, ...]:

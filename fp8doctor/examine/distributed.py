@@ -10,6 +10,7 @@ from torch import Tensor
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Distributed
 from fp8doctor.stacks.lineage import class_name
+from fp8doctor.stacks.looking import parameters_of
 
 FSDP2 = ("torch.distributed.fsdp", "torch.distributed._composable")
 """Where ``FSDPModule`` has lived: torch 2.6 to 2.15."""
@@ -37,7 +38,7 @@ def fsdp2_weights(tree: Tree) -> list[tuple[Place, Tensor]]:
     for place in tree.places:
         if is_fsdp2(place) or (place.parent is not None and id(place.parent) in managed):
             managed.add(id(place))
-            weight = place.module._parameters.get("weight")
+            weight = parameters_of(place.module).get("weight")
             if weight is not None and weight.ndim > 1:
                 found.append((place, weight))
     return found
@@ -46,7 +47,7 @@ def fsdp2_weights(tree: Tree) -> list[tuple[Place, Tensor]]:
 def is_fsdp2(place: Place) -> bool:
     """Whether ``fully_shard`` was called on this very module, whose class it replaces."""
     return any(
-        base.__name__ == "FSDPModule" and base.__module__.startswith(FSDP2)
+        base.__name__ == "FSDPModule" and str(base.__module__).startswith(FSDP2)
         for base in type(place.module).__mro__
     )
 

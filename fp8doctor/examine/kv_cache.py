@@ -25,6 +25,7 @@ from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.linears import PRETRAINED
 from fp8doctor.examine.walk import Tree
 from fp8doctor.stacks.lineage import lineage
+from fp8doctor.stacks.looking import forward_of, read, state_of
 
 CACHES = "transformers.cache_utils"
 
@@ -41,7 +42,7 @@ def use_cache(tree: Tree, arguments: Any) -> bool | None:
     makers = [module for module in models if makes_cache(module)]
     if not makers:
         return None
-    settings = {} if arguments is None else vars(arguments)
+    settings = state_of(arguments)
     off = (
         settings.get("use_cache") is False
         or settings.get("gradient_checkpointing")
@@ -50,7 +51,7 @@ def use_cache(tree: Tree, arguments: Any) -> bool | None:
     if off or any(drops_cache(module) for module in models):
         return False
     return any(
-        getattr(module.config, "use_cache", None) is True and not huggingface_flag(module)
+        read(read(module, "config"), "use_cache") is True and not huggingface_flag(module)
         for module in makers
     )
 
@@ -59,15 +60,16 @@ def cache_switch(tree: Tree, arguments: Any) -> str | None:
     """Name of the outermost module with the configuration that asks for a cache, which checkpointing may hold
     off; None when none asks."""
     models = [place for place in tree.places if PRETRAINED in lineage(type(place.module))]
-    if getattr(arguments, "use_cache", None) is False or any(drops_cache(place.module) for place in models):
+    if read(arguments, "use_cache") is False or any(drops_cache(place.module) for place in models):
         return None
     configs = [
-        place.module.config
+        read(place.module, "config")
         for place in models
-        if makes_cache(place.module) and getattr(place.module.config, "use_cache", None) is True
+        if makes_cache(place.module) and read(read(place.module, "config"), "use_cache") is True
     ]
     return next(
-        (place.name for place in models if any(place.module.config is config for config in configs)), None
+        (place.name for place in models if any(read(place.module, "config") is config for config in configs)),
+        None,
     )
 
 
@@ -79,14 +81,14 @@ def makes_cache(module: nn.Module) -> bool:
         (
             place
             for place, name in enumerate(names)
-            if getattr(function.__globals__.get(name), "__module__", None) == CACHES
+            if read(function.__globals__.get(name), "__module__") == CACHES
         ),
         None,
     )
     if cache is None:
         return False
-    if "is_decoder" in names and not vars(module).get(
-        "is_decoder", getattr(module.config, "is_decoder", False)
+    if "is_decoder" in names and not state_of(module).get(
+        "is_decoder", read(read(module, "config"), "is_decoder", False)
     ):
         return False
     before = names[:cache]
@@ -103,6 +105,6 @@ def drops_cache(module: nn.Module) -> bool:
 
 def own_forward(module: nn.Module) -> Any:
     """The function inside all wrappers of a module's forward; None when it is none of Python's."""
-    *_, last = chain(vars(module).get("forward", type(module).forward))
-    last = getattr(last, "__func__", last)
-    return last if hasattr(last, "__code__") else None
+    *_, last = chain(forward_of(module))
+    last = read(last, "__func__", last)
+    return last if read(last, "__code__") is not None else None

@@ -13,6 +13,7 @@ from fp8doctor.facts import Linear
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise
 from fp8doctor.stacks.lineage import lineage
+from fp8doctor.stacks.looking import children_of, is_torchscript, method, read, state_of
 
 _log = logging.getLogger("fp8doctor")
 
@@ -38,6 +39,12 @@ Found = tuple[Place, Layer]
 
 def find_layers(tree: Tree, gaps: dict[str, str]) -> list[Found]:
     """All linear-like layers with their places, in the order of the tree."""
+    scripted = [place.name for place in tree.places if is_torchscript(place.module)]
+    if scripted:
+        gaps["network.linears"] = (
+            f"layers inside TorchScript are not read ({len(scripted)} modules, "
+            f"first {scripted[0] or 'the model itself'})"
+        )
     return [
         (place, layer) for place in tree.places if not place.idle for layer in recognise(place.module, gaps)
     ]
@@ -101,7 +108,7 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
         weight_class=layer.weight_class,
         requires_grad=trained,
         role=role(place, layer, is_head),
-        adapter="base" if "lora_a" in place.module._modules else place.adapter,
+        adapter="base" if "lora_a" in children_of(place.module) else place.adapter,
         compiled=place.compiled,
         checkpointed=place.checkpointed,
         parameters=elements(layer) + (layer.out_features * layer.gemms if layer.bias else 0),
@@ -122,10 +129,10 @@ def role(place: Place, layer: Layer, is_head: bool) -> Literal["body", "head", "
         return "experts"
     if is_head:
         return "head"
-    while place.parent is not None and "base_layer" in place.parent.module._modules:
+    while place.parent is not None and "base_layer" in children_of(place.parent.module):
         place = place.parent
     beside_experts = place.parent is not None and any(
-        "expert" in each.lower() for each in place.parent.module._modules
+        "expert" in each.lower() for each in children_of(place.parent.module)
     )
     if place.name.endswith(ROUTER_NAMES) and (
         beside_experts or (place.parent and type(place.parent.module).__name__.endswith("Router"))
@@ -165,10 +172,10 @@ def visited_experts(place: Place, config: Any) -> int | None:
             break
         for each in (at, *(child for child in at.children if child.name.endswith(ROUTER_NAMES))):
             for name in ("top_k", *VISITED):
-                if type(value := vars(each.module).get(name)) is int:
+                if type(value := state_of(each.module).get(name)) is int:
                     return value
         at = at.parent
-    return next((value for name in VISITED if type(value := getattr(config, name, None)) is int), None)
+    return next((value for name in VISITED if type(value := read(config, name)) is int), None)
 
 
 def find_head(found: Sequence[Found], tree: Tree, vocabulary: int | None) -> int | None:
@@ -196,9 +203,10 @@ def output_embeddings(tree: Tree) -> Any:
     """The module that transformers calls the output embeddings; None for other models."""
     for place in tree.places:
         if PRETRAINED in lineage(type(place.module)):
+            ask = method(place.module, "get_output_embeddings")
             try:
-                return place.module.get_output_embeddings()  # type: ignore[operator]
-            except Exception:  # a model's own code may raise whatever it likes
+                return ask and ask()
+            except Exception:  # the library's code over the user's attributes
                 _log.debug("get_output_embeddings() raised", exc_info=True)
                 return None
     return None

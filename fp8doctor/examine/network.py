@@ -16,6 +16,7 @@ from fp8doctor.facts import Network
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import class_name, lineage
+from fp8doctor.stacks.looking import buffers_of, children_of, is_a, parameters_of, read, state_of
 from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, stored_bytes
 
 NORM = re.compile(r"Norm(\dd)?$", re.IGNORECASE)
@@ -40,7 +41,7 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
     names: dict[int, list[str]] = {}
     unique: dict[int, nn.Parameter] = {}
     for name, parameter in parameters(tree):
-        if isinstance(parameter, nn.UninitializedParameter):
+        if is_a(parameter, nn.UninitializedParameter):
             continue
         names.setdefault(id(parameter), []).append(name)
         unique[id(parameter)] = parameter
@@ -69,7 +70,7 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         broken_ties=broken_ties(tree, gaps),
         quantization=quantization(tree),
         hooks=sum(
-            len(vars(module).get(hook, ()))
+            len(state_of(module).get(hook, ()))
             for place in tree.places
             for module in (*place.wrappers, place.module)
             for hook in HOOKS
@@ -95,24 +96,27 @@ def find_config(tree: Tree) -> Any:
     """Find the first configuration with a vocabulary or a hidden size; a multimodal model's is its text's."""
     for place in tree.places:
         for attribute in CONFIGS:
-            config = vars(place.module).get(attribute)
-            config = getattr(config, "text_config", None) or config
-            if any(type(getattr(config, name, None)) is int for name in (*VOCABULARY, *HIDDEN)):
+            config = state_of(place.module).get(attribute)
+            if config is None:
+                continue
+            inner = read(config, "text_config")
+            config = config if inner is None else inner
+            if any(type(read(config, name)) is int for name in (*VOCABULARY, *HIDDEN)):
                 return config
     return None
 
 
 def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]:
     """Vocabulary and hidden size: the configuration's, else those of the longest embedding table."""
-    tables: list[Any] = [place.module for place in embeddings]
-    table = max(tables, key=lambda each: each.num_embeddings, default=None)
+    tables = [place.module for place in embeddings if type(read(place.module, "num_embeddings")) is int]
+    table = max(tables, key=lambda each: int(read(each, "num_embeddings")), default=None)
     vocabulary = next(
-        (size for name in VOCABULARY if type(size := getattr(config, name, None)) is int),
-        getattr(table, "num_embeddings", None),
+        (size for name in VOCABULARY if type(size := read(config, name)) is int),
+        read(table, "num_embeddings"),
     )
     hidden = next(
-        (size for name in HIDDEN if type(size := getattr(config, name, None)) is int),
-        getattr(table, "embedding_dim", None),
+        (size for name in HIDDEN if type(size := read(config, name)) is int),
+        read(table, "embedding_dim"),
     )
     return vocabulary, hidden
 
@@ -127,7 +131,7 @@ def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:
     place = next((place for place in tree.places if PRETRAINED in lineage(type(place.module))), None)
     if place is None:
         return ()
-    declared = vars(place.module).get("all_tied_weights_keys")
+    declared = state_of(place.module).get("all_tied_weights_keys")
     if not isinstance(declared, dict):
         gaps["network.broken_ties"] = (
             "this transformers model keeps no list of its tied weights where 5.0 to 5.23 do"
@@ -150,16 +154,16 @@ def find(module: nn.Module, name: str) -> nn.Parameter | None:
     *path, last = name.split(".")
     at: nn.Module | None = module
     for part in path:
-        at = original(at._modules.get(part)) if at is not None else None
-    return None if at is None else at._parameters.get(last)
+        at = original(children_of(at).get(part)) if at is not None else None
+    return None if at is None else parameters_of(at).get(last)
 
 
 def original(module: nn.Module | None) -> nn.Module | None:
     """What PEFT's or torch's wrappers are wrapped around."""
     while module is not None:
         inner = (
-            module._modules.get("base_layer")
-            or module._modules.get("original_module")
+            children_of(module).get("base_layer")
+            or children_of(module).get("original_module")
             or wrapped_child(module)
         )
         if inner is None:
@@ -171,20 +175,20 @@ def original(module: nn.Module | None) -> nn.Module | None:
 def quantization(tree: Tree) -> str | None:
     """Read how the weights are quantized from the first configuration that says so (transformers)."""
     for place in tree.places:
-        settings = getattr(vars(place.module).get("config"), "quantization_config", None)
+        settings = read(state_of(place.module).get("config"), "quantization_config")
         method = (
-            settings.get("quant_method")
-            if isinstance(settings, dict)
-            else getattr(settings, "quant_method", None)
+            settings.get("quant_method") if isinstance(settings, dict) else read(settings, "quant_method")
         )
         if method is not None:
-            return scrub(str(getattr(method, "value", method)))
+            return scrub(str(read(method, "value", method)))
     return None
 
 
 def devices(tree: Tree, found: list[nn.Parameter]) -> tuple[str, ...]:
     """Device types of parameters and buffers, sorted."""
-    buffers = (each for place in tree.places for each in place.module._buffers.values() if each is not None)
+    buffers = (
+        each for place in tree.places for each in buffers_of(place.module).values() if each is not None
+    )
     return tuple(sorted({each.device.type for each in (*found, *buffers)}))
 
 

@@ -19,6 +19,7 @@ from fp8doctor.examine.walk import Tree, parameters
 from fp8doctor.facts import SavedWeight
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import lineage
+from fp8doctor.stacks.looking import is_a
 from fp8doctor.stacks.tensors import local, storage_bytes, stored_bytes, subclass
 from fp8doctor.wording import sentence
 
@@ -42,7 +43,7 @@ def examine_saving(tree: Tree, gaps: dict[str, str]) -> Any:
             kind is not None
             and not kind.startswith(GATHERED)
             and local(parameter) is parameter
-            and not isinstance(parameter, nn.UninitializedParameter)
+            and not is_a(parameter, nn.UninitializedParameter)
         ):
             kinds.setdefault(kind, {}).setdefault(id(parameter), (name, parameter))
     found = []

@@ -19,6 +19,7 @@ from fp8doctor.facts import TrainerArguments, Training
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.lineage import class_name
+from fp8doctor.stacks.looking import forward_of, is_a, read, state_of
 
 FIRST = 5
 """Names that stand for a longer list."""
@@ -26,13 +27,13 @@ FIRST = 5
 
 def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
     """Read the training state of a job whose model was walked; ``gaps`` names what cannot be read."""
-    forward = vars(tree.root.module).get("forward", type(tree.root.module).forward)
-    arguments = getattr(job.trainer, "args", job.trainer)
+    forward = forward_of(tree.root.module)
+    arguments = read(job.trainer, "args", job.trainer)
     optimizer = (
         job.optimizer
         if job.optimizer is not None
-        else vars(job.trainer).get("optimizer")
-        if hasattr(job.trainer, "args")
+        else state_of(job.trainer).get("optimizer")
+        if arguments is not job.trainer
         else None
     )
     names: dict[int, str] = {}
@@ -43,7 +44,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
     left_out = None if optimizer is None else outside(optimizer, list(unique.values()), gaps)
     asked = True if any(each.active for each in tree.checkpointing) else None
     return Training(
-        mode="train" if tree.root.module.training else "eval",
+        mode="train" if read(tree.root.module, "training") else "eval",
         autocast=autocast_dtype(job, forward, list(unique.values())),
         gradients_seen=any(each.grad is not None for each in unique.values()),
         compile_marks=tuple(tree.marks),
@@ -57,7 +58,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         use_cache=use_cache(tree, arguments),
         cache_switch=cache_switch(tree, arguments),
         alloc_retries=examine_allocator(gaps),
-        optimizer_stepped=None if optimizer is None else bool(getattr(unwrapped(optimizer), "state", None)),
+        optimizer_stepped=None if optimizer is None else bool(read(unwrapped(optimizer), "state")),
         parameters_outside_optimizer=None
         if optimizer is None
         else NOT_RECORDED
@@ -83,12 +84,12 @@ def autocast_dtype(job: Job, forward: Any, found: list[nn.Parameter]) -> str | N
 
 def _autocast_around(link: Any) -> torch.dtype | None:
     """The dtype of an autocast decorator, from its closure (torch 2.6 to 2.15)."""
-    function = getattr(link, "__func__", link)
-    code = getattr(function, "__code__", None)
+    function = read(link, "__func__", link)
+    code = read(function, "__code__")
     if code is None or "autocast_instance" not in code.co_freevars:
         return None
     instance = function.__closure__[code.co_freevars.index("autocast_instance")].cell_contents
-    return getattr(instance, "fast_dtype", None) if getattr(instance, "_enabled", True) else None
+    return read(instance, "fast_dtype") if read(instance, "_enabled", True) else None
 
 
 def _name(dtype: Any) -> str:
@@ -102,8 +103,8 @@ def forward_chain(forward: Any) -> tuple[str, ...]:
 
 
 def _link_name(link: Any) -> str:
-    function = getattr(link, "__func__", link)
-    code = getattr(function, "__code__", None)
+    function = read(link, "__func__", link)
+    code = read(function, "__code__")
     if code is None:
         return class_name(type(function))
     return f"{function.__globals__.get('__name__', '')}.{code.co_qualname}"
@@ -113,7 +114,7 @@ def trainer_arguments(arguments: Any) -> TrainerArguments | None:
     """What a Trainer's arguments ask for, read from their fields so that no property runs."""
     if arguments is None:
         return None
-    settings = vars(arguments)
+    settings = state_of(arguments)
     checkpointing = settings.get("activation_checkpointing", settings.get("gradient_checkpointing"))
     return TrainerArguments(
         kind=class_name(type(arguments)),
@@ -127,7 +128,7 @@ def trainer_arguments(arguments: Any) -> TrainerArguments | None:
 
 def unwrapped(optimizer: Any) -> Any:
     """The optimizer inside Accelerate's wrapper."""
-    return vars(optimizer).get("optimizer", optimizer)
+    return state_of(optimizer).get("optimizer", optimizer)
 
 
 def outside(optimizer: Any, found: list[nn.Parameter], gaps: dict[str, str]) -> list[nn.Parameter] | None:
@@ -141,7 +142,7 @@ def outside(optimizer: Any, found: list[nn.Parameter], gaps: dict[str, str]) -> 
     trainable = [
         each
         for each in found
-        if each.requires_grad and not isinstance(each, nn.UninitializedParameter) and each.numel()
+        if each.requires_grad and not is_a(each, nn.UninitializedParameter) and each.numel()
     ]
     left_out = [each for each in trainable if id(each) not in inside]
     kind = class_name(type(inner))

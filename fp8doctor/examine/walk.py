@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from torch import nn
@@ -14,6 +14,7 @@ from fp8doctor.examine.compile_marks import compile_mark, forward_of_torch, is_c
 from fp8doctor.facts import Checkpointing, CompileMark
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import lineage
+from fp8doctor.stacks.looking import children_of, is_a, parameters_of, tensors_of
 
 WRAPPERS = {
     ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
@@ -138,7 +139,7 @@ class _Walk:
         self.open.add(id(module))
         cover = self.marked(module, name, cover)
         self.trainable = self.trainable or any(
-            each is not None and each.requires_grad for each in module._parameters.values()
+            each is not None and each.requires_grad for each in parameters_of(module).values()
         )
         inner = wrapped_child(module)
         if inner is not None:
@@ -160,7 +161,7 @@ class _Walk:
             self.tree.places.append(place)
             if parent:
                 parent.children.append(place)
-            for child_name, child in module._modules.items():
+            for child_name, child in children_of(module).items():
                 if child is not None:
                     full_name = f"{name}.{child_name}" if name else child_name
                     self.visit(child, full_name, place, below(place, child_name, child, full_name, cover))
@@ -205,9 +206,9 @@ def below(place: Place, child_name: str, child: nn.Module, full_name: str, cover
     """Find the cover of a child: blocks under a flagged model, LoRA's parts and expert lists change it."""
     module, adapter, experts = place.module, cover.adapter, cover.experts
     checkpointed, flag_above = cover.checkpointed, cover.flag_above
-    if flag_above and isinstance(module, nn.ModuleList):
+    if flag_above and is_a(module, nn.ModuleList):
         checkpointed, flag_above = (checkpointed if is_layer(child) else full_name), False
-    if adapter != "adapter" and "base_layer" in module._modules:
+    if adapter != "adapter" and "base_layer" in children_of(module):
         # Around expert weights PEFT nests its wrappers: the base of one holds the adapter of the next.
         adapter = (
             "base" if child_name == "base_layer" else "adapter" if child_name.startswith("lora_") else adapter
@@ -215,27 +216,27 @@ def below(place: Place, child_name: str, child: nn.Module, full_name: str, cover
     elif adapter is None and child_name in ("lora_a", "lora_b"):
         adapter = "adapter"
     if is_expert_list(place):
-        experts = len(module._modules)
-    idle = cover.idle or (child_name == "original_module" and "modules_to_save" in module._modules)
+        experts = len(children_of(module))
+    idle = cover.idle or (child_name == "original_module" and "modules_to_save" in children_of(module))
     return Cover(cover.compiled, cover.watched, checkpointed, flag_above, adapter, experts, idle)
 
 
 def is_expert_list(place: Place) -> bool:
     """Whether this is a list of expert modules, one of which a token visits."""
     return (
-        isinstance(place.module, nn.ModuleList)
+        is_a(place.module, nn.ModuleList)
         and "expert" in place.name.rpartition(".")[2].lower()
-        and len(place.module._modules) > 1
+        and len(children_of(place.module)) > 1
     )
 
 
 def wrapped_child(module: nn.Module) -> nn.Module | None:
     """What a wrapper wraps; None for every other module."""
-    if INNER_NAMES.isdisjoint(module._modules):
+    if INNER_NAMES.isdisjoint(children_of(module)):
         return None
     for each in lineage(type(module)):
         if each in WRAPPERS:
-            return module._modules.get(WRAPPERS[each])
+            return children_of(module).get(WRAPPERS[each])
     return None
 
 
@@ -243,9 +244,9 @@ def parameters(tree: Tree) -> Iterator[tuple[str, nn.Parameter]]:
     """Every parameter under every name it has; a shared one comes more than once."""
     for place in tree.places:
         for owner in (*place.wrappers, place.module):
-            for name, parameter in owner._parameters.items():
+            for name, parameter in parameters_of(owner).items():
                 if parameter is not None:
                     yield (f"{place.name}.{name}" if place.name else name), parameter
     for alias, module in tree.aliases:
-        for name, parameter in module.named_parameters():
-            yield f"{alias}.{name}", parameter
+        for name, shared in tensors_of(module, "_parameters"):
+            yield f"{alias}.{name}", cast("nn.Parameter", shared)

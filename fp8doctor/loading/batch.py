@@ -12,6 +12,8 @@ from fp8doctor.facts import Workload
 from fp8doctor.loading.job import Plan
 from fp8doctor.loading.made_up_batch import TARGETS, make_up
 from fp8doctor.loading.model_inputs import NoBatchError, first_layer, patch_rows
+from fp8doctor.stacks.lineage import home
+from fp8doctor.stacks.looking import method, read
 from fp8doctor.wording import error_in_words
 
 _log = logging.getLogger("fp8doctor")
@@ -74,11 +76,15 @@ def describe(
 def core(model: Any) -> Any:
     """The model inside ``torch.compile``, data-parallel wrappers and PEFT."""
     while True:
-        inner = getattr(model, "_orig_mod", None)
+        inner = read(model, "_orig_mod")
         if inner is None and type(model).__name__ in WRAPPERS:
-            inner = model.module
-        if inner is None and type(model).__module__.startswith("peft.") and hasattr(model, "get_base_model"):
-            inner = model.get_base_model()
+            inner = read(model, "module")
+        if (
+            inner is None
+            and home(type(model)).startswith("peft.")
+            and (ask := method(model, "get_base_model"))
+        ):
+            inner = ask()
         if inner is None or inner is model:
             return model
         model = inner
@@ -92,7 +98,7 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
     shape = tuple(tensor.shape)
     if not tensor.is_floating_point():
         return (None, None, tensor.numel()) if len(shape) < 2 else (shape[0], shape[-1], tensor.numel())
-    if hasattr(first_layer(model), "in_channels"):
+    if read(first_layer(model), "in_channels") is not None:
         rows = patch_rows(model, *shape[2:]) if len(shape) == 4 else None
         return shape[0] if shape else None, rows, shape[0] * rows if rows else None
     leading = shape[:-1]

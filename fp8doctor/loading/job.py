@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8doctor.facts import Target, Workload
+from fp8doctor.stacks.looking import read
 
 
 @dataclass
@@ -74,21 +75,21 @@ def plan_of(trainer: Any) -> Plan:
     """Read a Trainer or TrainingArguments; nothing of it is called."""
     import torch
 
-    arguments = trainer if is_training_arguments(trainer) else trainer.args
-    model = getattr(trainer, "model_wrapped", None)
-    precision = getattr(getattr(trainer, "accelerator", None), "mixed_precision", None)
-    if getattr(arguments, "bf16", False):
+    arguments = trainer if is_training_arguments(trainer) else read(trainer, "args")
+    model = read(trainer, "model_wrapped")
+    precision = read(read(trainer, "accelerator"), "mixed_precision")
+    if read(arguments, "bf16"):
         precision = "bf16"
-    elif getattr(arguments, "fp16", False):
+    elif read(arguments, "fp16"):
         precision = "fp16"
     return Plan(
-        model=model if model is not None else getattr(trainer, "model", None),
-        optimizer=getattr(trainer, "optimizer", None),
+        model=model if model is not None else read(trainer, "model"),
+        optimizer=read(trainer, "optimizer"),
         # Accelerate runs the step under BF16 autocast with mixed_precision="fp8" too.
         autocast={"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}.get(str(precision)),
-        accumulate=_positive(getattr(arguments, "gradient_accumulation_steps", None)) or 1,
-        batch_size=_positive(getattr(arguments, "per_device_train_batch_size", None)),
-        sequence_length=_positive(getattr(arguments, "max_length", None)),
+        accumulate=_positive(read(arguments, "gradient_accumulation_steps")) or 1,
+        batch_size=_positive(read(arguments, "per_device_train_batch_size")),
+        sequence_length=_positive(read(arguments, "max_length")),
     )
 
 
@@ -126,7 +127,7 @@ def checked_batch(value: Any, what: str) -> Any:
 
 def _derives_from(value: Any, name: str) -> bool:
     return any(
-        base.__name__ == name and base.__module__.partition(".")[0] == "transformers"
+        base.__name__ == name and str(base.__module__).partition(".")[0] == "transformers"
         for base in type(value).__mro__
     )
 

@@ -17,6 +17,7 @@ from fp8doctor.loading.model_inputs import (
     parameters_of,
     vocabulary_of,
 )
+from fp8doctor.stacks.looking import read, tensors_of
 
 BATCH = 8
 SEQUENCE = 2048
@@ -49,11 +50,11 @@ class _Draw:
 
         floating = [
             each
-            for each in model.parameters()
+            for _, each in tensors_of(model, "_parameters")
             if each.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
         ]
         first = next(iter(floating), None)
-        self._device = next(model.parameters()).device
+        self._device = next(tensors_of(model, "_parameters"))[1].device
         self._dtype = first.dtype if first is not None else torch.bfloat16
         self._generator = torch.Generator("cpu").manual_seed(0)
 
@@ -77,7 +78,7 @@ class _Draw:
 def make_up(model: Any, size: int | None, sequence: int | None) -> tuple[Any, str]:
     """A batch and what it is made of. Raises `NoBatchError`."""
     draw = _Draw(model)
-    kind = getattr(model, "main_input_name", None) if hasattr(model, "config") else None
+    kind = read(model, "main_input_name") if read(model, "config") is not None else None
     if kind == "pixel_values":
         return _images(model, draw, size)
     if kind == "input_values":
@@ -87,9 +88,9 @@ def make_up(model: Any, size: int | None, sequence: int | None) -> tuple[Any, st
     if kind not in (None, "input_ids"):
         raise NoBatchError(f"the inputs of {type(model).__name__} are not known")
     first = first_layer(model)
-    if kind == "input_ids" or hasattr(first, "num_embeddings"):
+    if kind == "input_ids" or read(first, "num_embeddings") is not None:
         return _tokens(model, draw, size, sequence)
-    if hasattr(first, "in_channels"):
+    if read(first, "in_channels") is not None:
         return _grids(model, first, draw, size)
     if first is not None:
         return _rows(model, first, draw, size, sequence)
@@ -123,7 +124,7 @@ def _tokens(model: Any, draw: _Draw, size: int | None, sequence: int | None) -> 
             raise NoBatchError(f"forward also needs {name!r}")
     if "decoder_input_ids" in parameters and not set(TARGETS) & set(batch):
         batch["decoder_input_ids"] = ids
-    bare = len(batch) == 1 and not hasattr(model, "main_input_name")
+    bare = len(batch) == 1 and read(model, "main_input_name") is None
     without = "".join(f", no {what}" for what in besides)
     return (
         ids if bare else batch,
@@ -143,19 +144,19 @@ def _labels(model: Any, draw: _Draw, ids: Any) -> Any:
 
 def _classes(model: Any, draw: _Draw, shape: tuple[int, ...]) -> Any:
     """Class labels; with a single label transformers regresses, on numbers."""
-    return (
-        draw.floats(shape) if model.config.num_labels == 1 else draw.integers(model.config.num_labels, shape)
-    )
+    labels = read(read(model, "config"), "num_labels")
+    return draw.floats(shape) if labels == 1 else draw.integers(labels, shape)
 
 
 def _images(model: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
     """Pixels as a transformers configuration describes them."""
     if "input_ids" in parameters_of(model):
         raise NoBatchError("forward takes text and images")
-    config = getattr(model.config, "vision_config", model.config)
-    extents = as_pair(getattr(config, "image_size", None)) or GRIDS[2]
-    frames = (config.num_frames,) if isinstance(getattr(config, "num_frames", None), int) else ()
-    shape = (size or BATCH, *frames, getattr(config, "num_channels", 3), *extents)
+    config = read(model, "config")
+    config = read(config, "vision_config", config)
+    extents = as_pair(read(config, "image_size")) or GRIDS[2]
+    frames = (count,) if isinstance(count := read(config, "num_frames"), int) else ()
+    shape = (size or BATCH, *frames, read(config, "num_channels", 3), *extents)
     batch = {"pixel_values": draw.floats(shape)}
     if type(model).__name__.endswith(("ForImageClassification", "ForVideoClassification")):
         batch["labels"] = _classes(model, draw, shape[:1])
@@ -164,12 +165,13 @@ def _images(model: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
 
 def _waveforms(model: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
     """Sound for models that begin with convolutions over the waveform (wav2vec 2.0 and its kin)."""
-    if not hasattr(model.config, "conv_stride"):
+    config = read(model, "config")
+    if read(config, "conv_stride") is None:
         raise NoBatchError(f"the inputs of {type(model).__name__} are not known")
     shape = (size or BATCH, WAVEFORM)
     batch = {"input_values": draw.floats(shape)}
     if "ForCTC" in type(model).__name__:
-        batch["labels"] = draw.integers(model.config.vocab_size - 1, (shape[0], TRANSCRIPT)) + 1
+        batch["labels"] = draw.integers(read(config, "vocab_size") - 1, (shape[0], TRANSCRIPT)) + 1
     if "ForSequenceClassification" in type(model).__name__:
         batch["labels"] = _classes(model, draw, shape[:1])
     return batch, f"{_times(shape)} random samples of sound"
@@ -177,18 +179,17 @@ def _waveforms(model: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
 
 def _spectrograms(model: Any, draw: _Draw, size: int | None, sequence: int | None) -> tuple[Any, str]:
     """Mel spectrograms and a transcript for Whisper and its kin."""
-    config = model.config
-    if not (
-        hasattr(config, "num_mel_bins")
-        and hasattr(config, "max_source_positions")
-        and hasattr(config, "max_target_positions")
-    ):
+    config = read(model, "config")
+    bins, sources, targets = (
+        read(config, name) for name in ("num_mel_bins", "max_source_positions", "max_target_positions")
+    )
+    if None in (bins, sources, targets):
         raise NoBatchError(f"the inputs of {type(model).__name__} are not known")
-    shape = (size or BATCH, config.num_mel_bins, 2 * config.max_source_positions)
+    shape = (size or BATCH, bins, 2 * sources)
     target = "labels" if "labels" in parameters_of(model) else "decoder_input_ids"
     batch = {
         "input_features": draw.floats(shape),
-        target: draw.integers(config.vocab_size, (shape[0], sequence or config.max_target_positions)),
+        target: draw.integers(read(config, "vocab_size"), (shape[0], sequence or targets)),
     }
     return batch, f"{_times(shape)} random mel features, {_times(tuple(batch[target].shape))} tokens"
 
@@ -196,12 +197,13 @@ def _spectrograms(model: Any, draw: _Draw, size: int | None, sequence: int | Non
 def _grids(model: Any, first: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
     """Images, or sequences or volumes, for a model that begins with a convolution."""
     _refuse_more_arguments(model)
-    dimensions = len(first.kernel_size)
+    dimensions = len(read(first, "kernel_size"))
+    channels = read(first, "in_channels")
     extents = (image_size(model) if dimensions == 2 else None) or GRIDS[dimensions]
-    shape = (size or BATCH, _known(first.in_channels), *extents)
+    shape = (size or BATCH, _known(channels), *extents)
     return draw.floats(
         shape
-    ), f"{_times(shape)} random numbers, for a first {type(first).__name__} with {first.in_channels} channels"
+    ), f"{_times(shape)} random numbers, for a first {type(first).__name__} with {channels} channels"
 
 
 def _rows(model: Any, first: Any, draw: _Draw, size: int | None, sequence: int | None) -> tuple[Any, str]:
@@ -210,10 +212,11 @@ def _rows(model: Any, first: Any, draw: _Draw, size: int | None, sequence: int |
     if attends(model) and sequence is None:
         sequence = min(SEQUENCE, longest_sequence(model) or SEQUENCE)
     leading = (size or BATCH, sequence) if sequence else (size or BATCH * SEQUENCE,)
-    shape = (*leading, _known(first.in_features))
+    features = read(first, "in_features")
+    shape = (*leading, _known(features))
     return draw.floats(
         shape
-    ), f"{_times(shape)} random numbers, for a first {type(first).__name__} of {first.in_features} inputs"
+    ), f"{_times(shape)} random numbers, for a first {type(first).__name__} of {features} inputs"
 
 
 def _refuse_more_arguments(model: Any) -> None:

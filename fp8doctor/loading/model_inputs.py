@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from fp8doctor.stacks.looking import method, modules_of, read, read_class, tensors_of
+
 MORE_ROWS = 8
 """Rows a vision transformer may add to its patches at most: class, distillation and register tokens."""
 
@@ -32,7 +34,7 @@ class NoBatchError(Exception):
 def parameters_of(model: Any) -> dict[str, bool]:
     """Arguments of the forward, and whether each is required."""
     try:
-        found = list(inspect.signature(type(model).forward).parameters.values())[1:]
+        found = list(inspect.signature(read_class(type(model), "forward")).parameters.values())[1:]
     except (TypeError, ValueError):
         return {}
     return {
@@ -44,20 +46,21 @@ def parameters_of(model: Any) -> dict[str, bool]:
 
 def first_layer(model: Any) -> Any:
     """Find the first embedding (positions aside), convolution or linear layer in the order of definition."""
-    for name, module in model.named_modules():
-        embeds = isinstance(getattr(module, "num_embeddings", None), int) and not _is_of_positions(name)
-        convolves = isinstance(getattr(module, "in_channels", None), int) and isinstance(
-            getattr(module, "kernel_size", None), tuple
+    for name, module in modules_of(model):
+        embeds = isinstance(read(module, "num_embeddings"), int) and not _is_of_positions(name)
+        convolves = isinstance(read(module, "in_channels"), int) and isinstance(
+            read(module, "kernel_size"), tuple
         )
-        if embeds or convolves or isinstance(getattr(module, "in_features", None), int):
+        if embeds or convolves or isinstance(read(module, "in_features"), int):
             return module
     return None
 
 
 def vocabulary_of(model: Any) -> int:
     """Tokens that the input embedding and the configuration both know."""
-    embedding = model.get_input_embeddings() if hasattr(model, "main_input_name") else first_layer(model)
-    sizes = (getattr(_text_config(model), "vocab_size", None), getattr(embedding, "num_embeddings", None))
+    ask = method(model, "get_input_embeddings")
+    embedding = ask() if ask else first_layer(model)
+    sizes = (read(_text_config(model), "vocab_size"), read(embedding, "num_embeddings"))
     known = [size for size in sizes if isinstance(size, int) and size > 0]
     if not known:
         raise NoBatchError("the model does not tell the size of its vocabulary")
@@ -68,26 +71,22 @@ def longest_sequence(model: Any) -> int | None:
     """The longest sequence the model takes, as its configuration, position embeddings or masks tell; None
     when nothing does."""
     config = _text_config(model)
-    found = [
-        next((size for key in POSITION_KEYS if isinstance(size := getattr(config, key, None), int)), None)
+    found = [next((size for key in POSITION_KEYS if isinstance(size := read(config, key), int)), None)]
+    tables = [
+        each
+        for name, each in modules_of(model)
+        if _is_of_positions(name) and isinstance(read(each, "num_embeddings"), int)
     ]
-    if hasattr(model, "main_input_name"):
+    if read(model, "main_input_name") is not None:
         # RoBERTa and its kin begin to count behind the padding: the first positions are no token's.
-        tables = [
-            each
-            for name, each in model.named_modules()
-            if _is_of_positions(name) and hasattr(each, "num_embeddings")
-        ]
         found += [
-            each.num_embeddings - each.padding_idx - 1 for each in tables if each.padding_idx is not None
+            read(each, "num_embeddings") - read(each, "padding_idx") - 1
+            for each in tables
+            if read(each, "padding_idx") is not None
         ]
     else:
-        found += [
-            each.num_embeddings
-            for name, each in model.named_modules()
-            if _is_of_positions(name) and hasattr(each, "num_embeddings")
-        ]
-        held = [*model.named_parameters(), *model.named_buffers()]
+        found += [read(each, "num_embeddings") for each in tables]
+        held = [*tensors_of(model, "_parameters"), *tensors_of(model, "_buffers")]
         found += [
             each.shape[-2]
             for name, each in held
@@ -95,7 +94,7 @@ def longest_sequence(model: Any) -> int | None:
         ]
         found += [
             each.shape[-1]
-            for _, each in model.named_buffers()
+            for _, each in tensors_of(model, "_buffers")
             if each.dim() >= 2 and each.shape[-1] == each.shape[-2]
         ]
     known = [each for each in found if isinstance(each, int) and each > 0]
@@ -103,8 +102,9 @@ def longest_sequence(model: Any) -> int | None:
 
 
 def _text_config(model: Any) -> Any:
-    config: Any = getattr(model, "config", None)
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = read(model, "config")
+    ask = method(config, "get_text_config")
+    return ask() if ask else config
 
 
 def _is_of_positions(name: str) -> bool:
@@ -115,16 +115,16 @@ def _is_of_positions(name: str) -> bool:
 def attends(model: Any) -> bool:
     return any(
         "attention" in label or "attn" in label
-        for name, each in model.named_modules()
+        for name, each in modules_of(model)
         for label in (name.lower(), type(each).__name__.lower())
     )
 
 
 def image_size(model: Any) -> tuple[int, ...] | None:
     """What the model, its configuration or its patch embedding keep as the size of an image."""
-    for owner in (getattr(model, "config", None), *model.modules()):
+    for owner in (read(model, "config"), *(each for _, each in modules_of(model))):
         for key in ("image_size", "img_size"):
-            if extents := as_pair(getattr(owner, key, None)):
+            if extents := as_pair(read(owner, key)):
                 return extents
     return None
 
@@ -135,24 +135,25 @@ def patch_rows(model: Any, height: int, width: int) -> int | None:
     Models of several stages (Swin, ConvNeXt) merge patches on the way: their rows are not one number.
     """
     first = first_layer(model)
-    if first.kernel_size != first.stride or first.stride[0] < 2:
+    stride = read(first, "stride")
+    if read(first, "kernel_size") != stride or stride[0] < 2:
         return None
-    patches: int = (height // first.stride[0]) * (width // first.stride[1])
+    patches: int = (height // stride[0]) * (width // stride[1])
     held = [
         each.shape[-2]
-        for name, each in model.named_parameters()
+        for name, each in tensors_of(model, "_parameters")
         if _is_of_positions(name) and each.dim() in (2, 3)
     ]
     known = next((rows for rows in held if patches <= rows <= patches + MORE_ROWS), None)
-    return known if known is not None or not _keeps_its_width(model, first.out_channels) else patches
+    return known if known is not None or not _keeps_its_width(model, read(first, "out_channels")) else patches
 
 
 def _keeps_its_width(model: Any, width: int) -> bool:
     """Whether every linear layer starts from this width, or leads back to it."""
     sides = [
-        (each.in_features, each.out_features)
-        for each in model.modules()
-        if isinstance(getattr(each, "in_features", None), int)
+        (read(each, "in_features"), read(each, "out_features"))
+        for _, each in modules_of(model)
+        if isinstance(read(each, "in_features"), int)
     ]
     return all(width in side for side in sides)
 

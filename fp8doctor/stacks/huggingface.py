@@ -11,6 +11,7 @@ from torch import nn
 
 from fp8doctor.stacks import Layer, plain
 from fp8doctor.stacks.lineage import ancestor
+from fp8doctor.stacks.looking import is_a, read
 
 ORDER = 30
 STACK = "huggingface"
@@ -25,13 +26,13 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     kind = ancestor(type(module), PREFIX, LINEARS + EXPERTS)
     if kind is None:
         return ()
-    layers = plain.linear(module, gaps) if isinstance(module, nn.Linear) else plain.experts(module)
+    layers = plain.linear(module, gaps) if is_a(module, nn.Linear) else plain.experts(module)
     return tuple(replace(each, kind=kind, stack=STACK, features=features(module)) for each in layers)
 
 
 def features(module: nn.Module) -> dict[str, bool | int | str | None]:
     """Block size and how activations are scaled, where the class has them."""
-    block, scheme = getattr(module, "block_size", None), getattr(module, "activation_scheme", None)
+    block, scheme = read(module, "block_size"), read(module, "activation_scheme")
     return {
         "block_size": "x".join(map(str, block)) if block else None,
         "activation_scheme": scheme if isinstance(scheme, str) else None,

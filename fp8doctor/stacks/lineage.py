@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 Ancestor = tuple[str, str]
 """Module and qualified name of a class, such as ``("torch.nn.modules.linear", "Linear")``."""
 
-
-def _lineage(kind: type) -> tuple[Ancestor, ...]:
-    mro = kind.__mro__
-    if len(mro) > 2 and mro[1].__name__ == "FSDPModule":
-        mro = mro[2:]
-    return tuple((each.__module__, each.__qualname__) for each in mro)
+_KNOWN: WeakKeyDictionary[type, tuple[Ancestor, ...]] = WeakKeyDictionary()
+"""The lineages that were asked for; a user's class is not kept alive by it."""
 
 
-lineage: Callable[[type], tuple[Ancestor, ...]] = functools.lru_cache(maxsize=1024)(_lineage)
-"""Module and qualified name of every class in the method resolution order, the class itself first.
+def lineage(kind: type) -> tuple[Ancestor, ...]:
+    """Module and qualified name of every class in the method resolution order, the class itself first.
 
-FSDP2's own class (``FSDPLinear``) and its mixin are left out: the layer is still what it was.
-"""
+    The class that FSDP2 puts in front (``FSDPLinear``) and its mixin are left out: the layer is still what it
+    was. A class that says it is of no module has an empty one.
+    """
+    known = _KNOWN.get(kind)
+    if known is None:
+        mro = kind.__mro__
+        if len(mro) > 2 and mro[1].__name__ == "FSDPModule":
+            mro = mro[2:]
+        known = tuple((str(each.__module__ or ""), each.__qualname__) for each in mro)
+        _KNOWN[kind] = known
+    return known
 
 
 def ancestor(kind: type, module_prefix: str, names: tuple[str, ...]) -> str | None:
@@ -29,6 +33,11 @@ def ancestor(kind: type, module_prefix: str, names: tuple[str, ...]) -> str | No
         if name in names and module.startswith(module_prefix):
             return f"{module}.{name}"
     return None
+
+
+def home(kind: type) -> str:
+    """The Python module that a class is from, the one that FSDP2 puts in front taken off."""
+    return lineage(kind)[0][0]
 
 
 def class_name(kind: type) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fp8doctor.facts import Use
 from fp8doctor.stacks import Layer
 from fp8doctor.stacks.lineage import ancestor, class_name
+from fp8doctor.stacks.looking import children_of, is_a, parameters_of, read, tensor
 from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, subclass
 
 ORDER = 100
@@ -25,19 +26,19 @@ DOWN = re.compile(r"down|w2|wo$|output", re.IGNORECASE)
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     """Recognise layers in 16 or 32 bits, or with plain float8 weights that are only stored."""
-    if isinstance(module, nn.Linear):
+    if is_a(module, nn.Linear):
         return linear(module, gaps)
-    if isinstance(module, nn.MultiheadAttention):
+    if is_a(module, nn.MultiheadAttention):
         return attention(module)
-    weight = _parameter(module, "weight")
+    weight = tensor(module, "weight")
     if weight is not None and weight.ndim == 2:
         if ancestor(type(module), "transformers.", ("Conv1D",)):
             return (layer(module, (weight,), weight.shape[0], weight.shape[1]),)
         if ROUTER.search(type(module).__name__):
             return (layer(module, (weight,), weight.shape[1], weight.shape[0], role="router"),)
-        if (
-            "lora_a" in module._modules and "lora_b" in module._modules
-        ):  # torchtune's LoRALinear, which is no nn.Linear
+        if {"lora_a", "lora_b"} <= children_of(
+            module
+        ).keys():  # torchtune's LoRALinear, which is no nn.Linear
             return (layer(module, (weight,), weight.shape[1], weight.shape[0]),)
     return experts(module)
 
@@ -65,7 +66,7 @@ def layer(
         out_features=int(out_features),
         weights=weights,
         dtype=dtype_name(data if use == "storage" else weights[0]),
-        bias=module._parameters.get("bias") is not None if bias is None else bias,
+        bias=parameters_of(module).get("bias") is not None if bias is None else bias,
         part=part,
         gemms=gemms,
         role=role,
@@ -74,32 +75,34 @@ def layer(
     )
 
 
-def linear(module: nn.Linear, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """An nn.Linear or a subclass of it. FSDP1 keeps the weight as a plain attribute, which serves as well."""
-    weight = module.weight
-    if isinstance(weight, nn.UninitializedParameter):
+def linear(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
+    """An nn.Linear or a subclass of it. Its sizes are its own numbers, else those of its weight."""
+    weight = tensor(module, "weight")
+    if weight is None:
+        gaps["network.linears"] = (
+            f"{type(module).__qualname__} keeps no weight that can be looked at without running its code"
+        )
+        return ()
+    if is_a(weight, nn.UninitializedParameter):
         gaps["network.linears"] = "a LazyLinear has no shape before its first forward"
         return ()
     role: Literal["body", "router"] = "router" if ROUTER.search(type(module).__name__) else "body"
-    return (
-        layer(
-            module,
-            (weight,),
-            module.in_features,
-            module.out_features,
-            bias=module.bias is not None,
-            role=role,
-        ),
+    of_weight = (int(weight.shape[-1]), int(weight.shape[0]))
+    own = (read(module, "in_features"), read(module, "out_features"))
+    in_features, out_features = (
+        size if type(size) is int else known for size, known in zip(own, of_weight, strict=True)
     )
+    bias = tensor(module, "bias") is not None
+    return (layer(module, (weight,), in_features, out_features, bias=bias, role=role),)
 
 
-def attention(module: nn.MultiheadAttention) -> tuple[Layer, ...]:
+def attention(module: nn.Module) -> tuple[Layer, ...]:
     """Recognise the input projections of nn.MultiheadAttention; its output projection is a child."""
     found = []
     for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
-        weight = _parameter(module, name)
+        weight = tensor(module, name)
         if weight is not None:
-            bias = module.in_proj_bias is not None
+            bias = tensor(module, "in_proj_bias") is not None
             part = name.removesuffix("_weight")
             found.append(
                 layer(
@@ -119,12 +122,12 @@ def experts(module: nn.Module) -> tuple[Layer, ...]:
     """Recognise 3-D weights ``[experts, out, in]``, or transposed, that are named after experts."""
     found: list[Layer] = []
     own_name = bool(EXPERTS.search(type(module).__name__))
-    for name, weight in module._parameters.items():
+    for name, weight in parameters_of(module).items():
         if weight is None or weight.ndim != 3 or weight.shape[0] < 2 or NOT_A_WEIGHT.search(name):
             continue
-        if (own_name or EXPERTS.search(name)) and not isinstance(module, nn.modules.conv._ConvNd):
+        if (own_name or EXPERTS.search(name)) and not is_a(module, nn.modules.conv._ConvNd):
             in_features, out_features = expert_shape(module, name, weight)
-            bias = module._parameters.get(f"{name}_bias") is not None
+            bias = parameters_of(module).get(f"{name}_bias") is not None
             found.append(
                 layer(
                     module,
@@ -143,13 +146,13 @@ def experts(module: nn.Module) -> tuple[Layer, ...]:
 def expert_shape(module: nn.Module, name: str, weight: Tensor) -> tuple[int, int]:
     """Tell an expert's input and output features, as the module says, else by the hidden size."""
     last, first = int(weight.shape[2]), int(weight.shape[1])
-    transposed = getattr(module, "is_transposed", None)
+    transposed = read(module, "is_transposed")
     if not isinstance(transposed, bool):
         hidden = next(
             (
                 size
                 for each in ("hidden_size", "hidden_dim", "dim")
-                if isinstance(size := getattr(module, each, None), int)
+                if isinstance(size := read(module, each), int)
             ),
             None,
         )
@@ -157,12 +160,3 @@ def expert_shape(module: nn.Module, name: str, weight: Tensor) -> tuple[int, int
         expected_first = last if DOWN.search(name) else first
         transposed = expected_last != hidden and expected_first == hidden
     return (first, last) if transposed else (last, first)
-
-
-def _parameter(module: nn.Module, name: str) -> Tensor | None:
-    """A parameter of this very module, or the tensor that FSDP1 puts in its place."""
-    weight = module._parameters.get(name)
-    if weight is not None:
-        return weight
-    plain = module.__dict__.get(name)
-    return plain if isinstance(plain, Tensor) else None

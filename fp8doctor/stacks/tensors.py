@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fp8doctor.stacks.lineage import class_name, lineage
+from fp8doctor.stacks.looking import read
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,9 +23,7 @@ versions can be flattened)."""
 def local(tensor: Tensor) -> Tensor:
     """The tensor of this process behind a DTensor; any other tensor unchanged."""
     inner = (
-        getattr(tensor, "_local_tensor", None)
-        if class_name(type(tensor)).startswith("torch.distributed")
-        else None
+        read(tensor, "_local_tensor") if class_name(type(tensor)).startswith("torch.distributed") else None
     )
     return tensor if inner is None else inner
 
@@ -82,7 +81,7 @@ def _inside(tensor: Tensor) -> list[Tensor]:
     if any(module.startswith("transformer_engine.") for module, _ in lineage(type(tensor))):
         found = (getattr(tensor, name, None) for name in TE_DATA)
         return [each for each in found if each is not None]
-    if not hasattr(tensor, "__tensor_flatten__"):
+    if not hasattr(type(tensor), "__tensor_flatten__"):
         return []
-    names, _ = tensor.__tensor_flatten__()
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
     return [getattr(tensor, name) for name in names]

@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from fp8doctor.facts import Scaling, Use
 from fp8doctor.stacks import Layer, NoTwin, plain
 from fp8doctor.stacks.lineage import ancestor, lineage
+from fp8doctor.stacks.looking import is_a, parameters_of, read, read_class, state_of, tensor
 from fp8doctor.stacks.tensors import dtype_name, local, stored
 
 ORDER = 20
 STACK = "torchao"
 
 Features = dict[str, bool | int | str | None]
+
+NOT_THERE = object()
 
 FLOAT8 = ("Float8Linear", "Float8LinearNoCompile")
 OTHERS = ("MXLinear", "MXFP8Linear", "NVFP4Linear", "Float8BlockwiseLinear")
@@ -65,20 +68,20 @@ SIGNATURES: dict[tuple[str, ...], str] = {
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     """A torchao linear by its class, or an ordinary layer whose weight is one of torchao's tensors."""
     kind = ancestor(type(module), "torchao.", FLOAT8 + OTHERS)
-    if kind and isinstance(module, nn.Linear):
+    if kind and is_a(module, nn.Linear):
         described = plain.linear(module, gaps)
         name = kind.rpartition(".")[2]
         recipe, features = (
             float8(module, gaps) if name in FLOAT8 else (recipe_of(module, name), other_features(module))
         )
-        features |= all_gather(module.weight)
+        features |= all_gather(tensor(module, "weight"))
         return tuple(
             replace(each, kind=kind, stack=STACK, use="training", recipe=recipe, features=features)
             for each in described
         )
-    configured = OP_CONFIG in vars(module) or hasattr(type(module), OP_CONFIG)
+    configured = OP_CONFIG in state_of(module) or read_class(type(module), OP_CONFIG) is not None
     if not configured and not any(
-        weight is not None and tensor_class(weight) for weight in module._parameters.values()
+        weight is not None and tensor_class(weight) for weight in parameters_of(module).values()
     ):
         return ()
     return tuple(by_weight(each, module) for each in plain.recognise(module, gaps))
@@ -86,11 +89,11 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 def scaling(module: nn.Module) -> Scaling | None:
     """How a Float8Linear scales, by torchao's public configuration (0.10 to 0.18)."""
-    config: Any = vars(module).get("config")
+    config: Any = state_of(module).get("config")
     if config is None or ancestor(type(module), "torchao.", FLOAT8) is None:
         return None
-    casts = [getattr(config, name, None) for name in ("cast_config_input", "cast_config_weight")]
-    dtypes = dict.fromkeys(str(getattr(cast, "target_dtype", None)).removeprefix("torch.") for cast in casts)
+    casts = [read(config, name) for name in ("cast_config_input", "cast_config_weight")]
+    dtypes = dict.fromkeys(str(read(cast, "target_dtype")).removeprefix("torch.") for cast in casts)
     forward = tuple(dtype for dtype in dtypes if dtype.startswith("float8"))
     return Scaling(stack=STACK, forward_dtypes=forward, amax_history_len=None, amax_compute_algo=None)
 
@@ -107,7 +110,7 @@ def by_weight(layer: Layer, module: nn.Module) -> Layer:
     weight = layer.weights[0]
     name = tensor_class(weight)
     if name is None:
-        config = getattr(module, OP_CONFIG, None)
+        config = read(module, OP_CONFIG)
         return (
             replace(
                 layer,
@@ -120,7 +123,7 @@ def by_weight(layer: Layer, module: nn.Module) -> Layer:
             else layer
         )
     if name in TRAINING_WEIGHTS:
-        config = getattr(local(weight), "config", None) or local(weight)
+        config = read(local(weight), "config") or local(weight)
         return replace(
             layer,
             stack=STACK,
@@ -132,22 +135,24 @@ def by_weight(layer: Layer, module: nn.Module) -> Layer:
         return layer
     use: Use = "none" if name in NOT_FP8 else "storage"
     features: Features = {}
-    if hasattr(local(weight), "act_quant_kwargs"):
-        features["activations_quantized"] = getattr(local(weight), "act_quant_kwargs", None) is not None
+    settings = read(local(weight), "act_quant_kwargs", NOT_THERE)
+    if settings is not NOT_THERE:
+        features["activations_quantized"] = settings is not None
     return replace(
         layer, stack=STACK, use=use, features=layer.features | features, dtype=dtype_name(stored(weight))
     )
 
 
-def float8(module: nn.Linear, gaps: dict[str, str]) -> tuple[str | None, Features]:
+def float8(module: nn.Module, gaps: dict[str, str]) -> tuple[str | None, Features]:
     """Recipe and settings of a Float8Linear, from its configuration."""
-    config: Any = module.__dict__.get("config")
-    if config is None or not all(hasattr(config, cast) for cast in CASTS):
+    config: Any = state_of(module).get("config")
+    casts = [read(config, cast) for cast in CASTS]
+    if None in casts:
         gaps["network.linears.recipe"] = (
             "this Float8Linear carries no Float8LinearConfig (known from torchao 0.10 to 0.18)"
         )
         return None, {}
-    signature = tuple(cast_in_words(getattr(config, cast)) for cast in CASTS)
+    signature = tuple(map(cast_in_words, casts))
     features: Features = {
         "emulate": bool(config.emulate),
         "pad_inner_dim": bool(config.pad_inner_dim),
@@ -165,13 +170,13 @@ def cast_in_words(cast: Any) -> str:
     return f"{_word(cast.scaling_granularity)} {target}"
 
 
-def all_gather(weight: Tensor) -> Features:
+def all_gather(weight: Tensor | None) -> Features:
     """What the wrapper for FSDP's float8 all-gather says; nothing without the wrapper."""
-    if tensor_class(weight) != ALL_GATHER_WEIGHT:
+    if weight is None or tensor_class(weight) != ALL_GATHER_WEIGHT:
         return {}
     return {
         "float8_all_gather_weight": True,
-        "precomputed_scale": getattr(local(weight), "_precomputed_scale", None) is not None,
+        "precomputed_scale": read(local(weight), "_precomputed_scale") is not None,
     }
 
 
@@ -179,30 +184,30 @@ def recipe_of(module: nn.Module, name: str) -> str:
     """Recipe of a prototype linear; an MXLinear says by its element type whether it is FP8 or FP4."""
     if name != "MXLinear":
         return RECIPES[name]
-    element = str(getattr(module.__dict__.get("config"), "elem_dtype", "float8"))
+    element = str(read(state_of(module).get("config"), "elem_dtype", "float8"))
     return "mxfp8" if "float8" in element else "mxfp4" if "float4" in element else "custom"
 
 
 def other_features(module: nn.Module) -> Features:
     """Settings of a prototype linear, from the module or from its configuration (0.10 to 0.16)."""
-    return config_features(module.__dict__.get("config")) | config_features(module)
+    return config_features(state_of(module).get("config")) | config_features(module)
 
 
 def config_features(config: Any) -> Features:
     """Read the settings of prototype configurations (0.10 to 0.18); ``emulate`` uses no FP8 kernel."""
     features: Features = {}
     for name in ("kernel_preference", "gemm_kernel_choice"):
-        if isinstance(value := getattr(config, name, None), Enum):
+        if isinstance(value := read(config, name), Enum):
             features |= {"kernel_preference": _word(value), "emulate": _word(value) == "emulated"}
     for name in ("wgrad_with_hp", "use_triton", "pad_token_groups_for_grouped_mm"):
-        if isinstance(value := getattr(config, name, None), bool):
+        if isinstance(value := read(config, name), bool):
             features[name] = value
     return features
 
 
 def weight_recipe(config: Any) -> str:
     """Recipe of a training weight: what its configuration names, else by the class of that configuration."""
-    named = getattr(config, "float8_linear_recipe", None) or getattr(config, "scaling_type", None)
+    named = read(config, "float8_linear_recipe") or read(config, "scaling_type")
     if named is not None:
         return (named if isinstance(named, str) else _word(named)).removeprefix("fp8_")
     return "mxfp8" if "MXFP8" in type(config).__name__ else "rowwise"
@@ -210,8 +215,8 @@ def weight_recipe(config: Any) -> str:
 
 def _word(member: Any) -> str:
     """The word an enum member stands for: its value where that is text, else its name."""
-    value = getattr(member, "value", member)
-    return (value if isinstance(value, str) else str(getattr(member, "name", member))).lower()
+    value = read(member, "value", member)
+    return (value if isinstance(value, str) else str(read(member, "name", member))).lower()
 
 
 def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:

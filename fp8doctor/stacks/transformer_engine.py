@@ -19,6 +19,7 @@ from fp8doctor.facts import Scaling
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, NoTwin
 from fp8doctor.stacks.lineage import ancestor
+from fp8doctor.stacks.looking import parameters_of, read, state_of
 from fp8doctor.stacks.te_in_plain_torch import in_plain_torch
 from fp8doctor.stacks.tensors import TE_COLUMNWISE, dtype_name, plain, subclass
 
@@ -82,7 +83,7 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 def gemms(module: nn.Module, kind: str) -> list[tuple[str, tuple[Tensor, ...], int, bool]]:
     """Tell part, weights, output features and bias of every GEMM; ``parameters_split`` joins weights."""
     parameters = {
-        name: each for name, each in module._parameters.items() if each is not None and each.numel()
+        name: each for name, each in parameters_of(module).items() if each is not None and each.numel()
     }
     if kind.endswith(".LayerNormMLP"):
         parts = [
@@ -114,7 +115,7 @@ def record_of(module: Any, gaps: dict[str, str]) -> Record:
     ``fp8`` is rewritten in every forward, and by a torch checkpoint's recomputation outside the autocast. So
     False counts as "not engaged" only while there is no trace of an FP8 forward before it.
     """
-    state = vars(module)
+    state = state_of(module)
     if "fp8" not in state or not isinstance(state.get("fp8_meta"), dict):
         gaps["network.linears.engaged"] = (
             f"this Transformer Engine module keeps no record where {VERIFIED} do"
@@ -126,7 +127,7 @@ def record_of(module: Any, gaps: dict[str, str]) -> Record:
     engaged: bool | None = None
     if ran and state["fp8"]:
         engaged = True
-    elif ran and recipe is None and module.training:
+    elif ran and recipe is None and read(module, "training"):
         engaged = False
     features: dict[str, bool | int | str | None] = {
         "primary_weights_in_fp8": bool(state.get("primary_weights_in_fp8", False)),
@@ -143,20 +144,22 @@ def fp8_copies(module: nn.Module) -> list[Tensor]:
 
     Without micro-batch caching a BF16 weight is quantized anew in every forward, and nothing is kept.
     """
-    workspaces = vars(module).get("_fp8_workspaces")
+    workspaces = state_of(module).get("_fp8_workspaces")
     kept = (
         [inner for each in workspaces.values() for inner in plain(each)]
         if isinstance(workspaces, dict)
         else []
     )
-    quantized = [weight for weight in module._parameters.values() if weight is not None and subclass(weight)]
+    quantized = [
+        weight for weight in parameters_of(module).values() if weight is not None and subclass(weight)
+    ]
     transposed = (getattr(weight, name, None) for weight in quantized for name in TE_COLUMNWISE)
     return [each for each in (*kept, *transposed) if isinstance(each, Tensor)]
 
 
 def recipe_of(module: nn.Module) -> Any:
     """The recipe of the module's last FP8 forward; None before one."""
-    meta = vars(module).get("fp8_meta")
+    meta = state_of(module).get("fp8_meta")
     return meta.get("recipe") if isinstance(meta, dict) else None
 
 
@@ -165,9 +168,9 @@ def scaling(module: nn.Module) -> Scaling | None:
     recipe = recipe_of(module)
     if recipe is None:
         return None
-    dtype = FORWARD_OF_FORMAT.get(getattr(getattr(recipe, "fp8_format", None), "name", ""))
-    history = getattr(recipe, "amax_history_len", None)
-    algorithm = getattr(recipe, "amax_compute_algo", None)
+    dtype = FORWARD_OF_FORMAT.get(read(read(recipe, "fp8_format"), "name", ""))
+    history = read(recipe, "amax_history_len")
+    algorithm = read(recipe, "amax_compute_algo")
     return Scaling(
         stack=STACK,
         forward_dtypes=(dtype,) if dtype else (),

@@ -89,10 +89,17 @@ def test_bitsandbytes_is_not_fp8(name: str, rows: int) -> None:
 
 def test_an_odd_layer_costs_no_other() -> None:
     odd, gaps = nn.Linear(32, 64), {}
-    del odd.in_features
+    odd.weight = nn.Parameter(torch.tensor(1.0))
     facts = network(nn.Sequential(odd, nn.Linear(64, 32)), gaps)
     assert [each.name for each in facts.linears] == ["1"]
-    assert gaps["network.linears"].startswith("Linear was left out: AttributeError")
+    assert gaps["network.linears"].startswith("Linear was left out: IndexError")
+
+
+def test_a_layer_that_does_not_say_its_sizes_has_those_of_its_weight() -> None:
+    silent = nn.Linear(32, 64)
+    del silent.in_features
+    (layer,) = network(nn.Sequential(silent)).linears
+    assert (layer.in_features, layer.out_features) == (32, 64)
 
 
 def test_a_layer_without_a_shape_is_a_gap() -> None:

@@ -371,6 +371,10 @@ BELONGINGS: dict[str, tuple[Callable[[Reach], object], str]] = {
     "the contents of an attribute": (lambda reach: reach.model.notes.append("planted"), "modules"),
     "a parameter": (replace_a_parameter, "parameters"),
     "a new buffer": (lambda reach: reach.model.register_buffer("planted", torch.ones(1)), "buffers"),
+    "the optimizer's settings": (
+        lambda reach: reach.optimizer.param_groups[0].update(lr=0.5, planted=1),
+        "optimizer settings",
+    ),
     "an attribute of a parameter": (
         lambda reach: setattr(reach.model.first.weight, "planted", 1),
         "attributes of parameters",
@@ -455,10 +459,6 @@ REPORTED: dict[str, tuple[Callable[[Reach], object], str]] = {
         lambda reach: reach.optimizer.state[reach.model.second.weight]["exp_avg"].data.zero_(),
         "optimizer state",
     ),
-    "the optimizer's settings": (
-        lambda reach: reach.optimizer.param_groups[0].update(lr=0.5),
-        "optimizer settings",
-    ),
     "a thread": (leave_a_thread, "threads"),
     "a child process": (leave_a_process, "child processes"),
     "an open file": (leave_an_open_file, "open files"),
@@ -520,13 +520,13 @@ def test_a_tensor_that_is_kept_at_a_parameter_is_copied_with_it() -> None:
     assert torch.equal(job.model.second.weight.main_grad, torch.zeros(16, 16))
 
 
-def test_the_tripwire_stops_a_trial_that_writes_at_once() -> None:
+def test_a_trial_that_would_write_at_once_is_refused_and_nothing_is_written() -> None:
     job = trained(write, at=1)
+    mine = owned(job.model, job.optimizer, job.batch)
     trial = attempt(job)
-    assert (trial.arms, trial.harm) == ((), ("parameters",))
-    assert (trial.reason or "").startswith(
-        "it writes to 'first.weight' of the original; it changed what it had to leave alone: parameters"
-    )
+    assert (trial.arms, trial.harm) == ((), ())
+    assert trial.reason == "it would write to 'first.weight' of the original"
+    assert differences(mine, owned(job.model, job.optimizer, job.batch)) == []
 
 
 @pytest.mark.parametrize("way", [torch.no_grad, torch.inference_mode])

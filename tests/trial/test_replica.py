@@ -259,7 +259,10 @@ def test_the_tripwire_catches_a_copy_that_runs_the_original() -> None:
     original = Stack()
     holder = nn.Sequential(original, Bound(original))
     replica = replicate(holder)[0]
-    with pytest.raises(OriginalTouched, match="runs 9 modules of the original"), Tripwire(holder).armed():
+    with (
+        pytest.raises(OriginalTouched, match="it runs '0' of the original"),
+        Tripwire(holder).armed(),
+    ):
         replica(X)
     assert all(not module._forward_pre_hooks for module in holder.modules())
 

@@ -33,8 +33,8 @@ from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.measure import bench, evidence, timer
 from fp8doctor.trial.measure import profile_step as trace
 from fp8doctor.trial.measure.breakdown import breakdown
-from fp8doctor.trial.measure.evidence import compiled_so_far, profiler_in_use
-from fp8doctor.trial.measure.profile_step import ANOTHER_PROFILER, annotated
+from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER, compiled_so_far, profiler_in_use
+from fp8doctor.trial.measure.profile_step import annotated
 from fp8doctor.trial.run import KeepTrace, TrialRun
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
 

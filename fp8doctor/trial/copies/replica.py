@@ -220,8 +220,8 @@ class Tripwire:
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """Raises `OriginalTouched` at the end when a module of the original ran or one of its tensors was
-        written."""
+        """Raises `OriginalTouched` before a module of the original runs, and at the end when one of its
+        tensors was written."""
         ran: list[str] = []
         before = {
             name: (tensor._version, id(tensor.grad), _grad_version(tensor))
@@ -237,9 +237,7 @@ class Tripwire:
             for handle in handles:
                 handle.remove()
         if ran:
-            raise OriginalTouched(
-                f"it runs {len(ran)} modules of the original, first {ran[0] or 'the model itself'!r}"
-            )
+            raise OriginalTouched(_runs(ran[0]))
         for name, tensor in self._tensors.items():
             if before[name] != (tensor._version, id(tensor.grad), _grad_version(tensor)):
                 raise OriginalTouched(f"it writes to {name!r} of the original")
@@ -247,6 +245,11 @@ class Tripwire:
 
 def _note(ran: list[str], name: str, module: nn.Module, arguments: Any) -> None:
     ran.append(name)
+    raise OriginalTouched(_runs(name))
+
+
+def _runs(name: str) -> str:
+    return f"it runs {name!r} of the original" if name else "it runs the original itself"
 
 
 def _grad_version(tensor: torch.Tensor) -> int | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from types import MethodType
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.copies.replica import NotReplicable
+from fp8doctor.trial.copies.replica import NotReplicable, replicate
 from fp8doctor.trial.variant import Variant
 
 RATE = 1e-12
@@ -50,6 +51,21 @@ def call(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, tuple):
         return model(*batch)
     return model(batch)
+
+
+def own_loss(loss: Any, device: torch.device) -> Any:
+    """The loss, or a copy where it is a module or a method of one, which may have parameters and buffers.
+
+    Raises `NotReplicable`.
+    """
+    module = loss.__self__ if isinstance(loss, MethodType) else loss
+    if not isinstance(module, nn.Module):
+        return loss
+    try:
+        copied = replicate(module, device=device)[0]
+    except NotReplicable as error:
+        raise NotReplicable(f"the loss: {error}") from error
+    return MethodType(loss.__func__, copied) if isinstance(loss, MethodType) else copied
 
 
 def loss_of(job: Job, output: Any, batch: Any) -> torch.Tensor:

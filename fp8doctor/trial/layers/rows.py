@@ -20,11 +20,12 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.copies.replica import Tripwire, unwrapped
+from fp8doctor.trial.copies.replica import OriginalTouched, unwrapped
 from fp8doctor.trial.copies.step import call, move, tensors
 from fp8doctor.trial.layers.shapes import of_interest
 from fp8doctor.trial.measure.bench import cut_of
 from fp8doctor.trial.measure.device import still_there
+from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.trial.treatments import strip_compile_marks
 from fp8doctor.wording import sentence
@@ -64,6 +65,8 @@ def seen_beside(
     try:
         with undisturbed(job, keep_workers=True):
             rows = seen(job, [blocks.name for blocks in facts.network.blocks], wanted, device)
+    except OriginalTouched as error:
+        reason = str(error)
     except Exception as error:
         _log.debug("counting rows raises", exc_info=True)
         still_there(device, ARM)
@@ -85,7 +88,7 @@ def seen(job: Job, lists: Iterable[str], wanted: Iterable[str], device: torch.de
     twins = _twins(original, plan, modules)
     layers = {name: module for name in wanted if (module := modules.get(_twin(name, twins))) is not None}
     autocast = torch.autocast(device.type, dtype=job.autocast) if job.autocast else nullcontext()
-    with Tripwire(original).armed(), _counted(layers.values()) as rows, torch.no_grad(), autocast:
+    with Guard(job).armed(), _counted(layers.values()) as rows, torch.no_grad(), autocast:
         job.training_step(model, batch) if job.training_step else call(model, batch)
     return {name: tuple(rows[module]) for name, module in layers.items() if any(rows[module])}
 

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +21,8 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.copies.replica import NotReplicable, Tripwire, replicate, unwrapped
-from fp8doctor.trial.copies.step import like, move, optimizer_for, tensors, training_step
+from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate, unwrapped
+from fp8doctor.trial.copies.step import like, move, optimizer_for, own_loss, tensors, training_step
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples
 from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.measure.evidence import compilations, compiled_so_far, executed
@@ -29,6 +30,7 @@ from fp8doctor.trial.measure.finite import WatchedSteps
 from fp8doctor.trial.measure.health import Observer
 from fp8doctor.trial.measure.memory import gradients_of, held
 from fp8doctor.trial.measure.timer import interleave
+from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import NotTried, strip_compile_marks
 from fp8doctor.trial.variant import Variant
@@ -45,7 +47,8 @@ class Bench:
 
     def __init__(self, job: Job, lists: Sequence[str], device: torch.device) -> None:
         """The usual cuts, or the next smaller ones that fit. Raises `torch.OutOfMemoryError` when none do."""
-        self.job, self.device = job, device
+        self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
+        self._guard = Guard(job)
         if job.rebuild is None and any(parameter.is_meta for parameter in job.model.parameters()):
             raise NotReplicable("the model has no weights (meta device)")
         if any(tensor.is_meta for tensor in tensors(job.batch)):
@@ -80,20 +83,19 @@ class Bench:
     def _lay_out(self, plan: depth.Plan) -> None:
         """Make the base of every cut, with an optimizer that took one step."""
         self.plan = plan
-        tripwire = Tripwire(unwrapped(self.job.model))
         for cut in plan.cuts:
             job, base, memo = cut_of(self.job, cut, self.device)
             self.bases.append(base.train())
             self.optimizers.append(optimizer_for(job, base.parameters(), memo))
-            self._first_step(cut, tripwire)
+            self._first_step(cut)
 
-    def _first_step(self, cut: depth.Cut, tripwire: Tripwire) -> None:
-        """One eager step under the tripwire, which also counts the executed blocks and makes the optimizer's
+    def _first_step(self, cut: depth.Cut) -> None:
+        """One eager step under the guard, which also counts the executed blocks and makes the optimizer's
         state."""
         probe = strip_compile_marks(replicate(self.bases[-1], share=True)[0])
         give_own_code(probe)
         blocks = [block for name in cut.kept for block in probe.get_submodule(cleaned(name)).children()]
-        with tripwire.armed(), executed(blocks) as counts:
+        with self._guard.armed(), executed(blocks) as counts:
             WatchedSteps(
                 training_step(self.job, self._variant(probe), self.optimizers[-1], self.device),
                 self.optimizers[-1],
@@ -135,7 +137,7 @@ class Bench:
                 attempt.ready.append(self._warm(step, variant.model, optimizer))
         except NotTried as error:
             attempt.no_number = NoNumber(Reason.NOT_APPLICABLE, str(error))
-        except NotReplicable as error:
+        except (NotReplicable, OriginalTouched) as error:
             attempt.no_number = NoNumber(Reason.NOT_REPLICABLE, str(error))
         except torch.OutOfMemoryError:
             attempt.no_number = NoNumber(Reason.OUT_OF_MEMORY, "the GPU's memory is too small for it")
@@ -164,7 +166,8 @@ class Bench:
                     torch.cuda.reset_peak_memory_stats(self.device)
                     allocated, kept_gib = torch.cuda.memory_allocated(self.device), gradients.now_gib()
                 stepped = time.monotonic()
-                watched()
+                with self._guard.armed() if count == 0 else nullcontext():
+                    watched()
                 if count >= LEAST_WARM_UP - 1 and compiled_so_far() == before:
                     break
             self._finish()

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -169,6 +170,11 @@ class StepProof:
     graphs_run: int
 
 
+ANOTHER_PROFILER = "another profiler is active in this process, and to start a second one would end it"
+OUTSIDE_THE_MAIN_THREAD = "torch's profiler works in the main thread only"
+"""Elsewhere Kineto complains on stderr, and a process has ended in it (torch 2.13)."""
+
+
 def prove(step: Callable[[], object], device: torch.device) -> StepProof:
     """Watch one step and count.
 
@@ -176,7 +182,7 @@ def prove(step: Callable[[], object], device: torch.device) -> StepProof:
     torch 2.13). Beside one of the user's, and where it does not start, the observer of execution traces
     counts, which sees operators only.
     """
-    if not profiler_in_use():
+    if why_not_profiled() is None:
         try:
             return counted(profiled(step, device), device)
         except Exception:
@@ -188,6 +194,13 @@ def profiler_in_use() -> bool:
     """Whether the user profiles this process; False where this torch does not tell."""
     in_this_thread: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", lambda: False)
     return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", False)) or in_this_thread()
+
+
+def why_not_profiled() -> str | None:
+    """Why torch's profiler is left alone here; None where it is not."""
+    if profiler_in_use():
+        return ANOTHER_PROFILER
+    return None if threading.current_thread() is threading.main_thread() else OUTSIDE_THE_MAIN_THREAD
 
 
 def profiled(

@@ -36,8 +36,8 @@ from fp8doctor.trial.measure.evidence import (
     compiled_so_far,
     counted,
     profiled,
-    profiler_in_use,
     prove,
+    why_not_profiled,
 )
 from fp8doctor.trial.run import TrialRun
 from fp8doctor.wording import sentence
@@ -47,8 +47,6 @@ _log = logging.getLogger("fp8doctor")
 BREAKDOWN = "breakdown"
 """What progress and ``skip`` call the profiles, as if they were an arm: a process that dies of one is
 followed by one without."""
-
-ANOTHER_PROFILER = "another profiler is active in this process, and to start a second one would end it"
 
 
 @dataclass
@@ -132,8 +130,8 @@ class Tracer:
         """Why its step is not profiled; None when it is."""
         if BREAKDOWN in self.run.skip:
             return self.run.skip[BREAKDOWN]
-        if profiler_in_use():
-            return ANOTHER_PROFILER
+        if reason := why_not_profiled():
+            return reason
         late = self.run.budget.spent_s > LAST_PROFILE * self.run.budget.seconds
         return "the budget was used up before it" if late and attempt.plan.name != ArmName.AS_IS else None
 

@@ -7,6 +7,7 @@ in new ones, which are thrown away.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -104,7 +105,9 @@ def _contents(attributes: Mapping[str, Any]) -> Contents:
 
 
 def _copied(value: Any) -> Any:
-    kind = next((kind for kind in (dict, list, set) if isinstance(value, kind)), None)
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    kind = next((kind for kind in (dict, list, set, deque) if isinstance(value, kind)), None)
     return kind(value) if kind else None
 
 
@@ -118,14 +121,24 @@ def _restore(attributes: dict[str, Any], before: Contents) -> list[str]:
             attributes[name] = value
             changed.append(name)
         if held is not None and not _same(value, held):
-            value.clear()
-            value.extend(held) if isinstance(value, list) else value.update(held)
+            _refill(value, held)
             changed.append(name)
     return changed
 
 
+def _refill(value: Any, held: Any) -> None:
+    if isinstance(value, torch.Generator):
+        value.set_state(held)
+        return
+    value.clear()
+    value.extend(held) if isinstance(value, (list, deque)) else value.update(held)
+
+
 def _same(a: Any, b: Any) -> bool:
-    """Whether two containers of one kind hold the very same objects in the same order."""
+    """Whether a generator is in a state; whether two containers of one kind hold the very same objects in the
+    same order."""
+    if isinstance(a, torch.Generator):
+        return torch.equal(a.get_state(), b)
     if isinstance(a, set):
         return bool(a == b)
     if isinstance(a, dict):

@@ -20,12 +20,13 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import nn
 
 from fp8doctor.facts import Trial
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.step import tensors
 from fp8doctor.trial.state import settings
+from fp8doctor.trial.state.optimizers import inner
+from fp8doctor.trial.state.reached import reached
 
 FOLDER, MEMORY = "files in the current folder", "memory of the GPU"
 
@@ -46,16 +47,18 @@ WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 
 def digest(job: Job) -> Digest:
     """The state now, by the name of each item."""
-    roots = [each for each in (job.model, job.loss, job.training_step) if isinstance(each, nn.Module)]
+    found = reached(job.loss, job.training_step)
+    roots = list({id(each): each for each in (job.model, *found.modules)}.values())
     parameters = [tensor for root in roots for tensor in root.parameters()]
-    optimizer = getattr(job.optimizer, "optimizer", job.optimizer)
+    optimizers = [inner(each) for each in (job.optimizer, *found.optimizers) if each is not None]
     groups = [
         {name: value for name, value in group.items() if name != "params"}
+        for optimizer in optimizers
         for group in getattr(optimizer, "param_groups", ())
     ]
-    states = list(getattr(optimizer, "state", {}).values())
+    states = [each for optimizer in optimizers for each in getattr(optimizer, "state", {}).values()]
     held: dict[str, list[torch.Tensor]] = {
-        "parameters": [each for tensor in parameters for each in (tensor, *_attached(tensor))],
+        "parameters": [each for tensor in parameters for each in (tensor, *attached(tensor))],
         "buffers": [tensor for root in roots for tensor in root.buffers()],
         "gradients": [tensor.grad for tensor in parameters if tensor.grad is not None],
         "optimizer state": list(tensors((groups, states))),
@@ -108,7 +111,7 @@ def what_harm(names: Sequence[str]) -> str:
 def _of_tensors(items: Mapping[str, Sequence[torch.Tensor]]) -> Digest:
     """Identity and checksum of every tensor, each storage summed once."""
     sums: dict[int, torch.Tensor | None] = {}
-    kept = {name: [part for each in held for part in _parts(each)] for name, held in items.items()}
+    kept = {name: [part for each in held for part in parts(each)] for name, held in items.items()}
     with torch.no_grad():
         for part in (part for held in kept.values() for part in held):
             storage = part.untyped_storage()
@@ -127,11 +130,11 @@ def _version(tensor: torch.Tensor) -> tuple[Any, ...]:
     return version, tensor.requires_grad, tensor.dtype, tuple(tensor.shape), tensor.device
 
 
-def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The plain tensors with data that a tensor is made of: itself, or what a subclass wraps."""
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from _parts(getattr(tensor, name))
+            yield from parts(getattr(tensor, name))
     elif not tensor.is_meta and tensor.layout is torch.strided:
         with suppress(NotImplementedError, RuntimeError):
             tensor.untyped_storage().data_ptr()
@@ -163,7 +166,7 @@ def _read(sums: Mapping[int, torch.Tensor | None]) -> dict[int, int | None]:
     return numbers
 
 
-def _attached(tensor: torch.Tensor) -> list[torch.Tensor]:
+def attached(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Tensors that are kept at a parameter, such as Megatron's ``main_grad``."""
     return [value for value in getattr(tensor, "__dict__", {}).values() if isinstance(value, torch.Tensor)]
 

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import torch
-from torch import nn
 
 from fp8doctor.examine.allocator import not_the_users
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.state import dynamo_state, settings
 from fp8doctor.trial.state.belongings import Belongings
+from fp8doctor.trial.state.optimizers import Settings, inner
+from fp8doctor.trial.state.reached import reached
 from fp8doctor.trial.state.transformer_engine_state import buffers_apart
 
 PUT_BACK = "{} (put back)"
@@ -37,7 +38,9 @@ def undisturbed(job: Job, *, keep_workers: bool = False) -> Iterator[list[str]]:
 
     named: list[str] = []
     before, workers = settings.read(), dynamo_state.workers()
-    roots = [each for each in (job.model, job.loss, job.training_step) if isinstance(each, nn.Module)]
+    found = reached(job.loss, job.training_step)
+    roots = {id(each): each for each in (job.model, *found.modules)}.values()
+    optimizers = Settings([inner(each) for each in (job.optimizer, *found.optimizers) if each is not None])
     belongings, entries = Belongings(roots), dynamo_state.Entries(job.model, job.loss, job.training_step)
     try:
         with (
@@ -52,6 +55,7 @@ def undisturbed(job: Job, *, keep_workers: bool = False) -> Iterator[list[str]]:
             yield named
     finally:
         named += map(PUT_BACK.format, belongings.put_back())
+        named += [PUT_BACK.format("optimizer settings")] if optimizers.put_back() else []
         settings.put_back(before)
         if not keep_workers:
             dynamo_state.stop_new_workers(workers)

@@ -1,0 +1,215 @@
+"""A first step on a replica, in which nothing of the user's can be written: the write is refused before it
+happens.
+
+A replica reaches the original through what no copy can see through, such as a training step that names the
+model, its optimizer or its scheduler. Off outside of first steps, so that it costs no time that is measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from fp8doctor.loading.job import Job
+from fp8doctor.trial.copies.replica import OriginalTouched, Tripwire, unwrapped
+from fp8doctor.trial.copies.step import tensors
+from fp8doctor.trial.state.digest import attached, parts
+from fp8doctor.trial.state.optimizers import Settings, inner
+from fp8doctor.trial.state.reached import reached
+
+Refuse = Callable[[str], None]
+
+
+class Guard:
+    """What belongs to the user, and the context in which it cannot be written."""
+
+    def __init__(self, job: Job) -> None:
+        found = reached(job.loss, job.training_step)
+        self._optimizers = [inner(each) for each in (job.optimizer, *found.optimizers) if each is not None]
+        self._tripwire = Tripwire(unwrapped(job.model))
+        modules = {"the original": job.model} | {
+            f"{type(each).__name__}, which the step names": each for each in found.modules
+        }
+        self._parameters: dict[int, tuple[str, torch.Tensor]] = {}
+        self._storages: dict[int, str] = {}
+        for owner, module in modules.items():
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                self._parameters.setdefault(id(tensor), (f"{name!r} of {owner}", tensor))
+        for name, tensor in self._parameters.values():
+            self._keep(name, tensor, *attached(tensor))
+            if tensor.grad is not None:
+                self._keep(f"the gradient of {name}", tensor.grad)
+        for optimizer in self._optimizers:
+            held = (list(getattr(optimizer, "state", {}).values()), _settings(optimizer))
+            self._keep("the state of your optimizer", *tensors(held))
+        self._keep("the batch", *tensors(job.batch))
+
+    def _keep(self, name: str, *held: torch.Tensor) -> None:
+        for each in held:
+            for part in parts(each):
+                self._storages.setdefault(part.untyped_storage()._cdata, name)
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Raises `OriginalTouched` where a write would begin; what a step swallows is raised at the end."""
+        touched: list[str] = []
+
+        def refuse(what: str) -> None:
+            touched.append(what)
+            raise OriginalTouched(what)
+
+        settings = Settings(self._optimizers)
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(self._tripwire.armed())
+                stack.enter_context(_without_gradients(self._parameters, refuse))
+                stack.enter_context(_without_optimizer_steps(self._is_the_users, refuse))
+                stack.enter_context(_without_scheduler_steps(self._is_the_users, refuse))
+                stack.enter_context(_Writes(self._storages, refuse))
+                yield
+        except Exception as error:
+            if touched and not isinstance(error, OriginalTouched):
+                raise OriginalTouched(touched[0]) from error
+            raise
+        finally:
+            changed = settings.put_back()
+        if touched or changed:
+            raise OriginalTouched(
+                touched[0] if touched else f"it would change {changed[0]} of your optimizer"
+            )
+
+    def _is_the_users(self, optimizer: Any) -> bool:
+        """Whether this optimizer is the job's, or one over its parameters."""
+        return any(optimizer is each for each in self._optimizers) or any(
+            id(parameter) in self._parameters
+            for group in getattr(optimizer, "param_groups", ())
+            for parameter in group["params"]
+        )
+
+
+class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses every operator that writes to a storage of the user's, by what its schema says it writes to.
+
+    Dynamo compiles under it as without it, and nothing is compiled again when it is gone
+    (``ignore_compile_internals``, torch 2.9 on; ``is_infra_mode`` before).
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, storages: Mapping[int, str], refuse: Refuse) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._storages, self._refuse = storages, refuse
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        schema = getattr(func, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            for position, argument in enumerate(schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    value = args[position] if position < len(args) else kwargs.get(argument.name)
+                    self._look_at(value)
+        return func(*args, **kwargs)
+
+    def _look_at(self, written: Any) -> None:
+        for each in tree_iter(written):
+            if isinstance(each, torch.Tensor):
+                for part in parts(each):
+                    name = self._storages.get(part.untyped_storage()._cdata)
+                    if name is not None:
+                        self._refuse(f"it would write to {name}")
+
+
+@contextmanager
+def _without_gradients(parameters: Mapping[int, tuple[str, torch.Tensor]], refuse: Refuse) -> Iterator[None]:
+    """Refuse a backward that reaches a parameter of the user's, before a gradient is made there."""
+
+    def reach(name: str, gradient: torch.Tensor) -> None:
+        refuse(f"its backward would reach {name}")
+
+    leaves = [(name, each) for name, each in parameters.values() if each.requires_grad and each.is_leaf]
+    before = [each._backward_hooks for _, each in leaves]
+    handles = [
+        each.register_hook(functools.partial(reach, name))  # type: ignore[no-untyped-call]
+        for name, each in leaves
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for (_, each), hooks in zip(leaves, before, strict=True):
+            if hooks is None:
+                each._backward_hooks = None
+
+
+@contextmanager
+def _without_optimizer_steps(is_the_users: Callable[[Any], bool], refuse: Refuse) -> Iterator[None]:
+    """Refuse a step of the user's optimizer, in this thread."""
+    thread = threading.get_ident()
+
+    def before(optimizer: Any, arguments: Any, settings: Any) -> None:
+        if threading.get_ident() == thread and is_the_users(optimizer):
+            refuse(f"it would step your optimizer ({type(optimizer).__name__})")
+
+    handle = register_optimizer_step_pre_hook(before)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _without_scheduler_steps(is_the_users: Callable[[Any], bool], refuse: Refuse) -> Iterator[None]:
+    """Refuse a step of a scheduler of the user's optimizer, in this thread, before it counts."""
+    thread = threading.get_ident()
+
+    def guarded(step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def instead(self: Any, *arguments: Any, **settings: Any) -> Any:
+            if threading.get_ident() == thread and is_the_users(getattr(self, "optimizer", None)):
+                refuse(f"it would step your learning-rate scheduler ({type(self).__name__})")
+            return step(self, *arguments, **settings)
+
+        return instead
+
+    steps = {kind: vars(kind)["step"] for kind in _kinds(LRScheduler) if "step" in vars(kind)}
+    for kind, step in steps.items():
+        kind.step = guarded(step)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for kind, step in steps.items():
+            kind.step = step  # type: ignore[method-assign]
+
+
+def _kinds(kind: type[LRScheduler]) -> Iterator[type[LRScheduler]]:
+    """A class and all that are derived from it."""
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)
+
+
+def _settings(optimizer: Any) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in getattr(optimizer, "param_groups", ())
+    ]

@@ -1,0 +1,67 @@
+"""What a user's function can reach by name: the modules and optimizers in its closure, among its globals and
+at the object that it is a method of."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+DEPTH = 3
+"""Functions that are followed from one to the next. A convention of this tool."""
+
+
+@dataclass
+class Reached:
+    """Modules and optimizers, each once."""
+
+    modules: list[nn.Module] = field(default_factory=list)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+
+
+def reached(*functions: Any) -> Reached:
+    """What these functions name, and the functions that they name."""
+    found, seen = Reached(), set[int]()
+    for function in functions:
+        _look(function, found, seen, DEPTH)
+    return found
+
+
+def _look(value: Any, found: Reached, seen: set[int], depth: int) -> None:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    kind = type(value)
+    if issubclass(kind, nn.Module):
+        found.modules.append(value)
+    elif issubclass(kind, torch.optim.Optimizer):
+        found.optimizers.append(value)
+    elif depth:
+        for each in _named(value):
+            _look(each, found, seen, depth - 1)
+
+
+def _named(value: Any) -> Iterator[Any]:
+    """What a function names; what the object of a method holds."""
+    if type(value) is MethodType:
+        yield value.__func__
+        yield value.__self__
+        yield from getattr(value.__self__, "__dict__", {}).values()
+    elif type(value) is functools.partial:
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif type(value) is FunctionType:
+        yield from (value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__)
+        yield from (cell.cell_contents for cell in value.__closure__ or () if cell != type(cell)())
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Names used by a function and by the functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

@@ -1,0 +1,374 @@
+"""Looking at a model runs nothing of the user's: no parametrization, property, ``__getattr__`` or hook."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import parametrizations, parametrize
+
+from fp8doctor import inspect_model
+from fp8doctor.facts import Network
+from fp8doctor.stacks.looking import read
+
+TREES = int(os.environ.get("FP8DOCTOR_TREES", "200"))
+"""Random module trees; 10,000 take some ten minutes on one core."""
+
+RAN: list[str] = []
+"""What of a user's code ran."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran() -> None:
+    RAN.clear()
+
+
+def looked_at(model: nn.Module, **settings: Any) -> Network:
+    return inspect_model(model, trial=False, **settings).facts.network
+
+
+def sizes(network: Network) -> list[tuple[str, int, int]]:
+    return [(each.name, each.in_features, each.out_features) for each in network.linears]
+
+
+class Noisy(nn.Module):
+    """A parametrization that draws and counts."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        RAN.append("parametrization")
+        return weight + torch.randn_like(weight)
+
+
+def noisy() -> nn.Module:
+    layer = nn.Linear(8, 16)
+    parametrize.register_parametrization(layer, "weight", Noisy(), unsafe=True)
+    RAN.clear()
+    return layer
+
+
+def noisy_bias() -> nn.Module:
+    layer = nn.Linear(8, 16)
+    parametrize.register_parametrization(layer, "bias", Noisy(), unsafe=True)
+    RAN.clear()
+    return layer
+
+
+PARAMETRIZED: dict[str, Callable[[], nn.Module]] = {
+    "spectral_norm": lambda: parametrizations.spectral_norm(nn.Linear(8, 16)),
+    "weight_norm": lambda: parametrizations.weight_norm(nn.Linear(8, 16)),
+    "orthogonal": lambda: parametrizations.orthogonal(nn.Linear(8, 16)),
+    "noisy": noisy,
+    "noisy bias": noisy_bias,
+    "the old spectral_norm": lambda: nn.utils.spectral_norm(nn.Linear(8, 16)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("item", PARAMETRIZED)
+def test_a_parametrized_linear_is_counted_and_its_parametrization_not_run(item: str) -> None:
+    model = nn.Sequential(PARAMETRIZED[item]())
+    buffers = {name: each.clone() for name, each in model.named_buffers()}
+    drawn = torch.get_rng_state()
+    network = looked_at(model)
+    assert sizes(network) == [("0", 8, 16)]
+    assert network.linears[0].bias
+    assert network.linears[0].requires_grad
+    assert RAN == []
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(torch.equal(each, buffers[name]) for name, each in model.named_buffers())
+
+
+def counted(name: str, value: Any = None) -> Any:
+    """A property that counts, and keeps what is assigned where ``nn.Module`` looks for it."""
+    state = nn.Module.__dict__["__dict__"].__get__
+
+    def get(self: Any) -> Any:
+        RAN.append(name)
+        return state(self) if name == "__dict__" else state(self).get(name, value)
+
+    return property(get, lambda self, new: state(self).__setitem__(name, new))
+
+
+READ = (
+    "num_embeddings",
+    "in_channels",
+    "kernel_size",
+    "in_features",
+    "config",
+    "main_input_name",
+    "_orig_mod",
+    "weight",
+    "bias",
+    "training",
+    "forward",
+    "hidden_size",
+    "is_transposed",
+    "image_size",
+    "_parameters",
+    "__class__",
+    "__dict__",
+)
+"""What somebody who looks at a model would read."""
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_property_does_not_run(name: str) -> None:
+    kind = type("Counting", (nn.Module,), {name: counted(name)})
+    model = nn.Sequential(nn.Linear(8, 8), kind())
+    RAN.clear()
+    network = looked_at(model)
+    assert RAN == []
+    assert sizes(network) == [("0", 8, 8)]
+
+
+class Asking(nn.Linear):
+    """A layer whose ``__getattr__`` is the user's."""
+
+    def __getattr__(self, name: str) -> Any:
+        RAN.append(name)
+        return super().__getattr__(name)
+
+
+class Intercepting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            RAN.append(name)
+        return super().__getattribute__(name)
+
+
+def test_getattr_and_getattribute_do_not_run() -> None:
+    model = nn.Sequential(Asking(8, 8), Intercepting())
+    RAN.clear()
+    assert sizes(looked_at(model)) == [("0", 8, 8), ("1.inner", 8, 8)]
+    assert RAN == []
+
+
+class Computed(nn.Linear):
+    """A Linear that keeps no weight: a property makes it."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.raw = self._parameters.pop("weight")
+
+    weight = counted("weight")
+
+
+def test_a_weight_that_a_property_makes_is_a_gap() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    layer = nn.Linear(8, 8)
+    layer.raw = layer._parameters.pop("weight")
+    layer.__class__ = type("Computed", (nn.Linear,), {"weight": counted("weight")})
+    model.append(layer)
+    facts = inspect_model(model, trial=False).facts
+    assert sizes(facts.network) == [("0", 8, 8), ("1", 8, 8)]
+    assert (
+        facts.gaps["network.linears"]
+        == "Computed keeps no weight that can be looked at without running its code"
+    )
+    assert RAN == []
+
+
+class MissingMandatoryValue(Exception):
+    pass
+
+
+class Settings:
+    """As OmegaConf's configurations: a value that is still missing raises when it is asked for."""
+
+    def __init__(self) -> None:
+        self.vocab_size = 100
+
+    def __getattr__(self, name: str) -> Any:
+        RAN.append(name)
+        raise MissingMandatoryValue(name)
+
+
+def test_a_configuration_that_raises() -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    model.config = Settings()
+    network = looked_at(model)
+    assert (network.vocabulary, network.hidden_size) == (100, None)
+    assert RAN == []
+
+
+def test_a_class_without_a_module() -> None:
+    kind = type("Nowhere", (nn.Linear,), {"__module__": None})
+    assert sizes(looked_at(nn.Sequential(kind(8, 8), nn.Sequential(kind(8, 8))))) == [
+        ("0", 8, 8),
+        ("1.0", 8, 8),
+    ]
+
+
+def test_a_class_that_lies() -> None:
+    liar = type("Liar", (nn.Module,), {"__class__": property(lambda self: nn.Linear)})
+    assert sizes(looked_at(nn.Sequential(nn.Linear(8, 8), liar()))) == [("0", 8, 8)]
+
+
+def test_an_active_fake_tensor_mode() -> None:
+    model = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 8))
+    expected = looked_at(model)
+    with FakeTensorMode():
+        assert looked_at(model) == expected
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", ["script", "trace"])
+@pytest.mark.parametrize("where", ["alone", "child"])
+def test_torchscript_is_walked_and_named(how: str, where: str) -> None:
+    inner = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+    compiled = torch.jit.script(inner) if how == "script" else torch.jit.trace(inner, torch.ones(2, 16))
+    model = compiled if where == "alone" else nn.Sequential(nn.Linear(16, 16), compiled)
+    facts = inspect_model(model, trial=False).facts
+    assert sizes(facts.network) == ([] if where == "alone" else [("0", 16, 16)])
+    assert facts.network.parameters == (272 if where == "alone" else 544)
+    assert "TorchScript" in facts.gaps["network.linears"]
+
+
+class Forwarding:
+    """A user's callable whose attributes are made when they are asked for."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        return arguments
+
+    def __getattr__(self, name: str) -> Any:
+        RAN.append(name)
+        raise AttributeError(name)
+
+
+def test_callables_of_the_user_are_not_asked() -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    model.forward = Forwarding()
+    looked_at(model, training_step=Forwarding(), loss=Forwarding())
+    assert RAN == []
+
+
+def test_what_is_read_of_a_library_is_what_it_says() -> None:
+    from transformers import GPT2Config
+
+    config = GPT2Config(n_embd=48)
+    assert read(config, "hidden_size") == 48
+    assert read(config, "use_cache") is True
+    assert read(config, "no_such_setting", 5) == 5
+
+
+# Random trees
+
+
+class Counting(nn.Module):
+    """Attributes that somebody may read, each with an effect; the number of effects is part of the digest."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.drawn = torch.Generator().manual_seed(1)
+
+    num_embeddings = counted("num_embeddings", 7)
+    in_features = counted("in_features", 7)
+    config = counted("config")
+    weight = counted("weight")
+
+    def forward(self, x: Any) -> Any:
+        RAN.append("forward")
+        return self.inner(x)
+
+
+class Drawing(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("inner", "training", "weight", "bias"):
+            return super().__getattr__(name)
+        RAN.append(name)
+        torch.rand(1)
+        random.random()
+        raise AttributeError(name)
+
+
+def hooked(inner: nn.Module) -> nn.Module:
+    inner.register_forward_pre_hook(lambda *arguments: RAN.append("hook"))
+    inner._register_state_dict_hook(lambda *arguments: RAN.append("state dict hook"))
+    return inner
+
+
+LEAVES: tuple[Callable[[], nn.Module], ...] = (
+    lambda: nn.Linear(8, 8),
+    lambda: nn.Linear(8, 8, bias=False),
+    lambda: nn.LazyLinear(8),
+    lambda: nn.Embedding(16, 8),
+    lambda: nn.Conv2d(3, 8, 3),
+    lambda: nn.BatchNorm1d(8),
+    lambda: nn.MultiheadAttention(8, 2),
+    lambda: parametrizations.spectral_norm(nn.Linear(8, 8)),
+    lambda: parametrizations.weight_norm(nn.Linear(8, 8)),
+    noisy,
+    noisy_bias,
+    lambda: Asking(8, 8),
+    lambda: torch.jit.script(nn.Linear(8, 8)),
+    lambda: type("Nowhere", (nn.Linear,), {"__module__": None})(8, 8),
+    lambda: type("Property", (nn.Module,), {"_orig_mod": counted("_orig_mod")})(),
+    lambda: type("Liar", (nn.Module,), {"__class__": property(lambda self: nn.Linear)})(),
+    lambda: nn.Identity(),
+)
+AROUND: tuple[Callable[[list[nn.Module]], nn.Module], ...] = (
+    lambda inside: nn.Sequential(*inside),
+    nn.ModuleList,
+    lambda inside: nn.ModuleDict({f"m{i}": each for i, each in enumerate(inside)}),
+    lambda inside: nn.ModuleList([*inside, *inside]),
+    lambda inside: Counting(nn.Sequential(*inside)),
+    lambda inside: Drawing(nn.ModuleList(inside)),
+    lambda inside: hooked(nn.Sequential(*inside)),
+)
+
+trees = st.recursive(
+    st.sampled_from(LEAVES).map(lambda make: (make, ())),
+    lambda inside: st.tuples(st.sampled_from(AROUND), st.lists(inside, min_size=1, max_size=4)),
+    max_leaves=12,
+)
+
+
+def built(tree: Any) -> nn.Module:
+    make, inside = tree
+    return make([built(each) for each in inside]) if inside else make()
+
+
+def digest(model: nn.Module) -> list[Any]:
+    """Everything reachable, and what is drawn and counted beside it."""
+    found: list[Any] = [torch.get_rng_state().tolist(), random.getstate(), list(RAN), torch.is_grad_enabled()]
+    for module in nn.Module.modules(model):
+        held = object.__getattribute__(module, "__dict__")
+        found.append((type(module), {name: id(value) for name, value in held.items()}))
+        found.append({name: list(value) for name, value in held.items() if type(value) in (dict, list, set)})
+        found += [each.get_state().tolist() for each in held.values() if type(each) is torch.Generator]
+        for tensor in (*dict(held["_parameters"].items()).values(), *dict(held["_buffers"].items()).values()):
+            if tensor is None or isinstance(tensor, nn.UninitializedParameter):
+                continue
+            bits = tensor.detach().reshape(-1).view(torch.uint8).tolist()
+            found.append((tensor._version, tensor.requires_grad, id(tensor.grad), bits))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=TREES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(tree=trees)
+def test_looking_at_any_tree_changes_nothing(tree: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(built(tree), nn.Linear(8, 8))
+    RAN.clear()
+    before = digest(model)
+    assert RAN == []
+    inspect_model(model, trial=False)
+    assert digest(model) == before
