@@ -238,18 +238,25 @@ def compiled_in_vain(facts: Facts) -> list[Linear]:
 
 
 def in_torch_nn(facts: Facts, lost: list[Linear]) -> Cause:
-    """Marks in place on classes whose forward is torch.nn's own: the wrapper compiles them."""
+    """Marks on what has no forward of its own, and in place on classes whose forward is torch.nn's: the
+    wrapper compiles the latter."""
     marks = tuple(mark for mark in idle_marks(facts) if any(is_below(linear, mark) for linear in lost))
-    where = f"{in_python(marks[0].name, facts.network)}.compile()" + (
-        f" and {len(marks) - 1} more" if len(marks) > 1 else ""
+    module, more = (
+        in_python(marks[0].name, facts.network),
+        f" and {len(marks) - 1} more" if len(marks) > 1 else "",
     )
     alone = sum(needs_compile(linear) and linear.compiled is not None for linear in lost)
-    text = f"{where} in place: the forward there is torch.nn's own or none, which Dynamo skips" + (
-        f"; {alone} FP8 Linears are compiled alone" if alone else ""
-    )
+    wrapped = marks[0].form == "wrapped"
+    text = (
+        f"torch.compile({module}){more}: what is wrapped has no forward of its own and is never called"
+        if wrapped
+        else f"{module}.compile(){more} in place: the forward there is torch.nn's own or none, "
+        "which Dynamo skips"
+    ) + (f"; {alone} FP8 Linears are compiled alone" if alone else "")
     eager = tuple(linear for linear in lost if linear.compiled is None)
     treatment = compile_treatment(facts, [linear for linear in lost if needs_compile(linear)] or lost)
-    return Cause(treatment.name, text, treatment.summary, treatment.code, marks, layers=eager)
+    code = f"# without torch.compile({module})\n{treatment.code}" if wrapped else treatment.code
+    return Cause(treatment.name, text, treatment.summary, code, marks, layers=eager)
 
 
 def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:

@@ -22,7 +22,7 @@ https://github.com/pytorch/ao/tree/main/torchao/float8#performance
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, best_bf16, ratio, uses_fp8
-from fp8doctor.analysis.compile_coverage import blocks_in_python
+from fp8doctor.analysis.compile_coverage import compile_all
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, Facts, Linear, Network, Training, Trial
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -104,11 +104,7 @@ def speedup_in_words(baseline: Arm, timed: Arm) -> str:
 
 def baseline(facts: Facts) -> str:
     """The lines that compile the baseline, as the trial's best BF16 was compiled."""
-    lists = [
-        f"for block in {blocks_in_python(each, facts.network)}:\n    block.compile()"
-        for each in facts.network.blocks
-    ]
-    return "\n".join(lists) or "model.compile()"
+    return "\n".join(compile_all(facts.network))
 
 
 def _timed(bf16: float) -> Facts:

@@ -26,7 +26,13 @@ https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, best_bf16, uses_fp8
-from fp8doctor.analysis.compile_coverage import WHY_WRAPPED, compile_loop, compile_treatment, needs_compile
+from fp8doctor.analysis.compile_coverage import (
+    WHY_WRAPPED,
+    compile_loop,
+    compile_treatment,
+    has_loop,
+    needs_compile,
+)
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.outcome import measured_speed
 from fp8doctor.analysis.step_difference import breakdown_of, profiled_on_gpu, waits_for_the_host
@@ -147,7 +153,9 @@ def as_graphs(compiled: list[str], network: Network) -> str:
     """The lines that compile these modules into CUDA graphs, a list of blocks in a loop."""
     if "" in compiled:
         return f'model = torch.compile(model, mode="{GRAPHS}")'
-    lists = [each for each in network.blocks if any(is_in(name, each) for name in compiled)]
+    lists = [
+        each for each in network.blocks if has_loop(each) and any(is_in(name, each) for name in compiled)
+    ]
     loops = [compile_loop(each, network, GRAPHS) for each in lists]
     beside = [in_python(name, network) for name in compiled if not any(is_in(name, each) for each in lists)]
     lines = [*loops, *(f'{each} = torch.compile({each}, mode="{GRAPHS}")' for each in beside)]

@@ -41,12 +41,12 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     network = facts.network
     lists = [each for each in network.blocks if any(is_inside(linear, each) for linear in uncovered)]
     beside = [linear for linear in uncovered if not any(is_inside(linear, each) for each in lists)]
-    if len(beside) > BESIDE_AT_MOST or not (lists or blocks_are_compiled(network)):
-        code = (
-            f"{WHY_WRAPPED}\nmodel = torch.compile(model)"
-            if has_forward_of_torch(network)
-            else "model.compile()"
-        )
+    if (
+        len(beside) > BESIDE_AT_MOST
+        or not (lists or blocks_are_compiled(network))
+        or not all(map(has_loop, lists))
+    ):
+        code = "\n".join(compile_whole(network))
         return Treatment(name="compile-model", summary="compile the model", code=code)
     lines = [compile_loop(each, network) for each in lists] + [
         compile_line(linear, network) for linear in beside
@@ -75,9 +75,32 @@ def blocks_are_compiled(network: Network) -> bool:
     )
 
 
+def has_loop(blocks: Blocks) -> bool:
+    """Whether a loop over the blocks reaches what is called of them; before it was recorded, they were."""
+    return not recorded(blocks, "level") or blocks.level is not None
+
+
+def compile_all(network: Network) -> list[str]:
+    """The lines that compile every block of the model, or the whole of it."""
+    if not network.blocks or not all(map(has_loop, network.blocks)):
+        return compile_whole(network)
+    loops = [compile_loop(each, network) for each in network.blocks]
+    return [WHY_WRAPPED, *loops] if any("torch.compile(" in each for each in loops) else loops
+
+
+def compile_whole(network: Network) -> list[str]:
+    """The lines that compile the whole model."""
+    if has_forward_of_torch(network):
+        return [WHY_WRAPPED, "model = torch.compile(model)"]
+    return ["model.compile()"]
+
+
 def compile_loop(blocks: Blocks, network: Network, mode: str | None = None) -> str:
-    """The lines that compile every block of a list, in the compiler's own mode where none is given."""
+    """The lines that compile every block of a list, or what is called of it, in the compiler's own mode where
+    none is given."""
     chosen = f'mode="{mode}"' if mode else ""
+    if recorded(blocks, "level") and blocks.level:
+        return _loop_into(blocks, network, blocks.level, chosen)
     container = in_python(blocks.name, network)
     if not has_forward_of_torch(blocks):
         return f"for block in {blocks_in_python(blocks, network)}:\n    block.compile({chosen})"
@@ -85,6 +108,22 @@ def compile_loop(blocks: Blocks, network: Network, mode: str | None = None) -> s
         f"i, block in enumerate({container})" if not is_dict(blocks) else f"i, block in {container}.items()"
     )
     return f"for {pairs}:\n    {container}[i] = torch.compile(block{chosen and f', {chosen}'})"
+
+
+def _loop_into(blocks: Blocks, network: Network, level: int, chosen: str) -> str:
+    """The lines that compile what lies at a level of the blocks, which have no forward of their own."""
+    names = ["block", *(f"inner{each or ''}" for each in range(level - 1)), "part"]
+    lines = [f"for block in {blocks_in_python(blocks, network)}:   # a block itself is never called"]
+    if has_forward_of_torch(blocks):
+        settings = f", {chosen}" if chosen else ""
+        lines += [
+            "    for name, part in list(block.named_children()):",
+            f"        setattr(block, name, torch.compile(part{settings}))",
+        ]
+        return "\n".join(lines)
+    for depth in range(level):
+        lines.append(f"{'    ' * (depth + 1)}for {names[depth + 1]} in {names[depth]}.children():")
+    return "\n".join([*lines, f"{'    ' * (level + 1)}part.compile({chosen})"])
 
 
 def compile_line(linear: Linear, network: Network) -> str:

@@ -9,7 +9,7 @@ import msgspec
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import arm, base_of, best_bf16, saved_ms, timed_on
-from fp8doctor.analysis.compile_coverage import WHY_WRAPPED, cache_off, compile_loop
+from fp8doctor.analysis.compile_coverage import cache_off, compile_all
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import stays_in_bf16
@@ -136,14 +136,13 @@ def as_best(bf16: Treatment, facts: Facts) -> Treatment:
         return msgspec.structs.replace(
             bf16, summary=bf16.summary.replace(", compiled", ""), code=WITHOUT_CONVERSION
         )
-    loops = [compile_loop(each, network) for each in network.blocks] or ["model = torch.compile(model)"]
-    wrapped = [WHY_WRAPPED] if network.blocks and any("torch.compile(" in each for each in loops) else []
+    lines = compile_all(network) if network.blocks else ["model = torch.compile(model)"]
     cache = (
         [cache_off(facts)]
         if network.blocks and recorded(facts, "training.use_cache") and facts.training.use_cache is True
         else []
     )
-    return msgspec.structs.replace(bf16, code="\n".join([WITHOUT_CONVERSION, *wrapped, *loops, *cache]))
+    return msgspec.structs.replace(bf16, code="\n".join([WITHOUT_CONVERSION, *lines, *cache]))
 
 
 def _prescription_was_timed(facts: Facts) -> bool:

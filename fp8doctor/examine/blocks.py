@@ -6,7 +6,7 @@ from collections import Counter
 
 from torch import nn
 
-from fp8doctor.examine.compile_marks import forward_of_torch
+from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.examine.walk import Place, Tree, is_expert_list
 from fp8doctor.facts import Blocks
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -23,13 +23,14 @@ def find_blocks(tree: Tree, owners: list[Place]) -> tuple[Blocks, ...]:
         while above:
             inside[id(above)] += 1
             above = above.parent
+    layers = {id(owner) for owner in owners}
     found, chosen = [], set()
     for place in tree.places:
         if place.parent and id(place.parent) in chosen:
             chosen.add(id(place))
         elif is_blocks(place, inside):
             chosen.add(id(place))
-            found.append(_blocks(place, inside))
+            found.append(_blocks(place, inside, layers))
     return tuple(found)
 
 
@@ -45,15 +46,43 @@ def is_blocks(place: Place, inside: Counter[int]) -> bool:
     )
 
 
-def _blocks(place: Place, inside: Counter[int]) -> Blocks:
+def called_parts(
+    block: Place, inside: Counter[int], layers: set[int], level: int = 0
+) -> list[tuple[int, Place]]:
+    """What is called of a block and holds layers, with its level: the block itself at 0, or what lies in it
+    where it has no forward of its own, as a ModuleList has none."""
+    if is_called(block.module):
+        return [(level, block)]
+    return [
+        part
+        for child in block.children
+        if inside[id(child)] or id(child) in layers
+        for part in called_parts(child, inside, layers, level + 1)
+    ]
+
+
+def _level(parts: list[tuple[int, Place]], layers: set[int]) -> int | None:
+    levels = {level for level, _ in parts}
+    if len(levels) != 1 or any(id(part) in layers for _, part in parts):
+        return None
+    (level,) = levels
+    wrapped = level > 0 and any(forward_of_torch(part.module) for _, part in parts)
+    beside = (child for _, part in parts if part.parent for child in part.parent.children)
+    return None if wrapped and (level > 1 or not all(is_called(each.module) for each in beside)) else level
+
+
+def _blocks(place: Place, inside: Counter[int], layers: set[int]) -> Blocks:
+    parts = [called_parts(child, inside, layers) for child in place.children]
+    together = [part for each in parts for part in each]
     checkpointed = [child.checkpointed for child in place.children]
     return Blocks(
         name=place.name,
         kind=class_name(type(place.children[0].module)),
         container="ModuleDict" if is_a(place.module, nn.ModuleDict) else "list",
-        forward_of_torch=forward_of_torch(place.children[0].module),
+        forward_of_torch=any(forward_of_torch(part.module) for _, part in together),
+        level=_level(together, layers),
         count=len(place.children),
-        compiled=sum(child.compiled is not None for child in place.children),
+        compiled=sum(bool(each) and all(part.compiled is not None for _, part in each) for each in parts),
         checkpointed=NOT_RECORDED
         if NOT_RECORDED in checkpointed
         else sum(each is not None for each in checkpointed),

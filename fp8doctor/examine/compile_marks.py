@@ -24,7 +24,7 @@ def compile_mark(module: Any, name: str) -> CompileMark | None:
             name=name,
             form="wrapped",
             backend=_backend(read(state.get("dynamo_ctx"), "callback")),
-            compiles=True,
+            compiles=is_called(module),
         )
     if (call := state.get("_compiled_call_impl")) is not None:
         return CompileMark(
@@ -64,7 +64,10 @@ def forward_of_torch(module: Any) -> bool:
 
 
 def is_called(module: Any) -> bool:
-    """Whether the module has a forward at all; a ModuleList and a ModuleDict have none."""
+    """Whether the module has a forward at all; a ModuleList and a ModuleDict have none, and no wrapper of
+    torch.compile gives them one."""
+    if OPTIMIZED_MODULE in lineage(type(module)):
+        return is_called(module._orig_mod)
     return forward_of(module) is not nn.Module.forward
 
 

@@ -188,13 +188,16 @@ class _Walk:
         if (
             mark
             and mark.compiles is False
+            and is_called(module)
             and (cover.compiled is not None or wrapped_child(module) is not None)
         ):
             # Inside a region it is traced with it; a wrapper's own frame says nothing of what it wraps.
             mark = msgspec.structs.replace(mark, compiles=None if cover.compiled is None else True)
         if mark:
             self.tree.marks.append(mark)
-            return (name, False) if mark.compiles is not False else (None, cover.watched or is_called(module))
+            if mark.compiles is not False:
+                return name, False
+            return cover.compiled, cover.watched or is_called(module)
         if (cover.compiled is not None or cover.watched) and is_disabled(module):
             return None, False
         if cover.watched and is_called(module) and not forward_of_torch(module):

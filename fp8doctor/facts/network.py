@@ -67,9 +67,13 @@ class Blocks(Record, frozen=True, kw_only=True):
     ``values()``."""
     forward_of_torch: bool = NOT_RECORDED
     """Whether their forward is torch.nn's own, inherited or not, which `CompileMark.compiles` depends on."""
+    level: int | None = NOT_RECORDED
+    """At how many levels below the block lies what is called of it: 0 for the block itself, 1 for what is in
+    a ModuleList of it. None where no loop reaches it: at several levels, a bare layer, or modules to be
+    wrapped beside others that may not be."""
     count: int = NOT_RECORDED
     compiled: int = NOT_RECORDED
-    """Blocks that are covered by a compile mark, their own or one above."""
+    """Blocks of which all that is called is covered by a compile mark, its own or one above."""
     checkpointed: int = NOT_RECORDED
     linears: int = NOT_RECORDED
     """Linear-like layers in all of them together."""

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.analysis.compile_coverage import has_loop
 from fp8doctor.analysis.treatment_table import family, traits
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.prescription import held_to_shapes
@@ -98,7 +99,7 @@ class ArmBuilder:
 
     def conversions(self) -> list[ArmPlan]:
         """A model without FP8 in FP8, and compiled."""
-        compilation = "compile-blocks" if self.facts.network.blocks else "compile-model"
+        compilation = "compile-blocks" if any(map(has_loop, self.facts.network.blocks)) else "compile-model"
         plans = []
         for recipe in RECIPES:
             names = (*self.own_autocast(), f"convert-{recipe}", compilation)

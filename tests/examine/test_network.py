@@ -64,6 +64,7 @@ def test_llama() -> None:
         kind=kind,
         container="list",
         forward_of_torch=False,
+        level=0,
         count=2,
         compiled=0,
         checkpointed=0,

@@ -3,15 +3,15 @@ are launched."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from fp8doctor.analysis.compile_coverage import is_inside, needs_compile
-from fp8doctor.examine.compile_marks import forward_of_torch
+from fp8doctor.analysis.compile_coverage import has_loop, is_inside, needs_compile
+from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code, is_wrapper
 from fp8doctor.trial.treatments.cache import without_cache
@@ -54,8 +54,8 @@ def cuda_graphs(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def lists_of(facts: Facts) -> list[str]:
-    """Names of the lists of repeated blocks."""
-    return [blocks.name for blocks in facts.network.blocks]
+    """Names of the lists of repeated blocks that are compiled block by block."""
+    return [blocks.name for blocks in facts.network.blocks if has_loop(blocks)]
 
 
 def beside(facts: Facts) -> tuple[str, ...]:
@@ -90,9 +90,7 @@ def compile_blocks(
     """
     model = strip_compile_marks(model)
     named = modules(model)
-    places = [
-        (named[name], child) for name in lists if name in named for child, _ in named[name].named_children()
-    ]
+    places = [place for name in lists if name in named for place in called_within(named[name])]
     if lists and not places:
         raise NotTried(f"it has no blocks in {', '.join(lists)}")
     if not places:
@@ -102,6 +100,17 @@ def compile_blocks(
         compile_places(places, settings)
     give_wrappers_own_code(model)
     return model
+
+
+def called_within(container: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """The places of what is called in a list of blocks: the blocks, or what of them holds a matrix where they
+    have no forward of their own."""
+    for name, child in container.named_children():
+        if is_called(child):
+            if any(parameter.dim() > 1 for parameter in child.parameters()):
+                yield container, name
+        else:
+            yield from called_within(child)
 
 
 def place_of(named: Mapping[str, nn.Module], name: str) -> tuple[nn.Module, str]:

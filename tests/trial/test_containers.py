@@ -1,0 +1,241 @@
+"""Repeated containers without a forward of their own: what is in them is compiled, and the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torchao.float8 import convert_to_float8_training
+
+from fp8doctor import Report, inspect_model
+from tests.examine.models import training
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+class InLists(nn.Module):
+    """vit_pytorch's Transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList([Attention(), FeedForward()]) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for attention, feed_forward in self.layers:
+            x = feed_forward(attention(x) + x) + x
+        return x
+
+
+class InDicts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict(
+            {name: nn.ModuleDict({"attn": Attention(), "mlp": FeedForward()}) for name in ("a", "global")}
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers.values():
+            x = layer["mlp"](layer["attn"](x) + x) + x
+        return x
+
+
+class Held(nn.Module):
+    """A class that only holds its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attn, self.mlp = nn.LayerNorm(64), Attention(), FeedForward()
+
+
+class InHolders(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Held() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer.mlp(layer.attn(layer.norm(x)) + x) + x
+        return x
+
+
+class Deeper(nn.Module):
+    """Funnel's stages, and x_transformers' lists of norms beside what is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(
+            nn.ModuleList(
+                nn.ModuleList([nn.ModuleList([nn.LayerNorm(64)]), part()])
+                for part in (Attention, FeedForward)
+            )
+            for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for stage in self.stages:
+            for (norm,), part in stage:
+                x = part(norm(x)) + x
+        return x
+
+
+class OfUnlikeDepth(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList([Attention(), nn.ModuleList([FeedForward(), FeedForward()])]) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for attention, (one, other) in self.layers:
+            x = other(one(attention(x)))
+        return x
+
+
+class InSequentials(nn.Module):
+    """The forward of what is called is torch.nn's, beside norms that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList([nn.LayerNorm(64), nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))])
+            for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm, part in self.layers:
+            x = part(norm(x)) + x
+        return x
+
+
+class OfLinears(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)]) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for one, other in self.layers:
+            x = other(one(x).relu())
+        return x
+
+
+MODELS = [InLists, InDicts, InHolders, Deeper, OfUnlikeDepth, InSequentials, OfLinears]
+
+
+def converted(build: Callable[[], nn.Module]) -> nn.Module:
+    from torchao.float8 import Float8LinearConfig
+
+    return convert_to_float8_training(build().bfloat16(), config=Float8LinearConfig(emulate=True))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile without kernels, whoever calls it."""
+    whole, in_place = torch.compile, nn.Module.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **_: whole(model, backend="eager"))
+    monkeypatch.setattr(nn.Module, "compile", lambda self: in_place(self, backend="eager"))
+
+
+def graphs(model: nn.Module) -> int:
+    """Graphs that a step of the model compiles."""
+    torch._dynamo.reset()
+    counters.clear()
+    x = torch.randn(2, 16, 64, dtype=torch.bfloat16, requires_grad=True)
+    model(x).sum().backward()
+    assert x.grad is not None
+    return counters["stats"]["unique_graphs"]
+
+
+def eager_layers(report: Report) -> list[str]:
+    return [linear.name for linear in report.facts.network.linears if linear.compiled is None]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("build", MODELS)
+def test_applied_it_runs_and_is_compiled(build: Callable[[], nn.Module]) -> None:
+    model = converted(build)
+    before = inspect_model(model)
+    assert len(eager_layers(before)) == len(before.facts.network.linears) > 0
+    model = before.prescription.apply(model)
+    after = inspect_model(model)
+    assert graphs(model) > 0
+    assert eager_layers(after) == []
+    assert "CMP001" not in [finding.code for finding in after.findings]
+    assert all(each.compiled == each.count for each in after.facts.network.blocks)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("build", MODELS)
+def test_the_printed_lines_compile_the_same(build: Callable[[], nn.Module]) -> None:
+    model = converted(build)
+    code = next(step.treatment.code for step in inspect_model(model).prescription if "CMP001" in step.mends)
+    names = {"model": model, "torch": torch}
+    exec(code, names)
+    after = inspect_model(names["model"])
+    assert graphs(names["model"]) > 0
+    assert eager_layers(after) == []
+    assert "CMP001" not in [finding.code for finding in after.findings]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("build", [InLists, InDicts, InHolders])
+def test_a_mark_on_a_container_covers_nothing(
+    build: type[InLists], wrapped: bool, request: pytest.FixtureRequest
+) -> None:
+    model = converted(build)
+    layers = model.get_submodule("layers")
+    for name, layer in list(layers.named_children()):
+        if wrapped:
+            setattr(layers, name, torch.compile(layer))
+        else:
+            layer.compile()
+    report = inspect_model(model)
+    assert {mark.compiles for mark in report.facts.training.compile_marks} == {False}
+    assert len(eager_layers(report)) == len(report.facts.network.linears)
+    assert {each.code for each in report.findings} & {"CMP001", "CMP002"}
+    request.getfixturevalue("quick")
+    model = report.prescription.apply(model)
+    assert graphs(model) > 0
+    assert eager_layers(inspect_model(model)) == []
+
+
+def test_a_marked_container_in_a_compiled_model_changes_nothing() -> None:
+    model = converted(InLists)
+    model.layers[0].compile()
+    model.compile()
+    facts = inspect_model(model).facts
+    assert {linear.compiled for linear in facts.network.linears} == {""}
+    assert {mark.name: mark.compiles for mark in training(model).compile_marks} == {
+        "": True,
+        "layers.0": False,
+    }
+
+
+def test_parts_that_are_compiled_by_hand_make_their_block_compiled() -> None:
+    model = converted(InLists)
+    for layer in model.layers:
+        for part in layer:
+            part.compile()
+    report = inspect_model(model)
+    assert [(each.compiled, each.count) for each in report.facts.network.blocks] == [(2, 2)]
+    model.layers[1][0]._compiled_call_impl = None
+    assert [each.compiled for each in inspect_model(model).facts.network.blocks] == [1]
