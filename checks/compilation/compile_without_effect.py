@@ -42,7 +42,7 @@ from fp8doctor.analysis.compile_coverage import (
     is_inside,
     needs_compile,
 )
-from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.layers import in_its_place, in_python
 from fp8doctor.cost import eager_cast_saving
 from fp8doctor.facts import CompileMark, Dynamo, Environment, Facts, Linear, Network, Training, Workload
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
@@ -264,7 +264,7 @@ def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
     alike."""
     module = in_python(bare[0].name, network)
     line = {
-        "wrapped": f"{module} = torch.compile({module})",
+        "wrapped": in_its_place(bare[0].name, "torch.compile({})", network),
         "assigned_forward": f"{module}.forward = torch.compile({module}.forward)",
         "decorated_forward": "@torch.compile",
         "training_step": "training_step = torch.compile(training_step)",

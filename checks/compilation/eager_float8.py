@@ -30,7 +30,7 @@ https://github.com/pytorch/ao/issues/1199 https://github.com/pytorch/ao/tree/mai
 from __future__ import annotations
 
 from fp8doctor.analysis.compile_coverage import compile_treatment, idle_marks, is_below, needs_compile
-from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.layers import in_words
 from fp8doctor.cost import eager_balance, eager_cast_saving
 from fp8doctor.facts import Blocks, Facts, Linear, Network, Training, Workload
 from fp8doctor.finding import Finding, NotApplicable
@@ -73,7 +73,7 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
                 f"the host busy for {balance.host_ms:,.0f} ms"
             )
         modelled = f" Modelled on {balance.gpu}: {cost}, the FP8 GEMMs save {balance.gemms_saved_ms:,.1f} ms."
-    names = ", ".join(in_python(linear.name, facts.network) for linear in eager[:NAMED]) + (
+    names = ", ".join(in_words(linear.name, facts.network) for linear in eager[:NAMED]) + (
         f" and {len(eager) - NAMED} more" if len(eager) > NAMED else ""
     )
     which = f"Eager: {names}. " if len(eager) < len(fp8) else ""

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
-from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.layers import in_words
 from fp8doctor.analysis.outcome import EVEN, measured_speed
 from fp8doctor.analysis.step_difference import SHOWN_MS, waterfall, why_unknown
 from fp8doctor.diagnosis.treatments import recipe
@@ -98,7 +98,7 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
         return None
     most = dearest(now.breakdown.modules if now.breakdown else ())
     named = ", ".join(
-        f"{in_python(each.name, facts.network)} ({each.families_ms['cast']:.1f} ms)" for each in most
+        f"{in_words(each.name, facts.network)} ({each.families_ms['cast']:.1f} ms)" for each in most
     )
     outside = (
         "Outside the compiled regions the most are in"

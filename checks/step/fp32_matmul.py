@@ -25,7 +25,7 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html
 
 from __future__ import annotations
 
-from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.layers import in_words
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.analysis.step_difference import SHOWN_MS, profiled_on_gpu
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, ModuleTime, Network, Training, Trial
@@ -63,11 +63,11 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
     weights = [linear.name for linear in facts.network.linears if linear.dtype == "float32"]
     names = [each.name for each in most] or weights
     launched = ", ".join(
-        f"{in_python(each.name, facts.network)} ({each.families_ms['gemm_fp32']:.1f} ms)"
+        f"{in_words(each.name, facts.network)} ({each.families_ms['gemm_fp32']:.1f} ms)"
         for each in most[:NAMED]
     )
     stored = (
-        f"{len(weights)} Linears have fp32 weights, the first is {in_python(weights[0], facts.network)}"
+        f"{len(weights)} Linears have fp32 weights, the first is {in_words(weights[0], facts.network)}"
         if weights
         else ""
     )

@@ -33,7 +33,7 @@ from fp8doctor.analysis.compile_coverage import (
     has_loop,
     needs_compile,
 )
-from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.layers import in_its_place
 from fp8doctor.analysis.outcome import measured_speed
 from fp8doctor.analysis.step_difference import breakdown_of, profiled_on_gpu, waits_for_the_host
 from fp8doctor.cost import micro_batches
@@ -157,8 +157,9 @@ def as_graphs(compiled: list[str], network: Network) -> str:
         each for each in network.blocks if has_loop(each) and any(is_in(name, each) for name in compiled)
     ]
     loops = [compile_loop(each, network, GRAPHS) for each in lists]
-    beside = [in_python(name, network) for name in compiled if not any(is_in(name, each) for each in lists)]
-    lines = [*loops, *(f'{each} = torch.compile({each}, mode="{GRAPHS}")' for each in beside)]
+    beside = [name for name in compiled if not any(is_in(name, each) for each in lists)]
+    graphs = f'torch.compile({{}}, mode="{GRAPHS}")'
+    lines = [*loops, *(in_its_place(name, graphs, network) for name in beside)]
     return "\n".join([WHY_WRAPPED, *lines] if any("torch.compile(" in each for each in loops) else lines)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.layers import in_its_place, in_python
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
@@ -128,8 +128,9 @@ def _loop_into(blocks: Blocks, network: Network, level: int, chosen: str) -> str
 
 def compile_line(linear: Linear, network: Network) -> str:
     """The line that compiles one layer."""
-    layer = in_python(linear.name, network)
-    return f"{layer} = torch.compile({layer})" if linear.kind.startswith(TORCH_NN) else f"{layer}.compile()"
+    if linear.kind.startswith(TORCH_NN):
+        return in_its_place(linear.name, "torch.compile({})", network)
+    return f"{in_python(linear.name, network)}.compile()"
 
 
 def cache_off(facts: Facts) -> str:

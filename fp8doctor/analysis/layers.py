@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from keyword import iskeyword
 
 from fp8doctor.facts import Linear, Network, recorded
 
 KEEP_IT_IN_MODULE = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
 """Wrappers behind whose ``module`` the attributes of the model are; the others hand them on."""
+
+
+LISTS = ("torch.nn.modules.container.Sequential", "torch.nn.modules.container.ModuleList")
+"""Classes whose children are had by their number."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +29,62 @@ class Layers:
 
 
 def in_python(name: str, network: Network) -> str:
-    """A module as a script writes it whose model is ``model``: ``model.layers``, ``model[1].layers``."""
-    wrapped = recorded(network, "wrappers") and any(each in KEEP_IT_IN_MODULE for each in network.wrappers)
+    """How a script that calls its model ``model`` writes one of its modules, or an attribute of one:
+    ``model.layers[0].up``, ``model.get_submodule("stages.0.1").norm``.
+
+    Only a container takes an index; where the facts do not say that a module is one, its children are
+    asked for by name.
+    """
+    model = _model(network)
+    written, path = model, ""
+    for part in filter(None, name.split(".")):
+        container = _container(path, network)
+        path = f"{path}.{part}".lstrip(".")
+        if part.isidentifier() and not iskeyword(part) and container != "ModuleDict":
+            written += f".{part}"
+        elif container == "list" and part.isdigit():
+            written += f"[{part}]"
+        elif container == "ModuleDict":
+            written += f"[{part!r}]"
+        else:
+            written = f"{model}.get_submodule({json.dumps(path)})"
+    return written
+
+
+def in_its_place(name: str, made: str, network: Network) -> str:
+    """The line that puts something made of a module in the module's place, where ``{}`` in ``made`` stands
+    for the module."""
+    module = in_python(name, network)
+    value = made.format(module)
+    if not module.endswith(")"):
+        return f"{module} = {value}"
+    model, _, path = module.partition(".get_submodule(")
+    return f"{model}.set_submodule({path.removesuffix(')')}, {value})"
+
+
+def in_words(name: str, network: Network) -> str:
+    """How a sentence names a module, shorter than what a script may have to write: ``model.up[0]``."""
     parts = (
         "." + part if part.isidentifier() else f"[{part}]" if part.isdigit() else f"[{part!r}]"
         for part in name.split(".")
         if part
     )
-    return "".join(("model.module" if wrapped else "model", *parts))
+    return "".join((_model(network), *parts))
+
+
+def _model(network: Network) -> str:
+    wrapped = recorded(network, "wrappers") and any(each in KEEP_IT_IN_MODULE for each in network.wrappers)
+    return "model.module" if wrapped else "model"
+
+
+def _container(name: str, network: Network) -> str | None:
+    """What takes an index or a key to its children, as far as the facts tell: ``list`` or ``ModuleDict``."""
+    if not name and recorded(network, "kind") and network.kind in LISTS:
+        return "list"
+    for blocks in network.blocks if recorded(network, "blocks") else ():
+        if blocks.name == name:
+            return blocks.container if recorded(blocks, "container") else "list"
+    return None
 
 
 def layer_label(linear: Linear) -> str:
