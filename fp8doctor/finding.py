@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from msgspec import field
+from msgspec.structs import force_setattr
 
 from fp8doctor.facts.record import Prose, Record, Value
+from fp8doctor.lines import Kind, kind_of, with_imports
 
 Severity = Literal["info", "warning", "error"]
 Basis = Literal["measured", "modelled", "rule"]
@@ -52,9 +54,18 @@ class Treatment(Record, frozen=True, kw_only=True):
     """Short and stable, such as ``compile-blocks``; two findings with the same name share one treatment."""
     summary: str
     code: str
-    """Python, shell or YAML lines; no source code of the user's."""
+    """Python, shell or YAML lines; no source code of the user's. Python gets the imports that it needs."""
     layers: tuple[str, ...] = ()
     """Names of the modules that it changes, as in the facts; empty when its name says it all."""
+    kind: Kind = "python"
+    """Of the lines: ``python`` runs in a training script as it stands, a ``sketch`` does not."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        code = with_imports(self.code)
+        force_setattr(self, "code", code)
+        if self.kind == "python":
+            force_setattr(self, "kind", kind_of(code))
 
 
 class Finding(Record, frozen=True, kw_only=True):

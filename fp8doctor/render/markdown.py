@@ -115,6 +115,6 @@ def _entry(entry: Entry) -> Iterator[str]:
     if entry.explanation:
         yield escaped(entry.explanation)
     if entry.treatment:
-        yield f"Treatment: {escaped(entry.treatment)}"
+        yield f"{entry.label}: {escaped(entry.treatment)}"
     if entry.lines:
         yield fenced(entry.lines)

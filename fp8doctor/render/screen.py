@@ -56,6 +56,15 @@ class Entry:
     treatment: str
     lines: str
     """What a user would write; empty where nothing is prescribed."""
+    kind: str = "python"
+    """Of the lines."""
+
+    @property
+    def label(self) -> str:
+        """How the treatment is introduced; what does not run as it stands says so."""
+        return {"python": "Treatment", "shell": "Treatment (shell)", "sketch": "Treatment (sketch)"}[
+            self.kind
+        ]
 
 
 @dataclass(frozen=True)
@@ -203,6 +212,7 @@ def _found_by_the_trial(step: Step, number: int) -> Entry:
         explanation=f"{step.title}.",
         treatment=step.treatment.summary,
         lines=step.treatment.code,
+        kind=step.treatment.kind,
     )
 
 
@@ -219,6 +229,7 @@ def _entry(
         explanation=finding.explanation,
         treatment=f"{step.treatment.summary}{also}" if step else "",
         lines=step.treatment.code if step else "",
+        kind=step.treatment.kind if step else "python",
     )
 
 

@@ -210,7 +210,7 @@ class _Page:
         ]
         lines += self.prose(entry.explanation, indent)
         if entry.treatment:
-            lines += self.prose(f"Treatment: {entry.treatment}", indent)
+            lines += self.prose(f"{entry.label}: {entry.treatment}", indent)
         if entry.lines:
             lines += [(" " * (indent + 4) + line).rstrip() for line in printable_lines(entry.lines)]
         return lines

@@ -1,0 +1,106 @@
+"""The lines of a treatment: whether they are Python that runs, and what they import."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator
+from typing import Literal
+
+Kind = Literal["python", "shell", "sketch"]
+
+OF_THE_SCRIPT = frozenset({"model", "torch", "optimizer", "batch", "tokenizer", "accelerator"})
+"""Names that a training script has by convention; Python lines may use them as they are."""
+
+IMPORTS = {
+    "torchao.float8": (
+        "Float8LinearConfig",
+        "convert_to_float8_training",
+        "precompute_float8_dynamic_scale_for_fsdp",
+    ),
+    "torchao.prototype.moe_training.config": (
+        "Float8TrainingOpConfig",
+        "MXFP8TrainingOpConfig",
+        "MXFP8TrainingRecipe",
+    ),
+    "torchao.quantization": ("quantize_",),
+    "transformer_engine.common.recipe": ("DelayedScaling", "Float8CurrentScaling"),
+    "accelerate": ("Accelerator",),
+    "accelerate.utils": ("AORecipeKwargs",),
+    "peft": ("LoraConfig", "get_peft_model"),
+    "transformers": ("AutoModelForCausalLM", "DataCollatorWithPadding", "Trainer", "TrainingArguments"),
+    "trl": ("SFTConfig",),
+    "unsloth": ("FastLanguageModel",),
+    "torch": ("nn",),
+    "torch.utils.checkpoint": ("checkpoint",),
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": ("checkpoint_wrapper",),
+    "fp8doctor": ("inspect_model",),
+}
+"""Module -> names that lines may use and that are imported from it."""
+
+MODULES = {
+    "te": "import transformer_engine.pytorch as te",
+    "functools": "import functools",
+    "math": "import math",
+}
+"""Name of a module -> the line that imports it."""
+
+COMMANDS = ("#", "export ", "unset ", "pip ", "fp8doctor ", "nvidia-smi", "accelerate ", "conda ", "uv ")
+"""How a line for a shell begins."""
+
+
+def with_imports(code: str) -> str:
+    """The lines with an import for every name that they use and do not have; unchanged where they are no
+    Python."""
+    tree = _parsed(code)
+    missing = set(free_names(tree)) if tree else set()
+    lines = [line for name, line in MODULES.items() if name in missing]
+    for module, names in IMPORTS.items():
+        if used := sorted(missing.intersection(names)):
+            lines.append(f"from {module} import {', '.join(used)}")
+    return "\n".join([*lines, code])
+
+
+def _parsed(code: str) -> ast.Module | None:
+    """The lines as Python; None where they are none."""
+    try:
+        return ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def kind_of(code: str) -> Kind:
+    """What the lines are: Python that runs in a training script, commands of a shell, or a sketch."""
+    if all(line.startswith(COMMANDS) for line in code.splitlines()) and not all(
+        line.startswith("#") for line in code.splitlines()
+    ):
+        return "shell"
+    tree = _parsed(code)
+    if tree is None or not tree.body or set(free_names(tree)) - OF_THE_SCRIPT:
+        return "sketch"
+    left_out = any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(tree))
+    return "sketch" if left_out else "python"
+
+
+def free_names(tree: ast.Module) -> Iterator[str]:
+    """The names that the lines use before they have them."""
+    bound = set(dir(builtins))
+    for statement in tree.body:
+        targets: set[ast.AST] = (
+            {node for target in statement.targets for node in ast.walk(target)}
+            if isinstance(statement, ast.Assign)
+            else set()
+        )
+        inside: set[str] = set()
+        later: set[str] = set()
+        used: set[str] = set()
+        for node in ast.walk(statement):
+            if isinstance(node, ast.arg):
+                inside.add(node.arg)
+            elif isinstance(node, ast.alias):
+                inside.add((node.asname or node.name).partition(".")[0])
+            elif isinstance(node, ast.Name):
+                kind = used if isinstance(node.ctx, ast.Load) else later if node in targets else inside
+                kind.add(node.id)
+        yield from used - bound - inside
+        bound |= inside | later

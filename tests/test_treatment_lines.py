@@ -1,0 +1,123 @@
+"""What a treatment prints as Python runs as it stands, in a script that has its model and little else. What
+does not is marked."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import convert_to_float8_training
+
+from fp8doctor import inspect_model
+from fp8doctor.diagnosis.treatments import LINES, describe
+from fp8doctor.finding import Treatment
+from fp8doctor.lines import OF_THE_SCRIPT, free_names
+from fp8doctor.registry import discover, run
+from tests.examine.models import llama
+
+CHECKS = [check for check in discover() if hasattr(check.module, "SICK")]
+LATER = {"accelerator", "batch", "tokenizer"}
+"""Names of a script that no live model here comes with: lines that use them are compiled, not run."""
+
+
+def treatment(code: str) -> Treatment:
+    return Treatment(name="t", summary="s", code=code)
+
+
+def prescribed(module: ModuleType) -> list[Treatment]:
+    (check,) = [each for each in CHECKS if each.module is module]
+    findings, _ = run([check], module.SICK)
+    return [finding.treatment for finding in findings if finding.treatment]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.code)
+def test_python_is_complete_and_the_rest_is_marked(check: object) -> None:
+    for each in prescribed(check.module):
+        if each.kind == "python":
+            tree = ast.parse(each.code)
+            assert set(free_names(tree)) <= OF_THE_SCRIPT
+            compile(tree, each.name, "exec")
+        elif each.kind == "shell":
+            assert not each.code.startswith(("from ", "import "))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("model.compile()", "python"),
+        ("unset NVTE_FLASH_ATTN", "shell"),
+        ("# or this\npip install torchao", "shell"),
+        ("# leave out checkpoint_wrapper()", "sketch"),
+        ("nn.Linear(1000, 8)  ->  nn.Linear(1008, 8)", "sketch"),
+        ("args = TrainingArguments(..., bf16=True)", "sketch"),
+        ("y = self.project(x)", "sketch"),
+        ("hidden_size = 16 * math.ceil(hidden_size / 16)", "sketch"),
+        ("unset A\ntorch.autograd.set_detect_anomaly(False)", "sketch"),
+        ("export A=1   # said\n# more", "shell"),
+        ("", "sketch"),
+        ("\0", "sketch"),
+        ("(" * 100000, "sketch"),
+        ("keep = {f'b.{i}.{l}' for i in range(2) for l in ('a',)}\nkeep |= {'c'}\nprint(keep)", "python"),
+        ("for block in model.layers:\n    block.compile()", "python"),
+        ("quantize_(model, filter_fn=lambda module, name: isinstance(module, nn.Linear))", "python"),
+    ],
+)
+def test_kinds(code: str, kind: str) -> None:
+    assert treatment(code).kind == kind
+
+
+def test_imports_stand_above_once_and_nowhere_else() -> None:
+    once = treatment("config = Float8LinearConfig()\nconvert_to_float8_training(model, config=config)")
+    assert once.code.splitlines()[0] == (
+        "from torchao.float8 import Float8LinearConfig, convert_to_float8_training"
+    )
+    assert treatment(once.code) == once
+    assert treatment("pip install peft   # LoraConfig").code == "pip install peft   # LoraConfig"
+
+
+def test_a_kind_that_the_author_gives_stays() -> None:
+    assert Treatment(name="t", summary="s", code="model.compile()", kind="sketch").kind == "sketch"
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module("0", nn.Linear(64, 64))
+        self.add_module("proj-out", nn.Linear(64, 64))
+        self.add_module("class", nn.ModuleList(nn.Sequential(nn.Linear(64, 64)) for _ in range(2)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for each in self.children():
+            for part in each if isinstance(each, nn.ModuleList) else [each]:
+                x = part(x)
+        return x
+
+
+LIVE = {
+    "llama": llama,
+    "llama, converted": lambda: convert_to_float8_training(llama().bfloat16()),
+    "oddly named": lambda: convert_to_float8_training(Named().bfloat16()),
+    "a Sequential": lambda: convert_to_float8_training(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))),
+}
+
+
+@pytest.mark.parametrize("build", LIVE.values(), ids=LIVE)
+def test_python_runs_on_the_model_that_it_is_for(build: Callable[[], nn.Module]) -> None:
+    model = build()
+    report = inspect_model(model, trial=False)
+    treatments = [finding.treatment for finding in report.findings if finding.treatment]
+    names = LINES if report.facts.training.use_cache else set(LINES) - {"cache-off"}
+    treatments += [each for each in (describe(name, report.facts) for name in names) if each]
+    ran = 0
+    for each in treatments:
+        if each.kind == "python" and not LATER & set(free_names(ast.parse(each.code))):
+            script = {"model": copy.deepcopy(model), "torch": torch}
+            script["optimizer"] = torch.optim.SGD(script["model"].parameters())
+            exec(each.code, script)
+            ran += 1
+    assert ran > 3
