@@ -119,10 +119,13 @@ def recompile_limit(facts: Facts) -> int:
 
 
 def cached_blocks(facts: Facts) -> int:
-    """Most blocks of one list that are compiled one by one, which makes each a version of the same
-    function."""
+    """Most blocks of one list below the module with the cache that are compiled one by one: each is a
+    version of one function."""
     marked = [mark.name.rpartition(".")[0] for mark in facts.training.compile_marks if mark.name]
-    return max((marked.count(blocks.name) for blocks in facts.network.blocks), default=0)
+    holder = facts.training.cache_holder if recorded(facts, "training.cache_holder") else None
+    within = f"{holder}." if holder else ""
+    lists = (blocks.name for blocks in facts.network.blocks if blocks.name.startswith(within))
+    return max(map(marked.count, lists), default=0)
 
 
 def treatment(facts: Facts, reasons: tuple[str, ...], versions: int) -> Treatment:

@@ -16,6 +16,7 @@ off:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -23,7 +24,7 @@ from torch import nn
 from fp8doctor.examine.checkpointing import huggingface_flag
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.linears import PRETRAINED
-from fp8doctor.examine.walk import Tree
+from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.stacks.lineage import lineage
 from fp8doctor.stacks.looking import forward_of, read, state_of
 
@@ -39,7 +40,7 @@ def use_cache(tree: Tree, arguments: Any) -> bool | None:
     ``arguments`` are those of a Trainer, or None.
     """
     models = [place.module for place in tree.places if PRETRAINED in lineage(type(place.module))]
-    makers = [module for module in models if makes_cache(module)]
+    makers = [place for place in tree.places if place.module in models and makes_cache(place.module)]
     if not makers:
         return None
     settings = state_of(arguments)
@@ -50,10 +51,35 @@ def use_cache(tree: Tree, arguments: Any) -> bool | None:
     )
     if off or any(drops_cache(module) for module in models):
         return False
+    asked = {id(place): read(read(place.module, "config"), "use_cache") is True for place in makers}
     return any(
-        read(read(module, "config"), "use_cache") is True and not huggingface_flag(module)
-        for module in makers
+        asked[id(place)]
+        and not huggingface_flag(place.module)
+        and all(asked.get(id(above), True) for above in above_of(place))
+        for place in makers
     )
+
+
+def above_of(place: Place) -> Iterator[Place]:
+    """The places that a place is in. A model that makes a cache hands its own answer down to those in it."""
+    while place.parent is not None:
+        place = place.parent
+        yield place
+
+
+def cache_holder(tree: Tree, switch: str | None) -> str | None:
+    """Name of the innermost module that makes the cache which ``switch`` asks for: its blocks fill it."""
+    if switch is None:
+        return None
+    below = f"{switch}." if switch else ""
+    makers = [
+        place.name
+        for place in tree.places
+        if PRETRAINED in lineage(type(place.module))
+        and (place.name == switch or place.name.startswith(below))
+        and makes_cache(place.module)
+    ]
+    return max(makers, key=lambda name: name.count(".") + bool(name), default=switch)
 
 
 def cache_switch(tree: Tree, arguments: Any) -> str | None:

@@ -13,7 +13,7 @@ from fp8doctor.examine.checkpointing import of_the_process
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.conversion import examine_conversion
 from fp8doctor.examine.dynamo import examine_dynamo
-from fp8doctor.examine.kv_cache import cache_switch, use_cache
+from fp8doctor.examine.kv_cache import cache_holder, cache_switch, use_cache
 from fp8doctor.examine.walk import Tree, parameters
 from fp8doctor.facts import TrainerArguments, Training
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -57,6 +57,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         optimizer=None if optimizer is None else class_name(type(unwrapped(optimizer))),
         use_cache=use_cache(tree, arguments),
         cache_switch=cache_switch(tree, arguments),
+        cache_holder=cache_holder(tree, cache_switch(tree, arguments)),
         alloc_retries=examine_allocator(gaps),
         optimizer_stepped=None if optimizer is None else bool(read(unwrapped(optimizer), "state")),
         parameters_outside_optimizer=None

@@ -155,6 +155,8 @@ class Training(Record, frozen=True, kw_only=True):
     cache_switch: str | None = NOT_RECORDED
     """Name of the outermost module whose ``config.use_cache`` asks for that cache, in force or held off by
     checkpointing; None when none asks."""
+    cache_holder: str | None = NOT_RECORDED
+    """Name of the innermost module that makes it, whose blocks fill it; None when none asks."""
     sdp_backends: tuple[str, ...] = NOT_RECORDED
     """Backends that this process lets torch's ``scaled_dot_product_attention`` use: ``flash``,
     ``mem_efficient``, ``cudnn``, ``math``."""

@@ -11,9 +11,18 @@ import pytest
 import torch
 import torch._dynamo
 from torch import nn
-from transformers import LlamaForCausalLM
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    LlamaForCausalLM,
+    PaliGemmaConfig,
+    PaliGemmaForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+)
 
-from fp8doctor.checks.compilation.recompilation import recompilation
+from fp8doctor.analysis.compile_coverage import cache_off
+from fp8doctor.checks.compilation.recompilation import cached_blocks, recompilation
 from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.finding import Finding, NotApplicable
@@ -223,3 +232,45 @@ def test_lengths_that_vary() -> None:
     assert finding.severity == "warning"
     assert finding.treatment is not None
     assert finding.treatment.name == "pad-to-few-lengths"
+
+
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+TEXT = {**SIZES, "num_hidden_layers": 10, "num_key_value_heads": 2, "vocab_size": 256, "use_cache": True}
+VISION = {**SIZES, "num_hidden_layers": 12, "image_size": 32, "patch_size": 8}
+
+
+def gemma() -> nn.Module:
+    return Gemma3ForConditionalGeneration(Gemma3Config(text_config=TEXT, vision_config=VISION))
+
+
+def paligemma() -> nn.Module:
+    text = {**TEXT, "model_type": "gemma", "head_dim": 16}
+    vision = {**VISION, "model_type": "siglip_vision_model", "projection_dim": 64}
+    return PaliGemmaForConditionalGeneration(
+        PaliGemmaConfig(text_config=text, vision_config=vision, projection_dim=64)
+    )
+
+
+def smolvlm() -> nn.Module:
+    text = {**TEXT, "model_type": "llama", "pad_token_id": 0}
+    return SmolVLMForConditionalGeneration(
+        SmolVLMConfig(text_config=text, vision_config=VISION, use_cache=True, pad_token_id=0)
+    )
+
+
+@pytest.mark.parametrize("build", [gemma, paligemma, smolvlm])
+def test_the_blocks_that_hold_the_cache_are_counted(build: Callable[[], nn.Module], look: Look) -> None:
+    with torch.device("meta"):
+        model = build().train()
+    lists = {len(module): module for module in model.modules() if isinstance(module, nn.ModuleList)}
+    for block in lists[12]:
+        block.compile()
+    facts = look(model)
+    assert facts.training.use_cache is True
+    assert cached_blocks(facts) == 0
+    for block in lists[10]:
+        block.compile()
+    facts = look(model)
+    assert cached_blocks(facts) == 10
+    exec(cache_off(facts), {"model": model})
+    assert look(model).training.use_cache is False
