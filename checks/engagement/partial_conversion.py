@@ -28,6 +28,7 @@ https://github.com/meta-pytorch/torchtune/issues/2833
 
 from __future__ import annotations
 
+from fp8doctor.analysis.layer_gain import would_lose
 from fp8doctor.analysis.layers import NO_LINEAR, fits_fp8, flops_share_pct, would_be_converted
 from fp8doctor.cost import (
     GpuSpec,
@@ -39,7 +40,17 @@ from fp8doctor.cost import (
     modelled_gpu,
     step_tokens,
 )
-from fp8doctor.facts import CompileMark, Facts, Linear, Network, Training, Use, Workload, recorded
+from fp8doctor.facts import (
+    CompileMark,
+    Facts,
+    Linear,
+    Network,
+    Training,
+    Use,
+    Workload,
+    if_recorded,
+    recorded,
+)
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
@@ -176,11 +187,13 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
-    """Whether FP8 makes this layer faster, compiled: by torchao's own filter, and by the cost model where the
-    batch is the user's."""
+    """Whether FP8 makes this layer faster, compiled: by torchao's own filter, by what would leave it out
+    again, and by the cost model where the batch is the user's."""
     if too_small(
         linear, rowwise=linear.role == "experts" or fp8[0].recipe in ("rowwise", "rowwise_with_gw_hp")
     ):
+        return False
+    if if_recorded(would_lose, linear, facts, fp8[0].recipe):
         return False
     tokens = (
         step_tokens(facts) if recorded(facts, "workload") and facts.workload.batch_source == "given" else None

@@ -196,6 +196,19 @@ def losing(facts: Facts) -> dict[str, Gain]:
     }
 
 
+def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
+    """Whether a layer in BF16 is better left there: converted by this recipe it loses, as `losing` says.
+
+    What one check leaves out of the conversion no other may ask for.
+    """
+    converted = msgspec.structs.replace(linear, use="training", recipe=recipe)
+    if recipe not in RECIPES or linear.role == "experts" or not fits_fp8(linear):
+        return False
+    gain = gain_of(converted, facts, None)
+    rows = None if is_given(facts) else MANY_TOKENS
+    return gain is not None and gain.loses and _loses_at_best(converted, facts, rows)
+
+
 def _loses_at_best(linear: Linear, facts: Facts, rows: int | None) -> bool:
     """Whether it loses by the model, scaled by tensors, with so many rows, or its own."""
     if linear.recipe not in ROWWISE and rows is None:
