@@ -21,9 +21,6 @@ NOT_YET: set[tuple[str, str]] = set()
 """Imports that the table does not allow, each waiting to be mended. Whoever mends one takes it out here; none
 is added."""
 
-CIRCLES_YET = {frozenset(("fp8doctor.trial.measure.bench", "fp8doctor.trial.measure.profile_step"))}
-"""Modules that import each other, one of them for type checkers alone. The same holds."""
-
 NEEDS_NO_TORCH = ("cli", "__main__", "registry", "render", "diagnosis", "report", "worker.parent")
 """What the parent process and replaying a report load."""
 
@@ -156,7 +153,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         for module in graph
         if module in beyond[module]
     }
-    assert circles == CIRCLES_YET
+    assert circles == set()
 
 
 def from_outside(module: str) -> Iterator[tuple[str, When]]:

@@ -13,11 +13,11 @@ from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts, Trial, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import arms
-from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers import rows, shapes
+from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.device import DeviceLost, choose_device, gpu_name
-from fp8doctor.trial.run import TrialRun
+from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.state import dynamo_state
 from fp8doctor.trial.state.digest import CONTEXT, with_harm
 

@@ -4,8 +4,8 @@ that fails.
 What is dropped last comes first: as it is, both BF16 baselines, the prescription, then single treatments,
 then what nobody proposed. An arm that fails (out of memory, a compile error) costs itself and nothing else;
 an arm without proof that it ran what its label says has no number but a reason. An arm that may be left out
-is begun when all that it will take fits into the budget (`fp8doctor.trial.budget`). The arms that the report
-compares are explained by the very profile that proves them (`fp8doctor.trial.measure.profile_step`).
+is begun when all that it will take fits into the budget (`fp8doctor.trial.measure.budget`). The arms that the
+report compares are explained by the very profile that proves them (`fp8doctor.trial.measure.profile_step`).
 `fp8doctor.trial.combining` makes one prescription of what gained.
 """
 
@@ -24,17 +24,17 @@ from fp8doctor.facts.arm_names import BASELINES, ArmName, Reason, is_conversion
 from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.budget import BEGUN_LATE, MUST_BEGIN_SHARE, Budget, Cost, expected
 from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.budget import BEGUN_LATE, MUST_BEGIN_SHARE, Budget, Cost, expected
 from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
 from fp8doctor.trial.measure.pairs import time_in_pairs
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.results import report
-from fp8doctor.trial.run import TrialRun
+from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.trial.variant import ArmPlan

@@ -18,11 +18,11 @@ from fp8doctor.facts import Facts, Target, Trial, Workload
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import arms
-from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers.shapes import distinct
 from fp8doctor.trial.measure import timer
-from fp8doctor.trial.run import TrialRun
+from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan
 from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama, lora

@@ -16,11 +16,11 @@ from fp8doctor.facts import Arm, Target, Trial, Workload
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is, eager_bf16
-from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.step import optimizer_for
 from fp8doctor.trial.measure import bench, timer
-from fp8doctor.trial.run import TrialRun
+from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.trial.test_conductor import Decoder
 

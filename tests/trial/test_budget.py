@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.trial import budget, conductor
-from fp8doctor.trial.budget import Budget, Cost, expected
-from fp8doctor.trial.measure import timer
+from fp8doctor.trial import conductor
+from fp8doctor.trial.measure import budget, timer
 from fp8doctor.trial.measure.attempt import Attempt
-from fp8doctor.trial.run import TrialRun
+from fp8doctor.trial.measure.budget import Budget, Cost, expected
+from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
 CPU = torch.device("cpu")

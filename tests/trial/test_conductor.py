@@ -25,15 +25,15 @@ from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
 from fp8doctor.trial.arms import chain, eager_bf16, on_model
-from fp8doctor.trial.budget import CLOSING_SHARE, LATEST, Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.layers.numerics import NUMERICS
 from fp8doctor.trial.measure import bench, profile_step, timer
+from fp8doctor.trial.measure.budget import CLOSING_SHARE, LATEST, Budget
 from fp8doctor.trial.measure.device import DeviceLost
 from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.profile_step import BREAKDOWN
-from fp8doctor.trial.run import TrialRun
+from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.state.digest import CONTEXT
 from fp8doctor.trial.treatments import NotTried, compile_blocks
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is

@@ -13,11 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fp8doctor.facts import ArmCut, Target, Workload, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is
-from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure import timer
+from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import compilations
-from fp8doctor.trial.run import TrialRun
+from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan
 
 pytestmark = pytest.mark.slow

@@ -36,10 +36,10 @@ from fp8doctor import inspect_model
 from fp8doctor.facts import Target, Trial, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is
-from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure import bench, timer
-from fp8doctor.trial.run import TrialRun
+from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan
 
 pytestmark = pytest.mark.slow

@@ -20,10 +20,10 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Trial
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.copies.depth import Cut
 from fp8doctor.trial.layers import rows, shapes
-from fp8doctor.trial.run import TrialRun
+from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.run import TrialRun
 from tests.trial.test_shapes import CPU, TOKENS, job
 
 

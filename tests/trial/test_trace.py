@@ -26,16 +26,16 @@ from fp8doctor.loading.job import Job
 from fp8doctor.profiling.step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
 from fp8doctor.trial.arms import eager_bf16
-from fp8doctor.trial.budget import Budget
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.measure import bench, evidence, timer
 from fp8doctor.trial.measure import profile_step as trace
 from fp8doctor.trial.measure.breakdown import breakdown
+from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER, compiled_so_far, profiler_in_use
 from fp8doctor.trial.measure.profile_step import annotated
-from fp8doctor.trial.run import KeepTrace, TrialRun
+from fp8doctor.trial.measure.run import KeepTrace, TrialRun
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
 
 pytestmark = pytest.mark.slow

@@ -26,10 +26,10 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.profiling.step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
-from fp8doctor.trial.budget import LAST_PROFILE
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, full_ms
 from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.budget import LAST_PROFILE
 from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.measure.evidence import (
     StepProof,
@@ -39,7 +39,7 @@ from fp8doctor.trial.measure.evidence import (
     prove,
     why_not_profiled,
 )
-from fp8doctor.trial.run import TrialRun
+from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")

@@ -11,7 +11,7 @@ import torch
 from fp8doctor.facts import Trial
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
-from fp8doctor.trial.budget import Budget
+from fp8doctor.trial.measure.budget import Budget
 
 KeepTrace = Callable[[str, Path], object]
 """Takes the name of an arm and the trace of its step at the deepest cut, a file that is removed
