@@ -216,7 +216,7 @@ def test_the_saving_of_compiling_covers_what_was_measured(
     layers: list[tuple[int, int, int]], tokens: int, eager_ms: float, compiled_ms: float
 ) -> None:
     linears = [
-        Linear(role="body", dtype="bfloat16", in_features=k, out_features=n, gemms=count)
+        Linear(role="body", dtype="bfloat16", requires_grad=True, in_features=k, out_features=n, gemms=count)
         for k, n, count in layers
     ]
     saving = eager_cast_saving(Facts(workload=Workload(tokens=tokens), assumed_gpu="h200"), linears)
@@ -226,14 +226,18 @@ def test_the_saving_of_compiling_covers_what_was_measured(
 
 
 def test_with_few_tokens_the_host_sets_the_saving() -> None:
-    linears = [Linear(role="body", dtype="bfloat16", in_features=2048, out_features=2048, gemms=55)]
+    linears = [
+        Linear(
+            role="body", dtype="bfloat16", requires_grad=True, in_features=2048, out_features=2048, gemms=55
+        )
+    ]
     saving = eager_cast_saving(Facts(workload=Workload(tokens=256), assumed_gpu="H200"), linears)
     assert saving is not None
     assert saving.middle == pytest.approx(113.5 - 22.7, rel=0.05)
 
 
 def test_accumulation_multiplies_the_casts() -> None:
-    linears = [Linear(role="body", dtype="bfloat16", in_features=1024, out_features=1024)]
+    linears = [Linear(role="body", dtype="bfloat16", requires_grad=True, in_features=1024, out_features=1024)]
     one, four = (
         eager_cast_saving(Facts(workload=Workload(tokens=16384, accumulate=n)), linears) for n in (1, 4)
     )
@@ -250,7 +254,7 @@ def test_accumulation_multiplies_the_casts() -> None:
 
 
 def test_without_tokens_or_fp8_tensor_cores_no_saving_is_claimed() -> None:
-    linears = [Linear(role="body", dtype="bfloat16", in_features=1024, out_features=1024)]
+    linears = [Linear(role="body", dtype="bfloat16", requires_grad=True, in_features=1024, out_features=1024)]
     assert eager_cast_saving(Facts(), linears) is None
     assert eager_cast_saving(Facts(workload=Workload(tokens=None)), linears) is None
     assert eager_cast_saving(Facts(workload=Workload(tokens=16384), assumed_gpu="A100"), linears) is None
