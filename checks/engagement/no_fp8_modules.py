@@ -56,10 +56,9 @@ LOOK_LATER = Treatment(
     explained_by=("ENV001", "ENV003", "ENV004", "ENV005", "ENV008", "GPU001"),
 )
 def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
-    asked = fp8_was_asked_for(facts)
+    linears, asked = facts.network.linears, fp8_was_asked_for(facts)
     if asked is None:
         return NotApplicable(reason="nobody asked for FP8")
-    linears = facts.network.linears
     if facts.network.float8_parameters or any(is_fp8(linear) for linear in linears):
         return None
     proof = conversion_due(facts.training)

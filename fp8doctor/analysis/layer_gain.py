@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fp8doctor.analysis.layers import fits_fp8, flops_share_pct
+from fp8doctor.analysis.layers import fits_fp8
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import fp8_pays
 from fp8doctor.cost import (
@@ -268,7 +268,8 @@ def losing_body(facts: Facts) -> dict[str, Gain]:
 def loss_pct(of: Iterable[Gain], facts: Facts) -> float:
     """What these layers lose at least, in per cent of all GEMMs of the model in BF16."""
     in_bf16 = sum(gain.times * gain.bf16_ms for gain in gains(facts).values())
-    return -sum(gain.most_ms for gain in of) / in_bf16 * flops_share_pct(judged(facts))
+    share_pct = sum(linear.flops_share_pct or 0.0 for linear in judged(facts))
+    return -sum(gain.most_ms for gain in of) / in_bf16 * share_pct
 
 
 def to_keep(facts: Facts) -> tuple[str, ...]:

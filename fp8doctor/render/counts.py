@@ -83,7 +83,7 @@ def _lora(facts: Facts) -> str:
         return "LoRA none"
     shares = (
         [f"{percent(100.0 * network.adapter_parameters / network.parameters)} of parameters"]
-        if network.parameters
+        if recorded(network, "parameters") and network.parameters
         else []
     )
     flops = flops_share_pct(linear for linear in facts.linears() if linear.adapter == "adapter")
