@@ -23,7 +23,7 @@ from fp8doctor.analysis.layer_gain import (
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.cost import memory_ms, modelled_gpu
-from fp8doctor.facts import Facts, LayerShape, Linear, Network, Trial, Workload
+from fp8doctor.facts import Facts, LayerShape, Linear, Network, Trial, Unrecorded, Workload
 from tests.checks.arms import ran
 
 TOKENS = 8192
@@ -260,9 +260,11 @@ def test_nothing_is_judged_without_tokens_without_fp8_or_off_the_multiples_of_16
         gains(facts(NARROW, tokens=None))
         == gains(facts(NARROW, gpu="A100"))
         == gains(facts(linear("k", 2048, 1000)))
-        == gains(Facts())
+        == gains(Facts(network=Network(linears=())))
         == {}
     )
+    with pytest.raises(Unrecorded, match=r"Facts\.network"):
+        gains(Facts())
 
 
 def test_made_up_tokens_are_no_fault_of_the_model() -> None:
@@ -394,9 +396,9 @@ def test_where_fp8_begins_to_pay() -> None:
         facts(linear("up", 4096, 4096)),
         facts(NARROW, tokens=256),
         facts(linear("up", 4096, 4096), tokens=256, source="made up"),
-        Facts(),
+        Facts(network=Network(linears=())),
     ],
-    ids=["enough tokens", "too narrow for any", "made up", "nothing known"],
+    ids=["enough tokens", "too narrow for any", "made up", "no layers"],
 )
 def test_where_no_number_of_tokens_is_to_be_named(of: Facts) -> None:
     assert crossing(of) is None

@@ -30,7 +30,12 @@ def tried(
     """The facts of the job with the named arms timed, and what ``more`` makes of the first, as few rounds as
     there can be."""
     workload = Workload(
-        tokens=64, loss_source="mean", optimizer_source="made up", autocast_source="none", accumulate=1
+        batch_source="given",
+        tokens=64,
+        loss_source="mean",
+        optimizer_source="made up",
+        autocast_source="none",
+        accumulate=1,
     )
     job = Job(
         model=model,

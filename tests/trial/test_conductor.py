@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
@@ -88,7 +89,7 @@ def job(blocks: int = 26, **settings: Any) -> Job:
         **{
             "model": model,
             "target": Target(),
-            "workload": Workload(accumulate=1),
+            "workload": Workload(accumulate=1, batch_source="given"),
             "batch": batch,
             "loss": loss,
             **settings,
@@ -467,7 +468,7 @@ def test_fewer_rounds_than_the_interval_needs_are_not_called_reliable(
     window: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=CLOCK, monotonic=time.monotonic))
-    latest = iter([0.0 if window == "first" else math.inf, 0.0])
+    latest = itertools.chain([0.0 if window == "first" else math.inf], itertools.repeat(0.0))
     monkeypatch.setattr(Budget, "window_latest", lambda self: next(latest))
     result = trial(
         ticking(), AS_IS, TICKING_BF16, explored("a", faster(0.8), AS_IS), explored("b", faster(0.7), AS_IS)
