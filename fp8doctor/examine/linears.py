@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from fp8doctor.examine.walk import Place, Tree
-from fp8doctor.facts import Linear
+from fp8doctor.facts import Linear, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise
 from fp8doctor.stacks.lineage import lineage
@@ -64,8 +64,9 @@ def describe(
         _linear(place, layer, head is not None and layer is found[head][1], config, gaps)
         for place, layer in found
     ]
-    flops = [each.flops_per_token for each in linears]
-    total = None if any(each is NOT_RECORDED for each in flops) else sum(each or 0.0 for each in flops)
+    total = None
+    if all(recorded(each, "flops_per_token") for each in linears):
+        total = sum(each.flops_per_token or 0.0 for each in linears)
     return tuple(
         msgspec.structs.replace(
             each,

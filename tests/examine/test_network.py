@@ -11,8 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.quantization import quantize_
 
-from fp8doctor.facts import Blocks
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts import Blocks, recorded
 from tests import prototypes
 from tests.examine.models import (
     Block,
@@ -203,8 +202,8 @@ def test_experts_that_do_not_say_how_many_a_token_visits() -> None:
     experts.w1 = nn.Parameter(torch.zeros(4, 64, 32))
     (layer,) = network(experts, gaps).linears
     assert (layer.in_features, layer.out_features) == (32, 64)
-    assert layer.flops_per_token is NOT_RECORDED
-    assert layer.flops_share_pct is NOT_RECORDED
+    assert not recorded(layer, "flops_per_token")
+    assert not recorded(layer, "flops_share_pct")
     assert gaps["network.linears.flops_per_token"] == "w1 does not say how many of its experts a token visits"
 
 
@@ -430,8 +429,8 @@ class Calls(Stacked):
 
 def test_a_call_to_checkpoint_leaves_the_cover_unknown() -> None:
     facts = network(Calls())
-    assert {each.checkpointed for each in facts.linears} == {NOT_RECORDED}
-    assert facts.blocks[0].checkpointed is NOT_RECORDED
+    assert {recorded(each, "checkpointed") for each in facts.linears} == {False}
+    assert not recorded(facts.blocks[0], "checkpointed")
 
 
 def test_blocks_in_a_dictionary() -> None:

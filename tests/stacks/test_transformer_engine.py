@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fp8doctor.facts import Linear
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts import Linear, recorded
 from tests.examine.models import network
 from tests.stand_ins import transformer_engine as stand_in
 
@@ -130,8 +129,8 @@ def test_without_its_record_engaged_is_unknown(te: ModuleType) -> None:
     layer, gaps = te.Linear(32, 64), {}
     del layer.fp8_meta
     (found,) = linears(layer, gaps)
-    assert found.engaged is NOT_RECORDED
-    assert found.recipe is NOT_RECORDED
+    assert not recorded(found, "engaged")
+    assert not recorded(found, "recipe")
     assert gaps == {
         "network.linears.engaged": "this Transformer Engine module keeps no record where 1.0 to 2.20 do"
     }

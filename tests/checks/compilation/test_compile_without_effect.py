@@ -259,7 +259,7 @@ def test_the_compiled_object_is_another(look: Look, model: nn.Module) -> None:
     assert compile_without_effect(look(torch.compile(model))) is None
 
 
-def test_a_file_that_compiles_under_another_name(tmp_path: Path) -> None:
+def test_a_file_that_compiles_under_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fp8doctor.examine import examine
     from fp8doctor.loading.model_file import load
 
@@ -269,6 +269,7 @@ def test_a_file_that_compiles_under_another_name(tmp_path: Path) -> None:
         "torch.compile(model)\n",
         "utf-8",
     )
+    monkeypatch.setattr("sys.path", [*sys.path])
     finding = found(examine(load(f"{path}:model")))
     assert (
         finding.title

@@ -53,7 +53,7 @@ def test_torchao_weight_only_tensor(look: Look) -> None:
     from torchao.quantization import Float8WeightOnlyConfig, quantize_
 
     model = mlp()
-    quantize_(model, Float8WeightOnlyConfig())
+    quantize_(model, Float8WeightOnlyConfig(set_inductor_config=False))
     finding = fp8_storage_only(look(model))
     assert isinstance(finding, Finding)
     assert finding.evidence["stored_linears"] == 2

@@ -13,7 +13,7 @@ import pytest
 
 from fp8doctor.checks.environment.fp8_backend_misspelled import BACKENDS, HEALTHY, SICK
 from fp8doctor.examine import examine_surroundings
-from fp8doctor.facts import Accelerate, Environment, Facts, Package, Target, Training
+from fp8doctor.facts import NOT_RECORDED, Accelerate, Environment, Package, Target, Training
 from tests.checks.environment.live import finding_of, launched, outcome_of
 
 WRITTEN = ("te", "ao", "torchao", "", " TE", "TE", "AO", "MSAMP", "NO", "transformer_engine")
@@ -146,5 +146,5 @@ def test_a_prepared_model_proves_that_it_was_not_read() -> None:
         SICK, training=Training(accelerate=Accelerate(mixed_precision="fp8", prepared=True))
     )
     assert outcome_of("ENV003", prepared).outcome == "not_applicable"
-    assert outcome_of("ENV003", msgspec.structs.replace(SICK, training=Facts().training)).outcome == "sick"
+    assert outcome_of("ENV003", msgspec.structs.replace(SICK, training=NOT_RECORDED)).outcome == "sick"
     assert outcome_of("ENV003", HEALTHY).outcome == "healthy"

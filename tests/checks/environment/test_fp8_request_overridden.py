@@ -10,7 +10,17 @@ import pytest
 
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for
 from fp8doctor.checks.environment.fp8_request_overridden import SICK
-from fp8doctor.facts import Accelerate, Environment, Facts, Gpu, Linear, Network, Package, TrainerArguments
+from fp8doctor.facts import (
+    NOT_RECORDED,
+    Accelerate,
+    Environment,
+    Facts,
+    Gpu,
+    Linear,
+    Network,
+    Package,
+    TrainerArguments,
+)
 from tests.checks.environment.live import facts_of, finding_of, launched, outcome_of
 
 ARGUMENTS = """
@@ -220,4 +230,4 @@ def test_under_deepspeed_the_state_says_no_for_everything_but_fp8() -> None:
 
 
 def test_without_training_facts_it_is_unknown() -> None:
-    assert outcome_of("ENV001", msgspec.structs.replace(SICK, training=Facts().training)).outcome == "unknown"
+    assert outcome_of("ENV001", msgspec.structs.replace(SICK, training=NOT_RECORDED)).outcome == "unknown"

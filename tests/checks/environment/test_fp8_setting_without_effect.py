@@ -10,7 +10,17 @@ import pytest
 
 from fp8doctor.checks.environment.fp8_setting_without_effect import DEFAULTS, HEALTHY, PREFIX, backend_in_use
 from fp8doctor.examine import examine_surroundings
-from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Package, Target, Training
+from fp8doctor.facts import (
+    NOT_RECORDED,
+    Accelerate,
+    Environment,
+    Facts,
+    Linear,
+    Network,
+    Package,
+    Target,
+    Training,
+)
 from tests.checks.environment.live import finding_of, launched, outcome_of
 
 BOTH = {"accelerate": "1.15.0", "torchao": "0.18.0", "transformer_engine": "2.20.2"}
@@ -176,7 +186,7 @@ def test_transformer_engine_gets_no_recipe_under_deepspeed() -> None:
         PREFIX + "USE_MXFP8_BLOCK_SCALING",
     )
     by_launcher = msgspec.structs.replace(
-        facts({**variables, "ACCELERATE_USE_DEEPSPEED": "true"}), training=Facts().training
+        facts({**variables, "ACCELERATE_USE_DEEPSPEED": "true"}), training=NOT_RECORDED
     )
     assert idle(by_launcher) == (PREFIX + "AMAX_HISTORY_LEN", PREFIX + "USE_MXFP8_BLOCK_SCALING")
 
