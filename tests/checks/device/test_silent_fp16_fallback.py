@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from fp8doctor.checks.device.silent_fp16_fallback import HEALTHY, SICK
-from fp8doctor.facts import Facts, Gpu, TrainerArguments
+from fp8doctor.facts import NOT_RECORDED, Facts, Gpu, TrainerArguments
 from tests.checks.environment.live import finding_of, outcome_of
 from tests.stand_ins.accelerate_state import accelerator
 from tests.stand_ins.nvml import Device, a100, gpu, h100
@@ -78,7 +78,7 @@ def test_fp16_that_was_asked_for_is_no_fallback() -> None:
     )
     asked = msgspec.structs.replace(SICK, training=msgspec.structs.replace(SICK.training, trainer=trainer))
     assert outcome_of("GPU003", asked).outcome == "healthy"
-    nobody = msgspec.structs.replace(SICK, environment=Facts().environment)
+    nobody = msgspec.structs.replace(SICK, environment=NOT_RECORDED)
     assert outcome_of("GPU003", nobody).outcome == "not_applicable"
 
 
