@@ -234,6 +234,7 @@ def test_torchtitans_expert_configuration() -> None:
 def test_quantized_weights_are_storage(
     monkeypatch: pytest.MonkeyPatch, config: Any, dtype: str, features: dict[str, bool]
 ) -> None:
+    monkeypatch.setattr("torchao.quantization.utils.recommended_inductor_config_setter", lambda: None)
     monkeypatch.setattr(quant_api, "_check_hardware_support", lambda granularity: None, raising=False)
     model = nn.Sequential(nn.Linear(64, 64, dtype=torch.bfloat16, bias=False))
     quantize_(model, config)

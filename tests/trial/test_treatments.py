@@ -112,9 +112,10 @@ def test_a_training_weight_is_unwrapped_and_its_layer_stays() -> None:
     assert in_fp8(model), "the model it was copied from keeps its wrapper"
 
 
-def test_stored_weights_have_no_bf16_form() -> None:
+def test_stored_weights_have_no_bf16_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchao.quantization.utils.recommended_inductor_config_setter", lambda: None)
     model = nn.Sequential(nn.Linear(32, 32))
-    quantize_(model, Float8WeightOnlyConfig(set_inductor_config=False))
+    quantize_(model, Float8WeightOnlyConfig())
     with pytest.raises(NotTried, match="stored in low precision"):
         to_bf16(model)
 

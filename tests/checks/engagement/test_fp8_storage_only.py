@@ -49,11 +49,12 @@ def test_hugging_face_fp8_linear(look: Look) -> None:
     assert finding.evidence["classes"] == ("transformers.integrations.finegrained_fp8.FP8Linear",)
 
 
-def test_torchao_weight_only_tensor(look: Look) -> None:
+def test_torchao_weight_only_tensor(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchao.quantization import Float8WeightOnlyConfig, quantize_
 
+    monkeypatch.setattr("torchao.quantization.utils.recommended_inductor_config_setter", lambda: None)
     model = mlp()
-    quantize_(model, Float8WeightOnlyConfig(set_inductor_config=False))
+    quantize_(model, Float8WeightOnlyConfig())
     finding = fp8_storage_only(look(model))
     assert isinstance(finding, Finding)
     assert finding.evidence["stored_linears"] == 2
