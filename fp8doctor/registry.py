@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -101,15 +102,21 @@ def check(
     return register
 
 
+@functools.cache
+def _import_own() -> None:
+    """Import every check of the package, once in a process."""
+    package = importlib.import_module("fp8doctor.checks")
+    for module in pkgutil.walk_packages(package.__path__, "fp8doctor.checks."):
+        importlib.import_module(module.name)
+
+
 def discover(folders: Sequence[Path] = ()) -> tuple[Check, ...]:
     """All checks of the package, and those in ``folders``, by code within the order of `AREAS`.
 
     Raises `UserError` when a folder does not exist or one of its files cannot be imported; then none of its
     checks stays.
     """
-    package = importlib.import_module("fp8doctor.checks")
-    for module in pkgutil.walk_packages(package.__path__, "fp8doctor.checks."):
-        importlib.import_module(module.name)
+    _import_own()
     known = dict(_checks)
     try:
         for folder in folders:

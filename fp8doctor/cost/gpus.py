@@ -66,10 +66,11 @@ def modelled_gpu(facts: Facts) -> GpuSpec:
     if recorded(facts, "assumed_gpu") and facts.assumed_gpu:
         return gpu_spec(facts.assumed_gpu)
     for gpu in facts.gpus if recorded(facts, "gpus") else ():
-        product = gpu.name.upper().replace(" ", "") if recorded(gpu, "name") else ""
+        if not recorded(gpu, "name") or (recorded(gpu, "visible") and gpu.visible is False):
+            continue
+        product = gpu.name.upper().replace(" ", "")
         for spec in GPUS:
-            hidden = recorded(gpu, "visible") and gpu.visible is False
-            if spec.name in product and not hidden:
+            if spec.name in product:
                 return spec
     return gpu_spec(DEFAULT_GPU)
 

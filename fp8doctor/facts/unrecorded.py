@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -51,13 +52,19 @@ def recorded(record: msgspec.Struct | None, path: str) -> bool:
 
     Raises AttributeError for a name that is no fact.
     """
-    for name in path.split("."):
+    for name in _names(path):
         if record is None:
             return False
         record = getattr(type(record), name).stored(record)
         if record is NOT_RECORDED:
             return False
     return True
+
+
+@functools.cache
+def _names(path: str) -> tuple[str, ...]:
+    """The names of a dotted path; the program has a few hundred."""
+    return tuple(path.split("."))
 
 
 def if_recorded(answer: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | None:
