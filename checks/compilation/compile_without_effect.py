@@ -133,6 +133,13 @@ def sentence(text: str) -> str:
 
 def find_causes(facts: Facts) -> Iterator[Cause]:
     """Every reason why the compile marks of this job compile nothing."""
+    yield from switched_off(facts)
+    yield from not_compiled(facts)
+    yield from suppressed(facts)
+
+
+def switched_off(facts: Facts) -> Iterator[Cause]:
+    """What keeps Dynamo from compiling anything in this process."""
     training, variables = facts.training, facts.environment.variables
     marks, dynamo = training.compile_marks, training.dynamo
     if variables.get("TORCHDYNAMO_DISABLE") == "1" and (marks or torchao_linears(facts)):
@@ -175,6 +182,12 @@ def find_causes(facts: Facts) -> Iterator[Cause]:
             'torch.compiler.set_stance("default")',
             marks,
         )
+
+
+def not_compiled(facts: Facts) -> Iterator[Cause]:
+    """Marks that compile nothing by themselves."""
+    training = facts.training
+    marks = training.compile_marks
     bare = tuple(mark for mark in marks if mark.backend in BACKENDS_WITHOUT_KERNELS)
     if bare:
         text = (
@@ -199,7 +212,12 @@ def find_causes(facts: Facts) -> Iterator[Cause]:
             f"call {names}, or compile in place",
             "model.compile()   # in place: whoever calls it",
         )
-    if marks and dynamo.suppress_errors:
+
+
+def suppressed(facts: Facts) -> Iterator[Cause]:
+    """Failures of the compiler that nobody is told of."""
+    variables, dynamo = facts.environment.variables, facts.training.dynamo
+    if facts.training.compile_marks and dynamo.suppress_errors:
         value = variables.get("TORCHDYNAMO_SUPPRESS_ERRORS")
         code = (
             "unset TORCHDYNAMO_SUPPRESS_ERRORS" if value else "torch._dynamo.config.suppress_errors = False"

@@ -91,36 +91,12 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
     wrapped = [
         linear for linear in linears if not sharded and linear.features.get("float8_all_gather_weight")
     ]
-    if bases or unfrozen:
-        what = (
-            f"The base of {len(bases)} LoRA layers" if bases else f"What was frozen in {len(unfrozen)} layers"
-        )
-        cause = (
-            f"{what} is trainable: the conversion did not keep requires_grad=False, and each "
-            "layer computes "
-            "a third GEMM."
-        )
-        treatment = FREEZE_AGAIN
-    elif wrapped:
-        cause = (
-            f"{len(wrapped)} converted weights were wrapped into new Parameters after the "
-            "optimizer had "
-            "taken the old ones: these layers do not learn."
-        )
-        treatment = KEEP_WEIGHTS
-    else:
-        cause = (
-            "They get gradients and are never updated: the optimizer was built before they "
-            "were made or "
-            "made trainable, or on a part of the model."
-        )
-        treatment = OPTIMIZER_LAST
+    cause, treatment = cause_of(len(bases), len(unfrozen), len(wrapped))
     in_fp8 = any(linear.use == "training" for linear in linears) or fp8_was_asked_for(facts) is not None
     return Finding(
         severity=None if in_fp8 else "info",
         title=f"{count} trainable parameter tensors are in no optimizer group",
-        explanation=f"{cause} Found by comparing the model's parameters with "
-        "the groups of "
+        explanation=f"{cause} Found by comparing the model's parameters with the groups of "
         f"{training.optimizer}.",
         evidence={
             "outside_optimizer": count,
@@ -130,6 +106,25 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
         },
         treatment=treatment,
     )
+
+
+def cause_of(bases: int, unfrozen: int, wrapped: int) -> tuple[str, Treatment]:
+    """Why they are in no group, and what to do, by the LoRA bases, once frozen layers and wrapped weights."""
+    if bases or unfrozen:
+        what = f"The base of {bases} LoRA layers" if bases else f"What was frozen in {unfrozen} layers"
+        return (
+            f"{what} is trainable: the conversion did not keep requires_grad=False, and each layer computes "
+            "a third GEMM."
+        ), FREEZE_AGAIN
+    if wrapped:
+        return (
+            f"{wrapped} converted weights were wrapped into new Parameters after the optimizer had taken the "
+            "old ones: these layers do not learn."
+        ), KEEP_WEIGHTS
+    return (
+        "They get gradients and are never updated: the optimizer was built before they were made or made "
+        "trainable, or on a part of the model."
+    ), OPTIMIZER_LAST
 
 
 def _lora(outside: int) -> Facts:

@@ -155,7 +155,24 @@ def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
                 "float8_training=Float8LinearConfig())",
             ),
         )
-    if trainer and (trainer.bf16 or trainer.fp16):
+    if trainer and (by_trainer := culprit_of_trainer(facts, trainer, transformers)):
+        return by_trainer
+    return (
+        "Accelerator()",
+        f"Its argument mixed_precision={precision!r} beats the environment, or it was made before the "
+        "variable was set.",
+        _treatment(
+            "let the Accelerator read the environment, or tell it fp8",
+            'accelerator = Accelerator(mixed_precision="fp8")',
+        ),
+    )
+
+
+def culprit_of_trainer(
+    facts: Facts, trainer: TrainerArguments, transformers: str | None
+) -> tuple[str, str, Treatment] | None:
+    """The same of a Trainer's arguments; None where they override nothing."""
+    if trainer.bf16 or trainer.fp16:
         name, flag = trainer.kind.rpartition(".")[2], "fp16" if trainer.fp16 else "bf16"
         default = (
             f" TRL's configs turn bf16 on unless bf16=False is written, and {name} is one of them."
@@ -176,11 +193,7 @@ def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
                 f"args = {name}(..., bf16=False, fp16=False)",
             ),
         )
-    if (
-        trainer
-        and trainer.mixed_precision == "no"
-        and int((transformers or "0").partition(".")[0]) >= LATE_SINCE
-    ):
+    if trainer.mixed_precision == "no" and int((transformers or "0").partition(".")[0]) >= LATE_SINCE:
         name = trainer.kind.rpartition(".")[2]
         return (
             f"{name}, made before the variable was set,",
@@ -191,15 +204,7 @@ def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
                 "fp16=False)",
             ),
         )
-    return (
-        "Accelerator()",
-        f"Its argument mixed_precision={precision!r} beats the environment, or it was made before the "
-        "variable was set.",
-        _treatment(
-            "let the Accelerator read the environment, or tell it fp8",
-            'accelerator = Accelerator(mixed_precision="fp8")',
-        ),
-    )
+    return None
 
 
 def _treatment(summary: str, code: str) -> Treatment:

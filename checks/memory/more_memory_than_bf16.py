@@ -103,22 +103,11 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     where = excess_in_words(parts) if parts else where
     frozen = [linear for linear in eager if needs_compile(linear) and linear.requires_grad is False]
     copies = [linear for linear in fp8 if keeps_copies(linear)]
-    causes = ""
-    if frozen:
-        causes += (
-            f" {plural(len(frozen), 'frozen layer')} of torchao keep their input for a weight gradient that "
-            "nobody needs."
-        )
-    if copies:
-        causes += (
-            f" {plural(len(copies), 'layer')} of Transformer Engine hold FP8 weights beside the BF16 ones: "
-            f"up to {copies_gib(facts, copies):.1f} GiB."
-        )
     return Finding(
         title=f"FP8 takes {extra:.1f} GiB more than BF16",
         explanation=f"The step peaks at {now.peak_gib:.1f} GiB, in BF16, "
         f"{'compiled' if compiled else 'eager'} as "
-        f"well, at {bf16.peak_gib:.1f}.{where}{causes}",
+        f"well, at {bf16.peak_gib:.1f}.{where}{causes_in_words(facts, frozen, copies)}",
         evidence={
             "peak_gib": now.peak_gib,
             "bf16_peak_gib": bf16.peak_gib,
@@ -134,6 +123,22 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=treatment(facts, [linear for linear in eager if needs_compile(linear)], copies),
     )
+
+
+def causes_in_words(facts: Facts, frozen: list[Linear], copies: list[Linear]) -> str:
+    """What keeps more than BF16 does, as sentences to add."""
+    causes = ""
+    if frozen:
+        causes += (
+            f" {plural(len(frozen), 'frozen layer')} of torchao keep their input for a weight gradient that "
+            "nobody needs."
+        )
+    if copies:
+        causes += (
+            f" {plural(len(copies), 'layer')} of Transformer Engine hold FP8 weights beside the BF16 ones: "
+            f"up to {copies_gib(facts, copies):.1f} GiB."
+        )
+    return causes
 
 
 @dataclass(frozen=True)

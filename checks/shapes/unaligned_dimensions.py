@@ -77,26 +77,19 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     ragged = tokens is not None and tokens % tokens_multiple != 0
     if not (raising or skipped or ragged):
         return None
-    causes, changes = [], []
+    offenders = raising + skipped
+    causes, changes = [], widened(offenders)
     if raising:
         causes.append(f"{len(raising)} of {len(fp8)} FP8 layers have sides that raise on a GPU")
     if skipped:
         share = sum(linear.flops_share_pct or 0.0 for linear in skipped)
         causes.append(f"{len(skipped)} Linears ({share:.0f} % of the GEMM FLOPs) cannot be converted")
-    for k, n, multiple in sorted(
-        {(linear.in_features, linear.out_features, multiple_of(linear)) for linear in raising + skipped}
-    ):
-        changes.append(
-            f"nn.Linear({k}, {n})  ->  nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})   # "
-            f"multiples of {multiple}"
-        )
     if ragged:
         causes.append(f"{tokens} tokens a step are not a multiple of {tokens_multiple}")
         changes.append(
             f"collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of={tokens_multiple})"
             f"   # {tokens} -> {padded_tokens(facts.workload, tokens_multiple)} tokens"
         )
-    offenders = raising + skipped
     return Finding(
         title="; ".join(causes),
         explanation="Every side of an FP8 GEMM must be a multiple of 16 (MX 32, blockwise and NVFP4 128): "
@@ -124,6 +117,16 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
             code="\n".join(changes),
         ),
     )
+
+
+def widened(linears: list[Linear]) -> list[str]:
+    """What each distinct layer becomes at the next multiples, a line each."""
+    shapes = {(linear.in_features, linear.out_features, multiple_of(linear)) for linear in linears}
+    return [
+        f"nn.Linear({k}, {n})  ->  nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})   # "
+        f"multiples of {multiple}"
+        for k, n, multiple in sorted(shapes)
+    ]
 
 
 def multiple_of(linear: Linear) -> int:
