@@ -31,7 +31,7 @@ MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 @check("GPU005", "no-gpu", area="device", severity="info")
 def no_gpu(facts: Facts) -> Finding | NotApplicable | None:
-    hidden = [gpu for gpu in facts.gpus if gpu.visible is False]
+    hidden = [gpu for gpu in facts.gpus if recorded(gpu, "visible") and gpu.visible is False]
     if len(hidden) < len(facts.gpus) and not is_cpu_build(facts):
         return NotApplicable(reason="a GPU is there")
     modelled = modelled_gpu(facts)
