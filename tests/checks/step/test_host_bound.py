@@ -199,7 +199,8 @@ def test_a_larger_batch_in_the_words_of_the_job(
     finding = host_bound(timed(facts, WAITING))
     assert isinstance(finding, Finding)
     assert finding.treatment is not None
-    assert (finding.treatment.name, finding.treatment.code.splitlines()[-1]) == ("larger-batch", code)
+    assert finding.treatment.name == "larger-batch"
+    assert finding.treatment.code.removeprefix("from trl import SFTConfig\n") == code
 
 
 def test_it_is_information_where_fp8_is_faster_and_without_fp8(
