@@ -7,6 +7,7 @@ buffers and children, or in its class. A descriptor runs only when a library tha
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType
@@ -17,6 +18,8 @@ from fp8doctor.stacks.lineage import ancestor, lineage
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module, Parameter
+
+_log = logging.getLogger(__name__)
 
 LIBRARIES = frozenset(
     (
@@ -206,6 +209,7 @@ def _described(thing: Any, owner: type | None, found: Any, default: Any) -> Any:
     try:
         return found.__get__(thing, type(thing))
     except Exception:  # a slot that is empty, a library's property over a user's values
+        _log.debug("an attribute cannot be read", exc_info=True)
         return default
 
 

@@ -10,7 +10,8 @@ from torch import nn
 from torch._dynamo import utils
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fp8doctor.facts import ArmCut, Target, Workload, recorded
+from fp8doctor.facts import ArmCut, Target, Workload
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is
 from fp8doctor.trial.conductor import conduct
@@ -133,6 +134,6 @@ def test_what_this_torch_keeps_elsewhere_is_not_recorded(monkeypatch: pytest.Mon
     monkeypatch.delattr(utils, "_compilation_metrics")
     with compilations(model) as seen:
         pass
-    assert not recorded(seen, "recompilations")
-    assert not recorded(seen, "left_eager")
+    assert seen.recompilations is NOT_RECORDED
+    assert seen.left_eager is NOT_RECORDED
     assert seen.breaks == 0

@@ -20,6 +20,7 @@ from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.memory import Held, full_peak, gib, gradients_of, held, memory_parts
+from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.variant import ArmPlan
 from tests.stand_ins import transformer_engine
 from tests.trial.test_conductor import Decoder
@@ -297,6 +298,7 @@ def test_the_peak_is_that_of_the_arm_alone(monkeypatch: pytest.MonkeyPatch) -> N
 
     bench = Bench.__new__(Bench)
     bench.device, bench._handed_out = OTHER, []
+    bench._guard = Guard(Job(nn.Identity(), Target(kind="live", name="Sequential"), Workload()))
     Counters(before=5 * 2**30, peak=7 * 2**30).install(monkeypatch)
     monkeypatch.setattr("fp8doctor.trial.measure.memory.gib", lambda tensors, device: gib(tensors, CPU))
     ready = bench._warm(train, model, optimizer)

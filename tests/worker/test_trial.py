@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Arm
+from fp8doctor.facts import Arm, recorded
 from fp8doctor.facts.arm_names import Reason
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.trace import MODULE
 from fp8doctor.worker import parent as worker
 from fp8doctor.worker.parent import Examination, examine_in_worker
@@ -146,7 +145,7 @@ def test_a_step_that_hangs_names_the_budget(tmp_path: Path, monkeypatch: pytest.
 def test_without_an_order_nothing_is_timed(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL.replace("{compile}", "os._exit(7)"))
     examination = examine_in_worker(str(tmp_path / "model.py"), progress=lambda text: None)
-    assert examination.facts.trial is NOT_RECORDED
+    assert not recorded(examination.facts, "trial")
 
 
 @pytest.mark.parametrize(
@@ -212,5 +211,5 @@ def test_a_process_that_dies_after_the_times_are_known_keeps_them(tmp_path: Path
         "bf16": True,
     }
     assert trial.gaps["trial.numerics"] == "the process ended with exit code 9"
-    assert trial.shapes is not NOT_RECORDED
+    assert recorded(trial, "shapes")
     assert not any("starting again" in line for line in said)

@@ -210,7 +210,7 @@ def test_watching_keeps_nothing_alive() -> None:
 def test_a_class_that_cannot_be_read_costs_the_fact_and_not_the_conversion(
     look: Callable[..., Facts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(parent: nn.Module, old: nn.Linear, new: nn.Module) -> None:
+    def broken(*replaced: nn.Module) -> None:
         raise RuntimeError("a property of the user's")
 
     monkeypatch.setattr("fp8doctor.examine.conversion.replacement", broken)

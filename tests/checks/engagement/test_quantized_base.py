@@ -40,7 +40,8 @@ def int8(linear: nn.Linear) -> None:
     quantize_(
         linear,
         Int8WeightOnlyConfig(
-            **({"version": 2} if "version" in vars(Int8WeightOnlyConfig)["__dataclass_fields__"] else {})
+            set_inductor_config=False,
+            **({"version": 2} if "version" in vars(Int8WeightOnlyConfig)["__dataclass_fields__"] else {}),
         ),
     )
 
