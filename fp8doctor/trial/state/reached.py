@@ -1,19 +1,28 @@
-"""What a user's function can reach by name: the modules and optimizers in its closure, among its globals and
-at the object that it is a method of."""
+"""What a user's function can reach by name: the modules and optimizers in its closure and among its globals,
+at the object that it is a method of, and in the objects and containers that these are."""
 
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, MethodType
+from itertools import islice
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-DEPTH = 3
-"""Functions that are followed from one to the next. A convention of this tool."""
+from fp8doctor.stacks.looking import state_of
+
+DEPTH = 4
+"""Functions, objects and containers that are followed from one to the next. A convention of this tool."""
+
+MOST = 1_000
+"""Elements of a container that are looked at: data sets are in reach too. A convention of this tool."""
+
+CONTAINERS = (list, tuple, set, deque)
 
 
 @dataclass
@@ -47,16 +56,21 @@ def _look(value: Any, found: Reached, seen: set[int], depth: int) -> None:
 
 
 def _named(value: Any) -> Iterator[Any]:
-    """What a function names; what the object of a method holds."""
-    if type(value) is MethodType:
-        yield value.__func__
-        yield value.__self__
-        yield from getattr(value.__self__, "__dict__", {}).values()
-    elif type(value) is functools.partial:
+    """What a function names; what an object or a container holds."""
+    kind = type(value)
+    if kind is MethodType:
+        yield from (value.__func__, value.__self__)
+    elif kind is functools.partial:
         yield from (value.func, *value.args, *value.keywords.values())
-    elif type(value) is FunctionType:
+    elif kind is FunctionType:
         yield from (value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__)
         yield from (cell.cell_contents for cell in value.__closure__ or () if cell != type(cell)())
+    elif issubclass(kind, dict):
+        yield from islice(dict.values(value), MOST)
+    elif issubclass(kind, CONTAINERS):
+        yield from islice(next(each for each in CONTAINERS if issubclass(kind, each)).__iter__(value), MOST)
+    elif not issubclass(kind, (ModuleType, type, torch.Tensor)):
+        yield from state_of(value).values()
 
 
 def _names(code: CodeType) -> Iterator[str]:
