@@ -38,6 +38,14 @@ def escaped(text: str, keep: str = "") -> str:
     )
 
 
+def quoted(text: str) -> str:
+    """Put a message that quotes a file into one line, escaped, without its middle where that is long."""
+    text = " ".join(text.split())
+    if len(text) > MESSAGE_LENGTH:
+        text = f"{text[: MESSAGE_LENGTH // 2]} ... {text[-MESSAGE_LENGTH // 2 :]}"
+    return escaped(text)
+
+
 def percent(share: float) -> str:
     """A share in per cent, with a digit more where it is small: 86 %, 2.3 %, 0.04 %."""
     if 0 < share < 0.01:
