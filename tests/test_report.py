@@ -25,7 +25,6 @@ from fp8doctor.finding import Finding, Treatment
 from fp8doctor.report import Prescription, Report, ReportFailed
 from tests.facts_of import DECODER_468M
 
-
 RECORDED = Path(__file__).parent / "patients" / "recorded"
 
 
@@ -179,6 +178,10 @@ def without_time(**changes: Any) -> dict[str, Any]:
         ({"workload": {"accumulate": 0}}, r"`int` >= 1 - at `\$\.workload\.accumulate`"),
         ({"gpus": [{"compute_capability": "nine"}]}, r"matching regex .* - at `\$\.gpus\[0\]"),
         ({"target": {"kind": "x\n" * 5_000}}, r"^.{,500}\$\.target\.kind`$"),
+        (
+            {"network": {"parameters": 0, "adapter_parameters": 5}},
+            "5 of 0 parameters are the adapters'",
+        ),
         (without_time(step_ms=None), "'as_is' was timed, and has no step_ms"),
         (without_time(step_ms=0), "'as_is' was timed, and has no step_ms"),
         (without_time(rounds_ms=[]), "'as_is' was timed, and has no rounds_ms"),

@@ -1,4 +1,4 @@
-"""What a saved report can say of a trial, and no trial ever does: it was written by hand, or damaged."""
+"""What a saved report can say, and no inspection ever does: it was written by hand, or damaged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from fp8doctor.facts import Arm, Facts, recorded
 
 
 def contradiction(facts: Facts) -> str | None:
-    """Which arm was timed and has no time, in a sentence; None where each has one."""
+    """What cannot be, in a sentence; None where nothing contradicts itself."""
+    if all(recorded(facts, f"network.{name}") for name in ("parameters", "adapter_parameters")):
+        of, adapters = facts.network.parameters, facts.network.adapter_parameters
+        if not 0 <= adapters <= of:
+            return f"it says that {adapters} of {of} parameters are the adapters'"
     for arm in facts.arms():
         if recorded(arm, "tried") and arm.tried and (lacks := _lacks(arm)):
             name = repr(arm.name) if recorded(arm, "name") else "an arm"

@@ -222,6 +222,20 @@ def test_a_loss_that_hides_its_module_is_refused() -> None:
     assert (centre.centre._version, centre.scale.grad) == (0, None)
 
 
+def test_what_a_first_forward_writes_past_torch_is_named() -> None:
+    """Nothing sees it coming: the rows of the layers are counted in the first forward of all."""
+    mine, written = Mine(), []
+
+    def step(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        if not written:
+            written.append(mine.model[0].weight.detach().numpy().fill(0.0))
+        return loss_of(copied, batch)
+
+    trial = inspect_model(mine.model, X, training_step=step, device="cpu", budget_s=0.5).facts.trial
+    assert trial.harm == ("parameters",)
+    assert not trial.reliable
+
+
 class Trainer:
     """As users write them: all that a training needs, held by one object."""
 

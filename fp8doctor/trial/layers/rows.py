@@ -25,6 +25,7 @@ from fp8doctor.trial.copies.step import call, move, tensors
 from fp8doctor.trial.layers.shapes import of_interest
 from fp8doctor.trial.measure.bench import cut_of
 from fp8doctor.trial.measure.device import still_there
+from fp8doctor.trial.state.digest import digest, harm
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.trial.treatments import strip_compile_marks
@@ -48,22 +49,22 @@ def seen_beside(
     *,
     progress: Callable[[str, str | None], object],
     reason_against: str | None,
-) -> tuple[Rows, str | None]:
-    """The rows, in a process that is the user's and left as it was, or why they are not known, which costs
-    nothing else.
+) -> tuple[Rows, str | None, list[str]]:
+    """The rows, or why they are not known, which costs nothing else; and what of the user's was changed all
+    the same.
 
     Raises `DeviceLost`.
     """
     reason = reason_against or (NO_BATCH if job.batch is None else None)
     if reason is not None:
-        return NOT_RECORDED, reason
+        return NOT_RECORDED, reason, []
     wanted = [linear.name for linear in of_interest(facts)]
     if not wanted:
-        return {}, None
+        return {}, None, []
     progress("counting the rows of its layers", ARM)
-    rows, reason = NOT_RECORDED, None
+    rows, reason, before, put_back = NOT_RECORDED, None, digest(job), []
     try:
-        with undisturbed(job, keep_workers=True):
+        with undisturbed(job, keep_workers=True) as put_back:
             rows = seen(job, [blocks.name for blocks in facts.network.blocks], wanted, device)
     except OriginalTouched as error:
         reason = str(error)
@@ -72,7 +73,7 @@ def seen_beside(
         still_there(device, ARM)
         reason = sentence(error)
     free(device)
-    return rows, reason
+    return rows, reason, [*put_back, *harm(before, digest(job))]
 
 
 def seen(job: Job, lists: Iterable[str], wanted: Iterable[str], device: torch.device) -> Rows:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import torch
 
-from fp8doctor.facts import Trial
+from fp8doctor.facts import Trial, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.step import tensors
 from fp8doctor.trial.state import settings
@@ -94,12 +94,15 @@ def harm(before: Digest, after: Digest) -> list[str]:
 
 
 def with_harm(trial: Trial, changed: Sequence[str]) -> Trial:
-    """The trial with what it changed outside its replicas, which makes its times doubtful too."""
-    if not changed:
-        return msgspec.structs.replace(trial, harm=())
-    reason = "; ".join(filter(None, (trial.reason, what_harm(changed))))
+    """The trial with what it changed outside its replicas, which makes its times doubtful too; what is known
+    of that stays."""
+    known = trial.harm if recorded(trial, "harm") else ()
+    new = tuple(name for name in dict.fromkeys(changed) if name not in known)
+    if not new:
+        return msgspec.structs.replace(trial, harm=known)
+    reason = "; ".join(filter(None, (trial.reason, what_harm(new))))
     return msgspec.structs.replace(
-        trial, harm=tuple(changed), reason=reason, reliable=trial.reliable and NO_DOUBT.issuperset(changed)
+        trial, harm=(*known, *new), reason=reason, reliable=trial.reliable and NO_DOUBT.issuperset(new)
     )
 
 
