@@ -5,7 +5,7 @@ from __future__ import annotations
 from fp8doctor.facts.scrub import scrub
 
 MESSAGE_LENGTH = 300
-"""Characters of a user's exception that fit into a sentence; the detail carries all of it."""
+"""Characters of a user's exception that fit into a sentence; the detail carries more of it."""
 
 
 def error_in_words(error: BaseException) -> str:
