@@ -1,12 +1,15 @@
-"""The long kit: ``nice -n 10 python -m tests.reliability [PART ...]`` runs it, and writes the counts into
-README.md."""
+"""The long kit: ``nice -n 10 python -m tests.reliability [--minutes N] [PART ...]`` runs it, and writes the
+counts into README.md."""
 
 from __future__ import annotations
 
+import argparse
+import math
 import platform
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from datetime import date
@@ -14,7 +17,7 @@ from pathlib import Path
 
 from tests.readme import table
 from tests.reliability import command_lines, faults, growth, saved_reports, secrets, trees, trials
-from tests.reliability.count import Count
+from tests.reliability.count import Count, Enough
 
 PAGE = Path(__file__).with_name("README.md")
 
@@ -38,17 +41,33 @@ PARTS: dict[str, Part] = {
 }
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    """Run the parts that are named, each for so many minutes at most; 1 when something failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.reliability")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="PART", default=list(PARTS))
+    parser.add_argument("--minutes", type=float, default=math.inf, help="how long a part tries")
+    asked = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
-    failed = 0
-    for name in names or PARTS:
-        with tempfile.TemporaryDirectory() as folder:
-            count = PARTS[name](Path(folder))
+    failed = False
+    for name in asked.parts:
+        count = tried(PARTS[name], asked.minutes)
         for each in count.failures:
             print(f"{name}: {each}", file=sys.stderr)
-        failed += len(count.failures)
+        failed |= bool(count.failures)
         write(count)
-    return min(failed, 1)
+    return int(failed)
+
+
+def tried(part: Part, minutes: float) -> Count:
+    """What a part has tried at its end, or when its time is over."""
+    Count.deadline = time.monotonic() + 60 * minutes
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return part(Path(folder))
+    except Enough as enough:
+        return enough.count
+    finally:
+        Count.deadline = math.inf
 
 
 def write(count: Count) -> None:
@@ -77,9 +96,12 @@ def versions() -> str:
 
 
 def commit() -> str:
-    """The commit that was run, marked where the tree had changed."""
-    words = ["git", "-C", str(PAGE.parent), "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    """The commit that was run, marked where anything but this page has changed since."""
+    git = ["git", "-C", str(PAGE.parent)]
+    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    words = [*git, "status", "--porcelain", "--", ":/", f":(exclude){PAGE.name}"]
+    changed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return head.stdout.strip() + (" and changes" if changed else "")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ CODES = (0, 1, 2, 130, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL)
 MARK = "FP8DOCTOR_KIT"
 """A variable by which the processes of one attempt are known."""
 
-DEADLINE_S = 180
+DEADLINE_S, PATIENCE_S = 180.0, 5.0
+"""Seconds that a command, and what it started, may take to end. Conventions of this kit."""
 
 MODEL = "from torch import nn\nmodel = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))\n"
 
@@ -197,7 +198,7 @@ def carried_out(fault: Fault, folder: Path, how: random.Random) -> list[str]:
         output = b"".join(process.communicate())
         return [f"it did not end in {DEADLINE_S} s"]
     finally:
-        left = alive(mark, wait_s=5)
+        left = alive(mark, PATIENCE_S)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -49,15 +50,19 @@ def inspected(trial: bool) -> None:
 
 def growth(tries: int, trial: bool) -> Count:
     """So many inspections, each of which counts as failed when the process has grown after all of them."""
-    count = Count(f"an inspection {'with' if trial else 'without'} a trial, in one process")
+    count, began = (
+        Count(f"an inspection {'with' if trial else 'without'} a trial, in one process"),
+        time.process_time(),
+    )
     with quick():
         for _ in range(WARM_UP):
             inspected(trial)
         before = footprint()
         for _ in range(tries):
-            with count.attempt("an inspection"):
-                inspected(trial)
+            inspected(trial)
+            count.tried += 1
         after = footprint()
+    count.seconds = time.process_time() - began
     count.failures += grown(before, after, tries)
     return count
 

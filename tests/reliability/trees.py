@@ -44,6 +44,7 @@ class Noisy(nn.Module):
 def noisy(name: str = "weight") -> nn.Module:
     layer = nn.Linear(8, 16)
     parametrize.register_parametrization(layer, name, Noisy(), unsafe=True)
+    RAN.clear()
     return layer
 
 
