@@ -19,7 +19,7 @@ from fp8doctor.stacks.looking import state_of
 DEPTH = 4
 """Functions, objects and containers that are followed from one to the next. A convention of this tool."""
 
-MOST = 1_000
+MOST = 100
 """Elements of a container that are looked at: data sets are in reach too. A convention of this tool."""
 
 CONTAINERS = (list, tuple, set, deque)
