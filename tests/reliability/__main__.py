@@ -31,7 +31,7 @@ PARTS: dict[str, Part] = {
     "trees": lambda folder: trees.looks(10_000),
     "trials": lambda folder: trials.trials(320),
     "beyond": lambda folder: trials.named(24),
-    "faults": lambda folder: faults.faults(list(faults.FAULTS), folder, times=4),
+    "faults": lambda folder: faults.faults(list(faults.FAULTS), folder, times=2),
     "deletions": saved_reports.deletions,
     "damages": lambda folder: saved_reports.damages(5_000, folder),
     "command-lines": lambda folder: command_lines.command_lines(1_600, folder),
