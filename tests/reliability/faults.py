@@ -32,7 +32,7 @@ DEADLINE_S, PATIENCE_S = 180.0, 5.0
 
 MODEL = "from torch import nn\nmodel = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))\n"
 
-LOOK = "model.py --no-trial -q --fail-on never --save kept.json"
+LOOK = "fp8doctor model.py --no-trial -q --fail-on never --save kept.json"
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ def hostile(start: str, end: str = "") -> Fault:
 
 def check_that(deed: str) -> Fault:
     """A check of the user's that does something when it is imported."""
-    return Fault("demo -q --fail-on never --checks checks --save kept.json", checks=deed)
+    return Fault("fp8doctor demo -q --fail-on never --checks checks --save kept.json", checks=deed)
 
 
 def stopped(number: signal.Signals, to: str = "parent", command: str = LOOK) -> Fault:
-    return Fault(command, model="import time\n" + MODEL + "time.sleep(1)\n", signal=number, to=to)
+    return Fault(f"exec {command}", model="import time\n" + MODEL + "time.sleep(1)\n", signal=number, to=to)
 
 
-DEMO = "demo -q --fail-on never --save kept.json"
+DEMO = "fp8doctor demo -q --fail-on never --save kept.json"
 
 FAULTS: dict[str, Fault] = {
     "stdout closed": Fault(f"{DEMO} >&-"),
@@ -76,25 +76,26 @@ FAULTS: dict[str, Fault] = {
     "stdin closed": Fault(f"{DEMO} <&-"),
     "all streams closed": Fault(f"{DEMO} <&- >&- 2>&-"),
     "a reader that leaves": Fault(f"{DEMO} | head -c 1"),
-    "list to a full disk": Fault("list >/dev/full"),
-    "the help to a closed stdout": Fault("--help >&-"),
+    "list to a full disk": Fault("fp8doctor list >/dev/full"),
+    "the help to a closed stdout": Fault("fp8doctor --help >&-"),
     "the disk is full": Fault(DEMO, most_bytes=50_000),
-    "the disk is full from the first byte": Fault("demo -o kept.md", most_bytes=0),
-    "saved to a full device": Fault("demo --save /dev/full"),
+    "the disk is full from the first byte": Fault("fp8doctor demo -o kept.md", most_bytes=0),
+    "saved to a full device": Fault("fp8doctor demo --save /dev/full"),
     "saved to a pipe": Fault(
-        "demo -q --save pipe & cat pipe >/dev/null; wait $!", prepare=lambda at: os.mkfifo(at / "pipe")
+        "fp8doctor demo -q --save pipe & cat pipe >/dev/null; wait $!",
+        prepare=lambda at: os.mkfifo(at / "pipe"),
     ),
     "saved to a link into nowhere": Fault(
-        "demo --save link", prepare=lambda at: (at / "link").symlink_to("no/where")
+        "fp8doctor demo --save link", prepare=lambda at: (at / "link").symlink_to("no/where")
     ),
     "saved to a circle of links": Fault(
-        "demo --save link", prepare=lambda at: (at / "link").symlink_to("link")
+        "fp8doctor demo --save link", prepare=lambda at: (at / "link").symlink_to("link")
     ),
-    "a pipe as a report": Fault("report pipe", prepare=lambda at: os.mkfifo(at / "pipe")),
-    "a device without an end as a report": Fault("report /dev/zero"),
-    "a folder as a report": Fault("report ."),
+    "a pipe as a report": Fault("fp8doctor report pipe", prepare=lambda at: os.mkfifo(at / "pipe")),
+    "a device without an end as a report": Fault("fp8doctor report /dev/zero"),
+    "a folder as a report": Fault("fp8doctor report ."),
     "a report that is no text": Fault(
-        "report noise", prepare=lambda at: (at / "noise").write_bytes(os.urandom(9999))
+        "fp8doctor report noise", prepare=lambda at: (at / "noise").write_bytes(os.urandom(9999))
     ),
     "few files at once": Fault(f"ulimit -n 24; {DEMO}"),
     "a folder that is gone": Fault("mkdir gone; cd gone; rmdir ../gone; fp8doctor demo -q --fail-on never"),
@@ -208,20 +209,8 @@ def carried_out(fault: Fault, folder: Path, how: random.Random) -> list[str]:
 
 
 def shell_of(fault: Fault) -> list[str]:
-    """The command of a fault, as the shell runs it."""
-    command = (
-        fault.command
-        if "fp8doctor " in fault.command
-        else re.sub(
-            r"^((?:ulimit[^;]*; |[A-Z]+=\S+ )*)",
-            r"\1exec fp8doctor "
-            if "|" not in fault.command and "&" not in fault.command
-            else r"\1fp8doctor ",
-            fault.command,
-            count=1,
-        )
-    )
-    return ["sh", "-c", command.replace("fp8doctor ", '"$PYTHON" -m fp8doctor ', 1)]
+    """The command of a fault for the shell, in which ``fp8doctor`` is this one."""
+    return ["sh", "-c", fault.command.replace("fp8doctor ", '"$PYTHON" -m fp8doctor ')]
 
 
 def limited(fault: Fault) -> None:
