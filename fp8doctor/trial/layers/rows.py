@@ -25,7 +25,7 @@ from fp8doctor.trial.copies.step import call, move, tensors
 from fp8doctor.trial.layers.shapes import of_interest
 from fp8doctor.trial.measure.bench import cut_of
 from fp8doctor.trial.measure.device import still_there
-from fp8doctor.trial.state.digest import digest, harm
+from fp8doctor.trial.state.digest import harm, of_the_users
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.trial.treatments import strip_compile_marks
@@ -62,7 +62,7 @@ def seen_beside(
     if not wanted:
         return {}, None, []
     progress("counting the rows of its layers", ARM)
-    rows, reason, before, put_back = NOT_RECORDED, None, digest(job), []
+    rows, reason, before, put_back = NOT_RECORDED, None, of_the_users(job), []
     try:
         with undisturbed(job, keep_workers=True) as put_back:
             rows = seen(job, [blocks.name for blocks in facts.network.blocks], wanted, device)
@@ -73,7 +73,7 @@ def seen_beside(
         still_there(device, ARM)
         reason = sentence(error)
     free(device)
-    return rows, reason, [*put_back, *harm(before, digest(job))]
+    return rows, reason, [*put_back, *harm(before, of_the_users(job))]
 
 
 def seen(job: Job, lists: Iterable[str], wanted: Iterable[str], device: torch.device) -> Rows:

@@ -47,6 +47,20 @@ WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 
 def digest(job: Job) -> Digest:
     """The state now, by the name of each item."""
+    return {
+        **of_the_users(job),
+        "settings": settings.read(),
+        "warning filters": list(warnings.filters),
+        "threads": {thread.ident for thread in threading.enumerate() if not _ends_by_itself(thread)},
+        "child processes": _children(),
+        "open files": _open_files(),
+        FOLDER: _folder(),
+        MEMORY: _allocated(),
+    }
+
+
+def of_the_users(job: Job) -> Digest:
+    """The part of the state that is the user's own: tensors and optimizers."""
     found = reached(job.loss, job.training_step)
     roots = list({id(each): each for each in (job.model, *found.modules)}.values())
     parameters = [tensor for root in roots for tensor in root.parameters()]
@@ -67,13 +81,6 @@ def digest(job: Job) -> Digest:
     return {
         **_of_tensors(held),
         "optimizer settings": [_plain(each) for each in (*groups, *states)],
-        "settings": settings.read(),
-        "warning filters": list(warnings.filters),
-        "threads": {thread.ident for thread in threading.enumerate() if not _ends_by_itself(thread)},
-        "child processes": _children(),
-        "open files": _open_files(),
-        FOLDER: _folder(),
-        MEMORY: _allocated(),
     }
 
 
