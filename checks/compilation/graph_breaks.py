@@ -238,7 +238,7 @@ def _compiled_blocks(regions: int, breaks: int) -> Facts:
         compiled="blocks.0",
     )
     reason = "Failed to trace builtin operator: Dynamo does not know how to trace builtin operator `print`"
-    cut = ArmCut(blocks={}, graphs_compiled=2, graph_breaks=breaks, break_reasons=(reason,) * (breaks > 0))
+    cut = ArmCut(blocks={}, graph_breaks=breaks, break_reasons=(reason,) * (breaks > 0))
     as_is = Arm(
         name="as_is",
         tried=True,

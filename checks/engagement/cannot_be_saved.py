@@ -111,9 +111,7 @@ def fails_in(saved: SavedWeight, facts: Facts) -> str | None:
 
 def _prepared(error: str | None) -> Facts:
     kind = f"torchao.float8.fsdp_utils.{ALL_GATHER_WEIGHT}"
-    saved = SavedWeight(
-        weight_class=kind, tensors=1, tried="up.weight", pickle_error=None, storage_error=error
-    )
+    saved = SavedWeight(weight_class=kind, tried="up.weight", pickle_error=None, storage_error=error)
     network = Network(
         linears=(Linear(name="up", use="training", weight_class=kind, adapter=None),),
         saving=(saved,),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 import msgspec
@@ -121,16 +122,12 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
     full = full_ms(plan, samples, of)
     cuts = []
     for number, (cut, ready) in enumerate(zip(plan.cuts, attempt.ready, strict=True)):
-        at = interval([sample / ratio for sample in samples[of.name, number]])
         cuts.append(
             ArmCut(
                 blocks={cleaned(name): count for name, count in cut.kept.items()},
-                step_ms=at.median,
-                low_ms=at.low,
-                high_ms=at.high,
+                step_ms=statistics.median(samples[of.name, number]) / ratio,
                 peak_gib=ready.peak_gib,
                 warm_up_s=ready.warm_up_s,
-                graphs_compiled=ready.compiled.graphs,
                 graph_breaks=ready.compiled.breaks,
                 break_reasons=ready.compiled.break_reasons,
                 recompilations=ready.compiled.recompilations,
