@@ -28,6 +28,7 @@ from fp8doctor.analysis.compile_coverage import cache_off
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, Blocks, Checkpointing, Facts, Gpu, Network, Training, Trial, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -120,7 +121,7 @@ def switch_off(facts: Facts) -> str:
 def _timed(peak_without_gib: float) -> Facts:
     arms = (
         Arm(
-            name="as_is",
+            name=ArmName.AS_IS,
             tried=True,
             reason=None,
             step_ms=105.4,
@@ -129,7 +130,7 @@ def _timed(peak_without_gib: float) -> Facts:
         ),
         Arm(
             name="checkpointing-off",
-            base="as_is",
+            base=ArmName.AS_IS,
             tried=True,
             reason=None,
             step_ms=88.3,

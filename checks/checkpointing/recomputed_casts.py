@@ -28,6 +28,7 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import arm, base_of, ratio, uses_fp8
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, Checkpointing, Facts, Linear, Network, Training, Trial
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -41,7 +42,7 @@ from fp8doctor.registry import check
 def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts) or all(each.active is False for each in facts.training.checkpointing):
         return NotApplicable(reason="no FP8 layer under activation checkpointing")
-    fp8, bf16 = pair(facts.trial, "checkpointing-off"), pair(facts.trial, "bf16_without_checkpointing")
+    fp8, bf16 = pair(facts.trial, "checkpointing-off"), pair(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING)
     if fp8 is None or bf16 is None:
         return NotApplicable(reason="the cost of checkpointing was not measured in both FP8 and BF16")
     in_fp8, in_bf16 = ratio(*fp8), ratio(*bf16)
@@ -93,10 +94,10 @@ def policy(operator: str) -> str:
 
 def _timed(fp8_ms: float) -> Facts:
     steps = (
-        ("as_is", None, fp8_ms),
-        ("checkpointing-off", "as_is", 88.3),
-        ("bf16_compiled", None, 117.5),
-        ("bf16_without_checkpointing", "bf16_compiled", 92.7),
+        (ArmName.AS_IS, None, fp8_ms),
+        ("checkpointing-off", ArmName.AS_IS, 88.3),
+        (ArmName.BF16_COMPILED, None, 117.5),
+        (ArmName.BF16_WITHOUT_CHECKPOINTING, ArmName.BF16_COMPILED, 92.7),
     )
     arms = tuple(
         Arm(name=name, base=base, tried=True, reason=None, step_ms=ms, rounds_ms=(ms - 0.1, ms, ms, ms + 0.1))

@@ -48,6 +48,7 @@ from fp8doctor.facts import (
     Trial,
     recorded,
 )
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -132,7 +133,7 @@ TE = Kind(
     explained_by=("CMP002",),
 )
 def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
-    marks, as_is = facts.training.compile_marks, arm(facts.trial, "as_is")
+    marks, as_is = facts.training.compile_marks, arm(facts.trial, ArmName.AS_IS)
     if not marks:
         return NotApplicable(reason="nothing asks for torch.compile")
     if as_is is None:
@@ -240,7 +241,7 @@ def _compiled_blocks(regions: int, breaks: int) -> Facts:
     reason = "Failed to trace builtin operator: Dynamo does not know how to trace builtin operator `print`"
     cut = ArmCut(blocks={}, graph_breaks=breaks, break_reasons=(reason,) * (breaks > 0))
     as_is = Arm(
-        name="as_is",
+        name=ArmName.AS_IS,
         tried=True,
         reason=None,
         step_ms=10.0,

@@ -25,6 +25,7 @@ from fp8doctor.analysis.arms import arm, best_bf16, ratio, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_all
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, Facts, Linear, Network, Training, Trial
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -42,7 +43,7 @@ AUTOCAST = "autocast-bf16"
     invalidates_model=True,
 )
 def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
-    as_is, eager, best = arm(facts.trial, "as_is"), arm(facts.trial, "bf16"), best_bf16(facts)
+    as_is, eager, best = arm(facts.trial, ArmName.AS_IS), arm(facts.trial, ArmName.BF16), best_bf16(facts)
     if as_is is None or best is None:
         return NotApplicable(reason="the step as it is and a BF16 baseline were not both timed")
     fp32_pct = 100.0 * facts.network.dtypes.get("float32", 0) / max(1, sum(facts.network.dtypes.values()))
@@ -110,7 +111,7 @@ def baseline(facts: Facts) -> str:
 def _timed(bf16: float) -> Facts:
     arms = tuple(
         Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6, treatments=())
-        for name, ms in (("as_is", 88.3), ("bf16", bf16), ("bf16_compiled", 92.7))
+        for name, ms in ((ArmName.AS_IS, 88.3), (ArmName.BF16, bf16), (ArmName.BF16_COMPILED, 92.7))
     )
     layer = Linear(use="training", dtype="bfloat16", compiled=None)
     return Facts(

@@ -26,6 +26,7 @@ from fp8doctor.analysis.arms import arm, base_of, ratio
 from fp8doctor.analysis.compile_coverage import compile_treatment, is_inside
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, ArmCut, Blocks, CompileMark, Facts, Linear, Network, Training, Trial
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 
@@ -97,7 +98,7 @@ def _compiled(whole_s: tuple[float, float]) -> Facts:
             name=name,
             tried=True,
             reason=None,
-            base="as_is",
+            base=ArmName.AS_IS,
             step_ms=88.3,
             rounds_ms=(88.2, 88.3, 88.3, 88.4),
             cuts=cuts,
@@ -112,7 +113,7 @@ def _compiled(whole_s: tuple[float, float]) -> Facts:
         trial=Trial(
             device="cuda",
             blocks={"blocks": 24},
-            arms=(timed("as_is", whole_s), timed("compile-blocks", (8.0, 3.0))),
+            arms=(timed(ArmName.AS_IS, whole_s), timed("compile-blocks", (8.0, 3.0))),
         ),
     )
 

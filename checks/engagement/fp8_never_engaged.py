@@ -28,6 +28,7 @@ from __future__ import annotations
 from fp8doctor.analysis.outcome import fp8_never_ran
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -90,5 +91,5 @@ def _te(engaged: bool) -> Facts:
 
 SICK = _te(engaged=False)
 HEALTHY = Facts(
-    network=_te(engaged=True).network, trial=Trial(arms=(Arm(name="as_is", tried=True, reason=None),))
+    network=_te(engaged=True).network, trial=Trial(arms=(Arm(name=ArmName.AS_IS, tried=True, reason=None),))
 )

@@ -137,7 +137,11 @@ def _llama_1b(adapters: bool) -> Facts:
         Linear(name="q.base_layer", use="none", adapter="base", flops_share_pct=97.5),
         Linear(name="q.lora_A", use="none", adapter="adapter", flops_share_pct=2.5, dtype="float32"),
     )
-    times = {"as_is": (135.7, None), "bf16_compiled": (143.6, None), WITHOUT: (99.0, "as_is")}
+    times = {
+        ArmName.AS_IS: (135.7, None),
+        ArmName.BF16_COMPILED: (143.6, None),
+        WITHOUT: (99.0, ArmName.AS_IS),
+    }
     arms = tuple(
         Arm(name=name, base=of, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6)
         for name, (ms, of) in times.items()

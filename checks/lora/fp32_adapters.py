@@ -29,6 +29,7 @@ from __future__ import annotations
 from fp8doctor.analysis.accelerate_of_model import accelerate_of_model
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -94,7 +95,7 @@ def trains(facts: Facts) -> bool:
     if recorded(facts, "training.autocast_within") and facts.training.autocast_within:
         return False
     timed = recorded(facts, "trial.arms") and any(
-        arm.name == "as_is" and arm.step_ms for arm in facts.trial.arms
+        arm.name == ArmName.AS_IS and arm.step_ms for arm in facts.trial.arms
     )
     return uses_fp8(facts) or facts.training.gradients_seen or timed
 

@@ -39,6 +39,7 @@ from fp8doctor.cost import (
     weight_casts_ms,
 )
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, Workload, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -64,10 +65,10 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
         modelled += f" casting the same weights again costs {balance.casts_ms:.1f} ms."
     eager = [linear for linear in frozen if needs_compile(linear) and linear.compiled is None]
     wasted = " Uncompiled torchao computes the weight gradients all the same." if eager else ""
-    now = arm(facts.trial, "prescribed") or arm(facts.trial, "as_is")
+    now = arm(facts.trial, ArmName.PRESCRIBED) or arm(facts.trial, ArmName.AS_IS)
     bf16 = fair_bf16(facts, now) if now else None
     speedup = ratio(bf16, now) if now and bf16 else None
-    name = "with the prescription" if now and now.name == "prescribed" else "as it is"
+    name = "with the prescription" if now and now.name == ArmName.PRESCRIBED else "as it is"
     where = facts.trial.gpu or facts.trial.device.upper()
     measured = (
         f" Measured on {where}: FP8 {name} is at {speedup.median:.2f}x of the best BF16." if speedup else ""
@@ -144,7 +145,7 @@ def _lora(frozen: bool) -> Facts:
         compiled="layers.0",
         flops_share_pct=97.5,
     )
-    times = {"as_is": 135.7, "bf16_compiled": 143.6}
+    times = {ArmName.AS_IS: 135.7, ArmName.BF16_COMPILED: 143.6}
     arms = tuple(
         Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6) for name, ms in times.items()
     )

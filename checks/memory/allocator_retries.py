@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm
 from fp8doctor.facts import Arm, ArmCut, Environment, Facts, Gpu, Training, Trial, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -50,7 +51,7 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no CUDA memory is in use")
     if not own and not step:
         return None
-    now = arm(facts.trial, "as_is") if recorded(facts, "trial") else None
+    now = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial") else None
     memory_gib = gpu_gib(facts)
     peak = (
         f" The step peaks at {now.peak_gib:.1f} of {memory_gib:.0f} GiB."
@@ -79,7 +80,7 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
 
 def retries_of_the_step(facts: Facts) -> int | None:
     """Retries while the step as it is warmed up, if it alone fills the GPU; None when that is not known."""
-    now, memory_gib = arm(facts.trial, "as_is") if recorded(facts, "trial") else None, gpu_gib(facts)
+    now, memory_gib = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial") else None, gpu_gib(facts)
     retries = (
         [
             cut.alloc_retries
@@ -118,7 +119,11 @@ def treatment(variables: dict[str, str]) -> Treatment:
 
 
 def _job(retries: int) -> Facts:
-    arms = (Arm(name="as_is", tried=True, reason=None, peak_gib=76.0, cuts=(ArmCut(alloc_retries=retries),)),)
+    arms = (
+        Arm(
+            name=ArmName.AS_IS, tried=True, reason=None, peak_gib=76.0, cuts=(ArmCut(alloc_retries=retries),)
+        ),
+    )
     return Facts(
         gpus=(Gpu(visible=True, memory_gib=79.1),),
         environment=Environment(variables={}),

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.accelerate_of_model import accelerate_of_model
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
@@ -94,7 +95,7 @@ def less_than_fp32_is_wanted(facts: Facts) -> str | None:
     if fp8:
         return f"The model has {plural(fp8, 'FP8 layer')}"
     arms = facts.trial.arms if recorded(facts, "trial.arms") and facts.trial.device.startswith("cuda") else ()
-    return "The step was measured" if any(arm.name == "as_is" and arm.step_ms for arm in arms) else None
+    return "The step was measured" if any(arm.name == ArmName.AS_IS and arm.step_ms for arm in arms) else None
 
 
 def computes_in_fp32(linear: Linear) -> bool:

@@ -34,6 +34,7 @@ from fp8doctor.analysis.arms import arm, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
 from fp8doctor.cost import gemms
 from fp8doctor.facts import Arm, Facts, Gpu, Linear, Network, Trial, Workload, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -74,13 +75,13 @@ Blackwell takes all."""
 def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
-    now = arm(facts.trial, "as_is")
+    now = arm(facts.trial, ArmName.AS_IS)
     if now is None or now.peak_gib is None:
         return NotApplicable(reason="the peak of the step as it is was not measured, which takes a GPU")
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     eager = [linear for linear in fp8 if linear.compiled is None]
     compiled = not eager and now.graphs_run != 0
-    bf16 = arm(facts.trial, "bf16_compiled" if compiled else "bf16")
+    bf16 = arm(facts.trial, ArmName.BF16_COMPILED if compiled else ArmName.BF16)
     if bf16 is None or not bf16.peak_gib:
         return NotApplicable(
             reason=f"BF16 was not measured {'compiled' if compiled else 'eagerly'}, as the step is"
@@ -224,7 +225,7 @@ def _four_layers_of_llama_8b(peak_gib: float) -> Facts:
     )
     arms = tuple(
         Arm(name=name, tried=True, reason=None, peak_gib=gib, graphs_run=0)
-        for name, gib in (("as_is", peak_gib), ("bf16", 19.9))
+        for name, gib in ((ArmName.AS_IS, peak_gib), (ArmName.BF16, 19.9))
     )
     gpus = (Gpu(visible=True, compute_capability="9.0"),)
     return Facts(

@@ -41,6 +41,7 @@ from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.unfused_attention import PlainAttention, plain_attention
 from fp8doctor.facts import Attention, Facts, Network, Training, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -71,7 +72,7 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
         for each in attentions
         if each.implementation == "eager" and each.has_sdpa and each.needs_eager is None
     ]
-    now = arm(facts.trial, "as_is") if recorded(facts, "trial.arms") else None
+    now = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial.arms") else None
     unfused = plain_attention(now) if now else None
     seen = f" {unfused_sentence(unfused)}" if unfused else ""
     evidence: dict[str, Value | tuple[Value, ...]] = {

@@ -150,7 +150,7 @@ def _overflow(*non_finite: str) -> Facts:
     )
     arms = tuple(
         Arm(name=name, tried=True, reason=None, non_finite=found)
-        for name, found in (("as_is", non_finite), ("bf16", ()))
+        for name, found in ((ArmName.AS_IS, non_finite), (ArmName.BF16, ()))
     )
     numerics = tuple(
         LayerNumerics(name=name, non_finite=64 if non_finite and name == "down" else 0)

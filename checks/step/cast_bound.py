@@ -44,6 +44,7 @@ from fp8doctor.facts import (
     Trial,
     recorded,
 )
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -183,7 +184,7 @@ def _decoder_of_width_1024(
                 modules=modules,
             ),
         )
-        for name, ms, families in (("as_is", step_ms, fp8), ("bf16_compiled", 92.7, bf16))
+        for name, ms, families in ((ArmName.AS_IS, step_ms, fp8), (ArmName.BF16_COMPILED, 92.7, bf16))
     )
     layer = Linear(
         name="blocks.0.up",

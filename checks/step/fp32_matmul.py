@@ -29,6 +29,7 @@ from fp8doctor.analysis.layers import in_words
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.analysis.step_difference import SHOWN_MS, profiled_on_gpu
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, ModuleTime, Network, Training, Trial
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -125,7 +126,11 @@ def _head_in_fp32(fp32_ms: float) -> Facts:
             ),
         ),
     )
-    arms = (Arm(name="as_is", tried=True, reason=None, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts),)
+    arms = (
+        Arm(
+            name=ArmName.AS_IS, tried=True, reason=None, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts
+        ),
+    )
     network = Network(linears=(Linear(name="head", dtype="float32"),), wrappers=())
     return Facts(
         network=network,

@@ -214,7 +214,9 @@ def _llama_1b_in_te(idle_ms: float) -> Facts:
         kernels=2400,
         unclassified_pct=0.0,
     )
-    now = Arm(name="as_is", tried=True, reason=None, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts)
+    now = Arm(
+        name=ArmName.AS_IS, tried=True, reason=None, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts
+    )
     layer = Linear(name="layers.0.up", stack="transformer_engine", use="training", compiled=None)
     blocks = (
         Blocks(

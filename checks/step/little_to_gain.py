@@ -35,6 +35,7 @@ from fp8doctor.analysis.step_difference import (
 )
 from fp8doctor.diagnosis.treatments import STAY_IN_BF16
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, Network, Trial
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -105,7 +106,7 @@ def _two_steps(bf16: dict[str, float], fp8: dict[str, float]) -> Facts:
                 families_ms=families, idle_ms=0.0, scale=1.0, reliable=True, busy_ms=sum(families.values())
             ),
         )
-        for name, families in (("as_is", fp8), ("bf16_compiled", bf16))
+        for name, families in ((ArmName.AS_IS, fp8), (ArmName.BF16_COMPILED, bf16))
     )
     network = Network(linears=(Linear(use="training", recipe="tensorwise"),))
     return Facts(gpus=(), network=network, trial=Trial(device="cuda", arms=arms, reliable=True))

@@ -27,6 +27,7 @@ from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.step_difference import profiled_on_gpu
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Breakdown, Facts, KernelGroup, Linear, Network, Training, Trial, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -118,7 +119,11 @@ def _adamw(kernel: str, count: int, spent_ms: float) -> Facts:
         reliable=True,
         groups=(KernelGroup(name=kernel, family="optimizer", operator=None, count=count, time_ms=spent_ms),),
     )
-    arms = (Arm(name="as_is", tried=True, reason=None, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts),)
+    arms = (
+        Arm(
+            name=ArmName.AS_IS, tried=True, reason=None, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts
+        ),
+    )
     network = Network(linears=(Linear(use="training"),))
     return Facts(
         network=network,

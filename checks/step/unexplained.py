@@ -34,6 +34,7 @@ from fp8doctor.analysis.step_difference import (
     why_unknown,
 )
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, Network, Trial, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -52,7 +53,7 @@ the spread between two profiles of the same kernels, 4 to 27 % on an H200."""
 def unexplained(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
-    now, bf16, best = arm(facts.trial, "as_is"), best_bf16(facts), best_fp8(facts)
+    now, bf16, best = arm(facts.trial, ArmName.AS_IS), best_bf16(facts), best_fp8(facts)
     if (
         facts.trial.device == "cpu"
         or now is None
@@ -108,7 +109,7 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
 def gained_by_compiling(facts: Facts, fp8: Arm, bf16: Arm, found: Waterfall) -> float:
     """What the fused norms and pointwise kernels of a compiled BF16 save that this FP8, which is not
     compiled, still spends."""
-    eager = arm(facts.trial, "bf16")
+    eager = arm(facts.trial, ArmName.BF16)
     if eager is None or bf16 is eager or not (eager.step_ms and bf16.step_ms) or is_compiled(facts, fp8):
         return 0.0
     return max(0.0, min(eager.step_ms - bf16.step_ms, found.parts_ms["norms and pointwise"]))
@@ -142,7 +143,7 @@ def _slower_by(attention_ms: float, casts_ms: float) -> Facts:
                 reliable=True,
             ),
         )
-        for name, families in (("as_is", fp8), ("bf16_compiled", bf16))
+        for name, families in ((ArmName.AS_IS, fp8), (ArmName.BF16_COMPILED, bf16))
     )
     return Facts(
         network=Network(linears=(Linear(use="training"),)),
