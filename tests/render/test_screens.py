@@ -119,7 +119,7 @@ def test_a_crashed_check_is_named() -> None:
 
 
 def test_what_waits_for_a_trial_decides_only_an_area_of_its_own() -> None:
-    waits = {"outcome": "unknown", "reason": "trial was not recorded"}
+    waits = {"outcome": "unknown", "reason": "nothing was timed", "missing": "trial"}
     outcomes = (
         Outcome(code="GPU001", area="device", **waits),
         Outcome(code="GPU005", area="device", outcome="not_applicable", reason="a GPU"),
