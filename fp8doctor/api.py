@@ -238,8 +238,7 @@ def _codes(argument: str, value: Any) -> tuple[str, ...]:
     parts = [value] if isinstance(value, str) else value or ()
     if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
         raise TypeError(
-            f"{argument} has to be codes such as 'CMP,ENV001', or a sequence "
-            "of them, not "
+            f"{argument} has to be codes such as 'CMP,ENV001', or a sequence of them, not "
             f"{type(value).__name__}"
         )
     return tuple(code for part in parts for each in part.split(",") if (code := each.strip()))

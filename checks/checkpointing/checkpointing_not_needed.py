@@ -68,9 +68,8 @@ def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
         title=f"Checkpointing costs {with_it.step_ms - without.step_ms:.1f} ms a step ({cost.median:.2f}x), "
         "and the step fits without it",
         explanation=f"Without it the step peaks at {without.peak_gib:.1f} GiB, with it at "
-        f"{with_it.peak_gib:.1f}; "
-        f"{free:.1f} GiB of this GPU are free for it. "
-        "Longer batches than the one that was timed need more.",
+        f"{with_it.peak_gib:.1f}; {free:.1f} GiB of this GPU are free for it. Longer batches than the one "
+        "that was timed need more.",
         evidence={
             "cost_ratio": cost.median,
             "cost_ratio_low": cost.low,

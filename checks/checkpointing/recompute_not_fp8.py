@@ -69,16 +69,13 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
         explanation=(
             "The step raised CheckpointError: the recompute saved other tensors than the forward."
             if raised
-            else "They ran in FP8 before, and their last forward, which is the "
-            "recompute of a "
-            "backward, did not."
+            else "They ran in FP8 before, and their last forward, which is the recompute of a backward, did "
+            "not."
             if in_bf16
-            else "Accelerate opens the autocast around the model's forward; the recompute "
-            "comes later, in "
+            else "Accelerate opens the autocast around the model's forward; the recompute comes later, in "
             "the backward."
             if closed
-            else "Where this job opens the autocast is not known. Around the forward alone, "
-            "the recompute "
+            else "Where this job opens the autocast is not known. Around the forward alone, the recompute "
             "runs in BF16 or raises."
         ),
         evidence={

@@ -80,9 +80,7 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"{len(eager)} of {len(fp8)} FP8 Linears run eagerly",
         explanation=f"{which}Uncompiled, each of them casts its input, weight and gradient in about "
-        f"{EAGER_KERNELS} "
-        "kernels a step; "
-        f"compiled, in about 9.{modelled}",
+        f"{EAGER_KERNELS} kernels a step; compiled, in about 9.{modelled}",
         evidence={
             "eager_linears": len(eager),
             "fp8_linears": len(fp8),

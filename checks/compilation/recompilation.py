@@ -98,8 +98,7 @@ def recompilation(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity="warning" if left_eager or compiling or versions > limit else "info",
         title=title,
-        explanation=f"Dynamo keeps {limit} versions of a function and runs it eagerly when a "
-        "further one is "
+        explanation=f"Dynamo keeps {limit} versions of a function and runs it eagerly when a further one is "
         f"needed.{seen}",
         evidence={
             "blocks_with_cache": versions,
@@ -134,9 +133,8 @@ def treatment(facts: Facts, reasons: tuple[str, ...], versions: int) -> Treatmen
         return Treatment(name="cache-off", summary="build no KV cache in training", code=cache_off(facts))
     if any(SHAPES.search(reason) for reason in reasons):
         code = (
-            "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=256)   # a "
-            "few lengths, "
-            "not hundreds"
+            "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=256)   # a few lengths, not "
+            "hundreds"
         )
         return Treatment(
             name="pad-to-few-lengths",

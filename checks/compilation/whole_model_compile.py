@@ -62,9 +62,8 @@ def whole_model_compile(facts: Facts) -> Finding | NotApplicable | None:
     cut = " The seconds are those of the cuts, carried on to the full depth." if whole.cuts[-1].blocks else ""
     return Finding(
         title=f"The model is compiled as one: {whole_s:.0f} s to compile, {blocks_s:.0f} s block by block",
-        explanation=f"Block by block the step takes {blocks.step_ms:.1f} ms and as it is "
-        f"{whole.step_ms:.1f} ms, "
-        f"timed in turn.{cut}",
+        explanation=f"Block by block the step takes {blocks.step_ms:.1f} ms and as it is {whole.step_ms:.1f} "
+        f"ms, timed in turn.{cut}",
         evidence={
             "warm_up_s": whole_s,
             "warm_up_of_blocks_s": blocks_s,

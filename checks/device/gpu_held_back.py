@@ -102,15 +102,13 @@ def consequence(disturbed: bool, slowed: bool, capped: bool, shared: bool) -> st
         return "Seen when the GPU was examined: the step runs slower than this GPU could."
     if capped:
         return (
-            "The step runs slower than this GPU could; FP8 and BF16 are slowed alike, so "
-            "that their "
+            "The step runs slower than this GPU could; FP8 and BF16 are slowed alike, so that their "
             "comparison stands."
         )
     if shared:
         return (
-            "NVML does not tell how much of the GPU they used; if they computed, the times of "
-            "this trial "
-            "are unreliable."
+            "NVML does not tell how much of the GPU they used; if they computed, the times of this trial are "
+            "unreliable."
         )
     return "The times are those of the slice, not of the whole GPU."
 
@@ -156,9 +154,8 @@ def treatment(slowed: Mapping[str, float | None], default_w: float | None, share
     )
     lines += (
         [
-            f"sudo nvidia-smi -i 0 -pl {default_w:.0f}   # the index that nvidia-smi "
-            "gives this GPU, "
-            "and its default limit"
+            f"sudo nvidia-smi -i 0 -pl {default_w:.0f}   # the index that nvidia-smi gives this GPU, and its "
+            "default limit"
         ]
         if default_w
         else []

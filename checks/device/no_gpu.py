@@ -40,9 +40,8 @@ def no_gpu(facts: Facts) -> Finding | NotApplicable | None:
         title=f"{missing(facts, hidden)}; costs are modelled for {modelled.name}",
         explanation=(
             "Modelled times come from the "
-            f"{modelled.source}{'' if assumed else ', as no --assume-gpu named another'}. Unknown "
-            "without a GPU: whether this "
-            "recipe runs there, clocks, free memory, and what a step really takes."
+            f"{modelled.source}{'' if assumed else ', as no --assume-gpu named another'}. Unknown without a "
+            "GPU: whether this recipe runs there, clocks, free memory, and what a step really takes."
         ),
         evidence={
             "gpus": len(facts.gpus),

@@ -86,8 +86,7 @@ TREATMENTS = {
         name="recipe-that-fits",
         summary="current scaling, which every GPU with FP8 tensor cores runs",
         code="recipe = transformer_engine.common.recipe.Float8CurrentScaling()\nwith "
-        "te.autocast(recipe=recipe):\n    "
-        "output = model(**batch)",
+        "te.autocast(recipe=recipe):\n    output = model(**batch)",
     ),
     "accelerate": Treatment(
         name="recipe-that-fits", summary="let Accelerate take delayed scaling", code=f"unset {MXFP8_VARIABLE}"

@@ -38,9 +38,8 @@ ACCELERATES = "save_state or save_model of Accelerate, which write safetensors u
 
 KEEP_WEIGHTS = Treatment(
     name="no-float8-all-gather",
-    summary="leave FSDP's float8 all-gather off where there is no FSDP: the converted layers then "
-    "keep ordinary "
-    "weights, which can be saved",
+    summary="leave FSDP's float8 all-gather off where there is no FSDP: the converted layers then keep "
+    "ordinary weights, which can be saved",
     code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # read by Accelerate, and so by "
     "a Trainer\n"
     "# or: Float8LinearConfig(..., enable_fsdp_float8_all_gather=False)",

@@ -56,18 +56,16 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     if idle:
         return Finding(
             title=f"{len(idle)} of {len(fp8)} FP8 layers ran their last training forward in BF16",
-            explanation=f"{idle[0].name} and the others note that their last training forward was "
-            "outside the "
-            "FP8 autocast.",
+            explanation=f"{idle[0].name} and the others note that their last training forward was outside "
+            "the FP8 autocast.",
             evidence={"idle_layers": len(idle), "fp8_layers": len(fp8), "first": idle[0].name},
             treatment=describe("te-autocast", facts),
         )
     if none_ran:
         return Finding(
             title=f"no FP8 GEMM ran in a training step with {len(fp8)} FP8 layers",
-            explanation="One profiled step of the job as it is holds no FP8 GEMM: the layers are "
-            "switched off, or "
-            "the model never calls them.",
+            explanation="One profiled step of the job as it is holds no FP8 GEMM: the layers are switched "
+            "off, or the model never calls them.",
             evidence={"fp8_layers": len(fp8), "fp8_gemms": 0},
             treatment=describe("te-autocast", facts) if fp8[0].stack == "transformer_engine" else CALL_LAYERS,
         )

@@ -59,12 +59,10 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
     variables = facts.variables()
     by_variable = variables.get("ACCELERATE_FP8_BACKEND") == "TE"
     return Finding(
-        title=f"{len(hidden)} of {len(facts.network.linears)} Linears run in FP8 although "
-        "Accelerate's "
+        title=f"{len(hidden)} of {len(facts.network.linears)} Linears run in FP8 although Accelerate's "
         f"precision is {said}",
-        explanation="Accelerate converted the model to Transformer Engine and put its "
-        "forward under "
-        "FP8 autocast"
+        explanation="Accelerate converted the model to Transformer Engine and put its forward under FP8 "
+        "autocast"
         + (
             ", because ACCELERATE_FP8_BACKEND=TE names a backend. "
             if by_variable

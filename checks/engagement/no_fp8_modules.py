@@ -73,10 +73,9 @@ def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
         title = f"FP8 was asked for; none of {len(linears)} Linears has it yet"
         treatment = LOOK_LATER
         explanation = (
-            f"{asked} asks for FP8. Nothing shows that the conversion should have happened by now: "
-            "before Accelerator.prepare "
-            "or Trainer.train() a healthy model looks the same. Looking again after the first step "
-            "settles it."
+            f"{asked} asks for FP8. Nothing shows that the conversion should have happened by now: before "
+            "Accelerator.prepare or Trainer.train() a healthy model looks the same. Looking again after the "
+            "first step settles it."
         )
     return Finding(
         severity=None if proof else "info",

@@ -171,8 +171,7 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
         severity="info" if chosen else None,
         title=f"{percent(done)} of the GEMM FLOPs are in FP8; {percent(missing)} more could be",
         explanation=f"{told}. By Amdahl's law FP8 makes the GEMMs at most {now:.2f}x as fast now, and "
-        f"{then:.2f}x "
-        f"with these ({gpu.name}, casts not counted).",
+        f"{then:.2f}x with these ({gpu.name}, casts not counted).",
         evidence={
             "fp8_share_pct": round(done, 1),
             "missing_share_pct": round(missing, 1),

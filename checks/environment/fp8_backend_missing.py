@@ -187,9 +187,8 @@ def without_kernels(facts: Facts) -> Finding | None:
         severity="warning",
         title=f"torchao {version} loaded none of its compiled kernels, and "
         f"{plural(len(block), 'layer')} need them",
-        explanation=f"torchao skips its libraries when they were built for another torch than {torch}, "
-        "with a line "
-        "in the log only.",
+        explanation=f"torchao skips its libraries when they were built for another torch than {torch}, with "
+        "a line in the log only.",
         evidence={"layers": len(block), "first": block[0].name, "torchao": version, "torch": torch},
         treatment=Treatment(
             name="install-fp8-backend",

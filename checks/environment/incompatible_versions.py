@@ -142,9 +142,8 @@ PAIRS = (
         Versions("accelerate", "1.11.0", "1.13.0"),
         Versions("transformer_engine", "2.9"),
         takes_te,
-        "prepare() raises \"module 'transformer_engine.pytorch' has no attribute 'fp8'\": "
-        "the module it "
-        "asks was renamed in Transformer Engine 2.9.",
+        "prepare() raises \"module 'transformer_engine.pytorch' has no attribute 'fp8'\": the module it asks "
+        "was renamed in Transformer Engine 2.9.",
         "accelerate>=1.13.0",
     ),
     Pair(

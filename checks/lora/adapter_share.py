@@ -120,9 +120,8 @@ def fp8_ceiling(facts: Facts, base: Arm, adapters_ms: float) -> float | None:
 def cheaper_adapters() -> Treatment:
     return Treatment(
         name="cheaper-adapters",
-        summary="compile, keep the adapters in the base's dtype, adapt fewer projections; a lower "
-        "rank only if "
-        "it measures faster",
+        summary="compile, keep the adapters in the base's dtype, adapt fewer projections; a lower rank only "
+        "if it measures faster",
         code=(
             'config = LoraConfig(r=16, target_modules=["q_proj", "v_proj"])   # fewer adapted layers, '
             "fewer small kernels\n"

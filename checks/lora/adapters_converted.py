@@ -62,9 +62,8 @@ def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
     ]
     return Finding(
         title=f"{len(converted)} of {len(adapters)} LoRA matrices were converted to FP8",
-        explanation="Casting their inputs and gradients costs more than FP8 can save on matrices as thin "
-        "as the rank; "
-        "the conversion came after the adapters were added.",
+        explanation="Casting their inputs and gradients costs more than FP8 can save on matrices as thin as "
+        "the rank; the conversion came after the adapters were added.",
         evidence={
             "converted_adapters": len(converted),
             "adapters": len(adapters),

@@ -60,13 +60,11 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity=None if autocast is None and trains(facts) else "info",
         title=f"{len(fp32)} of {len(adapters)} LoRA matrices are fp32 on a BF16 base",
-        explanation="Without autocast each of them is an fp32 matmul, and each adapted layer "
-        "copies its "
+        explanation="Without autocast each of them is an fp32 matmul, and each adapted layer copies its "
         "input to fp32."
         if autocast is None
-        else f"Under {autocast} autocast they are multiplied in 16 bits; a copy of "
-        "each input to "
-        "fp32 remains.",
+        else f"Under {autocast} autocast they are multiplied in 16 bits; a copy of each input to fp32 "
+        "remains.",
         evidence={
             "fp32_adapters": len(fp32),
             "adapters": len(adapters),

@@ -66,8 +66,7 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"The allocator ran out of GPU memory and started over {when}",
         explanation="Each time it waits for the GPU and gives its whole cache back to the driver, which "
-        "stalls the "
-        f"step.{peak}",
+        f"stalls the step.{peak}",
         evidence={
             "retries_in_this_process": own,
             "retries_of_the_step": step,

@@ -63,9 +63,8 @@ def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
         return None
     fp8 = sum(linear.use == "training" for linear in fp32)
     return Finding(
-        title=f"{len(fp32)} of {plural(len(facts.network.linears), 'Linear')} are fp32, "
-        "and there is "
-        "no autocast",
+        title=f"{len(fp32)} of {plural(len(facts.network.linears), 'Linear')} are fp32, and there is no "
+        "autocast",
         explanation=f"{wanted}, but {percent(share)} of the weights are fp32 and so are the activations: "
         + (f"{fp8} FP8 layers cast twice the bytes, " if fp8 else "")
         + "other GEMMs run in fp32 and attention without its fast backends.",

@@ -83,9 +83,8 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
         names = ", ".join(dict.fromkeys(each.kind.rpartition(".")[2] for each in eager))
         return Finding(
             title=f"Attention is eager in {names}",
-            explanation="The configuration asks for it; transformers has torch's fused attention for "
-            "this class, "
-            f"and nothing needs eager.{seen}",
+            explanation="The configuration asks for it; transformers has torch's fused attention for this "
+            f"class, and nothing needs eager.{seen}",
             evidence={"eager": tuple(each.name or "the model" for each in eager), **evidence},
             treatment=fused(eager[0], facts.network),
         )
@@ -221,9 +220,8 @@ ASK_TORCH = Treatment(
 )
 CALL_TORCHS = Treatment(
     name="call-fused-attention",
-    summary="compute attention with torch's own function, in 16 bits and with is_causal instead of a "
-    "mask where "
-    "that is all it says",
+    summary="compute attention with torch's own function, in 16 bits and with is_causal instead of a mask "
+    "where that is all it says",
     code="output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)",
 )
 

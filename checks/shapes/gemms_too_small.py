@@ -93,8 +93,7 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
         title=f"{plural(len(found), 'FP8 layer')} of {len(fp8)}, in x out {shown}, "
         f"{'loses' if len(found) == 1 else 'lose'} to BF16 even when compiled",
         explanation=f"{basis(found.values())}: their GEMMs take {bf16:.2f} ms a step in BF16 and "
-        f"{in_fp8:.2f} in FP8, "
-        f"their casts {at_least(found.values())}{casts:.2f}.{in_step(saved)}",
+        f"{in_fp8:.2f} in FP8, their casts {at_least(found.values())}{casts:.2f}.{in_step(saved)}",
         evidence={
             "losing_layers": len(found),
             "fp8_layers": len(fp8),

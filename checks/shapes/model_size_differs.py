@@ -98,9 +98,8 @@ def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
     layers, fitting = layers_for(claim, size, network)
     return Finding(
         title=f"The model has {count_in_words(size)} parameters, and {claim.source} says {claim.text}",
-        explanation=f"That is {size / claim.parameters:.2f}x of what it is called, and comparisons by "
-        "size are off "
-        "by as much.",
+        explanation=f"That is {size / claim.parameters:.2f}x of what it is called, and comparisons by size "
+        "are off by as much.",
         evidence={
             "parameters": size,
             "claimed": claim.text,

@@ -69,15 +69,11 @@ def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
     roles = {role: sum(linear.role == role for linear in layers) for role in APART}
     counted = " and ".join(plural(count, role) for role, count in roles.items() if count)
     return Finding(
-        title=f"{counted} in FP8, {first.in_features} to {first.out_features} features, slower "
-        "than in BF16: "
+        title=f"{counted} in FP8, {first.in_features} to {first.out_features} features, slower than in BF16: "
         f"{first.name}",
-        explanation=f"{basis([gain])}: its GEMMs take {gain.bf16_ms:.3f} ms in BF16 and "
-        f"{gain.fp8_ms:.3f} in "
-        "FP8, its casts "
-        f"{at_least([gain])}{gain.least_casts_ms:.3f}. What FP8 rounds there goes "
-        "straight into "
-        f"{GOES_INTO[first.role]}.{in_step(saved)}",
+        explanation=f"{basis([gain])}: its GEMMs take {gain.bf16_ms:.3f} ms in BF16 and {gain.fp8_ms:.3f} in "
+        f"FP8, its casts {at_least([gain])}{gain.least_casts_ms:.3f}. What FP8 rounds there goes straight "
+        f"into {GOES_INTO[first.role]}.{in_step(saved)}",
         evidence={
             "layers": len(layers),
             "first": first.name,

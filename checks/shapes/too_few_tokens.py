@@ -56,10 +56,9 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
     batch = global_batch(facts.workload, found)
     return Finding(
         title=f"{tokens:,} tokens {where} are too few for FP8; from about {found.tokens:,} on it pays",
-        explanation=f"GEMMs and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of "
-        "BF16 at best "
-        f"with these tokens ({how} on {found.gpu}), "
-        f"and at {found.speedup_then:.2f}x with {found.tokens:,} (modelled).",
+        explanation=f"GEMMs and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of BF16 at "
+        f"best with these tokens ({how} on {found.gpu}), and at {found.speedup_then:.2f}x with "
+        f"{found.tokens:,} (modelled).",
         evidence={
             "tokens": tokens,
             "batch_size": facts.workload.batch_size,

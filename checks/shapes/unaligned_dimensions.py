@@ -92,9 +92,8 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
         )
     return Finding(
         title="; ".join(causes),
-        explanation="Every side of an FP8 GEMM must be a multiple of 16 (MX 32, blockwise and NVFP4 128): "
-        "a converted layer that breaks this raises in the step, a converter with a filter leaves it "
-        "in 16 bits."
+        explanation="Every side of an FP8 GEMM must be a multiple of 16 (MX 32, blockwise and NVFP4 128): a "
+        "converted layer that breaks this raises in the step, a converter with a filter leaves it in 16 bits."
         + (
             " pad_inner_dim is on: it pads the tokens, not in and out."
             if raising and all(linear.features.get("pad_inner_dim") for linear in raising)

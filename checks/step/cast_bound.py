@@ -111,9 +111,8 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"Casts cost {casts:.1f} ms a step, and the GEMMs {gemms} in FP8",
         explanation=f"The step takes {found.difference_ms:.1f} ms more than the best BF16 "
-        f"({bf16.step_ms:.1f} ms), "
-        "and casts that the GEMMs do not pay for "
-        f"are {found.casts_unpaid_ms:.1f} ms of it.{where}",
+        f"({bf16.step_ms:.1f} ms), and casts that the GEMMs do not pay for are {found.casts_unpaid_ms:.1f} "
+        f"ms of it.{where}",
         evidence={
             "casts_ms": casts,
             "gemms_saved_ms": saved,

@@ -81,10 +81,9 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"The GPU is idle for {percent(idle)} of the step, waiting for the host",
         explanation=f"The GPU has nothing to do for {found.idle_ms:.1f} of {step_ms:.1f} ms, and "
-        f"{percent(found.host_wait_pct or 0.0)} of its gaps end with a "
-        f"kernel that was launched too late. A step launches {found.kernels:,} kernels of "
-        f"{1e3 * found.busy_ms / max(found.kernels, 1):.0f} µs on average."
-        f"{in_bf16(bf16, beside)}{as_prescribed(facts)}",
+        f"{percent(found.host_wait_pct or 0.0)} of its gaps end with a kernel that was launched too late. A "
+        f"step launches {found.kernels:,} kernels of {1e3 * found.busy_ms / max(found.kernels, 1):.0f} µs on "
+        f"average.{in_bf16(bf16, beside)}{as_prescribed(facts)}",
         evidence={
             "idle_ms": found.idle_ms,
             "idle_pct": idle,

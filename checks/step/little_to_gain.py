@@ -69,8 +69,7 @@ def little_to_gain(facts: Facts) -> Finding | NotApplicable | None:
     largest = max(others, key=lambda part: others[part])
     return Finding(
         title=f"FP8 cannot give more than about {most.speedup:.2f}x here: GEMMs are "
-        f"{percent(most.gemms_pct)} "
-        "of the step",
+        f"{percent(most.gemms_pct)} of the step",
         explanation=f"The GEMMs take {most.gemms_ms:.1f} of {most.step_ms:.1f} ms of the best BF16 "
         "step and would "
         f"take {most.fp8_gemms_ms:.1f} in FP8 "

@@ -69,9 +69,8 @@ def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
     name = (facts.training.optimizer or "the optimizer").rpartition(".")[2]
     return Finding(
         title=f"{name} takes {spent:.1f} ms, {percent(share)} of the step, and is not fused",
-        explanation="The optimizer goes through weights, gradients and moments in several passes "
-        "where one would "
-        f"do.{kernels}",
+        explanation="The optimizer goes through weights, gradients and moments in several passes where one "
+        f"would do.{kernels}",
         evidence={
             "optimizer": facts.training.optimizer,
             "optimizer_ms": spent,

@@ -256,8 +256,7 @@ def unwrapped(weight: Tensor) -> nn.Parameter:
     )
     if inner is None:
         raise NoTwin(
-            f"its weights are {type(weight).__name__}, whose data are not where "
-            "torchao 0.10 to "
-            "0.18 keep them"
+            f"its weights are {type(weight).__name__}, whose data are not where torchao 0.10 to 0.18 keep "
+            "them"
         )
     return nn.Parameter(inner.detach(), requires_grad=weight.requires_grad)

@@ -79,8 +79,7 @@ def _too_few(*windows: Samples) -> str | None:
     if rounds >= timer.LEAST_ROUNDS:
         return None
     return (
-        f"there was time for only {rounds} of the {timer.LEAST_ROUNDS} rounds that an "
-        "interval of "
+        f"there was time for only {rounds} of the {timer.LEAST_ROUNDS} rounds that an interval of "
         f"{CONFIDENCE:.0%} confidence needs"
     )
 
