@@ -27,7 +27,7 @@ SELF_CHECK_TOLERANCE = 0.02
 def report(
     tracer: Tracer, attempts: Sequence[Attempt], samples: Samples, final: Final | None = None
 ) -> Trial:
-    """Medians with intervals, at every cut and at full depth, as plain facts."""
+    """Turn the attempts and their samples into facts."""
     plan, device, health = tracer.bench.plan, tracer.bench.device, tracer.bench.health()
     ratio = _self_check(attempts, samples)
     apart = (
@@ -60,8 +60,8 @@ def report(
 
 
 def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
-    """The time of an arm / that of its own replica at the first cut, round by round; None when one was not
-    timed."""
+    """Divide the time of an arm by that of its own replica at the first cut, round by round; None when one
+    was not timed."""
     names = [attempt.plan.name for attempt in attempts if attempt.no_number is None]
     of = next((name for name in (ArmName.BF16, ArmName.AS_IS) if name in names), None)
     if of is None or ArmName.SELF_CHECK not in names:
@@ -72,7 +72,8 @@ def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
 
 
 def _too_few(*windows: Samples) -> str | None:
-    """Why the intervals hold the true medians with less confidence than they say; None when they do not."""
+    """Tell why the intervals hold the true medians with less confidence than they say; None when they do
+    not."""
     rounds = min(
         (len(values) for samples in windows for values in samples.values()), default=timer.LEAST_ROUNDS
     )
@@ -85,10 +86,10 @@ def _too_few(*windows: Samples) -> str | None:
 
 
 def _both_windows(first: Sequence[Arm], final: Sequence[Arm]) -> tuple[Arm, ...]:
-    """The arms of the final window, then those of the first.
+    """Put the arms of the final window before those of the first.
 
-    An arm of the first window that has a namesake in the final one is kept under another name where it is the
-    base of an arm of its own window, and left out otherwise.
+    An arm of the first window that was timed again keeps a place, under another name, where it is the base of
+    an arm of its own window.
     """
     again = {arm.name for arm in final}
     aside = [
@@ -162,7 +163,7 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
 
 
 def _non_finite(attempt: Attempt) -> tuple[str, ...] | None:
-    """What was NaN or infinite at any cut; None when nobody could see at one, and none was elsewhere."""
+    """Name what was NaN or infinite at any cut; None when nobody could see at one, and none was elsewhere."""
     seen = [ready.non_finite for ready in attempt.ready]
     found = tuple(dict.fromkeys(name for each in seen for name in each or ()))
     return None if not found and None in seen else found

@@ -1,8 +1,7 @@
-"""What of the user's model a trial never needs to change: modules, flags, hooks and gradients. Changed, it is
-put back and named.
+"""What of the user's model a trial never needs to change: modules, flags, hooks and gradients.
 
-While replicas run, the parameters have no gradients: what reaches the original in spite of everything lands
-in new ones, which are thrown away.
+What changed all the same is put back and named. While replicas run, the parameters have no gradients: what
+still reaches the original lands in new ones, which are thrown away.
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ class Belongings:
 
 
 def _can_be_taken(tensor: torch.Tensor) -> bool:
-    """Whether a gradient can be set again: torch refuses some that it holds, of another dtype than the
-    parameter."""
+    """Whether a gradient can be set again: torch refuses one of another dtype than the parameter, though it
+    may hold it."""
     if tensor.grad is None:
         return False
     try:
@@ -96,7 +95,7 @@ def _can_be_taken(tensor: torch.Tensor) -> bool:
 
 
 def _attributes(tensor: torch.Tensor) -> dict[str, Any]:
-    """What is attached to a tensor: its hooks, and what the user or a library set."""
+    """Collect what is attached to a tensor: its hooks, and what the user or a library set."""
     return {**getattr(tensor, "__dict__", {}), **{name: getattr(tensor, name) for name in HOOKS}}
 
 
@@ -112,7 +111,7 @@ def _copied(value: Any) -> Any:
 
 
 def _restore(attributes: dict[str, Any], before: Contents) -> list[str]:
-    """Put back every attribute and the contents of every container; names of those that had changed."""
+    """Put back every attribute and the contents of every container; name those that had changed."""
     changed = [name for name in attributes if name not in before]
     for name in changed:
         del attributes[name]
@@ -135,8 +134,8 @@ def _refill(value: Any, held: Any) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether a generator is in a state; whether two containers of one kind hold the very same objects in the
-    same order."""
+    """Whether a generator is in a state, or two containers of one kind hold the very same objects in the same
+    order."""
     if isinstance(a, torch.Generator):
         return torch.equal(a.get_state(), b)
     if isinstance(a, set):

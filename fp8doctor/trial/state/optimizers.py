@@ -1,4 +1,4 @@
-"""The settings of the user's optimizers: the learning rate and what else their groups hold, noted and put
+"""The settings of the user's optimizers (the learning rate and the rest of their groups), noted and put
 back."""
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from fp8doctor.trial.state.settings import alike
 
 
 def inner(optimizer: Any) -> Any:
-    """The optimizer inside Accelerate's wrapper."""
+    """Return the optimizer inside Accelerate's wrapper."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
 class Settings:
-    """The groups of optimizers as they are now. A tensor among them is left to who guards its storage."""
+    """The groups of optimizers as they are now. A tensor among them is left to the guard of its storage."""
 
     def __init__(self, optimizers: Iterable[Any]) -> None:
         self._groups = [
@@ -27,7 +27,7 @@ class Settings:
         ]
 
     def put_back(self) -> list[str]:
-        """Make every setting as it was; names of those that were not."""
+        """Make every setting as it was; name those that were not."""
         changed: dict[str, None] = {}
         for group, before in self._groups:
             for name in [each for each in group if each not in before and not _is_held(each, group[each])]:

@@ -1,5 +1,5 @@
-"""What a user's function can reach by name: the modules and optimizers in its closure, among its globals and
-at the object that it is a method of."""
+"""What a user's function can reach by name: modules and optimizers in its closure, its globals and its
+object."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reached:
 
 
 def reached(*functions: Any) -> Reached:
-    """What these functions name, and the functions that they name."""
+    """Find what these functions name, and the functions that they name."""
     found, seen = Reached(), set[int]()
     for function in functions:
         _look(function, found, seen, DEPTH)
@@ -47,7 +47,7 @@ def _look(value: Any, found: Reached, seen: set[int], depth: int) -> None:
 
 
 def _named(value: Any) -> Iterator[Any]:
-    """What a function names; what the object of a method holds."""
+    """Find what a function names, and what the object of a method holds."""
     if type(value) is MethodType:
         yield value.__func__
         yield value.__self__
@@ -60,7 +60,7 @@ def _named(value: Any) -> Iterator[Any]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Names used by a function and by the functions inside it."""
+    """Yield the names used by a function and by the functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
