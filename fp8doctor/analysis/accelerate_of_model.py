@@ -6,7 +6,7 @@ from fp8doctor.facts import Accelerate, Facts, recorded
 
 
 def accelerate_of_model(facts: Facts) -> Accelerate | None:
-    """The state of the Accelerator that prepared this model or may still prepare it; None without one.
+    """Return the state of the Accelerator that prepared this model or may still prepare it; None without one.
 
     Where nobody recorded whether an Accelerator may, the state counts.
     """
