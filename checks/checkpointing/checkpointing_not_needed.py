@@ -33,7 +33,7 @@ from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 USABLE = 0.9
-"""Share of the free memory that a step may fill: the rest is for the CUDA context (about 0.5 GiB), for
+"""Share of the free memory that a step may fill. The rest is for the CUDA context (about 0.5 GiB), for
 fragments of the allocator and for workspaces. A convention of this tool, on the safe side."""
 
 
@@ -85,8 +85,8 @@ def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def free_gib(gpus: tuple[Gpu, ...]) -> float | None:
-    """Memory for this job on the smallest visible GPU. What is in use counts against it when other processes
-    are there."""
+    """Compute the memory for this job on the smallest visible GPU. Memory in use counts against it when other
+    processes are there."""
     free = []
     for gpu in gpus:
         if gpu.visible is not False and recorded(gpu, "memory_gib") and gpu.memory_gib:
@@ -96,7 +96,7 @@ def free_gib(gpus: tuple[Gpu, ...]) -> float | None:
 
 
 def switch_off(facts: Facts) -> str:
-    """The lines that switch off the form of checkpointing that was found."""
+    """Write the lines that switch off the form of checkpointing that was found."""
     found = next(each for each in facts.training.checkpointing if each.active is not False)
     if found.form == "huggingface":
         trainer = facts.trainer()

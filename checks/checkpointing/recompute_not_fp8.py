@@ -99,8 +99,8 @@ def ran_before(linear: Linear) -> bool:
 
 
 def region_of(linear: Linear, facts: Facts) -> Checkpointing | None:
-    """The region of torch's that covers a layer; below a forward that may or may not call ``checkpoint``,
-    that one."""
+    """Find the region of torch's that covers a layer, or the forward above it that may call
+    ``checkpoint``."""
     torchs = [
         each for each in facts.training.checkpointing if each.library == "torch" and each.active is not False
     ]
@@ -115,7 +115,7 @@ def region_of(linear: Linear, facts: Facts) -> Checkpointing | None:
 
 
 def code(facts: Facts, region: Checkpointing) -> str:
-    """The lines that put Transformer Engine's function in the place of torch's, for this form of
+    """Write the lines that put Transformer Engine's function in the place of torch's, for this form of
     checkpointing."""
     if region.form == "huggingface":
         model = in_python("", facts.network)

@@ -76,14 +76,14 @@ def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def pair(trial: Trial, name: str) -> tuple[Arm, Arm] | None:
-    """An arm that checkpoints and the one of this name that takes it away, if both were timed."""
+    """Return an arm that checkpoints and the one of this name that takes it away, if both were timed."""
     without = arm(trial, name)
     with_it = base_of(trial, without) if without else None
     return None if without is None or with_it is None else (with_it, without)
 
 
 def policy(operator: str) -> str:
-    """The lines of a selective policy for checkpoints that are not reentrant."""
+    """Write a selective policy for checkpoints that are not reentrant."""
     return (
         f"save = [torch.ops.aten._scaled_mm.default, torch.ops.aten.{operator}.default]\n"
         "context = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, save)\n"

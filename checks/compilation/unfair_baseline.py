@@ -96,7 +96,7 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def speedup_in_words(baseline: Arm, timed: Arm) -> str:
-    """The verdict that this baseline gives."""
+    """Write the verdict that this baseline gives."""
     speedup = ratio(baseline, timed)
     if speedup.low <= 1 <= speedup.high or abs(speedup.median - 1) < EVEN:
         return "even"
@@ -104,7 +104,7 @@ def speedup_in_words(baseline: Arm, timed: Arm) -> str:
 
 
 def baseline(facts: Facts) -> str:
-    """The lines that compile the baseline, as the trial's best BF16 was compiled."""
+    """Write the lines that compile the baseline, as the trial's best BF16 was compiled."""
     return "\n".join(compile_all(facts.network))
 
 

@@ -76,8 +76,8 @@ def whole_model_compile(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def full_warm_up(facts: Facts, timed: Arm) -> float | None:
-    """Seconds until everything was compiled, of the full model: a line through the cuts, which a graph of all
-    blocks follows."""
+    """Extrapolate the seconds until the full model is compiled: a graph of all blocks follows a line through
+    the cuts."""
     seconds = [cut.warm_up_s for cut in timed.cuts]
     kept = [sum(cut.blocks.values()) for cut in timed.cuts]
     last = seconds[-1]

@@ -43,7 +43,7 @@ CLOCKS = (
     "power_median_w",
     "temperature_high_c",
 )
-"""What the trial saw of the GPU and the finding repeats."""
+"""Facts of the GPU in the trial that the finding repeats."""
 
 
 @check(
@@ -93,7 +93,7 @@ def gpu_held_back(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def consequence(disturbed: bool, slowed: bool, capped: bool, shared: bool) -> str:
-    """What it means for the step and for the times of the trial."""
+    """Say what it means for the step and for the times of the trial."""
     if disturbed:
         return (
             "The times of this trial are unreliable: what held the GPU back hit some rounds more than others."
@@ -114,7 +114,7 @@ def consequence(disturbed: bool, slowed: bool, capped: bool, shared: bool) -> st
 
 
 def the_gpu(facts: Facts) -> Gpu | None:
-    """The GPU that was timed, by its name; the first visible one where none was, or where names do not
+    """Find the GPU that was timed, by its name; the first visible one where none was, or where names do not
     tell."""
     visible = [gpu for gpu in facts.gpus if gpu.visible]
     timed = facts.trial.gpu if recorded(facts, "trial.gpu") else None
@@ -122,27 +122,27 @@ def the_gpu(facts: Facts) -> Gpu | None:
 
 
 def slowdowns(gpu: Gpu, health: Health | None) -> dict[str, float | None]:
-    """Reasons that count -> their share of the samples; None where one look before the trial is all there
-    is."""
+    """List the reasons that count with their share of the samples; None where all there is is one look before
+    the trial."""
     if health is not None and recorded(health, "throttled_pct"):
         return dict(slowed_while_timed(health))
     return dict.fromkeys(reason for reason in present(gpu, "throttle_reasons") or () if reason in AT_REST)
 
 
 def power_limit(gpu: Gpu, health: Health | None) -> float | None:
-    """The limit in force, W: during the trial, else when the GPU was examined."""
+    """Return the limit in force, W: during the trial, else when the GPU was examined."""
     limit: float | None = present(health, "power_limit_w") or gpu.power_limit_w
     return limit
 
 
 def other_processes(health: Health | None) -> tuple[int, float | None]:
-    """Other processes on the GPU during the trial, and the most of it that they used; None when NVML does not
-    tell."""
+    """Count other processes on the GPU during the trial, and the most of it that they used; None when NVML
+    does not tell."""
     return present(health, "other_processes") or 0, present(health, "other_use_pct")
 
 
 def present(of: Gpu | Health | None, name: str) -> Any:
-    """The fact, or None when it was not recorded."""
+    """Return the fact, or None when it was not recorded."""
     return getattr(of, name) if recorded(of, name) else None
 
 

@@ -110,12 +110,12 @@ def capability(gpu: Gpu) -> tuple[int, ...]:
 
 
 def version_of(gpu: Gpu) -> str:
-    """What decides: compute capability or architecture."""
+    """Return what decides: compute capability or architecture."""
     return (gpu.architecture if gpu.vendor == "amd" else gpu.compute_capability) or "unknown"
 
 
 def present(facts: Facts) -> str | None:
-    """The FP8 layers of the model, in words; None without any."""
+    """Name the FP8 layers of the model, in words; None without any."""
     linears = facts.linears()
     count = sum(linear.use == "training" for linear in linears)
     return plural(count, "FP8 layer") if count else None

@@ -1,8 +1,8 @@
 """A recipe that this GPU or CUDA cannot run
 
 Looks at: the recipe of each FP8 layer, the one that Accelerate's variables ask for, the compute
-capability of the first visible NVIDIA GPU, the CUDA that torch was built with, and, where CUDA is
-in use already, whether a tiny `torch._scaled_mm` of the recipe runs.
+capability of the first visible NVIDIA GPU, and the CUDA that torch was built with. Where CUDA is in
+use already, a tiny `torch._scaled_mm` of the recipe is tried.
 
 Why it matters. Tensor cores, cuBLAS and the hand-written kernels take some formats only: MXFP8 and
 NVFP4 need Blackwell (compute capability 10.x), 128x128 block scaling 9.0 and, in Transformer
@@ -45,7 +45,7 @@ class Needs:
     first: Version
     """Lowest CUDA compute capability."""
     below: Version | None = None
-    """Compute capability from which on it does not run any more."""
+    """First compute capability on which it does not run any more."""
     cuda: Version = (0,)
     """Lowest CUDA version."""
 
@@ -148,8 +148,8 @@ def mxfp8_by_variable(variables: dict[str, str]) -> bool:
 
 
 def unmet(stack: str, recipe: str, gpu: Gpu, facts: Facts) -> str | None:
-    """Why a recipe does not run: a need that is not met, else what the try raised. None when nothing speaks
-    against it."""
+    """Tell why a recipe does not run: a need that is not met, else what the try raised. None when nothing
+    speaks against it."""
     needs, have, cuda = NEEDS.get((stack, recipe), Needs(ADA)), capability(gpu), facts.software.cuda
     if have < needs.first or (needs.below and have >= needs.below):
         limit = f"{dotted(needs.first)} or higher" + (

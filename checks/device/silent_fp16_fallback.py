@@ -100,7 +100,8 @@ def capability(gpu: Gpu) -> tuple[int, ...]:
 
 
 def converted(facts: Facts) -> str | None:
-    """``Accelerator(mixed_precision="fp8")`` leaves fp16 in the state and converts all the same."""
+    """Tell whether the model was converted all the same: ``Accelerator(mixed_precision="fp8")`` leaves fp16
+    in the state."""
     linears = facts.linears()
     prepared = facts.training.accelerate is not None and facts.training.accelerate.prepared is True
     return "the converted model" if prepared and any(linear.use == "training" for linear in linears) else None

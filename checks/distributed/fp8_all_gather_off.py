@@ -90,8 +90,11 @@ def gathered_in_bf16(linears: list[Linear], of: int, shards: int) -> Finding:
 
 
 def wrapped_for_nothing(linears: list[Linear], training: Training) -> Finding:
-    """The flag without FSDP2. Before anything proves that the model is ready to train it may still be
-    sharded: information."""
+    """Report the flag without FSDP2.
+
+    It is information until something proves that the model is ready to train: before that it may still be
+    sharded.
+    """
     by_accelerate = bool(training.accelerate and training.accelerate.prepared)
     ready = by_accelerate or bool(training.gradients_seen) or bool(training.optimizer_stepped)
     severity: Severity | None = None if ready else "info"

@@ -95,7 +95,7 @@ def cannot_be_saved(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def fails_in(saved: SavedWeight, facts: Facts) -> str | None:
-    """What this job would write its checkpoints with, and cannot; None when it can, or when nothing tells
+    """Name what this job would write its checkpoints with, and cannot; None when it can, or nothing tells
     that it would."""
     if saved.pickle_error:
         return "torch.save"

@@ -4,8 +4,8 @@ Looks at: whether each Transformer Engine layer ran its last training forward in
 itself notes it, and at the FP8 GEMMs that the trial saw in one training step.
 
 Why it costs time. A te.Linear outside te.autocast is an ordinary BF16 layer with two to three times
-the host cost of nn.Linear; a converted layer that the model never calls (fused LoRA kernels and
-fused cross-entropy read .weight, MultiheadAttention reads out_proj.weight) does nothing at all. The
+the host cost of nn.Linear. A converted layer that the model never calls does nothing at all: fused
+LoRA kernels and fused cross-entropy read .weight, MultiheadAttention reads out_proj.weight. The
 module count looks right and not one FP8 GEMM runs.
 
 What to do. Open the autocast around the forward that trains, and leave no enabled=False inside it.

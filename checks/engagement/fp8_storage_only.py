@@ -113,7 +113,7 @@ def stores_fp8(linear: Linear) -> bool:
 
 
 def backward_of(stored: list[Linear]) -> str:
-    """What the backward of these layers does, by the class of the first."""
+    """Tell what the backward of these layers does, by the class of the first."""
     if not stored:
         return PLAIN_PARAMETER
     first = stored[0]

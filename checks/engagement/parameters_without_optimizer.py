@@ -106,7 +106,8 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
 
 
 def cause_of(bases: int, unfrozen: int, wrapped: int) -> tuple[str, Treatment]:
-    """Why they are in no group, and what to do, by the LoRA bases, once frozen layers and wrapped weights."""
+    """Tell why they are in no group and what to do, by LoRA's bases, once frozen layers and wrapped
+    weights."""
     if bases or unfrozen:
         what = f"The base of {bases} LoRA layers" if bases else f"What was frozen in {unfrozen} layers"
         return (

@@ -127,7 +127,7 @@ def is_quantized(linear: Linear) -> bool:
 
 
 def quantized_as(linear: Linear) -> str:
-    """The class that a user knows the quantization by."""
+    """Name the class that a user knows the quantization by."""
     return linear.weight_class or layer_label(linear)
 
 

@@ -6,8 +6,8 @@ Accelerate made.
 Why it costs time. Two accidents. FP8 without a backend: Accelerate takes torchao when it is
 installed, whatever else is, and compiles nothing; on an H200 that ran at 0.52x of compiled BF16
 where the Transformer Engine beside it ran at 1.13x. A backend without FP8: `prepare` looks at the
-backend alone, so that AO stops the job with "'NoneType' object has no attribute 'config'" and TE
-converts the model and trains in FP8, while the flags and logs of the BF16 run say bf16.
+backend alone. AO stops the job with "'NoneType' object has no attribute 'config'". TE converts the
+model and trains in FP8, while the flags and logs of the BF16 run say bf16.
 
 What to do. Name both, the precision and the backend, or neither.
 
@@ -72,8 +72,10 @@ def backend_by_accident(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def without_fp8(facts: Facts, named: str) -> Finding | NotApplicable | None:
-    """A named backend in a job of another precision, which never asked for FP8: where it did, ENV001 says who
-    overrode it."""
+    """Report a named backend in a job of another precision that never asked for FP8.
+
+    Where it did, ENV001 says who overrode it.
+    """
     asked = asked_by_environment(facts.environment.variables)
     decided = precision(facts)
     if asked is not None or decided == "fp8":
@@ -104,7 +106,7 @@ def without_fp8(facts: Facts, named: str) -> Finding | NotApplicable | None:
 
 
 def by_order(facts: Facts) -> Finding | NotApplicable | None:
-    """FP8 without a named backend where two are installed."""
+    """Report FP8 without a named backend where two are installed."""
     packages = facts.software.packages
     if "torchao" not in packages or "transformer_engine" not in packages:
         return None
@@ -152,7 +154,7 @@ def by_default(linear: Linear) -> bool:
 
 
 def precision(facts: Facts) -> str | None:
-    """The precision that Accelerate works with, or will read; None before anything has decided it."""
+    """Return the precision that Accelerate works with, or will read; None before anything has decided it."""
     accelerate, trainer = facts.accelerate(), facts.trainer()
     of_trainer = (
         (trainer.mixed_precision or ("fp16" if trainer.fp16 else "bf16" if trainer.bf16 else None))
@@ -177,8 +179,7 @@ def accelerate_prepared(facts: Facts) -> bool:
 
 
 def at_least(facts: Facts, version: Version) -> bool:
-    """Whether Accelerate is installed in this version or a newer one; one whose version is unknown is taken
-    for new."""
+    """Whether Accelerate is installed in this version or a newer one. An unknown version is taken for new."""
     if "accelerate" not in facts.software.packages:
         return False
     installed = facts.software.packages["accelerate"].version

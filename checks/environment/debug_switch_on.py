@@ -62,7 +62,7 @@ def always(facts: Facts) -> bool:
 
 @dataclass(frozen=True)
 class Switch:
-    """A variable, the values that switch it on (a pattern; without one whatever is not `OFF`), and what it
+    """A variable, the pattern of values that switch it on (without one whatever is not `OFF`), and what it
     costs."""
 
     name: str

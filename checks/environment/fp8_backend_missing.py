@@ -1,8 +1,8 @@
 """The FP8 backend cannot be imported
 
-Looks at: the backend that Accelerate will import (the one that ACCELERATE_FP8_BACKEND names, else
-the first installed of torchao, Transformer Engine and MS-AMP), which a process of its own tried to
-import; for models with MX or NVFP4 layers, whether torchao loaded its compiled kernels.
+Looks at: the backend that Accelerate will import, which a process of its own tried to import. It is
+the one that ACCELERATE_FP8_BACKEND names, else the first installed of torchao, Transformer Engine
+and MS-AMP. Of models with MX or NVFP4 layers also whether torchao loaded its compiled kernels.
 
 Why it matters. Accelerate looks for a package's folder and its version, not whether it imports. A
 half-installed backend therefore passes `Accelerator()` and fails in `prepare`. Transformer Engine
@@ -168,7 +168,7 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
 
 
 def without_kernels(facts: Facts) -> Finding | None:
-    """MX layers of a CUDA build whose torchao loaded none of its compiled kernels."""
+    """Report MX layers of a CUDA build whose torchao loaded none of its compiled kernels."""
     linears = facts.linears()
     block = [
         each

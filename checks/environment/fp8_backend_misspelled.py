@@ -92,7 +92,7 @@ def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def reads_the_variable(version: str | None) -> bool:
-    """Whether this accelerate reads it; one whose version is unknown is taken for a new one."""
+    """Whether this accelerate reads it. An unknown version is taken for a new one."""
     try:
         return version is None or Version(version) >= READ_SINCE
     except InvalidVersion:
@@ -105,7 +105,7 @@ def was_prepared(facts: Facts) -> bool:
 
 
 def meant(written: str) -> str | None:
-    """The backend that was meant; None when that cannot be told."""
+    """Find the backend that was meant; None when that cannot be told."""
     name = written.strip().upper()
     return name if name in BACKENDS else MEANT.get(name)
 

@@ -103,7 +103,7 @@ def fp8_request_overridden(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def precision_of(training: Training) -> str | None:
-    """The precision that is in force: Accelerate's, else the one TrainingArguments will hand to it.
+    """Return the precision in force: Accelerate's, else the one TrainingArguments will hand to it.
 
     Under DeepSpeed Accelerate's state says "no" for whatever is not fp8.
     """
@@ -134,7 +134,7 @@ def has_fp8_layers(facts: Facts) -> bool:
 
 
 def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
-    """Who overrode the request, how, and what to write instead."""
+    """Tell who overrode the request, how, and what to write instead."""
     packages, trainer = facts.software.packages, facts.training.trainer
     transformers = packages["transformers"].version if "transformers" in packages else None
     if precision.lower() == "fp8":
@@ -171,7 +171,7 @@ def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
 def culprit_of_trainer(
     facts: Facts, trainer: TrainerArguments, transformers: str | None
 ) -> tuple[str, str, Treatment] | None:
-    """The same of a Trainer's arguments; None where they override nothing."""
+    """Tell the same of a Trainer's arguments; None where they override nothing."""
     if trainer.bf16 or trainer.fp16:
         name, flag = trainer.kind.rpartition(".")[2], "fp16" if trainer.fp16 else "bf16"
         default = (
@@ -212,7 +212,7 @@ def _treatment(summary: str, code: str) -> Treatment:
 
 
 def versions(software: Software) -> dict[str, Value | tuple[Value, ...]]:
-    """Versions of the packages that decide about precision."""
+    """List versions of the packages that decide about precision."""
     return {
         name: software.packages[name].version
         for name in ("accelerate", "transformers", "trl", "unsloth")

@@ -37,22 +37,23 @@ from fp8doctor.registry import check
 
 
 def asked_by_variable(facts: Facts) -> bool:
-    """The environment asks for FP8, and `prepare` is yet to come."""
+    """Whether the environment asks for FP8 and `prepare` is yet to come."""
     return asked_by_environment(facts.environment.variables) is not None and not prepared(facts)
 
 
 def asked_in_vain(facts: Facts) -> bool:
-    """FP8 was asked for, and `prepare` converted nothing."""
+    """Whether FP8 was asked for and `prepare` converted nothing."""
     return fp8_was_asked_for(facts) is not None and prepared(facts) and not fp8_stacks(facts)
 
 
 def about_to_ask(facts: Facts) -> bool:
-    """FP8 was asked for, and `prepare` is yet to come."""
+    """Whether FP8 was asked for and `prepare` is yet to come."""
     return fp8_was_asked_for(facts) is not None and not prepared(facts) and not fp8_stacks(facts)
 
 
 def asked_by_argument_for_torchao(facts: Facts) -> bool:
-    """``Accelerator(mixed_precision="fp8")`` was called, torchao is its backend, and FSDP is not in use."""
+    """Whether ``Accelerator(mixed_precision="fp8")`` was called with torchao as its backend and without
+    FSDP."""
     accelerate = facts.accelerate()
     variables = facts.environment.variables
     by_argument = (
@@ -69,12 +70,12 @@ def asked_by_argument_for_torchao(facts: Facts) -> bool:
 
 
 def takes_te(facts: Facts) -> bool:
-    """Accelerate has yet to convert this model to Transformer Engine."""
+    """Whether Accelerate has yet to convert this model to Transformer Engine."""
     return backend_to_come(facts) == "TE" and not prepared(facts)
 
 
 def adapters_may_come(facts: Facts) -> bool:
-    """FP8 is wanted, PEFT is loaded, and the model has no adapters yet."""
+    """Whether FP8 is wanted, PEFT is loaded, and the model has no adapters yet."""
     loaded = facts.software.packages["peft"].imported is True
     without = recorded(facts, "network.adapter_parameters") and not facts.network.adapter_parameters
     return loaded and without and (fp8_was_asked_for(facts) is not None or bool(fp8_stacks(facts)))
@@ -209,7 +210,7 @@ def met(facts: Facts) -> Iterator[Pair]:
 
 
 def within(facts: Facts, versions: Versions) -> bool:
-    """Whether the installed version is one of these; one that cannot be read is not."""
+    """Whether the installed version is one of these. One that cannot be read is not."""
     try:
         installed = Version(version(facts, versions.package) or "")
     except InvalidVersion:

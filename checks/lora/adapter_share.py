@@ -103,14 +103,17 @@ def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def why_not(trial: Trial) -> str:
-    """Why there is no time without adapters."""
+    """Tell why there is no time without adapters."""
     attempt = next((each for each in trial.arms if each.name == WITHOUT), None)
     return (attempt.reason if attempt else None) or "no step without them was timed"
 
 
 def fp8_ceiling(facts: Facts, base: Arm, adapters_ms: float) -> float | None:
-    """Amdahl: the speedup over BF16 with the adapters of ``base`` if all else ran at the peak rate of FP8;
-    None when unknown."""
+    """Compute by Amdahl's law the speedup over BF16 with the adapters of ``base``, all else at the peak rate
+    of FP8.
+
+    None when unknown.
+    """
     bf16, gpu = fair_bf16(facts, base), modelled_gpu(facts)
     if bf16 is None or not bf16.step_ms or gpu.fp8_tflops is None:
         return None

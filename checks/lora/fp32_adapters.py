@@ -81,11 +81,9 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def trains(facts: Facts) -> bool:
-    """Whether the step is known as it will run: the model was converted to FP8, it was trained, or its step
-    was measured.
+    """Whether the step is known as it will run: the model was converted to FP8, was trained, or was measured.
 
-    As long as Accelerate's `prepare` has yet to put it under autocast it is not, nor when its own code opens
-    one.
+    It is not while Accelerate's `prepare` has yet to put it under autocast, nor when its own code opens one.
     """
     accelerate = accelerate_of_model(facts)
     if accelerate and accelerate.mixed_precision in ("bf16", "fp8") and not accelerate.prepared:
@@ -99,7 +97,7 @@ def trains(facts: Facts) -> bool:
 
 
 def is_bf16(linear: Linear) -> bool:
-    """Whether a base layer computes in BF16: by its weight, or because FP8 weights are multiplied so."""
+    """Whether a base layer computes in BF16, by its weight or because FP8 weights are multiplied so."""
     return linear.dtype == "bfloat16" or linear.dtype.startswith("float8")
 
 

@@ -102,8 +102,8 @@ def is_stored_in_fp8(linear: Linear) -> bool:
 
 
 def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:
-    """What the two GEMMs of these layers save in FP8 and what casting their weights costs; None when it
-    cannot be modelled."""
+    """Weigh what the two GEMMs of these layers save in FP8 against casting their weights; None when it cannot
+    be modelled."""
     gpu, tokens = modelled_gpu(facts), step_tokens(facts)
     if tokens is None:
         return None
@@ -119,7 +119,7 @@ def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:
 
 
 def fp8_weights(frozen: list[Linear]) -> Treatment | None:
-    """Weights in FP8 alone, where the stack can do that."""
+    """Propose weights in FP8 alone, where the stack can do that."""
     if not all(linear.stack == "transformer_engine" for linear in frozen):
         return None
     return Treatment(

@@ -31,9 +31,11 @@ from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 FULL = 0.85
-"""Share of the GPU's memory from which a step's peak fills it by itself. The case of the page had 87 % in
-use; a few per cent go to the CUDA context, cuBLAS and the rounding of blocks. Below it, it was the doctor's
-copies that filled it."""
+"""Share of the GPU's memory from which a step's peak fills it by itself; below it the doctor's copies did.
+
+The case of the page had 87 % in use; a few per cent go to the CUDA context, cuBLAS and the rounding of
+blocks.
+"""
 
 SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that configure the allocator; torch 2.9 adds the second name."""
@@ -78,7 +80,8 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def retries_of_the_step(facts: Facts) -> int | None:
-    """Retries while the step as it is warmed up, if it alone fills the GPU; None when that is not known."""
+    """Count retries while the step as it is warmed up, if it alone fills the GPU; None when that is not
+    known."""
     now, memory_gib = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial") else None, gpu_gib(facts)
     retries = (
         [
@@ -95,13 +98,13 @@ def retries_of_the_step(facts: Facts) -> int | None:
 
 
 def gpu_gib(facts: Facts) -> float | None:
-    """Memory of the first visible GPU; None when it is not known."""
+    """Return the memory of the first visible GPU; None when it is not known."""
     gpu = next((gpu for gpu in facts.gpus if gpu.visible), None) if recorded(facts, "gpus") else None
     return gpu.memory_gib if gpu and recorded(gpu, "memory_gib") else None
 
 
 def treatment(variables: dict[str, str]) -> Treatment:
-    """Segments that grow; where they do already, less memory."""
+    """Propose segments that grow; where they do already, less memory."""
     if any("expandable_segments:True" in variables.get(name, "") for name in SETTINGS):
         return Treatment(
             name="less-memory",

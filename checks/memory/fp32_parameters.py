@@ -34,9 +34,9 @@ from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
 SMALL_PCT = 10.0
-"""Share of the parameters of all Linears, in per cent, that may be fp32 without a word: a choice, so that
-parts that are kept in fp32 on purpose are left alone. fp32 GEMMs run at a fifteenth of BF16's rate (67 of 989
-TFLOP/s, H100 SXM datasheet)."""
+"""Share of the parameters of all Linears, in per cent, that may be fp32 without a word. A choice: parts that
+are kept in fp32 on purpose are left alone. fp32 GEMMs run at a fifteenth of BF16's rate (67 of 989 TFLOP/s,
+H100 SXM datasheet)."""
 
 CODE = """autocast = torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16)
 model.forward = autocast(model.forward)   # or "with autocast:" around forward and loss"""
@@ -85,8 +85,8 @@ def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def less_than_fp32_is_wanted(facts: Facts) -> str | None:
-    """Who wants FP8 or BF16 of this very model, in words; None as long as Accelerate's `prepare` has yet to
-    put it under autocast."""
+    """Tell who wants FP8 or BF16 of this very model; None while Accelerate's `prepare` has yet to put it
+    under autocast."""
     accelerate = accelerate_of_model(facts)
     if accelerate and accelerate.mixed_precision in ("bf16", "fp8"):
         return f"Accelerate prepared it for {accelerate.mixed_precision}" if accelerate.prepared else None
@@ -98,8 +98,10 @@ def less_than_fp32_is_wanted(facts: Facts) -> str | None:
 
 
 def computes_in_fp32(linear: Linear) -> bool:
-    """Whether this is a part of the body whose weight is fp32; heads, routers and LoRA's matrices have
-    reasons of their own."""
+    """Whether this is a part of the body whose weight is fp32.
+
+    Heads, routers and LoRA's matrices have reasons of their own.
+    """
     return (
         linear.dtype == "float32"
         and linear.use != "storage"

@@ -6,10 +6,10 @@ optimizer state, and the rest, which is saved activations and temporaries.
 
 Why it costs time. Memory that FP8 takes is a smaller batch or a checkpointed block. FP8 training
 need not take any: torchao keeps BF16 weights and activations, and compiled it saves FP8 copies
-where BF16 saves wider ones. What makes it more: Transformer Engine holds each weight in FP8 beside
-the BF16 one, twice on Ada and Hopper, whose FP8 GEMMs need the transposed copy too; uncompiled
-torchao keeps the inputs of frozen layers for a weight gradient that nobody needs; scales and
-histories of amax are small. Transformer Engine's copies live from forward to backward, so they
+where BF16 saves wider ones. Two things make it more. Transformer Engine holds each weight in FP8
+beside the BF16 one, twice on Ada and Hopper, whose FP8 GEMMs need the transposed copy too.
+Uncompiled torchao keeps the inputs of frozen layers for a weight gradient that nobody needs. Scales
+and histories of amax are small. Transformer Engine's copies live from forward to backward, so they
 count to the rest; with `is_first_microbatch`, or weights in FP8, they stay between steps.
 
 What to do. Compile torchao's layers. In Transformer Engine, weights in FP8 alone, where the
@@ -127,7 +127,7 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def causes_in_words(facts: Facts, frozen: list[Linear], copies: list[Linear]) -> str:
-    """What keeps more than BF16 does, as sentences to add."""
+    """Say what keeps more than BF16 does, as sentences to add."""
     causes = ""
     if frozen:
         causes += (
@@ -164,8 +164,8 @@ class Part:
 
 
 def parts_of(fp8: Arm, bf16: Arm) -> tuple[Part, ...]:
-    """What both peaks are made of, where FP8 takes most in excess first; empty where that was not
-    recorded."""
+    """Compare the parts of both peaks, the one where FP8 takes most in excess first; empty where they were
+    not recorded."""
     one, other = (arm.memory if recorded(arm, "memory") else None for arm in (fp8, bf16))
     if one is None or other is None:
         return ()
@@ -174,7 +174,7 @@ def parts_of(fp8: Arm, bf16: Arm) -> tuple[Part, ...]:
 
 
 def excess_in_words(parts: tuple[Part, ...]) -> str:
-    """Where the extra memory is, as far as it shows in a tenth of a GiB."""
+    """Say where the extra memory is, as far as it shows in a tenth of a GiB."""
     more = [f"{part.extra:+.1f} GiB {IN_WORDS[part.name]}" for part in parts if part.extra >= SHOWN_GIB]
     less = [
         f"{part.extra:+.1f} GiB {IN_WORDS[part.name]}" for part in reversed(parts) if part.extra <= -SHOWN_GIB
@@ -190,14 +190,15 @@ def keeps_copies(linear: Linear) -> bool:
 
 
 def copies_gib(facts: Facts, layers: list[Linear]) -> float:
-    """FP8 copies of these weights: one, or two where the GPU's GEMMs need the transposed one too."""
+    """Sum up FP8 copies of these weights: one each, or two where the GPU's GEMMs need the transposed one
+    too."""
     gpu = next((gpu for gpu in facts.gpus if gpu.visible), None) if recorded(facts, "gpus") else None
     copies = 2 if gpu is None or gpu.compute_capability in NEEDS_TRANSPOSED else 1
     return copies * sum(linear.in_features * linear.out_features * gemms(linear) for linear in layers) / 2**30
 
 
 def treatment(facts: Facts, eager: list[Linear], copies: list[Linear]) -> Treatment | None:
-    """Compile what is eager; else FP8 weights alone; None when the cause is not known."""
+    """Compile what is eager; else propose FP8 weights alone; None when the cause is not known."""
     if eager:
         return compile_treatment(facts, eager)
     if not copies:

@@ -143,7 +143,7 @@ def evidence_of(plain: PlainAttention) -> dict[str, Value | tuple[Value, ...]]:
 
 
 def why(facts: Facts) -> list[str]:
-    """What makes torch's attention compute it so, as far as the facts tell."""
+    """Tell what makes torch's attention compute it so, as far as the facts do."""
     if bias_not_contiguous(facts):
         return [
             f"Before {CONTIGUOUS_BIAS} transformers hands the position bias over as a permuted view. "
@@ -179,7 +179,7 @@ def bias_not_contiguous(facts: Facts) -> bool:
 
 
 def no_other(attention: Attention) -> str | None:
-    """Why a class has no other attention than eager, or may have none."""
+    """Tell why a class has no other attention than eager, or may have none."""
     if attention.has_sdpa:
         return None
     return (
@@ -190,7 +190,7 @@ def no_other(attention: Attention) -> str | None:
 
 
 def fused(attention: Attention, network: Network) -> Treatment:
-    """transformers' own switch, on the module that has the configuration."""
+    """Write transformers' own switch, on the module that has the configuration."""
     name = f"{attention.name}.set_attn_implementation".lstrip(".")
     return Treatment(
         name="attention-sdpa",

@@ -116,7 +116,7 @@ def in_the_model(scalings: tuple[Scaling, ...]) -> Iterator[Risk]:
 
 
 def by_variables(facts: Facts) -> Iterator[Risk]:
-    """What Accelerate is about to hand to Transformer Engine; once it did, the model says it itself."""
+    """List what Accelerate is about to hand to Transformer Engine; once it did, the model says it itself."""
     variables = facts.environment.variables
     if variables.get("ACCELERATE_FP8_BACKEND") != "TE" or any(
         scaling.stack == "transformer_engine" for scaling in facts.network.scalings

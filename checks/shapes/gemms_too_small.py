@@ -15,11 +15,12 @@ What to do. Leave these layers out of the conversion; the others keep their gain
     keep = {f"model.layers.{i}.self_attn.k_proj" for i in range(32)}   # after: without these
     convert_to_float8_training(model, module_filter_fn=lambda layer, name: name not in keep)
 
-It fires only beyond doubt: slower by 3 % with no more of the casts that were timed alone than a
-step pays at the least (45 %), or by 25 % where it is modelled, and in all at least 2 % of the
-model's GEMM time. A layer that only rowwise scaling makes too dear has the wrong recipe (SHP005);
-one that more tokens, up to 65,536 in a micro-batch, would mend has too few (SHP003). Where the
-whole step was timed without these layers in FP8 and gained less than that, nothing is said.
+It fires only beyond doubt. A layer that was timed alone has to be slower by 3 %, with no more of
+its casts than a step pays at the least (45 %); one that is modelled, by 25 %. In all it has to be 2
+% of the model's GEMM time. A layer that only rowwise scaling makes too dear has the wrong recipe
+(SHP005). One that more tokens, up to 65,536 in a micro-batch, would mend has too few (SHP003).
+Where the whole step was timed without these layers in FP8 and gained less than that, nothing is
+said.
 
 Evidence: torchao's own filter leaves out K <= 4096 with N <= 1024 (`_auto_filter_for_recipe`, 0.12
 to 0.18, tuned on H100). Compiled (M, K, N) = (1024, 2048, 1024) runs at 0.80x, (4096, 8192, 16384)

@@ -14,11 +14,11 @@ steps of accumulation in exchange, which trains the same.
     per_device_train_batch_size=1, gradient_accumulation_steps=32    # before: 32 x 256 tokens
     per_device_train_batch_size=32, gradient_accumulation_steps=1    # after: 1 x 8192 tokens
 
-It fires when the model says that all FP8 layers together lose by more than it can be wrong (25 %),
-or, where they were timed alone, by 3 % with no more of their casts than a step pays at the least
-(45 %), and that more tokens would make them faster by 3 %. Where no number of tokens does, the
-layers are too small (SHP002). A whole step in FP8 that was timed and is not slower than the best
-BF16 shows that the tokens suffice.
+It fires when all FP8 layers together lose for sure, and more tokens would make them faster by 3 %.
+For sure is by more than the model can be wrong (25 %). Of layers that were timed alone it is by 3
+%, with no more of their casts than a step pays at the least (45 %). Where no number of tokens makes
+them faster, the layers are too small (SHP002). A whole step in FP8 that was timed and is not slower
+than the best BF16 shows that the tokens suffice.
 
 Evidence: Llama 1B, eight layers, one H200 (torch 2.11), FP8 against compiled BF16: 256 tokens
 compiled torchao 0.62x, Transformer Engine 0.32x; 8192 tokens 1.08x and 1.06x, compiled.
@@ -77,7 +77,7 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def more_tokens(workload: Workload, found: Crossing) -> str:
-    """The lines that change batch and accumulation."""
+    """Write the lines that change batch and accumulation."""
     times, fewer = _changed(workload, found)
     batch, accumulate = workload.batch_size or 1, workload.accumulate
     lines = [f"batch_size = {batch * times}   # from {batch}, or longer sequences: {found.tokens:,} tokens"]
@@ -87,7 +87,7 @@ def more_tokens(workload: Workload, found: Crossing) -> str:
 
 
 def global_batch(workload: Workload, found: Crossing) -> str:
-    """What these lines make of the batch of one step of the optimizer; empty where it stays."""
+    """Say what these lines make of the batch of one step of the optimizer; empty where it stays."""
     times, fewer = _changed(workload, found)
     change = times * fewer / workload.accumulate
     return (
@@ -99,8 +99,7 @@ def global_batch(workload: Workload, found: Crossing) -> str:
 
 
 def _changed(workload: Workload, found: Crossing) -> tuple[int, int]:
-    """How many times the micro-batch becomes as large, and how many of them make a step of the optimizer
-    then."""
+    """Compute how many times larger the micro-batch becomes, and how many of them make a step then."""
     times = found.tokens // (workload.tokens or 1)
     return times, max(1, workload.accumulate // times)
 

@@ -53,8 +53,8 @@ SMALL_PCT = 100 * EVEN
 this tool calls even."""
 
 LITTLE_PCT = 10.0
-"""Share of what FP8 takes longer, in per cent, below which casts are not what makes it slower: seen, 0.4 ms
-of casts in a step that waits for its host for 17 of 19. A choice."""
+"""Share of what FP8 takes longer, in per cent, below which casts are not what makes it slower. A choice;
+seen: 0.4 ms of casts in a step that waits for its host for 17 of 19."""
 
 NAMED = 3
 """Modules that are named. A choice of length."""
@@ -126,13 +126,14 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def dearest(modules: tuple[ModuleTime, ...]) -> list[ModuleTime]:
-    """The modules whose own casts take longest; they are known outside of compiled regions."""
+    """List the modules whose own casts take longest; they are known outside of compiled regions."""
     casting = [each for each in modules if each.families_ms.get("cast", 0.0) >= SHOWN_MS]
     return sorted(casting, key=lambda each: -each.families_ms["cast"])[:NAMED]
 
 
 def treatment(facts: Facts) -> Treatment | None:
-    """Compile what is eager, else the recipe with the cheapest casts; None when both are so already."""
+    """Compile what is eager, else propose the recipe with the cheapest casts; None when both are so
+    already."""
     fp8 = [linear for linear in facts.network.linears if needs_compile(linear)]
     eager = [linear for linear in fp8 if linear.compiled is None]
     if eager:

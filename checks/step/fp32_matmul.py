@@ -94,7 +94,7 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def treatment(facts: Facts) -> Treatment:
-    """Autocast where there is none; under it, the place that leaves it."""
+    """Propose autocast where there is none; under it, the place that leaves it."""
     if facts.training.autocast is None:
         code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)'
         return Treatment(

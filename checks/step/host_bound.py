@@ -99,7 +99,7 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def in_bf16(bf16: Arm | None, beside: Breakdown | None) -> str:
-    """How the best BF16 step fares, and whether the host is its limit too."""
+    """Say how the best BF16 step fares, and whether the host is its limit too."""
     if bf16 is None or beside is None or not bf16.step_ms:
         return ""
     too = (
@@ -114,7 +114,7 @@ def in_bf16(bf16: Arm | None, beside: Breakdown | None) -> str:
 
 
 def as_prescribed(facts: Facts) -> str:
-    """What is left to do where the changes that were timed are not enough."""
+    """Say what is left to do where the changes that were timed are not enough."""
     changed = arm(facts.trial, ArmName.PRESCRIBED)
     left = breakdown_of(changed) if changed and waits_for_the_host(changed) else None
     if changed is None or left is None or not changed.step_ms:
@@ -126,8 +126,7 @@ def as_prescribed(facts: Facts) -> str:
 
 
 def treatment(facts: Facts) -> Treatment:
-    """Compile what is eager; record what is compiled once and launch it together; where a graph cannot, more
-    work for each launch."""
+    """Compile what is eager, else launch what is compiled as CUDA graphs, else give each launch more work."""
     eager = [linear for linear in facts.network.linears if needs_compile(linear) and linear.compiled is None]
     if eager:
         return compile_treatment(facts, eager)
@@ -149,7 +148,7 @@ def treatment(facts: Facts) -> Treatment:
 
 
 def as_graphs(compiled: list[str], network: Network) -> str:
-    """The lines that compile these modules into CUDA graphs, a list of blocks in a loop."""
+    """Write the lines that compile these modules into CUDA graphs, a list of blocks in a loop."""
     if "" in compiled:
         return f'model = torch.compile(model, mode="{GRAPHS}")'
     lists = [
@@ -168,8 +167,8 @@ def is_in(name: str, blocks: Blocks) -> bool:
 
 
 def larger_batch(facts: Facts, accumulate: int) -> Treatment:
-    """More samples in a micro-batch and as many less micro-batches, in the words of the Trainer where there
-    is one."""
+    """Write more samples in a micro-batch and as many fewer micro-batches, for the Trainer where there is
+    one."""
     trainer = facts.trainer()
     known = recorded(facts, "workload.batch_source") and recorded(facts, "workload.batch_size")
     size = facts.workload.batch_size if known and facts.workload.batch_source == "given" else None

@@ -41,9 +41,8 @@ from fp8doctor.registry import check
 from fp8doctor.wording import percent
 
 LITTLE = 1.10
-"""Speedup of the ceiling below which there is little to gain: the least that torchao reports for FP8 as it
-really is at 8B, with its casts (+10 to +25 %). A ceiling that low leaves nothing of that once the casts are
-paid."""
+"""Speedup of the ceiling below which there is little to gain: the least that torchao reports at 8B, casts
+included (+10 to +25 %). A ceiling that low leaves nothing of that once the casts are paid."""
 
 
 @check(

@@ -4,9 +4,9 @@ Looks at: how long the optimizer's kernels take in the step as it is, and whethe
 one of torch that could update its parameters in fused kernels and does not.
 
 Why it costs time. FP8 makes the GEMMs shorter and leaves the optimizer as it is, so its share
-grows. A foreach AdamW reads and writes weights, gradients and both moments in a dozen passes, one
-that goes through the parameters in a loop launches a dozen kernels for each of them; the fused
-one needs one pass for all.
+grows. A foreach AdamW reads and writes weights, gradients and both moments in a dozen passes. One
+that goes through the parameters in a loop launches a dozen kernels for each of them. The fused one
+needs one pass for all.
 
 What to do. Ask for it.
 
@@ -40,8 +40,7 @@ FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
 """Classes of ``torch.optim`` that take ``fused``. Source: torch 2.6 to 2.13."""
 
 FUSED_ARM = "fused-optimizer"
-"""The arm that the trial has when it read in the optimizer's own settings that it could be fused and is
-not."""
+"""Arm that the trial makes when the optimizer's own settings say that it could be fused and is not."""
 
 
 @check(
@@ -87,7 +86,7 @@ def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
 def could_be_fused(facts: Facts, found: Breakdown) -> bool:
     """Whether it is known that the optimizer has a fused form and does not use it.
 
-    The trial knows by the optimizer's settings; where it made no arm of it, kernels tell that say nothing of
+    The trial knows by the optimizer's settings. Where it made no arm of it, kernels tell that say nothing of
     fusing.
     """
     if any(each.name == FUSED_ARM for each in facts.trial.arms):

@@ -1,9 +1,9 @@
 """FP8 is slower, and it is not known why
 
 Looks at: what the step as it is takes more than the best BF16, and how much of that is accounted
-for: by changes that were timed and gave it back, by casts that the GEMMs do not pay for, by a GPU
-that waits for the host, and, where the best BF16 is compiled and this FP8 is not, by the norms and
-pointwise kernels that compiling fuses, up to what compiling gave BF16.
+for. It is by changes that were timed and gave it back, by casts that the GEMMs do not pay for, and
+by a GPU that waits for the host. Where the best BF16 is compiled and this FP8 is not, it is also by
+the norms and pointwise kernels that compiling fuses, up to what compiling gave BF16.
 
 Why it matters. A doctor who has no diagnosis has to say so. When less than four fifths of the
 difference are accounted for, the treatments above cannot be the whole story, and BF16 stays
@@ -40,8 +40,8 @@ from fp8doctor.registry import check
 from fp8doctor.wording import percent
 
 EXPLAINED = 0.8
-"""Share of the difference that has to be accounted for. The bar of the catalogue: what is left is then within
-the spread between two profiles of the same kernels, 4 to 27 % on an H200."""
+"""Share of the difference that has to be accounted for. The bar of the catalogue: what is left is within the
+spread between two profiles of the same kernels, 4 to 27 % on an H200."""
 
 
 @check(
@@ -107,8 +107,8 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def gained_by_compiling(facts: Facts, fp8: Arm, bf16: Arm, found: Waterfall) -> float:
-    """What the fused norms and pointwise kernels of a compiled BF16 save that this FP8, which is not
-    compiled, still spends."""
+    """Compute what compiled BF16 saves by fusing norms and pointwise kernels that this uncompiled FP8 still
+    spends."""
     eager = arm(facts.trial, ArmName.BF16)
     if eager is None or bf16 is eager or not (eager.step_ms and bf16.step_ms) or is_compiled(facts, fp8):
         return 0.0
@@ -116,8 +116,10 @@ def gained_by_compiling(facts: Facts, fp8: Arm, bf16: Arm, found: Waterfall) -> 
 
 
 def is_compiled(facts: Facts, fp8: Arm) -> bool:
-    """Whether an FP8 layer is compiled in this arm. Regions that ran do not tell: Transformer Engine compiles
-    functions of its own."""
+    """Whether an FP8 layer is compiled in this arm.
+
+    Regions that ran do not tell: Transformer Engine compiles functions of its own.
+    """
     treatments = fp8.treatments if recorded(fp8, "treatments") else ()
     as_is = any(linear.compiled is not None for linear in facts.network.linears if linear.use == "training")
     return as_is or any(name.startswith(("compile-", "cuda-graphs")) for name in treatments)
