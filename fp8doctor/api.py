@@ -114,14 +114,7 @@ def _check_limits(budget_s: Any, layers: Any) -> None:
 
 
 def _job(
-    model: Any,
-    batch: Any,
-    *,
-    loss: Any,
-    optimizer: Any,
-    training_step: Any,
-    autocast: Any,
-    accumulate: Any,
+    model: Any, batch: Any, *, loss: Any, optimizer: Any, training_step: Any, autocast: Any, accumulate: Any
 ) -> Job:
     """Describe the training of a model. What a Trainer has planned fills in what was not given."""
     trainer = model if is_trainer(model) else None

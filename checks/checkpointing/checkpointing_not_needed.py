@@ -37,12 +37,7 @@ USABLE = 0.9
 fragments of the allocator and for workspaces. A convention of this tool, on the safe side."""
 
 
-@check(
-    "CKP001",
-    "checkpointing-not-needed",
-    area="checkpointing",
-    severity="warning",
-)
+@check("CKP001", "checkpointing-not-needed", area="checkpointing", severity="warning")
 def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
     if all(each.active is False for each in facts.training.checkpointing):
         return NotApplicable(reason="no activation checkpointing")
@@ -122,7 +117,6 @@ def _timed(peak_without_gib: float) -> Facts:
         Arm(
             name=ArmName.AS_IS,
             tried=True,
-            reason=None,
             step_ms=105.4,
             rounds_ms=(105.3, 105.4, 105.4, 105.5),
             peak_gib=7.4,
@@ -131,7 +125,6 @@ def _timed(peak_without_gib: float) -> Facts:
             name="checkpointing-off",
             base=ArmName.AS_IS,
             tried=True,
-            reason=None,
             step_ms=88.3,
             rounds_ms=(88.2, 88.3, 88.3, 88.4),
             peak_gib=peak_without_gib,

@@ -35,12 +35,7 @@ AROUND_THE_MODEL = "contextual_fp8_autocast"
 ``accelerate/utils/transformer_engine.py``, 1.4 to 1.15."""
 
 
-@check(
-    "CKP002",
-    "recompute-not-fp8",
-    area="checkpointing",
-    severity="error",
-)
+@check("CKP002", "recompute-not-fp8", area="checkpointing", severity="error")
 def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     te = [
         linear
@@ -134,12 +129,7 @@ def code(facts: Facts, region: Checkpointing) -> str:
 
 def _checkpointed(library: str) -> Facts:
     layer = Linear(
-        name="layers.0.up",
-        stack="transformer_engine",
-        use="training",
-        kind="transformer_engine.pytorch.module.linear.Linear",
-        checkpointed="layers.0",
-        engaged=None,
+        name="layers.0.up", stack="transformer_engine", use="training", checkpointed="layers.0", engaged=None
     )
     region = Checkpointing(
         name="layers.0",

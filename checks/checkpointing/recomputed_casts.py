@@ -33,12 +33,7 @@ from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 
-@check(
-    "CKP003",
-    "recomputed-casts",
-    area="checkpointing",
-    severity="warning",
-)
+@check("CKP003", "recomputed-casts", area="checkpointing", severity="warning")
 def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts) or all(each.active is False for each in facts.training.checkpointing):
         return NotApplicable(reason="no FP8 layer under activation checkpointing")
@@ -99,7 +94,7 @@ def _timed(fp8_ms: float) -> Facts:
         (ArmName.BF16_WITHOUT_CHECKPOINTING, ArmName.BF16_COMPILED, 92.7),
     )
     arms = tuple(
-        Arm(name=name, base=base, tried=True, reason=None, step_ms=ms, rounds_ms=(ms - 0.1, ms, ms, ms + 0.1))
+        Arm(name=name, base=base, tried=True, step_ms=ms, rounds_ms=(ms - 0.1, ms, ms, ms + 0.1))
         for name, base, ms in steps
     )
     return Facts(

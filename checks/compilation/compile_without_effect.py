@@ -300,28 +300,23 @@ def torchao_linears(facts: Facts) -> list[Linear]:
 def _compiled(backend: str) -> Facts:
     layer = Linear(
         name="blocks.0.up",
-        kind="torchao.float8.float8_linear.Float8Linear",
         stack="torchao",
         use="training",
         recipe="tensorwise",
         in_features=1024,
         out_features=4096,
-        gemms=1,
         dtype="bfloat16",
         role="body",
         requires_grad=True,
         compiled="blocks.0",
     )
     mark = CompileMark(name="blocks.0", form="in_place", backend=backend)
-    dynamo = Dynamo(
-        disabled=False, suppress_errors=False, stance="default", frames_total=0, frames_ok=0, failures=()
-    )
+    dynamo = Dynamo(disabled=False, suppress_errors=False, stance="default", failures=())
     return Facts(
         environment=Environment(variables={}),
         network=Network(linears=(layer,), blocks=()),
         training=Training(compile_marks=(mark,), compiled_elsewhere=(), dynamo=dynamo),
-        workload=Workload(tokens=16384, accumulate=1),
-        gpus=(),
+        workload=Workload(tokens=16384),
     )
 
 

@@ -243,13 +243,7 @@ def _compiled_blocks(regions: int, breaks: int) -> Facts:
     reason = "Failed to trace builtin operator: Dynamo does not know how to trace builtin operator `print`"
     cut = ArmCut(blocks={}, graph_breaks=breaks, break_reasons=(reason,) * (breaks > 0))
     as_is = Arm(
-        name=ArmName.AS_IS,
-        tried=True,
-        reason=None,
-        step_ms=10.0,
-        rounds_ms=(10.0,) * 6,
-        graphs_run=regions,
-        cuts=(cut,),
+        name=ArmName.AS_IS, tried=True, step_ms=10.0, rounds_ms=(10.0,) * 6, graphs_run=regions, cuts=(cut,)
     )
     return Facts(
         network=Network(linears=(layer,), blocks=(Blocks(name="blocks", count=4),)),

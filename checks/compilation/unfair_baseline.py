@@ -35,12 +35,7 @@ AUTOCAST = "autocast-bf16"
 
 
 @check(
-    "CMP007",
-    "unfair-baseline",
-    area="compilation",
-    severity="info",
-    changes_fp8=True,
-    invalidates_model=True,
+    "CMP007", "unfair-baseline", area="compilation", severity="info", changes_fp8=True, invalidates_model=True
 )
 def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
     as_is, eager, best = arm(facts.trial, ArmName.AS_IS), arm(facts.trial, ArmName.BF16), best_bf16(facts)
@@ -110,14 +105,14 @@ def baseline(facts: Facts) -> str:
 
 def _timed(bf16: float) -> Facts:
     arms = tuple(
-        Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6, treatments=())
+        Arm(name=name, tried=True, step_ms=ms, rounds_ms=(ms,) * 6, treatments=())
         for name, ms in ((ArmName.AS_IS, 88.3), (ArmName.BF16, bf16), (ArmName.BF16_COMPILED, 92.7))
     )
     layer = Linear(use="training", dtype="bfloat16", compiled=None)
     return Facts(
         network=Network(linears=(layer,), blocks=(), dtypes={"bfloat16": 1}),
         training=Training(autocast=None),
-        trial=Trial(device="cuda", arms=arms, reliable=True),
+        trial=Trial(device="cuda", arms=arms),
     )
 
 

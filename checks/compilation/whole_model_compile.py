@@ -96,7 +96,6 @@ def _compiled(whole_s: tuple[float, float]) -> Facts:
         return Arm(
             name=name,
             tried=True,
-            reason=None,
             base=ArmName.AS_IS,
             step_ms=88.3,
             rounds_ms=(88.2, 88.3, 88.3, 88.4),

@@ -46,12 +46,7 @@ CLOCKS = (
 """Facts of the GPU in the trial that the finding repeats."""
 
 
-@check(
-    "GPU004",
-    "gpu-held-back",
-    area="device",
-    severity="warning",
-)
+@check("GPU004", "gpu-held-back", area="device", severity="warning")
 def gpu_held_back(facts: Facts) -> Finding | NotApplicable | None:
     gpu = the_gpu(facts)
     if gpu is None:
@@ -188,7 +183,6 @@ def _h200(*, power_limit_w: float = 700.0, **throttled_pct: float) -> Facts:
     )
     reasons = {reason.replace("_", " "): share for reason, share in throttled_pct.items()}
     health = Health(
-        samples=100,
         sm_clock_median_mhz=1605,
         power_limit_w=power_limit_w,
         throttled_pct=reasons,

@@ -46,13 +46,7 @@ AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx120")
 above."""
 
 
-@check(
-    "GPU001",
-    "no-fp8-tensor-cores",
-    area="device",
-    severity="error",
-    invalidates_model=True,
-)
+@check("GPU001", "no-fp8-tensor-cores", area="device", severity="error", invalidates_model=True)
 def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
     visible = [gpu for gpu in facts.gpus if gpu.visible]
     if not visible:

@@ -35,13 +35,7 @@ BF16_CAPABILITY = (8, 0)
 """CUDA compute capability of the first GPUs with BF16 tensor cores. Source: Ampere tuning guide."""
 
 
-@check(
-    "GPU003",
-    "silent-fp16-fallback",
-    area="device",
-    severity="error",
-    explained_by=("GPU001",),
-)
+@check("GPU003", "silent-fp16-fallback", area="device", severity="error", explained_by=("GPU001",))
 def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
     accelerate = facts.training.accelerate
     if accelerate is None:

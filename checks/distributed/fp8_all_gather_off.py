@@ -118,7 +118,7 @@ def wrapped_for_nothing(linears: list[Linear], training: Training) -> Finding:
 
 def _sharded(flag: bool) -> Facts:
     layer = Linear(name="up", stack="torchao", recipe="tensorwise", features={FLAG: flag}, parameters=4194304)
-    distributed = Distributed(world_size=8, fsdp2_linears=("up",), shards=8)
+    distributed = Distributed(fsdp2_linears=("up",), shards=8)
     accelerate = Accelerate(mixed_precision="fp8", prepared=True)
     return Facts(
         network=Network(linears=(layer,)), training=Training(distributed=distributed, accelerate=accelerate)

@@ -85,7 +85,7 @@ def _stepped(precomputed: bool) -> Facts:
         "float8_all_gather_weight": True,
         "precomputed_scale": precomputed,
     }
-    distributed = Distributed(world_size=8, fsdp2_linears=("up",), shards=8)
+    distributed = Distributed(fsdp2_linears=("up",), shards=8)
     return Facts(
         network=Network(linears=(Linear(name="up", stack="torchao", features=features),)),
         training=Training(distributed=distributed, optimizer_stepped=True),

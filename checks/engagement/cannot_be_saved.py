@@ -54,12 +54,7 @@ UNWRAP = Treatment(
 
 
 @check(
-    "MOD010",
-    "cannot-be-saved",
-    area="engagement",
-    severity="error",
-    changes_fp8=True,
-    invalidates_model=True,
+    "MOD010", "cannot-be-saved", area="engagement", severity="error", changes_fp8=True, invalidates_model=True
 )
 def cannot_be_saved(facts: Facts) -> Finding | NotApplicable | None:
     trained = [linear for linear in facts.network.linears if linear.use == "training"]

@@ -77,17 +77,12 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def _te(engaged: bool) -> Facts:
-    kind = "transformer_engine.pytorch.module.linear.Linear"
     return Facts(
         network=Network(
-            linears=(
-                Linear(name="up", kind=kind, stack="transformer_engine", use="training", engaged=engaged),
-            )
+            linears=(Linear(name="up", stack="transformer_engine", use="training", engaged=engaged),)
         )
     )
 
 
 SICK = _te(engaged=False)
-HEALTHY = Facts(
-    network=_te(engaged=True).network, trial=Trial(arms=(Arm(name=ArmName.AS_IS, tried=True, reason=None),))
-)
+HEALTHY = Facts(network=_te(engaged=True).network, trial=Trial(arms=(Arm(name=ArmName.AS_IS, tried=True),)))

@@ -129,7 +129,6 @@ def _layer(kind: str, stack: str, use: Use, dtype: str) -> Facts:
         stack=stack,
         use=use,
         weight_class=None,
-        features={},
         dtype=dtype,
         flops_share_pct=100.0,
     )

@@ -86,13 +86,7 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def _prepared(mixed_precision: str) -> Facts:
-    layer = Linear(
-        name="up",
-        kind="transformer_engine.pytorch.module.linear.Linear",
-        stack="transformer_engine",
-        use="training",
-        engaged=True,
-    )
+    layer = Linear(name="up", stack="transformer_engine", use="training", engaged=True)
     return Facts(
         environment=Environment(variables={"ACCELERATE_FP8_BACKEND": "TE"}),
         network=Network(linears=(layer,)),

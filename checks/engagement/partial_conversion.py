@@ -289,7 +289,6 @@ def _blocks(wrapped: bool) -> Facts:
             features={},
             in_features=4096,
             out_features=4096,
-            gemms=1,
             role="body",
             adapter=None,
             requires_grad=True,

@@ -70,12 +70,7 @@ def tied_weights_untied(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def _llama(*broken: tuple[str, str]) -> Facts:
-    head = Linear(
-        name="lm_head",
-        use="training",
-        kind="transformer_engine.pytorch.module.linear.Linear",
-        stack="transformer_engine",
-    )
+    head = Linear(name="lm_head", use="training", stack="transformer_engine")
     return Facts(network=Network(linears=(head,), broken_ties=broken), training=Training(conversion=None))
 
 

@@ -149,12 +149,7 @@ class On:
     each_step: bool
 
 
-@check(
-    "ENV006",
-    "debug-switch-on",
-    area="environment",
-    severity="warning",
-)
+@check("ENV006", "debug-switch-on", area="environment", severity="warning")
 def debug_switch_on(facts: Facts) -> Finding | None:
     on = [*variables_on(facts), *calls_on(facts.environment.debug_switches)]
     if not on:

@@ -102,12 +102,7 @@ BLOCK_RECIPES = ("mx", "nvfp4")
 torchao 0.18."""
 
 
-@check(
-    "ENV004",
-    "fp8-backend-missing",
-    area="environment",
-    severity="error",
-)
+@check("ENV004", "fp8-backend-missing", area="environment", severity="error")
 def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
     packages, imports = facts.software.packages, facts.environment.backend_imports
     for backend, error in imports.items():

@@ -82,11 +82,7 @@ class Idle:
 
 
 @check(
-    "ENV002",
-    "fp8-setting-without-effect",
-    area="environment",
-    severity="warning",
-    explained_by=("ENV003",),
+    "ENV002", "fp8-setting-without-effect", area="environment", severity="warning", explained_by=("ENV003",)
 )
 def fp8_setting_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     section = recorded(facts, "environment.deepspeed_fp8_section") and facts.environment.deepspeed_fp8_section

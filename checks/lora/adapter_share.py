@@ -39,12 +39,7 @@ WITHOUT = ArmName.WITHOUT_ADAPTERS
 """The arm that switches the adapters off: a measurement, not a treatment."""
 
 
-@check(
-    "LORA001",
-    "adapter-share",
-    area="lora",
-    severity="info",
-)
+@check("LORA001", "adapter-share", area="lora", severity="info")
 def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
     network = facts.network
     if not network.adapter_parameters:
@@ -145,7 +140,7 @@ def _llama_1b(adapters: bool) -> Facts:
         WITHOUT: (99.0, ArmName.AS_IS),
     }
     arms = tuple(
-        Arm(name=name, base=of, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6)
+        Arm(name=name, base=of, tried=True, step_ms=ms, rounds_ms=(ms,) * 6)
         for name, (ms, of) in times.items()
     )
     network = Network(
@@ -153,7 +148,7 @@ def _llama_1b(adapters: bool) -> Facts:
         adapter_parameters=11_272_192 if adapters else 0,
         linears=layers if adapters else (),
     )
-    return Facts(network=network, gpus=(), trial=Trial(device="cuda", gpu="NVIDIA H200", arms=arms))
+    return Facts(network=network, trial=Trial(device="cuda", gpu="NVIDIA H200", arms=arms))
 
 
 SICK = _llama_1b(adapters=True)

@@ -44,12 +44,7 @@ TREATMENTS = {
 }
 
 
-@check(
-    "LORA003",
-    "adapters-converted",
-    area="lora",
-    severity="warning",
-)
+@check("LORA003", "adapters-converted", area="lora", severity="warning")
 def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
     adapters = [linear for linear in facts.network.linears if linear.adapter == "adapter"]
     if not adapters:

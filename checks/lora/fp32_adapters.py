@@ -39,12 +39,7 @@ CODE = """for name, parameter in model.named_parameters():
 # or get_peft_model(..., autocast_adapter_dtype=False)"""
 
 
-@check(
-    "LORA002",
-    "fp32-adapters",
-    area="lora",
-    severity="warning",
-)
+@check("LORA002", "fp32-adapters", area="lora", severity="warning")
 def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
     adapters = [linear for linear in facts.network.linears if linear.adapter == "adapter"]
     if not adapters:

@@ -44,13 +44,7 @@ from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 
-@check(
-    "LORA004",
-    "frozen-base",
-    area="lora",
-    severity="info",
-    explained_by=("CMP001",),
-)
+@check("LORA004", "frozen-base", area="lora", severity="info", explained_by=("CMP001",))
 def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
@@ -139,20 +133,16 @@ def _lora(frozen: bool) -> Facts:
         recipe="tensorwise",
         in_features=2048,
         out_features=2048,
-        gemms=1,
         weight_class=None,
         requires_grad=not frozen,
         compiled="layers.0",
         flops_share_pct=97.5,
     )
     times = {ArmName.AS_IS: 135.7, ArmName.BF16_COMPILED: 143.6}
-    arms = tuple(
-        Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6) for name, ms in times.items()
-    )
+    arms = tuple(Arm(name=name, tried=True, step_ms=ms, rounds_ms=(ms,) * 6) for name, ms in times.items())
     return Facts(
         network=Network(linears=(layer,), blocks=()),
         workload=Workload(tokens=8192),
-        gpus=(),
         trial=Trial(device="cuda", gpu="NVIDIA H200", arms=arms),
     )
 

@@ -41,12 +41,7 @@ SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that configure the allocator; torch 2.9 adds the second name."""
 
 
-@check(
-    "MEM002",
-    "allocator-retries",
-    area="memory",
-    severity="warning",
-)
+@check("MEM002", "allocator-retries", area="memory", severity="warning")
 def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
     own, step = facts.training.alloc_retries, retries_of_the_step(facts)
     if own is None and step is None:
@@ -121,11 +116,7 @@ def treatment(variables: dict[str, str]) -> Treatment:
 
 
 def _job(retries: int) -> Facts:
-    arms = (
-        Arm(
-            name=ArmName.AS_IS, tried=True, reason=None, peak_gib=76.0, cuts=(ArmCut(alloc_retries=retries),)
-        ),
-    )
+    arms = (Arm(name=ArmName.AS_IS, tried=True, peak_gib=76.0, cuts=(ArmCut(alloc_retries=retries),)),)
     return Facts(
         gpus=(Gpu(visible=True, memory_gib=79.1),),
         environment=Environment(variables={}),

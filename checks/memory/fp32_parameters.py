@@ -42,12 +42,7 @@ CODE = """autocast = torch.autocast(next(model.parameters()).device.type, dtype=
 model.forward = autocast(model.forward)   # or "with autocast:" around forward and loss"""
 
 
-@check(
-    "MEM003",
-    "fp32-parameters",
-    area="memory",
-    severity="warning",
-)
+@check("MEM003", "fp32-parameters", area="memory", severity="warning")
 def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
     wanted = less_than_fp32_is_wanted(facts)
     if wanted is None:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from fp8doctor.analysis.arms import arm, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
 from fp8doctor.cost import gemms
-from fp8doctor.facts import Arm, Facts, Gpu, Linear, Network, Trial, Workload, recorded
+from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, Workload, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -65,13 +65,7 @@ NEEDS_TRANSPOSED = ("8.9", "9.0")
 Blackwell takes all."""
 
 
-@check(
-    "MEM001",
-    "more-memory-than-bf16",
-    area="memory",
-    severity="warning",
-    explained_by=("CMP001",),
-)
+@check("MEM001", "more-memory-than-bf16", area="memory", severity="warning", explained_by=("CMP001",))
 def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
@@ -217,21 +211,17 @@ def _four_layers_of_llama_8b(peak_gib: float) -> Facts:
         name="layers.0.up",
         stack="transformer_engine",
         use="training",
-        features={"primary_weights_in_fp8": False},
         in_features=4096,
         out_features=14336,
-        gemms=1,
         requires_grad=True,
         compiled=None,
     )
     arms = tuple(
-        Arm(name=name, tried=True, reason=None, peak_gib=gib, graphs_run=0)
+        Arm(name=name, tried=True, peak_gib=gib, graphs_run=0)
         for name, gib in ((ArmName.AS_IS, peak_gib), (ArmName.BF16, 19.9))
     )
-    gpus = (Gpu(visible=True, compute_capability="9.0"),)
     return Facts(
         network=Network(linears=(layer,), blocks=()),
-        gpus=gpus,
         workload=Workload(tokens=4096),
         trial=Trial(device="cuda", arms=arms),
     )

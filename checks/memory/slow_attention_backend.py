@@ -59,12 +59,7 @@ T5_FAMILY = re.compile(r"\.models\.(t5|mt5|umt5|longt5|switch_transformers|pop2p
 """Models of transformers 5.17 that permute a learned position bias and hand it to the attention."""
 
 
-@check(
-    "MEM004",
-    "slow-attention-backend",
-    area="memory",
-    severity="warning",
-)
+@check("MEM004", "slow-attention-backend", area="memory", severity="warning")
 def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
     attentions, backends = facts.network.attentions, facts.training.sdp_backends
     eager = [

@@ -71,13 +71,7 @@ class Low:
     median_db: float
 
 
-@check(
-    "NUM002",
-    "low-precision-layer",
-    area="numerics",
-    severity="warning",
-    explained_by=("NUM003",),
-)
+@check("NUM002", "low-precision-layer", area="numerics", severity="warning", explained_by=("NUM003",))
 def low_precision_layer(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")

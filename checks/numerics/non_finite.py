@@ -42,13 +42,7 @@ NAMED = 3
 """Layers that the text names; the evidence has them all."""
 
 
-@check(
-    "NUM001",
-    "non-finite",
-    area="numerics",
-    severity="error",
-    explained_by=("NUM003",),
-)
+@check("NUM001", "non-finite", area="numerics", severity="error", explained_by=("NUM003",))
 def non_finite(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
@@ -152,7 +146,7 @@ def _overflow(*non_finite: str) -> Facts:
         Linear(name=name, stack="torchao", use="training", recipe="tensorwise") for name in ("up", "down")
     )
     arms = tuple(
-        Arm(name=name, tried=True, reason=None, non_finite=found)
+        Arm(name=name, tried=True, non_finite=found)
         for name, found in ((ArmName.AS_IS, non_finite), (ArmName.BF16, ()))
     )
     numerics = tuple(

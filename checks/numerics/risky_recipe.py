@@ -62,12 +62,7 @@ class Risk:
     code: str
 
 
-@check(
-    "NUM003",
-    "risky-recipe",
-    area="numerics",
-    severity="warning",
-)
+@check("NUM003", "risky-recipe", area="numerics", severity="warning")
 def risky_recipe(facts: Facts) -> Finding | NotApplicable | None:
     wanted = any(linear.use == "training" for linear in facts.network.linears) or asked_by_environment(
         facts.environment.variables

@@ -54,14 +54,7 @@ SHAPES_SHOWN = 3
 """Shapes that the title names. A choice of length."""
 
 
-@check(
-    "SHP002",
-    "gemms-too-small",
-    area="shapes",
-    severity="warning",
-    changes_fp8=True,
-    about_shapes=True,
-)
+@check("SHP002", "gemms-too-small", area="shapes", severity="warning", changes_fp8=True, about_shapes=True)
 def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     if not gains(facts):
         return NotApplicable(
@@ -115,14 +108,11 @@ def _decoder(kv_features: int) -> Facts:
     def linear(name: str, out_features: int) -> Linear:
         return Linear(
             name=name,
-            kind="torchao.float8.float8_linear.Float8Linear",
             stack="torchao",
             use="training",
             recipe="tensorwise",
-            features={},
             in_features=2048,
             out_features=out_features,
-            gemms=1,
             requires_grad=True,
             role="body",
             adapter=None,
@@ -130,11 +120,7 @@ def _decoder(kv_features: int) -> Facts:
         )
 
     linears = (linear("layers.0.k_proj", kv_features), linear("layers.0.up_proj", 2048))
-    return Facts(
-        network=Network(linears=linears),
-        workload=Workload(batch_source="given", tokens=8192, accumulate=1),
-        gpus=(),
-    )
+    return Facts(network=Network(linears=linears), workload=Workload(batch_source="given", tokens=8192))
 
 
 SICK = _decoder(kv_features=64)

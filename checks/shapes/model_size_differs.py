@@ -63,13 +63,7 @@ class Claim:
     """Half a unit of its last digit."""
 
 
-@check(
-    "SHP006",
-    "model-size-differs",
-    area="shapes",
-    severity="info",
-    changes_fp8=True,
-)
+@check("SHP006", "model-size-differs", area="shapes", severity="info", changes_fp8=True)
 def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
     if recorded(facts, "target.layers") and facts.target.layers:
         return NotApplicable(reason="the model was cut with --layers")

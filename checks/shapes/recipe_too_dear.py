@@ -37,12 +37,7 @@ dashes."""
 
 
 @check(
-    "SHP005",
-    "recipe-too-dear",
-    area="shapes",
-    severity="warning",
-    changes_fp8=True,
-    explained_by=("DST001",),
+    "SHP005", "recipe-too-dear", area="shapes", severity="warning", changes_fp8=True, explained_by=("DST001",)
 )
 def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     own = sorted({linear.recipe or "unknown" for linear in facts.network.linears if linear.use == "training"})
@@ -105,9 +100,7 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
 
 def _compiled(own: str, **step_ms: float) -> Facts:
     """Compiled decoders as measured on an H200, in ms; the model's own recipe is the step as it is."""
-    arms = [
-        Arm(name=ArmName.AS_IS, tried=True, reason=None, step_ms=step_ms[own], rounds_ms=(step_ms[own],) * 6)
-    ]
+    arms = [Arm(name=ArmName.AS_IS, tried=True, step_ms=step_ms[own], rounds_ms=(step_ms[own],) * 6)]
     for recipe, ms in step_ms.items():
         if recipe != own:
             arms.append(
@@ -115,7 +108,6 @@ def _compiled(own: str, **step_ms: float) -> Facts:
                     name=PREFIX + recipe.replace("_", "-"),
                     base=ArmName.AS_IS,
                     tried=True,
-                    reason=None,
                     step_ms=ms,
                     rounds_ms=(ms,) * 6,
                 )

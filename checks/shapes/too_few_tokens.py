@@ -33,13 +33,7 @@ from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 
-@check(
-    "SHP003",
-    "too-few-tokens",
-    area="shapes",
-    severity="warning",
-    changes_fp8=True,
-)
+@check("SHP003", "too-few-tokens", area="shapes", severity="warning", changes_fp8=True)
 def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
     if facts.workload.batch_source != "given":
         return NotApplicable(reason="the batch is not the user's")
@@ -107,17 +101,13 @@ def _changed(workload: Workload, found: Crossing) -> tuple[int, int]:
 def _decoder(batch_size: int) -> Facts:
     layer = Linear(
         name="layers.0.up_proj",
-        kind="torchao.float8.float8_linear.Float8Linear",
         stack="torchao",
         use="training",
         recipe="tensorwise",
-        features={},
         in_features=2048,
         out_features=8192,
-        gemms=1,
         requires_grad=True,
         role="body",
-        adapter=None,
         flops_share_pct=100.0,
     )
     workload = Workload(
@@ -127,7 +117,7 @@ def _decoder(batch_size: int) -> Facts:
         tokens=256 * batch_size,
         accumulate=1,
     )
-    return Facts(network=Network(linears=(layer,)), workload=workload, gpus=())
+    return Facts(network=Network(linears=(layer,)), workload=workload)
 
 
 SICK = _decoder(batch_size=1)

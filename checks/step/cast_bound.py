@@ -155,21 +155,12 @@ def _decoder_of_width_1024(
         "pointwise": pointwise_ms,
     }
     modules = (
-        ()
-        if compiled
-        else (
-            ModuleTime(
-                name="blocks.1.up",
-                kind="torchao.float8.float8_linear.Float8Linear",
-                families_ms={"cast": 2.6, "gemm_fp8": 0.3},
-            ),
-        )
+        () if compiled else (ModuleTime(name="blocks.1.up", families_ms={"cast": 2.6, "gemm_fp8": 0.3}),)
     )
     arms = tuple(
         Arm(
             name=name,
             tried=True,
-            reason=None,
             step_ms=ms,
             rounds_ms=(ms,) * 6,
             breakdown=Breakdown(
@@ -177,7 +168,6 @@ def _decoder_of_width_1024(
                 idle_ms=ms - sum(families.values()),
                 host_wait_pct=5.0,
                 busy_ms=sum(families.values()),
-                scale=1.0,
                 reliable=True,
                 kernels=2000,
                 unclassified_pct=0.0,
@@ -195,13 +185,9 @@ def _decoder_of_width_1024(
         compiled=compiled,
         weight_class=None,
     )
-    blocks = (Blocks(name="blocks", kind="decoder.Block", count=24, compiled=24 if compiled else 0),)
-    network = Network(kind="decoder.LM", linears=(layer,), blocks=blocks, wrappers=())
-    return Facts(
-        network=network,
-        training=Training(use_cache=None),
-        trial=Trial(device="cuda", arms=arms, reliable=True),
-    )
+    blocks = (Blocks(name="blocks", count=24, compiled=24 if compiled else 0),)
+    network = Network(linears=(layer,), blocks=blocks, wrappers=())
+    return Facts(network=network, training=Training(use_cache=None), trial=Trial(device="cuda", arms=arms))
 
 
 SICK = _decoder_of_width_1024(None, step_ms=366.1, fp8_ms=25.2, casts_ms=273.6, pointwise_ms=39.4)

@@ -41,13 +41,7 @@ NAMED = 3
 """Modules that are named. A choice of length."""
 
 
-@check(
-    "STP004",
-    "fp32-matmul",
-    area="step",
-    severity="warning",
-    explained_by=("LORA002", "MEM003"),
-)
+@check("STP004", "fp32-matmul", area="step", severity="warning", explained_by=("LORA002", "MEM003"))
 def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
     profiled = profiled_on_gpu(facts)
     if isinstance(profiled, NotApplicable):
@@ -118,25 +112,12 @@ def _head_in_fp32(fp32_ms: float) -> Facts:
         families_ms=families,
         idle_ms=0.0,
         busy_ms=step,
-        scale=1.0,
         reliable=True,
-        modules=(
-            ModuleTime(
-                name="head", kind="torch.nn.modules.linear.Linear", families_ms={"gemm_fp32": fp32_ms}
-            ),
-        ),
+        modules=(ModuleTime(name="head", families_ms={"gemm_fp32": fp32_ms}),),
     )
-    arms = (
-        Arm(
-            name=ArmName.AS_IS, tried=True, reason=None, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts
-        ),
-    )
+    arms = (Arm(name=ArmName.AS_IS, tried=True, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts),)
     network = Network(linears=(Linear(name="head", dtype="float32"),), wrappers=())
-    return Facts(
-        network=network,
-        training=Training(autocast=None),
-        trial=Trial(device="cuda", arms=arms, reliable=True),
-    )
+    return Facts(network=network, training=Training(autocast=None), trial=Trial(device="cuda", arms=arms))
 
 
 SICK = _head_in_fp32(fp32_ms=14.0)

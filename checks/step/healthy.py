@@ -65,13 +65,10 @@ def healthy(facts: Facts) -> Finding | NotApplicable:
 
 def _timed(as_is: float, bf16: float) -> Facts:
     arms = tuple(
-        Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6)
+        Arm(name=name, tried=True, step_ms=ms, rounds_ms=(ms,) * 6)
         for name, ms in ((ArmName.AS_IS, as_is), (ArmName.BF16_COMPILED, bf16))
     )
-    return Facts(
-        network=Network(linears=(Linear(use="training"),)),
-        trial=Trial(device="cuda", arms=arms, reliable=True),
-    )
+    return Facts(network=Network(linears=(Linear(use="training"),)), trial=Trial(device="cuda", arms=arms))
 
 
 SICK = _timed(as_is=80.0, bf16=92.7)

@@ -207,29 +207,19 @@ def _llama_1b_in_te(idle_ms: float) -> Facts:
         idle_ms=idle_ms,
         host_wait_pct=92.0,
         busy_ms=step - idle_ms,
-        scale=1.0,
         reliable=True,
         kernels=2400,
         unclassified_pct=0.0,
     )
-    now = Arm(
-        name=ArmName.AS_IS, tried=True, reason=None, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts
-    )
+    now = Arm(name=ArmName.AS_IS, tried=True, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts)
     layer = Linear(name="layers.0.up", stack="transformer_engine", use="training", compiled=None)
-    blocks = (
-        Blocks(
-            name="layers",
-            kind="transformers.models.llama.modeling_llama.LlamaDecoderLayer",
-            count=8,
-            compiled=0,
-        ),
-    )
+    blocks = (Blocks(name="layers", count=8, compiled=0),)
     network = Network(linears=(layer,), blocks=blocks)
     return Facts(
         network=network,
         training=Training(),
-        workload=Workload(tokens=256, accumulate=1),
-        trial=Trial(device="cuda", arms=(now,), reliable=True),
+        workload=Workload(tokens=256),
+        trial=Trial(device="cuda", arms=(now,)),
     )
 
 

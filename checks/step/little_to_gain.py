@@ -45,12 +45,7 @@ LITTLE = 1.10
 included (+10 to +25 %). A ceiling that low leaves nothing of that once the casts are paid."""
 
 
-@check(
-    "STP003",
-    "little-to-gain",
-    area="step",
-    severity="info",
-)
+@check("STP003", "little-to-gain", area="step", severity="info")
 def little_to_gain(facts: Facts) -> Finding | NotApplicable | None:
     bf16, most = best_bf16(facts), ceiling(facts)
     if bf16 is None or facts.trial.device == "cpu":
@@ -96,18 +91,17 @@ def _two_steps(bf16: dict[str, float], fp8: dict[str, float]) -> Facts:
         Arm(
             name=name,
             tried=True,
-            reason=None,
             treatments=(),
             step_ms=sum(families.values()),
             rounds_ms=(sum(families.values()),) * 6,
             breakdown=Breakdown(
-                families_ms=families, idle_ms=0.0, scale=1.0, reliable=True, busy_ms=sum(families.values())
+                families_ms=families, idle_ms=0.0, reliable=True, busy_ms=sum(families.values())
             ),
         )
         for name, families in ((ArmName.AS_IS, fp8), (ArmName.BF16_COMPILED, bf16))
     )
     network = Network(linears=(Linear(use="training", recipe="tensorwise"),))
-    return Facts(gpus=(), network=network, trial=Trial(device="cuda", arms=arms, reliable=True))
+    return Facts(network=network, trial=Trial(device="cuda", arms=arms))
 
 
 SICK = _two_steps(

@@ -43,13 +43,7 @@ FUSED_ARM = "fused-optimizer"
 """Arm that the trial makes when the optimizer's own settings say that it could be fused and is not."""
 
 
-@check(
-    "STP007",
-    "optimizer-bound",
-    area="step",
-    severity="warning",
-    explained_by=("ENV006",),
-)
+@check("STP007", "optimizer-bound", area="step", severity="warning", explained_by=("ENV006",))
 def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
     profiled = profiled_on_gpu(facts)
     if isinstance(profiled, NotApplicable):
@@ -113,20 +107,15 @@ def _adamw(kernel: str, count: int, spent_ms: float) -> Facts:
         families_ms=families,
         idle_ms=0.0,
         busy_ms=step,
-        scale=1.0,
         reliable=True,
         groups=(KernelGroup(name=kernel, family="optimizer", operator=None, count=count, time_ms=spent_ms),),
     )
-    arms = (
-        Arm(
-            name=ArmName.AS_IS, tried=True, reason=None, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts
-        ),
-    )
+    arms = (Arm(name=ArmName.AS_IS, tried=True, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts),)
     network = Network(linears=(Linear(use="training"),))
     return Facts(
         network=network,
         training=Training(optimizer="torch.optim.adamw.AdamW"),
-        trial=Trial(device="cuda", arms=arms, reliable=True),
+        trial=Trial(device="cuda", arms=arms),
     )
 
 

@@ -44,12 +44,7 @@ EXPLAINED = 0.8
 spread between two profiles of the same kernels, 4 to 27 % on an H200."""
 
 
-@check(
-    "STP006",
-    "unexplained",
-    area="step",
-    severity="warning",
-)
+@check("STP006", "unexplained", area="step", severity="warning")
 def unexplained(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
@@ -133,7 +128,6 @@ def _slower_by(attention_ms: float, casts_ms: float) -> Facts:
         Arm(
             name=name,
             tried=True,
-            reason=None,
             step_ms=sum(families.values()),
             rounds_ms=(sum(families.values()),) * 6,
             breakdown=Breakdown(
@@ -141,16 +135,12 @@ def _slower_by(attention_ms: float, casts_ms: float) -> Facts:
                 idle_ms=0.0,
                 host_wait_pct=None,
                 busy_ms=sum(families.values()),
-                scale=1.0,
                 reliable=True,
             ),
         )
         for name, families in ((ArmName.AS_IS, fp8), (ArmName.BF16_COMPILED, bf16))
     )
-    return Facts(
-        network=Network(linears=(Linear(use="training"),)),
-        trial=Trial(device="cuda", arms=arms, reliable=True),
-    )
+    return Facts(network=Network(linears=(Linear(use="training"),)), trial=Trial(device="cuda", arms=arms))
 
 
 SICK = _slower_by(attention_ms=8.0, casts_ms=2.0)

@@ -51,11 +51,7 @@ def find_layers(tree: Tree, gaps: dict[str, str]) -> list[Found]:
 
 
 def describe(
-    found: Sequence[Found],
-    tree: Tree,
-    config: Any,
-    vocabulary: int | None,
-    gaps: dict[str, str],
+    found: Sequence[Found], tree: Tree, config: Any, vocabulary: int | None, gaps: dict[str, str]
 ) -> tuple[Linear, ...]:
     """The facts of all layers. Shares of the FLOPs are left out when the FLOPs of one layer are unknown."""
     head = find_head(found, tree, vocabulary)

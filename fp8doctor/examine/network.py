@@ -110,8 +110,7 @@ def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]
         read(table, "num_embeddings"),
     )
     hidden = next(
-        (size for name in HIDDEN if type(size := read(config, name)) is int),
-        read(table, "embedding_dim"),
+        (size for name in HIDDEN if type(size := read(config, name)) is int), read(table, "embedding_dim")
     )
     return vocabulary, hidden
 

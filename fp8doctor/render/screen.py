@@ -111,11 +111,7 @@ def first_screen(report: Document, *, quiet: bool = False) -> Screen:
         for finding in findings
     ]
     troubles += [
-        Line(
-            "unknown",
-            outcome.area,
-            f"check {outcome.code} crashed: {outcome.reason or 'no reason given'}",
-        )
+        Line("unknown", outcome.area, f"check {outcome.code} crashed: {outcome.reason or 'no reason given'}")
         for outcome in crashed
     ]
     troubles.sort(key=lambda line: _position(line.area))

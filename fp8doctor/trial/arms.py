@@ -26,13 +26,7 @@ from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.explorations import TrialContext, explorations
-from fp8doctor.trial.treatments import (
-    TreatmentContext,
-    known,
-    strip_compile_marks,
-    to_bf16,
-    treatments,
-)
+from fp8doctor.trial.treatments import TreatmentContext, known, strip_compile_marks, to_bf16, treatments
 from fp8doctor.trial.treatments.adapters import without_adapters
 from fp8doctor.trial.treatments.checkpointing import keep_activations
 from fp8doctor.trial.treatments.compilation import block_by_block

@@ -153,12 +153,7 @@ def profile_s(cost: Cost) -> float:
 def compared(costs: Mapping[str, Cost]) -> dict[str, Cost]:
     """Name what will be profiled: as it is, the fastest BF16, and the prescription or the fastest
     conversion."""
-    groups = (
-        [ArmName.AS_IS],
-        BF16_BASELINES,
-        [ArmName.PRESCRIBED],
-        filter(is_conversion, costs),
-    )
+    groups = ([ArmName.AS_IS], BF16_BASELINES, [ArmName.PRESCRIBED], filter(is_conversion, costs))
     fastest = (
         min((name for name in group if name in costs), key=lambda name: costs[name].steps_s[-1], default=None)
         for group in groups
