@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
+from fp8doctor.analysis.accelerate_of_model import was_prepared
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for
 from fp8doctor.facts import (
     Accelerate,
@@ -119,7 +120,7 @@ def by_order(facts: Facts) -> Finding | NotApplicable | None:
     if linears and not eager and any(each.use == "training" for each in linears):
         # Transformer Engine was chosen by a recipe, or torchao is configured or compiled: somebody decided.
         return None
-    converted = bool(eager) and accelerate_prepared(facts)
+    converted = bool(eager) and was_prepared(facts)
     trainer = recorded(facts, "training.trainer") and facts.training.trainer is not None
     severity: Severity = ("error" if trainer else "warning") if converted else "info"
     return Finding(
@@ -171,11 +172,6 @@ def uses_accelerate(facts: Facts) -> bool:
     """Whether an Accelerator or a Trainer was made, so that `prepare` has been called or will be."""
     accelerate = facts.accelerate()
     return bool((accelerate and accelerate.mixed_precision) or facts.trainer())
-
-
-def accelerate_prepared(facts: Facts) -> bool:
-    accelerate = facts.accelerate()
-    return accelerate is not None and accelerate.prepared is True
 
 
 def at_least(facts: Facts, version: Version) -> bool:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
+from fp8doctor.analysis.accelerate_of_model import was_prepared
 from fp8doctor.analysis.fp8_request import launched_with_fp8
 from fp8doctor.facts import Accelerate, Environment, Facts, Package, Software, Training
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -92,11 +93,6 @@ def reads_the_variable(version: str | None) -> bool:
         return version is None or Version(version) >= READ_SINCE
     except InvalidVersion:
         return True
-
-
-def was_prepared(facts: Facts) -> bool:
-    accelerate = facts.accelerate()
-    return accelerate is not None and accelerate.prepared
 
 
 def meant(written: str) -> str | None:

@@ -24,6 +24,7 @@ https://github.com/huggingface/trl/issues/3860 https://github.com/hiyouga/LlamaF
 
 from __future__ import annotations
 
+from fp8doctor.analysis.capability import FIRST_WITH_FP8, capability
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.facts import (
     Accelerate,
@@ -42,10 +43,6 @@ from fp8doctor.registry import check
 
 LATE_SINCE = 5
 """Major version of transformers from which TrainingArguments reads the variable once, when it is made."""
-
-FIRST_FP8_CAPABILITY = (8, 9)
-"""CUDA compute capability below which Accelerate falls back to fp16 by itself. Source: accelerate 1.15
-``state.py``."""
 
 CONVERTED_ANYWAY = {
     "TE": " As ACCELERATE_FP8_BACKEND=TE is set as well, prepare() converts the model to Transformer Engine "
@@ -122,8 +119,7 @@ def precision_of(training: Training) -> str | None:
 def falls_back(facts: Facts) -> bool:
     """Whether a GPU is here for which Accelerate turns fp8 into fp16."""
     return recorded(facts, "gpus") and any(
-        gpu.compute_capability and tuple(map(int, gpu.compute_capability.split("."))) < FIRST_FP8_CAPABILITY
-        for gpu in facts.gpus
+        gpu.compute_capability and capability(gpu) < FIRST_WITH_FP8 for gpu in facts.gpus
     )
 
 

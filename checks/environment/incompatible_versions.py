@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
+from fp8doctor.analysis.accelerate_of_model import was_prepared
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for
 from fp8doctor.facts import Environment, Facts, Network, Package, Software, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -38,17 +39,17 @@ from fp8doctor.registry import check
 
 def asked_by_variable(facts: Facts) -> bool:
     """Whether the environment asks for FP8 and `prepare` is yet to come."""
-    return asked_by_environment(facts.environment.variables) is not None and not prepared(facts)
+    return asked_by_environment(facts.environment.variables) is not None and not was_prepared(facts)
 
 
 def asked_in_vain(facts: Facts) -> bool:
     """Whether FP8 was asked for and `prepare` converted nothing."""
-    return fp8_was_asked_for(facts) is not None and prepared(facts) and not fp8_stacks(facts)
+    return fp8_was_asked_for(facts) is not None and was_prepared(facts) and not fp8_stacks(facts)
 
 
 def about_to_ask(facts: Facts) -> bool:
     """Whether FP8 was asked for and `prepare` is yet to come."""
-    return fp8_was_asked_for(facts) is not None and not prepared(facts) and not fp8_stacks(facts)
+    return fp8_was_asked_for(facts) is not None and not was_prepared(facts) and not fp8_stacks(facts)
 
 
 def asked_by_argument_for_torchao(facts: Facts) -> bool:
@@ -60,7 +61,7 @@ def asked_by_argument_for_torchao(facts: Facts) -> bool:
         accelerate is not None
         and accelerate.mixed_precision == "fp8"
         and asked_by_environment(variables) is None
-        and not prepared(facts)
+        and not was_prepared(facts)
     )
     return (
         by_argument
@@ -71,7 +72,7 @@ def asked_by_argument_for_torchao(facts: Facts) -> bool:
 
 def takes_te(facts: Facts) -> bool:
     """Whether Accelerate has yet to convert this model to Transformer Engine."""
-    return backend_to_come(facts) == "TE" and not prepared(facts)
+    return backend_to_come(facts) == "TE" and not was_prepared(facts)
 
 
 def adapters_may_come(facts: Facts) -> bool:
@@ -226,11 +227,6 @@ def version(facts: Facts, package: str) -> str | None:
 
 def backend_to_come(facts: Facts) -> str | None:
     return next(iter(facts.environment.backend_imports), None)
-
-
-def prepared(facts: Facts) -> bool:
-    accelerate = facts.accelerate()
-    return accelerate is not None and accelerate.prepared
 
 
 def fp8_stacks(facts: Facts) -> set[str]:

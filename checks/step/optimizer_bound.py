@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.step_difference import profiled_on_gpu
+from fp8doctor.analysis.treatment_table import FUSABLE
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Breakdown, Facts, KernelGroup, Linear, Network, Training, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -35,9 +36,6 @@ from fp8doctor.wording import percent
 SHARE_PCT = 5.0
 """Share of the step, in per cent, from which it is worth a word. A choice: above what this tool calls even (3
 %), because fusing gives back a part of it only."""
-
-FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
-"""Classes of ``torch.optim`` that take ``fused``. Source: torch 2.6 to 2.13."""
 
 FUSED_ARM = "fused-optimizer"
 """Arm that the trial makes when the optimizer's own settings say that it could be fused and is not."""

@@ -135,6 +135,10 @@ UPGRADE = "upgrade-"
 """How treatments by hand begin that name the packages to upgrade."""
 
 
+FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
+"""Classes of ``torch.optim`` that take ``fused``, on CPU and CUDA alike. Source: torch 2.6 to 2.13."""
+
+
 def traits(name: str) -> Traits:
     """Look up the traits of a treatment; none where nothing is known of it."""
     return TREATMENTS.get(name, Traits())

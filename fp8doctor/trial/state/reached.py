@@ -6,11 +6,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
+
+from fp8doctor.examine.code_names import names_in
 
 DEPTH = 3
 """Functions that are followed from one to the next. A convention of this tool."""
@@ -55,13 +57,5 @@ def _named(value: Any) -> Iterator[Any]:
     elif type(value) is functools.partial:
         yield from (value.func, *value.args, *value.keywords.values())
     elif type(value) is FunctionType:
-        yield from (value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__)
+        yield from (value.__globals__[name] for name in names_in(value.__code__) if name in value.__globals__)
         yield from (cell.cell_contents for cell in value.__closure__ or () if cell != type(cell)())
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names used by a function and by the functions inside it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fp8doctor.analysis.treatment_table import FUSABLE
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
 from fp8doctor.trial.variant import Variant
-
-FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
-"""Classes of ``torch.optim`` that take ``fused``. Source: torch 2.6 to 2.13 (SGD and Adagrad on CPU and CUDA
-alike)."""
 
 
 @carries_out("fused-optimizer", changes="the optimizer")

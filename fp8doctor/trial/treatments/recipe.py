@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fp8doctor.stacks.lineage import ancestor
-from fp8doctor.stacks.torchao import unwrapped
+from fp8doctor.stacks.torchao import plain_linear
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out, swap
 from fp8doctor.trial.variant import Variant
 
@@ -57,13 +57,5 @@ def with_recipe(module: Any, config: Any) -> nn.Module:
     The wrapper of the float8 all-gather is taken off, which knows tensorwise scaling only.
     """
     config = replace(config, pad_inner_dim=module.config.pad_inner_dim, emulate=module.config.emulate)
-    plain = nn.Linear(
-        module.in_features,
-        module.out_features,
-        bias=module.bias is not None,
-        device="meta",
-        dtype=module.weight.dtype,
-    )
-    plain.weight, plain.bias = unwrapped(module.weight), module.bias
-    new: nn.Module = type(module).from_float(plain, config=config)
+    new: nn.Module = type(module).from_float(plain_linear(module), config=config)
     return new.train(module.training)
