@@ -114,14 +114,7 @@ def _check_limits(budget_s: Any, layers: Any) -> None:
 
 
 def _job(
-    model: Any,
-    batch: Any,
-    *,
-    loss: Any,
-    optimizer: Any,
-    training_step: Any,
-    autocast: Any,
-    accumulate: Any,
+    model: Any, batch: Any, *, loss: Any, optimizer: Any, training_step: Any, autocast: Any, accumulate: Any
 ) -> Job:
     """Describe the training of a model. What a Trainer has planned fills in what was not given."""
     trainer = model if is_trainer(model) else None
@@ -238,8 +231,7 @@ def _codes(argument: str, value: Any) -> tuple[str, ...]:
     parts = [value] if isinstance(value, str) else value or ()
     if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
         raise TypeError(
-            f"{argument} has to be codes such as 'CMP,ENV001', or a sequence "
-            "of them, not "
+            f"{argument} has to be codes such as 'CMP,ENV001', or a sequence of them, not "
             f"{type(value).__name__}"
         )
     return tuple(code for part in parts for each in part.split(",") if (code := each.strip()))

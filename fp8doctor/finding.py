@@ -8,6 +8,7 @@ from msgspec import field
 from msgspec.structs import force_setattr
 
 from fp8doctor.facts.record import Prose, Record, Value
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.lines import Kind, kind_of, with_imports
 
 Severity = Literal["info", "warning", "error"]
@@ -100,4 +101,6 @@ class Outcome(Record, frozen=True, kw_only=True):
     code: str
     outcome: Literal["sick", "refuted", "healthy", "not_applicable", "unknown", "crashed"]
     reason: Prose | None = None
+    missing: str = NOT_RECORDED
+    """Dotted path of the fact that an ``unknown`` check could not read; only there."""
     area: str = ""

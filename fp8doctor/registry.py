@@ -176,8 +176,10 @@ def _answer(check: Check, facts: Facts) -> Finding | Outcome:
         with output_of(check.function):
             answer = _well_formed(check.function(facts))
     except Unrecorded as missing:
-        reason = why_missing(facts, missing)
-        return Outcome(code=check.code, outcome="unknown", reason=reason, area=check.area)
+        path = path_of(missing)
+        return Outcome(
+            code=check.code, outcome="unknown", reason=why_missing(facts, path), missing=path, area=check.area
+        )
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -205,9 +207,8 @@ def _well_formed(answer: Any) -> Finding | NotApplicable | None:
     return answer
 
 
-def why_missing(facts: Facts, missing: Unrecorded) -> str:
+def why_missing(facts: Facts, path: str) -> str:
     """Which fact a check could not read, and the reason if it is known."""
-    path = path_of(missing)
     gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
     if recorded(facts, "trial.gaps"):
         gaps |= facts.trial.gaps

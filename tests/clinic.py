@@ -1,5 +1,8 @@
-"""The patients: model files with what each must be told and must not, and their facts, made by the real
-worker."""
+"""The patients: model files with what each must be told and must not, and their facts.
+
+A patient that prepares its process before it imports anything is examined by the real worker, the others in
+forks of a process that has done their imports, as `tests.checks.environment.live` makes them.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,28 @@ import ast
 import functools
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import encode
 from fp8doctor.worker.parent import Examination, examine_in_worker
+from tests.checks.environment import live
 
 FOLDER = Path(__file__).parent / "patients"
+EXAMINE = """
+import json, sys
+import torch._dynamo
+from fp8doctor.examine import examine
+from fp8doctor.loading.model_file import load
+print(json.dumps(examine(load(sys.argv[1])).to_dict()))
+"""
+"""What a worker does with a model file that is not to be timed."""
+
+HEAVY = {"torchao": "torchao.float8", "transformers": "transformers.modeling_utils"}
+"""The module of a package that every patient with this package imports, and that takes the time."""
+
 KEPT_IN = "FP8DOCTOR_TESTS_KEEP_FACTS_IN"
 """A variable that names a folder: facts of one run of the tests, kept there for the matrix of the same
 gate."""
@@ -62,12 +79,40 @@ def read(path: Path) -> Patient:
 
 @functools.cache
 def examined(patient: Patient) -> Examination:
-    """What a worker process of its own found out about a patient, once in this process; see `KEPT_IN`."""
+    """What was found out about a patient in a process of its own, once in this process; see `KEPT_IN`."""
     folder = os.environ.get(KEPT_IN)
     kept = Path(folder, f"{patient.name}.json") if folder else None
     if kept and kept.exists():
         return Examination(Facts.from_dict(json.loads(kept.read_text("utf-8"))), None)
-    examination = examine_in_worker(str(patient.path), progress=lambda stage: None)
+    imports = first_imports(patient.path)
+    if imports is None:
+        examination = examine_in_worker(str(patient.path), progress=lambda stage: None)
+    else:
+        printed = live.printed("\n".join((*sorted(imports), EXAMINE)), str(patient.path))
+        examination = Examination(Facts.from_dict(json.loads(printed.splitlines()[-1])), None)
     if kept and examination.problem is None:
         kept.write_bytes(encode(examination.facts.to_dict()))
     return examination
+
+
+def first_imports(path: Path) -> set[str] | None:
+    """The packages that a file and its siblings import before anything else, in lines of Python; None where
+    something comes before an import, which needs a fresh process."""
+    lines: set[str] = set()
+    done = False
+    for node in ast.parse(path.read_text("utf-8")).body[1:]:
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            done = True
+            continue
+        if done:
+            return None
+        package = (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name) or ""
+        sibling = path.with_name(f"{package}.py")
+        if sibling.exists():
+            further = first_imports(sibling)
+            if further is None:
+                return None
+            lines |= further
+        elif (name := package.partition(".")[0]) not in sys.stdlib_module_names:
+            lines.add(f"import {HEAVY.get(name, name)}")
+    return lines

@@ -51,7 +51,6 @@ def _linear(name: str, shape: tuple[int, int], fp8: bool, compiled: str | None =
         parameters=inner * outer,
         flops_per_token=6.0 * inner * outer,
         flops_share_pct=100.0 * inner * outer / 435_421_184,
-        parameter_share_pct=100.0 * inner * outer / 468_239_360,
     )
 
 
@@ -71,7 +70,6 @@ DECODER_468M = Facts(
         parameters=468_239_360,
         trainable_parameters=468_239_360,
         adapter_parameters=0,
-        parameter_gib=0.87,
         dtypes={"bfloat16": 468_239_360},
         devices=("meta",),
         modules=244,
@@ -83,11 +81,7 @@ DECODER_468M = Facts(
             ),
             _linear("head", (1024, 32000), False),
         ),
-        blocks=(
-            Blocks(name="blocks", kind="decoder.Block", count=24, compiled=0, checkpointed=0, linears=168),
-        ),
-        embeddings=1,
-        norms=49,
+        blocks=(Blocks(name="blocks", kind="decoder.Block", count=24, compiled=0, checkpointed=0),),
         ties=(),
         hooks=0,
         float8_parameters=0,
@@ -96,7 +90,6 @@ DECODER_468M = Facts(
         hidden_size=1024,
     ),
     training=Training(
-        mode="train",
         autocast=None,
         gradients_seen=False,
         compile_marks=(),

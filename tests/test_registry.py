@@ -10,7 +10,7 @@ import pytest
 
 from fp8doctor import registry
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Dynamo, Facts, Linear, Network, Training, Trial
+from fp8doctor.facts import Dynamo, Facts, Linear, Network, Training, Trial, recorded
 from fp8doctor.facts.record import Record
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import AREAS, Finding, NotApplicable
@@ -91,7 +91,10 @@ def test_a_missing_fact_makes_the_check_unknown_and_is_named_with_its_reason() -
     told = "training.dynamo.stance: torch 9.9 keeps it elsewhere"
     assert reason(lambda facts: facts.training.dynamo.stance, facts) == told
     facts = Facts(network=Network())
-    assert reason(lambda facts: facts.network.linears, facts) == "network.linears was not recorded"
+    (outcome,) = run([made(lambda facts: facts.network.linears)], facts)[1]
+    assert (outcome.missing, outcome.reason) == ("network.linears", "network.linears was not recorded")
+    (outcome,) = run([made(lambda facts: None)], facts)[1]
+    assert not recorded(outcome, "missing")
 
 
 def test_the_gap_of_the_fact_itself_goes_before_those_within() -> None:

@@ -28,20 +28,16 @@ from fp8doctor.analysis.compile_coverage import cache_off
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, Blocks, Checkpointing, Facts, Gpu, Network, Training, Trial, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 USABLE = 0.9
-"""Share of the free memory that a step may fill: the rest is for the CUDA context (about 0.5 GiB), for
+"""Share of the free memory that a step may fill. The rest is for the CUDA context (about 0.5 GiB), for
 fragments of the allocator and for workspaces. A convention of this tool, on the safe side."""
 
 
-@check(
-    "CKP001",
-    "checkpointing-not-needed",
-    area="checkpointing",
-    severity="warning",
-)
+@check("CKP001", "checkpointing-not-needed", area="checkpointing", severity="warning")
 def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
     if all(each.active is False for each in facts.training.checkpointing):
         return NotApplicable(reason="no activation checkpointing")
@@ -67,9 +63,8 @@ def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
         title=f"Checkpointing costs {with_it.step_ms - without.step_ms:.1f} ms a step ({cost.median:.2f}x), "
         "and the step fits without it",
         explanation=f"Without it the step peaks at {without.peak_gib:.1f} GiB, with it at "
-        f"{with_it.peak_gib:.1f}; "
-        f"{free:.1f} GiB of this GPU are free for it. "
-        "Longer batches than the one that was timed need more.",
+        f"{with_it.peak_gib:.1f}; {free:.1f} GiB of this GPU are free for it. Longer batches than the one "
+        "that was timed need more.",
         evidence={
             "cost_ratio": cost.median,
             "cost_ratio_low": cost.low,
@@ -85,8 +80,8 @@ def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def free_gib(gpus: tuple[Gpu, ...]) -> float | None:
-    """Memory for this job on the smallest visible GPU. What is in use counts against it when other processes
-    are there."""
+    """Compute the memory for this job on the smallest visible GPU. Memory in use counts against it when other
+    processes are there."""
     free = []
     for gpu in gpus:
         if gpu.visible is not False and recorded(gpu, "memory_gib") and gpu.memory_gib:
@@ -96,7 +91,7 @@ def free_gib(gpus: tuple[Gpu, ...]) -> float | None:
 
 
 def switch_off(facts: Facts) -> str:
-    """The lines that switch off the form of checkpointing that was found."""
+    """Write the lines that switch off the form of checkpointing that was found."""
     found = next(each for each in facts.training.checkpointing if each.active is not False)
     if found.form == "huggingface":
         trainer = facts.trainer()
@@ -120,18 +115,16 @@ def switch_off(facts: Facts) -> str:
 def _timed(peak_without_gib: float) -> Facts:
     arms = (
         Arm(
-            name="as_is",
+            name=ArmName.AS_IS,
             tried=True,
-            reason=None,
             step_ms=105.4,
             rounds_ms=(105.3, 105.4, 105.4, 105.5),
             peak_gib=7.4,
         ),
         Arm(
             name="checkpointing-off",
-            base="as_is",
+            base=ArmName.AS_IS,
             tried=True,
-            reason=None,
             step_ms=88.3,
             rounds_ms=(88.2, 88.3, 88.3, 88.4),
             peak_gib=peak_without_gib,

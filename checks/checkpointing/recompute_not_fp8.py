@@ -35,12 +35,7 @@ AROUND_THE_MODEL = "contextual_fp8_autocast"
 ``accelerate/utils/transformer_engine.py``, 1.4 to 1.15."""
 
 
-@check(
-    "CKP002",
-    "recompute-not-fp8",
-    area="checkpointing",
-    severity="error",
-)
+@check("CKP002", "recompute-not-fp8", area="checkpointing", severity="error")
 def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     te = [
         linear
@@ -69,16 +64,13 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
         explanation=(
             "The step raised CheckpointError: the recompute saved other tensors than the forward."
             if raised
-            else "They ran in FP8 before, and their last forward, which is the "
-            "recompute of a "
-            "backward, did not."
+            else "They ran in FP8 before, and their last forward, which is the recompute of a backward, did "
+            "not."
             if in_bf16
-            else "Accelerate opens the autocast around the model's forward; the recompute "
-            "comes later, in "
+            else "Accelerate opens the autocast around the model's forward; the recompute comes later, in "
             "the backward."
             if closed
-            else "Where this job opens the autocast is not known. Around the forward alone, "
-            "the recompute "
+            else "Where this job opens the autocast is not known. Around the forward alone, the recompute "
             "runs in BF16 or raises."
         ),
         evidence={
@@ -102,8 +94,8 @@ def ran_before(linear: Linear) -> bool:
 
 
 def region_of(linear: Linear, facts: Facts) -> Checkpointing | None:
-    """The region of torch's that covers a layer; below a forward that may or may not call ``checkpoint``,
-    that one."""
+    """Find the region of torch's that covers a layer, or the forward above it that may call
+    ``checkpoint``."""
     torchs = [
         each for each in facts.training.checkpointing if each.library == "torch" and each.active is not False
     ]
@@ -118,7 +110,7 @@ def region_of(linear: Linear, facts: Facts) -> Checkpointing | None:
 
 
 def code(facts: Facts, region: Checkpointing) -> str:
-    """The lines that put Transformer Engine's function in the place of torch's, for this form of
+    """Write the lines that put Transformer Engine's function in the place of torch's, for this form of
     checkpointing."""
     if region.form == "huggingface":
         model = in_python("", facts.network)
@@ -137,12 +129,7 @@ def code(facts: Facts, region: Checkpointing) -> str:
 
 def _checkpointed(library: str) -> Facts:
     layer = Linear(
-        name="layers.0.up",
-        stack="transformer_engine",
-        use="training",
-        kind="transformer_engine.pytorch.module.linear.Linear",
-        checkpointed="layers.0",
-        engaged=None,
+        name="layers.0.up", stack="transformer_engine", use="training", checkpointed="layers.0", engaged=None
     )
     region = Checkpointing(
         name="layers.0",

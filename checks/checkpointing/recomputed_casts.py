@@ -28,20 +28,16 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import arm, base_of, ratio, uses_fp8
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, Checkpointing, Facts, Linear, Network, Training, Trial
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 
-@check(
-    "CKP003",
-    "recomputed-casts",
-    area="checkpointing",
-    severity="warning",
-)
+@check("CKP003", "recomputed-casts", area="checkpointing", severity="warning")
 def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts) or all(each.active is False for each in facts.training.checkpointing):
         return NotApplicable(reason="no FP8 layer under activation checkpointing")
-    fp8, bf16 = pair(facts.trial, "checkpointing-off"), pair(facts.trial, "bf16_without_checkpointing")
+    fp8, bf16 = pair(facts.trial, "checkpointing-off"), pair(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING)
     if fp8 is None or bf16 is None:
         return NotApplicable(reason="the cost of checkpointing was not measured in both FP8 and BF16")
     in_fp8, in_bf16 = ratio(*fp8), ratio(*bf16)
@@ -55,10 +51,9 @@ def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
     operator = "amax" if any(each and each.startswith("rowwise") for each in amax) else "max"
     return Finding(
         title=f"Checkpointing costs FP8 {in_fp8.median:.2f}x and BF16 {in_bf16.median:.2f}x",
-        explanation=f"Its recompute takes {fp8[0].step_ms or 0.0:.1f} instead of "
-        f"{fp8[1].step_ms or 0.0:.1f} ms a "
-        "step in FP8, and runs all casts of the "
-        f"forward again; in BF16 {bf16[0].step_ms or 0.0:.1f} instead of {bf16[1].step_ms or 0.0:.1f} ms.",
+        explanation=f"Its recompute takes {fp8[0].step_ms or 0.0:.1f} instead of {fp8[1].step_ms or 0.0:.1f} "
+        f"ms a step in FP8, and runs all casts of the forward again; in BF16 {bf16[0].step_ms or 0.0:.1f} "
+        f"instead of {bf16[1].step_ms or 0.0:.1f} ms.",
         evidence={
             "fp8_cost_ratio": in_fp8.median,
             "fp8_cost_ratio_low": in_fp8.low,
@@ -76,14 +71,14 @@ def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def pair(trial: Trial, name: str) -> tuple[Arm, Arm] | None:
-    """An arm that checkpoints and the one of this name that takes it away, if both were timed."""
+    """Return an arm that checkpoints and the one of this name that takes it away, if both were timed."""
     without = arm(trial, name)
     with_it = base_of(trial, without) if without else None
     return None if without is None or with_it is None else (with_it, without)
 
 
 def policy(operator: str) -> str:
-    """The lines of a selective policy for checkpoints that are not reentrant."""
+    """Write a selective policy for checkpoints that are not reentrant."""
     return (
         f"save = [torch.ops.aten._scaled_mm.default, torch.ops.aten.{operator}.default]\n"
         "context = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, save)\n"
@@ -93,13 +88,13 @@ def policy(operator: str) -> str:
 
 def _timed(fp8_ms: float) -> Facts:
     steps = (
-        ("as_is", None, fp8_ms),
-        ("checkpointing-off", "as_is", 88.3),
-        ("bf16_compiled", None, 117.5),
-        ("bf16_without_checkpointing", "bf16_compiled", 92.7),
+        (ArmName.AS_IS, None, fp8_ms),
+        ("checkpointing-off", ArmName.AS_IS, 88.3),
+        (ArmName.BF16_COMPILED, None, 117.5),
+        (ArmName.BF16_WITHOUT_CHECKPOINTING, ArmName.BF16_COMPILED, 92.7),
     )
     arms = tuple(
-        Arm(name=name, base=base, tried=True, reason=None, step_ms=ms, rounds_ms=(ms - 0.1, ms, ms, ms + 0.1))
+        Arm(name=name, base=base, tried=True, step_ms=ms, rounds_ms=(ms - 0.1, ms, ms, ms + 0.1))
         for name, base, ms in steps
     )
     return Facts(

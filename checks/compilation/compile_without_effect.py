@@ -127,19 +127,19 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def sentence(text: str) -> str:
-    """The text with a capital, unless it begins with code."""
+    """Begin the text with a capital, unless it begins with code."""
     return text[0].upper() + text[1:] if text.split(" ")[0].isalpha() else text
 
 
 def find_causes(facts: Facts) -> Iterator[Cause]:
-    """Every reason why the compile marks of this job compile nothing."""
+    """List every reason why the compile marks of this job compile nothing."""
     yield from switched_off(facts)
     yield from not_compiled(facts)
     yield from suppressed(facts)
 
 
 def switched_off(facts: Facts) -> Iterator[Cause]:
-    """What keeps Dynamo from compiling anything in this process."""
+    """Tell what keeps Dynamo from compiling anything in this process."""
     training, variables = facts.training, facts.environment.variables
     marks, dynamo = training.compile_marks, training.dynamo
     if variables.get("TORCHDYNAMO_DISABLE") == "1" and (marks or torchao_linears(facts)):
@@ -185,7 +185,7 @@ def switched_off(facts: Facts) -> Iterator[Cause]:
 
 
 def not_compiled(facts: Facts) -> Iterator[Cause]:
-    """Marks that compile nothing by themselves."""
+    """List marks that compile nothing by themselves."""
     training = facts.training
     marks = training.compile_marks
     bare = tuple(mark for mark in marks if mark.backend in BACKENDS_WITHOUT_KERNELS)
@@ -215,7 +215,7 @@ def not_compiled(facts: Facts) -> Iterator[Cause]:
 
 
 def suppressed(facts: Facts) -> Iterator[Cause]:
-    """Failures of the compiler that nobody is told of."""
+    """List failures of the compiler that nobody is told of."""
     variables, dynamo = facts.environment.variables, facts.training.dynamo
     if facts.training.compile_marks and dynamo.suppress_errors:
         value = variables.get("TORCHDYNAMO_SUPPRESS_ERRORS")
@@ -235,10 +235,10 @@ def suppressed(facts: Facts) -> Iterator[Cause]:
 
 
 def compiled_in_vain(facts: Facts) -> list[Linear]:
-    """Layers that marks without a frame of their own were to cover, and that are in no region but their own.
+    """List layers that marks without a frame of their own were to cover, and that are in no other region.
 
-    None where a user's modules inside are regions, as they are of an nn.Sequential of blocks, and cover all
-    that matters.
+    Empty where a user's modules inside are regions, as the blocks of an nn.Sequential are, and cover all that
+    matters.
     """
     lost: dict[str, Linear] = {}
     for mark in idle_marks(facts):
@@ -256,8 +256,8 @@ def compiled_in_vain(facts: Facts) -> list[Linear]:
 
 
 def in_torch_nn(facts: Facts, lost: list[Linear]) -> Cause:
-    """Marks on what has no forward of its own, and in place on classes whose forward is torch.nn's: the
-    wrapper compiles the latter."""
+    """Word marks on what has no forward, and in place on classes whose forward is torch.nn's, which the
+    wrapper compiles."""
     marks = tuple(mark for mark in idle_marks(facts) if any(is_below(linear, mark) for linear in lost))
     module, more = (
         in_python(marks[0].name, facts.network),
@@ -278,8 +278,7 @@ def in_torch_nn(facts: Facts, lost: list[Linear]) -> Cause:
 
 
 def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
-    """The line that compiles the first of these, as it was written but for its backend; the others go
-    alike."""
+    """Write the line that compiles the first of these without its backend; the others go alike."""
     module = in_python(bare[0].name, network)
     line = {
         "wrapped": in_its_place(bare[0].name, "torch.compile({})", network),
@@ -292,7 +291,7 @@ def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
 
 
 def torchao_linears(facts: Facts) -> list[Linear]:
-    """The FP8 layers whose speed depends on the compiler."""
+    """List the FP8 layers whose speed depends on the compiler."""
     return [
         linear for linear in facts.network.linears if linear.stack == "torchao" and linear.use == "training"
     ]
@@ -301,28 +300,23 @@ def torchao_linears(facts: Facts) -> list[Linear]:
 def _compiled(backend: str) -> Facts:
     layer = Linear(
         name="blocks.0.up",
-        kind="torchao.float8.float8_linear.Float8Linear",
         stack="torchao",
         use="training",
         recipe="tensorwise",
         in_features=1024,
         out_features=4096,
-        gemms=1,
         dtype="bfloat16",
         role="body",
         requires_grad=True,
         compiled="blocks.0",
     )
     mark = CompileMark(name="blocks.0", form="in_place", backend=backend)
-    dynamo = Dynamo(
-        disabled=False, suppress_errors=False, stance="default", frames_total=0, frames_ok=0, failures=()
-    )
+    dynamo = Dynamo(disabled=False, suppress_errors=False, stance="default", failures=())
     return Facts(
         environment=Environment(variables={}),
         network=Network(linears=(layer,), blocks=()),
         training=Training(compile_marks=(mark,), compiled_elsewhere=(), dynamo=dynamo),
-        workload=Workload(tokens=16384, accumulate=1),
-        gpus=(),
+        workload=Workload(tokens=16384),
     )
 
 

@@ -44,13 +44,7 @@ NAMED = 3
 """Layers that are named where only some are eager. A choice of length."""
 
 
-@check(
-    "CMP001",
-    "eager-float8",
-    area="compilation",
-    severity="warning",
-    changes_fp8=True,
-)
+@check("CMP001", "eager-float8", area="compilation", severity="warning", changes_fp8=True)
 def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = [linear for linear in facts.network.linears if needs_compile(linear)]
     if not fp8:
@@ -80,9 +74,7 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"{len(eager)} of {len(fp8)} FP8 Linears run eagerly",
         explanation=f"{which}Uncompiled, each of them casts its input, weight and gradient in about "
-        f"{EAGER_KERNELS} "
-        "kernels a step; "
-        f"compiled, in about 9.{modelled}",
+        f"{EAGER_KERNELS} kernels a step; compiled, in about 9.{modelled}",
         evidence={
             "eager_linears": len(eager),
             "fp8_linears": len(fp8),
@@ -110,7 +102,6 @@ def _decoder(compiled: str | None) -> Facts:
         recipe="tensorwise",
         in_features=1024,
         out_features=4096,
-        gemms=1,
         dtype="bfloat16",
         role="body",
         requires_grad=True,
@@ -120,7 +111,6 @@ def _decoder(compiled: str | None) -> Facts:
         network=Network(linears=(layer,), blocks=(Blocks(name="blocks", count=1),)),
         training=Training(compile_marks=()),
         workload=Workload(tokens=16384),
-        gpus=(),
     )
 
 

@@ -48,16 +48,17 @@ from fp8doctor.facts import (
     Trial,
     recorded,
 )
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 SPLIT, BESIDE = 1.5, 4
 """Blocks count as split from this many regions per block on, and at least this many more regions than blocks:
-a compiled loss or optimizer beside them has a few of its own. A choice: every second block in two pieces."""
+a compiled loss or optimizer has a few of its own. A choice: every second block in two pieces."""
 
 AROUND_THE_CALL = ("huggingface", "unsloth")
-"""Forms that recompute a layer from around its call, so from around what ``layer.compile()`` compiles;
+"""Forms that recompute a layer from around its call, so from around what ``layer.compile()`` compiles.
 transformers does it inside from 5.23 on."""
 
 WITHOUT_RECOMPUTE = ("compiler_budget", "offload")
@@ -132,7 +133,7 @@ TE = Kind(
     explained_by=("CMP002",),
 )
 def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
-    marks, as_is = facts.training.compile_marks, arm(facts.trial, "as_is")
+    marks, as_is = facts.training.compile_marks, arm(facts.trial, ArmName.AS_IS)
     if not marks:
         return NotApplicable(reason="nothing asks for torch.compile")
     if as_is is None:
@@ -186,11 +187,10 @@ def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def whole_regions(facts: Facts, cut: ArmCut) -> int:
-    """Regions that one micro-batch enters when no block is split: marked blocks and modules, or all blocks of
-    a model compiled from above.
+    """Count the regions that one micro-batch enters when no block is split.
 
-    Such a model that is split between its blocks is as fast as one that is not. What checkpointing recomputes
-    is entered twice.
+    They are marked blocks and modules, or all blocks of a model compiled from above. Such a model that is
+    split between its blocks is as fast as one that is not. What checkpointing recomputes is entered twice.
     """
     lists = {blocks.name: cut.blocks.get(blocks.name, blocks.count) for blocks in facts.network.blocks}
     marks = [mark.name for mark in facts.training.compile_marks]
@@ -203,7 +203,8 @@ def whole_regions(facts: Facts, cut: ArmCut) -> int:
 
 
 def entries(mark: str, cut: ArmCut, facts: Facts) -> int:
-    """How often one forward and backward enter what is compiled here: twice where a checkpoint is around it.
+    """Count how often one forward and backward enter what is compiled here: twice where a checkpoint is
+    around it.
 
     Of a wrapper and a region with the same name either may be around the other: then pieces are Dynamo's only
     where it counted a break. A checkpoint that only a run could see (``active`` None) counts.
@@ -219,8 +220,10 @@ def entries(mark: str, cut: ArmCut, facts: Facts) -> int:
 
 
 def kind_of(reason: str, facts: Facts) -> Kind:
-    """The kind that a reason names; a function that is disabled is Transformer Engine's where its layers are
-    compiled."""
+    """Find the kind that a reason names.
+
+    A function that is disabled is Transformer Engine's where its layers are compiled.
+    """
     kind = next((kind for kind in KINDS if re.search(kind.pattern, reason, re.IGNORECASE)), OTHER)
     te = any(
         linear.stack == "transformer_engine" and linear.compiled is not None
@@ -238,15 +241,9 @@ def _compiled_blocks(regions: int, breaks: int) -> Facts:
         compiled="blocks.0",
     )
     reason = "Failed to trace builtin operator: Dynamo does not know how to trace builtin operator `print`"
-    cut = ArmCut(blocks={}, graphs_compiled=2, graph_breaks=breaks, break_reasons=(reason,) * (breaks > 0))
+    cut = ArmCut(blocks={}, graph_breaks=breaks, break_reasons=(reason,) * (breaks > 0))
     as_is = Arm(
-        name="as_is",
-        tried=True,
-        reason=None,
-        step_ms=10.0,
-        rounds_ms=(10.0,) * 6,
-        graphs_run=regions,
-        cuts=(cut,),
+        name=ArmName.AS_IS, tried=True, step_ms=10.0, rounds_ms=(10.0,) * 6, graphs_run=regions, cuts=(cut,)
     )
     return Facts(
         network=Network(linears=(layer,), blocks=(Blocks(name="blocks", count=4),)),

@@ -69,10 +69,8 @@ def only_linears_compiled(facts: Facts) -> Finding | NotApplicable | None:
     share = sum(linear.flops_share_pct or 0.0 for linear in alone)
     return Finding(
         title=f"{len(alone)} of {len(compiled)} compiled FP8 Linears are compiled one by one",
-        explanation=f"Each is a region of its own ({percent(share)} of the GEMM FLOPs), so that no "
-        "cast is fused "
-        "with the norm or the activation "
-        "beside it, and what is between the Linears runs eagerly.",
+        explanation=f"Each is a region of its own ({percent(share)} of the GEMM FLOPs), so that no cast is "
+        "fused with the norm or the activation beside it, and what is between the Linears runs eagerly.",
         evidence={
             "compiled_alone": len(alone),
             "compiled_fp8_linears": len(compiled),

@@ -1,14 +1,14 @@
 """Compiled code is compiled again and again
 
 Looks at: frames that Dynamo compiled again in the trial, and why; functions that reached its limit;
-whether something was still compiling while it was timed; and a transformers model whose blocks are
-compiled one by one while `use_cache` lets it build a KV cache.
+whether something was still compiling while it was timed. Of a transformers model also whether
+`use_cache` builds a KV cache while its blocks are compiled one by one.
 
-Why it costs time. Dynamo keeps at most 8 versions of a function. Each costs seconds, and a ninth is
-not compiled: the function runs eagerly from then on, with one warning in the log, and an FP8 block
-that runs eagerly is several times slower. A KV cache makes every block a version of its own, as the
-code asks which layer of the cache it writes: of 12 Llama blocks 8 were compiled and 4 ran eagerly,
-where one version serves all 12 without the cache. Nobody reads that cache in training.
+Why it costs time. Dynamo keeps at most 8 versions of a function. Each costs seconds. A ninth is not
+compiled: the function runs eagerly from then on, with one warning in the log, and an eager FP8
+block is several times slower. A KV cache makes every block a version of its own, as the code asks
+which layer of the cache it writes: of 12 Llama blocks 8 were compiled and 4 ran eagerly, where one
+version serves all 12 without the cache. Nobody reads that cache in training.
 
 What to do. Switch the cache off; checkpointing does so too. Pad batches to a few lengths. What is
 left, and is of use, gets a higher limit.
@@ -98,8 +98,7 @@ def recompilation(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity="warning" if left_eager or compiling or versions > limit else "info",
         title=title,
-        explanation=f"Dynamo keeps {limit} versions of a function and runs it eagerly when a "
-        "further one is "
+        explanation=f"Dynamo keeps {limit} versions of a function and runs it eagerly when a further one is "
         f"needed.{seen}",
         evidence={
             "blocks_with_cache": versions,
@@ -113,14 +112,16 @@ def recompilation(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def recompile_limit(facts: Facts) -> int:
-    """The limit in this process, as far as it is known."""
+    """Return the limit in this process, as far as it is known."""
     known = recorded(facts, "training.dynamo.recompile_limit")
     return (facts.training.dynamo.recompile_limit if known else None) or RECOMPILE_LIMIT
 
 
 def cached_blocks(facts: Facts) -> int:
-    """Most blocks of one list below the module with the cache that are compiled one by one: each is a
-    version of one function."""
+    """Count the blocks, of the list with most, that are compiled one by one below the module with the cache.
+
+    Each is a version of one function.
+    """
     marked = [mark.name.rpartition(".")[0] for mark in facts.training.compile_marks if mark.name]
     holder = facts.training.cache_holder if recorded(facts, "training.cache_holder") else None
     within = f"{holder}." if holder else ""
@@ -129,14 +130,13 @@ def cached_blocks(facts: Facts) -> int:
 
 
 def treatment(facts: Facts, reasons: tuple[str, ...], versions: int) -> Treatment:
-    """What takes the first reason away: no cache, a few lengths, or a limit that lets every version live."""
+    """Take the first reason away: no cache, a few lengths, or a limit that lets every version live."""
     if versions > 1 or (facts.training.use_cache and any(CACHE in reason for reason in reasons)):
         return Treatment(name="cache-off", summary="build no KV cache in training", code=cache_off(facts))
     if any(SHAPES.search(reason) for reason in reasons):
         code = (
-            "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=256)   # a "
-            "few lengths, "
-            "not hundreds"
+            "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=256)   # a few lengths, not "
+            "hundreds"
         )
         return Treatment(
             name="pad-to-few-lengths",

@@ -25,6 +25,7 @@ from fp8doctor.analysis.arms import arm, best_bf16, ratio, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_all
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, Facts, Linear, Network, Training, Trial
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -34,15 +35,10 @@ AUTOCAST = "autocast-bf16"
 
 
 @check(
-    "CMP007",
-    "unfair-baseline",
-    area="compilation",
-    severity="info",
-    changes_fp8=True,
-    invalidates_model=True,
+    "CMP007", "unfair-baseline", area="compilation", severity="info", changes_fp8=True, invalidates_model=True
 )
 def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
-    as_is, eager, best = arm(facts.trial, "as_is"), arm(facts.trial, "bf16"), best_bf16(facts)
+    as_is, eager, best = arm(facts.trial, ArmName.AS_IS), arm(facts.trial, ArmName.BF16), best_bf16(facts)
     if as_is is None or best is None:
         return NotApplicable(reason="the step as it is and a BF16 baseline were not both timed")
     fp32_pct = 100.0 * facts.network.dtypes.get("float32", 0) / max(1, sum(facts.network.dtypes.values()))
@@ -95,7 +91,7 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def speedup_in_words(baseline: Arm, timed: Arm) -> str:
-    """The verdict that this baseline gives."""
+    """Write the verdict that this baseline gives."""
     speedup = ratio(baseline, timed)
     if speedup.low <= 1 <= speedup.high or abs(speedup.median - 1) < EVEN:
         return "even"
@@ -103,20 +99,20 @@ def speedup_in_words(baseline: Arm, timed: Arm) -> str:
 
 
 def baseline(facts: Facts) -> str:
-    """The lines that compile the baseline, as the trial's best BF16 was compiled."""
+    """Write the lines that compile the baseline, as the trial's best BF16 was compiled."""
     return "\n".join(compile_all(facts.network))
 
 
 def _timed(bf16: float) -> Facts:
     arms = tuple(
-        Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6, treatments=())
-        for name, ms in (("as_is", 88.3), ("bf16", bf16), ("bf16_compiled", 92.7))
+        Arm(name=name, tried=True, step_ms=ms, rounds_ms=(ms,) * 6, treatments=())
+        for name, ms in ((ArmName.AS_IS, 88.3), (ArmName.BF16, bf16), (ArmName.BF16_COMPILED, 92.7))
     )
     layer = Linear(use="training", dtype="bfloat16", compiled=None)
     return Facts(
         network=Network(linears=(layer,), blocks=(), dtypes={"bfloat16": 1}),
         training=Training(autocast=None),
-        trial=Trial(device="cuda", arms=arms, reliable=True),
+        trial=Trial(device="cuda", arms=arms),
     )
 
 

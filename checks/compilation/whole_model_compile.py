@@ -26,6 +26,7 @@ from fp8doctor.analysis.arms import arm, base_of, ratio
 from fp8doctor.analysis.compile_coverage import compile_treatment, is_inside
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, ArmCut, Blocks, CompileMark, Facts, Linear, Network, Training, Trial
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 
@@ -61,9 +62,8 @@ def whole_model_compile(facts: Facts) -> Finding | NotApplicable | None:
     cut = " The seconds are those of the cuts, carried on to the full depth." if whole.cuts[-1].blocks else ""
     return Finding(
         title=f"The model is compiled as one: {whole_s:.0f} s to compile, {blocks_s:.0f} s block by block",
-        explanation=f"Block by block the step takes {blocks.step_ms:.1f} ms and as it is "
-        f"{whole.step_ms:.1f} ms, "
-        f"timed in turn.{cut}",
+        explanation=f"Block by block the step takes {blocks.step_ms:.1f} ms and as it is {whole.step_ms:.1f} "
+        f"ms, timed in turn.{cut}",
         evidence={
             "warm_up_s": whole_s,
             "warm_up_of_blocks_s": blocks_s,
@@ -76,8 +76,8 @@ def whole_model_compile(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def full_warm_up(facts: Facts, timed: Arm) -> float | None:
-    """Seconds until everything was compiled, of the full model: a line through the cuts, which a graph of all
-    blocks follows."""
+    """Extrapolate the seconds until the full model is compiled: a graph of all blocks follows a line through
+    the cuts."""
     seconds = [cut.warm_up_s for cut in timed.cuts]
     kept = [sum(cut.blocks.values()) for cut in timed.cuts]
     last = seconds[-1]
@@ -96,8 +96,7 @@ def _compiled(whole_s: tuple[float, float]) -> Facts:
         return Arm(
             name=name,
             tried=True,
-            reason=None,
-            base="as_is",
+            base=ArmName.AS_IS,
             step_ms=88.3,
             rounds_ms=(88.2, 88.3, 88.3, 88.4),
             cuts=cuts,
@@ -112,7 +111,7 @@ def _compiled(whole_s: tuple[float, float]) -> Facts:
         trial=Trial(
             device="cuda",
             blocks={"blocks": 24},
-            arms=(timed("as_is", whole_s), timed("compile-blocks", (8.0, 3.0))),
+            arms=(timed(ArmName.AS_IS, whole_s), timed("compile-blocks", (8.0, 3.0))),
         ),
     )
 

@@ -43,15 +43,10 @@ CLOCKS = (
     "power_median_w",
     "temperature_high_c",
 )
-"""What the trial saw of the GPU and the finding repeats."""
+"""Facts of the GPU in the trial that the finding repeats."""
 
 
-@check(
-    "GPU004",
-    "gpu-held-back",
-    area="device",
-    severity="warning",
-)
+@check("GPU004", "gpu-held-back", area="device", severity="warning")
 def gpu_held_back(facts: Facts) -> Finding | NotApplicable | None:
     gpu = the_gpu(facts)
     if gpu is None:
@@ -93,7 +88,7 @@ def gpu_held_back(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def consequence(disturbed: bool, slowed: bool, capped: bool, shared: bool) -> str:
-    """What it means for the step and for the times of the trial."""
+    """Say what it means for the step and for the times of the trial."""
     if disturbed:
         return (
             "The times of this trial are unreliable: what held the GPU back hit some rounds more than others."
@@ -102,21 +97,19 @@ def consequence(disturbed: bool, slowed: bool, capped: bool, shared: bool) -> st
         return "Seen when the GPU was examined: the step runs slower than this GPU could."
     if capped:
         return (
-            "The step runs slower than this GPU could; FP8 and BF16 are slowed alike, so "
-            "that their "
+            "The step runs slower than this GPU could; FP8 and BF16 are slowed alike, so that their "
             "comparison stands."
         )
     if shared:
         return (
-            "NVML does not tell how much of the GPU they used; if they computed, the times of "
-            "this trial "
-            "are unreliable."
+            "NVML does not tell how much of the GPU they used; if they computed, the times of this trial are "
+            "unreliable."
         )
     return "The times are those of the slice, not of the whole GPU."
 
 
 def the_gpu(facts: Facts) -> Gpu | None:
-    """The GPU that was timed, by its name; the first visible one where none was, or where names do not
+    """Find the GPU that was timed, by its name; the first visible one where none was, or where names do not
     tell."""
     visible = [gpu for gpu in facts.gpus if gpu.visible]
     timed = facts.trial.gpu if recorded(facts, "trial.gpu") else None
@@ -124,27 +117,27 @@ def the_gpu(facts: Facts) -> Gpu | None:
 
 
 def slowdowns(gpu: Gpu, health: Health | None) -> dict[str, float | None]:
-    """Reasons that count -> their share of the samples; None where one look before the trial is all there
-    is."""
+    """List the reasons that count with their share of the samples; None where all there is is one look before
+    the trial."""
     if health is not None and recorded(health, "throttled_pct"):
         return dict(slowed_while_timed(health))
     return dict.fromkeys(reason for reason in present(gpu, "throttle_reasons") or () if reason in AT_REST)
 
 
 def power_limit(gpu: Gpu, health: Health | None) -> float | None:
-    """The limit in force, W: during the trial, else when the GPU was examined."""
+    """Return the limit in force, W: during the trial, else when the GPU was examined."""
     limit: float | None = present(health, "power_limit_w") or gpu.power_limit_w
     return limit
 
 
 def other_processes(health: Health | None) -> tuple[int, float | None]:
-    """Other processes on the GPU during the trial, and the most of it that they used; None when NVML does not
-    tell."""
+    """Count other processes on the GPU during the trial, and the most of it that they used; None when NVML
+    does not tell."""
     return present(health, "other_processes") or 0, present(health, "other_use_pct")
 
 
 def present(of: Gpu | Health | None, name: str) -> Any:
-    """The fact, or None when it was not recorded."""
+    """Return the fact, or None when it was not recorded."""
     return getattr(of, name) if recorded(of, name) else None
 
 
@@ -156,9 +149,8 @@ def treatment(slowed: Mapping[str, float | None], default_w: float | None, share
     )
     lines += (
         [
-            f"sudo nvidia-smi -i 0 -pl {default_w:.0f}   # the index that nvidia-smi "
-            "gives this GPU, "
-            "and its default limit"
+            f"sudo nvidia-smi -i 0 -pl {default_w:.0f}   # the index that nvidia-smi gives this GPU, and its "
+            "default limit"
         ]
         if default_w
         else []
@@ -191,7 +183,6 @@ def _h200(*, power_limit_w: float = 700.0, **throttled_pct: float) -> Facts:
     )
     reasons = {reason.replace("_", " "): share for reason, share in throttled_pct.items()}
     health = Health(
-        samples=100,
         sm_clock_median_mhz=1605,
         power_limit_w=power_limit_w,
         throttled_pct=reasons,

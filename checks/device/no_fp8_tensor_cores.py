@@ -27,32 +27,19 @@ https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/ScaledBla
 
 from __future__ import annotations
 
+from fp8doctor.analysis.capability import FIRST_WITH_BF16, FIRST_WITH_FP8, capability
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.facts import Environment, Facts, Gpu
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
-FIRST_CAPABILITY = (8, 9)
-"""CUDA compute capability of the first NVIDIA GPUs with FP8 tensor cores, Ada. Source:
-``_scaled_mm_allowed_device`` in torch."""
-
-BF16_CAPABILITY = (8, 0)
-"""CUDA compute capability of the first NVIDIA GPUs with BF16 tensor cores, Ampere. Source: Ampere tuning
-guide."""
-
 AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx120")
 """Beginnings of the AMD architectures with FP8 matrix cores: CDNA 3 (fnuz types), CDNA 4, RDNA 4. Source: as
 above."""
 
 
-@check(
-    "GPU001",
-    "no-fp8-tensor-cores",
-    area="device",
-    severity="error",
-    invalidates_model=True,
-)
+@check("GPU001", "no-fp8-tensor-cores", area="device", severity="error", invalidates_model=True)
 def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
     visible = [gpu for gpu in facts.gpus if gpu.visible]
     if not visible:
@@ -98,24 +85,20 @@ def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
 def has_fp8(gpu: Gpu) -> bool:
     if gpu.vendor == "amd":
         return (gpu.architecture or "").startswith(AMD_ARCHITECTURES)
-    return capability(gpu) >= FIRST_CAPABILITY
+    return capability(gpu) >= FIRST_WITH_FP8
 
 
 def has_bf16(gpu: Gpu) -> bool:
-    return gpu.vendor == "amd" or capability(gpu) >= BF16_CAPABILITY
-
-
-def capability(gpu: Gpu) -> tuple[int, ...]:
-    return tuple(int(part) for part in (gpu.compute_capability or "0.0").split("."))
+    return gpu.vendor == "amd" or capability(gpu) >= FIRST_WITH_BF16
 
 
 def version_of(gpu: Gpu) -> str:
-    """What decides: compute capability or architecture."""
+    """Return what decides: compute capability or architecture."""
     return (gpu.architecture if gpu.vendor == "amd" else gpu.compute_capability) or "unknown"
 
 
 def present(facts: Facts) -> str | None:
-    """The FP8 layers of the model, in words; None without any."""
+    """Name the FP8 layers of the model, in words; None without any."""
     linears = facts.linears()
     count = sum(linear.use == "training" for linear in linears)
     return plural(count, "FP8 layer") if count else None

@@ -40,9 +40,8 @@ def no_gpu(facts: Facts) -> Finding | NotApplicable | None:
         title=f"{missing(facts, hidden)}; costs are modelled for {modelled.name}",
         explanation=(
             "Modelled times come from the "
-            f"{modelled.source}{'' if assumed else ', as no --assume-gpu named another'}. Unknown "
-            "without a GPU: whether this "
-            "recipe runs there, clocks, free memory, and what a step really takes."
+            f"{modelled.source}{'' if assumed else ', as no --assume-gpu named another'}. Unknown without a "
+            "GPU: whether this recipe runs there, clocks, free memory, and what a step really takes."
         ),
         evidence={
             "gpus": len(facts.gpus),
@@ -62,7 +61,7 @@ def is_cpu_build(facts: Facts) -> bool:
 
 
 def way_out(facts: Facts, assumed: bool) -> Treatment | None:
-    """A torch that uses the GPU, or the name of one to model."""
+    """Advise a torch that uses the GPU, or the name of one to model."""
     if facts.gpus and is_cpu_build(facts):
         return Treatment(
             name="install-cuda-torch",
@@ -79,7 +78,7 @@ def way_out(facts: Facts, assumed: bool) -> Treatment | None:
 
 
 def missing(facts: Facts, hidden: list[Gpu]) -> str:
-    """That there is no GPU, and what hides those there are."""
+    """Say that there is no GPU, or what hides those there are."""
     if len(hidden) < len(facts.gpus):
         return f"torch {facts.software.torch} is built without CUDA and does not use the {facts.gpus[0].name}"
     if not hidden:

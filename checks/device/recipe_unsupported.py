@@ -1,8 +1,8 @@
 """A recipe that this GPU or CUDA cannot run
 
 Looks at: the recipe of each FP8 layer, the one that Accelerate's variables ask for, the compute
-capability of the first visible NVIDIA GPU, the CUDA that torch was built with, and, where CUDA is
-in use already, whether a tiny `torch._scaled_mm` of the recipe runs.
+capability of the first visible NVIDIA GPU, and the CUDA that torch was built with. Where CUDA is in
+use already, a tiny `torch._scaled_mm` of the recipe is tried.
 
 Why it matters. Tensor cores, cuBLAS and the hand-written kernels take some formats only: MXFP8 and
 NVFP4 need Blackwell (compute capability 10.x), 128x128 block scaling 9.0 and, in Transformer
@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fp8doctor.analysis.capability import FIRST_WITH_FP8, capability
 from fp8doctor.facts import Environment, Facts, Gpu, Linear, Network, Software, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -45,7 +46,7 @@ class Needs:
     first: Version
     """Lowest CUDA compute capability."""
     below: Version | None = None
-    """Compute capability from which on it does not run any more."""
+    """First compute capability on which it does not run any more."""
     cuda: Version = (0,)
     """Lowest CUDA version."""
 
@@ -60,10 +61,6 @@ NEEDS = {
 }
 """Stack and recipe -> what it needs. Source: the functions named on the page, Transformer Engine 2.20 and
 torchao 0.18."""
-
-ADA = (8, 9)
-"""CUDA compute capability of the first FP8 tensor cores; what is below is GPU001's. Source:
-``_scaled_mm_allowed_device`` in torch."""
 
 CUDA_FOR_TE_ON_ADA = (12, 1)
 """CUDA version, and that of cuBLASLt. Source: ``check_fp8_support`` in Transformer Engine 1.0 to 2.20."""
@@ -86,8 +83,7 @@ TREATMENTS = {
         name="recipe-that-fits",
         summary="current scaling, which every GPU with FP8 tensor cores runs",
         code="recipe = transformer_engine.common.recipe.Float8CurrentScaling()\nwith "
-        "te.autocast(recipe=recipe):\n    "
-        "output = model(**batch)",
+        "te.autocast(recipe=recipe):\n    output = model(**batch)",
     ),
     "accelerate": Treatment(
         name="recipe-that-fits", summary="let Accelerate take delayed scaling", code=f"unset {MXFP8_VARIABLE}"
@@ -105,7 +101,7 @@ TREATMENTS = {
 )
 def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
     gpu = next((gpu for gpu in facts.gpus if gpu.visible), None)
-    if gpu is None or gpu.vendor != "nvidia" or capability(gpu) < ADA:
+    if gpu is None or gpu.vendor != "nvidia" or capability(gpu) < FIRST_WITH_FP8:
         return NotApplicable(reason="the first visible GPU is no NVIDIA GPU with FP8 tensor cores")
     layers = [
         linear
@@ -149,25 +145,27 @@ def mxfp8_by_variable(variables: dict[str, str]) -> bool:
 
 
 def unmet(stack: str, recipe: str, gpu: Gpu, facts: Facts) -> str | None:
-    """Why a recipe does not run: a need that is not met, else what the try raised. None when nothing speaks
-    against it."""
-    needs, have, cuda = NEEDS.get((stack, recipe), Needs(ADA)), capability(gpu), facts.software.cuda
+    """Tell why a recipe does not run: a need that is not met, else what the try raised. None when nothing
+    speaks against it."""
+    needs, have, cuda = (
+        NEEDS.get((stack, recipe), Needs(FIRST_WITH_FP8)),
+        capability(gpu),
+        facts.software.cuda,
+    )
     if have < needs.first or (needs.below and have >= needs.below):
         limit = f"{dotted(needs.first)} or higher" + (
             f" and below {dotted(needs.below)}" if needs.below else ""
         )
         return f"it needs compute capability {limit}, and {gpu.name} has {gpu.compute_capability}"
     least = (
-        max(needs.cuda, CUDA_FOR_TE_ON_ADA) if stack == "transformer_engine" and have == ADA else needs.cuda
+        max(needs.cuda, CUDA_FOR_TE_ON_ADA)
+        if stack == "transformer_engine" and have == FIRST_WITH_FP8
+        else needs.cuda
     )
     if cuda and numbers(cuda) < least:
         return f"it needs CUDA {dotted(least)}, and torch was built with {cuda}"
     error = facts.recipe_tries.get(recipe) if stack == "torchao" and recorded(facts, "recipe_tries") else None
     return f"a tiny GEMM raises {error}" if error else None
-
-
-def capability(gpu: Gpu) -> Version:
-    return numbers(gpu.compute_capability or "0.0")
 
 
 def numbers(text: str) -> Version:

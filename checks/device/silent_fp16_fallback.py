@@ -22,26 +22,15 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/envi
 
 from __future__ import annotations
 
+from fp8doctor.analysis.accelerate_of_model import was_prepared
+from fp8doctor.analysis.capability import FIRST_WITH_BF16, FIRST_WITH_FP8, capability
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.facts import Accelerate, Environment, Facts, Gpu, Training
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
-FIRST_CAPABILITY = (8, 9)
-"""CUDA compute capability below which Accelerate falls back. Source: ``check_cuda_fp8_capability`` in
-accelerate 1.15."""
 
-BF16_CAPABILITY = (8, 0)
-"""CUDA compute capability of the first GPUs with BF16 tensor cores. Source: Ampere tuning guide."""
-
-
-@check(
-    "GPU003",
-    "silent-fp16-fallback",
-    area="device",
-    severity="error",
-    explained_by=("GPU001",),
-)
+@check("GPU003", "silent-fp16-fallback", area="device", severity="error", explained_by=("GPU001",))
 def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
     accelerate = facts.training.accelerate
     if accelerate is None:
@@ -49,7 +38,7 @@ def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
     old = [
         gpu
         for gpu in facts.gpus
-        if gpu.compute_capability and BF16_CAPABILITY <= capability(gpu) < FIRST_CAPABILITY
+        if gpu.compute_capability and FIRST_WITH_BF16 <= capability(gpu) < FIRST_WITH_FP8
     ]
     if not old:
         return NotApplicable(
@@ -65,7 +54,7 @@ def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
     newer = [
         gpu
         for gpu in facts.gpus
-        if gpu.visible is True and gpu.compute_capability and capability(gpu) >= FIRST_CAPABILITY
+        if gpu.visible is True and gpu.compute_capability and capability(gpu) >= FIRST_WITH_FP8
     ]
     named = f"{old[0].name} ({old[0].compute_capability})"
     return Finding(
@@ -95,15 +84,15 @@ def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def capability(gpu: Gpu) -> tuple[int, ...]:
-    return tuple(int(part) for part in (gpu.compute_capability or "0.0").split("."))
-
-
 def converted(facts: Facts) -> str | None:
-    """``Accelerator(mixed_precision="fp8")`` leaves fp16 in the state and converts all the same."""
+    """Tell whether the model was converted all the same: ``Accelerator(mixed_precision="fp8")`` leaves fp16
+    in the state."""
     linears = facts.linears()
-    prepared = facts.training.accelerate is not None and facts.training.accelerate.prepared is True
-    return "the converted model" if prepared and any(linear.use == "training" for linear in linears) else None
+    return (
+        "the converted model"
+        if was_prepared(facts) and any(linear.use == "training" for linear in linears)
+        else None
+    )
 
 
 def _fallen(precision: str) -> Facts:

@@ -73,9 +73,8 @@ def gathered_in_bf16(linears: list[Linear], of: int, shards: int) -> Finding:
     return Finding(
         severity=None if shards > 1 else "info",
         title=f"FSDP2 gathers the weights of {len(linears)} of {of} FP8 Linears before they are cast to FP8",
-        explanation=f"Each of {shards} processes collects {gib:.2g} GiB (in BF16) before the "
-        "forward and again "
-        "before the backward, and casts them afterwards; "
+        explanation=f"Each of {shards} processes collects {gib:.2g} GiB (in BF16) before the forward and "
+        "again before the backward, and casts them afterwards; "
         + ("sent as FP8 they are half." if shards > 1 else "with one process nothing is sent yet."),
         evidence={
             "linears": len(linears),
@@ -91,17 +90,19 @@ def gathered_in_bf16(linears: list[Linear], of: int, shards: int) -> Finding:
 
 
 def wrapped_for_nothing(linears: list[Linear], training: Training) -> Finding:
-    """The flag without FSDP2. Before anything proves that the model is ready to train it may still be
-    sharded: information."""
+    """Report the flag without FSDP2.
+
+    It is information until something proves that the model is ready to train: before that it may still be
+    sharded.
+    """
     by_accelerate = bool(training.accelerate and training.accelerate.prepared)
     ready = by_accelerate or bool(training.gradients_seen) or bool(training.optimizer_stepped)
     severity: Severity | None = None if ready else "info"
     return Finding(
         severity=severity,
         title=f"{len(linears)} FP8 Linears are wrapped for FSDP2's all-gather, and nothing is sharded",
-        explanation="The flag gives nothing without FSDP2; each weight is a tensor subclass, which "
-        "costs the host "
-        "time and can make saving fail." + ("" if ready else " It is right if fully_shard follows."),
+        explanation="The flag gives nothing without FSDP2; each weight is a tensor subclass, which costs the "
+        "host time and can make saving fail." + ("" if ready else " It is right if fully_shard follows."),
         evidence={
             "wrapped_linears": len(linears),
             "prepared_by_accelerate": by_accelerate,
@@ -117,7 +118,7 @@ def wrapped_for_nothing(linears: list[Linear], training: Training) -> Finding:
 
 def _sharded(flag: bool) -> Facts:
     layer = Linear(name="up", stack="torchao", recipe="tensorwise", features={FLAG: flag}, parameters=4194304)
-    distributed = Distributed(world_size=8, fsdp2_linears=("up",), shards=8)
+    distributed = Distributed(fsdp2_linears=("up",), shards=8)
     accelerate = Accelerate(mixed_precision="fp8", prepared=True)
     return Facts(
         network=Network(linears=(layer,)), training=Training(distributed=distributed, accelerate=accelerate)

@@ -58,9 +58,8 @@ def scale_precompute_missing(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity=None if stepped and shards > 1 else "info",
         title=f"{len(without)} of {len(gathered)} weights gathered in FP8 have no scale computed in advance",
-        explanation="Each of them does an all-reduce of its own before its all-gather, "
-        f"{len(without)} in each "
-        "forward and again in each backward."
+        explanation=f"Each of them does an all-reduce of its own before its all-gather, {len(without)} in "
+        "each forward and again in each backward."
         + (
             " The optimizer took a step and no scale was computed after it."
             if stepped
@@ -86,7 +85,7 @@ def _stepped(precomputed: bool) -> Facts:
         "float8_all_gather_weight": True,
         "precomputed_scale": precomputed,
     }
-    distributed = Distributed(world_size=8, fsdp2_linears=("up",), shards=8)
+    distributed = Distributed(fsdp2_linears=("up",), shards=8)
     return Facts(
         network=Network(linears=(Linear(name="up", stack="torchao", features=features),)),
         training=Training(distributed=distributed, optimizer_stepped=True),

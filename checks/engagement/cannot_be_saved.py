@@ -38,9 +38,8 @@ ACCELERATES = "save_state or save_model of Accelerate, which write safetensors u
 
 KEEP_WEIGHTS = Treatment(
     name="no-float8-all-gather",
-    summary="leave FSDP's float8 all-gather off where there is no FSDP: the converted layers then "
-    "keep ordinary "
-    "weights, which can be saved",
+    summary="leave FSDP's float8 all-gather off where there is no FSDP: the converted layers then keep "
+    "ordinary weights, which can be saved",
     code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # read by Accelerate, and so by "
     "a Trainer\n"
     "# or: Float8LinearConfig(..., enable_fsdp_float8_all_gather=False)",
@@ -55,12 +54,7 @@ UNWRAP = Treatment(
 
 
 @check(
-    "MOD010",
-    "cannot-be-saved",
-    area="engagement",
-    severity="error",
-    changes_fp8=True,
-    invalidates_model=True,
+    "MOD010", "cannot-be-saved", area="engagement", severity="error", changes_fp8=True, invalidates_model=True
 )
 def cannot_be_saved(facts: Facts) -> Finding | NotApplicable | None:
     trained = [linear for linear in facts.network.linears if linear.use == "training"]
@@ -96,7 +90,7 @@ def cannot_be_saved(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def fails_in(saved: SavedWeight, facts: Facts) -> str | None:
-    """What this job would write its checkpoints with, and cannot; None when it can, or when nothing tells
+    """Name what this job would write its checkpoints with, and cannot; None when it can, or nothing tells
     that it would."""
     if saved.pickle_error:
         return "torch.save"
@@ -111,9 +105,7 @@ def fails_in(saved: SavedWeight, facts: Facts) -> str | None:
 
 def _prepared(error: str | None) -> Facts:
     kind = f"torchao.float8.fsdp_utils.{ALL_GATHER_WEIGHT}"
-    saved = SavedWeight(
-        weight_class=kind, tensors=1, tried="up.weight", pickle_error=None, storage_error=error
-    )
+    saved = SavedWeight(weight_class=kind, tried="up.weight", pickle_error=None, storage_error=error)
     network = Network(
         linears=(Linear(name="up", use="training", weight_class=kind, adapter=None),),
         saving=(saved,),

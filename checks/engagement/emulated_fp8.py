@@ -59,9 +59,8 @@ def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
     first = emulated[0]
     return Finding(
         title=f"{len(emulated)} of {len(fp8)} FP8 layers emulate FP8",
-        explanation="They cast to FP8 and back and multiply in 16 or 32 bits: the casts are paid, the "
-        "FP8 tensor "
-        "cores stay idle.",
+        explanation="They cast to FP8 and back and multiply in 16 or 32 bits: the casts are paid, the FP8 "
+        "tensor cores stay idle.",
         evidence={
             "emulated_layers": len(emulated),
             "fp8_layers": len(fp8),

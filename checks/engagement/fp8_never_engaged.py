@@ -4,8 +4,8 @@ Looks at: whether each Transformer Engine layer ran its last training forward in
 itself notes it, and at the FP8 GEMMs that the trial saw in one training step.
 
 Why it costs time. A te.Linear outside te.autocast is an ordinary BF16 layer with two to three times
-the host cost of nn.Linear; a converted layer that the model never calls (fused LoRA kernels and
-fused cross-entropy read .weight, MultiheadAttention reads out_proj.weight) does nothing at all. The
+the host cost of nn.Linear. A converted layer that the model never calls does nothing at all: fused
+LoRA kernels and fused cross-entropy read .weight, MultiheadAttention reads out_proj.weight. The
 module count looks right and not one FP8 GEMM runs.
 
 What to do. Open the autocast around the forward that trains, and leave no enabled=False inside it.
@@ -28,6 +28,7 @@ from __future__ import annotations
 from fp8doctor.analysis.outcome import fp8_never_ran
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -55,18 +56,16 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     if idle:
         return Finding(
             title=f"{len(idle)} of {len(fp8)} FP8 layers ran their last training forward in BF16",
-            explanation=f"{idle[0].name} and the others note that their last training forward was "
-            "outside the "
-            "FP8 autocast.",
+            explanation=f"{idle[0].name} and the others note that their last training forward was outside "
+            "the FP8 autocast.",
             evidence={"idle_layers": len(idle), "fp8_layers": len(fp8), "first": idle[0].name},
             treatment=describe("te-autocast", facts),
         )
     if none_ran:
         return Finding(
             title=f"no FP8 GEMM ran in a training step with {len(fp8)} FP8 layers",
-            explanation="One profiled step of the job as it is holds no FP8 GEMM: the layers are "
-            "switched off, or "
-            "the model never calls them.",
+            explanation="One profiled step of the job as it is holds no FP8 GEMM: the layers are switched "
+            "off, or the model never calls them.",
             evidence={"fp8_layers": len(fp8), "fp8_gemms": 0},
             treatment=describe("te-autocast", facts) if fp8[0].stack == "transformer_engine" else CALL_LAYERS,
         )
@@ -78,17 +77,12 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def _te(engaged: bool) -> Facts:
-    kind = "transformer_engine.pytorch.module.linear.Linear"
     return Facts(
         network=Network(
-            linears=(
-                Linear(name="up", kind=kind, stack="transformer_engine", use="training", engaged=engaged),
-            )
+            linears=(Linear(name="up", stack="transformer_engine", use="training", engaged=engaged),)
         )
     )
 
 
 SICK = _te(engaged=False)
-HEALTHY = Facts(
-    network=_te(engaged=True).network, trial=Trial(arms=(Arm(name="as_is", tried=True, reason=None),))
-)
+HEALTHY = Facts(network=_te(engaged=True).network, trial=Trial(arms=(Arm(name=ArmName.AS_IS, tried=True),)))

@@ -113,7 +113,7 @@ def stores_fp8(linear: Linear) -> bool:
 
 
 def backward_of(stored: list[Linear]) -> str:
-    """What the backward of these layers does, by the class of the first."""
+    """Tell what the backward of these layers does, by the class of the first."""
     if not stored:
         return PLAIN_PARAMETER
     first = stored[0]
@@ -129,7 +129,6 @@ def _layer(kind: str, stack: str, use: Use, dtype: str) -> Facts:
         stack=stack,
         use=use,
         weight_class=None,
-        features={},
         dtype=dtype,
         flops_share_pct=100.0,
     )

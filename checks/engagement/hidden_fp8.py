@@ -59,12 +59,10 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
     variables = facts.variables()
     by_variable = variables.get("ACCELERATE_FP8_BACKEND") == "TE"
     return Finding(
-        title=f"{len(hidden)} of {len(facts.network.linears)} Linears run in FP8 although "
-        "Accelerate's "
+        title=f"{len(hidden)} of {len(facts.network.linears)} Linears run in FP8 although Accelerate's "
         f"precision is {said}",
-        explanation="Accelerate converted the model to Transformer Engine and put its "
-        "forward under "
-        "FP8 autocast"
+        explanation="Accelerate converted the model to Transformer Engine and put its forward under FP8 "
+        "autocast"
         + (
             ", because ACCELERATE_FP8_BACKEND=TE names a backend. "
             if by_variable
@@ -88,13 +86,7 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def _prepared(mixed_precision: str) -> Facts:
-    layer = Linear(
-        name="up",
-        kind="transformer_engine.pytorch.module.linear.Linear",
-        stack="transformer_engine",
-        use="training",
-        engaged=True,
-    )
+    layer = Linear(name="up", stack="transformer_engine", use="training", engaged=True)
     return Facts(
         environment=Environment(variables={"ACCELERATE_FP8_BACKEND": "TE"}),
         network=Network(linears=(layer,)),

@@ -79,10 +79,8 @@ def hooks_or_subclass_lost(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity="error" if seen.bypassed else None,
         title="; ".join(told),
-        explanation=f"{plural(seen.linears, 'Linear')} became FP8 layers while the model file was "
-        "loaded; what "
-        f"{len(set(names))} of them had"
-        f"{classes} was not carried over, and nobody put it back."
+        explanation=f"{plural(seen.linears, 'Linear')} became FP8 layers while the model file was loaded; "
+        f"what {len(set(names))} of them had{classes} was not carried over, and nobody put it back."
         + (
             " A wrapper that torch.compile made around a Linear goes on calling that Linear, in 16 bits."
             if seen.bypassed

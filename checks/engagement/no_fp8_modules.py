@@ -43,7 +43,7 @@ LOOK_LATER = Treatment(
     code="model, optimizer = accelerator.prepare(model, optimizer)\nprint(inspect_model(model, "
     "optimizer=optimizer))",
 )
-"""What settles the question where nothing proves that the conversion was due."""
+"""Advice where nothing proves that the conversion was due."""
 
 
 @check(
@@ -73,10 +73,9 @@ def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
         title = f"FP8 was asked for; none of {len(linears)} Linears has it yet"
         treatment = LOOK_LATER
         explanation = (
-            f"{asked} asks for FP8. Nothing shows that the conversion should have happened by now: "
-            "before Accelerator.prepare "
-            "or Trainer.train() a healthy model looks the same. Looking again after the first step "
-            "settles it."
+            f"{asked} asks for FP8. Nothing shows that the conversion should have happened by now: before "
+            "Accelerator.prepare or Trainer.train() a healthy model looks the same. Looking again after the "
+            "first step settles it."
         )
     return Finding(
         severity=None if proof else "info",
@@ -93,7 +92,7 @@ def is_fp8(linear: Linear) -> bool:
 
 
 def conversion_due(training: Training) -> str | None:
-    """What proves that the conversion should have happened; None without proof."""
+    """Tell what proves that the conversion should have happened; None without proof."""
     if training.accelerate and training.accelerate.prepared:
         return "the model went through Accelerator.prepare"
     if training.gradients_seen:
@@ -102,7 +101,7 @@ def conversion_due(training: Training) -> str | None:
 
 
 def why_none(facts: Facts) -> tuple[str, Treatment]:
-    """The likeliest reason, from what the layers are, and what to do about it."""
+    """Find the likeliest reason, from what the layers are, and what to do about it."""
     linears = facts.network.linears
     conv1d = [linear for linear in linears if linear.kind.endswith(".Conv1D")]
     aligned = [linear for linear in linears if fits_fp8(linear)]

@@ -43,19 +43,16 @@ FREEZE_AGAIN = Treatment(
 )
 KEEP_WEIGHTS = Treatment(
     name="no-float8-all-gather",
-    summary="leave FSDP's float8 all-gather off where there is no FSDP: the converted layers "
-    "then keep the "
+    summary="leave FSDP's float8 all-gather off where there is no FSDP: the converted layers then keep the "
     "weights that the optimizer holds",
-    code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # read by "
-    "Accelerate, and so by "
-    "a Trainer\n"
+    code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # read by Accelerate, and so by a "
+    "Trainer\n"
     "# or: AORecipeKwargs(config=Float8LinearConfig(pad_inner_dim=True))",
 )
 OPTIMIZER_LAST = Treatment(
     name="optimizer-last",
     summary="build the optimizer from the model that trains, after every conversion",
-    code="optimizer = torch.optim.AdamW(parameter for parameter in "
-    "model.parameters() if "
+    code="optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if "
     "parameter.requires_grad)",
 )
 
@@ -109,7 +106,8 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
 
 
 def cause_of(bases: int, unfrozen: int, wrapped: int) -> tuple[str, Treatment]:
-    """Why they are in no group, and what to do, by the LoRA bases, once frozen layers and wrapped weights."""
+    """Tell why they are in no group and what to do, by LoRA's bases, once frozen layers and wrapped
+    weights."""
     if bases or unfrozen:
         what = f"The base of {bases} LoRA layers" if bases else f"What was frozen in {unfrozen} layers"
         return (

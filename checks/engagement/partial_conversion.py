@@ -5,14 +5,14 @@ and why they stayed. Only layers that FP8 would pay for count: not the output he
 LoRA's adapters, sides that are no multiple of 16 (SHP001), or layers that torchao's own filter
 calls too small.
 
-Why it costs time. What is not converted runs at BF16's speed, and bounds the whole: with a share
-p of the GEMM time in FP8 at s times the speed, the GEMMs get 1 / (1 - p + p / s) times as fast.
-Half of the FLOPs in FP8 gives at most 1.3x, before the casts are paid. The usual reasons are
-silent ones: Accelerate's Transformer Engine path stops at the first sibling whose sides 16 does
-not divide, and leaves all later ones; its torchao path skips the first and the last Linear; a
-filter of exact names matches nothing behind `_orig_mod.` of a compiled module; and GPT-2's
-Conv1D, torchtune's LoRALinear, the projections inside nn.MultiheadAttention and 3-D expert
-weights are no nn.Linear. A filter of your own that leaves out less than half is information only.
+Why it costs time. What is not converted runs at BF16's speed, and bounds the whole: with a share p
+of the GEMM time in FP8 at s times the speed, the GEMMs get 1 / (1 - p + p / s) times as fast. Half
+of the FLOPs in FP8 gives at most 1.3x, before the casts are paid. The usual reasons are silent
+ones. Accelerate's Transformer Engine path stops at the first sibling whose sides 16 does not
+divide, and leaves all later ones. Its torchao path skips the first and the last Linear. A filter of
+exact names matches nothing behind `_orig_mod.` of a compiled module. GPT-2's Conv1D, torchtune's
+LoRALinear, the projections inside nn.MultiheadAttention and 3-D expert weights are no nn.Linear. A
+filter of your own that leaves out less than half is information only.
 
 What to do. Per reason; the finding names yours.
 
@@ -171,8 +171,7 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
         severity="info" if chosen else None,
         title=f"{percent(done)} of the GEMM FLOPs are in FP8; {percent(missing)} more could be",
         explanation=f"{told}. By Amdahl's law FP8 makes the GEMMs at most {now:.2f}x as fast now, and "
-        f"{then:.2f}x "
-        f"with these ({gpu.name}, casts not counted).",
+        f"{then:.2f}x with these ({gpu.name}, casts not counted).",
         evidence={
             "fp8_share_pct": round(done, 1),
             "missing_share_pct": round(missing, 1),
@@ -187,8 +186,11 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
-    """Whether FP8 makes this layer faster, compiled: by torchao's own filter, by what would leave it out
-    again, and by the cost model where the batch is the user's."""
+    """Whether FP8 makes this layer faster, compiled.
+
+    torchao's own filter, what would leave it out again, and, where the batch is the user's, the cost model
+    decide.
+    """
     if too_small(
         linear, rowwise=linear.role == "experts" or fp8[0].recipe in ("rowwise", "rowwise_with_gw_hp")
     ):
@@ -208,7 +210,7 @@ def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
 
 
 def too_small(linear: Linear, *, rowwise: bool) -> bool:
-    """torchao's rule, tuned on an H100. Source: ``_auto_filter_for_recipe`` in torchao 0.12 to 0.18."""
+    """Apply torchao's rule, tuned on an H100. Source: ``_auto_filter_for_recipe`` in torchao 0.12 to 0.18."""
     k, n = linear.in_features, linear.out_features
     if rowwise:
         return n <= 2048 or k <= 1024 or (n <= 4096 and k <= 2048)
@@ -216,7 +218,7 @@ def too_small(linear: Linear, *, rowwise: bool) -> bool:
 
 
 def reason(linear: Linear, fp8: list[Linear], facts: Facts) -> str:
-    """Why this layer was not converted, as a key of `REASONS`."""
+    """Tell why this layer was not converted, as a key of `REASONS`."""
     if linear.kind.endswith(".Conv1D"):
         return "conv1d"
     if linear.role == "experts" and linear.gemms > 1:
@@ -287,7 +289,6 @@ def _blocks(wrapped: bool) -> Facts:
             features={},
             in_features=4096,
             out_features=4096,
-            gemms=1,
             role="body",
             adapter=None,
             requires_grad=True,

@@ -73,12 +73,7 @@ ONE_OF_THEM = Treatment(
 
 
 @check(
-    "MOD009",
-    "quantized-base",
-    area="engagement",
-    severity="error",
-    changes_fp8=True,
-    invalidates_model=True,
+    "MOD009", "quantized-base", area="engagement", severity="error", changes_fp8=True, invalidates_model=True
 )
 def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
     linears = facts.network.linears
@@ -127,19 +122,13 @@ def is_quantized(linear: Linear) -> bool:
 
 
 def quantized_as(linear: Linear) -> str:
-    """The class that a user knows the quantization by."""
+    """Name the class that a user knows the quantization by."""
     return linear.weight_class or layer_label(linear)
 
 
 def _base(use: Use, dtype: str, weight_class: str | None) -> Facts:
     base = Linear(
-        name="up",
-        kind="torch.nn.modules.linear.Linear",
-        stack="torchao",
-        use=use,
-        dtype=dtype,
-        weight_class=weight_class,
-        flops_share_pct=50.0,
+        name="up", stack="torchao", use=use, dtype=dtype, weight_class=weight_class, flops_share_pct=50.0
     )
     return Facts(
         environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}),

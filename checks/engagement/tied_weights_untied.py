@@ -1,13 +1,13 @@
 """The output head is no longer tied to the embedding
 
-Looks at: the ties that a transformers model declares (what its configuration asks for and what
-its checkpoint really tied) against the Parameters that are there now; and, for any model file
-that fp8doctor loads, which weights were still shared when the conversion replaced their layer.
+Looks at: the ties that a transformers model declares, by its configuration and by what its
+checkpoint really tied, against the Parameters that are there now. Of any model file that fp8doctor
+loads also which weights were still shared when the conversion replaced their layer.
 
-Why it costs time. Tied, embedding and head are one matrix with one gradient. A converter that
-makes a new layer and copies the weight turns them into two: both train, apart from each other, so
-the model is another one than was asked for; a vocabulary's worth of parameters, gradients and
-optimizer state is added; and a checkpoint saves and loads only one of them, so the other is lost.
+Why it costs time. Tied, embedding and head are one matrix with one gradient. A converter that makes
+a new layer and copies the weight turns them into two. Both train, apart from each other, so the
+model is another one than was asked for. A vocabulary's worth of parameters, gradients and optimizer
+state is added. A checkpoint saves and loads only one of them, so the other is lost.
 
 What to do. Tie again after the conversion, or leave the head out of it.
 
@@ -70,12 +70,7 @@ def tied_weights_untied(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def _llama(*broken: tuple[str, str]) -> Facts:
-    head = Linear(
-        name="lm_head",
-        use="training",
-        kind="transformer_engine.pytorch.module.linear.Linear",
-        stack="transformer_engine",
-    )
+    head = Linear(name="lm_head", use="training", stack="transformer_engine")
     return Facts(network=Network(linears=(head,), broken_ties=broken), training=Training(conversion=None))
 
 

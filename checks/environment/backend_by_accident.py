@@ -6,8 +6,8 @@ Accelerate made.
 Why it costs time. Two accidents. FP8 without a backend: Accelerate takes torchao when it is
 installed, whatever else is, and compiles nothing; on an H200 that ran at 0.52x of compiled BF16
 where the Transformer Engine beside it ran at 1.13x. A backend without FP8: `prepare` looks at the
-backend alone, so that AO stops the job with "'NoneType' object has no attribute 'config'" and TE
-converts the model and trains in FP8, while the flags and logs of the BF16 run say bf16.
+backend alone. AO stops the job with "'NoneType' object has no attribute 'config'". TE converts the
+model and trains in FP8, while the flags and logs of the BF16 run say bf16.
 
 What to do. Name both, the precision and the backend, or neither.
 
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
+from fp8doctor.analysis.accelerate_of_model import was_prepared
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for
 from fp8doctor.facts import (
     Accelerate,
@@ -72,8 +73,10 @@ def backend_by_accident(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def without_fp8(facts: Facts, named: str) -> Finding | NotApplicable | None:
-    """A named backend in a job of another precision, which never asked for FP8: where it did, ENV001 says who
-    overrode it."""
+    """Report a named backend in a job of another precision that never asked for FP8.
+
+    Where it did, ENV001 says who overrode it.
+    """
     asked = asked_by_environment(facts.environment.variables)
     decided = precision(facts)
     if asked is not None or decided == "fp8":
@@ -104,7 +107,7 @@ def without_fp8(facts: Facts, named: str) -> Finding | NotApplicable | None:
 
 
 def by_order(facts: Facts) -> Finding | NotApplicable | None:
-    """FP8 without a named backend where two are installed."""
+    """Report FP8 without a named backend where two are installed."""
     packages = facts.software.packages
     if "torchao" not in packages or "transformer_engine" not in packages:
         return None
@@ -117,7 +120,7 @@ def by_order(facts: Facts) -> Finding | NotApplicable | None:
     if linears and not eager and any(each.use == "training" for each in linears):
         # Transformer Engine was chosen by a recipe, or torchao is configured or compiled: somebody decided.
         return None
-    converted = bool(eager) and accelerate_prepared(facts)
+    converted = bool(eager) and was_prepared(facts)
     trainer = recorded(facts, "training.trainer") and facts.training.trainer is not None
     severity: Severity = ("error" if trainer else "warning") if converted else "info"
     return Finding(
@@ -152,7 +155,7 @@ def by_default(linear: Linear) -> bool:
 
 
 def precision(facts: Facts) -> str | None:
-    """The precision that Accelerate works with, or will read; None before anything has decided it."""
+    """Return the precision that Accelerate works with, or will read; None before anything has decided it."""
     accelerate, trainer = facts.accelerate(), facts.trainer()
     of_trainer = (
         (trainer.mixed_precision or ("fp16" if trainer.fp16 else "bf16" if trainer.bf16 else None))
@@ -171,14 +174,8 @@ def uses_accelerate(facts: Facts) -> bool:
     return bool((accelerate and accelerate.mixed_precision) or facts.trainer())
 
 
-def accelerate_prepared(facts: Facts) -> bool:
-    accelerate = facts.accelerate()
-    return accelerate is not None and accelerate.prepared is True
-
-
 def at_least(facts: Facts, version: Version) -> bool:
-    """Whether Accelerate is installed in this version or a newer one; one whose version is unknown is taken
-    for new."""
+    """Whether Accelerate is installed in this version or a newer one. An unknown version is taken for new."""
     if "accelerate" not in facts.software.packages:
         return False
     installed = facts.software.packages["accelerate"].version

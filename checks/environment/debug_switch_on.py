@@ -62,7 +62,7 @@ def always(facts: Facts) -> bool:
 
 @dataclass(frozen=True)
 class Switch:
-    """A variable, the values that switch it on (a pattern; without one whatever is not `OFF`), and what it
+    """A variable, the pattern of values that switch it on (without one whatever is not `OFF`), and what it
     costs."""
 
     name: str
@@ -149,12 +149,7 @@ class On:
     each_step: bool
 
 
-@check(
-    "ENV006",
-    "debug-switch-on",
-    area="environment",
-    severity="warning",
-)
+@check("ENV006", "debug-switch-on", area="environment", severity="warning")
 def debug_switch_on(facts: Facts) -> Finding | None:
     on = [*variables_on(facts), *calls_on(facts.environment.debug_switches)]
     if not on:

@@ -1,8 +1,8 @@
 """The FP8 backend cannot be imported
 
-Looks at: the backend that Accelerate will import (the one that ACCELERATE_FP8_BACKEND names, else
-the first installed of torchao, Transformer Engine and MS-AMP), which a process of its own tried to
-import; for models with MX or NVFP4 layers, whether torchao loaded its compiled kernels.
+Looks at: the backend that Accelerate will import, which a process of its own tried to import. It is
+the one that ACCELERATE_FP8_BACKEND names, else the first installed of torchao, Transformer Engine
+and MS-AMP. Of models with MX or NVFP4 layers also whether torchao loaded its compiled kernels.
 
 Why it matters. Accelerate looks for a package's folder and its version, not whether it imports. A
 half-installed backend therefore passes `Accelerator()` and fails in `prepare`. Transformer Engine
@@ -102,12 +102,7 @@ BLOCK_RECIPES = ("mx", "nvfp4")
 torchao 0.18."""
 
 
-@check(
-    "ENV004",
-    "fp8-backend-missing",
-    area="environment",
-    severity="error",
-)
+@check("ENV004", "fp8-backend-missing", area="environment", severity="error")
 def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
     packages, imports = facts.software.packages, facts.environment.backend_imports
     for backend, error in imports.items():
@@ -168,7 +163,7 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
 
 
 def without_kernels(facts: Facts) -> Finding | None:
-    """MX layers of a CUDA build whose torchao loaded none of its compiled kernels."""
+    """Report MX layers of a CUDA build whose torchao loaded none of its compiled kernels."""
     linears = facts.linears()
     block = [
         each
@@ -187,9 +182,8 @@ def without_kernels(facts: Facts) -> Finding | None:
         severity="warning",
         title=f"torchao {version} loaded none of its compiled kernels, and "
         f"{plural(len(block), 'layer')} need them",
-        explanation=f"torchao skips its libraries when they were built for another torch than {torch}, "
-        "with a line "
-        "in the log only.",
+        explanation=f"torchao skips its libraries when they were built for another torch than {torch}, with "
+        "a line in the log only.",
         evidence={"layers": len(block), "first": block[0].name, "torchao": version, "torch": torch},
         treatment=Treatment(
             name="install-fp8-backend",

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
+from fp8doctor.analysis.accelerate_of_model import was_prepared
 from fp8doctor.analysis.fp8_request import launched_with_fp8
 from fp8doctor.facts import Accelerate, Environment, Facts, Package, Software, Training
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -47,12 +48,7 @@ MEANT = {
 """Other names that people give the backends."""
 
 
-@check(
-    "ENV003",
-    "fp8-backend-misspelled",
-    area="environment",
-    severity="error",
-)
+@check("ENV003", "fp8-backend-misspelled", area="environment", severity="error")
 def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
     variables, packages = facts.environment.variables, facts.software.packages
     written = variables.get("ACCELERATE_FP8_BACKEND")
@@ -92,20 +88,15 @@ def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def reads_the_variable(version: str | None) -> bool:
-    """Whether this accelerate reads it; one whose version is unknown is taken for a new one."""
+    """Whether this accelerate reads it. An unknown version is taken for a new one."""
     try:
         return version is None or Version(version) >= READ_SINCE
     except InvalidVersion:
         return True
 
 
-def was_prepared(facts: Facts) -> bool:
-    accelerate = facts.accelerate()
-    return accelerate is not None and accelerate.prepared
-
-
 def meant(written: str) -> str | None:
-    """The backend that was meant; None when that cannot be told."""
+    """Find the backend that was meant; None when that cannot be told."""
     name = written.strip().upper()
     return name if name in BACKENDS else MEANT.get(name)
 

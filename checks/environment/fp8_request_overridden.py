@@ -24,6 +24,7 @@ https://github.com/huggingface/trl/issues/3860 https://github.com/hiyouga/LlamaF
 
 from __future__ import annotations
 
+from fp8doctor.analysis.capability import FIRST_WITH_FP8, capability
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.facts import (
     Accelerate,
@@ -42,10 +43,6 @@ from fp8doctor.registry import check
 
 LATE_SINCE = 5
 """Major version of transformers from which TrainingArguments reads the variable once, when it is made."""
-
-FIRST_FP8_CAPABILITY = (8, 9)
-"""CUDA compute capability below which Accelerate falls back to fp16 by itself. Source: accelerate 1.15
-``state.py``."""
 
 CONVERTED_ANYWAY = {
     "TE": " As ACCELERATE_FP8_BACKEND=TE is set as well, prepare() converts the model to Transformer Engine "
@@ -103,7 +100,7 @@ def fp8_request_overridden(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def precision_of(training: Training) -> str | None:
-    """The precision that is in force: Accelerate's, else the one TrainingArguments will hand to it.
+    """Return the precision in force: Accelerate's, else the one TrainingArguments will hand to it.
 
     Under DeepSpeed Accelerate's state says "no" for whatever is not fp8.
     """
@@ -122,8 +119,7 @@ def precision_of(training: Training) -> str | None:
 def falls_back(facts: Facts) -> bool:
     """Whether a GPU is here for which Accelerate turns fp8 into fp16."""
     return recorded(facts, "gpus") and any(
-        gpu.compute_capability and tuple(map(int, gpu.compute_capability.split("."))) < FIRST_FP8_CAPABILITY
-        for gpu in facts.gpus
+        gpu.compute_capability and capability(gpu) < FIRST_WITH_FP8 for gpu in facts.gpus
     )
 
 
@@ -134,7 +130,7 @@ def has_fp8_layers(facts: Facts) -> bool:
 
 
 def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
-    """Who overrode the request, how, and what to write instead."""
+    """Tell who overrode the request, how, and what to write instead."""
     packages, trainer = facts.software.packages, facts.training.trainer
     transformers = packages["transformers"].version if "transformers" in packages else None
     if precision.lower() == "fp8":
@@ -171,7 +167,7 @@ def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
 def culprit_of_trainer(
     facts: Facts, trainer: TrainerArguments, transformers: str | None
 ) -> tuple[str, str, Treatment] | None:
-    """The same of a Trainer's arguments; None where they override nothing."""
+    """Tell the same of a Trainer's arguments; None where they override nothing."""
     if trainer.bf16 or trainer.fp16:
         name, flag = trainer.kind.rpartition(".")[2], "fp16" if trainer.fp16 else "bf16"
         default = (
@@ -212,7 +208,7 @@ def _treatment(summary: str, code: str) -> Treatment:
 
 
 def versions(software: Software) -> dict[str, Value | tuple[Value, ...]]:
-    """Versions of the packages that decide about precision."""
+    """List versions of the packages that decide about precision."""
     return {
         name: software.packages[name].version
         for name in ("accelerate", "transformers", "trl", "unsloth")

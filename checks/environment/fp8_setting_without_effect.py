@@ -64,7 +64,7 @@ DEFAULTS = {
 classes in accelerate 1.15 ``utils/dataclasses.py``; the launcher writes the same values."""
 
 E4M3_UNTIL = Version("1.8.0")
-"""accelerate before this writes FORMAT=E4M3 by default, from it on HYBRID. Source: ``commands/launch.py`` of
+"""First accelerate that writes FORMAT=HYBRID by default instead of E4M3. Source: ``commands/launch.py`` of
 1.7.0 and 1.8.1."""
 
 STACKS = {"torchao": "AO", "transformer_engine": "TE"}
@@ -82,11 +82,7 @@ class Idle:
 
 
 @check(
-    "ENV002",
-    "fp8-setting-without-effect",
-    area="environment",
-    severity="warning",
-    explained_by=("ENV003",),
+    "ENV002", "fp8-setting-without-effect", area="environment", severity="warning", explained_by=("ENV003",)
 )
 def fp8_setting_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     section = recorded(facts, "environment.deepspeed_fp8_section") and facts.environment.deepspeed_fp8_section
@@ -120,8 +116,8 @@ def fp8_setting_without_effect(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def backend_in_use(facts: Facts) -> str | None:
-    """The backend, from the FP8 layers there are, from its name, or because it is the only one installed;
-    None when unsure."""
+    """Tell the backend by the FP8 layers, by its name, or because it is the only one installed; None when
+    unsure."""
     linears = facts.linears()
     seen = {STACKS[linear.stack] for linear in linears if linear.use == "training" and linear.stack in STACKS}
     named = facts.environment.variables.get(PREFIX + "BACKEND")
@@ -132,7 +128,7 @@ def backend_in_use(facts: Facts) -> str | None:
 
 
 def unread_names(variables: dict[str, str]) -> list[Idle]:
-    """Variables without Accelerate's prefix, unless the one with it says the same."""
+    """List variables without Accelerate's prefix, unless the one with it says the same."""
     return [
         Idle(
             name,
@@ -148,7 +144,7 @@ def unread_names(variables: dict[str, str]) -> list[Idle]:
 
 
 def in_accelerates_words(value: str) -> str:
-    """``te`` and ``torchao`` as Accelerate spells them; anything else as it is."""
+    """Spell ``te`` and ``torchao`` as Accelerate does, anything else as it is."""
     return {"te": "TE", "transformer_engine": "TE", "ao": "AO", "torchao": "AO", "msamp": "MSAMP"}.get(
         value.lower(), value
     )
@@ -168,7 +164,7 @@ def deepspeed_section() -> tuple[Idle, ...]:
 
 
 def recipe_settings(facts: Facts, backend: str | None) -> list[Idle]:
-    """Recipe variables that were changed from what changes nothing, and do not reach the recipe."""
+    """List recipe variables that were changed from the default and do not reach the recipe."""
     if backend is None:
         return []
     variables, launched = facts.environment.variables, launched_with_fp8(facts.environment.variables)
@@ -210,8 +206,8 @@ def recipe_settings(facts: Facts, backend: str | None) -> list[Idle]:
 
 
 def changes_nothing(value: str, default: str) -> bool:
-    """Whether the value is the default, in any of the spellings of a truth value that Accelerate's
-    ``str_to_bool`` knows."""
+    """Whether the value is the default, in any spelling of a truth value that ``str_to_bool`` of Accelerate
+    knows."""
     spellings = {"true": ("1", "true", "yes", "y", "t", "on"), "false": ("0", "false", "no", "n", "f", "off")}
     return value.lower() in spellings.get(default, (default,))
 

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
+from fp8doctor.analysis.accelerate_of_model import was_prepared
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for
 from fp8doctor.facts import Environment, Facts, Network, Package, Software, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -37,29 +38,30 @@ from fp8doctor.registry import check
 
 
 def asked_by_variable(facts: Facts) -> bool:
-    """The environment asks for FP8, and `prepare` is yet to come."""
-    return asked_by_environment(facts.environment.variables) is not None and not prepared(facts)
+    """Whether the environment asks for FP8 and `prepare` is yet to come."""
+    return asked_by_environment(facts.environment.variables) is not None and not was_prepared(facts)
 
 
 def asked_in_vain(facts: Facts) -> bool:
-    """FP8 was asked for, and `prepare` converted nothing."""
-    return fp8_was_asked_for(facts) is not None and prepared(facts) and not fp8_stacks(facts)
+    """Whether FP8 was asked for and `prepare` converted nothing."""
+    return fp8_was_asked_for(facts) is not None and was_prepared(facts) and not fp8_stacks(facts)
 
 
 def about_to_ask(facts: Facts) -> bool:
-    """FP8 was asked for, and `prepare` is yet to come."""
-    return fp8_was_asked_for(facts) is not None and not prepared(facts) and not fp8_stacks(facts)
+    """Whether FP8 was asked for and `prepare` is yet to come."""
+    return fp8_was_asked_for(facts) is not None and not was_prepared(facts) and not fp8_stacks(facts)
 
 
 def asked_by_argument_for_torchao(facts: Facts) -> bool:
-    """``Accelerator(mixed_precision="fp8")`` was called, torchao is its backend, and FSDP is not in use."""
+    """Whether ``Accelerator(mixed_precision="fp8")`` was called with torchao as its backend and without
+    FSDP."""
     accelerate = facts.accelerate()
     variables = facts.environment.variables
     by_argument = (
         accelerate is not None
         and accelerate.mixed_precision == "fp8"
         and asked_by_environment(variables) is None
-        and not prepared(facts)
+        and not was_prepared(facts)
     )
     return (
         by_argument
@@ -69,12 +71,12 @@ def asked_by_argument_for_torchao(facts: Facts) -> bool:
 
 
 def takes_te(facts: Facts) -> bool:
-    """Accelerate has yet to convert this model to Transformer Engine."""
-    return backend_to_come(facts) == "TE" and not prepared(facts)
+    """Whether Accelerate has yet to convert this model to Transformer Engine."""
+    return backend_to_come(facts) == "TE" and not was_prepared(facts)
 
 
 def adapters_may_come(facts: Facts) -> bool:
-    """FP8 is wanted, PEFT is loaded, and the model has no adapters yet."""
+    """Whether FP8 is wanted, PEFT is loaded, and the model has no adapters yet."""
     loaded = facts.software.packages["peft"].imported is True
     without = recorded(facts, "network.adapter_parameters") and not facts.network.adapter_parameters
     return loaded and without and (fp8_was_asked_for(facts) is not None or bool(fp8_stacks(facts)))
@@ -142,9 +144,8 @@ PAIRS = (
         Versions("accelerate", "1.11.0", "1.13.0"),
         Versions("transformer_engine", "2.9"),
         takes_te,
-        "prepare() raises \"module 'transformer_engine.pytorch' has no attribute 'fp8'\": "
-        "the module it "
-        "asks was renamed in Transformer Engine 2.9.",
+        "prepare() raises \"module 'transformer_engine.pytorch' has no attribute 'fp8'\": the module it asks "
+        "was renamed in Transformer Engine 2.9.",
         "accelerate>=1.13.0",
     ),
     Pair(
@@ -210,7 +211,7 @@ def met(facts: Facts) -> Iterator[Pair]:
 
 
 def within(facts: Facts, versions: Versions) -> bool:
-    """Whether the installed version is one of these; one that cannot be read is not."""
+    """Whether the installed version is one of these. One that cannot be read is not."""
     try:
         installed = Version(version(facts, versions.package) or "")
     except InvalidVersion:
@@ -226,11 +227,6 @@ def version(facts: Facts, package: str) -> str | None:
 
 def backend_to_come(facts: Facts) -> str | None:
     return next(iter(facts.environment.backend_imports), None)
-
-
-def prepared(facts: Facts) -> bool:
-    accelerate = facts.accelerate()
-    return accelerate is not None and accelerate.prepared
 
 
 def fp8_stacks(facts: Facts) -> set[str]:

@@ -87,7 +87,7 @@ def outdated_stack(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def is_older(package: Package, version: str) -> bool:
-    """Whether the installed version is older; one that cannot be read is not."""
+    """Whether the installed version is older. One that cannot be read is not."""
     try:
         return (
             recorded(package, "version")

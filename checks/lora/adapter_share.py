@@ -39,12 +39,7 @@ WITHOUT = ArmName.WITHOUT_ADAPTERS
 """The arm that switches the adapters off: a measurement, not a treatment."""
 
 
-@check(
-    "LORA001",
-    "adapter-share",
-    area="lora",
-    severity="info",
-)
+@check("LORA001", "adapter-share", area="lora", severity="info")
 def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
     network = facts.network
     if not network.adapter_parameters:
@@ -103,14 +98,17 @@ def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def why_not(trial: Trial) -> str:
-    """Why there is no time without adapters."""
+    """Tell why there is no time without adapters."""
     attempt = next((each for each in trial.arms if each.name == WITHOUT), None)
     return (attempt.reason if attempt else None) or "no step without them was timed"
 
 
 def fp8_ceiling(facts: Facts, base: Arm, adapters_ms: float) -> float | None:
-    """Amdahl: the speedup over BF16 with the adapters of ``base`` if all else ran at the peak rate of FP8;
-    None when unknown."""
+    """Compute by Amdahl's law the speedup over BF16 with the adapters of ``base``, all else at the peak rate
+    of FP8.
+
+    None when unknown.
+    """
     bf16, gpu = fair_bf16(facts, base), modelled_gpu(facts)
     if bf16 is None or not bf16.step_ms or gpu.fp8_tflops is None:
         return None
@@ -120,9 +118,8 @@ def fp8_ceiling(facts: Facts, base: Arm, adapters_ms: float) -> float | None:
 def cheaper_adapters() -> Treatment:
     return Treatment(
         name="cheaper-adapters",
-        summary="compile, keep the adapters in the base's dtype, adapt fewer projections; a lower "
-        "rank only if "
-        "it measures faster",
+        summary="compile, keep the adapters in the base's dtype, adapt fewer projections; a lower rank only "
+        "if it measures faster",
         code=(
             'config = LoraConfig(r=16, target_modules=["q_proj", "v_proj"])   # fewer adapted layers, '
             "fewer small kernels\n"
@@ -137,9 +134,13 @@ def _llama_1b(adapters: bool) -> Facts:
         Linear(name="q.base_layer", use="none", adapter="base", flops_share_pct=97.5),
         Linear(name="q.lora_A", use="none", adapter="adapter", flops_share_pct=2.5, dtype="float32"),
     )
-    times = {"as_is": (135.7, None), "bf16_compiled": (143.6, None), WITHOUT: (99.0, "as_is")}
+    times = {
+        ArmName.AS_IS: (135.7, None),
+        ArmName.BF16_COMPILED: (143.6, None),
+        WITHOUT: (99.0, ArmName.AS_IS),
+    }
     arms = tuple(
-        Arm(name=name, base=of, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6)
+        Arm(name=name, base=of, tried=True, step_ms=ms, rounds_ms=(ms,) * 6)
         for name, (ms, of) in times.items()
     )
     network = Network(
@@ -147,7 +148,7 @@ def _llama_1b(adapters: bool) -> Facts:
         adapter_parameters=11_272_192 if adapters else 0,
         linears=layers if adapters else (),
     )
-    return Facts(network=network, gpus=(), trial=Trial(device="cuda", gpu="NVIDIA H200", arms=arms))
+    return Facts(network=network, trial=Trial(device="cuda", gpu="NVIDIA H200", arms=arms))
 
 
 SICK = _llama_1b(adapters=True)

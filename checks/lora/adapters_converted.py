@@ -44,12 +44,7 @@ TREATMENTS = {
 }
 
 
-@check(
-    "LORA003",
-    "adapters-converted",
-    area="lora",
-    severity="warning",
-)
+@check("LORA003", "adapters-converted", area="lora", severity="warning")
 def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
     adapters = [linear for linear in facts.network.linears if linear.adapter == "adapter"]
     if not adapters:
@@ -62,9 +57,8 @@ def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
     ]
     return Finding(
         title=f"{len(converted)} of {len(adapters)} LoRA matrices were converted to FP8",
-        explanation="Casting their inputs and gradients costs more than FP8 can save on matrices as thin "
-        "as the rank; "
-        "the conversion came after the adapters were added.",
+        explanation="Casting their inputs and gradients costs more than FP8 can save on matrices as thin as "
+        "the rank; the conversion came after the adapters were added.",
         evidence={
             "converted_adapters": len(converted),
             "adapters": len(adapters),

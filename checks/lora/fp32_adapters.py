@@ -29,6 +29,7 @@ from __future__ import annotations
 from fp8doctor.analysis.accelerate_of_model import accelerate_of_model
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -38,12 +39,7 @@ CODE = """for name, parameter in model.named_parameters():
 # or get_peft_model(..., autocast_adapter_dtype=False)"""
 
 
-@check(
-    "LORA002",
-    "fp32-adapters",
-    area="lora",
-    severity="warning",
-)
+@check("LORA002", "fp32-adapters", area="lora", severity="warning")
 def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
     adapters = [linear for linear in facts.network.linears if linear.adapter == "adapter"]
     if not adapters:
@@ -59,13 +55,11 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity=None if autocast is None and trains(facts) else "info",
         title=f"{len(fp32)} of {len(adapters)} LoRA matrices are fp32 on a BF16 base",
-        explanation="Without autocast each of them is an fp32 matmul, and each adapted layer "
-        "copies its "
+        explanation="Without autocast each of them is an fp32 matmul, and each adapted layer copies its "
         "input to fp32."
         if autocast is None
-        else f"Under {autocast} autocast they are multiplied in 16 bits; a copy of "
-        "each input to "
-        "fp32 remains.",
+        else f"Under {autocast} autocast they are multiplied in 16 bits; a copy of each input to fp32 "
+        "remains.",
         evidence={
             "fp32_adapters": len(fp32),
             "adapters": len(adapters),
@@ -82,11 +76,9 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def trains(facts: Facts) -> bool:
-    """Whether the step is known as it will run: the model was converted to FP8, it was trained, or its step
-    was measured.
+    """Whether the step is known as it will run: the model was converted to FP8, was trained, or was measured.
 
-    As long as Accelerate's `prepare` has yet to put it under autocast it is not, nor when its own code opens
-    one.
+    It is not while Accelerate's `prepare` has yet to put it under autocast, nor when its own code opens one.
     """
     accelerate = accelerate_of_model(facts)
     if accelerate and accelerate.mixed_precision in ("bf16", "fp8") and not accelerate.prepared:
@@ -94,13 +86,13 @@ def trains(facts: Facts) -> bool:
     if recorded(facts, "training.autocast_within") and facts.training.autocast_within:
         return False
     timed = recorded(facts, "trial.arms") and any(
-        arm.name == "as_is" and arm.step_ms for arm in facts.trial.arms
+        arm.name == ArmName.AS_IS and arm.step_ms for arm in facts.trial.arms
     )
     return uses_fp8(facts) or facts.training.gradients_seen or timed
 
 
 def is_bf16(linear: Linear) -> bool:
-    """Whether a base layer computes in BF16: by its weight, or because FP8 weights are multiplied so."""
+    """Whether a base layer computes in BF16, by its weight or because FP8 weights are multiplied so."""
     return linear.dtype == "bfloat16" or linear.dtype.startswith("float8")
 
 

@@ -39,17 +39,12 @@ from fp8doctor.cost import (
     weight_casts_ms,
 )
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, Workload, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 
-@check(
-    "LORA004",
-    "frozen-base",
-    area="lora",
-    severity="info",
-    explained_by=("CMP001",),
-)
+@check("LORA004", "frozen-base", area="lora", severity="info", explained_by=("CMP001",))
 def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
@@ -64,10 +59,10 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
         modelled += f" casting the same weights again costs {balance.casts_ms:.1f} ms."
     eager = [linear for linear in frozen if needs_compile(linear) and linear.compiled is None]
     wasted = " Uncompiled torchao computes the weight gradients all the same." if eager else ""
-    now = arm(facts.trial, "prescribed") or arm(facts.trial, "as_is")
+    now = arm(facts.trial, ArmName.PRESCRIBED) or arm(facts.trial, ArmName.AS_IS)
     bf16 = fair_bf16(facts, now) if now else None
     speedup = ratio(bf16, now) if now and bf16 else None
-    name = "with the prescription" if now and now.name == "prescribed" else "as it is"
+    name = "with the prescription" if now and now.name == ArmName.PRESCRIBED else "as it is"
     where = facts.trial.gpu or facts.trial.device.upper()
     measured = (
         f" Measured on {where}: FP8 {name} is at {speedup.median:.2f}x of the best BF16." if speedup else ""
@@ -101,8 +96,8 @@ def is_stored_in_fp8(linear: Linear) -> bool:
 
 
 def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:
-    """What the two GEMMs of these layers save in FP8 and what casting their weights costs; None when it
-    cannot be modelled."""
+    """Weigh what the two GEMMs of these layers save in FP8 against casting their weights; None when it cannot
+    be modelled."""
     gpu, tokens = modelled_gpu(facts), step_tokens(facts)
     if tokens is None:
         return None
@@ -118,7 +113,7 @@ def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:
 
 
 def fp8_weights(frozen: list[Linear]) -> Treatment | None:
-    """Weights in FP8 alone, where the stack can do that."""
+    """Propose weights in FP8 alone, where the stack can do that."""
     if not all(linear.stack == "transformer_engine" for linear in frozen):
         return None
     return Treatment(
@@ -138,20 +133,16 @@ def _lora(frozen: bool) -> Facts:
         recipe="tensorwise",
         in_features=2048,
         out_features=2048,
-        gemms=1,
         weight_class=None,
         requires_grad=not frozen,
         compiled="layers.0",
         flops_share_pct=97.5,
     )
-    times = {"as_is": 135.7, "bf16_compiled": 143.6}
-    arms = tuple(
-        Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6) for name, ms in times.items()
-    )
+    times = {ArmName.AS_IS: 135.7, ArmName.BF16_COMPILED: 143.6}
+    arms = tuple(Arm(name=name, tried=True, step_ms=ms, rounds_ms=(ms,) * 6) for name, ms in times.items())
     return Facts(
         network=Network(linears=(layer,), blocks=()),
         workload=Workload(tokens=8192),
-        gpus=(),
         trial=Trial(device="cuda", gpu="NVIDIA H200", arms=arms),
     )
 

@@ -25,32 +25,30 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm
 from fp8doctor.facts import Arm, ArmCut, Environment, Facts, Gpu, Training, Trial, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 FULL = 0.85
-"""Share of the GPU's memory from which a step's peak fills it by itself. The case of the page had 87 % in
-use; a few per cent go to the CUDA context, cuBLAS and the rounding of blocks. Below it, it was the doctor's
-copies that filled it."""
+"""Share of the GPU's memory from which a step's peak fills it by itself; below it the doctor's copies did.
+
+The case of the page had 87 % in use; a few per cent go to the CUDA context, cuBLAS and the rounding of
+blocks.
+"""
 
 SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that configure the allocator; torch 2.9 adds the second name."""
 
 
-@check(
-    "MEM002",
-    "allocator-retries",
-    area="memory",
-    severity="warning",
-)
+@check("MEM002", "allocator-retries", area="memory", severity="warning")
 def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
     own, step = facts.training.alloc_retries, retries_of_the_step(facts)
     if own is None and step is None:
         return NotApplicable(reason="no CUDA memory is in use")
     if not own and not step:
         return None
-    now = arm(facts.trial, "as_is") if recorded(facts, "trial") else None
+    now = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial") else None
     memory_gib = gpu_gib(facts)
     peak = (
         f" The step peaks at {now.peak_gib:.1f} of {memory_gib:.0f} GiB."
@@ -65,8 +63,7 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"The allocator ran out of GPU memory and started over {when}",
         explanation="Each time it waits for the GPU and gives its whole cache back to the driver, which "
-        "stalls the "
-        f"step.{peak}",
+        f"stalls the step.{peak}",
         evidence={
             "retries_in_this_process": own,
             "retries_of_the_step": step,
@@ -78,8 +75,9 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def retries_of_the_step(facts: Facts) -> int | None:
-    """Retries while the step as it is warmed up, if it alone fills the GPU; None when that is not known."""
-    now, memory_gib = arm(facts.trial, "as_is") if recorded(facts, "trial") else None, gpu_gib(facts)
+    """Count retries while the step as it is warmed up, if it alone fills the GPU; None when that is not
+    known."""
+    now, memory_gib = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial") else None, gpu_gib(facts)
     retries = (
         [
             cut.alloc_retries
@@ -95,13 +93,13 @@ def retries_of_the_step(facts: Facts) -> int | None:
 
 
 def gpu_gib(facts: Facts) -> float | None:
-    """Memory of the first visible GPU; None when it is not known."""
+    """Return the memory of the first visible GPU; None when it is not known."""
     gpu = next((gpu for gpu in facts.gpus if gpu.visible), None) if recorded(facts, "gpus") else None
     return gpu.memory_gib if gpu and recorded(gpu, "memory_gib") else None
 
 
 def treatment(variables: dict[str, str]) -> Treatment:
-    """Segments that grow; where they do already, less memory."""
+    """Propose segments that grow; where they do already, less memory."""
     if any("expandable_segments:True" in variables.get(name, "") for name in SETTINGS):
         return Treatment(
             name="less-memory",
@@ -118,7 +116,7 @@ def treatment(variables: dict[str, str]) -> Treatment:
 
 
 def _job(retries: int) -> Facts:
-    arms = (Arm(name="as_is", tried=True, reason=None, peak_gib=76.0, cuts=(ArmCut(alloc_retries=retries),)),)
+    arms = (Arm(name=ArmName.AS_IS, tried=True, peak_gib=76.0, cuts=(ArmCut(alloc_retries=retries),)),)
     return Facts(
         gpus=(Gpu(visible=True, memory_gib=79.1),),
         environment=Environment(variables={}),

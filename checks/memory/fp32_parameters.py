@@ -28,25 +28,21 @@ from __future__ import annotations
 
 from fp8doctor.analysis.accelerate_of_model import accelerate_of_model
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
 SMALL_PCT = 10.0
-"""Share of the parameters of all Linears, in per cent, that may be fp32 without a word: a choice, so that
-parts that are kept in fp32 on purpose are left alone. fp32 GEMMs run at a fifteenth of BF16's rate (67 of 989
-TFLOP/s, H100 SXM datasheet)."""
+"""Share of the parameters of all Linears, in per cent, that may be fp32 without a word. A choice: parts that
+are kept in fp32 on purpose are left alone. fp32 GEMMs run at a fifteenth of BF16's rate (67 of 989 TFLOP/s,
+H100 SXM datasheet)."""
 
 CODE = """autocast = torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16)
 model.forward = autocast(model.forward)   # or "with autocast:" around forward and loss"""
 
 
-@check(
-    "MEM003",
-    "fp32-parameters",
-    area="memory",
-    severity="warning",
-)
+@check("MEM003", "fp32-parameters", area="memory", severity="warning")
 def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
     wanted = less_than_fp32_is_wanted(facts)
     if wanted is None:
@@ -62,9 +58,8 @@ def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
         return None
     fp8 = sum(linear.use == "training" for linear in fp32)
     return Finding(
-        title=f"{len(fp32)} of {plural(len(facts.network.linears), 'Linear')} are fp32, "
-        "and there is "
-        "no autocast",
+        title=f"{len(fp32)} of {plural(len(facts.network.linears), 'Linear')} are fp32, and there is no "
+        "autocast",
         explanation=f"{wanted}, but {percent(share)} of the weights are fp32 and so are the activations: "
         + (f"{fp8} FP8 layers cast twice the bytes, " if fp8 else "")
         + "other GEMMs run in fp32 and attention without its fast backends.",
@@ -85,8 +80,8 @@ def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def less_than_fp32_is_wanted(facts: Facts) -> str | None:
-    """Who wants FP8 or BF16 of this very model, in words; None as long as Accelerate's `prepare` has yet to
-    put it under autocast."""
+    """Tell who wants FP8 or BF16 of this very model; None while Accelerate's `prepare` has yet to put it
+    under autocast."""
     accelerate = accelerate_of_model(facts)
     if accelerate and accelerate.mixed_precision in ("bf16", "fp8"):
         return f"Accelerate prepared it for {accelerate.mixed_precision}" if accelerate.prepared else None
@@ -94,12 +89,14 @@ def less_than_fp32_is_wanted(facts: Facts) -> str | None:
     if fp8:
         return f"The model has {plural(fp8, 'FP8 layer')}"
     arms = facts.trial.arms if recorded(facts, "trial.arms") and facts.trial.device.startswith("cuda") else ()
-    return "The step was measured" if any(arm.name == "as_is" and arm.step_ms for arm in arms) else None
+    return "The step was measured" if any(arm.name == ArmName.AS_IS and arm.step_ms for arm in arms) else None
 
 
 def computes_in_fp32(linear: Linear) -> bool:
-    """Whether this is a part of the body whose weight is fp32; heads, routers and LoRA's matrices have
-    reasons of their own."""
+    """Whether this is a part of the body whose weight is fp32.
+
+    Heads, routers and LoRA's matrices have reasons of their own.
+    """
     return (
         linear.dtype == "float32"
         and linear.use != "storage"

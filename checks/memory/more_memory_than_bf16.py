@@ -6,10 +6,10 @@ optimizer state, and the rest, which is saved activations and temporaries.
 
 Why it costs time. Memory that FP8 takes is a smaller batch or a checkpointed block. FP8 training
 need not take any: torchao keeps BF16 weights and activations, and compiled it saves FP8 copies
-where BF16 saves wider ones. What makes it more: Transformer Engine holds each weight in FP8 beside
-the BF16 one, twice on Ada and Hopper, whose FP8 GEMMs need the transposed copy too; uncompiled
-torchao keeps the inputs of frozen layers for a weight gradient that nobody needs; scales and
-histories of amax are small. Transformer Engine's copies live from forward to backward, so they
+where BF16 saves wider ones. Two things make it more. Transformer Engine holds each weight in FP8
+beside the BF16 one, twice on Ada and Hopper, whose FP8 GEMMs need the transposed copy too.
+Uncompiled torchao keeps the inputs of frozen layers for a weight gradient that nobody needs. Scales
+and histories of amax are small. Transformer Engine's copies live from forward to backward, so they
 count to the rest; with `is_first_microbatch`, or weights in FP8, they stay between steps.
 
 What to do. Compile torchao's layers. In Transformer Engine, weights in FP8 alone, where the
@@ -33,7 +33,8 @@ from dataclasses import dataclass
 from fp8doctor.analysis.arms import arm, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
 from fp8doctor.cost import gemms
-from fp8doctor.facts import Arm, Facts, Gpu, Linear, Network, Trial, Workload, recorded
+from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, Workload, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -64,23 +65,17 @@ NEEDS_TRANSPOSED = ("8.9", "9.0")
 Blackwell takes all."""
 
 
-@check(
-    "MEM001",
-    "more-memory-than-bf16",
-    area="memory",
-    severity="warning",
-    explained_by=("CMP001",),
-)
+@check("MEM001", "more-memory-than-bf16", area="memory", severity="warning", explained_by=("CMP001",))
 def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
-    now = arm(facts.trial, "as_is")
+    now = arm(facts.trial, ArmName.AS_IS)
     if now is None or now.peak_gib is None:
         return NotApplicable(reason="the peak of the step as it is was not measured, which takes a GPU")
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     eager = [linear for linear in fp8 if linear.compiled is None]
     compiled = not eager and now.graphs_run != 0
-    bf16 = arm(facts.trial, "bf16_compiled" if compiled else "bf16")
+    bf16 = arm(facts.trial, ArmName.BF16_COMPILED if compiled else ArmName.BF16)
     if bf16 is None or not bf16.peak_gib:
         return NotApplicable(
             reason=f"BF16 was not measured {'compiled' if compiled else 'eagerly'}, as the step is"
@@ -126,7 +121,7 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def causes_in_words(facts: Facts, frozen: list[Linear], copies: list[Linear]) -> str:
-    """What keeps more than BF16 does, as sentences to add."""
+    """Say what keeps more than BF16 does, as sentences to add."""
     causes = ""
     if frozen:
         causes += (
@@ -163,8 +158,8 @@ class Part:
 
 
 def parts_of(fp8: Arm, bf16: Arm) -> tuple[Part, ...]:
-    """What both peaks are made of, where FP8 takes most in excess first; empty where that was not
-    recorded."""
+    """Compare the parts of both peaks, the one where FP8 takes most in excess first; empty where they were
+    not recorded."""
     one, other = (arm.memory if recorded(arm, "memory") else None for arm in (fp8, bf16))
     if one is None or other is None:
         return ()
@@ -173,7 +168,7 @@ def parts_of(fp8: Arm, bf16: Arm) -> tuple[Part, ...]:
 
 
 def excess_in_words(parts: tuple[Part, ...]) -> str:
-    """Where the extra memory is, as far as it shows in a tenth of a GiB."""
+    """Say where the extra memory is, as far as it shows in a tenth of a GiB."""
     more = [f"{part.extra:+.1f} GiB {IN_WORDS[part.name]}" for part in parts if part.extra >= SHOWN_GIB]
     less = [
         f"{part.extra:+.1f} GiB {IN_WORDS[part.name]}" for part in reversed(parts) if part.extra <= -SHOWN_GIB
@@ -189,14 +184,15 @@ def keeps_copies(linear: Linear) -> bool:
 
 
 def copies_gib(facts: Facts, layers: list[Linear]) -> float:
-    """FP8 copies of these weights: one, or two where the GPU's GEMMs need the transposed one too."""
+    """Sum up FP8 copies of these weights: one each, or two where the GPU's GEMMs need the transposed one
+    too."""
     gpu = next((gpu for gpu in facts.gpus if gpu.visible), None) if recorded(facts, "gpus") else None
     copies = 2 if gpu is None or gpu.compute_capability in NEEDS_TRANSPOSED else 1
     return copies * sum(linear.in_features * linear.out_features * gemms(linear) for linear in layers) / 2**30
 
 
 def treatment(facts: Facts, eager: list[Linear], copies: list[Linear]) -> Treatment | None:
-    """Compile what is eager; else FP8 weights alone; None when the cause is not known."""
+    """Compile what is eager; else propose FP8 weights alone; None when the cause is not known."""
     if eager:
         return compile_treatment(facts, eager)
     if not copies:
@@ -215,21 +211,17 @@ def _four_layers_of_llama_8b(peak_gib: float) -> Facts:
         name="layers.0.up",
         stack="transformer_engine",
         use="training",
-        features={"primary_weights_in_fp8": False},
         in_features=4096,
         out_features=14336,
-        gemms=1,
         requires_grad=True,
         compiled=None,
     )
     arms = tuple(
-        Arm(name=name, tried=True, reason=None, peak_gib=gib, graphs_run=0)
-        for name, gib in (("as_is", peak_gib), ("bf16", 19.9))
+        Arm(name=name, tried=True, peak_gib=gib, graphs_run=0)
+        for name, gib in ((ArmName.AS_IS, peak_gib), (ArmName.BF16, 19.9))
     )
-    gpus = (Gpu(visible=True, compute_capability="9.0"),)
     return Facts(
         network=Network(linears=(layer,), blocks=()),
-        gpus=gpus,
         workload=Workload(tokens=4096),
         trial=Trial(device="cuda", arms=arms),
     )

@@ -41,6 +41,7 @@ from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.unfused_attention import PlainAttention, plain_attention
 from fp8doctor.facts import Attention, Facts, Network, Training, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -58,12 +59,7 @@ T5_FAMILY = re.compile(r"\.models\.(t5|mt5|umt5|longt5|switch_transformers|pop2p
 """Models of transformers 5.17 that permute a learned position bias and hand it to the attention."""
 
 
-@check(
-    "MEM004",
-    "slow-attention-backend",
-    area="memory",
-    severity="warning",
-)
+@check("MEM004", "slow-attention-backend", area="memory", severity="warning")
 def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
     attentions, backends = facts.network.attentions, facts.training.sdp_backends
     eager = [
@@ -71,7 +67,7 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
         for each in attentions
         if each.implementation == "eager" and each.has_sdpa and each.needs_eager is None
     ]
-    now = arm(facts.trial, "as_is") if recorded(facts, "trial.arms") else None
+    now = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial.arms") else None
     unfused = plain_attention(now) if now else None
     seen = f" {unfused_sentence(unfused)}" if unfused else ""
     evidence: dict[str, Value | tuple[Value, ...]] = {
@@ -82,9 +78,8 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
         names = ", ".join(dict.fromkeys(each.kind.rpartition(".")[2] for each in eager))
         return Finding(
             title=f"Attention is eager in {names}",
-            explanation="The configuration asks for it; transformers has torch's fused attention for "
-            "this class, "
-            f"and nothing needs eager.{seen}",
+            explanation="The configuration asks for it; transformers has torch's fused attention for this "
+            f"class, and nothing needs eager.{seen}",
             evidence={"eager": tuple(each.name or "the model" for each in eager), **evidence},
             treatment=fused(eager[0], facts.network),
         )
@@ -143,7 +138,7 @@ def evidence_of(plain: PlainAttention) -> dict[str, Value | tuple[Value, ...]]:
 
 
 def why(facts: Facts) -> list[str]:
-    """What makes torch's attention compute it so, as far as the facts tell."""
+    """Tell what makes torch's attention compute it so, as far as the facts do."""
     if bias_not_contiguous(facts):
         return [
             f"Before {CONTIGUOUS_BIAS} transformers hands the position bias over as a permuted view. "
@@ -179,7 +174,7 @@ def bias_not_contiguous(facts: Facts) -> bool:
 
 
 def no_other(attention: Attention) -> str | None:
-    """Why a class has no other attention than eager, or may have none."""
+    """Tell why a class has no other attention than eager, or may have none."""
     if attention.has_sdpa:
         return None
     return (
@@ -190,7 +185,7 @@ def no_other(attention: Attention) -> str | None:
 
 
 def fused(attention: Attention, network: Network) -> Treatment:
-    """transformers' own switch, on the module that has the configuration."""
+    """Write transformers' own switch, on the module that has the configuration."""
     name = f"{attention.name}.set_attn_implementation".lstrip(".")
     return Treatment(
         name="attention-sdpa",
@@ -220,9 +215,8 @@ ASK_TORCH = Treatment(
 )
 CALL_TORCHS = Treatment(
     name="call-fused-attention",
-    summary="compute attention with torch's own function, in 16 bits and with is_causal instead of a "
-    "mask where "
-    "that is all it says",
+    summary="compute attention with torch's own function, in 16 bits and with is_causal instead of a mask "
+    "where that is all it says",
     code="output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)",
 )
 

@@ -42,16 +42,16 @@ from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 LEAST_DB = {"output": 18.0, "input gradient": 17.0, "weight gradient": 17.0}
-"""What torchao's tests want of an output and of a weight gradient (``test_base.py``, see above); of an input
-gradient, which is made of the same cast, the same."""
+"""Ratio that torchao's tests want of an output and of a weight gradient (``test_base.py``, see above). An
+input gradient is made of the same cast, so it has the same."""
 
 FAR_BELOW_DB = 6.0
-"""Below the median of all layers: twice the error. A recipe that is coarse in every layer is no layer's
-disease."""
+"""Distance from the median of all layers: twice the error. A recipe that is coarse in every layer is no
+layer's disease."""
 
 WORTHLESS_DB = 10.0
-"""The error is a tenth of the signal's power: that is low whatever the other layers have. A convention of
-this tool."""
+"""Ratio at which the error has a tenth of the signal's power: low whatever the other layers have. A
+convention of this tool."""
 
 MUCH_PCT = 1.0
 """Share of elements, clipped or turned to zero, that is worth saying. Healthy layers measured above stay
@@ -71,13 +71,7 @@ class Low:
     median_db: float
 
 
-@check(
-    "NUM002",
-    "low-precision-layer",
-    area="numerics",
-    severity="warning",
-    explained_by=("NUM003",),
-)
+@check("NUM002", "low-precision-layer", area="numerics", severity="warning", explained_by=("NUM003",))
 def low_precision_layer(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
@@ -111,7 +105,7 @@ def low_precision_layer(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def lowest(layers: Sequence[LayerNumerics]) -> Iterator[Low]:
-    """Layers with a result that is low by itself and among the others', each with the worst of them."""
+    """List layers with a result that is low by itself and among the others', each with the worst of them."""
     results = {layer.name: sqnr(layer) for layer in layers}
     medians = {what: median([each[what] for each in results.values() if what in each]) for what in LEAST_DB}
     for layer in layers:
@@ -125,7 +119,8 @@ def lowest(layers: Sequence[LayerNumerics]) -> Iterator[Low]:
 
 
 def sqnr(layer: LayerNumerics) -> dict[str, float]:
-    """The results of a layer that have a ratio; of the output the worse of the whole and of a typical row."""
+    """List the results of a layer that have a ratio; of the output the worse of the whole and of a typical
+    row."""
     outputs = [each for each in (layer.output_sqnr_db, layer.typical_output_sqnr_db) if each is not None]
     found = {
         "output": min(outputs, default=None),
@@ -136,12 +131,12 @@ def sqnr(layer: LayerNumerics) -> dict[str, float]:
 
 
 def median(values: Sequence[float]) -> float:
-    """The upper one of an even number; 0 of none."""
+    """Take the upper one of an even number; 0 of none."""
     return sorted(values)[len(values) // 2] if values else 0.0
 
 
 def loss(low: Sequence[Low]) -> str:
-    """What these layers do; beside the others only where all of them are far below the median."""
+    """Say what these layers do, and how far below the others they are if all of them are."""
     apart = all(each.sqnr_db < each.median_db - FAR_BELOW_DB for each in low)
     return (
         f"{'loses' if len(low) == 1 else 'lose'} "
@@ -150,7 +145,7 @@ def loss(low: Sequence[Low]) -> str:
 
 
 def why(low: Sequence[Low]) -> str:
-    """What the casts did to the worst layer, where that is known and much."""
+    """Say what the casts did to the worst layer, where that is known and much."""
     layer = low[0].layer
     said = [
         f"{share:.0f} % of its elements {what}"
@@ -161,7 +156,7 @@ def why(low: Sequence[Low]) -> str:
 
 
 def treatment(facts: Facts, names: tuple[str, ...]) -> Treatment:
-    """These layers in BF16; for torchao the other recipe is named too."""
+    """Propose these layers in BF16; for torchao the other recipe is named too."""
     kept = keep_in_bf16(names, facts)
     tensorwise = any(
         linear.name in names and linear.recipe == "tensorwise" for linear in facts.network.linears

@@ -1,8 +1,8 @@
 """NaN or infinity in FP8 only
 
 Looks at: loss and gradients in the first steps of the job as it is and of what is prescribed,
-beside BF16 on the same weights and the same batch; and every FP8 layer alone, fed with what it is
-fed in BF16.
+beside BF16 on the same weights and the same batch. Every FP8 layer is also looked at alone, fed
+with what it is fed in BF16.
 
 Why it matters. One NaN in a gradient is in every weight after the next update, and no later step
 takes it out again. FP8 has less range than BF16: a value beyond 448 in E4M3 becomes NaN where the
@@ -42,13 +42,7 @@ NAMED = 3
 """Layers that the text names; the evidence has them all."""
 
 
-@check(
-    "NUM001",
-    "non-finite",
-    area="numerics",
-    severity="error",
-    explained_by=("NUM003",),
-)
+@check("NUM001", "non-finite", area="numerics", severity="error", explained_by=("NUM003",))
 def non_finite(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
@@ -100,7 +94,7 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def mended(sick: list[Arm], seen: list[Arm]) -> str:
-    """Says where the prescription was finite; compiled code may saturate where eager code does not."""
+    """Say where the prescription was finite. Compiled code may saturate where eager code does not."""
     return (
         " The prescribed step was finite."
         if [each.name for each in sick] == [ArmName.AS_IS] and len(seen) > 1
@@ -109,12 +103,12 @@ def mended(sick: list[Arm], seen: list[Arm]) -> str:
 
 
 def verb(layers: tuple[str, ...]) -> str:
-    """What one layer, or several, do to such a value."""
+    """Say what one layer, or several, do to such a value."""
     return "gives" if len(layers) == 1 else "give"
 
 
 def where(facts: Facts, layers: tuple[str, ...]) -> str:
-    """Which layers it comes from, as far as that is known."""
+    """Name the layers it comes from, as far as that is known."""
     if layers:
         more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
         return f"Fed alone with the input of BF16, {', '.join(layers[:NAMED])}{more} {verb(layers)} it."
@@ -127,8 +121,11 @@ def where(facts: Facts, layers: tuple[str, ...]) -> str:
 
 
 def treatment(facts: Facts, layers: tuple[str, ...], sick: list[Arm]) -> Treatment | None:
-    """BF16 for the layers it begins in; else current scaling where Transformer Engine scales by the past;
-    None when nothing is known."""
+    """Propose BF16 for the layers it begins in, else current scaling for Transformer Engine that scales by
+    the past.
+
+    None when nothing is known.
+    """
     if layers:
         return keep_in_bf16(layers, facts)
     delayed = any(
@@ -149,8 +146,8 @@ def _overflow(*non_finite: str) -> Facts:
         Linear(name=name, stack="torchao", use="training", recipe="tensorwise") for name in ("up", "down")
     )
     arms = tuple(
-        Arm(name=name, tried=True, reason=None, non_finite=found)
-        for name, found in (("as_is", non_finite), ("bf16", ()))
+        Arm(name=name, tried=True, non_finite=found)
+        for name, found in ((ArmName.AS_IS, non_finite), (ArmName.BF16, ()))
     )
     numerics = tuple(
         LayerNumerics(name=name, non_finite=64 if non_finite and name == "down" else 0)

@@ -62,12 +62,7 @@ class Risk:
     code: str
 
 
-@check(
-    "NUM003",
-    "risky-recipe",
-    area="numerics",
-    severity="warning",
-)
+@check("NUM003", "risky-recipe", area="numerics", severity="warning")
 def risky_recipe(facts: Facts) -> Finding | NotApplicable | None:
     wanted = any(linear.use == "training" for linear in facts.network.linears) or asked_by_environment(
         facts.environment.variables
@@ -116,7 +111,7 @@ def in_the_model(scalings: tuple[Scaling, ...]) -> Iterator[Risk]:
 
 
 def by_variables(facts: Facts) -> Iterator[Risk]:
-    """What Accelerate is about to hand to Transformer Engine; once it did, the model says it itself."""
+    """List what Accelerate is about to hand to Transformer Engine; once it did, the model says it itself."""
     variables = facts.environment.variables
     if variables.get("ACCELERATE_FP8_BACKEND") != "TE" or any(
         scaling.stack == "transformer_engine" for scaling in facts.network.scalings

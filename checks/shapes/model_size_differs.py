@@ -63,13 +63,7 @@ class Claim:
     """Half a unit of its last digit."""
 
 
-@check(
-    "SHP006",
-    "model-size-differs",
-    area="shapes",
-    severity="info",
-    changes_fp8=True,
-)
+@check("SHP006", "model-size-differs", area="shapes", severity="info", changes_fp8=True)
 def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
     if recorded(facts, "target.layers") and facts.target.layers:
         return NotApplicable(reason="the model was cut with --layers")
@@ -98,9 +92,8 @@ def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
     layers, fitting = layers_for(claim, size, network)
     return Finding(
         title=f"The model has {count_in_words(size)} parameters, and {claim.source} says {claim.text}",
-        explanation=f"That is {size / claim.parameters:.2f}x of what it is called, and comparisons by "
-        "size are off "
-        "by as much.",
+        explanation=f"That is {size / claim.parameters:.2f}x of what it is called, and comparisons by size "
+        "are off by as much.",
         evidence={
             "parameters": size,
             "claimed": claim.text,
@@ -120,7 +113,7 @@ def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def names(facts: Facts) -> Iterator[tuple[str, str]]:
-    """Everything that names the model, the most deliberate name first."""
+    """List everything that names the model, the most deliberate name first."""
     if recorded(facts, "network.configured_name") and facts.network.configured_name:
         yield f"its configuration ({facts.network.configured_name})", facts.network.configured_name
     kind = facts.network.kind.rpartition(".")[2]
@@ -132,7 +125,7 @@ def names(facts: Facts) -> Iterator[tuple[str, str]]:
 
 
 def claims_in(source: str, name: str) -> Iterator[Claim]:
-    """Every reading of every size in a name."""
+    """List every reading of every size in a name."""
     for match in SIZE.finditer(name):
         before, unit, number = match["before"], UNITS[match["unit"].lower()], match["number"]
         text = f"{number}{match['unit'].upper()}"
@@ -147,13 +140,13 @@ def claims_in(source: str, name: str) -> Iterator[Claim]:
 
 
 def counts(size: int, network: Network) -> tuple[int, ...]:
-    """The parameters with the embedding table and the head, without one of them, and without both."""
+    """Count the parameters with the embedding table and the head, without one of them, and without both."""
     table = (network.vocabulary or 0) * (network.hidden_size or 0)
     return (size, size - table) if network.ties else (size, size - table, size - 2 * table)
 
 
 def layers_for(claim: Claim, size: int, network: Network) -> tuple[int, int]:
-    """How many blocks make the claimed size, and how many parameters they give."""
+    """Compute how many blocks make the claimed size, and how many parameters they give."""
     blocks: Blocks = network.blocks[0]
     each = sum(linear.parameters for linear in network.linears if is_inside(linear, blocks)) // blocks.count
     layers = blocks.count + round((claim.parameters - size) / each)
@@ -161,7 +154,7 @@ def layers_for(claim: Claim, size: int, network: Network) -> tuple[int, int]:
 
 
 def count_in_words(parameters: float) -> str:
-    """454M, 8.03B."""
+    """Write a count as names do: 454M, 8.03B."""
     return f"{parameters / 1e9:.3g}B" if parameters >= 1e9 else f"{parameters / 1e6:.3g}M"
 
 

@@ -47,14 +47,7 @@ from fp8doctor.wording import plural
 GOES_INTO = {"head": "the loss", "router": "the choice of the experts"}
 
 
-@check(
-    "SHP004",
-    "narrow-head",
-    area="shapes",
-    severity="warning",
-    changes_fp8=True,
-    about_shapes=True,
-)
+@check("SHP004", "narrow-head", area="shapes", severity="warning", changes_fp8=True, about_shapes=True)
 def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
     apart = [linear for linear in facts.network.linears if linear.use == "training" and linear.role in APART]
     if not apart:
@@ -69,15 +62,11 @@ def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
     roles = {role: sum(linear.role == role for linear in layers) for role in APART}
     counted = " and ".join(plural(count, role) for role, count in roles.items() if count)
     return Finding(
-        title=f"{counted} in FP8, {first.in_features} to {first.out_features} features, slower "
-        "than in BF16: "
+        title=f"{counted} in FP8, {first.in_features} to {first.out_features} features, slower than in BF16: "
         f"{first.name}",
-        explanation=f"{basis([gain])}: its GEMMs take {gain.bf16_ms:.3f} ms in BF16 and "
-        f"{gain.fp8_ms:.3f} in "
-        "FP8, its casts "
-        f"{at_least([gain])}{gain.least_casts_ms:.3f}. What FP8 rounds there goes "
-        "straight into "
-        f"{GOES_INTO[first.role]}.{in_step(saved)}",
+        explanation=f"{basis([gain])}: its GEMMs take {gain.bf16_ms:.3f} ms in BF16 and {gain.fp8_ms:.3f} in "
+        f"FP8, its casts {at_least([gain])}{gain.least_casts_ms:.3f}. What FP8 rounds there goes straight "
+        f"into {GOES_INTO[first.role]}.{in_step(saved)}",
         evidence={
             "layers": len(layers),
             "first": first.name,
@@ -99,26 +88,18 @@ def _classifier(classes: int) -> Facts:
     def linear(name: str, out_features: int, role: Literal["body", "head"]) -> Linear:
         return Linear(
             name=name,
-            kind="torchao.float8.float8_linear.Float8Linear",
             stack="torchao",
             use="training",
             recipe="tensorwise",
-            features={},
             in_features=4096,
             out_features=out_features,
-            gemms=1,
             requires_grad=True,
             role=role,
-            adapter=None,
             flops_share_pct=50.0,
         )
 
     linears = (linear("up", 4096, "body"), linear("score", classes, "head"))
-    return Facts(
-        network=Network(linears=linears),
-        workload=Workload(batch_source="given", tokens=8192, accumulate=1),
-        gpus=(),
-    )
+    return Facts(network=Network(linears=linears), workload=Workload(batch_source="given", tokens=8192))
 
 
 SICK = _classifier(classes=16)

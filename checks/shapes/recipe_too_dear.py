@@ -26,7 +26,7 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import base_of, ratio, saved_ms
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
-from fp8doctor.facts.arm_names import in_any_window
+from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
 from fp8doctor.registry import check
@@ -37,12 +37,7 @@ dashes."""
 
 
 @check(
-    "SHP005",
-    "recipe-too-dear",
-    area="shapes",
-    severity="warning",
-    changes_fp8=True,
-    explained_by=("DST001",),
+    "SHP005", "recipe-too-dear", area="shapes", severity="warning", changes_fp8=True, explained_by=("DST001",)
 )
 def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     own = sorted({linear.recipe or "unknown" for linear in facts.network.linears if linear.use == "training"})
@@ -105,15 +100,14 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
 
 def _compiled(own: str, **step_ms: float) -> Facts:
     """Compiled decoders as measured on an H200, in ms; the model's own recipe is the step as it is."""
-    arms = [Arm(name="as_is", tried=True, reason=None, step_ms=step_ms[own], rounds_ms=(step_ms[own],) * 6)]
+    arms = [Arm(name=ArmName.AS_IS, tried=True, step_ms=step_ms[own], rounds_ms=(step_ms[own],) * 6)]
     for recipe, ms in step_ms.items():
         if recipe != own:
             arms.append(
                 Arm(
                     name=PREFIX + recipe.replace("_", "-"),
-                    base="as_is",
+                    base=ArmName.AS_IS,
                     tried=True,
-                    reason=None,
                     step_ms=ms,
                     rounds_ms=(ms,) * 6,
                 )

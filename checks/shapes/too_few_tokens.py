@@ -14,11 +14,11 @@ steps of accumulation in exchange, which trains the same.
     per_device_train_batch_size=1, gradient_accumulation_steps=32    # before: 32 x 256 tokens
     per_device_train_batch_size=32, gradient_accumulation_steps=1    # after: 1 x 8192 tokens
 
-It fires when the model says that all FP8 layers together lose by more than it can be wrong (25 %),
-or, where they were timed alone, by 3 % with no more of their casts than a step pays at the least
-(45 %), and that more tokens would make them faster by 3 %. Where no number of tokens does, the
-layers are too small (SHP002). A whole step in FP8 that was timed and is not slower than the best
-BF16 shows that the tokens suffice.
+It fires when all FP8 layers together lose for sure, and more tokens would make them faster by 3 %.
+For sure is by more than the model can be wrong (25 %). Of layers that were timed alone it is by 3
+%, with no more of their casts than a step pays at the least (45 %). Where no number of tokens makes
+them faster, the layers are too small (SHP002). A whole step in FP8 that was timed and is not slower
+than the best BF16 shows that the tokens suffice.
 
 Evidence: Llama 1B, eight layers, one H200 (torch 2.11), FP8 against compiled BF16: 256 tokens
 compiled torchao 0.62x, Transformer Engine 0.32x; 8192 tokens 1.08x and 1.06x, compiled.
@@ -33,13 +33,7 @@ from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 
-@check(
-    "SHP003",
-    "too-few-tokens",
-    area="shapes",
-    severity="warning",
-    changes_fp8=True,
-)
+@check("SHP003", "too-few-tokens", area="shapes", severity="warning", changes_fp8=True)
 def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
     if facts.workload.batch_source != "given":
         return NotApplicable(reason="the batch is not the user's")
@@ -56,10 +50,9 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
     batch = global_batch(facts.workload, found)
     return Finding(
         title=f"{tokens:,} tokens {where} are too few for FP8; from about {found.tokens:,} on it pays",
-        explanation=f"GEMMs and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of "
-        "BF16 at best "
-        f"with these tokens ({how} on {found.gpu}), "
-        f"and at {found.speedup_then:.2f}x with {found.tokens:,} (modelled).",
+        explanation=f"GEMMs and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of BF16 at "
+        f"best with these tokens ({how} on {found.gpu}), and at {found.speedup_then:.2f}x with "
+        f"{found.tokens:,} (modelled).",
         evidence={
             "tokens": tokens,
             "batch_size": facts.workload.batch_size,
@@ -78,7 +71,7 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def more_tokens(workload: Workload, found: Crossing) -> str:
-    """The lines that change batch and accumulation."""
+    """Write the lines that change batch and accumulation."""
     times, fewer = _changed(workload, found)
     batch, accumulate = workload.batch_size or 1, workload.accumulate
     lines = [f"batch_size = {batch * times}   # from {batch}, or longer sequences: {found.tokens:,} tokens"]
@@ -88,7 +81,7 @@ def more_tokens(workload: Workload, found: Crossing) -> str:
 
 
 def global_batch(workload: Workload, found: Crossing) -> str:
-    """What these lines make of the batch of one step of the optimizer; empty where it stays."""
+    """Say what these lines make of the batch of one step of the optimizer; empty where it stays."""
     times, fewer = _changed(workload, found)
     change = times * fewer / workload.accumulate
     return (
@@ -100,8 +93,7 @@ def global_batch(workload: Workload, found: Crossing) -> str:
 
 
 def _changed(workload: Workload, found: Crossing) -> tuple[int, int]:
-    """How many times the micro-batch becomes as large, and how many of them make a step of the optimizer
-    then."""
+    """Compute how many times larger the micro-batch becomes, and how many of them make a step then."""
     times = found.tokens // (workload.tokens or 1)
     return times, max(1, workload.accumulate // times)
 
@@ -109,17 +101,13 @@ def _changed(workload: Workload, found: Crossing) -> tuple[int, int]:
 def _decoder(batch_size: int) -> Facts:
     layer = Linear(
         name="layers.0.up_proj",
-        kind="torchao.float8.float8_linear.Float8Linear",
         stack="torchao",
         use="training",
         recipe="tensorwise",
-        features={},
         in_features=2048,
         out_features=8192,
-        gemms=1,
         requires_grad=True,
         role="body",
-        adapter=None,
         flops_share_pct=100.0,
     )
     workload = Workload(
@@ -129,7 +117,7 @@ def _decoder(batch_size: int) -> Facts:
         tokens=256 * batch_size,
         accumulate=1,
     )
-    return Facts(network=Network(linears=(layer,)), workload=workload, gpus=())
+    return Facts(network=Network(linears=(layer,)), workload=workload)
 
 
 SICK = _decoder(batch_size=1)

@@ -1,7 +1,7 @@
 """Sides that FP8 GEMMs cannot take
 
-Looks at: in and out features of every FP8 layer, the tokens of one step (only when the batch is
-yours), and, when FP8 was asked for or is in the model, the ordinary Linears that a converter has to
+Looks at: in and out features of every FP8 layer, and the tokens of one step when the batch is
+yours. When FP8 was asked for or is in the model, also the ordinary Linears that a converter has to
 leave out. The output head in 16 bits is no disease, whatever the vocabulary.
 
 Why it costs time. FP8 kernels want every side to be a multiple of 16: MX formats 32, blockwise
@@ -92,9 +92,8 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
         )
     return Finding(
         title="; ".join(causes),
-        explanation="Every side of an FP8 GEMM must be a multiple of 16 (MX 32, blockwise and NVFP4 128): "
-        "a converted layer that breaks this raises in the step, a converter with a filter leaves it "
-        "in 16 bits."
+        explanation="Every side of an FP8 GEMM must be a multiple of 16 (MX 32, blockwise and NVFP4 128): a "
+        "converted layer that breaks this raises in the step, a converter with a filter leaves it in 16 bits."
         + (
             " pad_inner_dim is on: it pads the tokens, not in and out."
             if raising and all(linear.features.get("pad_inner_dim") for linear in raising)
@@ -120,7 +119,7 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def widened(linears: list[Linear]) -> list[str]:
-    """What each distinct layer becomes at the next multiples, a line each."""
+    """Write each distinct layer at the next multiples, a line each."""
     shapes = {(linear.in_features, linear.out_features, multiple_of(linear)) for linear in linears}
     return [
         f"nn.Linear({k}, {n})  ->  nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})   # "
@@ -130,7 +129,7 @@ def widened(linears: list[Linear]) -> list[str]:
 
 
 def multiple_of(linear: Linear) -> int:
-    """What in and out of this layer must be multiples of, by its recipe or its class."""
+    """Tell what in and out of this layer must be multiples of, by its recipe or its class."""
     words = f"{linear.recipe or ''} {linear.kind.rpartition('.')[2]} {linear.weight_class or ''}".lower()
     if "mx" in words:
         return MX_MULTIPLE
@@ -144,7 +143,8 @@ def unaligned(linear: Linear) -> bool:
 
 
 def tokens_divisor(linear: Linear) -> int:
-    """What the tokens must be a multiple of for this FP8 layer; 1 when none of its FP8 GEMMs has them inside.
+    """Tell what the tokens must be a multiple of for this FP8 layer; 1 when none of its FP8 GEMMs has them
+    inside.
 
     The tokens of one expert change from step to step and are nobody's to pad here.
     """
@@ -158,12 +158,12 @@ def tokens_divisor(linear: Linear) -> int:
 
 
 def round_up(size: int, multiple: int) -> int:
-    """The next multiple that is not smaller."""
+    """Return the next multiple that is not smaller."""
     return -(-size // multiple) * multiple
 
 
 def padded_tokens(workload: Workload, multiple: int) -> int:
-    """Tokens of the step once its sequence, or the batch where there is no sequence, is padded."""
+    """Count tokens of the step once its sequence, or the batch where there is no sequence, is padded."""
     if workload.sequence_length and workload.batch_size:
         return workload.batch_size * round_up(workload.sequence_length, multiple)
     return round_up(workload.tokens or 0, multiple)

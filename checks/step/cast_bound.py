@@ -44,6 +44,7 @@ from fp8doctor.facts import (
     Trial,
     recorded,
 )
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -52,8 +53,8 @@ SMALL_PCT = 100 * EVEN
 this tool calls even."""
 
 LITTLE_PCT = 10.0
-"""Share of what FP8 takes longer, in per cent, below which casts are not what makes it slower: seen, 0.4 ms
-of casts in a step that waits for its host for 17 of 19. A choice."""
+"""Share of what FP8 takes longer, in per cent, below which casts are not what makes it slower. A choice;
+seen: 0.4 ms of casts in a step that waits for its host for 17 of 19."""
 
 NAMED = 3
 """Modules that are named. A choice of length."""
@@ -110,9 +111,8 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"Casts cost {casts:.1f} ms a step, and the GEMMs {gemms} in FP8",
         explanation=f"The step takes {found.difference_ms:.1f} ms more than the best BF16 "
-        f"({bf16.step_ms:.1f} ms), "
-        "and casts that the GEMMs do not pay for "
-        f"are {found.casts_unpaid_ms:.1f} ms of it.{where}",
+        f"({bf16.step_ms:.1f} ms), and casts that the GEMMs do not pay for are {found.casts_unpaid_ms:.1f} "
+        f"ms of it.{where}",
         evidence={
             "casts_ms": casts,
             "gemms_saved_ms": saved,
@@ -126,13 +126,14 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def dearest(modules: tuple[ModuleTime, ...]) -> list[ModuleTime]:
-    """The modules whose own casts take longest; they are known outside of compiled regions."""
+    """List the modules whose own casts take longest; they are known outside of compiled regions."""
     casting = [each for each in modules if each.families_ms.get("cast", 0.0) >= SHOWN_MS]
     return sorted(casting, key=lambda each: -each.families_ms["cast"])[:NAMED]
 
 
 def treatment(facts: Facts) -> Treatment | None:
-    """Compile what is eager, else the recipe with the cheapest casts; None when both are so already."""
+    """Compile what is eager, else propose the recipe with the cheapest casts; None when both are so
+    already."""
     fp8 = [linear for linear in facts.network.linears if needs_compile(linear)]
     eager = [linear for linear in fp8 if linear.compiled is None]
     if eager:
@@ -154,21 +155,12 @@ def _decoder_of_width_1024(
         "pointwise": pointwise_ms,
     }
     modules = (
-        ()
-        if compiled
-        else (
-            ModuleTime(
-                name="blocks.1.up",
-                kind="torchao.float8.float8_linear.Float8Linear",
-                families_ms={"cast": 2.6, "gemm_fp8": 0.3},
-            ),
-        )
+        () if compiled else (ModuleTime(name="blocks.1.up", families_ms={"cast": 2.6, "gemm_fp8": 0.3}),)
     )
     arms = tuple(
         Arm(
             name=name,
             tried=True,
-            reason=None,
             step_ms=ms,
             rounds_ms=(ms,) * 6,
             breakdown=Breakdown(
@@ -176,14 +168,13 @@ def _decoder_of_width_1024(
                 idle_ms=ms - sum(families.values()),
                 host_wait_pct=5.0,
                 busy_ms=sum(families.values()),
-                scale=1.0,
                 reliable=True,
                 kernels=2000,
                 unclassified_pct=0.0,
                 modules=modules,
             ),
         )
-        for name, ms, families in (("as_is", step_ms, fp8), ("bf16_compiled", 92.7, bf16))
+        for name, ms, families in ((ArmName.AS_IS, step_ms, fp8), (ArmName.BF16_COMPILED, 92.7, bf16))
     )
     layer = Linear(
         name="blocks.0.up",
@@ -194,13 +185,9 @@ def _decoder_of_width_1024(
         compiled=compiled,
         weight_class=None,
     )
-    blocks = (Blocks(name="blocks", kind="decoder.Block", count=24, compiled=24 if compiled else 0),)
-    network = Network(kind="decoder.LM", linears=(layer,), blocks=blocks, wrappers=())
-    return Facts(
-        network=network,
-        training=Training(use_cache=None),
-        trial=Trial(device="cuda", arms=arms, reliable=True),
-    )
+    blocks = (Blocks(name="blocks", count=24, compiled=24 if compiled else 0),)
+    network = Network(linears=(layer,), blocks=blocks, wrappers=())
+    return Facts(network=network, training=Training(use_cache=None), trial=Trial(device="cuda", arms=arms))
 
 
 SICK = _decoder_of_width_1024(None, step_ms=366.1, fp8_ms=25.2, casts_ms=273.6, pointwise_ms=39.4)

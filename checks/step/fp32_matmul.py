@@ -29,6 +29,7 @@ from fp8doctor.analysis.layers import in_words
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.analysis.step_difference import SHOWN_MS, profiled_on_gpu
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, ModuleTime, Network, Training, Trial
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -40,13 +41,7 @@ NAMED = 3
 """Modules that are named. A choice of length."""
 
 
-@check(
-    "STP004",
-    "fp32-matmul",
-    area="step",
-    severity="warning",
-    explained_by=("LORA002", "MEM003"),
-)
+@check("STP004", "fp32-matmul", area="step", severity="warning", explained_by=("LORA002", "MEM003"))
 def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
     profiled = profiled_on_gpu(facts)
     if isinstance(profiled, NotApplicable):
@@ -93,7 +88,7 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def treatment(facts: Facts) -> Treatment:
-    """Autocast where there is none; under it, the place that leaves it."""
+    """Propose autocast where there is none; under it, the place that leaves it."""
     if facts.training.autocast is None:
         code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)'
         return Treatment(
@@ -117,21 +112,12 @@ def _head_in_fp32(fp32_ms: float) -> Facts:
         families_ms=families,
         idle_ms=0.0,
         busy_ms=step,
-        scale=1.0,
         reliable=True,
-        modules=(
-            ModuleTime(
-                name="head", kind="torch.nn.modules.linear.Linear", families_ms={"gemm_fp32": fp32_ms}
-            ),
-        ),
+        modules=(ModuleTime(name="head", families_ms={"gemm_fp32": fp32_ms}),),
     )
-    arms = (Arm(name="as_is", tried=True, reason=None, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts),)
+    arms = (Arm(name=ArmName.AS_IS, tried=True, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts),)
     network = Network(linears=(Linear(name="head", dtype="float32"),), wrappers=())
-    return Facts(
-        network=network,
-        training=Training(autocast=None),
-        trial=Trial(device="cuda", arms=arms, reliable=True),
-    )
+    return Facts(network=network, training=Training(autocast=None), trial=Trial(device="cuda", arms=arms))
 
 
 SICK = _head_in_fp32(fp32_ms=14.0)

@@ -23,6 +23,7 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.outcome import ceiling, fp8_never_ran, measured_speed
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, if_recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 
@@ -64,13 +65,10 @@ def healthy(facts: Facts) -> Finding | NotApplicable:
 
 def _timed(as_is: float, bf16: float) -> Facts:
     arms = tuple(
-        Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6)
-        for name, ms in (("as_is", as_is), ("bf16_compiled", bf16))
+        Arm(name=name, tried=True, step_ms=ms, rounds_ms=(ms,) * 6)
+        for name, ms in ((ArmName.AS_IS, as_is), (ArmName.BF16_COMPILED, bf16))
     )
-    return Facts(
-        network=Network(linears=(Linear(use="training"),)),
-        trial=Trial(device="cuda", arms=arms, reliable=True),
-    )
+    return Facts(network=Network(linears=(Linear(use="training"),)), trial=Trial(device="cuda", arms=arms))
 
 
 SICK = _timed(as_is=80.0, bf16=92.7)

@@ -81,10 +81,9 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"The GPU is idle for {percent(idle)} of the step, waiting for the host",
         explanation=f"The GPU has nothing to do for {found.idle_ms:.1f} of {step_ms:.1f} ms, and "
-        f"{percent(found.host_wait_pct or 0.0)} of its gaps end with a "
-        f"kernel that was launched too late. A step launches {found.kernels:,} kernels of "
-        f"{1e3 * found.busy_ms / max(found.kernels, 1):.0f} µs on average."
-        f"{in_bf16(bf16, beside)}{as_prescribed(facts)}",
+        f"{percent(found.host_wait_pct or 0.0)} of its gaps end with a kernel that was launched too late. A "
+        f"step launches {found.kernels:,} kernels of {1e3 * found.busy_ms / max(found.kernels, 1):.0f} µs on "
+        f"average.{in_bf16(bf16, beside)}{as_prescribed(facts)}",
         evidence={
             "idle_ms": found.idle_ms,
             "idle_pct": idle,
@@ -100,7 +99,7 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def in_bf16(bf16: Arm | None, beside: Breakdown | None) -> str:
-    """How the best BF16 step fares, and whether the host is its limit too."""
+    """Say how the best BF16 step fares, and whether the host is its limit too."""
     if bf16 is None or beside is None or not bf16.step_ms:
         return ""
     too = (
@@ -115,7 +114,7 @@ def in_bf16(bf16: Arm | None, beside: Breakdown | None) -> str:
 
 
 def as_prescribed(facts: Facts) -> str:
-    """What is left to do where the changes that were timed are not enough."""
+    """Say what is left to do where the changes that were timed are not enough."""
     changed = arm(facts.trial, ArmName.PRESCRIBED)
     left = breakdown_of(changed) if changed and waits_for_the_host(changed) else None
     if changed is None or left is None or not changed.step_ms:
@@ -127,8 +126,7 @@ def as_prescribed(facts: Facts) -> str:
 
 
 def treatment(facts: Facts) -> Treatment:
-    """Compile what is eager; record what is compiled once and launch it together; where a graph cannot, more
-    work for each launch."""
+    """Compile what is eager, else launch what is compiled as CUDA graphs, else give each launch more work."""
     eager = [linear for linear in facts.network.linears if needs_compile(linear) and linear.compiled is None]
     if eager:
         return compile_treatment(facts, eager)
@@ -150,7 +148,7 @@ def treatment(facts: Facts) -> Treatment:
 
 
 def as_graphs(compiled: list[str], network: Network) -> str:
-    """The lines that compile these modules into CUDA graphs, a list of blocks in a loop."""
+    """Write the lines that compile these modules into CUDA graphs, a list of blocks in a loop."""
     if "" in compiled:
         return f'model = torch.compile(model, mode="{GRAPHS}")'
     lists = [
@@ -169,8 +167,8 @@ def is_in(name: str, blocks: Blocks) -> bool:
 
 
 def larger_batch(facts: Facts, accumulate: int) -> Treatment:
-    """More samples in a micro-batch and as many less micro-batches, in the words of the Trainer where there
-    is one."""
+    """Write more samples in a micro-batch and as many fewer micro-batches, for the Trainer where there is
+    one."""
     trainer = facts.trainer()
     known = recorded(facts, "workload.batch_source") and recorded(facts, "workload.batch_size")
     size = facts.workload.batch_size if known and facts.workload.batch_source == "given" else None
@@ -209,27 +207,19 @@ def _llama_1b_in_te(idle_ms: float) -> Facts:
         idle_ms=idle_ms,
         host_wait_pct=92.0,
         busy_ms=step - idle_ms,
-        scale=1.0,
         reliable=True,
         kernels=2400,
         unclassified_pct=0.0,
     )
-    now = Arm(name="as_is", tried=True, reason=None, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts)
+    now = Arm(name=ArmName.AS_IS, tried=True, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts)
     layer = Linear(name="layers.0.up", stack="transformer_engine", use="training", compiled=None)
-    blocks = (
-        Blocks(
-            name="layers",
-            kind="transformers.models.llama.modeling_llama.LlamaDecoderLayer",
-            count=8,
-            compiled=0,
-        ),
-    )
+    blocks = (Blocks(name="layers", count=8, compiled=0),)
     network = Network(linears=(layer,), blocks=blocks)
     return Facts(
         network=network,
         training=Training(),
-        workload=Workload(tokens=256, accumulate=1),
-        trial=Trial(device="cuda", arms=(now,), reliable=True),
+        workload=Workload(tokens=256),
+        trial=Trial(device="cuda", arms=(now,)),
     )
 
 

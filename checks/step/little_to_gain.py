@@ -35,22 +35,17 @@ from fp8doctor.analysis.step_difference import (
 )
 from fp8doctor.diagnosis.treatments import STAY_IN_BF16
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, Network, Trial
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
 
 LITTLE = 1.10
-"""Speedup of the ceiling below which there is little to gain: the least that torchao reports for FP8 as it
-really is at 8B, with its casts (+10 to +25 %). A ceiling that low leaves nothing of that once the casts are
-paid."""
+"""Speedup of the ceiling below which there is little to gain: the least that torchao reports at 8B, casts
+included (+10 to +25 %). A ceiling that low leaves nothing of that once the casts are paid."""
 
 
-@check(
-    "STP003",
-    "little-to-gain",
-    area="step",
-    severity="info",
-)
+@check("STP003", "little-to-gain", area="step", severity="info")
 def little_to_gain(facts: Facts) -> Finding | NotApplicable | None:
     bf16, most = best_bf16(facts), ceiling(facts)
     if bf16 is None or facts.trial.device == "cpu":
@@ -68,8 +63,7 @@ def little_to_gain(facts: Facts) -> Finding | NotApplicable | None:
     largest = max(others, key=lambda part: others[part])
     return Finding(
         title=f"FP8 cannot give more than about {most.speedup:.2f}x here: GEMMs are "
-        f"{percent(most.gemms_pct)} "
-        "of the step",
+        f"{percent(most.gemms_pct)} of the step",
         explanation=f"The GEMMs take {most.gemms_ms:.1f} of {most.step_ms:.1f} ms of the best BF16 "
         "step and would "
         f"take {most.fp8_gemms_ms:.1f} in FP8 "
@@ -97,18 +91,17 @@ def _two_steps(bf16: dict[str, float], fp8: dict[str, float]) -> Facts:
         Arm(
             name=name,
             tried=True,
-            reason=None,
             treatments=(),
             step_ms=sum(families.values()),
             rounds_ms=(sum(families.values()),) * 6,
             breakdown=Breakdown(
-                families_ms=families, idle_ms=0.0, scale=1.0, reliable=True, busy_ms=sum(families.values())
+                families_ms=families, idle_ms=0.0, reliable=True, busy_ms=sum(families.values())
             ),
         )
-        for name, families in (("as_is", fp8), ("bf16_compiled", bf16))
+        for name, families in ((ArmName.AS_IS, fp8), (ArmName.BF16_COMPILED, bf16))
     )
     network = Network(linears=(Linear(use="training", recipe="tensorwise"),))
-    return Facts(gpus=(), network=network, trial=Trial(device="cuda", arms=arms, reliable=True))
+    return Facts(network=network, trial=Trial(device="cuda", arms=arms))
 
 
 SICK = _two_steps(

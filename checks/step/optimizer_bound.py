@@ -4,9 +4,9 @@ Looks at: how long the optimizer's kernels take in the step as it is, and whethe
 one of torch that could update its parameters in fused kernels and does not.
 
 Why it costs time. FP8 makes the GEMMs shorter and leaves the optimizer as it is, so its share
-grows. A foreach AdamW reads and writes weights, gradients and both moments in a dozen passes, one
-that goes through the parameters in a loop launches a dozen kernels for each of them; the fused
-one needs one pass for all.
+grows. A foreach AdamW reads and writes weights, gradients and both moments in a dozen passes. One
+that goes through the parameters in a loop launches a dozen kernels for each of them. The fused one
+needs one pass for all.
 
 What to do. Ask for it.
 
@@ -25,8 +25,10 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.step_difference import profiled_on_gpu
+from fp8doctor.analysis.treatment_table import FUSABLE
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Breakdown, Facts, KernelGroup, Linear, Network, Training, Trial, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -35,21 +37,11 @@ SHARE_PCT = 5.0
 """Share of the step, in per cent, from which it is worth a word. A choice: above what this tool calls even (3
 %), because fusing gives back a part of it only."""
 
-FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
-"""Classes of ``torch.optim`` that take ``fused``. Source: torch 2.6 to 2.13."""
-
 FUSED_ARM = "fused-optimizer"
-"""The arm that the trial has when it read in the optimizer's own settings that it could be fused and is
-not."""
+"""Arm that the trial makes when the optimizer's own settings say that it could be fused and is not."""
 
 
-@check(
-    "STP007",
-    "optimizer-bound",
-    area="step",
-    severity="warning",
-    explained_by=("ENV006",),
-)
+@check("STP007", "optimizer-bound", area="step", severity="warning", explained_by=("ENV006",))
 def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
     profiled = profiled_on_gpu(facts)
     if isinstance(profiled, NotApplicable):
@@ -68,9 +60,8 @@ def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
     name = (facts.training.optimizer or "the optimizer").rpartition(".")[2]
     return Finding(
         title=f"{name} takes {spent:.1f} ms, {percent(share)} of the step, and is not fused",
-        explanation="The optimizer goes through weights, gradients and moments in several passes "
-        "where one would "
-        f"do.{kernels}",
+        explanation="The optimizer goes through weights, gradients and moments in several passes where one "
+        f"would do.{kernels}",
         evidence={
             "optimizer": facts.training.optimizer,
             "optimizer_ms": spent,
@@ -87,7 +78,7 @@ def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
 def could_be_fused(facts: Facts, found: Breakdown) -> bool:
     """Whether it is known that the optimizer has a fused form and does not use it.
 
-    The trial knows by the optimizer's settings; where it made no arm of it, kernels tell that say nothing of
+    The trial knows by the optimizer's settings. Where it made no arm of it, kernels tell that say nothing of
     fusing.
     """
     if any(each.name == FUSED_ARM for each in facts.trial.arms):
@@ -114,16 +105,15 @@ def _adamw(kernel: str, count: int, spent_ms: float) -> Facts:
         families_ms=families,
         idle_ms=0.0,
         busy_ms=step,
-        scale=1.0,
         reliable=True,
         groups=(KernelGroup(name=kernel, family="optimizer", operator=None, count=count, time_ms=spent_ms),),
     )
-    arms = (Arm(name="as_is", tried=True, reason=None, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts),)
+    arms = (Arm(name=ArmName.AS_IS, tried=True, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts),)
     network = Network(linears=(Linear(use="training"),))
     return Facts(
         network=network,
         training=Training(optimizer="torch.optim.adamw.AdamW"),
-        trial=Trial(device="cuda", arms=arms, reliable=True),
+        trial=Trial(device="cuda", arms=arms),
     )
 
 

@@ -1,9 +1,9 @@
 """FP8 is slower, and it is not known why
 
 Looks at: what the step as it is takes more than the best BF16, and how much of that is accounted
-for: by changes that were timed and gave it back, by casts that the GEMMs do not pay for, by a GPU
-that waits for the host, and, where the best BF16 is compiled and this FP8 is not, by the norms and
-pointwise kernels that compiling fuses, up to what compiling gave BF16.
+for. It is by changes that were timed and gave it back, by casts that the GEMMs do not pay for, and
+by a GPU that waits for the host. Where the best BF16 is compiled and this FP8 is not, it is also by
+the norms and pointwise kernels that compiling fuses, up to what compiling gave BF16.
 
 Why it matters. A doctor who has no diagnosis has to say so. When less than four fifths of the
 difference are accounted for, the treatments above cannot be the whole story, and BF16 stays
@@ -34,25 +34,21 @@ from fp8doctor.analysis.step_difference import (
     why_unknown,
 )
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, Network, Trial, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
 
 EXPLAINED = 0.8
-"""Share of the difference that has to be accounted for. The bar of the catalogue: what is left is then within
-the spread between two profiles of the same kernels, 4 to 27 % on an H200."""
+"""Share of the difference that has to be accounted for. The bar of the catalogue: what is left is within the
+spread between two profiles of the same kernels, 4 to 27 % on an H200."""
 
 
-@check(
-    "STP006",
-    "unexplained",
-    area="step",
-    severity="warning",
-)
+@check("STP006", "unexplained", area="step", severity="warning")
 def unexplained(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
-    now, bf16, best = arm(facts.trial, "as_is"), best_bf16(facts), best_fp8(facts)
+    now, bf16, best = arm(facts.trial, ArmName.AS_IS), best_bf16(facts), best_fp8(facts)
     if (
         facts.trial.device == "cpu"
         or now is None
@@ -106,17 +102,19 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def gained_by_compiling(facts: Facts, fp8: Arm, bf16: Arm, found: Waterfall) -> float:
-    """What the fused norms and pointwise kernels of a compiled BF16 save that this FP8, which is not
-    compiled, still spends."""
-    eager = arm(facts.trial, "bf16")
+    """Compute what compiled BF16 saves by fusing norms and pointwise kernels that this uncompiled FP8 still
+    spends."""
+    eager = arm(facts.trial, ArmName.BF16)
     if eager is None or bf16 is eager or not (eager.step_ms and bf16.step_ms) or is_compiled(facts, fp8):
         return 0.0
     return max(0.0, min(eager.step_ms - bf16.step_ms, found.parts_ms["norms and pointwise"]))
 
 
 def is_compiled(facts: Facts, fp8: Arm) -> bool:
-    """Whether an FP8 layer is compiled in this arm. Regions that ran do not tell: Transformer Engine compiles
-    functions of its own."""
+    """Whether an FP8 layer is compiled in this arm.
+
+    Regions that ran do not tell: Transformer Engine compiles functions of its own.
+    """
     treatments = fp8.treatments if recorded(fp8, "treatments") else ()
     as_is = any(linear.compiled is not None for linear in facts.network.linears if linear.use == "training")
     return as_is or any(name.startswith(("compile-", "cuda-graphs")) for name in treatments)
@@ -130,7 +128,6 @@ def _slower_by(attention_ms: float, casts_ms: float) -> Facts:
         Arm(
             name=name,
             tried=True,
-            reason=None,
             step_ms=sum(families.values()),
             rounds_ms=(sum(families.values()),) * 6,
             breakdown=Breakdown(
@@ -138,16 +135,12 @@ def _slower_by(attention_ms: float, casts_ms: float) -> Facts:
                 idle_ms=0.0,
                 host_wait_pct=None,
                 busy_ms=sum(families.values()),
-                scale=1.0,
                 reliable=True,
             ),
         )
-        for name, families in (("as_is", fp8), ("bf16_compiled", bf16))
+        for name, families in ((ArmName.AS_IS, fp8), (ArmName.BF16_COMPILED, bf16))
     )
-    return Facts(
-        network=Network(linears=(Linear(use="training"),)),
-        trial=Trial(device="cuda", arms=arms, reliable=True),
-    )
+    return Facts(network=Network(linears=(Linear(use="training"),)), trial=Trial(device="cuda", arms=arms))
 
 
 SICK = _slower_by(attention_ms=8.0, casts_ms=2.0)

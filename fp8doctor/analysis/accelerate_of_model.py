@@ -6,7 +6,7 @@ from fp8doctor.facts import Accelerate, Facts, recorded
 
 
 def accelerate_of_model(facts: Facts) -> Accelerate | None:
-    """The state of the Accelerator that prepared this model or may still prepare it; None without one.
+    """Return the state of the Accelerator that prepared this model or may still prepare it; None without one.
 
     Where nobody recorded whether an Accelerator may, the state counts.
     """
@@ -17,3 +17,9 @@ def accelerate_of_model(facts: Facts) -> Accelerate | None:
         return accelerate
     excluded = recorded(accelerate, "may_prepare") and accelerate.may_prepare is False
     return None if excluded else accelerate
+
+
+def was_prepared(facts: Facts) -> bool:
+    """Whether Accelerate's ``prepare`` got this model."""
+    accelerate = facts.accelerate()
+    return accelerate is not None and accelerate.prepared

@@ -9,29 +9,29 @@ from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_con
 
 
 def arm(trial: Trial, name: str) -> Arm | None:
-    """The arm of that name, if it was timed."""
+    """Return the arm of that name, if it was timed."""
     return next((each for each in trial.arms if each.name == name and each.tried), None)
 
 
 def timed_on(trial: Trial) -> str:
-    """The device, as a measured number names it."""
+    """Name the device as a measured number does."""
     return trial.gpu or trial.device.upper()
 
 
 def best_bf16(facts: Facts) -> Arm | None:
-    """The fastest BF16 arm of the same model; without FP8 the job as it is counts too."""
+    """Find the fastest BF16 arm of the same model; without FP8 the job as it is counts too."""
     names = BF16_BASELINES if uses_fp8(facts) else BASELINES
     timed = [found for name in names if (found := arm(facts.trial, name))]
     return min(timed, key=lambda each: each.step_ms or 0.0, default=None)
 
 
 def best_fp8(facts: Facts) -> Arm | None:
-    """The fastest total in FP8."""
+    """Find the fastest total in FP8."""
     return min(fp8_totals(facts), key=lambda each: each.step_ms or 0.0, default=None)
 
 
 def fp8_totals(facts: Facts) -> list[Arm]:
-    """The job as it is and as it is prescribed, or converted where it has no FP8; those that were timed."""
+    """List the timed totals in FP8: the job as it is and as prescribed, or converted where it has no FP8."""
     names = (
         (ArmName.AS_IS, ArmName.PRESCRIBED)
         if uses_fp8(facts)
@@ -41,7 +41,8 @@ def fp8_totals(facts: Facts) -> list[Arm]:
 
 
 def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:
-    """The best BF16 with those changes of ``fp8`` that are none of FP8's own; None if it was not timed."""
+    """Find the best BF16 with those changes of ``fp8`` that are none of FP8's own; None if it was not
+    timed."""
     shared = that_help_bf16_too(fp8.treatments if uses_fp8(facts) and recorded(fp8, "treatments") else ())
     if not shared:
         return best_bf16(facts)
@@ -54,7 +55,7 @@ def uses_fp8(facts: Facts) -> bool:
 
 
 def ratio(a: Arm, b: Arm) -> Interval:
-    """Time of ``a`` / time of ``b``, round by round, because a round shares clocks and heat.
+    """Divide the time of ``a`` by that of ``b``, round by round, because a round shares clocks and heat.
 
     Arms of different windows share none: then the interval is as wide as both of theirs allow.
     """
@@ -65,7 +66,8 @@ def ratio(a: Arm, b: Arm) -> Interval:
 
 
 def base_of(trial: Trial, of: Arm) -> Arm | None:
-    """The arm that ``of`` changes, if both were timed; old recordings without a base change ``as_is``."""
+    """Return the arm that ``of`` changes, if both were timed; old recordings without a base change
+    ``as_is``."""
     if of.name in BASELINES:
         return None
     name = of.base if recorded(of, "base") else ArmName.AS_IS
@@ -73,7 +75,7 @@ def base_of(trial: Trial, of: Arm) -> Arm | None:
 
 
 def saved_ms(base: Arm, changed: Arm) -> Interval:
-    """What a change saves of a step, in ms, round by round; of different windows as `ratio` has it."""
+    """Compute what a change saves of a step, in ms, round by round; of different windows as `ratio` does."""
     if len(base.rounds_ms) == len(changed.rounds_ms):
         return interval([a - b for a, b in zip(base.rounds_ms, changed.rounds_ms, strict=True)])
     over, under = interval(base.rounds_ms), interval(changed.rounds_ms)
@@ -81,7 +83,7 @@ def saved_ms(base: Arm, changed: Arm) -> Interval:
 
 
 def saved_by(facts: Facts, treatment: str) -> Interval | None:
-    """What a treatment saved of a step, in ms, in the arm that carried it out alone; None without one."""
+    """Tell what a treatment alone saved of a step, in ms; None where no arm carried it out alone."""
     for alone in facts.arms():
         base = base_of(facts.trial, alone) if alone.tried and alone.treatments == (treatment,) else None
         if base is not None:

@@ -12,7 +12,7 @@ NEEDS_COMPILE = ("Float8Linear", "MXLinear", "MXFP8Linear")
 
 BESIDE_AT_MOST = 4
 """Layers outside the blocks, such as a head, that are compiled one by one; with more of them the whole model
-is. A choice of length: every one is a line of the treatment."""
+is. Each is a line of the treatment. A choice of length."""
 
 TORCH_NN = "torch.nn."
 
@@ -35,8 +35,8 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     """Compile the lists of blocks that hold these layers, and the few of them beside the blocks; else the
     whole model.
 
-    Those few alone where all blocks are compiled already. A KV cache would make every block a version of its
-    own, of which Dynamo keeps 8: it is switched off where blocks are compiled.
+    Only those few are compiled where all blocks are already. The KV cache is switched off where blocks are
+    compiled: it would make each a version of its own, of which Dynamo keeps 8.
     """
     network = facts.network
     lists = [each for each in network.blocks if any(is_inside(linear, each) for linear in uncovered)]
@@ -76,12 +76,13 @@ def blocks_are_compiled(network: Network) -> bool:
 
 
 def has_loop(blocks: Blocks) -> bool:
-    """Whether a loop over the blocks reaches what is called of them; before it was recorded, they were."""
+    """Whether a loop over the blocks reaches what is called of them; in recordings without that fact it
+    does."""
     return not recorded(blocks, "level") or blocks.level is not None
 
 
 def compile_all(network: Network) -> list[str]:
-    """The lines that compile every block of the model, or the whole of it."""
+    """Write the lines that compile every block of the model, or the whole of it."""
     if not network.blocks or not all(map(has_loop, network.blocks)):
         return compile_whole(network)
     loops = [compile_loop(each, network) for each in network.blocks]
@@ -89,15 +90,17 @@ def compile_all(network: Network) -> list[str]:
 
 
 def compile_whole(network: Network) -> list[str]:
-    """The lines that compile the whole model."""
+    """Write the lines that compile the whole model."""
     if has_forward_of_torch(network):
         return [WHY_WRAPPED, "model = torch.compile(model)"]
     return ["model.compile()"]
 
 
 def compile_loop(blocks: Blocks, network: Network, mode: str | None = None) -> str:
-    """The lines that compile every block of a list, or what is called of it, in the compiler's own mode where
-    none is given."""
+    """Write the lines that compile every block of a list, or what is called of it.
+
+    Without a mode the compiler's own is taken.
+    """
     chosen = f'mode="{mode}"' if mode else ""
     if recorded(blocks, "level") and blocks.level:
         return _loop_into(blocks, network, blocks.level, chosen)
@@ -111,7 +114,7 @@ def compile_loop(blocks: Blocks, network: Network, mode: str | None = None) -> s
 
 
 def _loop_into(blocks: Blocks, network: Network, level: int, chosen: str) -> str:
-    """The lines that compile what lies at a level of the blocks, which have no forward of their own."""
+    """Write the lines that compile what lies at a level of the blocks, which have no forward of their own."""
     names = ["block", *(f"inner{each or ''}" for each in range(level - 1)), "part"]
     lines = [f"for block in {blocks_in_python(blocks, network)}:   # a block itself is never called"]
     if has_forward_of_torch(blocks):
@@ -127,14 +130,14 @@ def _loop_into(blocks: Blocks, network: Network, level: int, chosen: str) -> str
 
 
 def compile_line(linear: Linear, network: Network) -> str:
-    """The line that compiles one layer."""
+    """Write the line that compiles one layer."""
     if linear.kind.startswith(TORCH_NN):
         return in_its_place(linear.name, "torch.compile({})", network)
     return f"{in_python(linear.name, network)}.compile()"
 
 
 def cache_off(facts: Facts) -> str:
-    """The line that switches the KV cache off where its module's configuration is."""
+    """Write the line that switches the KV cache off where its module's configuration is."""
     switch = facts.training.cache_switch if recorded(facts, "training.cache_switch") else None
     return f"{in_python(f'{switch}.config' if switch else 'config', facts.network)}.use_cache = False"
 
@@ -147,7 +150,7 @@ def has_forward_of_torch(module: Blocks | Network) -> bool:
 
 
 def idle_marks(facts: Facts) -> list[CompileMark]:
-    """The marks that compile no frame of the module they are on."""
+    """List the marks that compile no frame of the module they are on."""
     return [
         mark for mark in facts.training.compile_marks if recorded(mark, "compiles") and mark.compiles is False
     ]
@@ -164,10 +167,10 @@ def is_inside(linear: Linear, blocks: Blocks) -> bool:
 
 
 def blocks_in_python(blocks: Blocks, network: Network) -> str:
-    """What a loop over the blocks goes through."""
+    """Write what a loop over the blocks goes through."""
     return in_python(blocks.name, network) + (".values()" if is_dict(blocks) else "")
 
 
 def is_dict(blocks: Blocks) -> bool:
-    """Whether the blocks are the values of a ModuleDict; all were in lists before it was recorded."""
+    """Whether the blocks are the values of a ModuleDict; recordings without that fact have lists."""
     return recorded(blocks, "container") and blocks.container == "ModuleDict"

@@ -15,7 +15,7 @@ and 1.15.0."""
 
 
 def fp8_was_asked_for(facts: Facts) -> str | None:
-    """Who asked for FP8, in words; None when nobody did or nothing of it was recorded."""
+    """Tell who asked for FP8, in words; None when nobody did or nothing of it was recorded."""
     variables = facts.variables()
     asked = asked_by_environment(variables)
     if asked:
@@ -29,7 +29,7 @@ def fp8_was_asked_for(facts: Facts) -> str | None:
 
 
 def asked_by_environment(variables: Mapping[str, str]) -> str | None:
-    """How the environment, or the launcher through it, asks for FP8; None when it does not."""
+    """Tell how the environment, or the launcher through it, asks for FP8; None when it does not."""
     precision = variables.get("ACCELERATE_MIXED_PRECISION", "")
     if precision.lower() == "fp8":
         return f"ACCELERATE_MIXED_PRECISION={precision}"

@@ -16,15 +16,15 @@ Reaching the default power limit, a voltage limit or clocks that the owner set h
 of a GPU at work."""
 
 SLOWED_PCT = 10.0
-"""Share of the samples, in per cent, from which a reason counts. A convention of this tool: a median over
-rounds stands fewer, and NVML reports a slowdown while clocks change."""
+"""Share of the samples, in per cent, from which a reason counts. A convention of this tool: NVML reports a
+slowdown while clocks change, and a median over rounds stands a few."""
 
 SHARED_PCT = 100 * EVEN
 """Use of the GPU by others, in per cent, that can move a verdict: what this tool calls even."""
 
 
 def slowdowns(health: Health) -> dict[str, float]:
-    """Reasons that count, with their share of the samples in per cent."""
+    """List the reasons that count, with their share of the samples in per cent."""
     throttled = health.throttled_pct if recorded(health, "throttled_pct") else {}
     return {
         reason: share for reason, share in throttled.items() if reason in SLOWDOWNS and share >= SLOWED_PCT
@@ -32,7 +32,7 @@ def slowdowns(health: Health) -> dict[str, float]:
 
 
 def disturbance(health: Health | None) -> str | None:
-    """What hit some rounds of the trial more than others, in words; None when nothing that NVML tells did."""
+    """Tell what hit some rounds of the trial more than others; None when NVML saw nothing."""
     if health is None:
         return None
     said = [f"{reason} in {share:.0f} % of the samples" for reason, share in slowdowns(health).items()]

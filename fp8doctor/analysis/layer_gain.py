@@ -1,10 +1,10 @@
 """What FP8 gives each layer by its shape: the GEMMs that it saves, less the casts that it costs.
 
-From GEMMs and casts that were timed alone on this GPU (`Trial.shapes`) where they are, else from
-`fp8doctor.cost`. Casts are those of a compiled layer: an uncompiled one loses for another reason. Alone they
-are dearer than in a step, where they share kernels with what is around them: a loss counts only where it
-stays one with the fewest casts. Experts are left out, whose rows change from step to step, and so are layers
-that no FP8 kernel takes as they are.
+GEMMs and casts are those that were timed alone on this GPU (`Trial.shapes`), else those of `fp8doctor.cost`.
+Casts are those of a compiled layer: an uncompiled one loses for another reason. Alone they are dearer than in
+a step, where they share kernels with their neighbours, so a loss counts only where it stays one with the
+fewest casts. Experts are left out, because their rows change from step to step, and so are layers that no FP8
+kernel takes as they are.
 """
 
 from __future__ import annotations
@@ -59,17 +59,19 @@ FROZEN_CAST_SHARE = {
     "delayed": 3.0 / 4.7,
     "current": 5.0 / 6.8,
 }
-"""What is left of the cast bytes of an activation in a frozen layer: without a weight gradient, input and
-gradient are written once, as they lie. Of the effective bytes of `fp8doctor.cost.casts`: two reads of 2 bytes
-and a write of 1, one read less with delayed scales; rowwise what ``rowwise_with_gw_hp`` takes, which casts
-them once whether the weight is trained or not."""
+"""Cast bytes of an activation in a frozen layer / in a trained one. Without a weight gradient, input and
+gradient are written once, as they lie.
+
+In the effective bytes of `fp8doctor.cost.casts`: two reads of 2 bytes and a write of 1, one read less with
+delayed scales. Rowwise takes what ``rowwise_with_gw_hp`` does, which casts them once in any case.
+"""
 
 REPEATS_WITHIN = 0.03
 """Share by which two kernels timed in turn may differ by chance; a step and its replica differ by 0.02."""
 
 WORTH_PCT = 2.0
-"""Loss of all body layers that lose, in per cent of the time of the model's GEMMs in BF16, below which it is
-not worth a filter: within that a step measured against itself repeats."""
+"""Loss of all body layers that lose / time of the model's GEMMs in BF16, in per cent, below which a filter is
+not worth it: a step measured against itself repeats within that."""
 
 MANY_TOKENS = 65_536
 """Tokens of a micro-batch at which a layer that still loses is called too small. A choice."""
@@ -101,12 +103,12 @@ class Gain:
 
     @property
     def ms(self) -> float:
-        """What FP8 saves of a step; negative where it costs."""
+        """Compute what FP8 saves of a step; negative where it costs."""
         return self.times * (self.bf16_ms - self.fp8_ms - self.casts_ms)
 
     @property
     def most_ms(self) -> float:
-        """The most that it can save, with the fewest casts."""
+        """Compute the most that it can save, with the fewest casts."""
         return self.times * (self.bf16_ms - self.fp8_ms - self.least_casts_ms)
 
     @property
@@ -116,21 +118,22 @@ class Gain:
 
 
 def gains(facts: Facts) -> dict[str, Gain]:
-    """What FP8 gives every judged layer, by name; empty if the tokens are unknown or FP8 cannot run."""
+    """Compute what FP8 gives every judged layer, by name; empty if the tokens are unknown or FP8 cannot
+    run."""
     timed = {name: shape for shape in timed_shapes(facts) for name in shape.layers}
     found = ((linear.name, gain_of(linear, facts, timed.get(linear.name))) for linear in judged(facts))
     return {name: gain for name, gain in found if gain is not None}
 
 
 def timed_shapes(facts: Facts) -> tuple[LayerShape, ...]:
-    """The shapes that were timed in FP8 on a GPU."""
+    """List the shapes that were timed in FP8 on a GPU."""
     if not recorded(facts, "trial.shapes") or facts.trial.device == "cpu":
         return ()
     return tuple(shape for shape in facts.trial.shapes if shape.fp8_ms is not None)
 
 
 def judged(facts: Facts) -> list[Linear]:
-    """FP8 layers that are as wide as FP8 kernels want them and multiply every token once."""
+    """List FP8 layers that are as wide as FP8 kernels want them and multiply every token once."""
     linears = facts.network.linears
     return [
         linear
@@ -148,7 +151,7 @@ def _runs(linear: Linear) -> bool:
 
 
 def gain_of(linear: Linear, facts: Facts, timed: LayerShape | None, rows: int | None = None) -> Gain | None:
-    """What FP8 gives one layer: as timed, else as modelled with ``rows``, or with its own."""
+    """Compute what FP8 gives one layer: as timed, else as modelled with ``rows``, or with its own."""
     gpu, rows = modelled_gpu(facts), rows or rows_of(linear, facts) or facts.workload.tokens
     times = micro_batches(facts) * gemms(linear) * calls_of(linear, facts)
     casts = None if rows is None or gpu.fp8_tflops is None else modelled_casts_ms(linear, rows, gpu)
@@ -175,7 +178,7 @@ def gain_of(linear: Linear, facts: Facts, timed: LayerShape | None, rows: int | 
 
 
 def modelled_casts_ms(linear: Linear, rows: int, gpu: GpuSpec) -> float:
-    """The casts of a compiled layer, or of one of Transformer Engine."""
+    """Model the casts of a compiled layer, or of one of Transformer Engine."""
     k, n, recipe = linear.in_features, linear.out_features, linear.recipe or "tensorwise"
     cast_rows = round(rows * FROZEN_CAST_SHARE[recipe]) if linear.requires_grad is False else rows
     if recipe in TE_CAST_BYTES:
@@ -184,10 +187,10 @@ def modelled_casts_ms(linear: Linear, rows: int, gpu: GpuSpec) -> float:
 
 
 def losing(facts: Facts) -> dict[str, Gain]:
-    """The layers that lose, whatever their tokens and recipe.
+    """Find the layers that lose, whatever their tokens and recipe.
 
-    Where the batch is made up, its tokens are no fault of the model: they lose with many tokens too. What
-    loses rowwise and not tensorwise has the wrong recipe, not the wrong shape.
+    The tokens of a made-up batch are no fault of the model: there a layer has to lose with many tokens too.
+    What loses rowwise and not tensorwise has the wrong recipe, not the wrong shape.
     """
     found, rows = gains(facts), None if is_given(facts) else MANY_TOKENS
     layers = {linear.name: linear for linear in judged(facts)}
@@ -197,7 +200,7 @@ def losing(facts: Facts) -> dict[str, Gain]:
 
 
 def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
-    """Whether a layer in BF16 is better left there: converted by this recipe it loses, as `losing` says.
+    """Whether a layer in BF16 would lose, as `losing` says, if this recipe converted it.
 
     What one check leaves out of the conversion no other may ask for.
     """
@@ -218,7 +221,7 @@ def _loses_at_best(linear: Linear, facts: Facts, rows: int | None) -> bool:
 
 
 def _at_best(linear: Linear, facts: Facts, rows: int | None) -> Gain | None:
-    """What the model gives it with so many rows, scaled by tensors."""
+    """Model the gain with so many rows, scaled by tensors."""
     return gain_of(
         msgspec.structs.replace(linear, recipe="tensorwise") if linear.recipe in ROWWISE else linear,
         facts,
@@ -239,7 +242,7 @@ def is_given(facts: Facts) -> bool:
 
 
 def losing_apart(facts: Facts) -> dict[str, Gain]:
-    """Heads and routers that lose, and with many tokens too: what only few tokens make lose is not narrow."""
+    """Find heads and routers that lose with many tokens too: what only few tokens make lose is not narrow."""
     apart = {linear.name: linear for linear in judged(facts) if linear.role in APART}
     return {
         name: gain
@@ -249,7 +252,7 @@ def losing_apart(facts: Facts) -> dict[str, Gain]:
 
 
 def losing_body(facts: Facts) -> dict[str, Gain]:
-    """Layers of the body, without LoRA's, whose loss is worth a filter and more tokens would not end."""
+    """Find layers of the body, without LoRA's, whose loss is worth a filter and more tokens would not end."""
     body = {
         linear.name: linear
         for linear in judged(facts)
@@ -266,14 +269,14 @@ def losing_body(facts: Facts) -> dict[str, Gain]:
 
 
 def loss_pct(of: Iterable[Gain], facts: Facts) -> float:
-    """What these layers lose at least, in per cent of all GEMMs of the model in BF16."""
+    """Divide what these layers lose at least by all GEMMs of the model in BF16, in per cent."""
     in_bf16 = sum(gain.times * gain.bf16_ms for gain in gains(facts).values())
     share_pct = sum(linear.flops_share_pct or 0.0 for linear in judged(facts))
     return -sum(gain.most_ms for gain in of) / in_bf16 * share_pct
 
 
 def to_keep(facts: Facts) -> tuple[str, ...]:
-    """Names of the layers that are better left in BF16, in the order of the model."""
+    """Name the layers that are better left in BF16, in the order of the model."""
     found = losing_apart(facts) | losing_body(facts)
     return tuple(linear.name for linear in judged(facts) if linear.name in found)
 
@@ -292,8 +295,11 @@ class Crossing:
 
 
 def crossing(facts: Facts) -> Crossing | None:
-    """Where FP8 begins to pay; None where it pays now, as a step or by its layers, not with `MANY_TOKENS`
-    either, or the batch is not the user's."""
+    """Find where FP8 begins to pay; None where no number of tokens decides.
+
+    That is where it pays now, as a step or by its layers, or does not with `MANY_TOKENS` either, or where the
+    batch is not the user's.
+    """
     now, tokens = list(gains(facts).values()), step_tokens(facts)
     if (
         not now
@@ -317,7 +323,7 @@ def crossing(facts: Facts) -> Crossing | None:
 
 
 def speedup(of: Iterable[Gain]) -> float:
-    """GEMMs in BF16 / GEMMs and the fewest casts in FP8."""
+    """Divide GEMMs in BF16 by GEMMs and the fewest casts in FP8."""
     of = list(of)
     return sum(gain.times * gain.bf16_ms for gain in of) / sum(
         gain.times * (gain.fp8_ms + gain.least_casts_ms) for gain in of
@@ -330,12 +336,13 @@ def acquitted(of: Iterable[Gain], saved: Interval | None) -> bool:
 
 
 def at_least(of: Iterable[Gain]) -> str:
-    """What stands before the fewest casts: those that were timed alone are a bound, modelled ones are not."""
+    """Write what stands before the fewest casts: those that were timed alone are a bound, modelled ones are
+    not."""
     return "at least " if all(gain.measured for gain in of) else ""
 
 
 def in_step(saved: Interval | None) -> str:
-    """What the whole step says, as a sentence to add; empty where it was not timed."""
+    """Write what the whole step says, as a sentence to add; empty where it was not timed."""
     if saved is None:
         return ""
     return (
@@ -345,8 +352,10 @@ def in_step(saved: Interval | None) -> str:
 
 
 def saving(of: Iterable[Gain]) -> Saving:
-    """What BF16 saves of a step for layers that lose: a model of the step even where each was timed, because
-    each was timed alone."""
+    """Tell what BF16 saves of a step for layers that lose.
+
+    It is modelled even where each layer was timed, because each was timed alone.
+    """
     of = list(of)
     low, high = -sum(gain.most_ms for gain in of), -sum(gain.ms for gain in of)
     apart = 0.0 if all(gain.measured for gain in of) else UNCERTAINTY
@@ -354,6 +363,6 @@ def saving(of: Iterable[Gain]) -> Saving:
 
 
 def basis(of: Iterable[Gain]) -> str:
-    """Where the numbers come from, in words that begin a sentence."""
+    """Say where the numbers come from, in words that begin a sentence."""
     of = list(of)
     return f"{'Timed alone' if all(gain.measured for gain in of) else 'Modelled'} on {of[0].gpu}"

@@ -1,4 +1,5 @@
-"""What the facts add up to, for the first screen and for checks: counts, shares, who asked for FP8."""
+"""Layers and modules of the facts: how a script writes them, which are in FP8 or could be, and their
+share."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from keyword import iskeyword
 from fp8doctor.facts import Linear, Network, recorded
 
 KEEP_IT_IN_MODULE = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
-"""Wrappers behind whose ``module`` the attributes of the model are; the others hand them on."""
+"""Wrappers that hold the model's attributes behind ``module``; the others hand them on."""
 
 
 LISTS = ("torch.nn.modules.container.Sequential", "torch.nn.modules.container.ModuleList")
-"""Classes whose children are had by their number."""
+"""Classes whose children are reached by number."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,10 @@ class Layers:
 
 
 def in_python(name: str, network: Network) -> str:
-    """How a script that calls its model ``model`` writes one of its modules, or an attribute of one:
-    ``model.layers[0].up``, ``model.get_submodule("stages.0.1").norm``.
+    """Write a module, or an attribute of one, as a script does that calls its model ``model``.
 
-    Only a container takes an index; where the facts do not say that a module is one, its children are
-    asked for by name.
+    ``model.layers[0].up``, ``model.get_submodule("stages.0.1").norm``. Only a container takes an index; where
+    the facts do not say that a module is one, its children are asked for by name.
     """
     model = _model(network)
     written, path = model, ""
@@ -52,8 +52,10 @@ def in_python(name: str, network: Network) -> str:
 
 
 def in_its_place(name: str, made: str, network: Network) -> str:
-    """The line that puts something made of a module in the module's place, where ``{}`` in ``made`` stands
-    for the module."""
+    """Write the line that puts something made of a module in the module's place.
+
+    ``{}`` in ``made`` stands for the module.
+    """
     module = in_python(name, network)
     value = made.format(module)
     if not module.endswith(")"):
@@ -63,7 +65,7 @@ def in_its_place(name: str, made: str, network: Network) -> str:
 
 
 def in_words(name: str, network: Network) -> str:
-    """How a sentence names a module, shorter than what a script may have to write: ``model.up[0]``."""
+    """Name a module in a sentence, shorter than what a script may have to write: ``model.up[0]``."""
     parts = (
         "." + part if part.isidentifier() else f"[{part}]" if part.isdigit() else f"[{part!r}]"
         for part in name.split(".")
@@ -78,7 +80,8 @@ def _model(network: Network) -> str:
 
 
 def _container(name: str, network: Network) -> str | None:
-    """What takes an index or a key to its children, as far as the facts tell: ``list`` or ``ModuleDict``."""
+    """Tell what takes an index or a key to its children, as far as the facts do: ``list`` or
+    ``ModuleDict``."""
     if not name and recorded(network, "kind") and network.kind in LISTS:
         return "list"
     for blocks in network.blocks if recorded(network, "blocks") else ():
@@ -88,7 +91,8 @@ def _container(name: str, network: Network) -> str | None:
 
 
 def layer_label(linear: Linear) -> str:
-    """The class of a layer as users call it: ``te.Linear``, ``Float8Linear``, ``Linear of Float8Tensor``."""
+    """Name the class of a layer as users call it: ``te.Linear``, ``Float8Linear``, ``Linear of
+    Float8Tensor``."""
     name = linear.kind.rpartition(".")[2] if recorded(linear, "kind") else "unknown"
     if name == "Linear" and recorded(linear, "weight_class") and linear.weight_class:
         return f"{name} of {linear.weight_class.rpartition('.')[2]}"
@@ -96,7 +100,8 @@ def layer_label(linear: Linear) -> str:
 
 
 def fp8_layers(linears: tuple[Linear, ...]) -> tuple[Layers, ...]:
-    """Layers in FP8 by class, the rarest first; ``te.Linear`` and ``Float8Linear`` are always among them."""
+    """Count the layers in FP8 by class, the rarest first; ``te.Linear`` and ``Float8Linear`` are always among
+    them."""
     found: dict[tuple[str, bool], list[Linear]] = {("te.Linear", False): [], ("Float8Linear", False): []}
     for linear in linears:
         if linear.use in ("training", "storage"):
@@ -109,7 +114,7 @@ def fp8_layers(linears: tuple[Linear, ...]) -> tuple[Layers, ...]:
 
 
 FP8_MULTIPLE = 16
-"""Elements; divides both sides of an FP8 weight. Source: torch ``_check_scaled_mm_sizes``, CUDA only."""
+"""Elements that divide both sides of an FP8 weight. Source: torch ``_check_scaled_mm_sizes``, CUDA only."""
 
 
 def fits_fp8(linear: Linear) -> bool:
@@ -118,7 +123,7 @@ def fits_fp8(linear: Linear) -> bool:
 
 
 EVERY_ROLE = ("body", "head", "router", "experts")
-"""Of `Linear.role`."""
+"""All values of `Linear.role`."""
 
 NO_LINEAR = ("torchtune.modules.peft.lora.LoRALinear",)
 """Linear-like classes that do not derive from nn.Linear, beside Conv1D. Source: torchtune 0.6."""
@@ -160,6 +165,6 @@ def would_be_converted(
 
 
 def flops_share_pct(linears: Iterable[Linear]) -> float:
-    """The share of the model's GEMM FLOPs that these layers have together, as far as it is known."""
+    """Sum up the share of the model's GEMM FLOPs that these layers have, as far as it is known."""
     known = (linear for linear in linears if recorded(linear, "flops_share_pct"))
     return sum(linear.flops_share_pct or 0.0 for linear in known)

@@ -20,7 +20,7 @@ class Interval:
 
 
 def interval(samples: Sequence[float]) -> Interval:
-    """The sign-test interval of a median. Source: Conover, Practical Nonparametric Statistics, 3.2.
+    """Compute the sign-test interval of a median. Source: Conover, Practical Nonparametric Statistics, 3.2.
 
     With fewer than five samples no interval of that confidence exists, and the whole range is given.
     """

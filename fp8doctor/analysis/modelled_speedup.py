@@ -14,20 +14,20 @@ class ModelledSpeedup:
 
     as_is: float
     compiled: float
-    """With everything compiled; as it is where an FP8 layer is not torchao's, because the model has no
-    compiled form of it."""
+    """With everything compiled. It equals ``as_is`` where an FP8 layer is not torchao's, because the model
+    has no compiled form of it."""
     gpu: str
 
     @property
     def sentence(self) -> str:
-        """What the verdict says of it."""
+        """Write what the verdict says of it."""
         best = max(self.as_is, self.compiled)
         later = f", {best:.2f}x compiled" if best - self.as_is >= 0.01 else ""
         return f"About {self.as_is:.2f}x of the best BF16 as it is{later} (modelled on {self.gpu})."
 
 
 def modelled_speedup(facts: Facts) -> ModelledSpeedup | None:
-    """The speedup by the cost model; None where it has no numbers for a part of the step."""
+    """Model the speedup; None where the cost model has no numbers for a part of the step."""
     if recorded(facts, "training.use_cache") and facts.training.use_cache:
         return None  # with a KV cache the compiled blocks may not be what runs
     torchao = all(linear.stack == "torchao" for linear in facts.network.linears if linear.use == "training")

@@ -31,7 +31,7 @@ class MeasuredSpeed:
 
 
 def measured_speed(facts: Facts) -> MeasuredSpeed | None:
-    """How fast FP8 is as it runs; None without FP8, or where one of the two steps was not timed."""
+    """Tell how fast FP8 is as it runs; None without FP8, or where one of the two steps was not timed."""
     if not recorded(facts, "trial") or not recorded(facts, "network") or not uses_fp8(facts):
         return None
     as_is, bf16 = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
@@ -49,8 +49,7 @@ def fp8_never_ran(trial: Trial) -> bool:
 
 
 def fp8_pays(facts: Facts) -> bool:
-    """Whether a whole step in FP8, as it is or as prescribed, was timed on a GPU and is not slower than the
-    best BF16 of its like."""
+    """Whether a whole step in FP8 was timed on a GPU and is not slower than the best BF16 of its like."""
     if not recorded(facts, "trial.arms") or facts.trial.device == "cpu":
         return False
     ratios = [ratio(bf16, fp8) for fp8 in fp8_totals(facts) if (bf16 := fair_bf16(facts, fp8))]
@@ -70,11 +69,10 @@ convention of this tool."""
 
 
 def stays_in_bf16(facts: Facts) -> Interval | None:
-    """What BF16 saves of the best total in FP8, in ms, when FP8 stays slower beyond doubt; None when it does
-    not or is not known.
+    """Tell what BF16 saves of the best total in FP8, in ms, when FP8 stays slower beyond doubt; else None.
 
-    It is not known while a variant waits to be tried, unless there is little that any of them could give, nor
-    on a CPU, which only emulates FP8.
+    It is not known on a CPU, which only emulates FP8. Nor is it while a variant waits to be tried, unless
+    none of them could give much.
     """
     if (
         not recorded(facts, "trial")
@@ -94,9 +92,9 @@ def stays_in_bf16(facts: Facts) -> Interval | None:
 
 
 def ceiling(facts: Facts) -> Ceiling | None:
-    """The most that FP8 can give on this GPU over the best BF16; None when that is not known.
+    """Tell the most that FP8 can give on this GPU over the best BF16; None when that is not known.
 
-    A total that was timed is never above it, whatever the kernels say.
+    It is never below a total that was timed, whatever the kernels say.
     """
     if not recorded(facts, "trial") or not recorded(facts, "network") or facts.trial.device == "cpu":
         return None

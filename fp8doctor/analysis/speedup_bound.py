@@ -1,9 +1,9 @@
 """The most that FP8 can give: the best BF16 step with its GEMMs at the speed of FP8 and every cast for free.
 
 No change of the casts can beat it, so it says when there is little to look for. It rests on FP8 GEMMs that
-were timed, in a step or alone, where these are all that FP8 could take, with one scale for a whole tensor,
-which gives the fastest GEMMs. Another recipe, or a layer left out, would bound only the job as it is: then it
-rests on the datasheet, and is called modelled.
+were timed, in a step or alone. They have to be all that FP8 could take, with one scale for a whole tensor,
+which gives the fastest GEMMs. With another recipe, or with a layer left out, they would bound only the job as
+it is. Then the bound rests on the datasheet, and is called modelled.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Ceiling:
 
     @property
     def gemms_pct(self) -> float:
-        """Share of the BF16 step that FP8 can make faster, in per cent."""
+        """Divide by the BF16 step what FP8 can make faster of it, in per cent."""
         return 100 * self.gemms_ms / self.step_ms
 
 
 def bound(facts: Facts, bf16: Arm, fp8: Iterable[Arm]) -> Ceiling | None:
-    """The bound for a job whose best BF16 is ``bf16``; ``fp8`` are arms that do the same work in FP8.
+    """Bound a job whose best BF16 is ``bf16``; ``fp8`` are arms that do the same work in FP8.
 
     Of what was measured the least time counts, because it is a bound. None when the BF16 step was not
     profiled, or nothing is known about the FP8 GEMMs of the whole model. A step that was profiled is never
@@ -68,7 +68,7 @@ def bound(facts: Facts, bf16: Arm, fp8: Iterable[Arm]) -> Ceiling | None:
 
 
 def _whole(facts: Facts, arms: Iterable[Arm]) -> list[Arm]:
-    """The arms in which every layer that FP8 could take is in FP8, with one scale for a whole tensor."""
+    """List the arms in which every layer that FP8 could take is in FP8, with one scale for a whole tensor."""
     if _left_out(facts):
         return []
     return [each for each in arms if _is_whole(each, _per_tensor(facts))]
@@ -80,8 +80,8 @@ def _per_tensor(facts: Facts) -> bool:
 
 
 def _is_whole(arm: Arm, as_is: bool) -> bool:
-    """``as_is`` is what holds for the layers as they are, where the arm changes neither their recipe nor
-    which are in FP8."""
+    """Whether the arm is whole; ``as_is`` tells it of an arm that changes neither recipes nor which layers
+    are in FP8."""
     changes = arm.treatments if recorded(arm, "treatments") else ()
     recipes = [recipe for each in changes if (recipe := traits(each).recipe)]
     if KEEP_IN_BF16 in changes:
@@ -90,8 +90,10 @@ def _is_whole(arm: Arm, as_is: bool) -> bool:
 
 
 def _left_out(facts: Facts) -> bool:
-    """Whether a layer is not in FP8, nor converted by the trial, that FP8 could take; heads, routers and
-    adapters are left out by good custom."""
+    """Whether a layer that FP8 could take is neither in FP8 nor converted by the trial.
+
+    Heads, routers and adapters are left out by good custom.
+    """
     none = not any(linear.use == "training" for linear in facts.network.linears)
     return any(
         would_be_converted(linear, roles=("body", "experts"), rewritten=True)
@@ -101,7 +103,7 @@ def _left_out(facts: Facts) -> bool:
 
 
 def _in_a_step(arms: Iterable[Arm]) -> tuple[str, float] | None:
-    """All GEMMs of the fastest FP8 step that was profiled."""
+    """Sum up all GEMMs of the fastest FP8 step that was profiled."""
     profiled: list[tuple[float, str, Breakdown]] = []
     for arm in arms:
         found = breakdown_of(arm) if recorded(arm, "breakdown") else None
@@ -114,10 +116,11 @@ def _in_a_step(arms: Iterable[Arm]) -> tuple[str, float] | None:
 
 
 def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
-    """The step's GEMMs, those of the Linears sped up as they are alone; what else the step multiplies stays
-    as it is.
+    """Speed up those of the step's GEMMs that are the Linears', as they are alone; the others stay as they
+    are.
 
-    That is a head left out of FP8, the products of eager attention, adapters, or what is multiplied in fp32.
+    Others are a head left out of FP8, the products of eager attention, adapters, and what is multiplied in
+    fp32.
     """
     shapes = facts.trial.shapes if recorded(facts, "trial.shapes") else ()
     bf16 = sum(len(each.layers) * each.bf16_ms for each in shapes)
@@ -132,7 +135,7 @@ def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
 
 
 def _by_datasheet(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
-    """The step's GEMMs, sped up as those of the Linears are by the cost model."""
+    """Speed up the step's GEMMs as the cost model does those of the Linears."""
     gpu = modelled_gpu(facts)
     if not recorded(facts, "network"):
         return None

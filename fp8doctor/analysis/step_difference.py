@@ -63,14 +63,14 @@ class Waterfall:
 
 
 def breakdown_of(arm: Arm) -> Breakdown | None:
-    """Where the arm's step goes; None where that was not profiled, or what came out means nothing."""
+    """Return where the arm's step goes; None where that was not profiled or is not reliable."""
     found = with_attention_together(arm)
     return found if found is not None and found.reliable and arm.step_ms else None
 
 
 def with_attention_together(arm: Arm) -> Breakdown | None:
-    """The arm's breakdown with the fp32 products of attention under ``attention``, which no operator encloses
-    in a compiled graph."""
+    """Move the fp32 products of attention to ``attention``, which no operator encloses in a compiled
+    graph."""
     found = arm.breakdown
     plain = plain_attention(arm) if found is not None else None
     if found is None or plain is None or not plain.of_fp32_gemms:
@@ -84,17 +84,17 @@ def with_attention_together(arm: Arm) -> Breakdown | None:
 
 
 def why_unknown(arm: Arm) -> str:
-    """Why `breakdown_of` an arm is None, in words that follow its name."""
+    """Tell why `breakdown_of` an arm is None, in words that follow its name."""
     return "was not profiled" if arm.breakdown is None else "has no reliable breakdown"
 
 
 def part_ms(breakdown: Breakdown, part: str) -> float:
-    """Time of one of `PARTS` in a step."""
+    """Sum up one of `PARTS` in a step."""
     return sum(breakdown.families_ms.get(family, 0.0) for family in PARTS[part])
 
 
 def waterfall(of: Arm, against: Arm) -> Waterfall | None:
-    """The difference of two arms; None unless both have a breakdown that can be relied on.
+    """Divide the difference of two arms; None unless both have a breakdown that can be relied on.
 
     A compiled cast kernel does the norm or the activation before it as well. What the other arm spends on
     those and this one does not is therefore no cost of the casts.
@@ -117,7 +117,7 @@ def waterfall(of: Arm, against: Arm) -> Waterfall | None:
 
 
 def parts_in_words(found: Waterfall) -> str:
-    """The parts, the largest first: ``casts +240.6, GEMMs −33.0 ms``."""
+    """Write the parts, the largest first: ``casts +240.6, GEMMs −33.0 ms``."""
     parts = sorted(
         ((part, ms) for part, ms in found.parts_ms.items() if abs(ms) >= SHOWN_MS),
         key=lambda each: -abs(each[1]),
@@ -133,15 +133,15 @@ def parts_in_words(found: Waterfall) -> str:
 
 
 def signed(ms: float) -> str:
-    """A change in ms with its sign."""
+    """Write a change in ms with its sign."""
     return f"{'−' if ms < 0 else '+'}{abs(ms):,.1f}"
 
 
 def waits_for_the_host(arm: Arm) -> bool:
-    """Whether the GPU runs dry for a good part of the step because launches come late, in the shortest step
-    that the median may be too.
+    """Whether launches that come late leave the GPU dry for a good part of the step.
 
-    A host that others disturb makes single rounds longer, which says nothing about the job.
+    Judged is the shortest step that the median may be too: a host that others disturb makes single rounds
+    longer, which says nothing about the job.
     """
     found = breakdown_of(arm)
     if found is None or not arm.step_ms or found.host_wait_pct is None:
@@ -152,7 +152,7 @@ def waits_for_the_host(arm: Arm) -> bool:
 
 
 def profiled_on_gpu(facts: Facts) -> tuple[Arm, Breakdown, float] | NotApplicable:
-    """The step as it is on a GPU, its breakdown and its ms; else why a check of it does not apply."""
+    """Return the step as it is on a GPU, its breakdown and its ms; else why a check of it does not apply."""
     now = next((each for each in facts.trial.arms if each.name == ArmName.AS_IS and each.tried), None)
     if facts.trial.device == "cpu" or now is None or not now.step_ms:
         return NotApplicable(reason="the step as it is was not timed on a GPU")

@@ -135,18 +135,22 @@ UPGRADE = "upgrade-"
 """How treatments by hand begin that name the packages to upgrade."""
 
 
+FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
+"""Classes of ``torch.optim`` that take ``fused``, on CPU and CUDA alike. Source: torch 2.6 to 2.13."""
+
+
 def traits(name: str) -> Traits:
-    """The traits of a treatment; none where nothing is known of it."""
+    """Look up the traits of a treatment; none where nothing is known of it."""
     return TREATMENTS.get(name, Traits())
 
 
 def family(name: str) -> str:
-    """The family of a treatment; its own name where it stands alone."""
+    """Look up the family of a treatment; its own name where it stands alone."""
     return traits(name).family or name
 
 
 def that_help_bf16_too(names: Iterable[str]) -> frozenset[str]:
-    """Those of these treatments that are none of FP8's own."""
+    """Keep those of these treatments that are none of FP8's own."""
     return frozenset(name for name in names if traits(name).helps_bf16_too)
 
 

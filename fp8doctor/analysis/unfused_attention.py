@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from fp8doctor.facts import Arm, KernelGroup, recorded
 
 SHARE_PCT = 10.0
-"""Share of the time the GPU works, in per cent, that softmax, batched GEMMs and what stands between them have
-to take before they are called attention. Of the GPU's time: in a step that waits for its host they would
-disappear. A choice: small batched GEMMs of other layers stay below."""
+"""Share of the GPU's working time, in per cent, from which softmax, batched GEMMs and what lies between are
+called attention. Of the step's time they would disappear where the GPU waits. A choice: small batched GEMMs
+of other layers stay below."""
 
 SOFTMAX_PCT = 5.0
 """Softmax / batched GEMMs, in per cent, from which the GEMMs are the softmax's. In attention it goes over
@@ -48,7 +48,7 @@ class PlainAttention:
 
 
 def plain_attention(arm: Arm) -> PlainAttention | None:
-    """What the arm's step spends on it; None where that is little, or was not profiled."""
+    """Tell what the arm's step spends on it; None where that is little, or was not profiled."""
     breakdown = arm.breakdown if recorded(arm, "breakdown") else None
     if breakdown is None or not breakdown.reliable or not recorded(arm, "cuts") or not arm.step_ms:
         return None
@@ -79,7 +79,7 @@ def plain_attention(arm: Arm) -> PlainAttention | None:
 
 
 def is_softmax(group: KernelGroup) -> bool:
-    """Whether these kernels are a softmax: by their operator, or by the name that the compiler gives them."""
+    """Whether these kernels are a softmax, by their operator or by the compiler's name."""
     compiled = group.name.startswith("triton_") and "_softmax" in group.name.replace("log_softmax", "")
     return group.operator in SOFTMAX or compiled
 

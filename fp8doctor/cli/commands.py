@@ -29,15 +29,7 @@ from fp8doctor.cli.delivery import (
     replay_and_deliver,
     writable,
 )
-from fp8doctor.cli.options import (
-    FILE,
-    list_options,
-    output_options,
-    positive,
-    seconds,
-    version,
-    with_options,
-)
+from fp8doctor.cli.options import FILE, list_options, output_options, positive, seconds, version, with_options
 from fp8doctor.errors import UserError
 
 if TYPE_CHECKING:

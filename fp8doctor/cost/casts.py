@@ -21,7 +21,7 @@ class CastBytes(NamedTuple):
     """Bytes per element."""
 
     activation: float
-    """Of input and output gradient each."""
+    """Per element of input and of output gradient."""
     weight: float
 
 
@@ -57,7 +57,7 @@ TE_CAST_BYTES = {"delayed": 4.7, "current": 6.8}
 
 
 def casts_ms(m: int, k: int, n: int, gpu: GpuSpec, *, compiled: bool, recipe: str = "tensorwise") -> float:
-    """Time torchao's casts of one Linear take in one step: input (M, K), weight (K, N), gradient (M, N).
+    """Model torchao's casts of one Linear in one step: input (M, K), weight (K, N), gradient (M, N).
 
     Uncompiled, what was measured of ``tensorwise`` stands for every recipe.
     """
@@ -74,5 +74,5 @@ def casts_ms(m: int, k: int, n: int, gpu: GpuSpec, *, compiled: bool, recipe: st
 
 
 def weight_casts_ms(k: int, n: int, gpu: GpuSpec, *, recipe: str = "tensorwise") -> float:
-    """The part of it, compiled, that is the weight's and does not depend on the tokens."""
+    """Model the part of the compiled casts that is the weight's and does not depend on the tokens."""
     return memory_ms(COMPILED_CAST_BYTES[recipe].weight * k * n, gpu)

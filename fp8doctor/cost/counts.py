@@ -6,28 +6,29 @@ from fp8doctor.facts import Facts, Linear, recorded
 
 
 def step_tokens(facts: Facts) -> int | None:
-    """Rows of the GEMMs in one micro-batch; None if unknown."""
+    """Count the rows of the GEMMs in one micro-batch; None if unknown."""
     return facts.workload.tokens if recorded(facts, "workload.tokens") else None
 
 
 def micro_batches(facts: Facts) -> int:
-    """Micro-batches per step; 1 if unknown."""
+    """Count the micro-batches per step; 1 if unknown."""
     return facts.workload.accumulate if recorded(facts, "workload.accumulate") else 1
 
 
 def gemms(linear: Linear) -> int:
-    """GEMMs of its shape in one forward; 1 if unknown."""
+    """Count GEMMs of the layer's shape in one forward; 1 if unknown."""
     return linear.gemms if recorded(linear, "gemms") else 1
 
 
 def rows_of(linear: Linear, facts: Facts) -> int | None:
-    """Rows of one call: as the trial saw them, else the tokens of a micro-batch; None if unknown."""
+    """Count the rows of one call: as the trial saw them, else the tokens of a micro-batch; None if
+    unknown."""
     seen = _seen_rows(linear, facts)
     return max(seen) if seen else step_tokens(facts)
 
 
 def calls_of(linear: Linear, facts: Facts) -> int:
-    """Calls with so many rows in one forward; 1 if unknown."""
+    """Count the calls with so many rows in one forward; 1 if unknown."""
     seen = _seen_rows(linear, facts)
     return max(1, round(sum(seen) / max(seen))) if any(seen) else 1
 

@@ -23,15 +23,16 @@ class Balance:
     """What FP8 costs and gives in one step of these layers, uncompiled, modelled."""
 
     casts_ms: float
-    """Of the GPU."""
+    """Time of the GPU."""
     gemms_saved_ms: float
     gpu: str
     host_ms: float = 0.0
-    """What launching the casts takes of the host meanwhile."""
+    """Time of the host for launching the casts meanwhile."""
 
 
 def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
-    """The eager casts of these layers against what their FP8 GEMMs save; None when it cannot be modelled."""
+    """Weigh the eager casts of these layers against what their FP8 GEMMs save; None when it cannot be
+    modelled."""
     gpu, tokens = modelled_gpu(facts), step_tokens(facts)
     if tokens is None:
         return None
@@ -49,10 +50,10 @@ def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
 
 
 def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
-    """What compiling these layers and what stands between them saves of one step; None when the tokens are
-    unknown or FP8 cannot run.
+    """Model what compiling these layers and what stands between them saves of one step.
 
-    The uncompiled casts keep the GPU busy, or, with few tokens, the host: the longer of the two counts.
+    The uncompiled casts keep the GPU busy, or, with few tokens, the host: the longer of the two counts. None
+    when the tokens are unknown or FP8 cannot run.
     """
     gpu = modelled_gpu(facts)
     tokens = step_tokens(facts)

@@ -33,8 +33,8 @@ class Pace(NamedTuple):
     clock: float
     """Share of the full clock."""
     tile_ms: float
-    """Start and end of a tile, its output written, that the next one does not hide: what makes a short K
-    slow."""
+    """Time to start and end a tile and to write its output that the next one does not hide: it makes a short
+    K slow."""
 
 
 BACK_TO_BACK = Pace(0.84, 0.003)
@@ -82,7 +82,7 @@ LARGE = (16384, 4096, 16384)
 
 @lru_cache(maxsize=4096)
 def gemm_ms(m: int, k: int, n: int, gpu: GpuSpec, *, fp8: bool, pace: Pace = IN_A_STEP) -> float | None:
-    """Time of one (M, K) x (K, N) GEMM with BF16 output: a launch, and the slower of computing and moving the
+    """Model one (M, K) x (K, N) GEMM with BF16 output: a launch, and the slower of computing and moving
     operands.
 
     None where the GPU has no FP8 tensor cores and ``fp8`` is asked for.
@@ -120,7 +120,7 @@ def step_gemms_ms(
     weight_gradient: bool = True,
     recipe: str | None = None,
 ) -> float | None:
-    """Time of the GEMMs of one Linear in one step: output, input gradient and, if trained, weight gradient.
+    """Model the GEMMs of one Linear in one step: output, input gradient and, if trained, weight gradient.
 
     The recipe ``rowwise_with_gw_hp`` leaves the weight gradient in BF16.
     """
@@ -131,13 +131,13 @@ def step_gemms_ms(
 
 
 def large_gemm_speedup(gpu: GpuSpec) -> float:
-    """How much faster than BF16 a large FP8 GEMM is; 1 without FP8 tensor cores."""
+    """Tell how much faster than BF16 a large FP8 GEMM is; 1 without FP8 tensor cores."""
     bf16, fp8 = (gemm_ms(*LARGE, gpu, fp8=in_fp8) for in_fp8 in (False, True))
     return bf16 / fp8 if bf16 and fp8 else 1.0
 
 
 def amdahl(share: float, speedup: float) -> float:
-    """Speedup of the whole when ``share`` of its time (0 to 1) runs ``speedup`` times as fast.
+    """Compute the speedup of the whole when ``share`` of its time (0 to 1) runs ``speedup`` times as fast.
 
     60 % at 1.5x gives 1.25x, 80 % gives 1.36x. Raises ValueError outside those ranges. Source: Amdahl, AFIPS
     1967.

@@ -53,7 +53,8 @@ MEMORY_EFFICIENCY = 0.90
 
 
 def gpu_spec(name: str) -> GpuSpec:
-    """The datasheet of a GPU by its short name, in any case. Raises `UserError` naming the known ones."""
+    """Find the datasheet of a GPU by its short name, in any case. Raises `UserError` naming the known
+    ones."""
     wanted = name.upper().replace(" ", "").replace("-", "")
     for spec in GPUS:
         if spec.name == wanted:
@@ -64,7 +65,8 @@ def gpu_spec(name: str) -> GpuSpec:
 
 
 def modelled_gpu(facts: Facts) -> GpuSpec:
-    """The GPU whose costs are modelled: as assumed, else the first one visible that is known, else H100."""
+    """Choose the GPU whose costs are modelled: as assumed, else the first one visible that is known, else
+    H100."""
     if recorded(facts, "assumed_gpu") and facts.assumed_gpu:
         return gpu_spec(facts.assumed_gpu)
     for gpu in facts.gpus if recorded(facts, "gpus") else ():
@@ -78,7 +80,7 @@ def modelled_gpu(facts: Facts) -> GpuSpec:
 
 
 def modelled_gpu_name(facts: Facts) -> str:
-    """The name of the GPU whose costs are modelled; as it was given where it has no datasheet."""
+    """Name the GPU whose costs are modelled; as it was given where it has no datasheet."""
     try:
         return modelled_gpu(facts).name
     except UserError:
@@ -86,5 +88,5 @@ def modelled_gpu_name(facts: Facts) -> str:
 
 
 def memory_ms(bytes_moved: float, gpu: GpuSpec) -> float:
-    """Time to move so many bytes through the GPU's memory at the bandwidth that is really reached."""
+    """Divide so many bytes by the bandwidth that the GPU's memory really reaches."""
     return bytes_moved / (gpu.memory_tb_s * MEMORY_EFFICIENCY * 1e9)

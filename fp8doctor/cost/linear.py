@@ -21,7 +21,7 @@ class LinearCost(NamedTuple):
 
 
 def linear_cost(linear: Linear, rows: int, gpu: GpuSpec, *, own_recipe: bool = True) -> LinearCost | None:
-    """The cost of one layer that multiplies so many rows; None where the GPU has no FP8 tensor cores.
+    """Model one layer that multiplies so many rows; None where the GPU has no FP8 tensor cores.
 
     Without ``own_recipe`` all its GEMMs are in FP8, whatever its recipe leaves in BF16.
     """

@@ -1,11 +1,11 @@
-"""The training step of a whole model, modelled from its facts: GEMMs, casts, attention, what lies between,
-loss, optimizer.
+"""The training step of a whole model, modelled from its facts: GEMMs, casts, attention, loss, optimizer and
+the rest.
 
-Rough where the facts are: attention is recognised by the names of its projections, the width of its heads is
-assumed, and norms, activations and residuals are counted by the inputs and outputs of the Linears they stand
-between. None rather than a guess for what it has no numbers of: experts, emulated FP8, stacks and recipes
-that were not measured, 32-bit weights. All constants: one H200, torch 2.11, torchao 0.18, TE 2.20.2, November
-2026; bytes are effective, as in `fp8doctor.cost.casts`.
+It is rough where the facts are. Attention is recognised by the names of its projections, the width of its
+heads is assumed, and norms, activations and residuals are counted by the inputs and outputs of the Linears
+around them. There is no guess where it has no numbers: experts, emulated FP8, stacks and recipes that were
+not measured, and 32-bit weights give None. All constants: one H200, torch 2.11, torchao 0.18, TE 2.20.2,
+November 2026; bytes are effective, as in `fp8doctor.cost.casts`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ KERNELS = 10
 
 
 FP8_KERNELS = {"eager": 83, "compiled": 9, "transformer_engine": 6}
-"""What an FP8 Linear adds to it, counted."""
+"""What an FP8 Linear adds to `KERNELS`, counted."""
 
 
 GAP_MS = 0.001
@@ -77,7 +77,7 @@ FUSED_QUERIES = (
     "to_qkv",
     "linear_qkv",
 )
-"""Last part of the names of the Linears of which each attention has one."""
+"""Last part of the name of a Linear that every attention has once."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class ModelledStep:
 def modelled_step(
     facts: Facts, gpu: GpuSpec | None = None, *, loss: Literal["fp32", "16bit"] = "fp32"
 ) -> ModelledStep | None:
-    """The step of this model on ``gpu``, or on the modelled one; None where facts or numbers are missing."""
+    """Model the step of this model on ``gpu``, or on the modelled one; None where facts or numbers are
+    missing."""
     gpu = gpu or modelled_gpu(facts)
     tokens = step_tokens(facts)
     if tokens is None or not recorded(facts, "network.linears"):
@@ -129,7 +130,7 @@ def modelled_step(
 
 
 def layer_ms(linear: Linear, tokens: int, gpu: GpuSpec, eager_how: str) -> dict[Family, float] | None:
-    """What one Linear and its surroundings take in one micro-batch; None when there are no numbers for it."""
+    """Model one Linear and its surroundings in one micro-batch; None when there are no numbers for it."""
     fp8 = linear.use == "training"
     recipe = linear.recipe if recorded(linear, "recipe") else None
     features = linear.features if recorded(linear, "features") else {}
@@ -177,14 +178,14 @@ def layer_ms(linear: Linear, tokens: int, gpu: GpuSpec, eager_how: str) -> dict[
 
 
 def mode_of(linear: Linear) -> str:
-    """How its FP8 is launched: key of `FP8_HOST_MS` and `FP8_KERNELS`."""
+    """Tell how its FP8 is launched: key of `FP8_HOST_MS` and `FP8_KERNELS`."""
     if linear.stack == "transformer_engine":
         return "transformer_engine"
     return "eager" if linear.compiled is None else "compiled"
 
 
 def attention_ms(facts: Facts, tokens: int, gpu: GpuSpec) -> float:
-    """Attention of every layer that has a query projection, causal in a model with a vocabulary."""
+    """Model attention of every layer that has a query projection, causal in a model with a vocabulary."""
     length = facts.workload.sequence_length if recorded(facts, "workload.sequence_length") else None
     if not length:
         return 0.0
@@ -204,7 +205,7 @@ def attention_ms(facts: Facts, tokens: int, gpu: GpuSpec) -> float:
 
 
 def loss_ms(facts: Facts, tokens: int, gpu: GpuSpec, bytes_per_logit: float) -> float:
-    """The cross entropy over the head's outputs."""
+    """Model the cross entropy over the head's outputs."""
     logits = (
         max((linear.out_features for linear in facts.network.linears if linear.role == "head"), default=0)
         if has_vocabulary(facts.network)
@@ -218,13 +219,13 @@ def has_vocabulary(network: Network) -> bool:
 
 
 def optimizer_ms(network: Network, gpu: GpuSpec) -> float:
-    """A fused AdamW step."""
+    """Model a fused AdamW step."""
     trained = network.trainable_parameters if recorded(network, "trainable_parameters") else 0
     return memory_ms(OPTIMIZER_BYTES * trained, gpu)
 
 
 def in_bf16(facts: Facts) -> Facts:
-    """The same job with every FP8 Linear as a plain one."""
+    """Turn every FP8 Linear of the job into a plain one."""
     plain = (
         replace(linear, use="none", stack="torch", recipe=None, features={})
         if linear.use == "training"
@@ -235,7 +236,7 @@ def in_bf16(facts: Facts) -> Facts:
 
 
 def with_linears_compiled(facts: Facts, *, yes: bool) -> Facts:
-    """The same job with every Linear but the head compiled, or none."""
+    """Compile every Linear of the job but the head, or none."""
     linears = (
         replace(linear, compiled="" if yes and linear.role != "head" else None)
         for linear in facts.network.linears
@@ -244,7 +245,7 @@ def with_linears_compiled(facts: Facts, *, yes: bool) -> Facts:
 
 
 def with_recipe(facts: Facts, recipe: str) -> Facts:
-    """The same job with another recipe in every FP8 Linear."""
+    """Give every FP8 Linear of the job another recipe."""
     return with_linears(
         facts,
         tuple(
@@ -267,7 +268,7 @@ embeddings in fp32, op by op: 8.5 and 16.2 ms more than compiled in Llamas of 4 
 
 
 def between_ms(linear: Linear, tokens: int, gpu: GpuSpec, how: str) -> float:
-    """The share of one Linear in one micro-batch; ``how`` is a key of `BETWEEN_BYTES`."""
+    """Model the share of one Linear in one micro-batch; ``how`` is a key of `BETWEEN_BYTES`."""
     if linear.role == "head":
         return 0.0
     wide = 2 if linear.dtype == "float32" else 1
@@ -275,7 +276,7 @@ def between_ms(linear: Linear, tokens: int, gpu: GpuSpec, how: str) -> float:
 
 
 def uncompiled(facts: Facts) -> str:
-    """How it is computed where nothing is compiled."""
+    """Tell how it is computed where nothing is compiled."""
     blocks = facts.blocks()
     return (
         "eager transformers"
@@ -289,5 +290,5 @@ HOST_MS = {"eager": 0.39, "compiled": 0.23}
 
 
 FP8_HOST_MS = {"eager": 1.65, "compiled": 0.14, "transformer_engine": 0.39}
-"""What an FP8 Linear adds to it: (113.5 - 22.7) / 55 and (20.85 - 12.93) / 55 with torchao 0.18, uncompiled
-and compiled, (44.7 - 22.2) / 57 with Transformer Engine 2.20."""
+"""What an FP8 Linear adds to `HOST_MS`: (113.5 - 22.7) / 55 and (20.85 - 12.93) / 55 with torchao 0.18,
+uncompiled and compiled, (44.7 - 22.2) / 57 with Transformer Engine 2.20."""

@@ -28,10 +28,7 @@ def with_measured_savings(
         saved = if_recorded(_saved_alone, facts, finding)
         if saved is not None:
             saving = Saving(
-                low=saved.low,
-                high=saved.high,
-                basis="measured",
-                gpu=if_recorded(timed_on, facts.trial),
+                low=saved.low, high=saved.high, basis="measured", gpu=if_recorded(timed_on, facts.trial)
             )
             finding = msgspec.structs.replace(finding, saving_ms=saving)
             if saved.high <= 0:

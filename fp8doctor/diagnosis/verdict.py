@@ -8,15 +8,7 @@ from typing import Literal
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import (
-    arm,
-    best_bf16,
-    best_fp8,
-    fair_bf16,
-    ratio,
-    saved_ms,
-    uses_fp8,
-)
+from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, ratio, saved_ms, uses_fp8
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.analysis.modelled_speedup import modelled_speedup

@@ -21,11 +21,9 @@ def examine_accelerate(tree: Tree) -> Accelerate | None:
     process: dict[str, Any] = dict(getattr(getattr(module, "PartialState", None), "_shared_state", {}))
     if not shared and not process:
         return None
-    plugin = shared.get("dynamo_plugin")
     return Accelerate(
         mixed_precision=_word(shared.get("_mixed_precision")),
         distributed=_word(shared.get("distributed_type", process.get("distributed_type"))),
-        dynamo_backend=_word(getattr(plugin, "backend", None)),
         prepared=is_prepared(tree),
         may_prepare=accelerator_waits(),
         te_autocast=runs_te_autocast(tree),

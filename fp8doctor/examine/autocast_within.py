@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
 import torch
 
 from fp8doctor.examine.checkpointing import LIBRARIES
+from fp8doctor.examine.code_names import names_in
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.walk import Tree
 from fp8doctor.stacks.lineage import home
@@ -30,15 +31,7 @@ def _opens(link: Any) -> bool:
     code = read(function, "__code__")
     if not isinstance(code, CodeType):
         return False
-    used = set(_names(code))
+    used = set(names_in(code))
     bound = [function.__globals__[name] for name in used if name in function.__globals__]
     bound += [cell.cell_contents for cell in function.__closure__ or () if cell != type(cell)()]
     return "autocast" in used or any(isinstance(value, torch.autocast) for value in bound)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Names used by a function and by the functions inside it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)

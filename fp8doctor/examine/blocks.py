@@ -86,5 +86,4 @@ def _blocks(place: Place, inside: Counter[int], layers: set[int]) -> Blocks:
         checkpointed=NOT_RECORDED
         if NOT_RECORDED in checkpointed
         else sum(each is not None for each in checkpointed),
-        linears=inside[id(place)],
     )

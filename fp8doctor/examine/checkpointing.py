@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import Any
 
+from fp8doctor.examine.code_names import names_in
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.facts import Checkpointing
 from fp8doctor.stacks.lineage import home, lineage
@@ -87,7 +88,11 @@ def called_checkpoint(module: Any) -> Any:
     if home(type(module)).startswith(LIBRARIES):
         return None
     return next(
-        (found for code, scope in forwards(module) if (found := _checkpoint_named(set(_names(code)), scope))),
+        (
+            found
+            for code, scope in forwards(module)
+            if (found := _checkpoint_named(set(names_in(code)), scope))
+        ),
         None,
     )
 
@@ -113,7 +118,7 @@ def package(value: Any) -> str | None:
 def opens_fp8_autocast(region: Any) -> bool:
     """Whether a forward in this region names Transformer Engine's autocast."""
     modules = (each for _, each in modules_of(region) if not home(type(each)).startswith(LIBRARIES))
-    return any(_opens(set(_names(code)), scope) for each in modules for code, scope in forwards(each))
+    return any(_opens(set(names_in(code)), scope) for each in modules for code, scope in forwards(each))
 
 
 def _opens(used: set[str], bound: dict[str, Any]) -> bool:
@@ -136,14 +141,6 @@ def of_the_process(active: bool | None) -> tuple[Checkpointing, ...]:
     if isinstance(budget, int | float) and budget < 1.0:
         found.append(Checkpointing(name="", form="compiler_budget", active=True, reentrant=None))
     return tuple(found)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Names used by a function and by the functions inside it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
 
 
 def _checkpoint_named(used: set[str], bound: dict[str, Any]) -> Any:

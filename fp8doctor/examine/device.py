@@ -132,8 +132,7 @@ def _gpus_of_nvml(nvml: Any, torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...
         sights = read_visible_devices(variable, cards)
         if _order_is_unknown(variable, sights, cards):
             gaps["gpus.visible"] = (
-                "CUDA_VISIBLE_DEVICES counts GPUs of different models, the fastest "
-                "first unless "
+                "CUDA_VISIBLE_DEVICES counts GPUs of different models, the fastest first unless "
                 "CUDA_DEVICE_ORDER=PCI_BUS_ID"
             )
             return tuple(describe(nvml, card, None, NOT_RECORDED, False) for card in cards)

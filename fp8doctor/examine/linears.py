@@ -51,12 +51,7 @@ def find_layers(tree: Tree, gaps: dict[str, str]) -> list[Found]:
 
 
 def describe(
-    found: Sequence[Found],
-    tree: Tree,
-    config: Any,
-    vocabulary: int | None,
-    parameters: int,
-    gaps: dict[str, str],
+    found: Sequence[Found], tree: Tree, config: Any, vocabulary: int | None, gaps: dict[str, str]
 ) -> tuple[Linear, ...]:
     """The facts of all layers. Shares of the FLOPs are left out when the FLOPs of one layer are unknown."""
     head = find_head(found, tree, vocabulary)
@@ -70,7 +65,6 @@ def describe(
     return tuple(
         msgspec.structs.replace(
             each,
-            parameter_share_pct=100.0 * each.parameters / parameters if parameters else 0.0,
             flops_share_pct=NOT_RECORDED
             if total is None
             else 100.0 * (each.flops_per_token or 0.0) / total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import Any
 
@@ -17,9 +16,8 @@ from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import class_name, lineage
 from fp8doctor.stacks.looking import buffers_of, children_of, is_a, parameters_of, read, state_of
-from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, stored_bytes
+from fp8doctor.stacks.tensors import dtype_name, is_float8, stored
 
-NORM = re.compile(r"Norm(\dd)?$", re.IGNORECASE)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 CONFIGS = ("config", "model_args", "args", "params")
 """Attributes that hold a model's sizes, in the order in which they are looked at."""
@@ -58,14 +56,11 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         adapter_parameters=sum(
             counts[key] for key, aliases in names.items() if any(is_adapter(name) for name in aliases)
         ),
-        parameter_gib=sum(map(stored_bytes, unique.values())) / 2**30,
         dtypes=dict(dtypes),
         devices=devices(tree, list(unique.values())),
         modules=len(tree.places),
-        linears=describe(found, tree, config, vocabulary, total, gaps),
+        linears=describe(found, tree, config, vocabulary, gaps),
         blocks=find_blocks(tree, [place for place, _ in found]),
-        embeddings=len(embeddings),
-        norms=sum(bool(NORM.search(type(place.module).__name__)) for place in tree.places),
         ties=tuple(tuple(aliases) for aliases in names.values() if len(aliases) > 1),
         broken_ties=broken_ties(tree, gaps),
         quantization=quantization(tree),
@@ -115,8 +110,7 @@ def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]
         read(table, "num_embeddings"),
     )
     hidden = next(
-        (size for name in HIDDEN if type(size := read(config, name)) is int),
-        read(table, "embedding_dim"),
+        (size for name in HIDDEN if type(size := read(config, name)) is int), read(table, "embedding_dim")
     )
     return vocabulary, hidden
 

@@ -62,7 +62,6 @@ def examine_saving(tree: Tree, gaps: dict[str, str]) -> Any:
         found.append(
             SavedWeight(
                 weight_class=kind,
-                tensors=len(members),
                 tried=name,
                 pickle_error=pickle_error(smallest),
                 storage_error=storage_error(smallest),

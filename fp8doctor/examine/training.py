@@ -44,7 +44,6 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
     left_out = None if optimizer is None else outside(optimizer, list(unique.values()), gaps)
     asked = True if any(each.active for each in tree.checkpointing) else None
     return Training(
-        mode="train" if read(tree.root.module, "training") else "eval",
         autocast=autocast_dtype(job, forward, list(unique.values())),
         gradients_seen=any(each.grad is not None for each in unique.values()),
         compile_marks=tuple(tree.marks),
@@ -122,7 +121,6 @@ def trainer_arguments(arguments: Any) -> TrainerArguments | None:
         bf16=settings.get("bf16"),
         fp16=settings.get("fp16"),
         mixed_precision=settings.get("mixed_precision"),
-        torch_compile=settings.get("torch_compile"),
         checkpointing=checkpointing,
     )
 

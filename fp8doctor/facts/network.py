@@ -50,7 +50,6 @@ class Linear(Record, frozen=True, kw_only=True):
     checkpointed: str | None = NOT_RECORDED
     """Name of the checkpointed region that covers it; None when its activations are kept."""
     parameters: int = NOT_RECORDED
-    parameter_share_pct: float | None = NOT_RECORDED
     flops_per_token: float | None = NOT_RECORDED
     """GEMM FLOPs of forward and backward for one token: 2·K·N each for output, input gradient and, when the
     weight is trained, weight gradient; expert weights scaled by the experts a token visits."""
@@ -75,8 +74,6 @@ class Blocks(Record, frozen=True, kw_only=True):
     compiled: int = NOT_RECORDED
     """Blocks of which all that is called is covered by a compile mark, its own or one above."""
     checkpointed: int = NOT_RECORDED
-    linears: int = NOT_RECORDED
-    """Linear-like layers in all of them together."""
 
 
 class Scaling(Record, frozen=True, kw_only=True):
@@ -121,7 +118,6 @@ class SavedWeight(Record, frozen=True, kw_only=True):
 
     weight_class: str = NOT_RECORDED
     """Qualified class, as `Linear.weight_class`."""
-    tensors: int = NOT_RECORDED
     tried: str = NOT_RECORDED
     """Name of the parameter that was tried."""
     pickle_error: Prose | None = NOT_RECORDED
@@ -141,7 +137,6 @@ class Network(Record, frozen=True, kw_only=True):
     """Elements of all parameters, a shared one counted once."""
     trainable_parameters: int = NOT_RECORDED
     adapter_parameters: int = NOT_RECORDED
-    parameter_gib: float | None = NOT_RECORDED
     dtypes: dict[str, int] = NOT_RECORDED
     """Elements of the parameters by dtype."""
     devices: tuple[str, ...] = NOT_RECORDED
@@ -149,8 +144,6 @@ class Network(Record, frozen=True, kw_only=True):
     modules: int = NOT_RECORDED
     linears: tuple[Linear, ...] = NOT_RECORDED
     blocks: tuple[Blocks, ...] = NOT_RECORDED
-    embeddings: int = NOT_RECORDED
-    norms: int = NOT_RECORDED
     ties: tuple[tuple[str, ...], ...] = NOT_RECORDED
     """Groups of parameter names that share one Parameter."""
     broken_ties: tuple[tuple[str, str], ...] = NOT_RECORDED

@@ -70,7 +70,6 @@ class Accelerate(Record, frozen=True, kw_only=True):
 
     mixed_precision: str | None = NOT_RECORDED
     distributed: str | None = NOT_RECORDED
-    dynamo_backend: str | None = NOT_RECORDED
     prepared: bool = NOT_RECORDED
     """Whether this model went through ``prepare``."""
     may_prepare: bool = NOT_RECORDED
@@ -98,7 +97,6 @@ class TrainerArguments(Record, frozen=True, kw_only=True):
     bf16: bool | None = NOT_RECORDED
     fp16: bool | None = NOT_RECORDED
     mixed_precision: str | None = NOT_RECORDED
-    torch_compile: bool | None = NOT_RECORDED
     checkpointing: bool | None = NOT_RECORDED
 
 
@@ -127,7 +125,6 @@ class Conversion(Record, frozen=True, kw_only=True):
 class Training(Record, frozen=True, kw_only=True):
     """The state of training around the module tree."""
 
-    mode: Literal["train", "eval"] = NOT_RECORDED
     autocast: str | None = NOT_RECORDED
     """Dtype of the autocast the step runs under; None without autocast."""
     autocast_within: bool = NOT_RECORDED

@@ -143,13 +143,10 @@ class ArmCut(Record, frozen=True, kw_only=True):
     blocks: dict[str, int] = NOT_RECORDED
     """List of blocks -> how many were kept; empty when the model was measured whole."""
     step_ms: float | None = NOT_RECORDED
-    low_ms: float | None = NOT_RECORDED
-    high_ms: float | None = NOT_RECORDED
     peak_gib: float | None = NOT_RECORDED
     """Weights, optimizer state, gradients and activations of this arm alone; None on a CPU."""
     warm_up_s: float | None = NOT_RECORDED
     """From the first step until nothing was compiled any more."""
-    graphs_compiled: int = NOT_RECORDED
     graph_breaks: int = NOT_RECORDED
     break_reasons: tuple[Prose, ...] = NOT_RECORDED
     """Why Dynamo broke the graph, in its own words, each once, at most a few."""

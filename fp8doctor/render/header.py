@@ -10,16 +10,6 @@ from fp8doctor.wording import plural
 SHOWN_PACKAGES = {"torchao": "torchao", "transformer_engine": "TE"}
 """Packages that are named where they are installed: import name -> what people call it."""
 
-FOR_SUPPORT = {
-    "python": "Python",
-    "platform": "",
-    "driver": "driver",
-    "cublaslt": "cuBLASLt",
-    "cudnn": "cuDNN",
-    "triton": "Triton",
-}
-"""What ``-v`` names of the software: its field -> what people call it."""
-
 SXM = ("A100", "H100", "H200")
 """GPUs whose datasheet is that of the SXM board, which is faster than the PCIe one of the same name."""
 
@@ -27,22 +17,6 @@ SXM = ("A100", "H100", "H200")
 def machine(facts: Facts, modelled_gpu: str) -> tuple[str, ...]:
     """The GPU and the versions that matter."""
     return (_gpu(facts, product(modelled_gpu)), *_versions(facts))
-
-
-def for_support(facts: Facts) -> tuple[str, ...]:
-    """Versions and clocks that a maintainer asks for first."""
-    software = facts.software if recorded(facts, "software") else None
-    versions = [
-        f"{label} {getattr(software, name)}".lstrip()
-        for name, label in FOR_SUPPORT.items()
-        if software is not None and recorded(software, name) and getattr(software, name) is not None
-    ]
-    clocks = [
-        f"SM clock {gpu.sm_clock_mhz} of {gpu.sm_clock_max_mhz} MHz"
-        for gpu in (facts.gpus if recorded(facts, "gpus") else ())
-        if recorded(gpu, "sm_clock_mhz") and recorded(gpu, "sm_clock_max_mhz") and gpu.sm_clock_mhz
-    ]
-    return (*versions, *clocks)
 
 
 def _gpu(facts: Facts, modelled: str) -> str:

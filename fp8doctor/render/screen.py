@@ -25,9 +25,6 @@ MARK_OF_OUTCOME: dict[str, Mark] = {
     "crashed": "unknown",
 }
 
-NO_TRIAL = "trial was not recorded"
-"""The reason of a check that needs a trial where there was none, as `fp8doctor.registry` gives it."""
-
 CODES_NAMED = 12
 """Unknown checks that are named one by one without ``-v``; more are only counted."""
 
@@ -114,11 +111,7 @@ def first_screen(report: Document, *, quiet: bool = False) -> Screen:
         for finding in findings
     ]
     troubles += [
-        Line(
-            "unknown",
-            outcome.area,
-            f"check {outcome.code} crashed: {outcome.reason or 'no reason given'}",
-        )
+        Line("unknown", outcome.area, f"check {outcome.code} crashed: {outcome.reason or 'no reason given'}")
         for outcome in crashed
     ]
     troubles.sort(key=lambda line: _position(line.area))
@@ -281,7 +274,7 @@ def _calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
 
 
 def _waits_for_a_trial(outcome: Outcome) -> bool:
-    return outcome.outcome == "unknown" and outcome.reason == NO_TRIAL
+    return recorded(outcome, "missing") and outcome.missing == "trial"
 
 
 def _outcomes(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import recorded
-from fp8doctor.render.header import for_support
 from fp8doctor.render.screen import Entry, Line, Mark, Screen, first_screen
+from fp8doctor.render.support import for_support, not_timed
 from fp8doctor.render.terminal import columns, printable_line, printable_lines, to_ascii, wrap
 from fp8doctor.render.timing import Timing
 
@@ -216,9 +216,10 @@ class _Page:
         return lines
 
     def gaps(self, report: Document) -> list[str]:
-        """Facts that could not be read, with the reason."""
+        """What could not be read or timed, with the reason."""
         gaps = report.facts.gaps if recorded(report.facts, "gaps") else {}
-        return [text for name, reason in gaps.items() for text in self.prose(f"Not read: {name}: {reason}")]
+        told = [f"Not read: {name}: {reason}" for name, reason in gaps.items()]
+        return [line for text in (*told, *not_timed(report.facts)) for line in self.prose(text)]
 
     def not_looked_at(self, screen: Screen) -> list[str]:
         return self.prose(f"Not looked at: {screen.not_looked_at}") if screen.not_looked_at else []

@@ -225,21 +225,26 @@ def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
     A wrapped weight becomes a Parameter over the very data inside it; every other Parameter stays.
     """
     if ancestor(type(module), "torchao.", FLOAT8 + OTHERS) and isinstance(module, nn.Linear):
-        twin = nn.Linear(
-            module.in_features,
-            module.out_features,
-            bias=module.bias is not None,
-            device="meta",
-            dtype=module.weight.dtype,
-        )
-        twin.weight, twin.bias = unwrapped(module.weight), module.bias
-        return twin.train(module.training)
+        return plain_linear(module).train(module.training)
     if hasattr(module, OP_CONFIG):
         raise NoTwin(f"{type(module).__name__} decides by its own configuration what runs in FP8")
     for name, weight in module._parameters.items():
         if weight is not None and tensor_class(weight) in TRAINING_WEIGHTS:
             module._parameters[name] = unwrapped(weight)
     return module
+
+
+def plain_linear(module: Any) -> nn.Linear:
+    """Make an nn.Linear over the weight and bias of one of torchao's own."""
+    plain = nn.Linear(
+        module.in_features,
+        module.out_features,
+        bias=module.bias is not None,
+        device="meta",
+        dtype=module.weight.dtype,
+    )
+    plain.weight, plain.bias = unwrapped(module.weight), module.bias
+    return plain
 
 
 def unwrapped(weight: Tensor) -> nn.Parameter:
@@ -256,8 +261,7 @@ def unwrapped(weight: Tensor) -> nn.Parameter:
     )
     if inner is None:
         raise NoTwin(
-            f"its weights are {type(weight).__name__}, whose data are not where "
-            "torchao 0.10 to "
-            "0.18 keep them"
+            f"its weights are {type(weight).__name__}, whose data are not where torchao 0.10 to 0.18 keep "
+            "them"
         )
     return nn.Parameter(inner.detach(), requires_grad=weight.requires_grad)

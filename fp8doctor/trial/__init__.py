@@ -27,8 +27,8 @@ __all__ = ["Budget", "DeviceLost", "TrialRun", "choose_device", "lost_with", "ru
 def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRun) -> Trial:
     """Time the model's shapes, then the job as it is, both BF16 baselines and the prescription.
 
-    Raises `DeviceLost` when an arm left the GPU unusable for this process, with what was known before where
-    that is a trial, and nothing else for what the model does.
+    Raises `DeviceLost` when an arm left the GPU unusable for this process; it carries the trial that was
+    known before, if there is one. Nothing that the model raises gets out.
     """
     workers = dynamo_state.workers()
     current = (
@@ -42,8 +42,8 @@ def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRu
 
 
 def lost_with(lost: DeviceLost, run: TrialRun) -> Trial:
-    """The trial as the GPU's loss leaves it, for a process that goes on: what was known before, or the
-    reason, and the harm."""
+    """Make the trial of a process that goes on without its GPU: what was known before, or the reason. The
+    harm is named in both."""
     nothing = Trial(
         device=run.device.type,
         gpu=gpu_name(run.device),
@@ -59,8 +59,7 @@ def lost_with(lost: DeviceLost, run: TrialRun) -> Trial:
 
 
 def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRun) -> Trial:
-    """The shapes first, because they say which layers to keep in BF16, then the arms, in what is left of the
-    budget."""
+    """Time the shapes, which say what layers to keep in BF16, and the arms in what is left of the budget."""
     device = run.device
     until = run.budget.began + shapes.SHARE * run.budget.seconds
     seen, unseen, changed = rows.seen_beside(

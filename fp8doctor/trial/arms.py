@@ -26,13 +26,7 @@ from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.explorations import TrialContext, explorations
-from fp8doctor.trial.treatments import (
-    TreatmentContext,
-    known,
-    strip_compile_marks,
-    to_bf16,
-    treatments,
-)
+from fp8doctor.trial.treatments import TreatmentContext, known, strip_compile_marks, to_bf16, treatments
 from fp8doctor.trial.treatments.adapters import without_adapters
 from fp8doctor.trial.treatments.checkpointing import keep_activations
 from fp8doctor.trial.treatments.compilation import block_by_block
@@ -44,7 +38,7 @@ RECIPES = ("tensorwise", "rowwise")
 
 
 def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
-    """The arms for these facts, the most important first."""
+    """Plan the arms for these facts, the most important first."""
     builder = ArmBuilder(facts, job)
     proposals = [
         each for each in known(held_to_shapes(prescription, facts)) if not traits(each.name).is_an_arm_already
@@ -72,7 +66,7 @@ class ArmBuilder:
     job: Job
 
     def baselines(self, in_fp8: bool) -> list[ArmPlan]:
-        """Eager and compiled BF16, but for the one of them that the step as it is already is."""
+        """Plan eager and compiled BF16, without the one that equals the step as it is."""
         compiled = any(linear.compiled is not None for linear in self.facts.network.linears)
         own, plans = self.own_autocast(), []
         if in_fp8 or compiled or own:
@@ -90,7 +84,8 @@ class ArmBuilder:
         return plans
 
     def own_autocast(self) -> tuple[str, ...]:
-        """What brings an fp32 step to BF16 before it is compared: an autocast, where it has none."""
+        """Name the treatment that brings an fp32 step without autocast to BF16 before it is compared; none
+        elsewhere."""
         return (
             ()
             if self.facts.training.autocast is not None or not mostly_fp32(self.job.model)
@@ -98,7 +93,7 @@ class ArmBuilder:
         )
 
     def conversions(self) -> list[ArmPlan]:
-        """A model without FP8 in FP8, and compiled."""
+        """Convert a model without FP8, compiled, one arm for each recipe."""
         compilation = "compile-blocks" if any(map(has_loop, self.facts.network.blocks)) else "compile-model"
         plans = []
         for recipe in RECIPES:
@@ -113,7 +108,7 @@ class ArmBuilder:
         return plans
 
     def prescribed(self, as_is: ArmPlan, proposals: Sequence[Treatment]) -> ArmPlan:
-        """One arm for everything that can be carried out."""
+        """Put everything that can be carried out into one arm."""
         change, names = (
             chain(*(self.change(each) for each in proposals)),
             tuple(each.name for each in proposals),
@@ -134,7 +129,7 @@ class ArmBuilder:
         )
 
     def arm(self, base: ArmPlan, treatment: Treatment) -> ArmPlan:
-        """One treatment alone on top of ``base``."""
+        """Put one treatment alone on top of ``base``."""
         change, ratio = self.change(treatment), base.tokens_ratio * treatments()[treatment.name].tokens_ratio
         fp8 = True if treatment.name == "te-autocast" else base.fp8
         compiled = base.compiled or traits(treatment.name).compiles
@@ -150,12 +145,12 @@ class ArmBuilder:
         )
 
     def explored(self, proposals: Iterable[Treatment]) -> list[Treatment]:
-        """What no finding proposes and may help."""
+        """Describe the treatments that no finding proposes and that may help."""
         context = TrialContext(self.facts, self.job, {each.name for each in proposals})
         return [described for name in explorations(context) if (described := describe(name, self.facts))]
 
     def measurements(self, base: ArmPlan) -> list[ArmPlan]:
-        """What is timed to know the share of something, not to prescribe it."""
+        """Plan arms that tell the share of something and are never prescribed."""
         plans = []
         unasked = explorations(TrialContext(self.facts, self.job, ()))
         if "checkpointing-off" in unasked and uses_fp8(self.facts):
@@ -188,13 +183,13 @@ class ArmBuilder:
         return plans
 
     def change(self, treatment: Treatment) -> Change:
-        """A treatment as a change of the variant."""
+        """Turn a treatment into a change of the variant."""
         context = TreatmentContext(self.facts, treatment.name, treatment.layers, self.job)
         return lambda variant: treatments()[treatment.name].function(variant, context)
 
 
 def together(base: ArmPlan, winners: Sequence[ArmPlan], name: str) -> ArmPlan:
-    """Everything of ``base`` and of the arms that gained on top of it; of one family the last stands."""
+    """Put ``base`` and the arms that gained on top of it into one; of one family the last stands."""
     replaced = {family(treatment) for winner in winners for treatment in winner.treatments}
     kept = [treatment for treatment in base.treatments if family(treatment) not in replaced]
     change = chain(base.change, *(winner.change for winner in winners))
@@ -216,12 +211,12 @@ def together(base: ArmPlan, winners: Sequence[ArmPlan], name: str) -> ArmPlan:
 
 
 def eager_bf16(variant: Variant) -> Variant:
-    """FP8 and every compile mark taken out."""
+    """Take FP8 and every compile mark out."""
     return in_bf16(replace(variant, model=to_bf16(strip_compile_marks(variant.model))))
 
 
 def compiled_bf16(variant: Variant, facts: Facts) -> Variant:
-    """FP8 taken out, and compiled block by block."""
+    """Take FP8 out and compile block by block."""
     return in_bf16(
         replace(
             variant, model=block_by_block(to_bf16(strip_compile_marks(variant.model), compiled=True), facts)
@@ -230,7 +225,7 @@ def compiled_bf16(variant: Variant, facts: Facts) -> Variant:
 
 
 def in_bf16(variant: Variant) -> Variant:
-    """Under BF16 autocast where the parameters are fp32 and nothing else makes the GEMMs BF16."""
+    """Add BF16 autocast where the parameters are fp32 and nothing else makes the GEMMs BF16."""
     return (
         replace(variant, autocast=torch.bfloat16)
         if variant.autocast is None and mostly_fp32(variant.model)
@@ -239,10 +234,10 @@ def in_bf16(variant: Variant) -> Variant:
 
 
 def on_model(change: Callable[..., nn.Module], **settings: Any) -> Change:
-    """A change of the model as a change of the variant."""
+    """Turn a change of the model into a change of the variant."""
     return lambda variant: replace(variant, model=change(variant.model, **settings))
 
 
 def chain(*changes: Change) -> Change:
-    """One change after the other."""
+    """Apply one change after the other."""
     return lambda variant: functools.reduce(lambda changed, change: change(changed), changes, variant)

@@ -1,10 +1,8 @@
-"""The second phase: when explorations gained, the prescription becomes what they give together, and that is
-timed.
+"""The second phase: what explorations gained becomes the prescription, and that is timed.
 
-The trial's window tells which explorations gained beyond doubt. One alone is a total that was measured.
-Several are put together and timed in a final window of their own, beside the step as it is, both BF16
-baselines and the best of them alone, so that every round of what is compared shares clocks and heat. The
-fastest total is the prescription.
+The trial's window tells which explorations gained beyond doubt. The total of a single one was measured there.
+Several are put together and timed in a final window, beside the step as it is, both BF16 baselines and the
+best of them alone: each round of it shares clocks and heat. The fastest total is the prescription.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ class Window:
     samples: Samples
 
     def timed(self, name: str) -> Attempt | None:
-        """The arm of that name, if it has a number."""
+        """Return the arm of that name, if it has a number."""
         return next(
             (
                 each
@@ -45,13 +43,15 @@ class Window:
         return full_ms(self.tracer.bench.plan, self.samples, attempt.plan)
 
     def gain(self, attempt: Attempt, over: Attempt) -> Interval:
-        """What an arm saves of another's time, in ms, round by round."""
+        """Subtract an arm's time from another's, in ms, round by round."""
         return interval([a - b for a, b in zip(self.ms(over), self.ms(attempt), strict=True)])
 
 
 def best_total(window: Window, against: NoNumber | None) -> Final | None:
-    """The prescription after the explorations; None when it stays what it is. ``against`` forbids another
-    window."""
+    """Find the prescription after the explorations; None when it stays what it is.
+
+    ``against`` forbids another window.
+    """
     as_is = window.timed(ArmName.AS_IS)
     base = window.timed(ArmName.PRESCRIBED) or as_is
     if as_is is None or base is None or not base.plan.fp8:
@@ -76,7 +76,7 @@ def best_total(window: Window, against: NoNumber | None) -> Final | None:
 
 
 def winners_of(window: Window, base: Attempt) -> list[Attempt]:
-    """The explorations of ``base`` that gained beyond doubt, the best of each family."""
+    """Pick the explorations of ``base`` that gained beyond doubt, the best of each family."""
     gains: dict[str, tuple[float, Attempt]] = {}
     for attempt in window.attempts:
         plan = attempt.plan
@@ -94,7 +94,7 @@ def winners_of(window: Window, base: Attempt) -> list[Attempt]:
 
 
 def rivals_of(window: Window, base: Attempt, as_is: Attempt) -> list[tuple[ArmPlan, Attempt]]:
-    """Single proposals that are faster beyond doubt than all proposals together."""
+    """Pick single proposals that are faster beyond doubt than all proposals together."""
     if base is as_is:
         return []
     alone = [
@@ -110,7 +110,7 @@ def rivals_of(window: Window, base: Attempt, as_is: Attempt) -> list[tuple[ArmPl
 
 
 def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
-    """What gained together, timed beside the best of it alone; the faster of the two is the prescription."""
+    """Time what gained together beside the best of it alone; the faster of the two is the prescription."""
     tracer, run = window.tracer, window.tracer.run
     references = [each for name in BASELINES if (each := window.timed(name))]
     attempts = [*references, single, both]
@@ -131,5 +131,5 @@ def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
 
 
 def _samples_of(samples: Samples, name: str, renamed: str) -> Samples:
-    """The samples of one arm under another name."""
+    """Copy the samples of one arm under another name."""
     return {(renamed, number): values for (each, number), values in samples.items() if each == name}

@@ -1,12 +1,10 @@
-"""The conductor of a trial: which arms are built in which order, within the budget, and what becomes of one
-that fails.
+"""The conductor of a trial: it builds the arms in their order within the budget, and drops those that fail.
 
-What is dropped last comes first: as it is, both BF16 baselines, the prescription, then single treatments,
-then what nobody proposed. An arm that fails (out of memory, a compile error) costs itself and nothing else;
-an arm without proof that it ran what its label says has no number but a reason. An arm that may be left out
-is begun when all that it will take fits into the budget (`fp8doctor.trial.measure.budget`). The arms that the
-report compares are explained by the very profile that proves them (`fp8doctor.trial.measure.profile_step`).
-`fp8doctor.trial.combining` makes one prescription of what gained.
+What is dropped last comes first: the step as it is, both BF16 baselines, the prescription, single treatments,
+explorations. An arm that fails (out of memory, a compile error) costs itself and nothing else. An arm without
+proof that it ran what its label says has a reason instead of a number. `fp8doctor.trial.measure.budget` tells
+whether an optional arm still fits. The profile that proves a compared arm also explains it
+(`fp8doctor.trial.measure.profile_step`). `fp8doctor.trial.combining` makes one prescription of what gained.
 """
 
 from __future__ import annotations
@@ -43,17 +41,15 @@ from fp8doctor.wording import sentence
 _log = logging.getLogger("fp8doctor")
 
 NEEDED = (*BASELINES, ArmName.PRESCRIBED, ArmName.SELF_CHECK)
-"""What a report cannot do without, and the first conversion of a model without FP8."""
+"""Arms that a report cannot do without. The first conversion of a model without FP8 is needed too."""
 
 
 def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
     """Time ``arms`` of the job in the order of their importance, and do no harm.
 
     ``lists`` names the lists of repeated blocks. A model that cannot be copied, or whose own step raises,
-    gives a Trial with a reason and no times.
-
-    Raises `DeviceLost` when an arm took the GPU's context down, so that a new process can go on without it,
-    or with what was known.
+    gives a Trial with a reason and no times. Raises `DeviceLost` when an arm took the GPU's context down: a
+    new process can go on without that arm.
     """
     if job.batch is None:
         reason = "there is no batch to run it on; give one, as example_batch() in a model file"
@@ -71,7 +67,7 @@ def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialR
 
 
 def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
-    """The trial itself; what it leaves behind is its caller's concern."""
+    """Run the trial itself; the caller puts back what it leaves behind."""
     run.progress("copying the model to the device", None)
     bench = _bench(job, lists, run.device)
     if isinstance(bench, NoNumber):
@@ -95,7 +91,7 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
 
 
 def _bench(job: Job, lists: Sequence[str], device: torch.device) -> Bench | NoNumber:
-    """The bench, or why there can be none."""
+    """Make the bench, or say why there can be none."""
     try:
         return Bench(job, lists, device)
     except (NotReplicable, OriginalTouched) as error:
@@ -111,7 +107,7 @@ def _bench(job: Job, lists: Sequence[str], device: torch.device) -> Bench | NoNu
 
 
 def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
-    """Build, time and prove the arms, then whatever may be added to them."""
+    """Build, time and prove the arms, then add the optional parts."""
     bench, run, budget = tracer.bench, tracer.run, tracer.run.budget
     _build(bench, attempts, run)
     timed = [attempt for attempt in attempts if attempt.no_number is None]
@@ -128,8 +124,10 @@ def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
 
 
 def _with_optional_parts(window: Window, against: NoNumber | None) -> Trial:
-    """The trial with what gained together, pairs and numerics. A GPU that is lost here costs no time that is
-    known; ``against`` forbids to combine."""
+    """Add the final window, pairs and numerics to the trial. A GPU that is lost here costs none of the times.
+
+    ``against`` forbids the final window.
+    """
     tracer, attempts, samples = window.tracer, window.attempts, window.samples
     bench, run = tracer.bench, tracer.run
     trial = report(tracer, attempts, samples)
@@ -158,7 +156,7 @@ def _with_optional_parts(window: Window, against: NoNumber | None) -> Trial:
 
 
 def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
-    """Make every arm that is not to be skipped and for which there is time, as it is in any case."""
+    """Make every arm that is not skipped and has time left; the step as it is always has."""
     for attempt in attempts:
         if attempt.no_number is None and attempt.plan.name != ArmName.AS_IS:
             attempt.no_number = _no_time_for(attempt.plan, attempts, run.budget)
@@ -173,8 +171,8 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
 
 
 def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> NoNumber | None:
-    """Why the arm may not be begun: what a report needs may until a late hour, the rest when all that it will
-    take is there."""
+    """Tell why the arm may not be begun. A needed arm may begin late; any other needs room for all that it
+    will take."""
     spent_s = budget.spent_s
     if spent_s > BEGUN_LATE.get(plan.name, MUST_BEGIN_SHARE) * budget.seconds:
         return budget.used_up if spent_s > budget.seconds else budget.too_short
@@ -186,7 +184,7 @@ def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> 
 
 
 def _costs(attempts: Sequence[Attempt]) -> dict[str, Cost]:
-    """What the arms that were built have cost."""
+    """Collect what the arms that were built have cost."""
     return {
         each.plan.name: Cost(
             each.build_s,
@@ -203,7 +201,7 @@ def _compiled(ready: Ready) -> bool:
 
 
 def explores(plan: ArmPlan) -> bool:
-    """Whether the arm may become a part of the prescription unasked; a mere measurement may not, and needs no
+    """Whether the arm may become a part of the prescription unasked. A mere measurement may not, and needs no
     final window."""
     return plan.explored and bool(plan.treatments)
 
@@ -225,7 +223,7 @@ def _without_times(run: TrialRun, no_number: NoNumber) -> Trial:
 
 
 def arm_in_words(arm: str) -> str:
-    """What an arm is called where a person reads it."""
+    """Name an arm for people."""
     named: dict[str, str] = {
         ArmName.AS_IS: "the step as it is",
         ArmName.BF16: "BF16",

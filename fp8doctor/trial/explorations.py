@@ -16,7 +16,7 @@ from fp8doctor.trial.treatments.recipe import PREFIX, RECIPES
 
 @dataclass(frozen=True)
 class TrialContext:
-    """What decides: the facts, the job, and the treatments that findings proposed."""
+    """What decides on explorations: the facts, the job, and the treatments that findings proposed."""
 
     facts: Facts
     job: Job
@@ -35,17 +35,17 @@ class TrialContext:
 
 
 def explorations(context: TrialContext) -> list[str]:
-    """Treatments to try, the one that is expected to gain most first."""
+    """List the treatments to try, the one that is expected to gain most first."""
     return [name for name, sensible in SENSIBLE.items() if name not in context.proposed and sensible(context)]
 
 
 def te_is_idle(context: TrialContext) -> bool:
-    """Layers of Transformer Engine that ran their last training forward outside the FP8 autocast."""
+    """Whether layers of Transformer Engine ran their last training forward outside the FP8 autocast."""
     return any(linear.stack == "transformer_engine" and linear.engaged is False for linear in context.in_fp8)
 
 
 def caches(context: TrialContext) -> bool:
-    """A KV cache in training; compile-blocks switches it off itself."""
+    """Whether training builds a KV cache that no proposal switches off; compile-blocks does that itself."""
     return (
         recorded(context.facts, "training.use_cache")
         and context.facts.training.use_cache is True
@@ -54,14 +54,14 @@ def caches(context: TrialContext) -> bool:
 
 
 def checkpoints(context: TrialContext) -> bool:
-    """Activation checkpointing that is on for sure."""
+    """Whether activation checkpointing is on for sure."""
     return recorded(context.facts, "training.checkpointing") and any(
         each.active is True for each in context.facts.training.checkpointing
     )
 
 
 def in_fp32(context: TrialContext) -> bool:
-    """fp32 parameters and no autocast."""
+    """Whether the parameters are fp32 and no autocast is on."""
     return (
         recorded(context.facts, "training.autocast")
         and context.facts.training.autocast is None
@@ -70,7 +70,8 @@ def in_fp32(context: TrialContext) -> bool:
 
 
 def other_recipe(recipe: str) -> Callable[[TrialContext], bool]:
-    """Compiled Float8Linears of torchao, none of them under this recipe, which is not known to fail here."""
+    """Tell of compiled Float8Linears of torchao whether this recipe is new to them, and not known to fail
+    here."""
 
     def sensible(context: TrialContext) -> bool:
         own = [
@@ -85,7 +86,8 @@ def other_recipe(recipe: str) -> Callable[[TrialContext], bool]:
 
 
 def compiled_as_one(context: TrialContext) -> bool:
-    """One compile mark on the whole of a model that has repeated blocks, and nothing proposed about it."""
+    """Whether one compile mark covers the whole of a model with repeated blocks, and nothing is proposed
+    about it."""
     marks = context.facts.training.compile_marks if recorded(context.facts, "training.compile_marks") else ()
     whole = any(
         mark.name == ""
@@ -101,11 +103,12 @@ def compiled_as_one(context: TrialContext) -> bool:
 
 
 def te_is_eager(context: TrialContext) -> bool:
-    """Repeated blocks with uncompiled ``te.Linear``, whose norms and activations are kernels of their own;
-    the fused modules hold theirs.
+    """Whether repeated blocks hold uncompiled ``te.Linear``, with norms and activations in kernels of their
+    own.
 
-    Up to Transformer Engine 2.19 the graph breaks at every module, and compiling around the breaks pays all
-    the same from some thousand tokens on: 1.10x on an H200 at 4,096 and more, 0.90x at 256 (2.20.2).
+    The fused modules hold theirs. Up to Transformer Engine 2.19 the graph breaks at every module. Compiling
+    around the breaks pays all the same from some thousand tokens on: 1.10x on an H200 at 4,096 and more,
+    0.90x at 256 (2.20.2).
     """
     blocks = context.facts.network.blocks
     eager = [
@@ -121,8 +124,8 @@ def te_is_eager(context: TrialContext) -> bool:
 
 
 def some_lose(context: TrialContext) -> bool:
-    """Layers that were timed alone and lose even with compiled casts, beside others that do not; an
-    uncompiled layer loses anyway."""
+    """Whether some layers, timed alone, lose even with compiled casts, and others do not. An uncompiled layer
+    loses anyway."""
     if (
         not context.in_fp8
         or not timed_shapes(context.facts)

@@ -21,7 +21,7 @@ class Variant:
     """On the device of the trial."""
     autocast: torch.dtype | None = None
     around: Callable[[], AbstractContextManager[object]] = nullcontext
-    """A context of its own around every forward and loss, inside the autocast, such as ``te.autocast``."""
+    """A context around every forward and loss, inside the autocast, such as ``te.autocast``."""
     optimizer: Mapping[str, Any] | None = None
     """Settings of the optimizer that differ from the job's, such as ``fused``; None shares the optimizer of
     the other arms."""
@@ -31,26 +31,25 @@ Change = Callable[[Variant], Variant]
 
 
 def as_it_is(variant: Variant) -> Variant:
-    """The step untouched."""
+    """Leave the step untouched."""
     return variant
 
 
 @dataclass(frozen=True)
 class ArmPlan:
-    """One arm: its name, what makes it from the step as it is, and whether FP8 GEMMs and compiled regions
-    must be seen in it."""
+    """One arm: its name, what makes it from the step as it is, and what must be seen in it."""
 
     name: str
     make: Change
     treatments: tuple[str, ...] = ()
-    """What it carries out on top of its base; empty for a baseline and for a mere measurement."""
+    """What it carries out on top of its base; empty for a baseline or a mere measurement."""
     fp8: bool | None = None
     base: str | None = None
     """The arm that it changes; None where it changes none."""
     change: Change = as_it_is
-    """What it does on top of its base; ``make`` is that of the base and then this."""
+    """What it does on top of its base; ``make`` is that of the base, then this."""
     explored: bool = False
-    """Whether the trial tries it unasked: it goes when the time is short."""
+    """Whether the trial tries it unasked; it is dropped when time is short."""
     tokens_ratio: float = 1.0
     """Tokens of its step / tokens of the step as it is."""
     compiled: bool = False

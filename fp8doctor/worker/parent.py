@@ -55,7 +55,8 @@ from fp8doctor.worker.child import serve
 serve(sys.argv[2])
 """
 """What the child runs, under ``-P``: this very fp8doctor, wherever it lies, with nothing of it or of the
-current folder on ``sys.path``. SIGINT ends it like any signal; the keys of a terminal reach its parent only."""
+current folder on ``sys.path``. SIGINT ends it like any signal: the keys of a
+terminal reach its parent only."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Of:
             why = rounds if isinstance(rounds, Reason) else None
             return Arm(name=name, treatments=treatments, tried=False, why=why, reason=str(rounds))
         middle = sorted(rounds)[len(rounds) // 2]
-        cut = ArmCut(blocks={}, step_ms=middle, low_ms=min(rounds), high_ms=max(rounds), peak_gib=20.0)
+        cut = ArmCut(blocks={}, step_ms=middle, peak_gib=20.0)
         return Arm(
             name=name,
             treatments=treatments,

@@ -42,15 +42,8 @@ def test_llama() -> None:
     facts = network(llama(dtype=torch.bfloat16).bfloat16())
     assert facts.kind == "transformers.models.llama.modeling_llama.LlamaForCausalLM"
     assert (facts.parameters, facts.trainable_parameters, facts.adapter_parameters) == (106816, 106816, 0)
-    assert facts.parameter_gib == 2 * 106816 / 2**30
     assert (facts.dtypes, facts.devices) == ({"bfloat16": 106816}, ("cpu",))
-    assert (facts.modules, facts.embeddings, facts.norms, facts.hooks, facts.float8_parameters) == (
-        33,
-        1,
-        5,
-        0,
-        0,
-    )
+    assert (facts.modules, facts.hooks, facts.float8_parameters) == (33, 0, 0)
     assert (facts.ties, facts.wrappers, facts.vocabulary, facts.hidden_size) == ((), (), 256, 64)
     assert [each.name for each in facts.linears] == [
         *(f"model.layers.{i}.{name}" for i in (0, 1) for name in LLAMA_LAYER),
@@ -67,7 +60,6 @@ def test_llama() -> None:
         count=2,
         compiled=0,
         checkpointed=0,
-        linears=14,
     )
 
 
@@ -89,7 +81,7 @@ def test_one_linear_of_llama() -> None:
         None,
         None,
     )
-    assert (layer.parameters, layer.parameter_share_pct) == (8192, 100 * 8192 / 106816)
+    assert layer.parameters == 8192
     assert (layer.flops_per_token, layer.flops_share_pct) == (6 * 128 * 64, 100 * 49152 / 540672)
 
 
@@ -114,9 +106,8 @@ def test_conv1d_of_gpt2_is_transposed() -> None:
     )
     assert (up.in_features, up.out_features, up.bias, up.parameters) == (64, 256, True, 64 * 256 + 256)
     assert facts.ties == (("transformer.wte.weight", "lm_head.weight"),)
-    assert (facts.embeddings, facts.norms, facts.vocabulary, facts.hidden_size) == (2, 5, 256, 64)
+    assert (facts.vocabulary, facts.hidden_size) == (256, 64)
     assert facts.linears[-1].role == "head"
-    assert facts.blocks[0].linears == 8
 
 
 def test_tied_embeddings_count_once() -> None:
@@ -163,7 +154,6 @@ def test_mixtral() -> None:
         ("model.layers.0.mlp.experts.gate_up_proj", 64, 256, 4),
         ("model.layers.0.mlp.experts.down_proj", 128, 64, 4),
     ]
-    assert facts.blocks[0].linears == 14
 
 
 def test_transposed_experts() -> None:
@@ -219,9 +209,9 @@ def test_convolutions_and_positions_are_no_linears() -> None:
 
 def test_vit() -> None:
     facts = network(vit())
-    assert (facts.vocabulary, facts.hidden_size, facts.embeddings) == (None, 64, 0)
+    assert (facts.vocabulary, facts.hidden_size) == (None, 64)
     assert (facts.linears[-1].name, facts.linears[-1].role) == ("classifier", "head")
-    assert (facts.blocks[0].count, facts.blocks[0].linears, len(facts.linears)) == (2, 12, 13)
+    assert (facts.blocks[0].count, len(facts.linears)) == (2, 13)
 
 
 def test_multihead_attention() -> None:
@@ -437,7 +427,7 @@ def test_blocks_in_a_dictionary() -> None:
     """torchtitan keeps its layers in a ModuleDict."""
     model = nn.ModuleDict({"layers": nn.ModuleDict({str(i): Block() for i in range(2)})})
     (blocks,) = network(model).blocks
-    assert (blocks.name, blocks.container, blocks.count, blocks.linears) == ("layers", "ModuleDict", 2, 4)
+    assert (blocks.name, blocks.container, blocks.count) == ("layers", "ModuleDict", 2)
 
 
 def test_bare_linears_are_no_blocks() -> None:
@@ -446,9 +436,9 @@ def test_bare_linears_are_no_blocks() -> None:
 
 def test_only_the_outermost_blocks_count() -> None:
     nested = nn.Sequential(*(nn.Sequential(Block(), Block()) for _ in range(2)))
-    assert [
-        (each.name, each.count, each.linears) for each in network(nn.Sequential(nested, nn.ReLU())).blocks
-    ] == [("0", 2, 8)]
+    assert [(each.name, each.count) for each in network(nn.Sequential(nested, nn.ReLU())).blocks] == [
+        ("0", 2)
+    ]
 
 
 def test_hooks() -> None:
@@ -482,7 +472,6 @@ def test_devices_and_dtypes_are_counted_by_elements() -> None:
     facts = network(model)
     assert facts.devices == ("cpu", "meta")
     assert facts.dtypes == {"float16": 64, "float32": 16}
-    assert facts.norms == 1
 
 
 def test_sharded_by_fsdp2() -> None:
@@ -513,4 +502,3 @@ def test_sharded_by_fsdp2() -> None:
         "tensorwise",
     )
     assert layer.weight_class == "torchao.float8.fsdp_utils.WeightWithDynamicFloat8CastTensor"
-    assert facts.parameter_gib == 4 * facts.parameters / 2**30

@@ -48,7 +48,7 @@ TOKENS = torch.zeros(2, 8, dtype=torch.long)
 
 def test_a_job_that_has_not_begun() -> None:
     facts = training(Stacked())
-    assert (facts.mode, facts.autocast, facts.gradients_seen) == ("train", None, False)
+    assert (facts.autocast, facts.gradients_seen) == (None, False)
     assert (facts.compile_marks, facts.compiled_elsewhere, facts.checkpointing, facts.forward_chain) == (
         (),
         (),
@@ -58,11 +58,10 @@ def test_a_job_that_has_not_begun() -> None:
     assert (facts.trainer, facts.optimizer, facts.parameters_outside_optimizer) == (None, None, None)
 
 
-def test_mode_and_gradients() -> None:
+def test_gradients() -> None:
     model = Stacked()
     model(TOKENS).mean().backward()
     assert training(model).gradients_seen is True
-    assert training(model.eval()).mode == "eval"
 
 
 def test_autocast_of_the_job_around_forward_or_in_force() -> None:
@@ -309,7 +308,6 @@ def test_accelerate_in_bf16(forget_accelerate: None) -> None:
     assert training(model).accelerate == Accelerate(
         mixed_precision="bf16",
         distributed="NO",
-        dynamo_backend="NO",
         prepared=False,
         may_prepare=True,
         te_autocast=False,
@@ -358,7 +356,6 @@ def test_accelerate_that_compiles(forget_accelerate: None, regional: bool) -> No
     plugin = TorchDynamoPlugin(backend="aot_eager", use_regional_compilation=regional)
     model = Accelerator(cpu=True, dynamo_plugin=plugin).prepare(Stacked())
     facts = training(model)
-    assert facts.accelerate.dynamo_backend == "AOT_EAGER"
     assert facts.accelerate.prepared is True
     regions = ["embedding", "blocks.0", "blocks.1", "blocks.2", "norm", "head"] if regional else [""]
     assert [(each.name, each.form, each.backend) for each in facts.compile_marks] == [
@@ -376,7 +373,6 @@ def test_training_arguments(forget_accelerate: None, tmp_path: Any) -> None:
         bf16=True,
         fp16=False,
         mixed_precision="bf16",
-        torch_compile=False,
         checkpointing=True,
     )
 
@@ -397,14 +393,9 @@ def test_trainer(forget_accelerate: None, tmp_path: Any) -> None:
 
 def test_arguments_of_transformers_4() -> None:
     """A stand-in for the fields of 4.x, where the precision lives in the environment."""
-    arguments = SimpleNamespace(bf16=False, fp16=True, torch_compile=True, gradient_checkpointing=True)
+    arguments = SimpleNamespace(bf16=False, fp16=True, gradient_checkpointing=True)
     facts = training(Stacked(), trainer=arguments).trainer
-    assert (facts.fp16, facts.mixed_precision, facts.torch_compile, facts.checkpointing) == (
-        True,
-        None,
-        True,
-        True,
-    )
+    assert (facts.fp16, facts.mixed_precision, facts.checkpointing) == (True, None, True)
 
 
 def test_examine_puts_it_together() -> None:
@@ -418,7 +409,6 @@ def test_examine_puts_it_together() -> None:
         {"gpus": "no driver"},
     )
     assert facts.network.linears[0].name == "blocks.0.up"
-    assert facts.training.mode == "train"
     assert Facts.from_dict(facts.to_dict()) == facts
 
 

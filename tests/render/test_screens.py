@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from fp8doctor.diagnosis.document import schema
 from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.diagnosis.treatments import STAY_IN_BF16
-from fp8doctor.facts import Gpu
+from fp8doctor.facts import Distributed, Dynamo, Gpu, Health, LayerShape, Trial
 from fp8doctor.finding import Outcome, Saving
 from fp8doctor.render import markdown, text
 from fp8doctor.render.screen import first_screen
@@ -119,7 +119,7 @@ def test_a_crashed_check_is_named() -> None:
 
 
 def test_what_waits_for_a_trial_decides_only_an_area_of_its_own() -> None:
-    waits = {"outcome": "unknown", "reason": "trial was not recorded"}
+    waits = {"outcome": "unknown", "reason": "nothing was timed", "missing": "trial"}
     outcomes = (
         Outcome(code="GPU001", area="device", **waits),
         Outcome(code="GPU005", area="device", outcome="not_applicable", reason="a GPU"),
@@ -166,9 +166,31 @@ def test_verbose_names_what_a_maintainer_asks_for_first() -> None:
         DECODER_468M.software, python="3.12.3", driver="580.159.03", cudnn=None, triton="3.5.1"
     )
     gpu = Gpu(name="NVIDIA H200", sm_clock_mhz=345, sm_clock_max_mhz=1980)
-    screen = report(replace(DECODER_468M, software=software, gpus=(gpu,)), "Not measured.")
-    line = next(each for each in text.render(screen, verbose=True).splitlines() if "Triton" in each)
-    for words in ("Python 3.12.3", "driver 580.159.03", "Triton 3.5.1", "SM clock 345 of 1980 MHz"):
-        assert words in line
-    assert "cuDNN" not in line
+    health = Health(samples=12, sm_clock_low_mhz=1200, sm_clock_high_mhz=1980)
+    too_old = LayerShape(m=16, k=32, n=64, recipe="mxfp8", reason="this GPU has no such GEMM")
+    seen = replace(
+        DECODER_468M,
+        software=software,
+        gpus=(gpu,),
+        network=replace(DECODER_468M.network, hooks=2),
+        training=replace(
+            DECODER_468M.training,
+            dynamo=Dynamo(frames_total=3, frames_ok=1),
+            distributed=Distributed(world_size=8),
+        ),
+        workload=replace(DECODER_468M.workload, note="made up: images", loss_source="mean"),
+        trial=Trial(health=health, harm=("random numbers",), shapes=(too_old,)),
+    )
+    screen = report(seen, "Not measured.")
+    told = " ".join(text.render(screen, width=200, verbose=True).split())
+    for words in (
+        "Python 3.12.3 · linux x86_64 · driver 580.159.03",
+        "Triton 3.5.1 · SM clock 345 of 1980 MHz · 1200 to 1980 MHz in 12 looks while timed",
+        "made up: images · mean as loss · made-up optimizer · no autocast",
+        "the trial changed random numbers",
+        "8 ranks · 244 modules · 2 hooks · Dynamo compiled 1 of 3 frames",
+        "Not timed alone: 16 x 32 x 64 mxfp8: this GPU has no such GEMM",
+    ):
+        assert words in told
+    assert "cuDNN" not in told
     assert "Triton" not in text.render(screen)

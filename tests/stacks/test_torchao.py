@@ -246,7 +246,6 @@ def test_quantized_weights_are_storage(
     assert layer.weight_class is not None
     assert layer.weight_class.startswith("torchao.")
     assert facts.dtypes == {dtype: 4096}
-    assert 4096 < facts.parameter_gib * 2**30 < 4096 * 1.5
 
 
 def test_plain_float8_parameters_are_storage() -> None:

@@ -60,7 +60,6 @@ def test_a_print_and_a_branch_on_data_are_named_with_their_explanation() -> None
     model.compile(backend="aot_eager")
     seen = tried(model, torch.ones(2, 8))
     assert seen.graph_breaks == len(seen.break_reasons) == 2
-    assert seen.graphs_compiled >= 3
     by_print, by_branch = seen.break_reasons
     assert "`print`" in by_print
     assert "item()" in by_branch
@@ -81,7 +80,7 @@ def test_a_clean_model_compiles_once() -> None:
     model = Plain()
     model.compile(backend="aot_eager")
     seen = tried(model, torch.ones(2, 8))
-    assert (seen.graphs_compiled, seen.graph_breaks, seen.break_reasons) == (1, 0, ())
+    assert (seen.graph_breaks, seen.break_reasons) == (0, ())
     assert (seen.recompilations, seen.recompile_reasons, seen.left_eager) == (0, (), ())
 
 

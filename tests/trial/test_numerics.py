@@ -16,6 +16,7 @@ from torchao.float8.float8_linear import Float8Linear
 
 from fp8doctor import registry
 from fp8doctor.facts import Facts, LayerNumerics, Target, Trial, Unrecorded, Workload
+from fp8doctor.facts.paths import path_of
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers import numerics
 from fp8doctor.trial.layers.made_up import UNEVEN, made_up, unevenness
@@ -338,7 +339,7 @@ def test_made_up_weights_are_not_reported(reason: str) -> None:
     facts = Facts(trial=trial)
     with pytest.raises(Unrecorded) as missing:
         _ = trial.numerics
-    assert reason in registry.why_missing(facts, missing.value)
+    assert reason in registry.why_missing(facts, path_of(missing.value))
 
 
 def test_weights_without_data() -> None:

@@ -95,7 +95,7 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Blocks of small layers, one much larger layer, and a router."""
 
-    def __init__(self, blocks: int = 2, width: int = 32, times: int = 64, checkpointed: bool = False) -> None:
+    def __init__(self, blocks: int = 2, width: int = 32, times: int = 16, checkpointed: bool = False) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
         self.large = nn.Linear(width, times * width, bias=False)
@@ -115,7 +115,7 @@ def job(accumulate: int = 1, **settings: Any) -> Job:
         model=model,
         target=Target(),
         workload=Workload(accumulate=accumulate),
-        batch=torch.ones(64, 32, dtype=torch.bfloat16),
+        batch=torch.ones(16, 32, dtype=torch.bfloat16),
     )
 
 
@@ -218,7 +218,7 @@ def test_modules_are_named_outside_of_compiled_regions() -> None:
 
 
 def test_the_layer_with_the_largest_casts_leads_and_fp32_has_a_name() -> None:
-    told = modules(by_name(trial(job(times=512), AS_IS))["as_is"].breakdown)  # type: ignore[arg-type]
+    told = modules(by_name(trial(job(times=256), AS_IS))["as_is"].breakdown)  # type: ignore[arg-type]
     casts = {name: families.get("cast", 0.0) for name, families in told.items()}
     assert max(casts, key=lambda name: casts[name]) == "large"
     assert [name for name, families in told.items() if families.get("gemm_fp32")] == ["router"]

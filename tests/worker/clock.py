@@ -12,9 +12,10 @@ from fp8doctor.worker import parent
 
 
 def late_once_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every limit has passed as soon as the child wrote this file."""
-    monkeypatch.setattr(
-        parent,
-        "time",
-        SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6 * file.exists(), sleep=time.sleep),
-    )
+    """Every limit has passed as soon as the child wrote this file, and again whenever the file grows."""
+
+    def monotonic() -> float:
+        written = 1 + file.stat().st_size if file.exists() else 0
+        return time.monotonic() + 1e6 * written
+
+    monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))

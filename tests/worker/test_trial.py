@@ -131,14 +131,17 @@ def test_an_arm_that_hangs_is_left_out_of_the_next(tmp_path: Path, monkeypatch: 
 
 def test_a_step_that_hangs_names_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "TRIAL_LIMIT", 0.0)
-    monkeypatch.setattr(worker, "TRIAL_GRACE_S", 15.0)
-    text = MODEL.replace("for block in self.blocks:", "time.sleep(3600)\n        for block in self.blocks:")
+    monkeypatch.setattr(worker, "TRIAL_GRACE_S", 600.0)
+    once = tmp_path / "hung"
+    late_once_there(once, monkeypatch)
+    hang = f"open({str(once)!r}, 'a').write('x'), time.sleep(3600)"
+    text = MODEL.replace("for block in self.blocks:", f"{hang}\n        for block in self.blocks:")
     (tmp_path / "model.py").write_text(text)
     examination = examine_in_worker(
         str(tmp_path / "model.py"), trial=TrialRequest(1.0, "cpu"), progress=lambda text: None
     )
     assert examination.problem == (
-        "copying the model to the device took longer than 15 s and was stopped; --budget allows it more"
+        "copying the model to the device took longer than 600 s and was stopped; --budget allows it more"
     )
 
 

@@ -18,7 +18,8 @@ from torch import nn
 
 
 def context_of(compiled: Any) -> Callable[[Any], Any] | None:
-    """What ``torch.compile`` made ``compiled`` with: calling it on another function compiles that one alike.
+    """Return what ``torch.compile`` made ``compiled`` with: called on another function, it compiles that one
+    alike.
 
     Takes an ``OptimizedModule`` or a compiled function; None for anything else.
     """
@@ -94,8 +95,8 @@ def _with_own_code(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _separate(function: types.FunctionType) -> types.FunctionType:
-    """A clone that shares no code object with the original; what it wraps is cloned too, and it asks for
-    itself as the clone."""
+    """Clone a function so that it shares no code object with the original. What it wraps is cloned too, and a
+    reference to itself becomes one to the clone."""
     cells = tuple(types.CellType() if _wraps(cell) else cell for cell in function.__closure__ or ())
     clone = clone_function(function, cells)
     for cell, held in zip(cells, function.__closure__ or (), strict=True):
@@ -114,7 +115,7 @@ def _wraps(cell: types.CellType) -> bool:
 
 
 def _methods(kind: type[nn.Module]) -> dict[str, types.FunctionType]:
-    """``forward``, and plain methods that are not torch's own, each as the class resolves it."""
+    """Collect ``forward`` and the plain methods that are not torch's own, each as the class resolves it."""
     names = {"forward"} | {
         name
         for base in kind.__mro__
@@ -129,7 +130,7 @@ def _methods(kind: type[nn.Module]) -> dict[str, types.FunctionType]:
 def clone_function(
     function: types.FunctionType, closure: tuple[types.CellType, ...] | None = None
 ) -> types.FunctionType:
-    """The same function with a code object of its own and, if given, another closure."""
+    """Copy a function with a code object of its own and, if given, another closure."""
     clone = types.FunctionType(
         function.__code__.replace(),
         function.__globals__,

@@ -20,26 +20,24 @@ from dataclasses import dataclass
 from torch import nn
 
 DEPTHS = ((4, 12), (2, 6), (1, 3))
-"""Blocks kept at the two depths (source: measured, see above), then what is tried when the memory is too
-small for them."""
+"""Blocks kept at the two depths (measured, see above), then smaller pairs for a small memory."""
 
 LEAST_WORTH_CUTTING = 25
-"""Shorter lists are measured whole: the cuts together would cost about as much, and the whole needs no
-prediction."""
+"""Shorter lists are measured whole: the cuts together would cost about as much."""
 
 WRAPPED = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 """Names under which ``torch.compile``, checkpoint and FSDP wrappers hold what they wrap."""
 
 LIBRARIES = ("torch.", "torchao.", "transformer_engine.", "peft.")
-"""Modules of these say what they are by class and shape; their own attributes number them."""
+"""Classes of these packages are told apart by class and shape alone: their own attributes only number
+them."""
 
 NUMBERING = re.compile(r"(^|_)(idx|index|id|number|name)$")
 """Attributes that tell where a block stands, not what it is, such as ``layer_idx``."""
 
 
 class NotTheCut(Exception):
-    """What the model file's own function made for a number of blocks is not that cut of the model; the
-    message says why."""
+    """What the model file's own function made for a number of blocks is no cut of the model."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Stack:
     period: int
 
     def keep(self, blocks: int) -> list[int]:
-        """The first indices: the special blocks, then at least ``blocks`` in whole patterns."""
+        """List the first indices: the special blocks, then at least ``blocks`` in whole patterns."""
         patterns = -(-blocks // self.period)
         return list(range(min(self.count, self.prefix + patterns * self.period)))
 
@@ -99,20 +97,19 @@ class Plan:
         return (1.0 - sum(slopes), *slopes)
 
     def full(self, values: Sequence[float]) -> float:
-        """The value at full depth from the values of the cuts, in their order."""
+        """Extrapolate to full depth from the values of the cuts, in their order."""
         return sum(weight * value for weight, value in zip(self.weights(), values, strict=True))
 
 
 def cleaned(name: str) -> str:
-    """A module's name as the facts have it, the children of wrappers taken out."""
+    """Write a module's name as the facts do, without the children of wrappers."""
     return ".".join(part for part in name.split(".") if part not in WRAPPED)
 
 
 def plans(model: nn.Module, lists: Sequence[str]) -> list[Plan]:
-    """The cuts for a model whose lists of repeated blocks are named ``lists``, then smaller ones for a memory
-    that is short.
+    """Plan the cuts for lists of repeated blocks named ``lists``, then smaller ones for a short memory.
 
-    The first is the whole model when no list is worth cutting, and its weights are there.
+    The first plan is the whole model when no list is worth cutting, and its weights are there.
     """
     stacks = [stack for name in lists if (stack := _stack(name, model.get_submodule(name)))]
     worth = [stack for stack in stacks if stack.count >= LEAST_WORTH_CUTTING]
@@ -124,8 +121,7 @@ def plans(model: nn.Module, lists: Sequence[str]) -> list[Plan]:
 
 
 def _plan(stacks: Sequence[Stack], shallow: int, deep: int) -> Plan | None:
-    """The plan that keeps so many blocks of every list where that makes two depths; None where it does of
-    none."""
+    """Keep so many blocks of every list that this cuts to two depths; None where it cuts none."""
     first = {stack.name: len(stack.keep(shallow)) for stack in stacks}
     second = {stack.name: len(stack.keep(max(deep, shallow + stack.period))) for stack in stacks}
     usable = tuple(stack for stack in stacks if first[stack.name] < second[stack.name] < stack.count)
@@ -136,7 +132,7 @@ def _plan(stacks: Sequence[Stack], shallow: int, deep: int) -> Plan | None:
 
 
 def compare(whole: nn.Module, cut: nn.Module, name: str, blocks: int) -> None:
-    """Raises `NotTheCut` when ``cut`` is not ``whole`` with the first ``blocks`` blocks of the list
+    """Raise `NotTheCut` when ``cut`` is not ``whole`` with the first ``blocks`` blocks of the list
     ``name``."""
     names = {cleaned(each): module for each, module in cut.named_modules()}
     kept = names.get(cleaned(name))
@@ -151,7 +147,7 @@ def compare(whole: nn.Module, cut: nn.Module, name: str, blocks: int) -> None:
 
 
 def _outside(model: nn.Module, name: str) -> dict[str, tuple[object, ...]]:
-    """Shape and kind of every parameter that is in no block of the list."""
+    """Collect shape and kind of every parameter that is in no block of the list."""
     within = f"{cleaned(name)}."
     return {
         cleaned(each): (tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
@@ -178,8 +174,7 @@ def _stack(name: str, blocks: nn.Module) -> Stack | None:
 
 
 def _signature(block: nn.Module) -> tuple[object, ...]:
-    """What makes two blocks the same work: classes, parameter shapes, and plain settings such as
-    ``layer_type``."""
+    """Describe the work of a block: classes, parameter shapes, and plain settings such as ``layer_type``."""
     shapes = tuple(
         (name, tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
         for name, parameter in block.named_parameters()

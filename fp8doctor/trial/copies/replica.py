@@ -30,7 +30,7 @@ SHARDED = ("FullyShardedDataParallel", "FSDPModule", "DTensor")
 
 
 class NotReplicable(Exception):
-    """The model cannot be copied safely; the message says which part and why."""
+    """The model cannot be copied safely. The message names the part and the reason."""
 
 
 class OriginalTouched(Exception):
@@ -91,13 +91,13 @@ def replicate(
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's own root module, ``torch.compile`` and DistributedDataParallel taken off. Raises
+    """Return the user's own root module, ``torch.compile`` and DistributedDataParallel taken off. Raises
     `NotReplicable` when sharded."""
     return _unwrap(model)[1]
 
 
 def _unwrap(model: nn.Module) -> tuple[Any, nn.Module]:
-    """The compile context of an outer wrapper, if any, and the user's own root module."""
+    """Return the compile context of an outer wrapper, if any, and the user's own root module."""
     context = None
     while True:
         names = {cls.__name__ for cls in type(model).__mro__}
@@ -179,7 +179,8 @@ def _is_torchs(hook: Any) -> bool:
 
 
 def rebind(function: Any, memo: Mapping[int, Any]) -> Any:
-    """``function`` with every module, bound method and function it closes over replaced by its copy."""
+    """Rebuild ``function`` with every module, bound method and function it closes over replaced by its
+    copy."""
     context = context_of(function)
     if context is not None and isinstance(function, types.FunctionType):
         return context(rebind(function._torchdynamo_orig_callable, memo))  # type: ignore[attr-defined]

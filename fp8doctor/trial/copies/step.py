@@ -22,7 +22,7 @@ with 1e-30, fused AdamW is slower: its step of an 8B Llama took 53.8 instead of 
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """A copy of the batch on ``device``, which a step may write into; containers keep their kind."""
+    """Copy the batch to ``device``, so that a step may write into it; containers keep their kind."""
     if isinstance(batch, torch.Tensor):
         return batch.detach().to(device, copy=True)
     if isinstance(batch, Mapping):
@@ -33,7 +33,7 @@ def move(batch: Any, device: torch.device) -> Any:
 
 
 def tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in a batch."""
+    """Yield every tensor in a batch."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, Mapping):
@@ -44,7 +44,7 @@ def tensors(batch: Any) -> Iterator[torch.Tensor]:
 
 
 def call(model: nn.Module, batch: Any) -> Any:
-    """The model's output: mappings are keyword arguments, tuples positional, anything else is the one
+    """Call the model: mappings are keyword arguments, tuples positional, anything else is the one
     argument."""
     if isinstance(batch, Mapping):
         return model(**batch)
@@ -54,7 +54,8 @@ def call(model: nn.Module, batch: Any) -> Any:
 
 
 def own_loss(loss: Any, device: torch.device) -> Any:
-    """The loss, or a copy where it is a module or a method of one, which may have parameters and buffers.
+    """Return the loss, or a copy where it is a module or a method of one, which may have parameters and
+    buffers.
 
     Raises `NotReplicable`.
     """
@@ -69,7 +70,7 @@ def own_loss(loss: Any, device: torch.device) -> Any:
 
 
 def loss_of(job: Job, output: Any, batch: Any) -> torch.Tensor:
-    """The user's loss, else the output's own ``loss``, else the mean of what the model returned."""
+    """Compute the user's loss, else the output's own ``loss``, else the mean of what the model returned."""
     if job.loss is not None:
         return cast(torch.Tensor, job.loss(output, batch))
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
@@ -84,11 +85,10 @@ def loss_of(job: Job, output: Any, batch: Any) -> torch.Tensor:
 def training_step(
     job: Job, variant: Variant, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> Callable[[], torch.Tensor]:
-    """One step of the job in this variant: every micro-batch forward and backward, then the optimizer.
-    Returns the loss.
+    """Take one step of the job in this variant: every micro-batch forward and backward, then the optimizer.
 
-    The output stays alive during the backward, as it does in ``output = model(batch)`` of a user's loop:
-    logits count in the peak of memory.
+    Returns the loss. The output stays alive during the backward, as it does in ``output = model(batch)`` of a
+    user's loop: logits count in the peak of memory.
     """
 
     model, batch = variant.model, variant.batch
@@ -113,7 +113,7 @@ def training_step(
 def optimizer_for(
     job: Job, parameters: Iterable[nn.Parameter], memo: Mapping[int, Any]
 ) -> torch.optim.Optimizer:
-    """An optimizer of the user's class and settings over a replica's parameters, with the learning rate
+    """Make an optimizer of the user's class and settings over a replica's parameters, with the learning rate
     `RATE`.
 
     Without one: fused AdamW over the trainable parameters. Raises `NotReplicable` when nothing is trained, or
@@ -150,7 +150,7 @@ def optimizer_for(
 def like(
     optimizer: torch.optim.Optimizer, twins: Mapping[int, nn.Parameter], settings: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
-    """A new optimizer of the same class, groups and settings, over the twins of its parameters, with
+    """Make an optimizer of the same class, groups and settings over the twins of its parameters, with
     ``settings`` changed.
 
     ``twins`` maps ``id`` of a parameter to what stands in its place; those that are not trained are left out.

@@ -1,5 +1,7 @@
-"""Every cast of one FP8 Linear in one step, as plain operations that torch.compile fuses: compiled once, for
-any K and N."""
+"""Every cast of one FP8 Linear in one step, as plain operations that torch.compile fuses.
+
+They are compiled once, for any K and N.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +16,30 @@ from fp8doctor.trial.measure.evidence import compiled_so_far
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 ALIGNED = 8
-"""Elements in which K and N are counted for the compiler, so that it knows that rows begin where 16 bytes of
-BF16 do, as it does in a step, where it knows the very sizes. The least K or N has two of them: a size of one
-is never left open."""
+"""Unit of K and N, in elements. The compiler learns from it that rows begin where 16 bytes of BF16 do, as it
+knows in a step.
+
+The least K or N has two such units: a size of one is never left open.
+"""
 
 OPEN_SIDES = ((1,), (0, 2), (0, 2), (1,))
-"""Which sides of the tensors of `arguments` are K or N, counted so."""
+"""Sides of the tensors of `arguments` that are K or N, counted in `ALIGNED`."""
 
 Kind = tuple[str, bool]
 """Recipe, and whether the weight is trained."""
 
 
 def gradient_dtype(recipe: str) -> torch.dtype:
-    """Dtype of the output gradient. Source: torchao 0.18 ``Float8LinearConfig.from_recipe_name``; TE's format
-    HYBRID."""
+    """Return the dtype of the output gradient. Source: torchao 0.18 ``Float8LinearConfig.from_recipe_name``;
+    TE's format HYBRID."""
     return E4M3 if recipe.startswith("rowwise") else E5M2
 
 
 def arguments(input: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
-    """What `casts` takes of input (M, K), weight (N, K) and output gradient (M, N), every open side split by
+    """Make what `casts` takes of input (M, K), weight (N, K) and output gradient (M, N), open sides split by
     `ALIGNED`.
 
-    The weight is there twice, because in a step forward and backward are two graphs, which share no cast of
-    it.
+    The weight is there twice: in a step forward and backward are two graphs, which share no cast of it.
     """
     (m, k), n = input.shape, weight.shape[0]
     split = weight.view(n // ALIGNED, ALIGNED, k // ALIGNED, ALIGNED)
@@ -44,7 +47,7 @@ def arguments(input: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, 
 
 
 def compiled(examples: Iterable[tuple[Kind, tuple[Tensor, ...]]]) -> Callable[..., object]:
-    """`casts`, compiled once for each kind, K and N left open; the sizes of the example are what the compiler
+    """Compile `casts` once for each kind, K and N left open; the sizes of the example are what the compiler
     tunes for.
 
     K and N of an example have to differ: equal sizes become one. The function is a clone with a code object
@@ -66,11 +69,12 @@ def compiled(examples: Iterable[tuple[Kind, tuple[Tensor, ...]]]) -> Callable[..
 def casts(
     recipe: str, trained: bool, input: Tensor, weight: Tensor, again: Tensor, gradient: Tensor
 ) -> tuple[Tensor, ...]:
-    """Input, weight and gradient in FP8, in the layouts that the GEMMs want; a frozen weight has no weight
-    gradient to want any.
+    """Cast input, weight and gradient to FP8 in the layouts that the GEMMs want; a frozen weight has no
+    weight gradient.
 
-    torchao's recipes as in its ``float8_linear.py`` (0.18). Transformer Engine casts the weight once, into
-    both layouts, and knows the scales beforehand under delayed scaling; its own kernels move the same bytes.
+    torchao's recipes are those of its ``float8_linear.py`` (0.18). Transformer Engine casts the weight once,
+    into both layouts, and knows the scales beforehand under delayed scaling; its own kernels move the same
+    bytes.
     """
     input, gradient = input.flatten(1), gradient.flatten(1)
     weight, again = weight.flatten(2).flatten(0, 1), again.flatten(2).flatten(0, 1)
@@ -100,7 +104,7 @@ def casts(
 
 
 def _scale(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
-    """What brings the largest magnitude, of all or along one dimension, to the largest value of the dtype."""
+    """Scale the largest magnitude, of all or along one dimension, to the largest value of the dtype."""
     largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
     return torch.finfo(dtype).max / largest.float().clamp(min=1e-12)
 

@@ -1,9 +1,9 @@
 """The three GEMMs of a training Linear, in BF16 and in FP8.
 
-In the layouts of torchao 0.18 (``float8_linear.py``, ``float8_ops.py``) and Transformer Engine: the first
+Layouts are those of torchao 0.18 (``float8_linear.py``, ``float8_ops.py``) and Transformer Engine: the first
 operand row-major, the second column-major, e4m3 by e4m3 forward, the gradient in the dtype of the recipe. A
-gradient GEMM under rowwise scaling runs as torchao runs it, with the tensorwise kernel; the pass over its
-output that follows, which the compiler may fuse, is left out.
+gradient GEMM under rowwise scaling runs with the tensorwise kernel, as in torchao. The pass over its output
+that follows is left out, because the compiler may fuse it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Operands:
 
 
 def bf16_gemms(of: Operands, trained: bool) -> dict[str, Operation]:
-    """Output, input gradient and weight gradient, as a Linear computes them."""
+    """Compute output, input gradient and weight gradient as a Linear does."""
     gemms: dict[str, Operation] = {
         "bf16 output": lambda: of.input @ of.weight.t(),
         "bf16 input gradient": lambda: of.gradient @ of.weight,
@@ -50,8 +50,10 @@ def bf16_gemms(of: Operands, trained: bool) -> dict[str, Operation]:
 
 
 def fp8_gemms(of: Operands, shape: LayerShape, fast: bool) -> dict[str, Operation]:
-    """The same in FP8. What a transposed copy holds does not change the time: it is the same memory read in
-    another shape."""
+    """Compute the same in FP8.
+
+    What a transposed copy holds does not change the time: it is the same memory read in another shape.
+    """
     m, k, n = shape.m, shape.k, shape.n
     input, weight, gradient = (
         of.input.to(casts.E4M3),
@@ -80,8 +82,10 @@ def fp8_gemms(of: Operands, shape: LayerShape, fast: bool) -> dict[str, Operatio
 
 
 def scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, fast: bool) -> Tensor:
-    """One FP8 GEMM with BF16 output, as torchao and plain torch call it (torch 2.6 to 2.13). ``fast``
-    accumulates with less precision."""
+    """Run one FP8 GEMM with BF16 output, as torchao and plain torch call it (torch 2.6 to 2.13).
+
+    ``fast`` accumulates with less precision.
+    """
     return torch._scaled_mm(
         a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=fast
     )

@@ -1,8 +1,7 @@
-"""Whether weights and data are made up, so that numbers which depend on them would say nothing about the
-user's training.
+"""Whether weights and data are made up, so that their numbers would say nothing about the user's training.
 
-A batch that is made up is known to be. Weights are taken for made up when they are not the user's (the model
-is on the meta device, or the model file draws others for the cut), and when they are as an initialiser draws
+A made-up batch is known to be one. Weights count as made up when they are not the user's: the model is on the
+meta device, or the model file draws others for the cut. They also do when they are as an initialiser draws
 them: no row or column of a layer differs from the others by more than chance. What cannot be known is
 assumed: a batch that was given is data, and weights that have structure are trained.
 """
@@ -25,15 +24,17 @@ CORNER = 1024
 """Rows and columns of a weight that are looked at."""
 
 UNEVEN = 2.0
-"""Variance of the power of rows (or columns) / what chance gives it in independent draws, from which on
-weights have structure. Medians over the layers of small models, measured: 1.04 to 1.08 as torch and
-transformers initialise (uniform, normal, truncated), 0 for orthogonal ones; a Llama of 0.9 M parameters after
-100, 200 and 400 steps: 2.4, 3.5, 4.4."""
+"""Variance of the power of rows (or columns) / its value by chance, from which on weights have structure.
+
+Medians over the layers of small models, measured: 1.04 to 1.08 as torch and transformers initialise (uniform,
+normal, truncated), 0 for orthogonal ones; a Llama of 0.9 M parameters after 100, 200 and 400 steps: 2.4, 3.5,
+4.4.
+"""
 
 
 def made_up(job: Job, model: nn.Module, names: Sequence[str]) -> str | None:
-    """Why numerics of the named layers of ``model``, a cut of the job's, would say nothing; None where
-    nothing speaks against them."""
+    """Tell why numerics of the named layers of ``model`` would say nothing; None where nothing speaks against
+    them."""
     if job.workload.batch_source == "made up":
         return "the batch is made up; give a real one, as example_batch() in a model file"
     if any(parameter.is_meta for parameter in job.model.parameters()):
@@ -58,21 +59,20 @@ def made_up(job: Job, model: nn.Module, names: Sequence[str]) -> str | None:
 
 
 def _weights(module: nn.Module) -> list[torch.Tensor]:
-    """A corner of every weight of a layer."""
+    """Cut a corner out of every weight of a layer."""
     found = [stored(weight).detach() for layer in recognise(module, {}) for weight in layer.weights]
     return [(each if each.ndim == 2 else each[0])[:CORNER, :CORNER].float() for each in found]
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two weights are the same, but for what an optimizer with the learning rate of the trial does to
-    them."""
+    """Whether two weights are the same, but for a few updates at the trial's learning rate."""
     return one.shape == other.shape and torch.allclose(
         one, other.to(one.device), rtol=1e-2, atol=1e-2 * float(one.abs().max())
     )
 
 
 def unevenness(weight: torch.Tensor) -> float:
-    """How much more the power of rows, or of columns, varies than it would by chance.
+    """Compare how the power of rows, or of columns, varies with what chance gives it.
 
     The mean of n squares of independent draws varies by (kurtosis - 1) / n of its own square.
     """

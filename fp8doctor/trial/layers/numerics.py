@@ -1,14 +1,13 @@
-"""What FP8 does to each layer alone: fed with what its BF16 twin was fed in one step, against what that twin
-gives.
+"""What FP8 does to each layer alone, held to its BF16 twin with the same input.
 
-One eager step of the BF16 model runs over the weights of the deepest cut. As the gradient of a layer's output
-arrives, the FP8 layer and its twin are called once more, alone, with the input of that step, and sent back
-that very gradient: one layer at a time, so that no more memory is taken than the largest layer needs. The
-reference is the BF16 result itself, which is what the user would have without FP8: BF16's own rounding is 50
-dB below the signal, FP8's 20 to 30.
+One eager step of the BF16 model runs over the weights of the deepest cut. When the gradient of a layer's
+output arrives, the FP8 layer and its twin are called once more, alone, with the input and the gradient of
+that step. They go one at a time, so that no more memory is taken than the largest layer needs.
 
-Shares of clipped and of vanished elements are taken where a layer's own code casts to FP8. Casts inside
-kernels of a library (Transformer Engine, torchao's MX on a GPU) are not seen, and their shares stay unknown.
+The reference is the BF16 result itself, which the user would have without FP8: BF16's own rounding is 50 dB
+below the signal, FP8's 20 to 30. Shares of clipped and of vanished elements are taken where a layer's own
+code casts to FP8. Casts inside kernels of a library (Transformer Engine, torchao's MX on a GPU) are not seen,
+and their shares stay unknown.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from fp8doctor.wording import sentence
 _log = logging.getLogger("fp8doctor")
 
 NUMERICS = "numerics"
-"""What progress and ``skip`` call this part, as if it were an arm: a process that dies of it is followed by
+"""This part's name in progress and ``skip``, as if it were an arm. A process that dies of it is followed by
 one without."""
 
 MOST_LAYERS = 128
@@ -54,11 +53,11 @@ MOST_LAYERS = 128
 
 
 class NotMeasured(Exception):
-    """There is nothing to say about the numerics; the message says why."""
+    """There is nothing to say about the numerics."""
 
 
 def with_numerics(trial: Trial, bench: Bench, until: float, against: str | None = None) -> Trial:
-    """The trial with the numerics of every FP8 layer, or with the reason why there are none.
+    """Add the numerics of every FP8 layer to the trial, or the reason why there are none.
 
     ``against`` is a reason not to begin. Raises `DeviceLost` where it took the GPU's context down, and
     nothing else.
@@ -80,8 +79,10 @@ def with_numerics(trial: Trial, bench: Bench, until: float, against: str | None 
 
 
 def layer_numerics(bench: Bench, until: float, against: str | None = None) -> tuple[LayerNumerics, ...]:
-    """FP8 layers of the deepest cut, one by one; empty when there are none. Raises `NotMeasured`, or what the
-    model raises."""
+    """Measure the FP8 layers of the deepest cut one by one; empty when there are none.
+
+    Raises `NotMeasured`, or what the model raises.
+    """
     base = bench.bases[-1]
     fp8 = _eager(base)
     names = _fp8_layers(fp8)
@@ -126,7 +127,7 @@ def layer_numerics(bench: Bench, until: float, against: str | None = None) -> tu
 
 
 def worth_measuring(bench: Bench) -> bool:
-    """Whether there are numerics to measure that say something, so that time is kept for them."""
+    """Whether the numerics would say something, so that time is kept for them."""
     base = bench.bases[-1]
     try:
         names = _fp8_layers(_eager(base))
@@ -151,13 +152,13 @@ def _eager(base: nn.Module) -> nn.Module:
 
 
 def _around(bench: Bench, variant: Variant) -> Callable[[], AbstractContextManager[object]]:
-    """The autocast that the step of this variant runs under."""
+    """Return the autocast that the step of this variant runs under."""
     device, dtype = bench.device.type, variant.autocast
     return (lambda: torch.autocast(device, dtype=dtype)) if dtype is not None else nullcontext
 
 
 def _step(bench: Bench, variant: Variant) -> None:
-    """Forward and backward of one micro-batch."""
+    """Take one micro-batch forward and backward."""
     job, model, batch = bench.job, variant.model, variant.batch
     with _around(bench, variant)(), variant.around():
         output = None if job.training_step else call(model, batch)
@@ -186,7 +187,7 @@ class _Alone:
     measured_with_gradient: set[str] = field(default_factory=set)
 
     def watch(self, layer: _Layer) -> Callable[..., None]:
-        """The hook on the twin. A layer that is called several times in a step is measured once."""
+        """Hook the twin. A layer that is called several times in a step is measured once."""
 
         def hook(
             module: nn.Module, arguments: tuple[Any, ...], settings: dict[str, Any], output: Any
@@ -208,7 +209,7 @@ class _Alone:
         settings: dict[str, Any],
         gradient: torch.Tensor | None,
     ) -> None:
-        """What is wrong with one layer costs that layer alone."""
+        """Measure one layer. What is wrong with it costs that layer alone."""
         if layer.name in self.measured_with_gradient or time.monotonic() > self.until:
             return
         if gradient is not None:
@@ -257,8 +258,8 @@ def _called(
     settings: dict[str, Any],
     gradient: torch.Tensor | None,
 ) -> dict[str, torch.Tensor]:
-    """``output``, and with a gradient ``input`` and ``weight``, the gradients of both, of one call of a
-    layer."""
+    """Call a layer once; return ``output`` and, with a gradient, the gradients of ``input`` and
+    ``weight``."""
     with torch.enable_grad():
         arguments, settings = _detached(arguments), _detached(settings)
         output = next(tensors(forward(*arguments, **settings)))
@@ -282,7 +283,7 @@ def _called(
 
 
 def _detached(value: Any) -> Any:
-    """The arguments of a call as leaves of a graph of their own."""
+    """Make the arguments of a call leaves of a graph of their own."""
     if isinstance(value, torch.Tensor):
         return value.detach().requires_grad_(value.is_floating_point())
     if isinstance(value, dict):

@@ -44,8 +44,8 @@ class Difference:
 
 
 def _powers(reference: torch.Tensor, result: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each row the power, that of the difference, and how many elements are finite in the reference
-    alone."""
+    """Compute the power of each row, that of the difference, and how many elements only the reference has
+    finite."""
     a, b = reference.float(), result.float()
     worse = a.isfinite() & ~b.isfinite()
     return a.square().sum(1, dtype=torch.float64), (a - b).square().sum(1, dtype=torch.float64), worse.sum(1)
@@ -61,7 +61,7 @@ def _decibels(ratio: float) -> float | None:
 
 
 class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches the casts to FP8 that are written in torch: what they clip, and what of theirs becomes zero."""
+    """Watches casts to FP8 that are written in torch: what they clip, and what they turn to zero."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -85,8 +85,8 @@ class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def shares(self) -> tuple[float | None, float | None]:
-        """Largest share, in per cent, that one cast clipped, and that one turned to zero; None where no cast
-        was seen."""
+        """Return the largest share, in per cent, that one cast clipped, and that one turned to zero; None
+        without a cast."""
         return tuple(
             max(float(each) for each in shares) if self._flushed else None
             for shares in (self._clipped, self._flushed)
@@ -98,8 +98,8 @@ def _share(which: torch.Tensor, of: int | torch.Tensor) -> torch.Tensor:
 
 
 def _largest(low: Any, high: Any) -> float | None:
-    """The magnitude from which on a value would round beyond the largest of an FP8 type; None for other
-    bounds than such a type's."""
+    """Return the magnitude that rounds beyond the largest of an FP8 type; None for bounds that are no such
+    type's."""
     for dtype in FP8_TYPES:
         information = torch.finfo(dtype)
         if high == information.max and low == -high:

@@ -1,8 +1,8 @@
 """The rows that each layer multiplies, which are not always the tokens of a micro-batch.
 
-An encoder and a decoder see different ones, a pooled head one for each sample. They are counted in one
-forward without gradients, of an eager copy of the shallowest cut (`fp8doctor.trial.copies.depth`); a block
-that was cut away has the rows of the kept block that does the same work.
+An encoder and a decoder see different ones, a pooled head one for each sample. One forward without gradients
+counts them, of an eager copy of the shallowest cut (`fp8doctor.trial.copies.depth`). A block that was cut
+away has the rows of the kept block that does the same work.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fp8doctor.wording import sentence
 _log = logging.getLogger("fp8doctor")
 
 ARM = "rows"
-"""What a worker that dies of it leaves out in the next one."""
+"""This part's name in ``skip``, which a new worker leaves out when the one before died of it."""
 
 NO_BATCH = "there is no batch to run the model on"
 
@@ -50,11 +50,8 @@ def seen_beside(
     progress: Callable[[str, str | None], object],
     reason_against: str | None,
 ) -> tuple[Rows, str | None, list[str]]:
-    """The rows, or why they are not known, which costs nothing else; and what of the user's was changed all
-    the same.
-
-    Raises `DeviceLost`.
-    """
+    """Count the rows in the user's process, or tell why they are not known; name what of the user's changed.
+    Raises `DeviceLost`."""
     reason = reason_against or (NO_BATCH if job.batch is None else None)
     if reason is not None:
         return NOT_RECORDED, reason, []
@@ -77,8 +74,10 @@ def seen_beside(
 
 
 def seen(job: Job, lists: Iterable[str], wanted: Iterable[str], device: torch.device) -> Rows:
-    """Rows of every call of the ``wanted`` layers, by their names in the whole model. Raises whatever the
-    forward does."""
+    """Count the rows of every call of the ``wanted`` layers, by their names in the whole model.
+
+    Raises whatever the forward does.
+    """
     original = unwrapped(job.model)
     names = {cleaned(name): name for name, _ in original.named_modules()}
     plan = depth.plans(original, [names[name] for name in lists if name in names])[-1]
@@ -95,7 +94,7 @@ def seen(job: Job, lists: Iterable[str], wanted: Iterable[str], device: torch.de
 
 
 def _twins(original: nn.Module, plan: depth.Plan, modules: Mapping[str, nn.Module]) -> dict[str, str]:
-    """What the name of every block begins with -> that of the kept block that stands for it."""
+    """Map what the name of every block begins with to that of the kept block that stands for it."""
     twins = {}
     for stack in plan.stacks:
         name = cleaned(stack.name)
@@ -115,7 +114,7 @@ def _twin(name: str, twins: Mapping[str, str]) -> str:
 
 @contextmanager
 def _counted(layers: Iterable[nn.Module]) -> Iterator[dict[nn.Module, list[int]]]:
-    """Rows of the first tensor that each layer is called with, call by call."""
+    """Count the rows of the first tensor that each layer is called with, call by call."""
     rows: dict[nn.Module, list[int]] = {layer: [] for layer in layers}
 
     def count(layer: nn.Module, arguments: tuple[object, ...], named: dict[str, object]) -> None:

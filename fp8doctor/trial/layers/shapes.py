@@ -1,8 +1,8 @@
 """The GEMMs of the model's own shapes, timed alone in BF16 and in FP8, and the casts that FP8 needs for them.
 
-BF16 and FP8 GEMMs (`fp8doctor.trial.layers.gemms`) take turns, so that they share clocks, and before each the
-L2 cache is flushed: in a step a large operand comes from memory. The casts (`fp8doctor.trial.layers.casts`)
-are timed without what they could be fused with.
+BF16 and FP8 GEMMs (`fp8doctor.trial.layers.gemms`) take turns, so that they share clocks. Before each the L2
+cache is flushed: in a step a large operand comes from memory. The casts (`fp8doctor.trial.layers.casts`) are
+timed without what they could be fused with.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from fp8doctor.wording import percent, sentence
 _log = logging.getLogger("fp8doctor")
 
 ARM = "shapes"
-"""What a worker that dies of it leaves out in the next one."""
+"""This part's name in ``skip``, which a new worker leaves out when the one before died of it."""
 
 SHARE = 0.1
 """Of the trial's budget: six of 60 s. Eight shapes take about 2 s (`SHAPE_S`), and the one compilation some
 seconds."""
 
 COMPILING_S = {"cuda": 3.0, "cpu": 20.0}
-"""Time that has to be left for the casts to be compiled at all, because that cannot be stopped: about what
-one small graph takes, on a CPU with its C++ compiler (10 to 15 s on two cores, torch 2.13)."""
+"""Least time for compiling the casts, which cannot be stopped. One small graph takes 10 to 15 s with a CPU's
+C++ compiler (two cores, torch 2.13)."""
 
 MOST_SHAPES = 12
 """Distinct shapes that are timed, those with the most FLOPs. A model of one width has three to six."""
@@ -52,11 +52,10 @@ SHAPE_S = 0.25
 """Time of one shape after which no further round is taken."""
 
 FLUSHES = 4
-"""Times the buffer is cleared before each GEMM: about 0.1 ms on an H200, while which the GEMM is already
-enqueued."""
+"""Times the buffer is cleared before each GEMM: about 0.1 ms on an H200, in which the GEMM is enqueued."""
 
 LAUNCH_FLUSHES = 12
-"""The same before compiled casts, whose launches take the host longer than one GEMM's."""
+"""The same before compiled casts, whose launches take the host longer."""
 
 CPU_FLOPS = 2e9
 """FLOPs of one GEMM up to which it is timed on a CPU, whose FP8 GEMMs do some 1e10 a second."""
@@ -82,10 +81,10 @@ def probe_beside(
     progress: Callable[[str, str | None], object],
     reason_against: str | None,
 ) -> tuple[tuple[LayerShape, ...], str | None]:
-    """The same in a process that is the user's, left as it was but for the compiler's workers, and what is
-    missing and why.
+    """Time the shapes in the user's process, and tell what is missing and why.
 
-    The shapes are not recorded where nothing could be timed. Raises `DeviceLost`.
+    The process is left as it was, but for the compiler's workers. The shapes are not recorded where nothing
+    could be timed. Raises `DeviceLost`.
     """
     if reason_against is not None:
         return NOT_RECORDED, reason_against
@@ -104,7 +103,7 @@ def probe_beside(
 
 
 def timed(facts: Facts, device: torch.device, *, until: float) -> tuple[tuple[LayerShape, ...], str | None]:
-    """The shapes, and what was left out of them and why."""
+    """Time the shapes, and tell what was left out of them and why."""
     wanted, bench = distinct(facts), Timer(device)
     shapes, reasons = [], _beyond(wanted)
     slow = {linear.name for linear in of_interest(facts) if linear.features.get("use_fast_accum") is False}
@@ -124,8 +123,8 @@ def timed(facts: Facts, device: torch.device, *, until: float) -> tuple[tuple[La
 
 
 def distinct(facts: Facts) -> list[tuple[LayerShape, float]]:
-    """The shapes of what is, or could be, in FP8, not timed yet, with their shares of the GEMM FLOPs in per
-    cent, the largest first."""
+    """List the shapes of what is, or could be, in FP8, with their shares of the GEMM FLOPs in per cent, the
+    largest first."""
     found: dict[tuple[int, int, int, str, bool], list[Linear]] = {}
     for linear in of_interest(facts):
         rows = rows_of(linear, facts)
@@ -158,7 +157,7 @@ def distinct(facts: Facts) -> list[tuple[LayerShape, float]]:
 
 
 def of_interest(facts: Facts) -> list[Linear]:
-    """The layers that are in FP8; on a model without any, those that a conversion would take."""
+    """List the layers that are in FP8; on a model without any, those that a conversion would take."""
     fp8 = judged(facts)
     if fp8 or any(linear.use == "training" for linear in facts.network.linears):
         return fp8
@@ -166,19 +165,18 @@ def of_interest(facts: Facts) -> list[Linear]:
 
 
 def _beyond(wanted: list[tuple[LayerShape, float]]) -> list[str]:
-    """What is said of the shapes beyond `MOST_SHAPES`."""
+    """Say what was left out of the shapes beyond `MOST_SHAPES`."""
     if len(wanted) <= MOST_SHAPES:
         return []
     left = sum(share for _, share in wanted[MOST_SHAPES:])
     return [
-        f"{len(wanted) - MOST_SHAPES} of {len(wanted)} shapes, which have {percent(left)} "
-        "of the GEMM "
-        "FLOPs, were not timed"
+        f"{len(wanted) - MOST_SHAPES} of {len(wanted)} shapes, which have {percent(left)} of the GEMM FLOPs, "
+        "were not timed"
     ]
 
 
 def shape_in_words(shape: LayerShape) -> str:
-    """How a shape is named in a reason."""
+    """Name a shape in a reason."""
     return f"M {shape.m}, K {shape.k}, N {shape.n}"
 
 
@@ -195,7 +193,7 @@ class Timer:
             self._buffer = torch.empty(size, dtype=torch.int8, device=device)
 
     def turns(self, operations: Mapping[str, Operation], flushes: int = FLUSHES) -> dict[str, float]:
-        """Median time in ms of each, after one run to warm up."""
+        """Return the median time in ms of each, after one run to warm up."""
         for operation in operations.values():
             operation()
         times: dict[str, list[float]] = {name: [] for name in operations}
@@ -236,7 +234,7 @@ def _host_ms(operation: Operation) -> float:
 
 
 def _with_gemms(shape: LayerShape, bench: Timer, fast: bool) -> LayerShape:
-    """The shape with its GEMMs timed; ``fast`` says how the forward accumulates."""
+    """Time the GEMMs of the shape; ``fast`` says how the forward accumulates."""
     if not bench.on_gpu and 2 * shape.m * shape.k * shape.n > CPU_FLOPS:
         raise ValueError("too large to be timed on a CPU")
     operands = Operands.of(shape, bench.device)
@@ -260,7 +258,7 @@ def _with_gemms(shape: LayerShape, bench: Timer, fast: bool) -> LayerShape:
 
 
 def _with_casts(shapes: list[LayerShape], bench: Timer, until: float) -> list[LayerShape]:
-    """The shapes with their casts timed, as far as the time goes; the reason where they are not.
+    """Time the casts of the shapes, as far as the time goes, and tell why some have none.
 
     They are compiled for one number of rows after the other, the one with the most FLOPs first.
     """
@@ -273,7 +271,7 @@ def _with_casts(shapes: list[LayerShape], bench: Timer, until: float) -> list[La
 
 
 def _casts_timed(wanted: list[LayerShape], bench: Timer, until: float) -> dict[LayerShape, LayerShape]:
-    """Those shapes, which have the same rows, that the time was enough for."""
+    """Time the casts of shapes that have the same rows, as many as the time is enough for."""
     done: dict[LayerShape, LayerShape] = {}
     try:
         compiled = casts.compiled(_examples(wanted, bench.device))
@@ -317,7 +315,7 @@ def _without_casts(shape: LayerShape, reason: str) -> LayerShape:
 def _examples(
     shapes: list[LayerShape], device: torch.device
 ) -> Iterator[tuple[casts.Kind, tuple[Tensor, ...]]]:
-    """The largest shape of each kind that is not square, since what takes the time is what to tune for."""
+    """Pick the largest shape of each kind that is not square: what takes the time is what to tune for."""
     for kind in dict.fromkeys((shape.recipe, shape.trained) for shape in shapes):
         of_kind = [shape for shape in shapes if (shape.recipe, shape.trained) == kind]
         example = next(

@@ -60,8 +60,8 @@ Samples = dict[tuple[str, int], list[float]]
 
 
 def full_ms(plan: Plan, samples: Samples, arm: ArmPlan) -> list[float]:
-    """The step at full depth, for as many tokens as the step as it is has: one figure per round, because
-    rounds share clocks and heat."""
+    """Extrapolate the step to full depth, for as many tokens as the step as it is has: one figure per round,
+    which shares clocks and heat."""
     return [
         plan.full(values) / arm.tokens_ratio
         for values in zip(*(samples[arm.name, number] for number in range(len(plan.cuts))), strict=True)

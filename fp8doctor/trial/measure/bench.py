@@ -105,12 +105,12 @@ class Bench:
             raise NotReplicable(f"a cut to {cut} blocks does not run all of them ({len(missed)} are skipped)")
 
     def _variant(self, model: nn.Module) -> Variant:
-        """The step as it is, around a replica."""
+        """Put the step as it is around a replica."""
         return Variant(model, self.batch, self.job.autocast)
 
     def _optimizer(self, variant: Variant, number: int) -> torch.optim.Optimizer:
-        """The optimizer of the other arms, or one of its own over the variant's parameters when it changes
-        one of the two."""
+        """Return the optimizer of the other arms; a variant that changes parameters or optimizer gets one of
+        its own."""
         shared = self.optimizers[number]
         held = {id(parameter) for group in shared.param_groups for parameter in group["params"]}
         trained = {id(parameter) for parameter in variant.model.parameters() if parameter.requires_grad}
@@ -207,7 +207,7 @@ class Bench:
         )
 
     def time(self, attempts: Sequence[Attempt], until: float, latest: float = math.inf) -> Samples:
-        """The interleaved window: samples in ms by arm and cut."""
+        """Time the arms in turn: samples in ms by arm and cut."""
         ready = {
             (attempt.plan.name, number): each
             for attempt in attempts
@@ -220,7 +220,7 @@ class Bench:
         )
 
     def _watched(self, arm: str, ready: Ready) -> Callable[[], object]:
-        """The step, noting whose it is and whether something was compiled in it."""
+        """Take the step, noting whose it is and whether something was compiled in it."""
 
         def step() -> object:
             self.at_work, before = arm, compiled_so_far().frames
@@ -231,11 +231,11 @@ class Bench:
         return step
 
     def health(self) -> Health | None:
-        """How the GPU was while it was timed; None on a CPU."""
+        """Tell how the GPU was while it was timed; None on a CPU."""
         return self.observer.health()
 
     def close(self) -> None:
-        """Let go of every replica, whoever still holds an attempt, and give the memory back."""
+        """Let go of every replica and give the memory back, whoever still holds an attempt."""
         self.observer.close()
         self.bases.clear()
         self.optimizers.clear()
@@ -243,7 +243,7 @@ class Bench:
         self.let_go()
 
     def let_go(self) -> None:
-        """Let go of the step of every arm, and with it of what its replica does not share."""
+        """Let go of the step of every arm, and of what its replica does not share."""
         for ready in self._handed_out:
             ready.step, ready.model = _gone, None
         self._handed_out.clear()
@@ -251,8 +251,7 @@ class Bench:
 
 
 def cut_of(job: Job, cut: depth.Cut, device: torch.device) -> tuple[Job, nn.Module, Mapping[int, Any]]:
-    """A cut on the device: from the model file's own function where that makes it, else from a copy of the
-    model.
+    """Make a cut on the device: by the model file's own function where it can, else by copying the model.
 
     With it come the job that it belongs to and the memo from that job's parameters to the cut's.
     """

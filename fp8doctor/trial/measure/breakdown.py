@@ -9,8 +9,8 @@ from fp8doctor.profiling.step import ProfiledStep
 from fp8doctor.trial.copies.depth import Plan
 
 MOST_SCALE = 1.15
-"""Profiled kernels that take longer than so many unprofiled steps do not divide one. A convention of this
-tool: one arm of the recorded profiles on an H200 was busy for 1.09 of its step (Llama with 8B widths,
+"""Profiled kernel time / unprofiled step, above which the profile does not divide that step. A convention of
+this tool: one arm of the recorded profiles on an H200 was busy for 1.09 of its step (Llama with 8B widths,
 compiled FP8, torch 2.11)."""
 
 MOST_CLIPPED = 0.05
@@ -21,8 +21,11 @@ MOST_GROUPS, MOST_MODULES = 30, 40
 
 
 def breakdown(plan: Plan, steps: Sequence[ProfiledStep], step_ms: float, tokens_ratio: float) -> Breakdown:
-    """``steps`` are those of ``plan``'s cuts, ``step_ms`` is the unprofiled step at full depth for the tokens
-    of the step as it is."""
+    """Divide the step at full depth into its parts.
+
+    ``steps`` are those of ``plan``'s cuts, ``step_ms`` is the unprofiled step at full depth for the tokens of
+    the step as it is.
+    """
     names = list(dict.fromkeys(name for step in steps for name in step.families_ms))
     on_the_line = {
         name: plan.full([step.families_ms.get(name, 0.0) for step in steps]) / tokens_ratio for name in names

@@ -1,9 +1,8 @@
-"""What the rest of a trial takes, and whether an arm still fits: arithmetic over what the arms before it have
+"""What the rest of a trial takes, and whether an arm still fits: arithmetic over what the arms before it
 cost.
 
-An arm costs more than its build: its steps in every round of the window, and its proof. The least window of
-all that is built, the profiles of what is compared, the numerics and the end are kept free before anything
-that may be left out is begun.
+An arm costs more than its build: its steps in every round of the window, and its proof. Before an optional
+arm is begun, time is kept for the least window, the profiles of what is compared, the numerics and the end.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.measure import timer
 
 MUST_BEGIN_SHARE = 0.6
-"""Share of the budget after which nothing is begun but what `BEGUN_LATE` names; what it compiles then may end
-later. A convention of this tool, as `LATEST` and `LAST_PROFILE` are."""
+"""Share of the budget after which only the arms of `BEGUN_LATE` are begun; what they compile may end later. A
+convention of this tool, as `LATEST` and `LAST_PROFILE` are."""
 
 BEGUN_LATE: dict[str, float] = {
     ArmName.BF16: 2.0,
@@ -34,29 +33,28 @@ NUMERICS_SHARE, CLOSING_SHARE = 0.08, 0.05
 everything and looking at what was changed (3.5 s after an 8B Llama)."""
 
 DEARER = 1.5
-"""What nobody proposed may take to build / what it changes took: rowwise recipes compiled 1.2 to 1.6 times as
-long as tensorwise in five models on an H200 (torch 2.11)."""
+"""Time to build an exploration / time to build the arm that it changes. Rowwise recipes compiled 1.2 to 1.6
+times as long as tensorwise in five models on an H200 (torch 2.11)."""
 
 ASKED_OVER = 1.05
-"""Budgets within which a finding's own proposal is expected to fit: what follows the window is expected to
-take rather too long, and a proposal that is timed alone is worth more than a few seconds."""
+"""Budgets within which a finding's own proposal is expected to fit. The rest of the trial is rather
+overestimated, and a proposal that is timed alone is worth a few seconds."""
 
 PROFILE_STEPS, PROFILE_S, PROOF_STEPS = 6.0, 0.3, 3.0
 """A profile takes so many steps and seconds at each cut (seen: 3 to 9 steps; warming up, tracing, reading), a
 plain proof so many steps of the deepest (1.3 to 4)."""
 
 LATEST = 2.0
-"""Budgets after which no further round is timed, and none of the least either."""
+"""Budgets after which no round is timed any more, not even one of the least."""
 
 LAST_PROFILE = 2.0
-"""Budgets after which no further step is profiled, except the one as it is: without profiles the times stay
-unexplained, so a compilation that took longer than anybody could know does not cost them (60 s for the blocks
-of a T5)."""
+"""Budgets after which only the step as it is is profiled. Without profiles the times stay unexplained, so a
+long compilation (60 s for the blocks of a T5) does not cost them."""
 
 BLOCKWISE = "compile-blocks"
 BLOCKWISE_SHARE = 0.3
-"""What that takes to build / the same model compiled as one: 8 blocks take 30 s as one and 8 s by block, 24
-blocks 72 to 93 s and 8 s (FP8, one H200, torch 2.11)."""
+"""Time to build block by block / time to build as one graph: 8 blocks take 8 s and 30 s, 24 blocks 8 s and 72
+to 93 s (FP8, one H200, torch 2.11)."""
 
 
 @dataclass(frozen=True)
@@ -89,22 +87,22 @@ class Budget:
 
     @property
     def used_up(self) -> NoNumber:
-        """The reason of what it leaves no time for."""
+        """Make the reason for what it leaves no time for."""
         return NoNumber(Reason.NO_TIME_LEFT, f"the budget of {self.seconds:g} s was used up before it")
 
     @property
     def too_short(self) -> NoNumber:
-        """The reason of what is not expected to fit into what is left of it."""
+        """Make the reason for what is not expected to fit into its rest."""
         return NoNumber(
             Reason.NOT_EXPECTED_TO_FIT, f"the budget of {self.seconds:g} s would not have been enough for it"
         )
 
     def closing_s(self) -> float:
-        """The numerics and the end."""
+        """Sum up the numerics and the end."""
         return self.seconds * (CLOSING_SHARE + (NUMERICS_SHARE if self.numerics else 0.0))
 
     def after_window_s(self, costs: Mapping[str, Cost]) -> float:
-        """From the end of the window to the end of the trial."""
+        """Sum up what follows the window."""
         profiled = compared(costs)
         proven = [cost for name, cost in costs.items() if name not in profiled and name != ArmName.SELF_CHECK]
         return (
@@ -116,7 +114,7 @@ class Budget:
     def fits(
         self, cost: Cost, name: str, costs: Mapping[str, Cost], spent_s: float, *, unasked: bool
     ) -> bool:
-        """Whether one more arm can be built and timed, beside what was built before, within the budget."""
+        """Whether one more arm, beside those that were built, can be built and timed within the budget."""
         every = {**costs, name: cost}
         ends_s = (
             spent_s + cost.build_s + timer.LEAST_ROUNDS * round_s(every.values()) + self.after_window_s(every)
@@ -124,7 +122,7 @@ class Budget:
         return ends_s <= self.seconds * (1.0 if unasked else ASKED_OVER)
 
     def window_until(self, costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
-        """The clock until which rounds are added to the least ones."""
+        """Return the clock until which rounds are added to the least ones."""
         return self.end - self.after_window_s(costs) - final_s(costs, explored)
 
     def final_fits(self, costs: Mapping[str, Cost], explored: Iterable[str], spent_s: float) -> bool:
@@ -132,8 +130,8 @@ class Budget:
         return spent_s + final_s(costs, explored) + self.closing_s() <= self.seconds
 
     def window_latest(self) -> float:
-        """The clock after which not even the least rounds go on; a late window has some of the budget all the
-        same."""
+        """Return the clock after which not even the least rounds go on; a late window has some of the budget
+        all the same."""
         return max(
             self.began + LATEST * self.seconds, time.monotonic() + (1 - MUST_BEGIN_SHARE) * self.seconds
         )
@@ -143,23 +141,19 @@ class Budget:
 
 
 def round_s(costs: Iterable[Cost]) -> float:
-    """One round of the window."""
+    """Sum up one round of the window."""
     return sum(timer.steps_of_a_visit(1e3 * step) * step for cost in costs for step in cost.steps_s)
 
 
 def profile_s(cost: Cost) -> float:
-    """The profiles of one arm, at every cut."""
+    """Sum up the profiles of one arm, at every cut."""
     return sum(PROFILE_S + PROFILE_STEPS * step for step in cost.steps_s)
 
 
 def compared(costs: Mapping[str, Cost]) -> dict[str, Cost]:
-    """What will be profiled: as it is, the fastest BF16, and the prescription or the fastest conversion."""
-    groups = (
-        [ArmName.AS_IS],
-        BF16_BASELINES,
-        [ArmName.PRESCRIBED],
-        filter(is_conversion, costs),
-    )
+    """Name what will be profiled: as it is, the fastest BF16, and the prescription or the fastest
+    conversion."""
+    groups = ([ArmName.AS_IS], BF16_BASELINES, [ArmName.PRESCRIBED], filter(is_conversion, costs))
     fastest = (
         min((name for name in group if name in costs), key=lambda name: costs[name].steps_s[-1], default=None)
         for group in groups
@@ -170,11 +164,11 @@ def compared(costs: Mapping[str, Cost]) -> dict[str, Cost]:
 def expected(
     costs: Mapping[str, Cost], base: str | None, *, name: str, compiles: bool, unasked: bool
 ) -> Cost | None:
-    """What the arm ``name`` will cost that changes ``base``: as much, or as the dearest that compiles when it
-    compiles too.
+    """Estimate what the arm ``name`` will cost: as much as its ``base``, or as the dearest that compiles when
+    it compiles too.
 
-    Compiling blocks costs a part of a base that is compiled already, because that is compiled as one. None
-    when there is nothing to go by.
+    Compiling blocks costs a part of a base that is compiled as one graph. None when there is nothing to go
+    by.
     """
     like = costs.get(base or ArmName.AS_IS) or costs.get(ArmName.AS_IS)
     if like is None:
@@ -187,7 +181,7 @@ def expected(
 
 
 def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
-    """A window of what gained together, beside the best of it and the baselines; 0 where fewer than two can
+    """Sum up the window of what gained together, the best of it and the baselines; 0 where fewer than two can
     have gained."""
     tried = [costs[name] for name in explored if name in costs]
     if len(tried) < 2:

@@ -12,7 +12,7 @@ from fp8doctor.wording import sentence
 
 
 def choose_device(name: str | None) -> torch.device | None:
-    """The device to time on: the named one, else the current CUDA device, else None.
+    """Choose the device to time on: the named one, else the current CUDA device, else None.
 
     Raises `UserError` for a name that is no device here.
     """
@@ -52,7 +52,7 @@ class DeviceLost(Exception):
 
     @property
     def no_number(self) -> NoNumber:
-        """Why the arm has no number."""
+        """Tell why the arm has no number."""
         return NoNumber(Reason.TOOK_PROCESS_DOWN, str(self))
 
 
@@ -66,5 +66,5 @@ def still_there(device: torch.device, part: str) -> None:
 
 
 def gpu_name(device: torch.device) -> str | None:
-    """What CUDA calls the GPU; None for a CPU."""
+    """Return CUDA's name of the GPU; None for a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None

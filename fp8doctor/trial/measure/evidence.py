@@ -46,7 +46,7 @@ MOST_REASONS = 5
 """Reasons that are kept of each kind."""
 
 SETTLE_S = 0.2
-"""After so long under load the clocks of a GPU have settled (seen on an H200 at its power limit)."""
+"""Time under load after which the clocks of a GPU have settled (seen on an H200 at its power limit)."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Compilations:
 
 @contextmanager
 def compilations(model: nn.Module) -> Iterator[Compilations]:
-    """Watch Dynamo. The yielded record is filled at the end, functions of ``model`` named with their class in
-    it.
+    """Watch Dynamo, and fill the yielded record at the end; functions of ``model`` are named with their
+    class.
 
     Dynamo's own list of compilations holds the last 64: a longer one takes its place meanwhile, and the
     user's comes back as it was.
@@ -116,7 +116,7 @@ def _few(reasons: Iterable[str]) -> tuple[str, ...]:
 
 
 def _break(reason: str) -> str:
-    """The name of a graph break and its explanation, without the hints and the user's source."""
+    """Name a graph break and explain it, without the hints and the user's source."""
     lines = [line.strip() for line in reason.strip().splitlines()]
     explained = next(
         (line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), ""
@@ -125,16 +125,15 @@ def _break(reason: str) -> str:
 
 
 def _guard(reason: str) -> str:
-    """The guard that failed and where it came from: ``0/0: x == 1   # the line  # file.py:1 in f`` without
-    number and line."""
+    """Cut ``0/0: x == 1 # the line # file.py:1 in f`` to the guard that failed and where it came from."""
     guard, *comments = re.split(r"\s+# ", reason.strip().partition("\n")[0])
     guard = re.sub(r"^\[?\d+/\d+\S*: ", "", guard)
     return f"{guard} ({comments[-1]})" if comments and PLACE.match(comments[-1]) else guard
 
 
 def _left_eager(log: Iterable[Any], model: nn.Module) -> tuple[str, ...]:
-    """The functions that reached the limit: their last compilation failed, the ones before it say what they
-    are called."""
+    """Name the functions that reached the limit: their last compilation failed, the ones before it tell the
+    name."""
     functions: dict[str, str] = {}
     owners = _forwards(model)
     given_up = []
@@ -152,7 +151,7 @@ def _left_eager(log: Iterable[Any], model: nn.Module) -> tuple[str, ...]:
 
 
 def _forwards(model: nn.Module) -> Mapping[tuple[str, int], str]:
-    """File and line of every ``forward`` of the model -> its class and name."""
+    """Map file and line of every ``forward`` of the model to its class and name."""
     codes = {type(module): getattr(type(module).forward, "__code__", None) for module in model.modules()}
     return {
         (code.co_filename, code.co_firstlineno): f"{kind.__qualname__}.forward"
@@ -179,8 +178,8 @@ def prove(step: Callable[[], object], device: torch.device) -> StepProof:
     """Watch one step and count.
 
     A process has one profiler at a time, and to start another ends the first without its events (seen on
-    torch 2.13). Beside one of the user's, and where it does not start, the observer of execution traces
-    counts, which sees operators only.
+    torch 2.13). Beside a user's profiler, and where none starts, the observer of execution traces counts,
+    which sees operators only.
     """
     if why_not_profiled() is None:
         try:
@@ -197,7 +196,7 @@ def profiler_in_use() -> bool:
 
 
 def why_not_profiled() -> str | None:
-    """Why torch's profiler is left alone here; None where it is not."""
+    """Tell why torch's profiler is left alone here; None where it is not."""
     if profiler_in_use():
         return ANOTHER_PROFILER
     return None if threading.current_thread() is threading.main_thread() else OUTSIDE_THE_MAIN_THREAD
@@ -206,10 +205,10 @@ def why_not_profiled() -> str | None:
 def profiled(
     step: Callable[[], object], device: torch.device, *, to_read: bool = False
 ) -> torch.profiler.profile:
-    """One step under the profiler, which has stopped when this returns.
+    """Take one step under the profiler, which has stopped when this returns.
 
-    ``to_read`` records the types of the operators' inputs, and on CUDA lets the GPU work right up to the
-    step: after a rest its clocks are higher than in the window where the step was timed.
+    ``to_read`` records the types of the operators' inputs. On CUDA it also keeps the GPU at work right up to
+    the step: after a rest its clocks are higher than in the window where the step was timed.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -234,8 +233,10 @@ def profiled(
 
 
 def counted(profile: torch.profiler.profile, device: torch.device) -> StepProof:
-    """What a profiled step ran. On CUDA FP8 GEMMs are counted by kernel, which covers every stack; not where
-    no kernel was seen."""
+    """Count what a profiled step ran.
+
+    On CUDA FP8 GEMMs are counted by kernel, which covers every stack, unless no kernel was seen.
+    """
     operators = kernels = regions = seen = 0
     raw: Any = profile.profiler
     for event in raw.kineto_results.events():
@@ -251,8 +252,10 @@ def counted(profile: torch.profiler.profile, device: torch.device) -> StepProof:
 
 
 def _observed(step: Callable[[], object], device: torch.device) -> StepProof:
-    """The same by operators: FP8 GEMMs of a stack that has none of its own (Transformer Engine) are not seen
-    on CUDA."""
+    """Count the same by operators.
+
+    FP8 GEMMs of a stack that has no operator of its own (Transformer Engine) are not seen on CUDA.
+    """
     with tempfile.TemporaryDirectory(prefix="fp8doctor-") as folder:
         file = Path(folder, "operators.json")
         observer = torch.profiler.ExecutionTraceObserver().register_callback(str(file))

@@ -1,8 +1,7 @@
-"""Whether the loss and the gradients of a step are finite, and a way to keep the weights so when they are
-not.
+"""Whether the loss and the gradients of a step are finite, and how the weights stay so when they are not.
 
-All arms share one set of weights: a NaN that one arm's gradients carry into an update is in every arm from
-then on, BF16 too, and the kernels of all of them then work on NaN.
+All arms share one set of weights. A NaN that one arm's gradients carry into an update is in every arm from
+then on, BF16 too, and all their kernels then work on NaN.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class WatchedSteps:
         _clear(gradients)
 
     def non_finite(self) -> tuple[str, ...] | None:
-        """``loss``, ``gradients``: what was NaN or infinite in a step so far; None where the optimizer let
+        """Name what was NaN or infinite so far, ``loss`` or ``gradients``; None where the optimizer let
         nobody see."""
         if len(self._gradients) < len(self._losses):
             return None
@@ -47,8 +46,7 @@ class WatchedSteps:
         return tuple(name for name, finite in seen.items() if finite and not bool(torch.stack(finite).all()))
 
     def unwatched(self) -> Step:
-        """The step itself; where its gradients were not finite, still with an update that sees finite
-        ones."""
+        """Return the step itself; its update still sees finite gradients where some were not."""
         return self._kept_finite if "gradients" in (self.non_finite() or ()) else self._step
 
     def _kept_finite(self) -> torch.Tensor:
@@ -60,8 +58,8 @@ class WatchedSteps:
 def _before_the_update(
     optimizer: torch.optim.Optimizer, act: Callable[[list[torch.Tensor]], None]
 ) -> Iterator[None]:
-    """Hand the gradients to ``act`` when the optimizer begins its step; those of a kind that it cannot work
-    on are left alone."""
+    """Hand the gradients to ``act`` when the optimizer begins its step, without kinds that it cannot work
+    on."""
 
     def hook(*_: Any) -> None:
         found = [

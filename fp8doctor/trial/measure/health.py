@@ -1,9 +1,7 @@
-"""The GPU's health while arms are timed: clocks, power, heat, why clocks were held back, and who else was
-there.
+"""The GPU's health while arms are timed: clocks, power, heat, throttling, and who else was there.
 
-One look per visit, taken after the last step was handed to the GPU and before it is waited for: the GPU is
-busy, and no step that counts waits for NVML. NVML ignores ``CUDA_VISIBLE_DEVICES``, so the GPU is found by
-its UUID.
+One look per visit falls between the last step's launch and its end: the GPU is busy, and no step that counts
+waits for NVML. NVML ignores ``CUDA_VISIBLE_DEVICES``, so the GPU is found by its UUID.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ class Observer:
         return next((handle for handle in found if handle is not None), None)
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        """The answer; None where NVML has none."""
+        """Ask NVML; None where it has no answer."""
         try:
             return question(*arguments)
         except self._nvml.NVMLError:
@@ -90,15 +88,15 @@ class Observer:
         self._look_at_others()
 
     def _throttled(self) -> int | None:
-        """The bits of the reasons; drivers before 535 know only the old name."""
+        """Read the bits of the reasons; drivers before 535 know only the old name."""
         bits: int | None = self._ask(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, self._card)
         if bits is None:
             bits = self._ask(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._card)
         return bits
 
     def _look_at_others(self) -> None:
-        """What other processes used since the last look, in percent. In a container this one cannot be told
-        from them."""
+        """Note what other processes used since the last look, in percent. In a container this one cannot be
+        told from them."""
         used = self._ask(self._nvml.nvmlDeviceGetProcessUtilization, self._card, self._since)
         if not used:
             return
@@ -108,7 +106,7 @@ class Observer:
             self._shares.append(float(sum(share for pid, share in latest.items() if pid != os.getpid())))
 
     def health(self) -> Health | None:
-        """What was seen; None on a CPU, not recorded where NVML does not answer."""
+        """Sum up what was seen; None on a CPU, not recorded where NVML does not answer."""
         if self._device.type != "cuda" or not self._looks:
             unknown: Health | None = None if self._device.type != "cuda" else NOT_RECORDED
             return unknown

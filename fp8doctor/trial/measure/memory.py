@@ -2,9 +2,8 @@
 peak.
 
 When the optimizer begins its step, all gradients lie beside the weights, their FP8 copies and the optimizer's
-state: no peak is below the sum of these parts. A peak that comes earlier in the step finds fewer gradients
-and that much more of activations, so the two together are measured, and the line between them is a
-convention.
+state: no peak is below the sum of these. A peak earlier in the step holds fewer gradients and more
+activations. The two together are measured, and the line between them is a convention.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ class Held:
 
     @property
     def static_gib(self) -> float:
-        """What is there between two steps."""
+        """Sum up what is there between two steps."""
         return self.weights_gib + self.fp8_copies_gib + self.optimizer_gib
 
     @property
     def least_gib(self) -> float:
-        """What a step holds for sure."""
+        """Sum up what a step holds for sure."""
         return self.static_gib + (self.gradients_gib or 0.0)
 
 
@@ -58,7 +57,7 @@ class Gradients:
         """At the beginning of the optimizer's last step; None before one."""
 
     def now_gib(self) -> float:
-        """Those that are there now."""
+        """Count those that are there now."""
         return gib((each.grad for each in self._parameters.values() if each.grad is not None), self._device)
 
     def note(self, *arguments: Any) -> None:
@@ -98,7 +97,7 @@ def held(
 
 
 def gib(counted: Iterable[Tensor], device: torch.device) -> float:
-    """GiB that tensors hold on a device: of a tensor subclass what is inside it, each tensor once."""
+    """Count the GiB that tensors hold on a device, each tensor once; of a subclass what is inside it."""
     inner = {id(each): each for tensor in counted for each in plain(tensor)}
     return (
         sum(each.numel() * each.element_size() for each in inner.values() if each.device.type == device.type)
@@ -107,10 +106,10 @@ def gib(counted: Iterable[Tensor], device: torch.device) -> float:
 
 
 def full_peak(plan: Plan, peaks: Sequence[float | None], holds: Sequence[Held]) -> float | None:
-    """The peak at full depth: on the line through the cuts, and not below what a step holds for sure.
+    """Extrapolate the peak to full depth, and never below what a step holds for sure.
 
     Where the activations of a block are smaller than its gradients, the peak moves from the loss to the
-    optimizer as blocks are added, and leaves the line.
+    optimizer as blocks are added, and leaves the line through the cuts.
     """
     known = [peak for peak in peaks if peak is not None]
     if len(known) < len(plan.cuts):
@@ -119,7 +118,7 @@ def full_peak(plan: Plan, peaks: Sequence[float | None], holds: Sequence[Held]) 
 
 
 def memory_parts(plan: Plan, peak_gib: float | None, holds: Sequence[Held]) -> MemoryParts | None:
-    """What the peak at full depth is made of; None without a peak, or where an optimizer does not tell its
+    """Divide the peak at full depth; None without a peak, or where an optimizer does not tell its
     gradients."""
     gradients = [each.gradients_gib for each in holds if each.gradients_gib is not None]
     if peak_gib is None or len(gradients) < len(plan.cuts):

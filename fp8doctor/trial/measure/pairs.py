@@ -38,8 +38,10 @@ def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples)
 def _pair(
     tracer: Tracer, attempt: Attempt, reference: Attempt, samples: Samples, latest: float
 ) -> tuple[Attempt, Samples]:
-    """The arm built anew beside the reference, and its samples: those of the reference in the common window
-    times the ratio of the pair. Everything else is let go of first."""
+    """Build the arm anew beside the reference and time both, after everything else was let go of.
+
+    Its samples are those of the reference in the common window times the ratio of the pair.
+    """
     bench = tracer.bench
     bench.let_go()
     beside, again = Attempt(reference.plan), Attempt(attempt.plan)

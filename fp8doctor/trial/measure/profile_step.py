@@ -1,5 +1,4 @@
-"""One profiled step of the arms that the report compares, at every cut: where their time goes, by kernel and
-by module.
+"""One profiled step of the arms that the report compares, at every cut: where their time goes.
 
 The profile of the deepest cut is the arm's proof too. What the profiler exports is read at once and removed;
 whoever asked for the traces is handed each before that.
@@ -45,8 +44,8 @@ from fp8doctor.wording import sentence
 _log = logging.getLogger("fp8doctor")
 
 BREAKDOWN = "breakdown"
-"""What progress and ``skip`` call the profiles, as if they were an arm: a process that dies of one is
-followed by one without."""
+"""The profiles' name in progress and ``skip``, as if they were an arm. A process that dies of one is followed
+by one without."""
 
 
 @dataclass
@@ -59,11 +58,11 @@ class Tracer:
 
     @property
     def gaps(self) -> dict[str, str]:
-        """The gap of the trial's facts, where there is one."""
+        """Return the gap of the trial's facts, where there is one."""
         return {"trial.arms.breakdown": "; ".join(dict.fromkeys(self.failures))} if self.failures else {}
 
     def compared(self, attempts: Sequence[Attempt], samples: Samples) -> list[Attempt]:
-        """As it is, the fastest BF16, and the prescription or the fastest of a model that was converted."""
+        """List the step as it is, the fastest BF16, and the prescription or the fastest conversion."""
         timed = {
             each.plan.name: each
             for each in attempts
@@ -83,7 +82,7 @@ class Tracer:
         ]
 
     def explain(self, attempts: Sequence[Attempt], samples: Samples) -> None:
-        """Profile and prove what is compared. One that its proof refuses gives its place to the next."""
+        """Profile and prove what is compared. An arm that is refuted gives its place to the next."""
         while left := [each for each in self.compared(attempts, samples) if each.profiled is None]:
             self.prove(left[0])
 
@@ -127,7 +126,7 @@ class Tracer:
         return proof if proof and proof.fp8_gemms is not None else prove(attempt.ready[-1].step, device)
 
     def _why_not(self, attempt: Attempt) -> str | None:
-        """Why its step is not profiled; None when it is."""
+        """Tell why its step is not profiled; None when it is."""
         if BREAKDOWN in self.run.skip:
             return self.run.skip[BREAKDOWN]
         if reason := why_not_profiled():
@@ -136,8 +135,7 @@ class Tracer:
         return "the budget was used up before it" if late and attempt.plan.name != ArmName.AS_IS else None
 
     def _profile(self, ready: Ready) -> torch.profiler.profile:
-        """A step with the modules named that may be; without names where that compiled something after
-        all."""
+        """Profile a step with its modules named, and without names where naming compiled something."""
         before, modules = compiled_so_far(), _nameable(ready, self.bench.job.training_step)
         with annotated(modules):
             profile = profiled(ready.step, self.bench.device, to_read=True)
@@ -149,7 +147,7 @@ class Tracer:
 
 
 def refuted(attempt: Attempt, proof: StepProof) -> NoNumber | None:
-    """Why the arm did not run what its name says; None when it did."""
+    """Tell why the arm did not run what its name says; None when it did."""
     if attempt.plan.fp8 is True and proof.fp8_gemms is None:
         return NoNumber(
             Reason.FP8_UNSEEN,
@@ -167,7 +165,7 @@ def refuted(attempt: Attempt, proof: StepProof) -> NoNumber | None:
 
 
 def _nameable(ready: Ready, training_step: Callable[..., Any] | None) -> dict[str, nn.Module]:
-    """The modules that are in no compiled region and contain none.
+    """List the modules that are in no compiled region and contain none.
 
     A hook inside a region would be compiled with it, and what contains a region would own kernels of modules
     without a name. A mark that compiles no frame of its module lets Dynamo meet a hook all the same.
@@ -208,7 +206,7 @@ def annotated(modules: Mapping[str, nn.Module]) -> Iterator[None]:
 
 
 class _Calls(threading.local):
-    """The calls under way, per thread: a GPU's backward, and with it a recomputation, runs in a thread of its
+    """The calls under way, per thread: a GPU's backward, and a recomputation in it, has a thread of its
     own."""
 
     def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 import msgspec
@@ -26,7 +27,7 @@ SELF_CHECK_TOLERANCE = 0.02
 def report(
     tracer: Tracer, attempts: Sequence[Attempt], samples: Samples, final: Final | None = None
 ) -> Trial:
-    """Medians with intervals, at every cut and at full depth, as plain facts."""
+    """Turn the attempts and their samples into facts."""
     plan, device, health = tracer.bench.plan, tracer.bench.device, tracer.bench.health()
     ratio = _self_check(attempts, samples)
     apart = (
@@ -59,8 +60,8 @@ def report(
 
 
 def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
-    """The time of an arm / that of its own replica at the first cut, round by round; None when one was not
-    timed."""
+    """Divide the time of an arm by that of its own replica at the first cut, round by round; None when one
+    was not timed."""
     names = [attempt.plan.name for attempt in attempts if attempt.no_number is None]
     of = next((name for name in (ArmName.BF16, ArmName.AS_IS) if name in names), None)
     if of is None or ArmName.SELF_CHECK not in names:
@@ -71,24 +72,24 @@ def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
 
 
 def _too_few(*windows: Samples) -> str | None:
-    """Why the intervals hold the true medians with less confidence than they say; None when they do not."""
+    """Tell why the intervals hold the true medians with less confidence than they say; None when they do
+    not."""
     rounds = min(
         (len(values) for samples in windows for values in samples.values()), default=timer.LEAST_ROUNDS
     )
     if rounds >= timer.LEAST_ROUNDS:
         return None
     return (
-        f"there was time for only {rounds} of the {timer.LEAST_ROUNDS} rounds that an "
-        "interval of "
+        f"there was time for only {rounds} of the {timer.LEAST_ROUNDS} rounds that an interval of "
         f"{CONFIDENCE:.0%} confidence needs"
     )
 
 
 def _both_windows(first: Sequence[Arm], final: Sequence[Arm]) -> tuple[Arm, ...]:
-    """The arms of the final window, then those of the first.
+    """Put the arms of the final window before those of the first.
 
-    An arm of the first window that has a namesake in the final one is kept under another name where it is the
-    base of an arm of its own window, and left out otherwise.
+    An arm of the first window that was timed again keeps a place, under another name, where it is the base of
+    an arm of its own window.
     """
     again = {arm.name for arm in final}
     aside = [
@@ -121,16 +122,12 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
     full = full_ms(plan, samples, of)
     cuts = []
     for number, (cut, ready) in enumerate(zip(plan.cuts, attempt.ready, strict=True)):
-        at = interval([sample / ratio for sample in samples[of.name, number]])
         cuts.append(
             ArmCut(
                 blocks={cleaned(name): count for name, count in cut.kept.items()},
-                step_ms=at.median,
-                low_ms=at.low,
-                high_ms=at.high,
+                step_ms=statistics.median(samples[of.name, number]) / ratio,
                 peak_gib=ready.peak_gib,
                 warm_up_s=ready.warm_up_s,
-                graphs_compiled=ready.compiled.graphs,
                 graph_breaks=ready.compiled.breaks,
                 break_reasons=ready.compiled.break_reasons,
                 recompilations=ready.compiled.recompilations,
@@ -166,7 +163,7 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
 
 
 def _non_finite(attempt: Attempt) -> tuple[str, ...] | None:
-    """What was NaN or infinite at any cut; None when nobody could see at one, and none was elsewhere."""
+    """Name what was NaN or infinite at any cut; None when nobody could see at one, and none was elsewhere."""
     seen = [ready.non_finite for ready in attempt.ready]
     found = tuple(dict.fromkeys(name for each in seen for name in each or ()))
     return None if not found and None in seen else found

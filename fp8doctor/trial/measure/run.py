@@ -19,7 +19,7 @@ afterwards."""
 
 
 def _ignore(*_: object) -> None:
-    """Nobody is told."""
+    """Tell nobody."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,13 @@ class TrialRun:
     progress: Callable[[str, str | None], object] = _ignore
     """Receives what is being done, and with which arm."""
     skip: Mapping[str, str] = field(default_factory=dict)
-    """Arm or part that is left out -> why, for a trial that begins again after that took the process down."""
+    """Arm or part that is left out -> the reason, for a trial that begins again after that part took the
+    process down."""
     keep: Callable[[Trial], object] = _ignore
     """Receives the partial trial before each optional part starts."""
     keep_trace: KeepTrace | None = None
     """Receives the trace of every arm that is profiled."""
 
     def skipped(self, arm: str) -> NoNumber | None:
-        """Why the arm is left out; None when it is not."""
+        """Tell why the arm is left out; None when it is not."""
         return NoNumber(Reason.TOOK_PROCESS_DOWN, self.skip[arm]) if arm in self.skip else None

@@ -22,19 +22,19 @@ STEPS_PER_VISIT, FEWEST_STEPS = 3, 2
 """Of which the first is dropped. The fewer are for long steps."""
 
 LONG_STEP_MS = 200.0
-"""A step from which on one is enough: it outlasts what the arm before left behind (clocks settle within 0.2
-s, seen on an H200 at its power limit)."""
+"""Step time from which one step a visit is enough: it outlasts what the arm before left behind (clocks settle
+within 0.2 s, seen on an H200 at its power limit)."""
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
 """The range of five rounds covers the true median with 94 % (1 - 2 / 2^5,
-`fp8doctor.analysis.median_interval`), which fewer do not with 90; more sharpen it."""
+`fp8doctor.analysis.median_interval`); fewer do not reach 90 %, more sharpen it."""
 
 SHARP = 0.005
 """No further round is taken when half the interval of every arm is within this share of its median."""
 
 
 def steps_of_a_visit(step_ms: float) -> int:
-    """Steps in a row of an arm whose step takes so long."""
+    """Choose the steps in a row of an arm by the time of one."""
     return FEWEST_STEPS if step_ms > LONG_STEP_MS else STEPS_PER_VISIT
 
 
@@ -44,8 +44,10 @@ def visit_ms(
     steps: int = STEPS_PER_VISIT,
     look: Callable[[], None] = lambda: None,
 ) -> float:
-    """Median time of one step in ms over ``steps`` in a row, the first dropped; ``look`` is called while the
-    GPU runs the last."""
+    """Time ``steps`` in a row and return the median of all but the first, in ms.
+
+    ``look`` is called while the GPU runs the last.
+    """
     if device.type == "cuda":
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]  # type: ignore[no-untyped-call]
         for mark in marks[:-1]:

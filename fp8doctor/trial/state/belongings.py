@@ -1,8 +1,7 @@
-"""What of the user's model a trial never needs to change: modules, flags, hooks, gradients, and where the
-data of its tensors lies. Changed, it is put back and named.
+"""What of the user's model a trial never needs to change: modules, flags, hooks, gradients, places of data.
 
-While replicas run, the parameters have no gradients: what reaches the original in spite of everything lands
-in new ones, which are thrown away.
+What changed all the same is put back and named. While replicas run, the parameters have no gradients: what
+still reaches the original lands in new ones, which are thrown away.
 """
 
 from __future__ import annotations
@@ -96,8 +95,8 @@ def _can_move(tensor: torch.Tensor) -> bool:
 
 
 def _can_be_taken(tensor: torch.Tensor) -> bool:
-    """Whether a gradient can be set again: torch refuses some that it holds, of another dtype than the
-    parameter."""
+    """Whether a gradient can be set again: torch refuses one of another dtype than the parameter, though it
+    may hold it."""
     if tensor.grad is None:
         return False
     try:
@@ -108,12 +107,12 @@ def _can_be_taken(tensor: torch.Tensor) -> bool:
 
 
 def _attributes(tensor: torch.Tensor) -> dict[str, Any]:
-    """What is attached to a tensor: its hooks, and what the user or a library set."""
+    """Collect what is attached to a tensor: its hooks, and what the user or a library set."""
     return {**getattr(tensor, "__dict__", {}), **{name: getattr(tensor, name) for name in HOOKS}}
 
 
 def contents(attributes: Mapping[Any, Any]) -> Contents:
-    """Attributes, and what those hold that are containers, as they are now."""
+    """Note attributes, and what those hold that are containers."""
     return {name: (value, _copied(value)) for name, value in attributes.items()}
 
 
@@ -125,7 +124,7 @@ def _copied(value: Any) -> Any:
 
 
 def restore(attributes: dict[Any, Any], before: Contents) -> list[str]:
-    """Put back every attribute and the contents of every container; names of those that had changed."""
+    """Put back every attribute and the contents of every container; name those that had changed."""
     changed = [name for name in attributes if name not in before]
     for name in changed:
         del attributes[name]
@@ -148,8 +147,8 @@ def _refill(value: Any, held: Any) -> None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether a generator is in a state; whether two containers of one kind hold the very same objects in the
-    same order."""
+    """Whether a generator is in a state, or two containers of one kind hold the very same objects in the same
+    order."""
     if isinstance(a, torch.Generator):
         return torch.equal(a.get_state(), b)
     if isinstance(a, set):

@@ -1,4 +1,4 @@
-"""The state of a job and its process in small values, taken before and after a trial: what differs is its
+"""The state of a job and its process in small values, taken before and after a trial. What differs is its
 harm.
 
 Tensors are known by identity, version counter and a checksum of their bytes, taken on their own device.
@@ -33,7 +33,7 @@ FOLDER, MEMORY = "files in the current folder", "memory of the GPU"
 CONTEXT = "the GPU's context in this process, which is unusable now"
 
 NO_DOUBT = frozenset({FOLDER, MEMORY})
-"""May be the work of another process or thread, and disturbs no timing."""
+"""Changes that another process or thread may have made, and that disturb no timing."""
 
 MEMORY_SLACK = 64 * 2**20
 """Bytes of a GPU that may be held more than before: workspaces of cuBLAS and small constants. A convention of
@@ -46,7 +46,7 @@ WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 
 
 def digest(job: Job) -> Digest:
-    """The state now, by the name of each item."""
+    """Take the state now, by the name of each item."""
     return {
         **of_the_users(job),
         "settings": settings.read(),
@@ -60,7 +60,7 @@ def digest(job: Job) -> Digest:
 
 
 def of_the_users(job: Job) -> Digest:
-    """The part of the state that is the user's own: tensors and optimizers."""
+    """Take the part of the state that is the user's own: tensors and optimizers."""
     found = reached(job.loss, job.training_step)
     roots = list({id(each): each for each in (job.model, *found.modules)}.values())
     parameters = [tensor for root in roots for tensor in root.parameters()]
@@ -85,8 +85,7 @@ def of_the_users(job: Job) -> Digest:
 
 
 def harm(before: Digest, after: Digest) -> list[str]:
-    """Names of what is not as it was. What runs, is open, lies there or is held counts only when there is
-    more of it."""
+    """Name what is not as it was. Of threads, processes, files and memory only more than before counts."""
     changed = []
     for name, value in before.items():
         if name == "settings":
@@ -101,8 +100,7 @@ def harm(before: Digest, after: Digest) -> list[str]:
 
 
 def with_harm(trial: Trial, changed: Sequence[str]) -> Trial:
-    """The trial with what it changed outside its replicas, which makes its times doubtful too; what is known
-    of that stays."""
+    """Note in the trial what else it changed outside its replicas, which makes its times doubtful too."""
     known = trial.harm if recorded(trial, "harm") else ()
     new = tuple(name for name in dict.fromkeys(changed) if name not in known)
     if not new:
@@ -114,12 +112,12 @@ def with_harm(trial: Trial, changed: Sequence[str]) -> Trial:
 
 
 def what_harm(names: Sequence[str]) -> str:
-    """The harm as the reason why a trial is not to be relied on."""
+    """Word the harm as the reason why a trial is not to be relied on."""
     return f"it changed what it had to leave alone: {', '.join(names)}"
 
 
 def _of_tensors(items: Mapping[str, Sequence[torch.Tensor]]) -> Digest:
-    """Identity and checksum of every tensor, each storage summed once."""
+    """Take identity and checksum of every tensor, each storage summed once."""
     sums: dict[int, torch.Tensor | None] = {}
     kept = {name: [part for each in held for part in parts(each)] for name, held in items.items()}
     with torch.no_grad():
@@ -141,7 +139,7 @@ def _version(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors with data that a tensor is made of: itself, or what a subclass wraps."""
+    """List the plain tensors with data that a tensor is made of: itself, or what a subclass wraps."""
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from parts(getattr(tensor, name))
@@ -152,7 +150,7 @@ def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _checksum(storage: torch.UntypedStorage) -> torch.Tensor | None:
-    """The sum of the storage's bytes in words, a tensor on its device; None for one without bytes."""
+    """Sum the storage's bytes in words, as a tensor on its device; None for one without bytes."""
     if not storage.nbytes():
         return None
     octets = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
@@ -162,7 +160,7 @@ def _checksum(storage: torch.UntypedStorage) -> torch.Tensor | None:
 
 
 def _read(sums: Mapping[int, torch.Tensor | None]) -> dict[int, int | None]:
-    """The numbers, one transfer per device."""
+    """Read the numbers with one transfer per device."""
     numbers: dict[int, int | None] = dict.fromkeys(sums)
     for device in {each.device for each in sums.values() if each is not None}:
         keys = [key for key, each in sums.items() if each is not None and each.device == device]
@@ -177,7 +175,7 @@ def _read(sums: Mapping[int, torch.Tensor | None]) -> dict[int, int | None]:
 
 
 def attached(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Tensors that are kept at a parameter, such as Megatron's ``main_grad``."""
+    """List tensors that are kept at a parameter, such as Megatron's ``main_grad``."""
     return [value for value in getattr(tensor, "__dict__", {}).values() if isinstance(value, torch.Tensor)]
 
 
@@ -198,7 +196,8 @@ def _ends_by_itself(thread: threading.Thread) -> bool:
 
 
 def _children() -> set[str]:
-    """Child processes, where the system tells; reading ``multiprocessing`` instead would reap them."""
+    """List the child processes, where the system tells; reading ``multiprocessing`` instead would reap
+    them."""
     found: set[str] = set()
     with suppress(OSError):
         for thread in os.listdir("/proc/self/task"):
@@ -208,7 +207,7 @@ def _children() -> set[str]:
 
 
 def _open_files() -> set[str]:
-    """Regular files that are held open, by path; devices and pipes of a driver are not files."""
+    """List regular files that are held open, by path; devices and pipes of a driver are not files."""
     return (
         set(_regular(f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")))
         if os.path.isdir("/proc/self/fd")
@@ -230,7 +229,7 @@ def _folder() -> set[str]:
 
 
 def _allocated() -> int:
-    """Bytes that torch holds on all GPUs, where CUDA is in use."""
+    """Count the bytes that torch holds on all GPUs, where CUDA is in use."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0
     return sum(map(torch.cuda.memory_allocated, range(torch.cuda.device_count())))

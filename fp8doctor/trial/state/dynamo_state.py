@@ -1,5 +1,4 @@
-"""torch.compile's state in this process: its settings, its counters, the workers it starts, its entries for
-the user's code.
+"""torch.compile's state in this process: settings, counters, workers, and its entries for the user's code.
 
 Private names read here, verified on torch 2.13 (entries and ``reset_code`` on 2.11 too): ``counters``,
 ``_compilation_metrics``, ``_stance``, ``_debug_get_cache_entry_list``, ``reset_code``, ``AsyncCompile.pool``
@@ -77,7 +76,7 @@ class Entries:
         self._before = [(code, _compiled(code)) for code in _codes(model, functions)]
 
     def put_back(self) -> bool:
-        """Forget what was compiled since for code that had nothing compiled; whether all is as it was.
+        """Forget what was compiled since for code that had nothing compiled; return whether all is as it was.
 
         Single entries cannot be taken out: beside the user's own a new one stays.
         """
@@ -90,14 +89,14 @@ class Entries:
 
 
 def _compiled(code: types.CodeType) -> list[Any]:
-    """The compiled code of every entry that is still valid."""
+    """List the compiled code of every entry that is still valid."""
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
     return [entry.code for entry in _debug_get_cache_entry_list(code) if entry.code is not None]
 
 
 def _codes(model: nn.Module, functions: Iterable[Any]) -> list[types.CodeType]:
-    """Code of every class in the model, of the Python modules that define them, and of the user's own
+    """List the code of every class in the model, of the modules that define them, and of the user's
     functions."""
     classes = {base for module in model.modules() for base in type(module).__mro__ if base is not object}
     places = {
@@ -122,7 +121,7 @@ def _nested(code: Any) -> Iterator[types.CodeType]:
 
 
 def workers() -> dict[str, Any]:
-    """What compiling has started in this process and keeps running, by name."""
+    """List what compiling has started in this process and keeps running, by name."""
     running = {}
     compiling: Any = sys.modules.get("torch._inductor.async_compile")
     if compiling is not None:

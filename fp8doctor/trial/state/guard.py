@@ -1,8 +1,8 @@
-"""A first step on a replica, in which nothing of the user's can be written: the write is refused before it
-happens.
+"""A first step on a replica, in which a write to anything of the user's is refused before it happens.
 
 A replica reaches the original through what no copy can see through, such as a training step that names the
-model, its optimizer or its scheduler. Off outside of first steps, so that it costs no time that is measured.
+model, its optimizer or its scheduler. The guard is off outside of first steps, so that it costs no time that
+is measured.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Guard:
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses every operator that writes to a storage of the user's, by what its schema says it writes to.
+    """Refuses every operator whose schema says that it writes to a storage of the user's.
 
     Dynamo compiles under it as without it, and nothing is compiled again when it is gone
     (``ignore_compile_internals``, torch 2.9 on; ``is_infra_mode`` before).
@@ -202,7 +202,7 @@ def _without_scheduler_steps(is_the_users: Callable[[Any], bool], refuse: Refuse
 
 
 def _kinds(kind: type[LRScheduler]) -> Iterator[type[LRScheduler]]:
-    """A class and all that are derived from it."""
+    """List a class and all that are derived from it."""
     yield kind
     for each in kind.__subclasses__():
         yield from _kinds(each)

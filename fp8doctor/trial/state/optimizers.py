@@ -1,5 +1,4 @@
-"""The user's optimizers: their groups, the learning rate and what else these hold, and which state they keep,
-noted and put back."""
+"""The user's optimizers (their groups with the learning rate, and their state), noted and put back."""
 
 from __future__ import annotations
 
@@ -13,12 +12,12 @@ from fp8doctor.trial.state.settings import alike
 
 
 def inner(optimizer: Any) -> Any:
-    """The optimizer inside Accelerate's wrapper."""
+    """Return the optimizer inside Accelerate's wrapper."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
 class Settings:
-    """Optimizers and their groups as they are now. A tensor among them is left to who guards its storage."""
+    """Optimizers and their groups as they are now. A tensor in them is left to the guard of its storage."""
 
     def __init__(self, optimizers: Iterable[Any]) -> None:
         optimizers = list(optimizers)
@@ -33,7 +32,7 @@ class Settings:
         self._trained = [(group, group["params"], list(group["params"])) for group, _ in self._groups]
 
     def put_back(self) -> list[str]:
-        """Make everything as it was; names of what was not."""
+        """Make everything as it was; name what was not."""
         changed: dict[str, None] = {}
         for held, before in self._held:
             changed.update(

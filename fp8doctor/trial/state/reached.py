@@ -1,5 +1,5 @@
-"""What a user's function can reach by name: the modules and optimizers in its closure and among its globals,
-at the object that it is a method of, and in the objects and containers that these are."""
+"""What a user's function can reach by name: modules and optimizers in its closure, its globals and its
+object, and in what these hold."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
+from fp8doctor.examine.code_names import names_in
 from fp8doctor.stacks.looking import state_of
 
 DEPTH = 4
@@ -34,7 +35,7 @@ class Reached:
 
 
 def reached(*functions: Any) -> Reached:
-    """What these functions name, and the functions that they name."""
+    """Find what these functions name, and the functions that they name."""
     found, seen = Reached(), set[int]()
     for function in functions:
         _look(function, found, seen, DEPTH)
@@ -56,14 +57,14 @@ def _look(value: Any, found: Reached, seen: set[int], depth: int) -> None:
 
 
 def _named(value: Any) -> Iterator[Any]:
-    """What a function names; what an object or a container holds."""
+    """Find what a function names, and what an object or a container holds."""
     kind = type(value)
     if kind is MethodType:
         yield from (value.__func__, value.__self__)
     elif kind is functools.partial:
         yield from (value.func, *value.args, *value.keywords.values())
     elif kind is FunctionType:
-        yield from (value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__)
+        yield from (value.__globals__[name] for name in names_in(value.__code__) if name in value.__globals__)
         yield from (cell.cell_contents for cell in value.__closure__ or () if cell != type(cell)())
     elif issubclass(kind, dict):
         yield from islice(dict.values(value), MOST)
@@ -71,11 +72,3 @@ def _named(value: Any) -> Iterator[Any]:
         yield from islice(next(each for each in CONTAINERS if issubclass(kind, each)).__iter__(value), MOST)
     elif not issubclass(kind, (ModuleType, type, torch.Tensor)):
         yield from state_of(value).values()
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Names used by a function and by the functions inside it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)

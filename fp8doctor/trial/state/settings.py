@@ -47,8 +47,8 @@ FLAGS = (
     "mkldnn.enabled",
     "mkldnn.deterministic",
 )
-"""Attributes of ``torch.backends``. Since torch 2.9 ``fp32_precision`` stands beside ``allow_tf32``, which
-then may refuse to be read: a flag that refuses is left out."""
+"""Attributes of ``torch.backends``. A flag that refuses to be read is left out: ``allow_tf32`` may since
+torch 2.9, which has ``fp32_precision`` beside it."""
 
 ATTENTION = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
 """``torch.backends.cuda.NAME_enabled`` and ``enable_NAME``."""
@@ -67,7 +67,7 @@ class Setting:
 
 
 def read() -> dict[str, Any]:
-    """Every setting that can be read now, by its name."""
+    """Read every setting that can be read now, by its name."""
     values = {}
     for setting in _settings():
         try:
@@ -96,7 +96,7 @@ def put_back(before: Mapping[str, Any]) -> None:
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Names of the settings that are not as they were; the first part of a name where several share it."""
+    """Name the settings that are not as they were, by the first part where several share it."""
     return list(
         dict.fromkeys(
             name.partition(":")[0] for name, value in before.items() if not alike(value, after.get(name))
@@ -169,7 +169,7 @@ def _write_collection(value: tuple[bool, tuple[int, int, int]]) -> None:
 
 
 def _write_signals(value: dict[int, Any]) -> None:
-    """Only the main thread may."""
+    """Set the handlers, which only the main thread may."""
     for number, handler in value.items():
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
@@ -265,7 +265,7 @@ def _call(name: str, *arguments: Any) -> Any:
 
 
 def _at(path: str) -> Any:
-    """What a dotted path names in torch."""
+    """Find what a dotted path names in torch."""
     found: Any = torch
     for part in path.split("."):
         found = getattr(found, part)

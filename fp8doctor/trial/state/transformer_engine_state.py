@@ -1,12 +1,10 @@
-"""Transformer Engine's process-wide FP8 state, where it is loaded: read, put back, and kept away from
-replicas.
+"""Transformer Engine's process-wide FP8 state, where it is loaded: read, put back, and kept from replicas.
 
 The one place that reads ``FP8GlobalStateManager``: class attributes up to 2.14, the dataclass
 ``quantization_state`` from 2.15 on (sources at v1.0, v2.2 and main of November 2026); the module is
-``quantization`` from 2.9 on, ``fp8`` before.
-
-Leaving a ``te.autocast`` with delayed scaling updates the scales of every module that ever registered in the
-global buffers, the user's own included. So the buffers are empty while replicas run.
+``quantization`` from 2.9 on, ``fp8`` before. Leaving a ``te.autocast`` with delayed scaling updates the
+scales of every module that ever registered in the global buffers, the user's own included. So the buffers are
+empty while replicas run.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ BUFFERS = ("global_amax_buffer", "global_amax_history_buffer", "global_scale_buf
 
 
 def read() -> dict[str, Any]:
-    """Every plain attribute of the state, lists and dicts copied two levels deep."""
+    """Copy every plain attribute of the state, lists and dicts two levels deep."""
     return {name: _copied(value) for name, value in _attributes(_state())}
 
 
@@ -47,7 +45,7 @@ SETTINGS = (("FP8 state of Transformer Engine", read, write),)
 
 @contextmanager
 def buffers_apart() -> Iterator[None]:
-    """Empty global buffers inside, and afterwards the very ones there were."""
+    """Keep the global buffers empty inside, and put the very same ones back afterwards."""
     state = _state()
     kept = {name: getattr(state, name) for name in BUFFERS if isinstance(getattr(state, name, None), dict)}
     for name in kept:
@@ -70,7 +68,7 @@ def _manager() -> Any:
 
 
 def _state() -> Any:
-    """What holds the state: an instance, or the manager itself; None where the library is not loaded."""
+    """Find what holds the state: an instance, or the manager itself; None where the library is not loaded."""
     manager = _manager()
     return getattr(manager, "quantization_state", manager)
 

@@ -17,7 +17,7 @@ from fp8doctor.trial.variant import Variant
 
 @carries_out("adapters-to-bf16")
 def adapters_to_bf16(variant: Variant, context: TreatmentContext) -> Variant:
-    """Every fp32 Parameter inside an adapter as a BF16 one."""
+    """Turn every fp32 Parameter inside an adapter into a BF16 one."""
     names = {linear.name for linear in context.facts.network.linears if linear.adapter == "adapter"}
     inside = {
         name: module
@@ -30,15 +30,12 @@ def adapters_to_bf16(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def without_adapters(variant: Variant) -> Variant:
-    """The adapters skipped, with the gradient of the activations computed as if they were there. A
-    measurement, no treatment.
+    """Skip the adapters, with the gradient of the activations computed as if they were there.
 
-    The gradient starts at the embedding, outside of what is compiled block by block: beyond what the adapters
-    need, it goes through the projections of the first block.
-
-    PEFT's own switch would freeze the Parameters, which all arms share: its flag is set as the switch sets it
-    (``_disable_adapters`` of a ``BaseTunerLayer``, PEFT 0.10 to 0.21), or torchtune's (``disabled`` of a
-    ``LoRALinear``).
+    A measurement, no treatment. The gradient starts at the embedding, outside of what is compiled block by
+    block, and so it goes through the projections of the first block too. PEFT's own switch would freeze the
+    Parameters, which all arms share. Its flag is set as the switch sets it (``_disable_adapters`` of a
+    ``BaseTunerLayer``, PEFT 0.10 to 0.21), or torchtune's (``disabled`` of a ``LoRALinear``).
     """
     found = 0
     for module in variant.model.modules():
@@ -56,7 +53,7 @@ def without_adapters(variant: Variant) -> Variant:
 
 
 def _switch(module: Any) -> str | None:
-    """The attribute that switches the adapters of this module off; None for every other module."""
+    """Name the attribute that switches the adapters of this module off; None for every other module."""
     names = {(where.partition(".")[0], name) for where, name in lineage(type(module))}
     if ("peft", "BaseTunerLayer") in names and hasattr(module, "_disable_adapters"):
         return "_disable_adapters"

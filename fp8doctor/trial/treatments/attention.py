@@ -12,7 +12,7 @@ from fp8doctor.trial.variant import Variant
 
 @carries_out("attention-sdpa")
 def attention_sdpa(variant: Variant, context: TreatmentContext) -> Variant:
-    """transformers' own switch where it has one (4.53 on), else the setting that its attention reads at every
+    """Set transformers' own switch where it has one (4.53 on), else what its attention reads at every
     call."""
     eager = [module for module in variant.model.modules() if is_eager(module)]
     if not eager:

@@ -22,7 +22,7 @@ ALL = [
 
 @carries_out("fused-attention-on", changes="settings of torch")
 def fused_attention_on(variant: Variant, context: TreatmentContext) -> Variant:
-    """Forward and loss with every backend allowed; torch takes the fastest that fits each call, as it does by
+    """Run forward and loss with every backend allowed; torch takes the fastest that fits each call, as by
     default."""
     if {"flash", "mem_efficient", "cudnn"}.issubset(sdp_backends()):
         raise NotTried("no fused backend is switched off")

@@ -17,7 +17,7 @@ TIMES = 2
 
 @carries_out("larger-batch", changes="the batch", tokens_ratio=float(TIMES))
 def larger_batch(variant: Variant, context: TreatmentContext) -> Variant:
-    """Every tensor of the batch repeated along its first dimension, where all of them have the same one."""
+    """Repeat every tensor of the batch along its first dimension, where all of them have the same one."""
     sizes = set(_sizes(variant.batch))
     if len(sizes) != 1:
         raise NotTried(
@@ -36,7 +36,7 @@ def _sizes(batch: Any) -> list[int]:
 
 
 def repeated(batch: Any) -> Any:
-    """The batch with its tensors put together with themselves; containers keep their kind."""
+    """Put the tensors of the batch together with themselves; containers keep their kind."""
     if isinstance(batch, torch.Tensor):
         return torch.cat([batch] * TIMES) if batch.ndim else batch
     if isinstance(batch, Mapping):

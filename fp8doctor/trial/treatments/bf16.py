@@ -15,7 +15,7 @@ from fp8doctor.trial.variant import Variant
 
 @carries_out("keep-in-bf16")
 def keep_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
-    """The named layers as a filter of the conversion would have left them."""
+    """Leave the named layers as a filter of the conversion would have left them."""
     if not context.layers:
         raise NotTried("the finding names no layers")
     covered = {linear.name for linear in context.facts.network.linears if linear.compiled is not None}
@@ -29,7 +29,7 @@ def keep_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
 
 @carries_out("stay-in-bf16")
 def stay_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
-    """No layer in FP8, and compiled."""
+    """Leave no layer in FP8, and compile."""
     return replace(
         variant,
         model=block_by_block(to_bf16(strip_compile_marks(variant.model), compiled=True), context.facts),
@@ -37,7 +37,7 @@ def stay_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def to_bf16(model: nn.Module, compiled: bool = False, only: Collection[str] | None = None) -> nn.Module:
-    """Every FP8 training layer, or those named in ``only``, replaced by its BF16 twin over the same
+    """Replace every FP8 training layer, or those named in ``only``, by its BF16 twin over the same
     Parameters.
 
     ``compiled`` says whether torch.compile will cover them. Raises `NotTried` where a layer has no twin, or

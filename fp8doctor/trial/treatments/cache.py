@@ -11,7 +11,7 @@ from fp8doctor.trial.variant import Variant
 
 @carries_out("cache-off")
 def cache_off(variant: Variant, context: TreatmentContext) -> Variant:
-    """``use_cache = False`` in every configuration of the model; another treatment may have done it
+    """Set ``use_cache = False`` in every configuration of the model; another treatment may have done it
     already."""
     caches = recorded(context.facts, "training.use_cache") and context.facts.training.use_cache
     if not without_cache(variant.model) and not caches:
@@ -20,7 +20,7 @@ def cache_off(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def without_cache(model: nn.Module) -> bool:
-    """Switch the cache off in every configuration; whether one had asked for it."""
+    """Switch the cache off in every configuration; return whether one had asked for it."""
     found = [vars(module).get("config") for module in model.modules()]
     configs = [config for config in found if config is not None and getattr(config, "use_cache", False)]
     for config in configs:

@@ -15,14 +15,14 @@ from fp8doctor.trial.variant import Variant
 
 @carries_out("checkpointing-off")
 def checkpointing_off(variant: Variant, context: TreatmentContext) -> Variant:
-    """Checkpoint wrappers taken off, transformers' flags cleared. A call inside a forward of the user's
+    """Take checkpoint wrappers off and clear transformers' flags. A call inside a forward of the user's
     stays."""
     return replace(variant, model=keep_activations(variant.model))
 
 
 def keep_activations(model: nn.Module) -> nn.Module:
-    """``model`` without the checkpointing that is switched from outside; transformers' KV cache, which that
-    kept off, stays off."""
+    """Take off the checkpointing that is switched from outside; transformers' KV cache, which that kept off,
+    stays off."""
     found = 0
     for module in model.modules():
         if huggingface_flag(module):

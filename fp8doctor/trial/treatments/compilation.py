@@ -1,5 +1,5 @@
-"""compile-blocks, compile-model, compile-layers, cuda-graphs: what torch.compile covers, and how its kernels
-are launched."""
+"""compile-blocks, compile-model, compile-layers, cuda-graphs: what is compiled, and how its kernels are
+launched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fp8doctor.trial.variant import Variant
 
 @carries_out("compile-blocks", "compile-model")
 def compile_it(variant: Variant, context: TreatmentContext) -> Variant:
-    """Every block, and the FP8 layers beside the blocks; the whole model where there are no blocks."""
+    """Compile every block and the FP8 layers beside the blocks; the whole model where there are no blocks."""
     if context.name == "compile-model":
         return replace(variant, model=compile_blocks(variant.model, []))
     return replace(variant, model=block_by_block(variant.model, context.facts, beside(context.facts)))
@@ -29,7 +29,7 @@ def compile_it(variant: Variant, context: TreatmentContext) -> Variant:
 
 @carries_out("compile-layers")
 def compile_layers(variant: Variant, context: TreatmentContext) -> Variant:
-    """The FP8 layers beside the blocks that are eager; what is compiled already stays as it is."""
+    """Compile the eager FP8 layers beside the blocks; what is compiled already stays as it is."""
     eager = {linear.name for linear in context.facts.network.linears if linear.compiled is None}
     named = modules(variant.model)
     places = [place_of(named, name) for name in beside(context.facts) if name in eager and name in named]
@@ -42,7 +42,8 @@ def compile_layers(variant: Variant, context: TreatmentContext) -> Variant:
 
 @carries_out("cuda-graphs")
 def cuda_graphs(variant: Variant, context: TreatmentContext) -> Variant:
-    """Compiled as by compile-blocks, with the kernels of every region recorded once and launched together."""
+    """Compile as compile-blocks does, with the kernels of every region recorded once and launched
+    together."""
     if next(variant.model.parameters()).device.type != "cuda":
         raise NotTried("CUDA graphs need a CUDA device")
     if context.job is not None and context.job.workload.accumulate > 1:
@@ -54,13 +55,12 @@ def cuda_graphs(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def lists_of(facts: Facts) -> list[str]:
-    """Names of the lists of repeated blocks that are compiled block by block."""
+    """Name the lists of repeated blocks that are compiled block by block."""
     return [blocks.name for blocks in facts.network.blocks if has_loop(blocks)]
 
 
 def beside(facts: Facts) -> tuple[str, ...]:
-    """FP8 layers that only the compiler makes fast and that are in no list of blocks, such as a converted
-    head."""
+    """Name FP8 layers in no list of blocks that only the compiler makes fast, such as a converted head."""
 
     def outside(linear: Linear) -> bool:
         return needs_compile(linear) and not any(is_inside(linear, blocks) for blocks in facts.network.blocks)
@@ -69,8 +69,7 @@ def beside(facts: Facts) -> tuple[str, ...]:
 
 
 def block_by_block(model: nn.Module, facts: Facts, beside: Sequence[str] = (), **settings: Any) -> nn.Module:
-    """Compile every block of the model that the facts are of, without the KV cache that makes each block a
-    version of its own.
+    """Compile every block of the model, without the KV cache that makes each block a version of its own.
 
     The whole model where it has no blocks: one version serves it, with the cache or without.
     """
@@ -85,8 +84,8 @@ def compile_blocks(
 ) -> nn.Module:
     """Compile every block of the lists and the modules beside them, or the whole model when it has no blocks.
 
-    In place where that compiles something, else by the wrapper, which takes the module's place; returned for
-    the model.
+    In place where that compiles something, else by the wrapper, which takes the module's place. Returns the
+    model.
     """
     model = strip_compile_marks(model)
     named = modules(model)
@@ -103,8 +102,8 @@ def compile_blocks(
 
 
 def called_within(container: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """The places of what is called in a list of blocks: the blocks, or what of them holds a matrix where they
-    have no forward of their own."""
+    """Find what is called in a list of blocks: the blocks, or what in them holds a matrix where they have no
+    forward."""
     for name, child in container.named_children():
         if is_called(child):
             if any(parameter.dim() > 1 for parameter in child.parameters()):
@@ -114,7 +113,7 @@ def called_within(container: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def place_of(named: Mapping[str, nn.Module], name: str) -> tuple[nn.Module, str]:
-    """The parent of a module, and the module's name there."""
+    """Return the parent of a module, and the module's name there."""
     above, _, child = name.rpartition(".")
     return named[above], child
 
@@ -126,7 +125,7 @@ def compile_places(places: Iterable[tuple[nn.Module, str]], settings: Mapping[st
 
 
 def compiled(module: nn.Module | None, settings: Mapping[str, Any]) -> Any:
-    """The module compiled in place, or the wrapper where Dynamo would skip the module's own frame."""
+    """Compile the module in place, or wrap it where Dynamo would skip the module's own frame."""
     assert module is not None
     if forward_of_torch(module):
         return torch.compile(module, **settings)
@@ -135,8 +134,10 @@ def compiled(module: nn.Module | None, settings: Mapping[str, Any]) -> Any:
 
 
 def strip_compile_marks(model: nn.Module) -> nn.Module:
-    """``model`` without any compile mark, in place; the module inside when the root is a ``torch.compile``
-    wrapper."""
+    """Take every compile mark off ``model``, in place.
+
+    Returns the module inside when the root is a ``torch.compile`` wrapper.
+    """
     while is_wrapper(model):
         model = model._orig_mod  # type: ignore[assignment]
     for parent in list(model.modules()):

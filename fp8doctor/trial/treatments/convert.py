@@ -21,7 +21,7 @@ PREFIX = "convert-"
 
 @carries_out("convert-tensorwise", "convert-rowwise")
 def convert(variant: Variant, context: TreatmentContext) -> Variant:
-    """Every Linear but heads, routers and adapters."""
+    """Convert every Linear but heads, routers and adapters."""
     return replace(
         variant,
         model=to_float8(
@@ -31,7 +31,7 @@ def convert(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def not_in_fp8(facts: Facts) -> tuple[str, ...]:
-    """The Linears that a conversion leaves out."""
+    """List the Linears that a conversion leaves out."""
     return tuple(
         linear.name
         for linear in facts.network.linears
@@ -40,7 +40,7 @@ def not_in_fp8(facts: Facts) -> tuple[str, ...]:
 
 
 def to_float8(model: nn.Module, recipe: str, skip: Sequence[str] = ()) -> nn.Module:
-    """Every aligned nn.Linear converted by torchao with ``recipe``, but the layers named in ``skip``."""
+    """Convert every aligned nn.Linear by torchao with ``recipe``, but the layers named in ``skip``."""
     config = config_of(recipe)
     from torchao.float8 import convert_to_float8_training  # type: ignore[import-untyped]
 

@@ -48,8 +48,10 @@ def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -
 
 
 def root_of(model: nn.Module) -> nn.Module:
-    """The model behind DistributedDataParallel and its like, whose names the facts have; one that
-    torch.compile wraps stays wrapped."""
+    """Return the model behind DistributedDataParallel and its like, whose names the facts have.
+
+    One that torch.compile wraps stays wrapped.
+    """
     inside = model._orig_mod if is_wrapper(model) else model
     if type(inside).__name__ in KEEP_IT_IN_MODULE:
         return root_of(inside.module)  # type: ignore[union-attr, arg-type]
@@ -57,7 +59,7 @@ def root_of(model: nn.Module) -> nn.Module:
 
 
 def put_back(model: nn.Module, root: nn.Module, changed: nn.Module) -> nn.Module:
-    """The model with what stands for its root now, inside DistributedDataParallel and its like."""
+    """Put what stands for the model's root now inside DistributedDataParallel and its like."""
     holder = next(
         (module for module in model.modules() if root is not model and module._modules.get("module") is root),
         None,

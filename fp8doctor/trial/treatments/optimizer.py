@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fp8doctor.analysis.treatment_table import FUSABLE
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
 from fp8doctor.trial.variant import Variant
 
-FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
-"""Classes of ``torch.optim`` that take ``fused``. Source: torch 2.6 to 2.13 (SGD and Adagrad on CPU and CUDA
-alike)."""
-
 
 @carries_out("fused-optimizer", changes="the optimizer")
 def fused_optimizer(variant: Variant, context: TreatmentContext) -> Variant:
-    """The user's optimizer with ``fused=True``."""
+    """Rebuild the user's optimizer with ``fused=True``."""
     if context.job is not None and not could_be_fused(context.job):
         raise NotTried("the optimizer is fused already, or has no fused form")
     return replace(variant, optimizer={**(variant.optimizer or {}), "fused": True, "foreach": None})
 
 
 def could_be_fused(job: Job) -> bool:
-    """Whether the user gave an optimizer that torch can fuse and does not; without one a fused AdamW is
-    timed."""
+    """Whether the user gave an optimizer that torch can fuse and does not. Without one a fused AdamW is timed
+    anyway."""
     optimizer = getattr(job.optimizer, "optimizer", job.optimizer)
     kind = type(optimizer)
     if optimizer is None or kind.__name__ not in FUSABLE or not kind.__module__.startswith("torch.optim"):

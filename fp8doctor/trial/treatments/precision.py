@@ -15,7 +15,7 @@ from fp8doctor.trial.variant import Variant
 
 @carries_out("autocast-bf16", changes="the autocast")
 def autocast_bf16(variant: Variant, context: TreatmentContext) -> Variant:
-    """Forward and loss under autocast, the parameters as they are."""
+    """Run forward and loss under autocast, and leave the parameters as they are."""
     if variant.autocast is not None:
         raise NotTried(
             f"the step runs under autocast already ({str(variant.autocast).removeprefix('torch.')})"
@@ -25,7 +25,7 @@ def autocast_bf16(variant: Variant, context: TreatmentContext) -> Variant:
 
 @carries_out("bf16-parameters")
 def bf16_parameters(variant: Variant, context: TreatmentContext) -> Variant:
-    """Every fp32 parameter, and every fp32 tensor of the batch, in BF16; buffers stay."""
+    """Turn every fp32 parameter, and every fp32 tensor of the batch, into BF16; buffers stay."""
     if not with_parameters(variant.model.modules(), torch.float32, torch.bfloat16):
         raise NotTried("it has no parameter in fp32")
     return replace(variant, batch=in_bf16(variant.batch))
@@ -38,8 +38,7 @@ def mostly_fp32(model: nn.Module) -> bool:
 
 
 def with_parameters(modules: Iterable[nn.Module], old: torch.dtype, new: torch.dtype) -> int:
-    """Put a Parameter of dtype ``new`` in the place of every one of dtype ``old``, ties kept; how many there
-    were.
+    """Replace every Parameter of dtype ``old`` by one of ``new``, ties kept; return how many there were.
 
     The old ones are not written to: other arms share them.
     """
@@ -56,7 +55,7 @@ def with_parameters(modules: Iterable[nn.Module], old: torch.dtype, new: torch.d
 
 
 def in_bf16(batch: Any) -> Any:
-    """The batch with its fp32 tensors in BF16."""
+    """Turn the fp32 tensors of the batch into BF16."""
     if isinstance(batch, torch.Tensor):
         return batch.bfloat16() if batch.dtype == torch.float32 else batch
     if isinstance(batch, dict):

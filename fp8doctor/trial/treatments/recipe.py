@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fp8doctor.stacks.lineage import ancestor
-from fp8doctor.stacks.torchao import unwrapped
+from fp8doctor.stacks.torchao import plain_linear
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out, swap
 from fp8doctor.trial.variant import Variant
 
@@ -19,7 +19,7 @@ RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 
 @carries_out(*(PREFIX + recipe.replace("_", "-") for recipe in RECIPES))
 def another_recipe(variant: Variant, context: TreatmentContext) -> Variant:
-    """Every Float8Linear made anew over its own Parameters; padding and emulation stay as they were set."""
+    """Make every Float8Linear anew over its own Parameters; padding and emulation stay as they were set."""
     config = config_of(context.name.removeprefix(PREFIX).replace("-", "_"))
     found = 0
 
@@ -37,8 +37,10 @@ def another_recipe(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def config_of(recipe: str) -> Any:
-    """torchao's configuration for a recipe. Raises `NotTried` where torchao cannot be imported or does not
-    know it."""
+    """Return torchao's configuration for a recipe.
+
+    Raises `NotTried` where torchao cannot be imported or does not know it.
+    """
     try:
         from torchao.float8 import Float8LinearConfig  # type: ignore[import-untyped]
 
@@ -50,16 +52,10 @@ def config_of(recipe: str) -> Any:
 
 
 def with_recipe(module: Any, config: Any) -> nn.Module:
-    """The layer under ``config``. The wrapper of the float8 all-gather, which knows tensorwise scaling only,
-    is taken off."""
+    """Make the layer anew under ``config``.
+
+    The wrapper of the float8 all-gather is taken off, which knows tensorwise scaling only.
+    """
     config = replace(config, pad_inner_dim=module.config.pad_inner_dim, emulate=module.config.emulate)
-    plain = nn.Linear(
-        module.in_features,
-        module.out_features,
-        bias=module.bias is not None,
-        device="meta",
-        dtype=module.weight.dtype,
-    )
-    plain.weight, plain.bias = unwrapped(module.weight), module.bias
-    new: nn.Module = type(module).from_float(plain, config=config)
+    new: nn.Module = type(module).from_float(plain_linear(module), config=config)
     return new.train(module.training)

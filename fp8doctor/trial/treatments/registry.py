@@ -26,7 +26,7 @@ from fp8doctor.trial.variant import Variant
 
 
 class NotTried(Exception):
-    """The treatment does not apply to this model or cannot be carried out here; the message says why."""
+    """The treatment does not apply to this model or cannot be carried out here."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class TreatmentContext:
 
     facts: Facts
     name: str
-    """Of the treatment, for a function that knows several."""
+    """Name of the treatment, for a function that knows several."""
     layers: tuple[str, ...] = ()
-    """The modules that it is for, as named in the facts; empty when its name says it all."""
+    """Modules that it is for, as the facts name them; empty when its name says it all."""
     job: Job | None = None
     """None on a live model, where no step is known."""
 
@@ -52,8 +52,8 @@ class TreatmentImpl:
     name: str
     function: CarryOut
     changes: str
-    """``model`` when it is a change of the model alone, which a live model can be given; else what it
-    changes, in words."""
+    """``model`` when it changes the model alone, so that a live model can be given it; else what it changes,
+    in words."""
     tokens_ratio: float
     """Tokens of the step that it makes / tokens before."""
 
@@ -76,7 +76,7 @@ def carries_out(
 
 @cache
 def treatments() -> dict[str, TreatmentImpl]:
-    """Every treatment that can be carried out, by its name."""
+    """Return every treatment that can be carried out, by its name."""
     package = importlib.import_module(__name__.rpartition(".")[0])
     for each in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{each.name}")
@@ -84,8 +84,8 @@ def treatments() -> dict[str, TreatmentImpl]:
 
 
 def known(prescribed: Iterable[Treatment]) -> list[Treatment]:
-    """Those that can be carried out, in the order in which they have to be: what is compiled has to be there
-    first."""
+    """Keep those that can be carried out, in the order in which they have to be: what is compiled has to be
+    there first."""
     return sorted(
         (each for each in prescribed if each.name in treatments()),
         key=lambda each: traits(each.name).compiles,
@@ -93,15 +93,15 @@ def known(prescribed: Iterable[Treatment]) -> list[Treatment]:
 
 
 def modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules by the names that the facts have for them: of a wrapped module the one inside."""
+    """Map the names that the facts have to the modules: of a wrapped module the one inside."""
     return {cleaned(name): module for name, module in model.named_modules()}
 
 
 def swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
-    """Put what ``make`` returns for a module and its name in that module's place; None leaves it and looks
-    inside.
+    """Put what ``make`` returns for a module and its name in that module's place.
 
-    A compile mark goes with the place. Returns the model, or what stands for it.
+    None leaves the module and looks inside. A compile mark goes with the place. Returns the model, or what
+    stands for it.
     """
     made: dict[int, tuple[nn.Module, nn.Module]] = {}
 
@@ -126,7 +126,7 @@ def swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -
 
 
 def _marked_alike(new: nn.Module, old: nn.Module) -> nn.Module:
-    """``new`` with the compile mark of ``old``."""
+    """Give ``new`` the compile mark of ``old``."""
     if is_wrapper(old):
         return new
     call, forward = (

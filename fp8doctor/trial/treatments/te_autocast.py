@@ -16,10 +16,9 @@ from fp8doctor.trial.variant import Variant
 
 @carries_out("te-autocast", changes="the autocast")
 def te_autocast(variant: Variant, context: TreatmentContext) -> Variant:
-    """Forward and loss under the autocast, with the recipe that TE chooses for this GPU.
+    """Run forward and loss under the autocast, with the recipe that TE chooses for this GPU.
 
-    A layer around which the model's own code closes the autocast (``te.autocast(enabled=self.fp8)``) opens it
-    again.
+    A layer opens it again where the model's own code closes it (``te.autocast(enabled=self.fp8)``).
     """
     if not any(linear.stack == STACK for linear in context.facts.network.linears):
         raise NotTried("the model holds no layer of Transformer Engine")

@@ -299,7 +299,7 @@ def test_transformer_engines_modules_are_information(
 def test_a_recording_without_reasons(look: Callable[..., Facts]) -> None:
     facts = tried(blocks_compiled(inside=prints), BATCH, "as_is")
     arm = facts.trial.arms[0]
-    old = type(arm.cuts[-1])(blocks={}, graphs_compiled=3, graph_breaks=2)
+    old = type(arm.cuts[-1])(blocks={}, graph_breaks=2)
     finding = graph_breaks(timed(facts, msgspec.structs.replace(arm, cuts=(old,))))
     assert isinstance(finding, Finding)
     assert finding.title.endswith("the reason was not recorded")
