@@ -184,6 +184,11 @@ def without_time(**changes: Any) -> dict[str, Any]:
         ),
         (without_time(step_ms=None), "'as_is' was timed, and has no step_ms"),
         (without_time(step_ms=0), "'as_is' was timed, and has no step_ms"),
+        (without_time() | {"assumed_gpu": "H300"}, "no datasheet for the GPU 'H300'"),
+        (
+            without_time(breakdown={"families_ms": {"gemm_16bit": -5.0}}),
+            "a family of kernels took less than 0 ms",
+        ),
         (without_time(rounds_ms=[]), "'as_is' was timed, and has no rounds_ms"),
         (without_time(rounds_ms=[1.0, 0.0]), "'as_is' was timed, and has no rounds_ms"),
         (without_time(cuts=[]), "'as_is' was timed, and has no cuts"),

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.cost.gpus import modelled_gpu_name
+from fp8doctor.cost.gpus import gpu_spec, modelled_gpu_name
 from fp8doctor.diagnosis.document import Document, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.diagnosis.verdict import verdict
-from fp8doctor.facts import Facts, if_recorded
+from fp8doctor.facts import Facts, if_recorded, recorded
 
 
 def diagnose(
@@ -51,10 +51,13 @@ def replay(
     ignore: Sequence[str] = (),
     checks: Sequence[Path] = (),
 ) -> Document:
-    """The checks of this version over the facts of a saved report, with its time and tool kept."""
+    """The checks of this version over the facts of a saved report, with its time and tool kept. Raises
+    `UserError`, also for a GPU that has no datasheet."""
     facts, written_by, created_at = read_saved(path)
     if assume_gpu:
         facts = msgspec.structs.replace(facts, assumed_gpu=assume_gpu)
+    if recorded(facts, "assumed_gpu") and facts.assumed_gpu:
+        gpu_spec(facts.assumed_gpu)
     return diagnose(
         facts, select=select, ignore=ignore, checks=checks, written_by=written_by, created_at=created_at
     )

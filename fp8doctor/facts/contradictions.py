@@ -15,6 +15,9 @@ def contradiction(facts: Facts) -> str | None:
         if recorded(arm, "tried") and arm.tried and (lacks := _lacks(arm)):
             name = repr(arm.name) if recorded(arm, "name") else "an arm"
             return f"it says that {name} was timed, and has no {lacks}"
+        breakdown = arm.breakdown if recorded(arm, "breakdown.families_ms") else None
+        if breakdown and min(breakdown.families_ms.values(), default=0) < 0:
+            return "it says that a family of kernels took less than 0 ms"
     return None
 
 
