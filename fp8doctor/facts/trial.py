@@ -235,6 +235,9 @@ class Trial(Record, frozen=True, kw_only=True):
     gpu: str | None = NOT_RECORDED
     blocks: dict[str, int] = NOT_RECORDED
     """Lists of blocks that were cut -> blocks at full depth; empty when the model was measured whole."""
+    recomputed: tuple[str, ...] = NOT_RECORDED
+    """The outermost modules whose forward ran again in the backward of an eager step, by their names in the
+    cut; empty when none did."""
     arms: tuple[Arm, ...] = NOT_RECORDED
     self_check_ratio: float | None = NOT_RECORDED
     """BF16 / its own replica; 1.00 when nothing disturbed the timing."""
