@@ -44,7 +44,18 @@ IN_TRAINING: dict[Any, bool] = {
 """What these answer in a step of training."""
 
 PASSING = frozenset(
-    ("PRECALL", "PUSH_NULL", "TO_BOOL", "EXTENDED_ARG", "NOP", "NOT_TAKEN", "KW_NAMES", "SWAP", "POP_TOP")
+    (
+        "PRECALL",
+        "PUSH_NULL",
+        "TO_BOOL",
+        "EXTENDED_ARG",
+        "NOP",
+        "NOT_TAKEN",
+        "KW_NAMES",
+        "SWAP",
+        "POP_TOP",
+        "COPY",
+    )
 )
 """Instructions that leave the last value where it is."""
 
@@ -218,7 +229,8 @@ class _Frame:
         self._once = {name for name in stored if stored.count(name) == 1}.difference(arguments)
         self.values: list[_Value] = []
         last = _Value()
-        for each in self.instructions:
+        for index, each in enumerate(self.instructions):
+            last = self._met(index, last) if each.is_jump_target else last
             last = last if each.opname in PASSING or "JUMP" in each.opname else self._value(each, last)
             self.values.append(last)
 
@@ -246,6 +258,20 @@ class _Frame:
         if condition.flag is not None:
             opened[condition.flag] = None
         return [target if taken else index + 1]
+
+    def _met(self, index: int, last: _Value) -> _Value:
+        """What is on the stack where ways meet: of ``a and b`` the part that decides, else nothing known."""
+        known = False
+        for number, each in enumerate(self.instructions[:index]):
+            keeps = each.opname.endswith("OR_POP") or (
+                "_IF_" in each.opname
+                and any(of.opname == "COPY" for of in self.instructions[number - 2 : number])
+            )
+            if keeps and self._places[each.argval] == index:
+                known, taken = True, _taken(self.values[number].value, each.opname)
+                if taken is not False:
+                    return self.values[number] if taken else _Value()
+        return last if known else _Value()
 
     def _value(self, instruction: dis.Instruction, last: _Value) -> _Value:
         """What an instruction leaves on the stack, known what the one before it left."""

@@ -98,6 +98,17 @@ class LikeOpenClip(LikeTimm):
         return x
 
 
+class LikeNaFlex(LikeTimm):
+    """timm's NaFlexVit."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        do_checkpointing = self.grad_checkpointing and not torch.jit.is_scripting()
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if do_checkpointing else layer(x)
+        return x
+
+
 class LikeMonai(LikeTimm):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)
@@ -185,6 +196,7 @@ ON = {
     "derived": lambda: flagged(Derived()),
     "open_clip": lambda: flagged(LikeOpenClip()),
     "monai": lambda: flagged(LikeMonai()),
+    "naflexvit": lambda: flagged(LikeNaFlex()),
     "helper": lambda: Stack(Helped),
     "sequential": InPieces,
     "import": lambda: Stack(Imports),
@@ -199,6 +211,7 @@ OFF = {
     "derived": Derived,
     "open_clip": LikeOpenClip,
     "monai": LikeMonai,
+    "naflexvit": LikeNaFlex,
 }
 
 
