@@ -233,6 +233,8 @@ class Trial(Record, frozen=True, kw_only=True):
 
     device: str = NOT_RECORDED
     gpu: str | None = NOT_RECORDED
+    own_process: bool = NOT_RECORDED
+    """Whether it ran in a process of its own, or in that of the caller, on copies of the model."""
     blocks: dict[str, int] = NOT_RECORDED
     """Lists of blocks that were cut -> blocks at full depth; empty when the model was measured whole."""
     recomputed: tuple[str, ...] = NOT_RECORDED
