@@ -251,6 +251,8 @@ def test_the_model() -> None:
     )
     assert model(Facts(target=target, workload=Workload(batch_source="given", tokens=77))) == "m.py: 77 rows"
     assert model(Facts(target=target, workload=Workload(batch_source=None))) == "m.py: batch unknown"
+    why = "no batch could be made up: forward takes 'img', whose size the model does not tell"
+    assert model(Facts(target=target, workload=Workload(batch_source=None, note=why))) == f"m.py: {why}"
 
 
 def test_numbers_as_one_says_them() -> None:
