@@ -5,7 +5,7 @@ from __future__ import annotations
 from fp8doctor.facts.scrub import scrub
 
 MESSAGE_LENGTH = 300
-"""Characters of a user's exception that fit into a sentence; the detail carries all of it."""
+"""Characters of a user's exception that fit into a sentence; the detail carries more of it."""
 
 
 def error_in_words(error: BaseException) -> str:
@@ -36,6 +36,14 @@ def escaped(text: str, keep: str = "") -> str:
         each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
         for each in text
     )
+
+
+def quoted(text: str) -> str:
+    """Put a message that quotes a file into one line, escaped, without its middle where that is long."""
+    text = " ".join(text.split())
+    if len(text) > MESSAGE_LENGTH:
+        text = f"{text[: MESSAGE_LENGTH // 2]} ... {text[-MESSAGE_LENGTH // 2 :]}"
+    return escaped(text)
 
 
 def percent(share: float) -> str:

@@ -25,6 +25,8 @@ from fp8doctor.finding import Finding, Treatment
 from fp8doctor.report import Prescription, Report, ReportFailed
 from tests.facts_of import DECODER_468M
 
+RECORDED = Path(__file__).parent / "patients" / "recorded"
+
 
 @pytest.fixture
 def report() -> Report:
@@ -155,6 +157,63 @@ def test_what_cannot_be_replayed_is_refused_with_one_sentence(
         load_report(tmp_path / "bad.json")
     assert "bad.json" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+HUGE = 10**400
+
+
+def without_time(**changes: Any) -> dict[str, Any]:
+    """The facts of a trial in whose first arm something is not what any trial gives."""
+    saved = json.loads((RECORDED / "h200-lora_fp32.json").read_text("utf-8"))["facts"]
+    saved["trial"]["arms"][0].update(changes)
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("facts", "sentence"),
+    [
+        ({"network": {"parameters": HUGE}}, "holds a whole number of more than 64 bits"),
+        ({"workload": {"tokens": HUGE}}, "holds a whole number of more than 64 bits"),
+        ({"unheard_of": [{"deep": -HUGE}]}, "holds a whole number of more than 64 bits"),
+        ({"workload": {"accumulate": 0}}, r"`int` >= 1 - at `\$\.workload\.accumulate`"),
+        ({"gpus": [{"compute_capability": "nine"}]}, r"matching regex .* - at `\$\.gpus\[0\]"),
+        ({"target": {"kind": "x\n" * 5_000}}, r"^.{,500}\$\.target\.kind`$"),
+        (
+            {"network": {"parameters": 0, "adapter_parameters": 5}},
+            "5 of 0 parameters are the adapters'",
+        ),
+        (without_time(step_ms=None), "'as_is' was timed, and has no step_ms"),
+        (without_time(step_ms=0), "'as_is' was timed, and has no step_ms"),
+        (without_time(rounds_ms=[]), "'as_is' was timed, and has no rounds_ms"),
+        (without_time(rounds_ms=[1.0, 0.0]), "'as_is' was timed, and has no rounds_ms"),
+        (without_time(cuts=[]), "'as_is' was timed, and has no cuts"),
+    ],
+)
+def test_facts_that_cannot_be_are_refused_with_one_sentence(
+    facts: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.json").write_text(broken(facts=facts))
+    with pytest.raises(UserError, match=sentence) as error:
+        load_report(tmp_path / "bad.json")
+    assert "\n" not in str(error.value)
+
+
+def test_the_largest_number_is_kept_and_digits_in_a_text_are_none(tmp_path: Path) -> None:
+    facts = {"network": {"parameters": 2**64 - 1}, "gaps": {"network": "9" * 400}}
+    (tmp_path / "good.json").write_text(broken(facts=facts))
+    assert load_report(tmp_path / "good.json").facts.network.parameters == 2**64 - 1
+
+
+@pytest.mark.parametrize("arm", range(4))
+def test_arms_of_unlike_many_rounds_are_compared(arm: int, tmp_path: Path) -> None:
+    saved = json.loads((RECORDED / "h200-lora_fp32.json").read_text("utf-8"))
+    saved["facts"]["trial"]["arms"][arm]["rounds_ms"].pop()
+    (tmp_path / "uneven.json").write_text(json.dumps(saved))
+    report = load_report(tmp_path / "uneven.json")
+    even = load_report(RECORDED / "h200-lora_fp32.json")
+    assert report.verdict.speedup == pytest.approx(even.verdict.speedup, rel=0.01)
+    assert report.verdict.status == even.verdict.status
+    assert str(report)
 
 
 def test_a_report_that_is_not_there_or_cannot_be_written(report: Report, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def full_warm_up(facts: Facts, timed: Arm) -> float | None:
     seconds = [cut.warm_up_s for cut in timed.cuts]
     kept = [sum(cut.blocks.values()) for cut in timed.cuts]
     last = seconds[-1]
-    if last is None or not kept[-1] or len(kept) == 1 or seconds[0] is None:
+    if last is None or not kept[-1] or kept[-1] == kept[0] or seconds[0] is None:
         return last
     slope = max(0.0, (last - seconds[0]) / (kept[-1] - kept[0]))
     return last + slope * (sum(facts.trial.blocks.values()) - kept[-1])

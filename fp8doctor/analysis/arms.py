@@ -75,8 +75,11 @@ def base_of(trial: Trial, of: Arm) -> Arm | None:
 
 
 def saved_ms(base: Arm, changed: Arm) -> Interval:
-    """Compute what a change saves of a step, in ms, round by round."""
-    return interval([a - b for a, b in zip(base.rounds_ms, changed.rounds_ms, strict=True)])
+    """Compute what a change saves of a step, in ms, round by round; of different windows as `ratio` does."""
+    if len(base.rounds_ms) == len(changed.rounds_ms):
+        return interval([a - b for a, b in zip(base.rounds_ms, changed.rounds_ms, strict=True)])
+    over, under = interval(base.rounds_ms), interval(changed.rounds_ms)
+    return Interval(median=over.median - under.median, low=over.low - under.high, high=over.high - under.low)
 
 
 def saved_by(facts: Facts, treatment: str) -> Interval | None:

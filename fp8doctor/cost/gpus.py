@@ -59,7 +59,9 @@ def gpu_spec(name: str) -> GpuSpec:
     for spec in GPUS:
         if spec.name == wanted:
             return spec
-    raise UserError(f"no datasheet for the GPU {name!r}; known are {', '.join(spec.name for spec in GPUS)}")
+    raise UserError(
+        f"no datasheet for the GPU {name[:100]!r}; known are {', '.join(spec.name for spec in GPUS)}"
+    )
 
 
 def modelled_gpu(facts: Facts) -> GpuSpec:

@@ -11,8 +11,10 @@ from typing import Any
 from fp8doctor.diagnosis.verdict import Verdict
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
+from fp8doctor.facts.contradictions import contradiction
 from fp8doctor.facts.record import Record, UnreadableDocument, decode, encode, from_builtins, to_builtins
 from fp8doctor.finding import SEVERITIES, Finding, Outcome, Saving, Severity, Treatment
+from fp8doctor.wording import quoted
 
 SCHEMA_VERSION = 1
 """Raised only when a key is renamed or changes its meaning; new keys keep it."""
@@ -103,7 +105,8 @@ def now() -> str:
 def read_saved(path: str | Path) -> tuple[Facts, Tool, str]:
     """Facts, tool and time of a saved report.
 
-    Raises `UserError` in one sentence: no such file, not JSON, truncated, of a newer schema, or not a report.
+    Raises `UserError` in one sentence: no such file, not JSON, truncated, of a newer schema, not a report, or
+    one that contradicts itself.
     """
     path = Path(path)
     try:
@@ -119,13 +122,15 @@ def read_saved(path: str | Path) -> tuple[Facts, Tool, str]:
                 f"{SCHEMA_VERSION}); upgrade fp8doctor"
             )
         facts = Facts.from_dict(data["facts"])
+        if impossible := contradiction(facts):
+            raise UnreadableDocument(impossible)
         saved_tool = from_builtins(Tool, data.get("tool", {}))
         created_at = data.get("created_at")
         return facts, saved_tool, created_at if isinstance(created_at, str) else ""
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     except UnreadableDocument as error:
-        raise UserError(f"cannot replay {path}: {error}") from None
+        raise UserError(f"cannot replay {path}: {quoted(str(error))}") from None
 
 
 def _content(path: Path) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from fp8doctor.facts.record import Prose, Record
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -60,7 +62,7 @@ class Gpu(Record, frozen=True, kw_only=True):
 
     name: str = NOT_RECORDED
     vendor: Literal["nvidia", "amd"] = NOT_RECORDED
-    compute_capability: str | None = NOT_RECORDED
+    compute_capability: Annotated[str, Meta(pattern=r"^\d+\.\d+$")] | None = NOT_RECORDED
     """``major.minor``, such as ``9.0``; None on AMD."""
     architecture: str | None = NOT_RECORDED
     """AMD's ``gcnArchName`` (``gfx942``); None on NVIDIA."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import threading
 from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args
@@ -32,6 +33,9 @@ whoever wrote it; names of modules, classes and kernels are not prose and stay a
 
 R = TypeVar("R", bound="Record")
 
+
+MANY_DIGITS = re.compile(rb"\d{20}")
+"""As many digits as the largest number of 64 bits has."""
 
 _first_use = threading.RLock()
 """msgspec (0.22.0) puts a type's layout together at its first use, in steps during which another thread that
@@ -148,13 +152,25 @@ def encode(document: Any) -> bytes:
 
 
 def decode(text: bytes) -> Any:
-    """Plain values of a JSON document. Raises `UnreadableDocument` for what is not JSON or nests too deep."""
+    """Plain values of a JSON document. Raises `UnreadableDocument` for what is not JSON, nests too deep, or
+    holds a whole number that no computer counts with."""
     try:
-        return msgspec.json.decode(text)
+        data = msgspec.json.decode(text)
+        if MANY_DIGITS.search(text) and _holds_huge_number(data):
+            raise UnreadableDocument("it holds a whole number of more than 64 bits")
+        return data
     except RecursionError:
         raise UnreadableDocument("it is nested too deep to be a report") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, ValueError) as error:
         raise UnreadableDocument(f"it is not JSON ({error})") from None
+
+
+def _holds_huge_number(data: Any) -> bool:
+    if isinstance(data, dict):
+        return any(map(_holds_huge_number, data.values()))
+    if isinstance(data, list):
+        return any(map(_holds_huge_number, data))
+    return type(data) is int and data.bit_length() > 64
 
 
 def unknown_keys(data: Any, known: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from fp8doctor.facts.record import Prose, Record
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -193,4 +195,4 @@ class Workload(Record, frozen=True, kw_only=True):
     loss_source: Literal["given", "output.loss", "mean"] = NOT_RECORDED
     optimizer_source: Literal["given", "made up"] = NOT_RECORDED
     autocast_source: Literal["given", "none"] = NOT_RECORDED
-    accumulate: int = NOT_RECORDED
+    accumulate: Annotated[int, Meta(ge=1)] = NOT_RECORDED

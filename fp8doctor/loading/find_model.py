@@ -21,6 +21,9 @@ from fp8doctor.wording import error_in_words, escaped
 BUILDERS = ("build_model", "get_model", "create_model", "make_model")
 """Functions that are looked for, in this order."""
 
+LONGEST_DETAIL = 20_000
+"""Characters of a traceback that are told. A convention of this tool."""
+
 _MACHINERY = (
     os.path.join(Path(fp8doctor.__file__).resolve().parent, ""),
     "<frozen importlib",
@@ -109,7 +112,7 @@ def _remedy(error: BaseException) -> str:
 
 
 def user_frames(error: BaseException) -> str:
-    """The traceback without the frames of fp8doctor and of the import system."""
+    """The traceback without the frames of fp8doctor and of the import system; of a huge one its two ends."""
     told = traceback.TracebackException.from_exception(error)
     pending: list[traceback.TracebackException | None] = [told]
     while pending:
@@ -118,7 +121,10 @@ def user_frames(error: BaseException) -> str:
                 [frame for frame in one.stack if not frame.filename.startswith(_MACHINERY)]
             )
             pending += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
-    return escaped("".join(told.format()).rstrip(), keep="\n\t")
+    text = "".join(told.format()).rstrip()
+    if len(text) > LONGEST_DETAIL:
+        text = f"{text[: LONGEST_DETAIL // 2]}\n...\n{text[-LONGEST_DETAIL // 2 :]}"
+    return escaped(text, keep="\n\t")
 
 
 def _named(module: ModuleType, attribute: str, file: str) -> ModelCandidate:

@@ -63,7 +63,7 @@ def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: Tria
     """Time the shapes, which say what layers to keep in BF16, and the arms in what is left of the budget."""
     device = run.device
     until = run.budget.began + shapes.SHARE * run.budget.seconds
-    seen, unseen = rows.seen_beside(
+    seen, unseen, changed = rows.seen_beside(
         job, facts, device, progress=run.progress, reason_against=run.skip.get(rows.ARM)
     )
     facts = msgspec.structs.replace(facts, trial=Trial(device=device.type, gpu=gpu_name(device), rows=seen))
@@ -86,4 +86,4 @@ def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: Tria
     except DeviceLost as lost:
         lost.trial = whole(lost.trial) if lost.trial else None
         raise
-    return whole(trial)
+    return with_harm(whole(trial), changed)

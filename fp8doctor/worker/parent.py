@@ -46,7 +46,8 @@ TRIAL_LIMIT, TRIAL_GRACE_S = 3.0, 60.0
 """One stage of the trial is a hang after so many budgets and seconds."""
 
 _BOOT = """\
-import importlib.util, sys
+import importlib.util, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 spec = importlib.util.spec_from_file_location("fp8doctor", sys.argv[1])
 sys.modules["fp8doctor"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["fp8doctor"])
@@ -54,7 +55,8 @@ from fp8doctor.worker.child import serve
 serve(sys.argv[2])
 """
 """What the child runs, under ``-P``: this very fp8doctor, wherever it lies, with nothing of it or of the
-current folder on ``sys.path``."""
+current folder on ``sys.path``. SIGINT ends it like any signal: the keys of a
+terminal reach its parent only."""
 
 
 @dataclass(frozen=True)

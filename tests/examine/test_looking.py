@@ -1,29 +1,21 @@
-"""Looking at a model runs nothing of the user's: no parametrization, property, ``__getattr__`` or hook."""
+"""Looking at a model runs nothing of the user's: no parametrization, property, ``__getattr__`` or hook.
+Random trees of modules are for tests/reliability."""
 
 from __future__ import annotations
 
-import os
-import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations
 
 from fp8doctor import inspect_model
 from fp8doctor.facts import Network
 from fp8doctor.stacks.looking import read
-
-TREES = int(os.environ.get("FP8DOCTOR_TREES", "200"))
-"""Random module trees; 10,000 take some ten minutes on one core."""
-
-RAN: list[str] = []
-"""What of a user's code ran."""
+from tests.reliability.trees import RAN, Asking, counted, noisy
 
 
 @pytest.fixture(autouse=True)
@@ -39,34 +31,12 @@ def sizes(network: Network) -> list[tuple[str, int, int]]:
     return [(each.name, each.in_features, each.out_features) for each in network.linears]
 
 
-class Noisy(nn.Module):
-    """A parametrization that draws and counts."""
-
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        RAN.append("parametrization")
-        return weight + torch.randn_like(weight)
-
-
-def noisy() -> nn.Module:
-    layer = nn.Linear(8, 16)
-    parametrize.register_parametrization(layer, "weight", Noisy(), unsafe=True)
-    RAN.clear()
-    return layer
-
-
-def noisy_bias() -> nn.Module:
-    layer = nn.Linear(8, 16)
-    parametrize.register_parametrization(layer, "bias", Noisy(), unsafe=True)
-    RAN.clear()
-    return layer
-
-
 PARAMETRIZED: dict[str, Callable[[], nn.Module]] = {
     "spectral_norm": lambda: parametrizations.spectral_norm(nn.Linear(8, 16)),
     "weight_norm": lambda: parametrizations.weight_norm(nn.Linear(8, 16)),
     "orthogonal": lambda: parametrizations.orthogonal(nn.Linear(8, 16)),
     "noisy": noisy,
-    "noisy bias": noisy_bias,
+    "noisy bias": lambda: noisy("bias"),
     "the old spectral_norm": lambda: nn.utils.spectral_norm(nn.Linear(8, 16)),
 }
 
@@ -84,17 +54,6 @@ def test_a_parametrized_linear_is_counted_and_its_parametrization_not_run(item: 
     assert RAN == []
     assert torch.equal(torch.get_rng_state(), drawn)
     assert all(torch.equal(each, buffers[name]) for name, each in model.named_buffers())
-
-
-def counted(name: str, value: Any = None) -> Any:
-    """A property that counts, and keeps what is assigned where ``nn.Module`` looks for it."""
-    state = nn.Module.__dict__["__dict__"].__get__
-
-    def get(self: Any) -> Any:
-        RAN.append(name)
-        return state(self) if name == "__dict__" else state(self).get(name, value)
-
-    return property(get, lambda self, new: state(self).__setitem__(name, new))
 
 
 READ = (
@@ -127,14 +86,6 @@ def test_a_property_does_not_run(name: str) -> None:
     network = looked_at(model)
     assert RAN == []
     assert sizes(network) == [("0", 8, 8)]
-
-
-class Asking(nn.Linear):
-    """A layer whose ``__getattr__`` is the user's."""
-
-    def __getattr__(self, name: str) -> Any:
-        RAN.append(name)
-        return super().__getattr__(name)
 
 
 class Intercepting(nn.Module):
@@ -261,114 +212,3 @@ def test_what_is_read_of_a_library_is_what_it_says() -> None:
     assert read(config, "hidden_size") == 48
     assert read(config, "use_cache") is True
     assert read(config, "no_such_setting", 5) == 5
-
-
-# Random trees
-
-
-class Counting(nn.Module):
-    """Attributes that somebody may read, each with an effect; the number of effects is part of the digest."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.drawn = torch.Generator().manual_seed(1)
-
-    num_embeddings = counted("num_embeddings", 7)
-    in_features = counted("in_features", 7)
-    config = counted("config")
-    weight = counted("weight")
-
-    def forward(self, x: Any) -> Any:
-        RAN.append("forward")
-        return self.inner(x)
-
-
-class Drawing(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("inner", "training", "weight", "bias"):
-            return super().__getattr__(name)
-        RAN.append(name)
-        torch.rand(1)
-        random.random()
-        raise AttributeError(name)
-
-
-def hooked(inner: nn.Module) -> nn.Module:
-    inner.register_forward_pre_hook(lambda *arguments: RAN.append("hook"))
-    inner._register_state_dict_hook(lambda *arguments: RAN.append("state dict hook"))
-    return inner
-
-
-LEAVES: tuple[Callable[[], nn.Module], ...] = (
-    lambda: nn.Linear(8, 8),
-    lambda: nn.Linear(8, 8, bias=False),
-    lambda: nn.LazyLinear(8),
-    lambda: nn.Embedding(16, 8),
-    lambda: nn.Conv2d(3, 8, 3),
-    lambda: nn.BatchNorm1d(8),
-    lambda: nn.MultiheadAttention(8, 2),
-    lambda: parametrizations.spectral_norm(nn.Linear(8, 8)),
-    lambda: parametrizations.weight_norm(nn.Linear(8, 8)),
-    noisy,
-    noisy_bias,
-    lambda: Asking(8, 8),
-    lambda: torch.jit.script(nn.Linear(8, 8)),
-    lambda: type("Nowhere", (nn.Linear,), {"__module__": None})(8, 8),
-    lambda: type("Property", (nn.Module,), {"_orig_mod": counted("_orig_mod")})(),
-    lambda: type("Liar", (nn.Module,), {"__class__": property(lambda self: nn.Linear)})(),
-    lambda: nn.Identity(),
-)
-AROUND: tuple[Callable[[list[nn.Module]], nn.Module], ...] = (
-    lambda inside: nn.Sequential(*inside),
-    nn.ModuleList,
-    lambda inside: nn.ModuleDict({f"m{i}": each for i, each in enumerate(inside)}),
-    lambda inside: nn.ModuleList([*inside, *inside]),
-    lambda inside: Counting(nn.Sequential(*inside)),
-    lambda inside: Drawing(nn.ModuleList(inside)),
-    lambda inside: hooked(nn.Sequential(*inside)),
-)
-
-trees = st.recursive(
-    st.sampled_from(LEAVES).map(lambda make: (make, ())),
-    lambda inside: st.tuples(st.sampled_from(AROUND), st.lists(inside, min_size=1, max_size=4)),
-    max_leaves=12,
-)
-
-
-def built(tree: Any) -> nn.Module:
-    make, inside = tree
-    return make([built(each) for each in inside]) if inside else make()
-
-
-def digest(model: nn.Module) -> list[Any]:
-    """Everything reachable, and what is drawn and counted beside it."""
-    found: list[Any] = [torch.get_rng_state().tolist(), random.getstate(), list(RAN), torch.is_grad_enabled()]
-    for module in nn.Module.modules(model):
-        held = object.__getattribute__(module, "__dict__")
-        found.append((type(module), {name: id(value) for name, value in held.items()}))
-        found.append({name: list(value) for name, value in held.items() if type(value) in (dict, list, set)})
-        found += [each.get_state().tolist() for each in held.values() if type(each) is torch.Generator]
-        for tensor in (*dict(held["_parameters"].items()).values(), *dict(held["_buffers"].items()).values()):
-            if tensor is None or isinstance(tensor, nn.UninitializedParameter):
-                continue
-            bits = tensor.detach().reshape(-1).view(torch.uint8).tolist()
-            found.append((tensor._version, tensor.requires_grad, id(tensor.grad), bits))
-    return found
-
-
-@pytest.mark.filterwarnings("ignore")
-@settings(max_examples=TREES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(tree=trees)
-def test_looking_at_any_tree_changes_nothing(tree: Any) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(built(tree), nn.Linear(8, 8))
-    RAN.clear()
-    before = digest(model)
-    assert RAN == []
-    inspect_model(model, trial=False)
-    assert digest(model) == before

@@ -488,6 +488,13 @@ def test_a_missing_module_is_told_apart_from_a_missing_import(write: Write) -> N
     )
 
 
+def test_the_detail_of_a_huge_message_is_its_two_ends(write: Write) -> None:
+    error = mistake(write("raise ValueError('begins ' + 'x' * 1_000_000 + ' ends')"))
+    assert len(error.detail) < 21_000
+    assert "begins" in error.detail
+    assert error.detail.endswith("ends")
+
+
 def test_the_detail_holds_the_frames_of_the_user(write: Write) -> None:
     error = mistake(
         write("def inner():\n    raise RuntimeError('deep')\ndef build_model():\n    return inner()")

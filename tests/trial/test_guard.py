@@ -222,6 +222,50 @@ def test_a_loss_that_hides_its_module_is_refused() -> None:
     assert (centre.centre._version, centre.scale.grad) == (0, None)
 
 
+def test_what_a_first_forward_writes_past_torch_is_named() -> None:
+    """Nothing sees it coming: the rows of the layers are counted in the first forward of all."""
+    mine, written = Mine(), []
+
+    def step(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        if not written:
+            written.append(mine.model[0].weight.detach().numpy().fill(0.0))
+        return loss_of(copied, batch)
+
+    trial = inspect_model(mine.model, X, training_step=step, device="cpu", budget_s=0.5).facts.trial
+    assert trial.harm == ("parameters",)
+    assert not trial.reliable
+
+
+class Trainer:
+    """As users write them: all that a training needs, held by one object."""
+
+    def __init__(self, mine: Mine) -> None:
+        self.optimizer, self.parts = mine.optimizer, {"norms": [mine.other]}
+
+    def step_of(self, way: str) -> Callable[..., Any]:
+        def step(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+            self.optimizer.step() if way == "optimizer" else self.parts["norms"][0](batch)
+            return loss_of(copied, batch)
+
+        return step
+
+
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        ("optimizer", "it would step your optimizer (AdamW)"),
+        ("container", "it would write to 'num_batches_tracked' of BatchNorm1d, which the step names"),
+    ],
+)
+def test_what_an_object_holds_that_the_step_names_is_the_users_too(way: str, reason: str) -> None:
+    mine = Mine()
+    before = mine.now()
+    step = Trainer(mine).step_of(way)
+    trial = inspect_model(mine.model, X, training_step=step, device="cpu", budget_s=0.5).facts.trial
+    assert (trial.reason, trial.arms) == (reason, ())
+    assert mine.now() == before
+
+
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "one that has a step of its own": lambda optimizer: CosineAnnealingWarmRestarts(optimizer, 2),
     "one that follows a loss": ReduceLROnPlateau,

@@ -375,6 +375,21 @@ BELONGINGS: dict[str, tuple[Callable[[Reach], object], str]] = {
         lambda reach: reach.optimizer.param_groups[0].update(lr=0.5, planted=1),
         "optimizer settings",
     ),
+    "a group of the optimizer": (
+        lambda reach: reach.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]}),
+        "optimizer settings",
+    ),
+    "the optimizer's state": (lambda reach: reach.optimizer.state.clear(), "optimizer settings"),
+    "a parameter's part of that state": (
+        lambda reach: next(iter(reach.optimizer.state.values())).clear(),
+        "optimizer settings",
+    ),
+    "the data of a parameter": (
+        lambda reach: setattr(reach.model.first.weight, "data", torch.zeros(16, 16)),
+        "parameters",
+    ),
+    "the data of a buffer": (lambda reach: setattr(reach.model.scale, "data", torch.zeros(16)), "parameters"),
+    "the dtype": (lambda reach: reach.model.bfloat16(), "parameters"),
     "an attribute of a parameter": (
         lambda reach: setattr(reach.model.first.weight, "planted", 1),
         "attributes of parameters",

@@ -134,6 +134,7 @@ def test_exiting_is_a_mistake_and_exiting_at_once_is_a_death(examine: Examine) -
         ("SIGKILL", "was killed by SIGKILL (out of memory?)"),
         ("SIGSEGV", "was killed by SIGSEGV"),
         ("SIGTERM", "was killed by SIGTERM"),
+        ("SIGINT", "was killed by SIGINT"),
     ],
 )
 def test_a_signal_is_named(name: str, words: str, examine: Examine) -> None:

@@ -25,6 +25,7 @@ from fp8doctor.trial.copies.step import call, move, tensors
 from fp8doctor.trial.layers.shapes import of_interest
 from fp8doctor.trial.measure.bench import cut_of
 from fp8doctor.trial.measure.device import still_there
+from fp8doctor.trial.state.digest import harm, of_the_users
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.trial.treatments import strip_compile_marks
@@ -48,19 +49,19 @@ def seen_beside(
     *,
     progress: Callable[[str, str | None], object],
     reason_against: str | None,
-) -> tuple[Rows, str | None]:
-    """Count the rows in the user's process, which is left as it was, or tell why they are not known. Raises
-    `DeviceLost`."""
+) -> tuple[Rows, str | None, list[str]]:
+    """Count the rows in the user's process, or tell why they are not known; name what of the user's changed.
+    Raises `DeviceLost`."""
     reason = reason_against or (NO_BATCH if job.batch is None else None)
     if reason is not None:
-        return NOT_RECORDED, reason
+        return NOT_RECORDED, reason, []
     wanted = [linear.name for linear in of_interest(facts)]
     if not wanted:
-        return {}, None
+        return {}, None, []
     progress("counting the rows of its layers", ARM)
-    rows, reason = NOT_RECORDED, None
+    rows, reason, before, put_back = NOT_RECORDED, None, of_the_users(job), []
     try:
-        with undisturbed(job, keep_workers=True):
+        with undisturbed(job, keep_workers=True) as put_back:
             rows = seen(job, [blocks.name for blocks in facts.network.blocks], wanted, device)
     except OriginalTouched as error:
         reason = str(error)
@@ -69,7 +70,7 @@ def seen_beside(
         still_there(device, ARM)
         reason = sentence(error)
     free(device)
-    return rows, reason
+    return rows, reason, [*put_back, *harm(before, of_the_users(job))]
 
 
 def seen(job: Job, lists: Iterable[str], wanted: Iterable[str], device: torch.device) -> Rows:

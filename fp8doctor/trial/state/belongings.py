@@ -1,4 +1,4 @@
-"""What of the user's model a trial never needs to change: modules, flags, hooks and gradients.
+"""What of the user's model a trial never needs to change: modules, flags, hooks, gradients, places of data.
 
 What changed all the same is put back and named. While replicas run, the parameters have no gradients: what
 still reaches the original lands in new ones, which are thrown away.
@@ -25,7 +25,7 @@ NAMES = {
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Attributes of a tensor that hold its hooks, None before the first one; verified on torch 2.13."""
 
-Contents = dict[str, tuple[Any, Any]]
+Contents = dict[Any, tuple[Any, Any]]
 """Attribute -> its value, and what the value holds when that is a container."""
 
 
@@ -34,7 +34,7 @@ class Belongings:
 
     def __init__(self, roots: Iterable[nn.Module]) -> None:
         self._modules = [
-            (module, type(module), _contents(vars(module))) for root in roots for module in root.modules()
+            (module, type(module), contents(vars(module))) for root in roots for module in root.modules()
         ]
         found = [
             tensor
@@ -43,7 +43,8 @@ class Belongings:
             if tensor is not None
         ]
         tensors = {id(tensor): tensor for tensor in found}.values()
-        self._tensors = [(tensor, tensor.requires_grad, _contents(_attributes(tensor))) for tensor in tensors]
+        self._tensors = [(tensor, tensor.requires_grad, contents(_attributes(tensor))) for tensor in tensors]
+        self._data = [(tensor, tensor.detach()) for tensor in tensors if _can_move(tensor)]
         self._gradients = [
             (tensor, tensor.grad, _can_be_taken(tensor)) for tensor in tensors if tensor.is_leaf
         ]
@@ -57,21 +58,25 @@ class Belongings:
     def put_back(self) -> list[str]:
         """Make everything as it was, and name what was not."""
         changed: dict[str, None] = {}
-        for module, kind, contents in self._modules:
+        for module, kind, held in self._modules:
             if type(module) is not kind:
                 changed["modules"] = None
                 module.__class__ = kind
-            for name in _restore(vars(module), contents):
+            for name in restore(vars(module), held):
                 changed[NAMES.get(name, "hooks" if "hooks" in name else "modules")] = None
-        for tensor, requires_grad, contents in self._tensors:
+        for tensor, data in self._data:
+            if tensor.dtype != data.dtype or not tensor.is_set_to(data):
+                changed["parameters"] = None
+                tensor.data = data
+        for tensor, requires_grad, held in self._tensors:
             if tensor.requires_grad != requires_grad and tensor.is_leaf:
                 changed["requires_grad"] = None
                 tensor.requires_grad_(requires_grad)
             attributes = _attributes(tensor)
             for name in HOOKS:
-                if attributes[name] and attributes[name] is not contents[name][0]:
+                if attributes[name] and attributes[name] is not held[name][0]:
                     attributes[name].clear()  # autograd holds on to it
-            for name in _restore(attributes, contents):
+            for name in restore(attributes, held):
                 changed["hooks" if "hooks" in name else "attributes of parameters"] = None
                 setattr(tensor, name, attributes[name]) if name in attributes else delattr(tensor, name)
         for tensor, gradient, taken in self._gradients:
@@ -80,6 +85,13 @@ class Belongings:
             if tensor.grad is not gradient:
                 tensor.grad = gradient
         return list(changed)
+
+
+def _can_move(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has data that ``.data = ...`` can replace."""
+    return (
+        type(tensor) in (torch.Tensor, nn.Parameter) and not tensor.is_meta and tensor.layout is torch.strided
+    )
 
 
 def _can_be_taken(tensor: torch.Tensor) -> bool:
@@ -99,7 +111,8 @@ def _attributes(tensor: torch.Tensor) -> dict[str, Any]:
     return {**getattr(tensor, "__dict__", {}), **{name: getattr(tensor, name) for name in HOOKS}}
 
 
-def _contents(attributes: Mapping[str, Any]) -> Contents:
+def contents(attributes: Mapping[Any, Any]) -> Contents:
+    """Note attributes, and what those hold that are containers."""
     return {name: (value, _copied(value)) for name, value in attributes.items()}
 
 
@@ -110,7 +123,7 @@ def _copied(value: Any) -> Any:
     return kind(value) if kind else None
 
 
-def _restore(attributes: dict[str, Any], before: Contents) -> list[str]:
+def restore(attributes: dict[Any, Any], before: Contents) -> list[str]:
     """Put back every attribute and the contents of every container; name those that had changed."""
     changed = [name for name in attributes if name not in before]
     for name in changed:
@@ -119,7 +132,7 @@ def _restore(attributes: dict[str, Any], before: Contents) -> list[str]:
         if name not in attributes or attributes[name] is not value:
             attributes[name] = value
             changed.append(name)
-        if held is not None and not _same(value, held):
+        if held is not None and not same(value, held):
             _refill(value, held)
             changed.append(name)
     return changed
@@ -133,7 +146,7 @@ def _refill(value: Any, held: Any) -> None:
     value.extend(held) if isinstance(value, (list, deque)) else value.update(held)
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
     """Whether a generator is in a state, or two containers of one kind hold the very same objects in the same
     order."""
     if isinstance(a, torch.Generator):

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import torch
 
-from fp8doctor.facts import Trial
+from fp8doctor.facts import Trial, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.step import tensors
 from fp8doctor.trial.state import settings
@@ -47,6 +47,20 @@ WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 
 def digest(job: Job) -> Digest:
     """Take the state now, by the name of each item."""
+    return {
+        **of_the_users(job),
+        "settings": settings.read(),
+        "warning filters": list(warnings.filters),
+        "threads": {thread.ident for thread in threading.enumerate() if not _ends_by_itself(thread)},
+        "child processes": _children(),
+        "open files": _open_files(),
+        FOLDER: _folder(),
+        MEMORY: _allocated(),
+    }
+
+
+def of_the_users(job: Job) -> Digest:
+    """Take the part of the state that is the user's own: tensors and optimizers."""
     found = reached(job.loss, job.training_step)
     roots = list({id(each): each for each in (job.model, *found.modules)}.values())
     parameters = [tensor for root in roots for tensor in root.parameters()]
@@ -67,13 +81,6 @@ def digest(job: Job) -> Digest:
     return {
         **_of_tensors(held),
         "optimizer settings": [_plain(each) for each in (*groups, *states)],
-        "settings": settings.read(),
-        "warning filters": list(warnings.filters),
-        "threads": {thread.ident for thread in threading.enumerate() if not _ends_by_itself(thread)},
-        "child processes": _children(),
-        "open files": _open_files(),
-        FOLDER: _folder(),
-        MEMORY: _allocated(),
     }
 
 
@@ -93,12 +100,14 @@ def harm(before: Digest, after: Digest) -> list[str]:
 
 
 def with_harm(trial: Trial, changed: Sequence[str]) -> Trial:
-    """Note in the trial what it changed outside its replicas, which makes its times doubtful too."""
-    if not changed:
-        return msgspec.structs.replace(trial, harm=())
-    reason = "; ".join(filter(None, (trial.reason, what_harm(changed))))
+    """Note in the trial what else it changed outside its replicas, which makes its times doubtful too."""
+    known = trial.harm if recorded(trial, "harm") else ()
+    new = tuple(name for name in dict.fromkeys(changed) if name not in known)
+    if not new:
+        return msgspec.structs.replace(trial, harm=known)
+    reason = "; ".join(filter(None, (trial.reason, what_harm(new))))
     return msgspec.structs.replace(
-        trial, harm=tuple(changed), reason=reason, reliable=trial.reliable and NO_DOUBT.issuperset(changed)
+        trial, harm=(*known, *new), reason=reason, reliable=trial.reliable and NO_DOUBT.issuperset(new)
     )
 
 

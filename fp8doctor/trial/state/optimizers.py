@@ -1,5 +1,4 @@
-"""The settings of the user's optimizers (the learning rate and the rest of their groups), noted and put
-back."""
+"""The user's optimizers (their groups with the learning rate, and their state), noted and put back."""
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fp8doctor.trial.state.belongings import contents, restore, same
 from fp8doctor.trial.state.settings import alike
 
 
@@ -17,27 +17,40 @@ def inner(optimizer: Any) -> Any:
 
 
 class Settings:
-    """The groups of optimizers as they are now. A tensor among them is left to the guard of its storage."""
+    """Optimizers and their groups as they are now. A tensor in them is left to the guard of its storage."""
 
     def __init__(self, optimizers: Iterable[Any]) -> None:
+        optimizers = list(optimizers)
+        own = [each.__dict__ for each in optimizers if hasattr(each, "__dict__")]
+        states = [each.state for each in optimizers if isinstance(getattr(each, "state", None), dict)]
+        self._held = [(held, contents(held)) for held in (*own, *states)]
         self._groups = [
             (group, {name: value for name, value in group.items() if not _is_held(name, value)})
             for optimizer in optimizers
             for group in getattr(optimizer, "param_groups", ())
         ]
+        self._trained = [(group, group["params"], list(group["params"])) for group, _ in self._groups]
 
     def put_back(self) -> list[str]:
-        """Make every setting as it was; name those that were not."""
+        """Make everything as it was; name what was not."""
         changed: dict[str, None] = {}
+        for held, before in self._held:
+            changed.update(
+                (name if isinstance(name, str) else "state", None) for name in restore(held, before)
+            )
         for group, before in self._groups:
             for name in [each for each in group if each not in before and not _is_held(each, group[each])]:
                 del group[name]
-                changed[repr(name)] = None
+                changed[name] = None
             for name, value in before.items():
                 if name not in group or not alike(group[name], value):
                     group[name] = value
-                    changed[repr(name)] = None
-        return list(changed)
+                    changed[name] = None
+        for group, parameters, trained in self._trained:
+            if group["params"] is not parameters or not same(parameters, trained):
+                group["params"], parameters[:] = parameters, trained
+                changed["params"] = None
+        return [repr(name) for name in changed]
 
 
 def _is_held(name: str, value: Any) -> bool:

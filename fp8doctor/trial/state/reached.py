@@ -1,21 +1,29 @@
 """What a user's function can reach by name: modules and optimizers in its closure, its globals and its
-object."""
+object, and in what these hold."""
 
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import FunctionType, MethodType
+from itertools import islice
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
 from fp8doctor.examine.code_names import names_in
+from fp8doctor.stacks.looking import state_of
 
-DEPTH = 3
-"""Functions that are followed from one to the next. A convention of this tool."""
+DEPTH = 4
+"""Functions, objects and containers that are followed from one to the next. A convention of this tool."""
+
+MOST = 100
+"""Elements of a container that are looked at: data sets are in reach too. A convention of this tool."""
+
+CONTAINERS = (list, tuple, set, deque)
 
 
 @dataclass
@@ -49,13 +57,18 @@ def _look(value: Any, found: Reached, seen: set[int], depth: int) -> None:
 
 
 def _named(value: Any) -> Iterator[Any]:
-    """Find what a function names, and what the object of a method holds."""
-    if type(value) is MethodType:
-        yield value.__func__
-        yield value.__self__
-        yield from getattr(value.__self__, "__dict__", {}).values()
-    elif type(value) is functools.partial:
+    """Find what a function names, and what an object or a container holds."""
+    kind = type(value)
+    if kind is MethodType:
+        yield from (value.__func__, value.__self__)
+    elif kind is functools.partial:
         yield from (value.func, *value.args, *value.keywords.values())
-    elif type(value) is FunctionType:
+    elif kind is FunctionType:
         yield from (value.__globals__[name] for name in names_in(value.__code__) if name in value.__globals__)
         yield from (cell.cell_contents for cell in value.__closure__ or () if cell != type(cell)())
+    elif issubclass(kind, dict):
+        yield from islice(dict.values(value), MOST)
+    elif issubclass(kind, CONTAINERS):
+        yield from islice(next(each for each in CONTAINERS if issubclass(kind, each)).__iter__(value), MOST)
+    elif not issubclass(kind, (ModuleType, type, torch.Tensor)):
+        yield from state_of(value).values()

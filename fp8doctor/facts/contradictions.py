@@ -1,0 +1,27 @@
+"""What a saved report can say, and no inspection ever does: it was written by hand, or damaged."""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Arm, Facts, recorded
+
+
+def contradiction(facts: Facts) -> str | None:
+    """What cannot be, in a sentence; None where nothing contradicts itself."""
+    if all(recorded(facts, f"network.{name}") for name in ("parameters", "adapter_parameters")):
+        of, adapters = facts.network.parameters, facts.network.adapter_parameters
+        if not 0 <= adapters <= of:
+            return f"it says that {adapters} of {of} parameters are the adapters'"
+    for arm in facts.arms():
+        if recorded(arm, "tried") and arm.tried and (lacks := _lacks(arm)):
+            name = repr(arm.name) if recorded(arm, "name") else "an arm"
+            return f"it says that {name} was timed, and has no {lacks}"
+    return None
+
+
+def _lacks(arm: Arm) -> str | None:
+    """The part that an arm that was timed has in every trial, and this one has not."""
+    if recorded(arm, "step_ms") and not (arm.step_ms and arm.step_ms > 0):
+        return "step_ms above 0"
+    if recorded(arm, "rounds_ms") and not (arm.rounds_ms and min(arm.rounds_ms) > 0):
+        return "rounds_ms above 0"
+    return "cuts" if recorded(arm, "cuts") and not arm.cuts else None
