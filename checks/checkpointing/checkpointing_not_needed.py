@@ -13,6 +13,7 @@ What to do. Switch it off, or keep it for some of the blocks where all of them d
     model.gradient_checkpointing_enable()      # before
     model.gradient_checkpointing_disable()     # after; gradient_checkpointing=False in a Trainer
     model.config.use_cache = False             # checkpointing had kept transformers' KV cache off
+    model.set_grad_checkpointing(False)        # timm, open_clip
 
 The memory was predicted for the batch that was timed. A job with longer ones needs more.
 
@@ -24,12 +25,11 @@ https://docs.pytorch.org/docs/stable/checkpoint.html
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, base_of, ratio
-from fp8doctor.analysis.compile_coverage import cache_off
-from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.outcome import EVEN
+from fp8doctor.diagnosis.treatments import checkpointing_off
 from fp8doctor.facts import Arm, Blocks, Checkpointing, Facts, Gpu, Network, Training, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 
 USABLE = 0.9
@@ -75,7 +75,7 @@ def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
             "peak_without_gib": without.peak_gib,
             "free_gib": free,
         },
-        treatment=Treatment(name="checkpointing-off", summary="keep the activations", code=switch_off(facts)),
+        treatment=checkpointing_off(facts),
     )
 
 
@@ -88,28 +88,6 @@ def free_gib(gpus: tuple[Gpu, ...]) -> float | None:
             used = gpu.memory_used_gib if recorded(gpu, "memory_used_gib") and gpu.other_processes else None
             free.append(gpu.memory_gib - (used or 0.0))
     return min(free, default=None)
-
-
-def switch_off(facts: Facts) -> str:
-    """Write the lines that switch off the form of checkpointing that was found."""
-    found = next(each for each in facts.training.checkpointing if each.active is not False)
-    if found.form == "huggingface":
-        trainer = facts.trainer()
-        cache = f"{cache_off(facts)}   # checkpointing had kept the KV cache off"
-        if trainer and trainer.checkpointing:
-            return f"{trainer.kind.rpartition('.')[2]}(..., gradient_checkpointing=False)\n{cache}"
-        return f"{in_python('gradient_checkpointing_disable', facts.network)}()\n{cache}"
-    return {
-        "wrapper": "# leave out apply_activation_checkpointing() or checkpoint_wrapper(), or give it "
-        "fewer blocks",
-        "unsloth": "FastLanguageModel.get_peft_model(model, use_gradient_checkpointing=False)",
-        "compiler_budget": "torch._functorch.config.activation_memory_budget = 1.0",
-        "offload": "# leave out offload_wrapper()",
-    }.get(
-        found.form,
-        f"# in {in_python(found.name, facts.network)}.forward: call the function itself, not "
-        "checkpoint(function, ...)",
-    )
 
 
 def _timed(peak_without_gib: float) -> Facts:

@@ -102,7 +102,7 @@ def region_of(linear: Linear, facts: Facts) -> Checkpointing | None:
     undecided = (
         each
         for each in torchs
-        if each.active is None and linear.name.startswith(f"{each.name}." if each.name else "")
+        if each.form == "called_in_forward" and linear.name.startswith(f"{each.name}." if each.name else "")
     )
     if not recorded(linear, "checkpointed") and (found := next(undecided, None)):
         return found

@@ -10,7 +10,8 @@ weight gradient, activations whose inner side is the tokens; so in, out and toke
 layer that breaks the rule either raises on a GPU ("divisible by 16"), or was skipped by the
 converter and runs in 16 bits.
 
-What to do. Pad to the next multiple: widths in the configuration, tokens in the collator.
+What to do. Pad to the next multiple: widths in the configuration, tokens in the collator. A head's
+classes stay what they are: leave it out of the conversion.
 
     DataCollatorWithPadding(tokenizer)                        # before: 1003 tokens
     DataCollatorWithPadding(tokenizer, pad_to_multiple_of=16) # after: 1008 tokens
@@ -29,9 +30,11 @@ from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.layers import would_be_converted
-from fp8doctor.facts import Environment, Facts, Linear, Network, Workload
+from fp8doctor.diagnosis.treatments import keep_in_bf16
+from fp8doctor.facts import Environment, Facts, Linear, Network, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 MULTIPLE = 16
 """Elements; tensorwise, rowwise and delayed scaling. Source: torch ``_check_scaled_mm_sizes``; TE asks in %16
@@ -78,12 +81,21 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     if not (raising or skipped or ragged):
         return None
     offenders = raising + skipped
-    causes, changes = [], widened(offenders)
+    classifiers = [linear for linear in raising if counts_classes(linear, facts.network)]
+    padded = [linear for linear in offenders if not counts_classes(linear, facts.network)]
+    causes, changes = [], widened(padded)
     if raising:
-        causes.append(f"{len(raising)} of {len(fp8)} FP8 layers have sides that raise on a GPU")
+        have = "has" if len(raising) == 1 else "have"
+        causes.append(f"{len(raising)} of {plural(len(fp8), 'FP8 layer')} {have} sides that raise on a GPU")
     if skipped:
         share = sum(linear.flops_share_pct or 0.0 for linear in skipped)
-        causes.append(f"{len(skipped)} Linears ({share:.0f} % of the GEMM FLOPs) cannot be converted")
+        causes.append(
+            f"{plural(len(skipped), 'Linear')} ({share:.0f} % of the GEMM FLOPs) cannot be converted"
+        )
+    changes += [
+        f"# {each.name}: {each.out_features} classes stay what they are; leave it out of the conversion"
+        for each in classifiers
+    ]
     if ragged:
         causes.append(f"{tokens} tokens a step are not a multiple of {tokens_multiple}")
         changes.append(
@@ -94,6 +106,7 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
         title="; ".join(causes),
         explanation="Every side of an FP8 GEMM must be a multiple of 16 (MX 32, blockwise and NVFP4 128): a "
         "converted layer that breaks this raises in the step, a converter with a filter leaves it in 16 bits."
+        + (" A side that counts classes or patches is no width to pad." if offenders else "")
         + (
             " pad_inner_dim is on: it pads the tokens, not in and out."
             if raising and all(linear.features.get("pad_inner_dim") for linear in raising)
@@ -108,7 +121,9 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
             "in_features": offenders[0].in_features if offenders else None,
             "out_features": offenders[0].out_features if offenders else None,
         },
-        treatment=Treatment(
+        treatment=keep_in_bf16([each.name for each in classifiers], facts)
+        if classifiers and not (padded or ragged)
+        else Treatment(
             name="pad-dimensions" if offenders else "pad-tokens",
             summary="pad to the next multiple: widths in the configuration, tokens in the collator"
             if offenders
@@ -126,6 +141,13 @@ def widened(linears: list[Linear]) -> list[str]:
         f"multiples of {multiple}"
         for k, n, multiple in sorted(shapes)
     ]
+
+
+def counts_classes(linear: Linear, network: Network) -> bool:
+    """Whether the width of this layer's output is a number of classes; a vocabulary can be padded."""
+    if linear.role != "head":
+        return False
+    return not recorded(network, "vocabulary") or linear.out_features != network.vocabulary
 
 
 def multiple_of(linear: Linear) -> int:

@@ -136,17 +136,45 @@ def _compile_blocks(facts: Facts) -> Treatment:
     return compile_treatment(facts, covered)
 
 
-def _checkpointing_off(facts: Facts) -> Treatment:
+def checkpointing_off(facts: Facts) -> Treatment:
+    """Switch off the form of checkpointing that was found."""
+    return Treatment(name="checkpointing-off", summary="keep the activations", code=_switch_off(facts))
+
+
+def _switch_off(facts: Facts) -> str:
     found = facts.training.checkpointing if recorded(facts, "training.checkpointing") else ()
-    huggingface = any(each.form == "huggingface" for each in found)
-    code = (
-        f"{in_python('gradient_checkpointing_disable', facts.network)}()"
-        if huggingface
-        else "# leave out checkpoint_wrapper()"
+    first = next((each for each in found if each.active is not False), None)
+    if first is None:
+        return CHECKPOINTING_OFF["wrapper"]
+    if first.form == "huggingface":
+        trainer = facts.trainer()
+        off = f"{in_python('gradient_checkpointing_disable', facts.network)}()"
+        if trainer and trainer.checkpointing:
+            off = f"{trainer.kind.rpartition('.')[2]}(..., gradient_checkpointing=False)"
+        return f"{off}\n{cache_off(facts)}   # checkpointing had kept the KV cache off"
+    if recorded(first, "flag"):
+        return (
+            f"for module in {in_python('modules', facts.network)}():\n"
+            f'    if hasattr(module, "{first.flag}"):\n'
+            f"        module.{first.flag} = False"
+        )
+    return CHECKPOINTING_OFF.get(
+        first.form,
+        f"# in {in_python(first.name, facts.network)}.forward: call the function itself, not "
+        "checkpoint(function, ...)",
     )
-    if huggingface and recorded(facts, "training.cache_switch") and facts.training.cache_switch is not None:
-        code += f"\n{cache_off(facts)}   # checkpointing had kept the KV cache off"
-    return Treatment(name="checkpointing-off", summary="keep the activations", code=code)
+
+
+CHECKPOINTING_OFF = {
+    "wrapper": "# leave out apply_activation_checkpointing() or checkpoint_wrapper(), or give it "
+    "fewer blocks",
+    "composable": "# leave out torch.distributed._composable.checkpoint(), or give it fewer blocks",
+    "whole_forward": "# leave out forward = partial(checkpoint, ...), or assign it to fewer blocks",
+    "unsloth": "FastLanguageModel.get_peft_model(model, use_gradient_checkpointing=False)",
+    "compiler_budget": "torch._functorch.config.activation_memory_budget = 1.0",
+    "offload": "# leave out offload_wrapper()",
+}
+"""Form of checkpointing -> the line that leaves it out."""
 
 
 def _fused_optimizer(facts: Facts) -> Treatment:
@@ -198,7 +226,7 @@ LINES: dict[str, Callable[[Facts], Treatment | None]] = {
     "recipe-rowwise": lambda facts: recipe("recipe-rowwise"),
     "recipe-rowwise-with-gw-hp": lambda facts: recipe("recipe-rowwise-with-gw-hp"),
     "compile-blocks": _compile_blocks,
-    "checkpointing-off": _checkpointing_off,
+    "checkpointing-off": checkpointing_off,
     "fused-optimizer": _fused_optimizer,
     "cache-off": _cache_off,
     "autocast-bf16": _autocast_bf16,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fp8doctor.examine.checkpointing import LIBRARIES
+from fp8doctor.examine.checkpoint_calls import LIBRARIES
 from fp8doctor.examine.code_names import names_in
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.walk import Tree

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
+from fp8doctor.examine.linears import Found
 from fp8doctor.examine.walk import Place, Tree, is_expert_list
 from fp8doctor.facts import Blocks
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -14,35 +16,45 @@ from fp8doctor.stacks.lineage import class_name
 from fp8doctor.stacks.looking import is_a
 
 
-def find_blocks(tree: Tree, owners: list[Place]) -> tuple[Blocks, ...]:
-    """The outermost lists of at least two modules of one class with linear-like layers inside. ``owners``: a
-    place per layer."""
+def find_blocks(tree: Tree, found_layers: Sequence[Found]) -> tuple[Blocks, ...]:
+    """The outermost lists of at least two modules of one kind with linear-like layers inside."""
     inside: Counter[int] = Counter()
-    for owner in owners:
+    widths: dict[int, tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
+    for owner, layer in found_layers:
         above = owner.parent
         while above:
             inside[id(above)] += 1
+            widths[id(above)][0].add(layer.in_features)
+            widths[id(above)][1].add(layer.out_features)
             above = above.parent
-    layers = {id(owner) for owner in owners}
+    through = {key: into & out for key, (into, out) in widths.items()}
+    layers = {id(owner) for owner, _ in found_layers}
     found, chosen = [], set()
     for place in tree.places:
         if place.parent and id(place.parent) in chosen:
             chosen.add(id(place))
-        elif is_blocks(place, inside):
+        elif is_blocks(place, inside, through):
             chosen.add(id(place))
             found.append(_blocks(place, inside, layers))
     return tuple(found)
 
 
-def is_blocks(place: Place, inside: Counter[int]) -> bool:
-    """Whether the children of this list are repeated blocks; a list of bare Linears or of experts is none."""
+def is_blocks(place: Place, inside: Counter[int], through: Mapping[int, set[int]]) -> bool:
+    """Whether the children of this list are repeated blocks; a list of bare Linears or of experts is none.
+
+    Blocks of several classes that take turns, such as self- and cross-attention or attention and Mamba, have
+    one width that goes ``through`` each of them.
+    """
     if not any(
         is_a(place.module, kind) for kind in (nn.ModuleList, nn.Sequential, nn.ModuleDict)
     ) or is_expert_list(place):
         return False
+    if len(place.children) < 2 or not all(inside[id(child)] for child in place.children):
+        return False
     classes = {class_name(type(child.module)) for child in place.children}
-    return (
-        len(place.children) > 1 and len(classes) == 1 and all(inside[id(child)] for child in place.children)
+    take_turns = 2 * len(classes) <= len(place.children)
+    return len(classes) == 1 or (
+        take_turns and bool(set.intersection(*(through[id(child)] for child in place.children)))
     )
 
 
@@ -77,7 +89,7 @@ def _blocks(place: Place, inside: Counter[int], layers: set[int]) -> Blocks:
     checkpointed = [child.checkpointed for child in place.children]
     return Blocks(
         name=place.name,
-        kind=class_name(type(place.children[0].module)),
+        kind=Counter(class_name(type(child.module)) for child in place.children).most_common(1)[0][0],
         container="ModuleDict" if is_a(place.module, nn.ModuleDict) else "list",
         forward_of_torch=any(forward_of_torch(part.module) for _, part in together),
         level=_level(together, layers),

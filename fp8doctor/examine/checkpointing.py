@@ -1,4 +1,4 @@
-"""Activation checkpointing: wrappers, transformers' flag, unsloth's patch, a call in a forward."""
+"""Activation checkpointing: wrappers, hooks, transformers' flag, unsloth's patch, a call in a forward."""
 
 from __future__ import annotations
 
@@ -8,27 +8,23 @@ from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import Any
 
+from fp8doctor.examine.checkpoint_calls import LIBRARIES, called_checkpoint, is_checkpoint
 from fp8doctor.examine.code_names import names_in
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.facts import Checkpointing
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import home, lineage
 from fp8doctor.stacks.looking import forward_of, modules_of, read, read_class, state_of
 
 WRAPPERS = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 LAYER = ("transformers.modeling_layers", "GradientCheckpointingLayer")
 UNSLOTH = ("unsloth_checkpoint", "unsloth_gradient_checkpoint", "unsloth_offloaded_gradient_checkpoint")
-CHECKPOINT_MODULES = (
-    "torch.utils.checkpoint",
-    "transformer_engine.pytorch.distributed",
-    "deepspeed.runtime.activation_checkpointing.checkpointing",
-    "unsloth_zoo.gradient_checkpointing",
-)
+COMPOSABLE = "torch.distributed._composable.checkpoint_activation"
+"""Where the hooks of ``torch.distributed._composable.checkpoint`` are from (torch 2.6 to 2.15)."""
+
 TRANSFORMER_ENGINE = "transformer_engine"
 AUTOCASTS = frozenset(("autocast", "fp8_autocast"))
 """What it is called from 2.9 on, and what before (deprecated since)."""
-
-LIBRARIES = ("torch.", "transformers.", "accelerate.", "peft.", "transformer_engine.", "torchao.")
-"""Whose forwards decide by a flag or a wrapper of their own; only a user's forward is searched for calls."""
 
 
 def checkpointing_of(module: Any, name: str) -> Checkpointing | None:
@@ -45,23 +41,46 @@ def checkpointing_of(module: Any, name: str) -> Checkpointing | None:
         )
     if (WRAPPERS, "OffloadWrapper") in lineage(type(module)):
         return Checkpointing(name=name, form="offload", active=read(module, "training"), reentrant=None)
-    flag = huggingface_flag(module)
-    if flag:
+    if huggingface_flag(module):
         function = state_of(module).get("_gradient_checkpointing_func")
-        reentrant = (read(function, "keywords") or {}).get("use_reentrant")
-        reentrant = reentrant if isinstance(reentrant, bool) else None
         return Checkpointing(
             name=name,
             form="huggingface",
             active=read(module, "training"),
-            reentrant=reentrant,
+            reentrant=_reentrant(function),
             **in_fp8(module, function),
         )
-    if flag is None and (called := called_checkpoint(module)):
+    hooks = [hook for hook in state_of(module).get("_forward_pre_hooks", {}).values() if is_composable(hook)]
+    if hooks:
         return Checkpointing(
-            name=name, form="called_in_forward", active=None, reentrant=None, **in_fp8(module, called)
+            name=name, form="composable", active=True, reentrant=False, **in_fp8(module, hooks[0])
         )
-    return None
+    if (called := called_checkpoint(module)) is None:
+        return None
+    return Checkpointing(
+        name=name,
+        form="whole_forward" if whole_forward(module) else "called_in_forward",
+        active=True if called.certain else None,
+        flag=called.flag or NOT_RECORDED,
+        reentrant=_reentrant(forward_of(module)),
+        **in_fp8(module, called.function),
+    )
+
+
+def is_composable(hook: Any) -> bool:
+    """Whether this hook is one by which torch's composable checkpoint begins or ends a region."""
+    return bool(read(hook, "__module__") == COMPOSABLE)
+
+
+def whole_forward(module: Any) -> bool:
+    """Whether ``module.forward`` is a checkpoint function with the forward as its argument."""
+    return is_checkpoint(read(forward_of(module), "func"))
+
+
+def _reentrant(function: Any) -> bool | None:
+    """``use_reentrant`` of a ``functools.partial``; None where it is not given there."""
+    given = (read(function, "keywords") or {}).get("use_reentrant")
+    return given if isinstance(given, bool) else None
 
 
 def in_fp8(region: Any, function: Any) -> dict[str, Any]:
@@ -80,21 +99,6 @@ def huggingface_flag(module: Any) -> bool | None:
 def is_layer(module: Any) -> bool:
     """Whether its own flag decides (transformers >= 4.53) and not the flag above."""
     return LAYER in lineage(type(module))
-
-
-def called_checkpoint(module: Any) -> Any:
-    """The checkpoint function, or its module, that a user's own forward names, whatever it is called there;
-    None when it names none."""
-    if home(type(module)).startswith(LIBRARIES):
-        return None
-    return next(
-        (
-            found
-            for code, scope in forwards(module)
-            if (found := _checkpoint_named(set(names_in(code)), scope))
-        ),
-        None,
-    )
 
 
 def forwards(module: Any) -> Iterator[tuple[CodeType, dict[str, Any]]]:
@@ -141,23 +145,6 @@ def of_the_process(active: bool | None) -> tuple[Checkpointing, ...]:
     if isinstance(budget, int | float) and budget < 1.0:
         found.append(Checkpointing(name="", form="compiler_budget", active=True, reentrant=None))
     return tuple(found)
-
-
-def _checkpoint_named(used: set[str], bound: dict[str, Any]) -> Any:
-    """What leads the names in a forward to a checkpoint function: what is bound to it, or its module."""
-    if (
-        "checkpoint" in used
-        and "checkpoint" not in bound
-        and not used.isdisjoint(("utils", "checkpointing", *CHECKPOINT_MODULES))
-    ):
-        imported = next(
-            (name for name in CHECKPOINT_MODULES if name in used),
-            "torch.utils.checkpoint" if "utils" in used else CHECKPOINT_MODULES[2],
-        )
-        return sys.modules.get(imported) or imported
-    return next(
-        (bound[name] for name in used if name in bound and _module(bound[name]) in CHECKPOINT_MODULES), None
-    )
 
 
 def _module(value: Any) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from fp8doctor.examine.walk import Place, Tree
-from fp8doctor.facts import Linear, recorded
+from fp8doctor.facts import Blocks, Linear, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise
 from fp8doctor.stacks.lineage import lineage
@@ -26,6 +26,7 @@ VISITED = (
     "num_experts_per_tok",
     "num_experts_per_token",
     "experts_per_token",
+    "n_expert_per_token",
     "moe_top_k",
     "moe_topk",
     "moe_k",
@@ -51,13 +52,17 @@ def find_layers(tree: Tree, gaps: dict[str, str]) -> list[Found]:
 
 
 def describe(
-    found: Sequence[Found], tree: Tree, config: Any, vocabulary: int | None, gaps: dict[str, str]
+    found: Sequence[Found],
+    tree: Tree,
+    config: Any,
+    vocabulary: int | None,
+    blocks: Sequence[Blocks],
+    gaps: dict[str, str],
 ) -> tuple[Linear, ...]:
     """The facts of all layers. Shares of the FLOPs are left out when the FLOPs of one layer are unknown."""
-    head = find_head(found, tree, vocabulary)
+    heads = find_heads(found, tree, vocabulary, blocks)
     linears = [
-        _linear(place, layer, head is not None and layer is found[head][1], config, gaps)
-        for place, layer in found
+        _linear(place, layer, number in heads, config, gaps) for number, (place, layer) in enumerate(found)
     ]
     total = None
     if all(recorded(each, "flops_per_token") for each in linears):
@@ -173,9 +178,11 @@ def visited_experts(place: Place, config: Any) -> int | None:
     return next((value for name in VISITED if type(value := read(config, name)) is int), None)
 
 
-def find_head(found: Sequence[Found], tree: Tree, vocabulary: int | None) -> int | None:
-    """Index of the layer that makes the logits: transformers' output embeddings, else the last as wide as the
-    vocabulary, else by name."""
+def find_heads(
+    found: Sequence[Found], tree: Tree, vocabulary: int | None, blocks: Sequence[Blocks]
+) -> set[int]:
+    """Indices of the layers that make the logits: transformers' output embeddings, else the last as wide as
+    the vocabulary, else what ends the model, else by name."""
     candidates = [
         i
         for i, (place, layer) in enumerate(found)
@@ -187,11 +194,37 @@ def find_head(found: Sequence[Found], tree: Tree, vocabulary: int | None) -> int
         if named is not None and (
             place.module is named or (place.parent is not None and place.parent.module is named)
         ):
-            return i
+            return {i}
     wide = [i for i in candidates if vocabulary and found[i][1].out_features == vocabulary]
+    if wide:
+        return {wide[-1]}
+    if ends := _ends(found, candidates, tree, blocks):
+        return ends
     by_name = [i for i in candidates if last_part(found[i][0].name) in HEAD_NAMES]
-    likely = wide or by_name
-    return likely[-1] if likely else None
+    return set(by_name[-1:])
+
+
+def _ends(
+    found: Sequence[Found], candidates: Sequence[int], tree: Tree, blocks: Sequence[Blocks]
+) -> set[int]:
+    """The last layer behind the blocks, or behind convolutions, where its output has a width that no layer
+    takes; and such layers beside it in a module of their own, as those of a detector."""
+    convolves = any(class_is(place, "torch.nn.", f"Conv{each}d") for place in tree.places for each in "123")
+    if not candidates or not (blocks or convolves):
+        return set()
+    taken = {layer.in_features for _, layer in found}
+    inside = tuple(f"{each.name}." for each in blocks)
+    last, layer = found[candidates[-1]]
+    if layer.out_features in taken or f"{last.name}.".startswith(inside):
+        return set()
+    siblings = () if last.parent is None or last.parent is tree.root else last.parent.children
+    return {candidates[-1]} | {
+        i
+        for i in candidates
+        if any(found[i][0] is each for each in siblings)
+        and found[i][1].in_features == layer.in_features
+        and found[i][1].out_features not in taken
+    }
 
 
 def output_embeddings(tree: Tree) -> Any:

@@ -31,6 +31,7 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
     embeddings = [place for place in tree.places if is_embedding(place)]
     vocabulary, hidden_size = sizes(config, embeddings)
     found = find_layers(tree, gaps)
+    blocks = find_blocks(tree, found)
     packed = {
         id(layer.weights[0]): elements(layer)
         for _, layer in found
@@ -59,8 +60,8 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         dtypes=dict(dtypes),
         devices=devices(tree, list(unique.values())),
         modules=len(tree.places),
-        linears=describe(found, tree, config, vocabulary, gaps),
-        blocks=find_blocks(tree, [place for place, _ in found]),
+        linears=describe(found, tree, config, vocabulary, blocks, gaps),
+        blocks=blocks,
         ties=tuple(tuple(aliases) for aliases in names.values() if len(aliases) > 1),
         broken_ties=broken_ties(tree, gaps),
         quantization=quantization(tree),

@@ -36,6 +36,9 @@ WRAPPERS = {
 }
 """Class of a wrapper -> the child that it wraps, which takes the wrapper's name."""
 
+REGIONS = ("wrapper", "composable", "whole_forward")
+"""Forms of checkpointing that recompute the very module they are found on."""
+
 INNER_NAMES = frozenset(WRAPPERS.values())
 
 
@@ -174,7 +177,7 @@ class _Walk:
         found = checkpointing_of(module, name)
         if found:
             self.tree.checkpointing.append(found)
-            if found.form == "wrapper" or (found.form == "huggingface" and is_layer(module)):
+            if found.form in REGIONS or (found.form == "huggingface" and is_layer(module)):
                 checkpointed, flag_above = name, False
             elif found.form == "huggingface":
                 flag_above = True

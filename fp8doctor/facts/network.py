@@ -61,6 +61,7 @@ class Blocks(Record, frozen=True, kw_only=True):
 
     name: str = NOT_RECORDED
     kind: str = NOT_RECORDED
+    """Qualified class, the commonest where blocks of several classes take turns."""
     container: Literal["list", "ModuleDict"] = NOT_RECORDED
     """``list`` for a ModuleList or Sequential, iterated as it is; the blocks of a ModuleDict are its
     ``values()``."""

@@ -51,11 +51,22 @@ class Checkpointing(Record, frozen=True, kw_only=True):
 
     name: str = NOT_RECORDED
     """Module name of the region, or of the module that decides; the empty name is the whole model."""
-    form: Literal["wrapper", "huggingface", "unsloth", "called_in_forward", "compiler_budget", "offload"] = (
-        NOT_RECORDED
-    )
+    form: Literal[
+        "wrapper",
+        "composable",
+        "whole_forward",
+        "huggingface",
+        "unsloth",
+        "called_in_forward",
+        "compiler_budget",
+        "offload",
+    ] = NOT_RECORDED
+    """``composable`` for torch's hooks, ``whole_forward`` for a module whose forward is one call of
+    ``checkpoint``."""
     active: bool | None = NOT_RECORDED
-    """None when only a run can tell (a call to ``checkpoint`` inside ``forward``)."""
+    """None when only a run can tell (a call to ``checkpoint`` on some ways through ``forward``)."""
+    flag: str | None = NOT_RECORDED
+    """Attribute of the module that asks for the call in its forward; not recorded where none does."""
     reentrant: bool | None = NOT_RECORDED
     library: str | None = NOT_RECORDED
     """Package whose function recomputes: ``torch``, ``transformer_engine``, ``deepspeed``, ...; None where

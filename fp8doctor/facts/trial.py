@@ -233,8 +233,13 @@ class Trial(Record, frozen=True, kw_only=True):
 
     device: str = NOT_RECORDED
     gpu: str | None = NOT_RECORDED
+    own_process: bool = NOT_RECORDED
+    """Whether it ran in a process of its own, or in that of the caller, on copies of the model."""
     blocks: dict[str, int] = NOT_RECORDED
     """Lists of blocks that were cut -> blocks at full depth; empty when the model was measured whole."""
+    recomputed: tuple[str, ...] = NOT_RECORDED
+    """The outermost modules whose forward ran again in the backward of an eager step, by their names in the
+    cut; empty when none did."""
     arms: tuple[Arm, ...] = NOT_RECORDED
     self_check_ratio: float | None = NOT_RECORDED
     """BF16 / its own replica; 1.00 when nothing disturbed the timing."""

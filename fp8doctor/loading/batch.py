@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fp8doctor.facts import Workload
 from fp8doctor.loading.job import Plan
 from fp8doctor.loading.made_up_batch import TARGETS, make_up
-from fp8doctor.loading.model_inputs import NoBatchError, first_layer, patch_rows
+from fp8doctor.loading.model_inputs import NoBatchError, declared_image, first_layer, patch_rows
 from fp8doctor.stacks.lineage import home
 from fp8doctor.stacks.looking import method, read
 from fp8doctor.wording import error_in_words
@@ -101,6 +101,8 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
     if read(first_layer(model), "in_channels") is not None:
         rows = patch_rows(model, *shape[2:]) if len(shape) == 4 else None
         return shape[0] if shape else None, rows, shape[0] * rows if rows else None
+    if len(shape) == 4 and declared_image(model):
+        return shape[0], None, None
     leading = shape[:-1]
     return leading[0] if leading else 1, leading[1] if len(leading) == 2 else None, math.prod(leading)
 

@@ -92,7 +92,23 @@ def blamed(doing: str) -> Iterator[None]:
             user_frames(error),
         ) from error
     except BaseException as error:
-        raise UserError(f"{doing} raised {error_in_words(error)}", user_frames(error)) from error
+        raise UserError(
+            f"{doing} raised {error_in_words(error)}{_remedy(error)}", user_frames(error)
+        ) from error
+
+
+def _remedy(error: BaseException) -> str:
+    """What helps, where the message of a library does not say it: a sentence to put behind it.
+
+    Accelerate 1.15 wraps the weights that torchao converts for FSDP, DeepSpeed or not; torch refuses to move
+    a wrapped weight that somebody else refers to, as DeepSpeed does.
+    """
+    if not isinstance(error, RuntimeError) or "Couldn't swap Float8Linear.weight" not in str(error):
+        return ""
+    return (
+        ". The FP8 weights are wrapped for FSDP's float8 all-gather; where there is no FSDP, "
+        "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false leaves that out"
+    )
 
 
 def user_frames(error: BaseException) -> str:

@@ -11,9 +11,11 @@ from fp8doctor.loading.model_inputs import (
     NoBatchError,
     as_pair,
     attends,
+    declared_image,
     first_layer,
     image_size,
     longest_sequence,
+    made_before,
     parameters_of,
     vocabulary_of,
 )
@@ -37,6 +39,12 @@ TARGETS = ("labels", "targets", "target")
 
 TOKENS = ("decoder_input_ids", "src", "tgt", "source", "y")
 """Arguments of a forward, besides the first, that are taken for tokens when they are required."""
+
+NOISE_LEVELS = ("timestep", "timesteps")
+"""Arguments that a diffusion model's forward needs, also where they have a default."""
+
+IMAGES = ("img", "imgs", "image", "images", "pixel_values", "video", "videos", "latent", "latents", "sample")
+"""First arguments of a forward that are no rows of a Linear."""
 
 BESIDES_TEXT = {"pixel_values": "images", "input_features": "sound", "input_values": "sound"}
 """Arguments of a forward that a model which predicts tokens does without."""
@@ -209,6 +217,10 @@ def _grids(model: Any, first: Any, draw: _Draw, size: int | None) -> tuple[Any, 
 def _rows(model: Any, first: Any, draw: _Draw, size: int | None, sequence: int | None) -> tuple[Any, str]:
     """Make up vectors for a first Linear; sequences of them where it attends, or a length is given."""
     _refuse_more_arguments(model)
+    if image := declared_image(model):
+        shape = (size or BATCH, image[0], *(image_size(model) or image[1:]))
+        return draw.floats(shape), f"{_times(shape)} random pixels"
+    _refuse_what_is_no_row(model, first)
     if attends(model) and sequence is None:
         sequence = min(SEQUENCE, longest_sequence(model) or SEQUENCE)
     leading = (size or BATCH, sequence) if sequence else (size or BATCH * SEQUENCE,)
@@ -221,8 +233,18 @@ def _rows(model: Any, first: Any, draw: _Draw, size: int | None, sequence: int |
 
 def _refuse_more_arguments(model: Any) -> None:
     for name, required in list(parameters_of(model).items())[1:]:
-        if required:
+        if required or name in NOISE_LEVELS:
             raise NoBatchError(f"forward also needs {name!r}")
+
+
+def _refuse_what_is_no_row(model: Any, first: Any) -> None:
+    """Raises `NoBatchError` where the first Linear does not multiply the model's input as it comes."""
+    named = next(iter(parameters_of(model)), "")
+    if named in IMAGES:
+        raise NoBatchError(f"forward takes {named!r}, whose size the model does not tell")
+    before = made_before(model, first)
+    if before is not None:
+        raise NoBatchError(f"{type(before).__name__} makes the inputs of the first {type(first).__name__}")
 
 
 def _known(features: int) -> int:

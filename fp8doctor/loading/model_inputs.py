@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from fp8doctor.stacks.looking import method, modules_of, read, read_class, tensors_of
+from fp8doctor.stacks.lineage import home
+from fp8doctor.stacks.looking import children_of, is_a, method, modules_of, read, read_class, tensors_of
 
 MORE_ROWS = 8
 """Rows a vision transformer may add to its patches at most: class, distillation and register tokens."""
@@ -126,7 +127,34 @@ def image_size(model: Any) -> tuple[int, ...] | None:
         for key in ("image_size", "img_size"):
             if extents := as_pair(read(owner, key)):
                 return extents
+    image = declared_image(model)
+    return image and image[1:]
+
+
+def declared_image(model: Any) -> tuple[int, ...] | None:
+    """Channels and extents of the images that a model of timm declares to take; None for others."""
+    declared = read(model, "pretrained_cfg", read(model, "default_cfg"))
+    size = declared.get("input_size") if isinstance(declared, dict) else read(declared, "input_size")
+    if not isinstance(size, tuple | list) or len(size) != 3 or not all(type(each) is int for each in size):
+        return None
+    return tuple(size)
+
+
+def made_before(model: Any, first: Any) -> Any:
+    """A module that is no torch.nn's and has no parameters, before a layer in the same Sequential, such as
+    einops' Rearrange; None where nothing but the input reaches the layer."""
+    import torch
+
+    for _, module in modules_of(model):
+        parts = list(children_of(module).values()) if is_a(module, torch.nn.Sequential) else []
+        for number, part in enumerate(parts):
+            if part is first:
+                return next((each for each in parts[:number] if each is not None and _makes(each)), None)
     return None
+
+
+def _makes(module: Any) -> bool:
+    return not home(type(module)).startswith("torch.nn.") and not any(tensors_of(module, "_parameters"))
 
 
 def patch_rows(model: Any, height: int, width: int) -> int | None:

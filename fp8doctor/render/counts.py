@@ -48,16 +48,23 @@ def _compiled(facts: Facts) -> str:
 
 
 def _checkpointing(facts: Facts) -> str:
-    if any(each.active is True for each in facts.training.checkpointing):
+    """As the facts were read, and where only a run could tell, as the trial's first step ran."""
+    ran = facts.trial.recomputed if recorded(facts, "trial.recomputed") else None
+    if ran or any(each.active is True for each in facts.training.checkpointing):
+        flagged = next((each for each in facts.training.checkpointing if recorded(each, "flag")), None)
         lists = [each for each in facts.blocks() if recorded(each, "checkpointed") and each.checkpointed]
         where = (
             f" in {sum(each.checkpointed for each in lists)} of "
             f"{plural(sum(each.count for each in lists), 'block')}"
             if lists
+            else f" ({flagged.flag} of {_owner(flagged.name, facts)})"
+            if flagged
             else ""
         )
         return f"checkpointing on{where}"
     undecided = next((each for each in facts.training.checkpointing if each.active is not False), None)
+    if ran is not None and undecided and undecided.form == "called_in_forward":
+        return "checkpointing off"
     return (
         f"checkpointing possible ({_owner(undecided.name, facts)}.forward calls checkpoint)"
         if undecided

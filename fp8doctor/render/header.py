@@ -96,7 +96,8 @@ def _batch(workload: Workload) -> str:
     elif tokens:
         text = f"{tokens} rows"
     else:
-        return "batch unknown"
+        why = workload.note if recorded(workload, "note") and workload.batch_source is None else None
+        return why or "batch unknown"
     made_up = recorded(workload, "batch_source") and workload.batch_source == "made up"
     return f"{text} (made up)" if made_up else text
 

@@ -238,4 +238,9 @@ def _basis(trial: Trial) -> str:
     alone = (
         f" Memory did not hold all at once: {', '.join(apart)} took turns with BF16 only." if apart else ""
     )
-    return f"Timed: {', '.join(parts)}.{alone}"
+    where = ""
+    if recorded(trial, "own_process"):
+        where = " The trial ran in " + (
+            "a process of its own." if trial.own_process else "your process, on copies of the model."
+        )
+    return f"Timed: {', '.join(parts)}.{alone}{where}"

@@ -47,6 +47,7 @@ def lost_with(lost: DeviceLost, run: TrialRun) -> Trial:
     nothing = Trial(
         device=run.device.type,
         gpu=gpu_name(run.device),
+        own_process=run.own_process,
         blocks={},
         arms=(),
         self_check_ratio=None,
@@ -77,7 +78,7 @@ def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: Tria
             **(trial.gaps if recorded(trial, "gaps") else {}),
             **{fact: gap for fact, gap in (("trial.rows", unseen), ("trial.shapes", gap)) if gap},
         }
-        return msgspec.structs.replace(trial, rows=seen, shapes=timed, gaps=gaps)
+        return msgspec.structs.replace(trial, own_process=run.own_process, rows=seen, shapes=timed, gaps=gaps)
 
     try:
         lists = [blocks.name for blocks in facts.network.blocks]

@@ -54,9 +54,10 @@ def caches(context: TrialContext) -> bool:
 
 
 def checkpoints(context: TrialContext) -> bool:
-    """Whether activation checkpointing is on for sure."""
+    """Whether activation checkpointing is on for sure, and can be switched off from outside."""
     return recorded(context.facts, "training.checkpointing") and any(
-        each.active is True for each in context.facts.training.checkpointing
+        each.active is True and (each.form != "called_in_forward" or recorded(each, "flag"))
+        for each in context.facts.training.checkpointing
     )
 
 

@@ -134,7 +134,7 @@ def _trial(
         channel.send(Examined(msgspec.structs.replace(facts, trial=trial).to_dict()))
 
     try:
-        run = TrialRun(device, Budget(request.budget_s), progress, skip, keep, keep_trace)
+        run = TrialRun(device, Budget(request.budget_s), progress, skip, keep, keep_trace, own_process=True)
         return run_trial(job, facts, hypotheses, run)
     except DeviceLost as lost:
         channel.send(Lost(lost.arm, str(lost)))

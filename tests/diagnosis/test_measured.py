@@ -240,6 +240,15 @@ def test_the_screen_shows_every_arm_with_its_time_and_why_one_has_none() -> None
     assert "nothing was timed" not in screen
 
 
+@pytest.mark.parametrize(
+    ("own", "where"), [(True, "in a process of its own"), (False, "in your process, on copies of the model")]
+)
+def test_the_screen_says_where_the_trial_ran(own: bool, where: str) -> None:
+    facts = Of(SLOW).facts()
+    facts = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, own_process=own))
+    assert f"The trial ran {where}." in " ".join(render(diagnose(facts)).split())
+
+
 def test_what_helps_bf16_too_is_not_counted_for_fp8() -> None:
     arms = {
         "as_is": around(107.8),

@@ -240,7 +240,7 @@ class LoadsACheckpoint(Block):
 def test_call_in_forward(block: type[nn.Module]) -> None:
     found = training(Stacked(block)).checkpointing
     assert found == tuple(
-        Checkpointing(name=f"blocks.{i}", form="called_in_forward", active=None, reentrant=None)
+        Checkpointing(name=f"blocks.{i}", form="called_in_forward", active=True, reentrant=None)
         for i in range(3)
     )
 
@@ -261,11 +261,17 @@ def test_a_word_is_no_call() -> None:
     assert training(Stacked(LoadsACheckpoint)).checkpointing == ()
 
 
+class RecomputesIfAsked(Block):
+    gradient_checkpointing = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.gradient_checkpointing and self.training:
+            return recompute(super().forward, x, use_reentrant=False)
+        return super().forward(x)
+
+
 def test_a_call_behind_a_flag_that_is_off() -> None:
-    model = Stacked(Recomputes)
-    for block in model.blocks:
-        block.gradient_checkpointing = False
-    assert training(model).checkpointing == ()
+    assert training(Stacked(RecomputesIfAsked)).checkpointing == ()
 
 
 def test_unsloths_patch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -471,6 +471,12 @@ def test_it_is_the_same_every_time_and_leaves_global_random_states_alone() -> No
     assert random.getstate() == python_state
 
 
+def test_a_model_of_timm_declares_its_images() -> None:
+    model = TakesImages()
+    model.pretrained_cfg = {"input_size": (3, 32, 32)}
+    assert model(resolve(model, None).value).shape == (8, 8, 8, 8)
+
+
 class NeedsMore(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -497,10 +503,45 @@ class Broken(nn.Module):
         raise KeyError("width")
 
 
+class Diffuses(nn.Module):
+    """As diffusers' transformers: what is needed has a default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x_embedder = nn.Linear(8, 8)
+
+    def forward(
+        self, hidden_states: torch.Tensor, encoder_hidden_states: Any = None, timestep: Any = None
+    ) -> torch.Tensor:
+        return self.x_embedder(hidden_states)
+
+
+class TakesImages(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(48, 8)
+
+    def forward(self, img: torch.Tensor) -> torch.Tensor:
+        return self.embed(img.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3))
+
+
+class Rearrange(nn.Module):
+    """As einops'."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1, 2)
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
         (NeedsMore(), "forward also needs 'timestep'"),
+        (Diffuses(), "forward also needs 'timestep'"),
+        (TakesImages(), "forward takes 'img', whose size the model does not tell"),
+        (
+            nn.Sequential(nn.Sequential(Rearrange(), nn.LayerNorm(8), nn.Linear(8, 8)), nn.Linear(8, 8)),
+            "Rearrange makes the inputs of the first Linear",
+        ),
         (Opaque(), "the model has no embedding, convolution or Linear that would tell its inputs"),
         (
             nn.Sequential(nn.LazyLinear(8)),
@@ -508,7 +549,7 @@ class Broken(nn.Module):
         ),
         (Broken(), "the model has no embedding, convolution or Linear that would tell its inputs"),
     ],
-    ids=["more", "opaque", "lazy", "broken"],
+    ids=["more", "diffusion", "image", "rearranged", "opaque", "lazy", "broken"],
 )
 def test_where_no_batch_can_be_made_up_it_says_why(model: nn.Module, reason: str) -> None:
     batch = resolve(model, None)

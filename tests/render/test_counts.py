@@ -19,6 +19,7 @@ from fp8doctor.facts import (
     Software,
     Target,
     Training,
+    Trial,
     Workload,
 )
 from fp8doctor.finding import Saving
@@ -117,6 +118,11 @@ def test_compiled(network: Network, words: str) -> None:
             "checkpointing on in 1 of 4 blocks",
         ),
         (
+            (Checkpointing(name="", form="called_in_forward", active=True, flag="grad_checkpointing"),),
+            (Blocks(name="b", count=4),),
+            "checkpointing on (grad_checkpointing of LM)",
+        ),
+        (
             (Checkpointing(name="b.0", form="called_in_forward", active=None),),
             (Blocks(name="b", kind="m.Block", count=4, checkpointed=0),),
             "checkpointing possible (Block.forward calls checkpoint)",
@@ -145,6 +151,22 @@ def test_checkpointing(
         )[-2]
         == words
     )
+
+
+@pytest.mark.parametrize(
+    ("recomputed", "found", "words"),
+    [
+        (("b.0",), (Checkpointing(name="", form="called_in_forward", active=None),), "checkpointing on"),
+        ((), (Checkpointing(name="", form="called_in_forward", active=None),), "checkpointing off"),
+        (("b.0",), (), "checkpointing on"),
+        ((), (Checkpointing(name="", form="compiler_budget", active=True),), "checkpointing on"),
+    ],
+)
+def test_a_step_that_ran_tells_whether_it_recomputes(
+    recomputed: tuple[str, ...], found: tuple[Checkpointing, ...], words: str
+) -> None:
+    training, trial = Training(checkpointing=found), Trial(recomputed=recomputed)
+    assert counts(Facts(network=Network(), training=training, trial=trial))[-2] == words
 
 
 def test_lora_is_a_share_of_parameters_and_of_flops() -> None:
@@ -229,6 +251,8 @@ def test_the_model() -> None:
     )
     assert model(Facts(target=target, workload=Workload(batch_source="given", tokens=77))) == "m.py: 77 rows"
     assert model(Facts(target=target, workload=Workload(batch_source=None))) == "m.py: batch unknown"
+    why = "no batch could be made up: forward takes 'img', whose size the model does not tell"
+    assert model(Facts(target=target, workload=Workload(batch_source=None, note=why))) == f"m.py: {why}"
 
 
 def test_numbers_as_one_says_them() -> None:

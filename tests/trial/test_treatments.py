@@ -48,6 +48,7 @@ from fp8doctor.trial.treatments.registry import swap
 from fp8doctor.trial.variant import Variant
 from tests import prototypes
 from tests.examine.models import Stacked, llama, lora, network, training
+from tests.examine.test_checkpoint_calls import ON, recomputes
 from tests.stand_ins import transformer_engine as te
 
 TOKENS = {"input_ids": torch.arange(32).reshape(2, 16), "labels": torch.arange(32).reshape(2, 16)}
@@ -221,6 +222,22 @@ class CallsIt(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(self.up, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("form", ["timm", "open_clip", "monai", "partial", "composable"])
+def test_flags_hooks_and_assigned_forwards_are_switched_off(form: str) -> None:
+    model = ON[form]()
+    off = applied("checkpointing-off", model).model
+    assert (recomputes(off), training(off).checkpointing) == (False, ())
+    assert recomputes(model)
+
+
+def test_a_printed_flag_is_switched_off() -> None:
+    model = ON["timm"]()
+    treatment = describe("checkpointing-off", facts(model))
+    assert treatment is not None
+    exec(treatment.code, {"model": model})
+    assert not recomputes(model)
 
 
 def test_a_call_to_checkpoint_inside_a_forward_cannot_be_switched_off() -> None:

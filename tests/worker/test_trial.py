@@ -81,6 +81,7 @@ def test_every_arm_of_a_model_without_fp8(tmp_path: Path) -> None:
     }
     assert arms["float8_tensorwise"].fp8_gemms == 2 * 3
     assert "building the step as it is" in said
+    assert examination.facts.trial.own_process is True
 
 
 def test_an_arm_that_ends_the_process_is_left_out_of_the_next(tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ class Bench:
         self._handed_out: list[Ready] = []
         self.at_work: str = ArmName.AS_IS
         """The arm that is built, timed or proven now."""
+        self.recomputed: tuple[str, ...] = ()
+        """The outermost modules that ran again in the backward of the first step."""
         root = unwrapped(job.model)
         names = {cleaned(name): name for name, _ in root.named_modules()}
         *larger, smallest = depth.plans(root, [names[name] for name in lists if name in names])
@@ -90,19 +92,21 @@ class Bench:
             self._first_step(cut)
 
     def _first_step(self, cut: depth.Cut) -> None:
-        """One eager step under the guard, which also counts the executed blocks and makes the optimizer's
-        state."""
+        """One eager step under the guard, which also sees what is executed and what is recomputed, and makes
+        the optimizer's state."""
         probe = strip_compile_marks(replicate(self.bases[-1], share=True)[0])
         give_own_code(probe)
-        blocks = [block for name in cut.kept for block in probe.get_submodule(cleaned(name)).children()]
-        with self._guard.armed(), executed(blocks) as counts:
+        with self._guard.armed(), executed(probe) as ran:
             WatchedSteps(
                 training_step(self.job, self._variant(probe), self.optimizers[-1], self.device),
                 self.optimizers[-1],
             )()
-        missed = [index for index, count in enumerate(counts) if count == 0]
+        lists = {each: probe.get_submodule(each) for each in map(cleaned, cut.kept)}
+        blocks = [f"{name}.{child}" for name, held in lists.items() for child, _ in held.named_children()]
+        missed = sum(not ran.within(cleaned(block)) for block in blocks)
         if missed:
-            raise NotReplicable(f"a cut to {cut} blocks does not run all of them ({len(missed)} are skipped)")
+            raise NotReplicable(f"a cut to {cut} blocks does not run all of them ({missed} are skipped)")
+        self.recomputed = ran.recomputed()
 
     def _variant(self, model: nn.Module) -> Variant:
         """Put the step as it is around a replica."""

@@ -4,7 +4,7 @@ executed blocks.
 Private names read here, verified on torch 2.11 and 2.13: ``torch._dynamo.utils.counters`` (``frames``,
 ``graph_break``), ``torch._dynamo.utils._compilation_metrics`` and the raw events of the profiler, whose
 ``key_averages`` would take seconds, ``torch.autograd.profiler._is_profiler_enabled`` and
-``torch._C._autograd._profiler_enabled``.
+``torch._C._autograd._profiler_enabled``, ``torch._C._current_graph_task_id``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from torch._C._autograd import DeviceType
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.kernel_families import FP8_GEMM_KERNEL, FP8_OPERATORS
+from fp8doctor.trial.copies.depth import cleaned
 
 _log = logging.getLogger("fp8doctor")
 
@@ -288,20 +289,45 @@ def quiet_profiler() -> Iterator[None]:
             os.environ["KINETO_LOG_LEVEL"] = before
 
 
-@contextmanager
-def executed(blocks: list[nn.Module]) -> Iterator[list[int]]:
-    """Count forward calls of ``blocks``: the yielded list holds one number per block, in their order."""
-    counts = [0] * len(blocks)
+@dataclass
+class Executed:
+    """The modules of a model that ran in one step, by name."""
 
-    def count(index: int) -> Callable[..., None]:
+    at_all: set[str] = field(default_factory=set)
+    in_backward: set[str] = field(default_factory=set)
+    """Those that ran, once more, while gradients were computed: what checkpointing recomputes."""
+
+    def within(self, name: str) -> bool:
+        """Whether a module ran, or one below it: a ModuleList has no forward of its own."""
+        return any(each == name or each.startswith(f"{name}.") for each in self.at_all)
+
+    def recomputed(self) -> tuple[str, ...]:
+        """The outermost of the modules that ran in the backward."""
+        found: list[str] = []
+        for name in sorted(self.in_backward):
+            if not any(above in ("", name) or name.startswith(f"{above}.") for above in found):
+                found.append(name)
+        return tuple(found)
+
+
+@contextmanager
+def executed(model: nn.Module) -> Iterator[Executed]:
+    """Note which modules of ``model`` run, and which of them in the backward."""
+    seen = Executed()
+
+    def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, arguments: object) -> None:
-            counts[index] += 1
+            seen.at_all.add(name)
+            if torch._C._current_graph_task_id() >= 0:
+                seen.in_backward.add(name)
 
         return hook
 
-    handles = [block.register_forward_pre_hook(count(index)) for index, block in enumerate(blocks)]
+    handles = [
+        module.register_forward_pre_hook(note(cleaned(name))) for name, module in model.named_modules()
+    ]
     try:
-        yield counts
+        yield seen
     finally:
         for handle in handles:
             handle.remove()

@@ -44,6 +44,7 @@ def report(
         device=device.type,
         gpu=gpu_name(device),
         blocks={cleaned(stack.name): stack.count for stack in plan.stacks},
+        recomputed=tracer.bench.recomputed,
         arms=_both_windows(
             [_arm(plan, attempt, samples) for attempt in attempts if attempt.plan.name != ArmName.SELF_CHECK],
             [_arm(plan, attempt, final.samples) for attempt in final.attempts] if final else [],

@@ -37,6 +37,8 @@ class TrialRun:
     """Receives the partial trial before each optional part starts."""
     keep_trace: KeepTrace | None = None
     """Receives the trace of every arm that is profiled."""
+    own_process: bool = False
+    """Whether the process is there for the trial, and no user's."""
 
     def skipped(self, arm: str) -> NoNumber | None:
         """Tell why the arm is left out; None when it is not."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.examine.checkpointing import huggingface_flag
+from fp8doctor.examine.checkpoint_calls import called_checkpoint
+from fp8doctor.examine.checkpointing import huggingface_flag, is_composable, whole_forward
 from fp8doctor.trial.treatments.cache import without_cache
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out, swap
 from fp8doctor.trial.variant import Variant
@@ -15,7 +16,7 @@ from fp8doctor.trial.variant import Variant
 
 @carries_out("checkpointing-off")
 def checkpointing_off(variant: Variant, context: TreatmentContext) -> Variant:
-    """Take checkpoint wrappers off and clear transformers' flags. A call inside a forward of the user's
+    """Take checkpoint wrappers and hooks off and clear flags. A call inside a forward that no flag asks for
     stays."""
     return replace(variant, model=keep_activations(variant.model))
 
@@ -30,6 +31,7 @@ def keep_activations(model: nn.Module) -> nn.Module:
             found += 1
     if found:
         without_cache(model)
+    found += sum(map(_switched_off, model.modules()))
 
     def inside(name: str, module: nn.Module) -> nn.Module | None:
         nonlocal found
@@ -41,3 +43,25 @@ def keep_activations(model: nn.Module) -> nn.Module:
     if not found:
         raise NotTried("the model's own code calls checkpoint, which cannot be switched off from outside")
     return model
+
+
+def _switched_off(module: nn.Module) -> bool:
+    """Whether a flag, torch's hooks or an assigned forward asked for checkpointing here, and no longer do."""
+    if whole_forward(module):
+        module.forward = module.forward.args[0]  # type: ignore[attr-defined]
+        return True
+    hooks = [
+        (held, key)
+        for held in (module._forward_pre_hooks, module._forward_hooks)
+        for key, hook in held.items()
+        if is_composable(hook)
+    ]
+    if hooks:
+        for held, key in hooks:
+            del held[key]
+        return True
+    called = called_checkpoint(module)
+    if called is None or called.flag is None:
+        return False
+    setattr(module, called.flag, False)
+    return True

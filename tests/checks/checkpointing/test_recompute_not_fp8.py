@@ -60,10 +60,19 @@ class Opens(Block):
 
 
 class Calls(Block):
-    """Its own forward calls checkpoint; whether a given step does, only a run can tell."""
+    """Its own forward calls checkpoint."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(self.up, x, use_reentrant=False)
+
+
+class MayCall(Block):
+    """Whether a given step does, only a run can tell."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.requires_grad:
+            return checkpoint(self.up, x, use_reentrant=False)
+        return self.up(x)
 
 
 def model(
@@ -112,10 +121,11 @@ def test_an_autocast_of_the_users_own_is_not_known(look: Look) -> None:
     assert finding.severity == "info"
 
 
-def test_a_call_in_a_forward_may_not_happen(look: Look) -> None:
-    finding = recompute_not_fp8(look(model(block=Calls, wrap=lambda block: block)))
+@pytest.mark.parametrize(("block", "severity"), [(Calls, "error"), (MayCall, "info")])
+def test_a_call_in_a_forward_may_not_happen(block: type[nn.Module], severity: str, look: Look) -> None:
+    finding = recompute_not_fp8(look(model(block=block, wrap=lambda block: block)))
     assert isinstance(finding, Finding)
-    assert (finding.severity, finding.evidence["form"]) == ("info", "called_in_forward")
+    assert (finding.severity, finding.evidence["form"]) == (severity, "called_in_forward")
 
 
 def test_a_backward_that_ran_in_fp8_proves_the_recompute(look: Look) -> None:

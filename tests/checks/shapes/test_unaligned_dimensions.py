@@ -21,6 +21,7 @@ from fp8doctor.checks.shapes.unaligned_dimensions import (
 )
 from fp8doctor.facts import Facts, Linear, Workload
 from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.lines import with_imports
 
 Look = Callable[..., Facts]
 
@@ -139,6 +140,37 @@ def test_the_head_of_gpt2s_vocabulary_in_fp8_raises(look: Look) -> None:
     assert "nn.Linear(256, 50272)" in finding.treatment.code
 
 
+class Classifier(TiedDecoder):
+    def __init__(self, classes: int, width: int = 256) -> None:
+        nn.Module.__init__(self)
+        self.embedding = nn.Embedding(64, 256)
+        self.blocks = nn.ModuleList(mlp(256, width) for _ in range(2))
+        self.head = nn.Linear(256, classes)
+
+
+def test_classes_are_not_padded(look: Look) -> None:
+    """8 more of them would be another task: the layer is left in BF16, in a line that runs."""
+    model = Classifier(1000).bfloat16()
+    finding = unaligned_dimensions(look(convert_to_float8_training(model), tokens=1024))
+    assert isinstance(finding, Finding)
+    assert finding.title == "1 of 5 FP8 layers has sides that raise on a GPU"
+    assert finding.treatment is not None
+    assert (finding.treatment.name, finding.treatment.layers) == ("keep-in-bf16", ("head",))
+    assert "1008" not in finding.treatment.code
+    again = Classifier(1000).bfloat16()
+    exec(with_imports(finding.treatment.code), {"model": again})
+    assert unaligned_dimensions(look(again, tokens=1024)) is None
+
+
+def test_widths_beside_classes_are_padded(look: Look) -> None:
+    model = Classifier(1000, width=1000).bfloat16()
+    finding = unaligned_dimensions(look(convert_to_float8_training(model), tokens=1024))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert "nn.Linear(256, 1000)  ->  nn.Linear(256, 1008)" in finding.treatment.code
+    assert "# head: 1000 classes stay what they are" in finding.treatment.code
+
+
 def test_without_fp8_it_does_not_apply(look: Look) -> None:
     assert isinstance(unaligned_dimensions(look(mlp(1000), tokens=1003)), NotApplicable)
 
@@ -198,5 +230,5 @@ def test_both_at_once() -> None:
     assert isinstance(finding, Finding)
     assert (
         finding.title
-        == "1 of 1 FP8 layers have sides that raise on a GPU; 1003 tokens a step are not a multiple of 16"
+        == "1 of 1 FP8 layer has sides that raise on a GPU; 1003 tokens a step are not a multiple of 16"
     )

@@ -1,0 +1,132 @@
+"""What ends a model is its head, whatever it is called; and blocks of several classes that take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from tests.examine.models import Block, network
+
+
+class Around(nn.Module):
+    """A model that does not say what its parts are for: they are called as they are named."""
+
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+
+def encoder() -> nn.Module:
+    return nn.ModuleList(Block() for _ in range(2))
+
+
+def vgg() -> nn.Module:
+    """As torchvision's."""
+    classifier = (
+        nn.Linear(512, 64),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(64, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+    return Around(
+        features=nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), classifier=nn.Sequential(*classifier)
+    )
+
+
+def detector() -> nn.Module:
+    """As torchvision's Faster R-CNN: two layers end it side by side."""
+    box_head = Around(fc6=nn.Linear(256, 64), fc7=nn.Linear(64, 64))
+    predictor = Around(cls_score=nn.Linear(64, 91), bbox_pred=nn.Linear(64, 364))
+    return Around(backbone=nn.Conv2d(3, 8, 3), roi_heads=Around(box_head=box_head, box_predictor=predictor))
+
+
+@pytest.mark.parametrize(
+    ("build", "heads"),
+    [
+        (lambda: Around(layers=encoder(), mlp_head=nn.Linear(32, 10)), ["mlp_head"]),
+        (lambda: Around(layers=encoder(), linear_head=nn.Sequential(nn.Linear(32, 10))), ["linear_head.0"]),
+        (
+            lambda: Around(embed=nn.Embedding(9, 32), layers=encoder(), to_logits=nn.Linear(32, 9)),
+            ["to_logits"],
+        ),
+        (lambda: Around(layers=encoder(), head=Around(fc=nn.Linear(32, 10))), ["head.fc"]),
+        (vgg, ["classifier.5"]),
+        (detector, ["roi_heads.box_predictor.cls_score", "roi_heads.box_predictor.bbox_pred"]),
+    ],
+    ids=["mlp_head", "linear_head", "to_logits", "head.fc", "vgg", "detector"],
+)
+def test_the_head_is_what_ends_the_model(build: Callable[[], nn.Module], heads: list[str]) -> None:
+    assert [each.name for each in network(build()).linears if each.role == "head"] == heads
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Around(layers=encoder(), pooler=nn.Linear(32, 32)),
+        Around(layers=encoder()),
+        Around(qkv=nn.Linear(32, 96), layers=encoder()),
+        nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 48)),
+    ],
+    ids=["its width is taken", "in a block", "before the blocks", "no blocks"],
+)
+def test_what_may_be_the_body_is_no_head(model: nn.Module) -> None:
+    assert {each.role for each in network(model).linears} == {"body"}
+
+
+def mllama() -> nn.Module:
+    text = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 64,
+        "pad_token_id": 0,
+        "cross_attention_layers": [1, 4],
+    }
+    return transformers.MllamaForCausalLM(
+        transformers.models.mllama.configuration_mllama.MllamaTextConfig(**text)
+    )
+
+
+def jamba() -> nn.Module:
+    return transformers.JambaForCausalLM(
+        transformers.JambaConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=8, num_attention_heads=4, num_experts=1
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "count", "kind"),
+    [(mllama, 6, "MllamaSelfAttentionDecoderLayer"), (jamba, 8, "JambaMambaDecoderLayer")],
+)
+def test_blocks_of_several_classes_that_take_turns(
+    build: Callable[[], nn.Module], count: int, kind: str
+) -> None:
+    with torch.device("meta"):
+        (blocks,) = network(build()).blocks
+    assert (blocks.name, blocks.count, blocks.kind.rpartition(".")[2]) == ("model.layers", count, kind)
+
+
+def test_parts_of_several_classes_and_widths_are_no_blocks() -> None:
+    """As the stages of a UNet."""
+    wide = (type("Down", (Block,), {}), type("Mid", (Block,), {}))
+    parts = nn.ModuleList([wide[0](16), wide[0](32), wide[1](64), wide[1](128)])
+    assert network(Around(parts=parts)).blocks == ()
+
+
+def test_litgpts_name_for_the_experts_of_a_token() -> None:
+    layer = Around(gate=nn.Linear(32, 4, bias=False), experts=nn.ModuleList(Block() for _ in range(4)))
+    model = Around(moe=layer)
+    model.config = SimpleNamespace(n_embd=32, n_expert=4, n_expert_per_token=2)
+    linears = {each.name: each for each in network(model).linears}
+    assert linears["moe.experts.3.up"].flops_per_token == 6 * 32 * 128 * 2 / 4
