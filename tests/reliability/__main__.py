@@ -23,7 +23,7 @@ PAGE = Path(__file__).with_name("README.md")
 
 BEGIN, END = "<!-- counts -->\n", "<!-- end -->\n"
 
-COLUMNS = ("what was tried", "tried", "passed", "failed", "CPU time", "versions", "commit", "date")
+COLUMNS = ("what was tried", "tried", "passed", "failed", "own CPU time", "versions", "commit", "date")
 
 Part = Callable[[Path], Count]
 
