@@ -127,7 +127,8 @@ def _cells(function: FunctionType) -> dict[str, Any]:
 def _is_named(function: Any, module: Any, seen: set[int]) -> bool:
     """Whether a checkpoint function is named at all, flags aside: most forwards need no closer look."""
     function = read(function, "__func__", function)
-    if id(function) in seen:
+    plain = type(function) is FunctionType and not function.__dict__
+    if id(function) in seen or (plain and not _is_own(function)):
         return False
     seen.add(id(function))
     held = [read(function, "func"), wrapped(function)]
