@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["python", "shell", "sketch"]
 
@@ -52,8 +53,8 @@ COMMANDS = ("#", "export ", "unset ", "pip ", "fp8doctor ", "nvidia-smi", "accel
 def with_imports(code: str) -> str:
     """The lines with an import for every name that they use and do not have; unchanged where they are no
     Python."""
-    tree = _parsed(code)
-    missing = set(free_names(tree)) if tree else set()
+    python = _python(code)
+    missing = python.free_names if python else frozenset()
     lines = [line for name, line in MODULES.items() if name in missing]
     for module, names in IMPORTS.items():
         if used := sorted(missing.intersection(names)):
@@ -61,12 +62,24 @@ def with_imports(code: str) -> str:
     return "\n".join([*lines, code])
 
 
-def _parsed(code: str) -> ast.Module | None:
-    """The lines as Python; None where they are none."""
+class Python(NamedTuple):
+    """What lines of Python tell of themselves."""
+
+    free_names: frozenset[str]
+    """Names that they use before they have them."""
+    is_whole: bool
+    """Whether there is something to run, and no ellipsis for what was left out."""
+
+
+@functools.lru_cache(maxsize=512)
+def _python(code: str) -> Python | None:
+    """Read the lines, once for all records that hold them; None where they are no Python."""
     try:
-        return ast.parse(code)
+        tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+    left_out = any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(tree))
+    return Python(frozenset(free_names(tree)), bool(tree.body) and not left_out)
 
 
 def kind_of(code: str) -> Kind:
@@ -75,11 +88,9 @@ def kind_of(code: str) -> Kind:
         line.startswith("#") for line in code.splitlines()
     ):
         return "shell"
-    tree = _parsed(code)
-    if tree is None or not tree.body or set(free_names(tree)) - OF_THE_SCRIPT:
-        return "sketch"
-    left_out = any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(tree))
-    return "sketch" if left_out else "python"
+    python = _python(code)
+    runs = python is not None and python.is_whole and not python.free_names - OF_THE_SCRIPT
+    return "python" if runs else "sketch"
 
 
 def free_names(tree: ast.Module) -> Iterator[str]:

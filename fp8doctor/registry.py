@@ -9,7 +9,6 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,8 +26,7 @@ from fp8doctor.wording import error_in_words, escaped
 CheckFunction = Callable[[Facts], Finding | NotApplicable | None]
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """One registered disease."""
 
     code: str

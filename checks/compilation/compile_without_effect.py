@@ -32,7 +32,7 @@ https://docs.pytorch.org/docs/stable/generated/torch.compiler.set_stance.html
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fp8doctor.analysis.compile_coverage import (
     BESIDE_AT_MOST,
@@ -67,8 +67,7 @@ OFF = ("0", "false", "no", "off")
 """What users write to switch a variable off."""
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(NamedTuple):
     """One reason why nothing is compiled, and the lines that remove it."""
 
     name: str

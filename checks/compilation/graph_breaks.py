@@ -31,7 +31,7 @@ https://github.com/NVIDIA/TransformerEngine/pull/3053
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.compile_coverage import needs_compile
@@ -65,8 +65,7 @@ WITHOUT_RECOMPUTE = ("compiler_budget", "offload")
 """Forms that enter no region again: the compiler recomputes inside of its own graph, an offload fetches."""
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """What breaks a graph: how Dynamo's reasons name it (torch 2.6 to 2.13), and what mends it."""
 
     pattern: str

@@ -28,7 +28,7 @@ https://github.com/pytorch/ao/issues/2904 https://github.com/pytorch/ao/issues/4
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fp8doctor.analysis.capability import FIRST_WITH_FP8, capability
 from fp8doctor.facts import Environment, Facts, Gpu, Linear, Network, Software, recorded
@@ -39,8 +39,7 @@ from fp8doctor.wording import plural
 Version = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Needs:
+class Needs(NamedTuple):
     """What a recipe of one stack runs on."""
 
     first: Version

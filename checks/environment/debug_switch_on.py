@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fp8doctor.facts import Environment, Facts, recorded
 from fp8doctor.finding import Finding, Treatment
@@ -60,8 +60,7 @@ def always(facts: Facts) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Switch:
+class Switch(NamedTuple):
     """A variable, the pattern of values that switch it on (without one whatever is not `OFF`), and what it
     costs."""
 
@@ -139,8 +138,7 @@ SWITCHES = (
 )
 
 
-@dataclass(frozen=True)
-class On:
+class On(NamedTuple):
     """A switch that is on, as a user would say and undo it."""
 
     said: str

@@ -26,7 +26,7 @@ https://github.com/pytorch/ao/blob/v0.18.0/torchao/__init__.py (skipped kernels)
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.facts import Environment, Facts, Package, Software, recorded
@@ -45,8 +45,7 @@ INSTALL = {
 """What to run when nothing more is known."""
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(NamedTuple):
     """A known import error: how to recognise it, what it means, and what mends it."""
 
     pattern: str

@@ -27,7 +27,7 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerato
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
@@ -71,8 +71,7 @@ STACKS = {"torchao": "AO", "transformer_engine": "TE"}
 """Packages, and stacks of layers, -> the backend's name."""
 
 
-@dataclass(frozen=True)
-class Idle:
+class Idle(NamedTuple):
     """A setting that has no effect."""
 
     name: str

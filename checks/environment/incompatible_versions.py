@@ -26,7 +26,7 @@ https://github.com/huggingface/peft/pull/3048
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
@@ -86,8 +86,7 @@ def adapters_may_come_onto_te(facts: Facts) -> bool:
     return adapters_may_come(facts) and (takes_te(facts) or "transformer_engine" in fp8_stacks(facts))
 
 
-@dataclass(frozen=True)
-class Versions:
+class Versions(NamedTuple):
     """Versions of a package from the first one up to, and without, the end."""
 
     package: str
@@ -95,8 +94,7 @@ class Versions:
     end: str | None = None
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """Versions that fail, alone or with those of another package, and when they meet."""
 
     one: Versions

@@ -24,7 +24,7 @@ https://github.com/NVIDIA/TransformerEngine/pull/2957
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
@@ -33,8 +33,7 @@ from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 
-@dataclass(frozen=True)
-class Since:
+class Since(NamedTuple):
     """What a version brought."""
 
     package: str

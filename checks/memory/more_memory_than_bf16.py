@@ -28,7 +28,7 @@ https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fp8doctor.analysis.arms import arm, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
@@ -136,8 +136,7 @@ def causes_in_words(facts: Facts, frozen: list[Linear], copies: list[Linear]) ->
     return causes
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One part of both peaks, in GiB."""
 
     name: str

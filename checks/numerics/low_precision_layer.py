@@ -32,7 +32,7 @@ https://arxiv.org/abs/2209.05433 https://arxiv.org/abs/2402.17762
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.diagnosis.treatments import keep_in_bf16
@@ -61,8 +61,7 @@ NAMED = 3
 """Layers that the title names; the evidence has them all."""
 
 
-@dataclass(frozen=True)
-class Low:
+class Low(NamedTuple):
     """One layer, and the worst of what it computes."""
 
     layer: LayerNumerics

@@ -28,7 +28,7 @@ https://github.com/triton-lang/triton/issues/11111
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
@@ -52,8 +52,7 @@ TORCH_MISCOMPILES = Version("2.14.0.dev0")
 and triton 3.8.0."""
 
 
-@dataclass(frozen=True)
-class Risk:
+class Risk(NamedTuple):
     """One risky setting, and what replaces it."""
 
     name: str

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fp8doctor.analysis.compile_coverage import is_inside
 from fp8doctor.facts import Blocks, Facts, Linear, Network, Target, recorded
@@ -52,8 +52,7 @@ TOO_SHORT = re.compile(r"(?:^|[^A-Za-z])[A-Za-z]{1,2}$")
 UNITS = {"m": 1e6, "b": 1e9}
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """A number of parameters that a name states."""
 
     text: str

@@ -52,7 +52,7 @@ def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
     apart = [linear for linear in facts.network.linears if linear.use == "training" and linear.role in APART]
     if not apart:
         return NotApplicable(reason="no head or router is in FP8")
-    if not any(linear.name in gains(facts) for linear in apart):
+    if not gains(facts).keys() & {linear.name for linear in apart}:
         return NotApplicable(reason="its shape, recipe or tokens are not known, or the GPU has no FP8")
     found, saved = losing_apart(facts), saved_by(facts, KEEP_IN_BF16)
     if not found or acquitted(found.values(), saved):

@@ -10,7 +10,6 @@ kernel takes as they are.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -83,8 +82,7 @@ APART = ("head", "router")
 """Roles of layers whose rounding goes straight into the loss or the routing."""
 
 
-@dataclass(frozen=True)
-class Gain:
+class Gain(msgspec.Struct, frozen=True):
     """What FP8 gives one layer in one micro-batch."""
 
     bf16_ms: float
@@ -121,7 +119,11 @@ def gains(facts: Facts) -> dict[str, Gain]:
     """Compute what FP8 gives every judged layer, by name; empty if the tokens are unknown or FP8 cannot
     run."""
     timed = {name: shape for shape in timed_shapes(facts) for name in shape.layers}
-    found = ((linear.name, gain_of(linear, facts, timed.get(linear.name))) for linear in judged(facts))
+    layers = judged(facts)
+    if not layers:
+        return {}
+    gpu = modelled_gpu(facts)
+    found = ((linear.name, gain_of(linear, facts, gpu, timed.get(linear.name))) for linear in layers)
     return {name: gain for name, gain in found if gain is not None}
 
 
@@ -150,9 +152,12 @@ def _runs(linear: Linear) -> bool:
     return not emulated and fits_fp8(linear)
 
 
-def gain_of(linear: Linear, facts: Facts, timed: LayerShape | None, rows: int | None = None) -> Gain | None:
-    """Compute what FP8 gives one layer: as timed, else as modelled with ``rows``, or with its own."""
-    gpu, rows = modelled_gpu(facts), rows or rows_of(linear, facts) or facts.workload.tokens
+def gain_of(
+    linear: Linear, facts: Facts, gpu: GpuSpec, timed: LayerShape | None = None, rows: int | None = None
+) -> Gain | None:
+    """Compute what FP8 gives one layer: as timed, else as modelled on ``gpu`` with ``rows``,
+    or with its own."""
+    rows = rows or rows_of(linear, facts) or facts.workload.tokens
     times = micro_batches(facts) * gemms(linear) * calls_of(linear, facts)
     casts = None if rows is None or gpu.fp8_tflops is None else modelled_casts_ms(linear, rows, gpu)
     if timed is not None and timed.fp8_ms is not None and timed.casts_ms is not None:
@@ -192,7 +197,12 @@ def losing(facts: Facts) -> dict[str, Gain]:
     The tokens of a made-up batch are no fault of the model: there a layer has to lose with many tokens too.
     What loses rowwise and not tensorwise has the wrong recipe, not the wrong shape.
     """
-    found, rows = gains(facts), None if is_given(facts) else MANY_TOKENS
+    return _losing(gains(facts), facts)
+
+
+def _losing(found: dict[str, Gain], facts: Facts) -> dict[str, Gain]:
+    """Pick those of all gains that are losses, as `losing` says."""
+    rows = None if is_given(facts) else MANY_TOKENS
     layers = {linear.name: linear for linear in judged(facts)}
     return {
         name: gain for name, gain in found.items() if gain.loses and _loses_at_best(layers[name], facts, rows)
@@ -207,7 +217,7 @@ def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
     converted = msgspec.structs.replace(linear, use="training", recipe=recipe)
     if recipe not in RECIPES or linear.role == "experts" or not fits_fp8(linear):
         return False
-    gain = gain_of(converted, facts, None)
+    gain = gain_of(converted, facts, modelled_gpu(facts))
     rows = None if is_given(facts) else MANY_TOKENS
     return gain is not None and gain.loses and _loses_at_best(converted, facts, rows)
 
@@ -225,8 +235,8 @@ def _at_best(linear: Linear, facts: Facts, rows: int | None) -> Gain | None:
     return gain_of(
         msgspec.structs.replace(linear, recipe="tensorwise") if linear.recipe in ROWWISE else linear,
         facts,
-        None,
-        rows,
+        modelled_gpu(facts),
+        rows=rows,
     )
 
 
@@ -258,19 +268,21 @@ def losing_body(facts: Facts) -> dict[str, Gain]:
         for linear in judged(facts)
         if linear.role not in APART and linear.adapter != "adapter"
     }
+    of_all = gains(facts)
     found = {
         name: gain
-        for name, gain in losing(facts).items()
+        for name, gain in _losing(of_all, facts).items()
         if name in body and not _has_too_few_tokens(body[name], facts)
     }
-    if not found or (len(found) == len(gains(facts)) and fp8_pays(facts)):
+    if not found or (len(found) == len(of_all) and fp8_pays(facts)):
         return {}
-    return found if loss_pct(found.values(), facts) >= WORTH_PCT and crossing(facts) is None else {}
+    worth = loss_pct(found.values(), of_all.values(), facts) >= WORTH_PCT
+    return found if worth and _crossing(list(of_all.values()), facts) is None else {}
 
 
-def loss_pct(of: Iterable[Gain], facts: Facts) -> float:
+def loss_pct(of: Iterable[Gain], of_all: Iterable[Gain], facts: Facts) -> float:
     """Divide what these layers lose at least by all GEMMs of the model in BF16, in per cent."""
-    in_bf16 = sum(gain.times * gain.bf16_ms for gain in gains(facts).values())
+    in_bf16 = sum(gain.times * gain.bf16_ms for gain in of_all)
     share_pct = sum(linear.flops_share_pct or 0.0 for linear in judged(facts))
     return -sum(gain.most_ms for gain in of) / in_bf16 * share_pct
 
@@ -281,8 +293,7 @@ def to_keep(facts: Facts) -> tuple[str, ...]:
     return tuple(linear.name for linear in judged(facts) if linear.name in found)
 
 
-@dataclass(frozen=True)
-class Crossing:
+class Crossing(msgspec.Struct, frozen=True):
     """Tokens of a micro-batch with which FP8 begins to pay."""
 
     tokens: int
@@ -300,7 +311,12 @@ def crossing(facts: Facts) -> Crossing | None:
     That is where it pays now, as a step or by its layers, or does not with `MANY_TOKENS` either, or where the
     batch is not the user's.
     """
-    now, tokens = list(gains(facts).values()), step_tokens(facts)
+    return _crossing(list(gains(facts).values()), facts)
+
+
+def _crossing(now: list[Gain], facts: Facts) -> Crossing | None:
+    """Find where FP8 begins to pay, with the gains ``now``."""
+    tokens = step_tokens(facts)
     if (
         not now
         or not tokens
@@ -309,13 +325,13 @@ def crossing(facts: Facts) -> Crossing | None:
         or speedup(now) * (1 + max(gain.margin for gain in now)) >= 1
     ):
         return None
-    more = tokens
+    more, gpu = tokens, modelled_gpu(facts)
+    layers = [(linear, rows_of(linear, facts)) for linear in judged(facts)]
     while (more := more * 2) <= MANY_TOKENS:
-        layers = ((linear, rows_of(linear, facts)) for linear in judged(facts))
         then = [
             gain
             for linear, rows in layers
-            if rows and (gain := gain_of(linear, facts, None, rows * more // tokens))
+            if rows and (gain := gain_of(linear, facts, gpu, rows=rows * more // tokens))
         ]
         if then and speedup(then) >= PAYS_FROM:
             return Crossing(more, speedup(now), speedup(then), all(gain.measured for gain in now), now[0].gpu)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from keyword import iskeyword
+
+from msgspec import Struct
 
 from fp8doctor.facts import Linear, Network, recorded
 
@@ -18,8 +19,7 @@ LISTS = ("torch.nn.modules.container.Sequential", "torch.nn.modules.container.Mo
 """Classes whose children are reached by number."""
 
 
-@dataclass(frozen=True)
-class Layers:
+class Layers(Struct, frozen=True):
     """How many layers of one class are in FP8, and their share of the GEMM FLOPs."""
 
     label: str

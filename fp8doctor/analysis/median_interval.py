@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 CONFIDENCE = 0.90
 """Share of cases in which the interval holds the true median, at least."""
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(Struct, frozen=True):
     """A median and the interval that holds the true one with `CONFIDENCE`."""
 
     median: float

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.facts import Facts, recorded
 
 
-@dataclass(frozen=True)
-class ModelledSpeedup:
+class ModelledSpeedup(Struct, frozen=True):
     """Time of the best BF16 / time in FP8."""
 
     as_is: float
@@ -35,7 +34,8 @@ def modelled_speedup(facts: Facts) -> ModelledSpeedup | None:
         modelled_step(facts),
         modelled_step(with_linears_compiled(facts, yes=True) if torchao else facts),
     )
-    baselines = [modelled_step(with_linears_compiled(in_bf16(facts), yes=yes)) for yes in (False, True)]
+    plain = in_bf16(facts)
+    baselines = [modelled_step(with_linears_compiled(plain, yes=yes)) for yes in (False, True)]
     best = min((each.step_ms for each in baselines if each is not None), default=None)
     if as_is is None or faster is None or best is None:
         return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, fp8_totals, ratio, saved_ms, uses_fp8
 from fp8doctor.analysis.median_interval import Interval
@@ -19,8 +21,7 @@ EVEN = 0.03
 Speed = Literal["fp8_slower", "fp8_even", "fp8_faster"]
 
 
-@dataclasses.dataclass(frozen=True)
-class MeasuredSpeed:
+class MeasuredSpeed(Struct, frozen=True):
     """The FP8 step as it is, held to the best BF16 of the same model."""
 
     status: Speed
@@ -103,4 +104,4 @@ def ceiling(facts: Facts) -> Ceiling | None:
     if found is None:
         return None
     reached = [ratio(measure, each).median for each in totals if (measure := fair_bf16(facts, each))]
-    return dataclasses.replace(found, speedup=max(found.speedup, *reached)) if reached else found
+    return replace(found, speedup=max(found.speedup, *reached)) if reached else found

@@ -9,7 +9,8 @@ it is. Then the bound rests on the datasheet, and is called modelled.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.analysis.step_difference import breakdown_of, part_ms
@@ -22,8 +23,7 @@ PER_TENSOR = ("tensorwise", "delayed", "current")
 """Recipes of torchao and Transformer Engine with one scale for a tensor and all three GEMMs in FP8."""
 
 
-@dataclass(frozen=True)
-class Ceiling:
+class Ceiling(Struct, frozen=True):
     """An upper bound on the speedup over the best BF16."""
 
     speedup: float

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from fp8doctor.analysis.unfused_attention import plain_attention
@@ -38,8 +36,7 @@ HOST_WAIT_PCT = 50.0
 host's: most of it."""
 
 
-@dataclass(frozen=True)
-class Waterfall:
+class Waterfall(msgspec.Struct, frozen=True):
     """The difference of two steps; positive parts cost time in ``of``, negative ones save it."""
 
     of: str

@@ -7,14 +7,14 @@ The lines of a treatment stand in the check that names it, or in `fp8doctor.diag
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 KEEP_IN_BF16 = "keep-in-bf16"
 STAY_IN_BF16 = "stay-in-bf16"
 
 
-@dataclass(frozen=True)
-class Traits:
+class Traits(Struct, frozen=True):
     """What one treatment does to a step, beside what its name says."""
 
     family: str = ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from fp8doctor.facts import Arm, KernelGroup, recorded
 
@@ -26,8 +27,7 @@ FUSED = re.compile(r"flash|fmha|sdpa|cudnn::fusion|flex_attention|flex_decod", r
 """Kernels of fused attention, by name."""
 
 
-@dataclass(frozen=True)
-class PlainAttention:
+class PlainAttention(Struct, frozen=True):
     """Attention without a fused kernel in one profiled step of the deepest cut."""
 
     softmax_ms: float

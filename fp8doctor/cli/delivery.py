@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import Struct
 
 from fp8doctor.cli.console import complain, progress, show, wants_ascii, wants_colour
 from fp8doctor.errors import UserError
@@ -33,8 +33,7 @@ WIDEST = 100
 """Columns of a report on a wide terminal, in a pipe or in a file."""
 
 
-@dataclass(frozen=True)
-class ReportOptions:
+class ReportOptions(Struct, frozen=True):
     """What the options ask for, checked before any work begins."""
 
     format: str
@@ -106,8 +105,7 @@ def keep_apart(written: dict[str, Path | None], source: Path | None) -> None:
             raise UserError(f"{one} and {other} name one file, {path}; name two")
 
 
-@dataclass(frozen=True)
-class Gate:
+class Gate(Struct, frozen=True):
     """What a measurement has to reach or to leave, besides ``--fail-on``."""
 
     min_speedup: float | None = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from fp8doctor.cost.casts import COMPILED_CAST_BYTES, casts_ms
 from fp8doctor.cost.counts import gemms, micro_batches, step_tokens
@@ -18,8 +19,7 @@ UNCERTAINTY = 0.25
 it; one with adapters in FP32 saves 6 % more. One H200, tests/benchmarks/measured/h200_steps.json."""
 
 
-@dataclass(frozen=True)
-class Balance:
+class Balance(Struct, frozen=True):
     """What FP8 costs and gives in one step of these layers, uncompiled, modelled."""
 
     casts_ms: float

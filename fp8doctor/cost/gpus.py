@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, recorded
 
 
-@dataclass(frozen=True)
-class GpuSpec:
+class GpuSpec(Struct, frozen=True):
     """Datasheet numbers of one GPU, dense (without sparsity), with FP32 accumulation."""
 
     name: str

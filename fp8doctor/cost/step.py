@@ -10,9 +10,9 @@ November 2026; bytes are effective, as in `fp8doctor.cost.casts`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.cost.casts import COMPILED_CAST_BYTES, TE_CAST_BYTES, casts_ms
@@ -80,8 +80,7 @@ FUSED_QUERIES = (
 """Last part of the name of a Linear that every attention has once."""
 
 
-@dataclass(frozen=True)
-class ModelledStep:
+class ModelledStep(Struct, frozen=True):
     """One step at full depth, with its parts."""
 
     families_ms: dict[Family, float]

@@ -25,12 +25,15 @@ from fp8doctor.finding import Basis, Finding
 def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """The measured verdict, else the expected one. FP8 that was asked for and is missing stays so."""
     try:
-        measured, expected = measured_verdict(facts), expected_verdict(facts, findings)
+        measured = measured_verdict(facts)
+        if measured is not None and measured.status != "no_fp8":
+            return measured
+        expected = expected_verdict(facts, findings)
     except Unrecorded as missing:
         return Verdict(status="not_measured", summary=f"No verdict: {path_of(missing)} was not recorded.")
     if measured is None:
         return expected
-    if measured.status == "no_fp8" and expected.status == "fp8_not_engaged":
+    if expected.status == "fp8_not_engaged":
         return msgspec.structs.replace(
             measured,
             status=expected.status,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from typing import Any
 import torch
 
 from fp8doctor.examine.code_names import names_in
-from fp8doctor.stacks.looking import forward_of, is_module, read
+from fp8doctor.stacks.looking import forward_of, is_a, is_module, read
+
+_log = logging.getLogger("fp8doctor")
 
 CHECKPOINT_MODULES = (
     "torch.utils.checkpoint",
@@ -83,17 +86,21 @@ def called_checkpoint(module: Any) -> Call | None:
     if not _is_named(forward, module, set()):
         return None
     reader = _Reader()
-    found = reader.follow(forward, module)
-    for flag in reader.open if found else ():
-        if _Reader(closed=flag).follow(forward, module) is None:
-            return Call(found.function, True, flag)  # type: ignore[union-attr]
+    try:
+        found = reader.follow(forward, module)
+        for flag in reader.open if found else ():
+            if _Reader(closed=flag).follow(forward, module) is None:
+                return Call(found.function, True, flag)  # type: ignore[union-attr]
+    except Exception:  # instructions of a Python that is not known here
+        _log.debug("a forward cannot be read", exc_info=True)
+        return Call(None, False)
     return found
 
 
 def is_checkpoint(value: Any) -> bool:
     """Whether this is a function, or an autograd function, that recomputes what it is given."""
     return (
-        isinstance(value, FunctionType | type)
+        (is_a(value, FunctionType) or is_a(value, type))
         and value.__module__ in CHECKPOINT_MODULES
         and value.__name__.lower().endswith(ENDINGS)
     )
@@ -120,7 +127,8 @@ def _cells(function: FunctionType) -> dict[str, Any]:
 def _is_named(function: Any, module: Any, seen: set[int]) -> bool:
     """Whether a checkpoint function is named at all, flags aside: most forwards need no closer look."""
     function = read(function, "__func__", function)
-    if id(function) in seen:
+    plain = type(function) is FunctionType and not function.__dict__
+    if id(function) in seen or (plain and not _is_own(function)):
         return False
     seen.add(id(function))
     held = [read(function, "func"), wrapped(function)]
@@ -131,9 +139,10 @@ def _is_named(function: Any, module: Any, seen: set[int]) -> bool:
                 return True
             held.append(function.__globals__.get(name))
             held += [vars(kind)[name] for kind in type(module).__mro__ if name in vars(kind)]
-    followed = (FunctionType, MethodType, functools.partial)
+    followed = FunctionType, MethodType, functools.partial
     return any(
-        is_checkpoint(each) or (isinstance(each, followed) and _is_named(each, module, seen)) for each in held
+        is_checkpoint(each) or (any(is_a(each, kind) for kind in followed) and _is_named(each, module, seen))
+        for each in held
     )
 
 
@@ -302,7 +311,7 @@ class _Frame:
             return _Value()
         if of is SUPER:
             return _Value(self._inherited(name))
-        if isinstance(of, ModuleType):
+        if is_a(of, ModuleType):
             return _Value(vars(of).get(name, UNKNOWN))
         value = read(of, name, UNKNOWN)
         if value is True and of is self._scope.module and name != "training":

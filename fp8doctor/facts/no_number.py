@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from fp8doctor.facts import Arm, Trial, recorded
@@ -13,8 +11,7 @@ PARTS = {"breakdown": "trial.arms.breakdown", "numerics": "trial.numerics"}
 """Parts that are no arms, as progress and ``skip`` call them -> the facts that are missing without them."""
 
 
-@dataclass(frozen=True)
-class NoNumber:
+class NoNumber(msgspec.Struct, frozen=True):
     """Why there is no number: the kind that code asks for, and the sentence for people."""
 
     why: Reason

@@ -16,13 +16,12 @@ import functools
 import math
 import re
 import threading
-from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 
 from fp8doctor.facts.secrets import without_secrets
-from fp8doctor.facts.unrecorded import Fact, guard
+from fp8doctor.facts.unrecorded import NOT_RECORDED, guard
 
 Value = int | float | str | bool | None
 """One piece of evidence; a number's unit stands in its key (``_ms``, ``_gib``, ``_pct``)."""
@@ -50,36 +49,32 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A frozen record of plain values. Subclasses declare fields; every value is settled on construction."""
 
     def __post_init__(self) -> None:
-        for field, stored, is_float, is_prose in _layout(type(self)):
-            value = stored(self)
-            settled = float(value) if is_float and type(value) is int else settle(value, is_float)
+        values = msgspec.structs.astuple(self)
+        for (field, is_float, is_prose), value in zip(_layout(type(self)), values, strict=True):
+            kind = type(value)
+            if kind in SETTLED or (kind is str and not is_prose and value.isascii()):
+                continue
+            settled = float(value) if is_float and kind is int else settle(value, is_float)
             if is_prose:
                 settled = _clean(settled)
             if settled is not value:
                 msgspec.structs.force_setattr(self, field, settled)
 
 
+SETTLED = frozenset({bool, type(None), type(NOT_RECORDED)})
+"""Types whose values are as JSON holds them, whatever the field."""
+
+
 @functools.cache
-def _layout(kind: type[Record]) -> tuple[tuple[str, Callable[[Record], Any], bool, bool], ...]:
-    """Of each field: its name, what reads it from a record, and whether it holds a float (annotated ``float``
-    or ``float | None``), and prose. No record exists before it was asked for, so its facts are guarded
-    here."""
+def _layout(kind: type[Record]) -> tuple[tuple[str, bool, bool], ...]:
+    """Of each field: its name, and whether it holds a float (annotated ``float`` or ``float | None``), and
+    prose. No record exists before it was asked for, so its facts are guarded here."""
     with _first_use:
-        guard(kind)
+        fields = msgspec.structs.fields(kind)
+        guard(kind, fields)
         return tuple(
-            (
-                field.name,
-                _stored(getattr(kind, field.name)),
-                field.type in (float, float | None),
-                _holds_prose(field.type),
-            )
-            for field in msgspec.structs.fields(kind)
+            (field.name, field.type in (float, float | None), _holds_prose(field.type)) for field in fields
         )
-
-
-def _stored(member: Any) -> Callable[[Record], Any]:
-    stored: Callable[[Record], Any] = member.stored if isinstance(member, Fact) else member.__get__
-    return stored
 
 
 def _holds_prose(annotation: Any) -> bool:
@@ -179,6 +174,8 @@ def unknown_keys(data: Any, known: Any) -> Any:
 
     Returns None when nothing is missing. In a list the index stands as the key.
     """
+    if data == known:
+        return None
     if isinstance(data, dict) and isinstance(known, dict):
         pairs = (
             (key, value if key not in known else unknown_keys(value, known[key]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -39,9 +39,9 @@ class Fact(property):
         super().__init__(read, member.__set__)
 
 
-def guard(kind: type[msgspec.Struct]) -> None:
+def guard(kind: type[msgspec.Struct], fields: Iterable[msgspec.structs.FieldInfo]) -> None:
     """Let every field of this type that may be missing raise when it is read and missing."""
-    for field in msgspec.structs.fields(kind):
+    for field in fields:
         member = getattr(kind, field.name)
         if field.default is NOT_RECORDED and not isinstance(member, Fact):
             type.__setattr__(kind, field.name, Fact(member, kind, field.name))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.treatments import STAY_IN_BF16
@@ -29,8 +30,7 @@ CODES_NAMED = 12
 """Unknown checks that are named one by one without ``-v``; more are only counted."""
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(Struct, frozen=True):
     """One line about an area."""
 
     mark: Mark
@@ -38,8 +38,7 @@ class Line:
     text: str = ""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One finding in full, or one step of the trial's own. Those of the prescription are numbered."""
 
     number: int | None
@@ -64,8 +63,7 @@ class Entry:
         ]
 
 
-@dataclass(frozen=True)
-class Screen:
+class Screen(Struct, frozen=True):
     """The content of a report, in reading order."""
 
     machine: tuple[str, ...]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from fp8doctor.analysis.arms import best_bf16, fair_bf16, fp8_totals, uses_fp8
 from fp8doctor.analysis.outcome import waits_for_time
@@ -33,8 +34,7 @@ UNCLASSIFIED_PCT = 1.0
 """Share of unclassified kernels, in per cent, above which it is told: the project's goal is 99 %."""
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Struct, frozen=True):
     """One arm, as it is shown."""
 
     label: str
@@ -48,8 +48,7 @@ class Row:
     """Milliseconds of every column of `Timing.columns`, ``-`` for none; empty if it was not profiled."""
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(Struct, frozen=True):
     """The table and the sentences under it."""
 
     rows: tuple[Row, ...]

@@ -54,7 +54,10 @@ NOWHERE: Any = object()
 def read(thing: Any, name: str, default: Any = None) -> Any:
     """An attribute as it lies in ``thing`` or its class; ``default`` where only running code would tell."""
     kind = type(thing)
-    if not is_module(thing):
+    if kind is FunctionType:  # no class derives from it, so that nobody's code answers for it
+        return getattr(thing, name, default)
+    of_module = is_module(thing)
+    if not of_module:
         name = _renamed(kind, name)
     owner, found = _on_class(kind, name)
     if found is not NOWHERE and (hasattr(type(found), "__set__") or hasattr(type(found), "__delete__")):
@@ -62,7 +65,7 @@ def read(thing: Any, name: str, default: Any = None) -> Any:
     state = state_of(thing)
     if name in state:
         return state[name]
-    if is_module(thing):
+    if of_module:
         for held in HELD:
             if name in (members := _members(thing, held)):
                 return members[name]

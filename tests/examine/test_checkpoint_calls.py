@@ -276,3 +276,11 @@ def test_a_forward_of_a_library_with_a_users_checkpoint_around_it(
     model = llama()
     change(model.model.layers[1])
     assert [(each.name, each.active) for each in training(model).checkpointing] == [("model.layers.1", True)]
+
+
+def test_a_forward_that_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(code: object) -> None:
+        raise KeyError("an instruction of another Python")
+
+    monkeypatch.setattr("fp8doctor.examine.checkpoint_calls.dis.get_instructions", unreadable)
+    assert [each.active for each in training(LikeTimm()).checkpointing] == [None]

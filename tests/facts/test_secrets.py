@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,13 +17,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import fp8doctor
 from fp8doctor import inspect_model
 from fp8doctor.facts import Arm, Facts, Network, Trial
 from fp8doctor.facts.scrub import scrub
-from fp8doctor.facts.secrets import LIMIT
+from fp8doctor.facts.secrets import LIMIT, REPLACEMENTS
 from fp8doctor.finding import Outcome
 from fp8doctor.wording import error_in_words, sentence
 
@@ -178,6 +181,13 @@ def test_a_secret_never_survives_and_the_words_around_it_do(kind: str) -> None:
     assert secret not in once
     assert "<" in once or "~" in once
     assert scrub(once) == once
+
+
+@given(st.sampled_from(REPLACEMENTS).flatmap(lambda each: st.tuples(st.just(each), st.from_regex(each[1]))))
+@settings(max_examples=100, deadline=None)
+def test_whatever_a_pattern_matches_has_what_it_is_looked_for_by(found: tuple[Any, str]) -> None:
+    (contained, pattern, _), text = found
+    assert re.search(contained, text) or not re.search(pattern, text)
 
 
 def test_the_table_is_long() -> None:
