@@ -384,6 +384,32 @@ def test_a_list_of_modules_is_never_called(look: Look) -> None:
     assert compile_without_effect(look(model)) is None
 
 
+def test_lists_that_were_wrapped_are_taken_out_of_their_wrappers(look: Look) -> None:
+    """As the lines of old reports have it, and as a user may: the model cannot be called any more."""
+
+    class OfLists(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.ModuleList([Model(), Model()]) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for first, second in self.blocks:
+                x = second(first(x))
+            return x
+
+    for wrapped in ("blocks.0", "blocks.1"), ("blocks",):
+        model = convert_to_float8_training(OfLists().bfloat16())
+        for name in wrapped:
+            model.set_submodule(name, torch.compile(model.get_submodule(name)))  # type: ignore[arg-type]
+        treatment = found(look(model)).treatment
+        assert treatment is not None
+        assert treatment.kind == "python"
+        exec(treatment.code, {"model": model})
+        with torch.compiler.set_stance("force_eager"):
+            model(torch.ones(16, 64, dtype=torch.bfloat16))
+        assert compile_without_effect(look(model)) is None
+
+
 @pytest.mark.parametrize(
     "build", [lambda: layers(Model, Model, 3), lambda: layers(Model, Model)], ids=["with a head", "blocks"]
 )
