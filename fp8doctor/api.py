@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from fp8doctor import cost
-from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Network, Target, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -168,10 +168,10 @@ def _timed(
     where = choose_device(device)
     if where is None:
         return facts
-    hypotheses = diagnose(facts, select=selected, ignore=ignored).prescription
+    proposed = hypotheses(facts, select=selected, ignore=ignored)
     run = TrialRun(where, Budget(budget_s))
     try:
-        trial = run_trial(job, facts, hypotheses, run)
+        trial = run_trial(job, facts, proposed, run)
     except DeviceLost as lost:
         trial = lost_with(lost, run)
     return msgspec.structs.replace(facts, trial=trial)

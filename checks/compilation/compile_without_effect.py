@@ -44,6 +44,7 @@ from fp8doctor.analysis.compile_coverage import (
 )
 from fp8doctor.analysis.layers import in_its_place, in_python
 from fp8doctor.cost import eager_cast_saving
+from fp8doctor.diagnosis.treatments import names_in_python
 from fp8doctor.facts import CompileMark, Dynamo, Environment, Facts, Linear, Network, Training, Workload
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
 from fp8doctor.registry import check
@@ -62,6 +63,12 @@ BACKENDS_WITHOUT_KERNELS = (
 NOT_FAILURES = ("Unsupported", "SkipFrame")
 """What Dynamo raises at a graph break and for a frame that it leaves alone; the rest is compiled. Source:
 ``torch/_dynamo/exc.py``."""
+
+OF_THE_SOURCE = {
+    "decorated_forward": "@torch.compile",
+    "training_step": "training_step = torch.compile(training_step)",
+}
+"""Lines of marks that are no line about a module of their own."""
 
 OFF = ("0", "false", "no", "off")
 """What users write to switch a variable off."""
@@ -237,12 +244,15 @@ def compiled_in_vain(facts: Facts) -> list[Linear]:
     """List layers that marks without a frame of their own were to cover, and that are in no other region.
 
     Empty where a user's modules inside are regions, as the blocks of an nn.Sequential are, and cover all that
-    matters.
+    matters. Left out is what has a mark of its own, or stays in 16 bits in a model in FP8.
     """
     lost: dict[str, Linear] = {}
+    by_hand = {mark.name for mark in facts.training.compile_marks if mark not in idle_marks(facts)}
     for mark in idle_marks(facts):
         below = [linear for linear in facts.network.linears if is_below(linear, mark)]
-        left = [linear for linear in below if linear.compiled in (None, linear.name)]
+        if not any(map(needs_compile, below)) and any(map(needs_compile, facts.network.linears)):
+            continue
+        left = [linear for linear in below if linear.compiled in {None, linear.name} - by_hand]
         if len(left) < len(below) or [linear.name for linear in below] == [mark.name]:
             left = [linear for linear in left if needs_compile(linear)]
             alone = [
@@ -272,21 +282,48 @@ def in_torch_nn(facts: Facts, lost: list[Linear]) -> Cause:
     ) + (f"; {alone} FP8 Linears are compiled alone" if alone else "")
     eager = tuple(linear for linear in lost if linear.compiled is None)
     treatment = compile_treatment(facts, [linear for linear in lost if needs_compile(linear)] or lost)
-    code = f"# without torch.compile({module})\n{treatment.code}" if wrapped else treatment.code
+    code = f"{unwrapped(marks, facts.network)}\n{treatment.code}" if wrapped else treatment.code
     return Cause(treatment.name, text, treatment.summary, code, marks, layers=eager)
 
 
+def unwrapped(marks: tuple[CompileMark, ...], network: Network) -> str:
+    """Write the lines that take the wrappers off what has no forward of its own."""
+    names = [mark.name for mark in marks if mark.form == "wrapped"]
+    if len(names) == 1:
+        module = in_python(names[0], network)
+        return in_its_place(names[0], "{}._orig_mod", network) + f"   # or without torch.compile({module})"
+    model = in_python("", network)
+    return (
+        f"for name in {' | '.join(names_in_python(names))}:   # or without torch.compile around them\n"
+        f"    {model}.set_submodule(name, {model}.get_submodule(name)._orig_mod)"
+    )
+
+
 def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
-    """Write the line that compiles the first of these without its backend; the others go alike."""
-    module = in_python(bare[0].name, network)
-    line = {
-        "wrapped": in_its_place(bare[0].name, "torch.compile({})", network),
-        "assigned_forward": f"{module}.forward = torch.compile({module}.forward)",
-        "decorated_forward": "@torch.compile",
-        "training_step": "training_step = torch.compile(training_step)",
-    }.get(bare[0].form, f"{module}.compile()")
-    others = f", and so for {len(bare) - 1} more" if len(bare) > 1 else ""
-    return f"{line}   # without backend={bare[0].backend!r}{others}"
+    """Write the lines that compile these as the user does, but for the backend."""
+    forms: dict[str, list[str]] = {}
+    for mark in bare:
+        forms.setdefault(mark.form, []).append(mark.name)
+    lines = "\n".join(_compiled_again(form, names, network) for form, names in forms.items())
+    return f"{lines}   # without backend={bare[0].backend!r}"
+
+
+def _compiled_again(form: str, names: list[str], network: Network) -> str:
+    """Write the lines that compile these modules in one form; a loop where there are several."""
+    if form in OF_THE_SOURCE:
+        return OF_THE_SOURCE[form]
+    if len(names) == 1:
+        module = in_python(names[0], network)
+        return {
+            "wrapped": in_its_place(names[0], "torch.compile({})", network),
+            "assigned_forward": f"{module}.forward = torch.compile({module}.forward)",
+        }.get(form, f"{module}.compile()")
+    model = in_python("", network)
+    return f"for name in {' | '.join(names_in_python(names))}:\n    " + {
+        "wrapped": f"{model}.set_submodule(name, torch.compile({model}.get_submodule(name)))",
+        "assigned_forward": f"module = {model}.get_submodule(name)\n"
+        "    module.forward = torch.compile(module.forward)",
+    }.get(form, f"{model}.get_submodule(name).compile()")
 
 
 def torchao_linears(facts: Facts) -> list[Linear]:

@@ -29,7 +29,7 @@ https://github.com/meta-pytorch/torchtune/issues/2833
 from __future__ import annotations
 
 from fp8doctor.analysis.layer_gain import would_lose
-from fp8doctor.analysis.layers import NO_LINEAR, fits_fp8, flops_share_pct, would_be_converted
+from fp8doctor.analysis.layers import EVERY_ROLE, NO_LINEAR, fits_fp8, flops_share_pct, would_be_converted
 from fp8doctor.cost import (
     GpuSpec,
     amdahl,
@@ -40,6 +40,7 @@ from fp8doctor.cost import (
     modelled_gpu,
     step_tokens,
 )
+from fp8doctor.diagnosis.treatments import convert_all_but
 from fp8doctor.facts import (
     CompileMark,
     Facts,
@@ -95,7 +96,7 @@ REASONS = {
         "convert the expert weights too, with torchao's grouped GEMM (a prototype), before the "
         "optimizer is built",
         "quantize_(model, Float8TrainingOpConfig(), filter_fn=lambda module, name: "
-        'name.endswith("experts"))   # torchao.prototype.moe_training.config',
+        'type(module).__name__ == "{kind}")',
     ),
     "attention": (
         "are projections that nn.MultiheadAttention keeps as parameters",
@@ -108,7 +109,8 @@ REASONS = {
         "are of a class that is no nn.Linear",
         "convert-before-lora",
         "convert the plain Linears first, then add LoRA around them",
-        "convert_to_float8_training(model)\nmodel = get_peft_model(model, LoraConfig(...))",
+        "# torchtune's LoRALinear is no nn.Linear: build the model without it, then\n"
+        "convert_to_float8_training(model)\nmodel = get_peft_model(model, LoraConfig(...))   # peft",
     ),
     "end": (
         "are the first or the last Linear, which Accelerate's torchao path leaves out",
@@ -181,8 +183,22 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
             "ceiling_now": round(now, 2),
             "ceiling_with_all": round(then, 2),
         },
-        treatment=Treatment(name=name, summary=summary, code=code),
+        treatment=Treatment(name=name, summary=summary, code=lines(main, why[main], left, facts) or code),
     )
+
+
+def lines(why: str, layers: list[Linear], left: list[Linear], facts: Facts) -> str | None:
+    """The lines with what only this model has: the class of its experts, the layers to leave out."""
+    if why == "experts":
+        return REASONS[why][-1].format(kind=layers[0].kind.rpartition(".")[2])
+    if why != "filter" or any(linear.stack == "transformer_engine" for linear in facts.network.linears):
+        return None
+    out = [
+        linear.name
+        for linear in facts.network.linears
+        if linear not in left and would_be_converted(linear, roles=EVERY_ROLE, adapters=True, padded=True)
+    ]
+    return if_recorded(convert_all_but, out, facts)
 
 
 def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:

@@ -42,10 +42,13 @@ from fp8doctor.analysis.layer_gain import (
     in_step,
     losing_body,
     saving,
+    to_keep,
+    would_lose,
 )
+from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.diagnosis.treatments import STAY_IN_BF16, keep_in_bf16
-from fp8doctor.facts import Facts, Linear, Network, Workload
+from fp8doctor.facts import Facts, Linear, Network, Workload, if_recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -77,7 +80,7 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
         for part in ("bf16_ms", "fp8_ms", "least_casts_ms")
     )
     treatment = keep_in_bf16(tuple(found), facts)
-    if len(found) == len(fp8):
+    if pays_for_none(fp8, facts):
         treatment = Treatment(
             name=STAY_IN_BF16.name,
             summary="stay in BF16, compiled: FP8 pays for none of these shapes",
@@ -101,6 +104,14 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
         },
         saving_ms=saving(found.values()),
         treatment=treatment,
+    )
+
+
+def pays_for_none(fp8: list[Linear], facts: Facts) -> bool:
+    """Whether all FP8 layers are better left in BF16, and so is what could be converted beside them."""
+    others = (linear for linear in facts.network.linears if if_recorded(would_be_converted, linear))
+    return {linear.name for linear in fp8} <= set(to_keep(facts)) and all(
+        would_lose(linear, facts, fp8[0].recipe) for linear in others
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from fp8doctor import registry
 from fp8doctor.cost.gpus import gpu_spec, modelled_gpu_name
-from fp8doctor.diagnosis.document import Document, Tool, now, read_saved, tool
+from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.diagnosis.verdict import verdict
@@ -41,6 +41,14 @@ def diagnose(
         outcomes=outcomes,
         modelled_gpu=modelled_gpu_name(facts),
     )
+
+
+def hypotheses(
+    facts: Facts, *, select: Sequence[str] = (), ignore: Sequence[str] = (), checks: Sequence[Path] = ()
+) -> tuple[Step, ...]:
+    """What a trial is to time: all that was proposed, for only a time tells whether to give FP8 up."""
+    findings, _ = registry.run(registry.select(registry.discover(checks), select, ignore), facts)
+    return prescribe(findings, facts)
 
 
 def replay(

@@ -83,7 +83,8 @@ def as_timed(proposed: Sequence[Step], facts: Facts) -> tuple[Step, ...]:
     up.
 
     Once a prescription was timed, the steps are what it consists of, beside those that no arm carried out.
-    Where FP8 stays slower than BF16 beyond doubt, the last step says so.
+    Where FP8 stays slower than BF16 beyond doubt, the last step says so. Where no GPU timed anything and no
+    FP8 layer can gain, the first one does, and FP8 is not mended.
     """
     steps, saved = (
         _of_the_total(proposed, facts) if recorded(facts, "trial") else list(proposed),
@@ -98,15 +99,16 @@ def as_timed(proposed: Sequence[Step], facts: Facts) -> tuple[Step, ...]:
         gives_up = [
             msgspec.structs.replace(step, treatment=as_best(step.treatment, facts)) for step in gives_up
         ]
-    elif _prescription_was_timed(facts) or _change_fp8(others):
+    elif not _was_timed(facts):
+        return (*gives_up, *(step for step in others if not gives_up or not _changes_fp8(step)))
+    elif _prescription_was_timed(facts) or any(map(_changes_fp8, others)):
         gives_up = []
     return (*others, *gives_up)
 
 
-def _change_fp8(steps: Iterable[Step]) -> bool:
-    """Whether one of them changes how FP8 runs: before that nothing tells whether to give FP8 up."""
-    changing = {check.code for check in registry.discover() if check.changes_fp8}
-    return any(changing.intersection(step.mends) for step in steps)
+def _changes_fp8(step: Step) -> bool:
+    """Whether it changes how FP8 runs: before that no time tells whether to give FP8 up."""
+    return any(check.changes_fp8 for check in registry.discover() if check.code in step.mends)
 
 
 def held_to_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
@@ -145,13 +147,13 @@ def as_best(bf16: Treatment, facts: Facts) -> Treatment:
     return msgspec.structs.replace(bf16, code="\n".join([WITHOUT_CONVERSION, *lines, *cache]))
 
 
+def _was_timed(facts: Facts) -> bool:
+    """Whether a GPU was there to time it; a CPU only emulates FP8."""
+    return recorded(facts, "trial") and facts.trial.device != "cpu"
+
+
 def _prescription_was_timed(facts: Facts) -> bool:
-    """Whether it was timed on a GPU; a CPU only emulates FP8."""
-    return (
-        recorded(facts, "trial")
-        and facts.trial.device != "cpu"
-        and arm(facts.trial, ArmName.PRESCRIBED) is not None
-    )
+    return _was_timed(facts) and arm(facts.trial, ArmName.PRESCRIBED) is not None
 
 
 def _of_the_total(proposed: Sequence[Step], facts: Facts) -> list[Step]:

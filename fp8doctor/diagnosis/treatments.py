@@ -62,6 +62,18 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
     )
 
 
+def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
+    """The lines that convert every Linear but these, as the FP8 layers are converted now; None where no few
+    lines name them."""
+    linears = facts.network.linears
+    sets = names_in_python(layers) or ["set()"]
+    if len(sets) > MOST_LINES:
+        return None
+    lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
+    converted = {linear.name for linear in linears if linear.use == "training"}
+    return "\n".join((*lines, _conversion(linears, converted, facts)))
+
+
 def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts | None) -> str:
     """The line that converts all but ``keep``, for the stack of these layers."""
     stacks = {(linear.stack, linear.recipe) for linear in linears if linear.name in layers}

@@ -111,16 +111,16 @@ def _trial(
     channel: _Channel, job: Job, facts: Facts, request: TrialRequest, skip: dict[str, str]
 ) -> Trial | None:
     """Time the job and what the checks would change about it; None where there is nothing to time it on."""
-    from fp8doctor.diagnosis.diagnose import diagnose
+    from fp8doctor.diagnosis.diagnose import hypotheses
     from fp8doctor.trial import Budget, DeviceLost, TrialRun, run_trial
     from fp8doctor.trial.measure.device import choose_device
 
     device = choose_device(request.device)
     if device is None:
         return None
-    hypotheses = diagnose(
+    proposed = hypotheses(
         facts, select=request.select, ignore=request.ignore, checks=tuple(map(Path, request.checks))
-    ).prescription
+    )
 
     def progress(text: str, arm: str | None) -> None:
         channel.send(Stage(text, timing=True, arm=arm))
@@ -135,7 +135,7 @@ def _trial(
 
     try:
         run = TrialRun(device, Budget(request.budget_s), progress, skip, keep, keep_trace, own_process=True)
-        return run_trial(job, facts, hypotheses, run)
+        return run_trial(job, facts, proposed, run)
     except DeviceLost as lost:
         channel.send(Lost(lost.arm, str(lost)))
         os._exit(1)

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fp8doctor import load_report
+from fp8doctor import load_report, registry
 from fp8doctor.analysis.arms import best_bf16, ratio
 from fp8doctor.analysis.outcome import stays_in_bf16
-from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.facts import Arm, ArmCut, Facts, Gpu, Trial
@@ -537,12 +537,12 @@ def test_staying_in_bf16_saves_nothing_of_a_model_without_fp8() -> None:
 @pytest.mark.parametrize(
     ("facts", "findings", "names"),
     [
-        (DECODER_468M, (LOSING, EAGER), ["compile-blocks"]),
+        (DECODER_468M, (LOSING, EAGER), ["stay-in-bf16"]),
         (DECODER_468M, (LOSING,), ["stay-in-bf16"]),
         (
             DECODER_468M,
             (LOSING, msgspec.structs.replace(EAGER, code="MEM001")),
-            ["compile-blocks", "stay-in-bf16"],
+            ["stay-in-bf16", "compile-blocks"],
         ),
         (EVEN_FP8.facts(), (LOSING, EAGER), ["compile-blocks"]),
         (
@@ -570,8 +570,15 @@ def test_recordings_whose_layers_all_lose_are_not_told_to_mend_fp8_and_to_give_i
     report = load_report(RECORDED / f"h200-{patient}.json")
     losing = next(each for each in report.findings if each.code == "SHP002")
     assert losing.treatment is not None
-    assert losing.treatment.name == "stay-in-bf16"
-    assert "stay-in-bf16" not in [step.treatment.name for step in report.prescription]
+    assert losing.treatment.name == report.prescription[0].treatment.name == "stay-in-bf16"
+    changing = {check.code for check in registry.discover() if check.changes_fp8}
+    assert not changing.intersection(code for step in report.prescription[1:] for code in step.mends)
+
+
+def test_what_a_plan_in_bf16_leaves_out_is_timed_all_the_same() -> None:
+    report = load_report(RECORDED / "h200-accelerate_eager.json")
+    assert "compile-blocks" not in [step.treatment.name for step in report.prescription]
+    assert "compile-blocks" in [step.treatment.name for step in hypotheses(report.facts)]
 
 
 def test_variants_without_a_time_for_one_reason_stand_in_one_line() -> None:

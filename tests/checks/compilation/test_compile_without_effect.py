@@ -84,9 +84,12 @@ def compile_in_place(module: Any) -> Any:
 @pytest.mark.parametrize(
     ("mark", "line"),
     [
-        (compile_in_place, "model[0].compile()"),
-        (lambda module: torch.compile(module, backend="eager"), "model[0] = torch.compile(model[0])"),
-        (compile_forward, "model[0].forward = torch.compile(model[0].forward)"),
+        (compile_in_place, "{0}.compile()"),
+        (
+            lambda module: torch.compile(module, backend="eager"),
+            "model.set_submodule(name, torch.compile({0}))",
+        ),
+        (compile_forward, "module = {0}\n    module.forward = torch.compile(module.forward)"),
     ],
     ids=["in place", "wrapped", "forward"],
 )
@@ -98,10 +101,11 @@ def test_the_printed_line_is_the_one_of_the_user_without_its_backend(
 
     finding = found(look(nn.Sequential(*(mark(block) for block in build())), tokens=1024))
     assert finding.treatment is not None
-    assert finding.treatment.code == f"{line}   # without backend='eager', and so for 1 more"
+    loop = 'for name in {"0", "1"}:\n    ' + line.format("model.get_submodule(name)")
+    assert finding.treatment.code == f"{loop}   # without backend='eager'"
     model = build()
-    for other in (finding.treatment.code, finding.treatment.code.replace("[0]", "[1]")):
-        exec(other, {"model": model, "torch": torch})
+    exec(finding.treatment.code, {"model": model, "torch": torch})
+    assert len(look(model).training.compile_marks) == 2
     assert compile_without_effect(look(model, tokens=1024)) is None
 
 
@@ -380,6 +384,32 @@ def test_a_list_of_modules_is_never_called(look: Look) -> None:
     assert compile_without_effect(look(model)) is None
 
 
+def test_lists_that_were_wrapped_are_taken_out_of_their_wrappers(look: Look) -> None:
+    """As the lines of old reports have it, and as a user may: the model cannot be called any more."""
+
+    class OfLists(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.ModuleList([Model(), Model()]) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for first, second in self.blocks:
+                x = second(first(x))
+            return x
+
+    for wrapped in ("blocks.0", "blocks.1"), ("blocks",):
+        model = convert_to_float8_training(OfLists().bfloat16())
+        for name in wrapped:
+            model.set_submodule(name, torch.compile(model.get_submodule(name)))  # type: ignore[arg-type]
+        treatment = found(look(model)).treatment
+        assert treatment is not None
+        assert treatment.kind == "python"
+        exec(treatment.code, {"model": model})
+        with torch.compiler.set_stance("force_eager"):
+            model(torch.ones(16, 64, dtype=torch.bfloat16))
+        assert compile_without_effect(look(model)) is None
+
+
 @pytest.mark.parametrize(
     "build", [lambda: layers(Model, Model, 3), lambda: layers(Model, Model)], ids=["with a head", "blocks"]
 )
@@ -389,6 +419,24 @@ def test_a_sequential_of_blocks_is_compiled_block_by_block(
     for model in (build(), convert_to_float8_training(build().bfloat16())):
         model.compile()
         assert compile_without_effect(look(model)) is None
+
+
+def test_a_sequential_without_fp8_beside_compiled_fp8_is_no_disease(look: Look) -> None:
+    model = nn.Module()
+    model.blocks = nn.ModuleList(convert_to_float8_training(Model().bfloat16()) for _ in range(2))
+    model.patches = nn.Sequential(nn.Linear(64, 64).bfloat16())
+    for block in (*model.blocks, model.patches):
+        block.compile()
+    assert compile_without_effect(look(model)) is None
+
+
+@only_before_2_15
+def test_a_linear_that_is_compiled_as_it_was_told_needs_no_more(look: Look) -> None:
+    model = nn.Sequential(nn.Linear(64, 64)).bfloat16()
+    model.compile()
+    names = {"model": nn.Sequential(model), "torch": torch}
+    exec("model[0][0] = torch.compile(model[0][0])", names)
+    assert compile_without_effect(look(names["model"])) is None
 
 
 def test_a_linear_that_is_compiled_by_itself_needs_nothing(look: Look) -> None:

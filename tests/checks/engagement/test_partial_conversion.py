@@ -11,13 +11,18 @@ import pytest
 import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-from torchao.quantization import quantize_
-from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    JetMoeConfig,
+    JetMoeForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from fp8doctor.checks.engagement.partial_conversion import HEALTHY, partial_conversion
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
-from tests import prototypes
 from tests.checks.engagement.accelerated import prepare
 from tests.examine.models import llama_8b, lora
 
@@ -120,14 +125,41 @@ def test_conv1d_beside_a_converted_head(look: Look) -> None:
     assert partial_conversion(look(convert_to_float8_training(model))) is None
 
 
-def test_experts_are_not_seen(look: Look) -> None:
-    config = MixtralConfig(num_hidden_layers=1, num_local_experts=4, num_experts_per_tok=2, vocab_size=1024)
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: MixtralForCausalLM(
+            MixtralConfig(num_hidden_layers=1, num_local_experts=4, num_experts_per_tok=2, vocab_size=1024)
+        ),
+        lambda: JetMoeForCausalLM(
+            JetMoeConfig(num_hidden_layers=1, num_local_experts=4, hidden_size=4096, vocab_size=1024)
+        ),
+    ],
+    ids=["Mixtral", "JetMoe"],
+)
+def test_experts_are_not_seen(build: Callable[[], nn.Module], look: Look) -> None:
     model = convert_to_float8_training(
-        on_meta(lambda: MixtralForCausalLM(config)), module_filter_fn=lambda module, name: name != "lm_head"
+        on_meta(build), module_filter_fn=lambda module, name: name != "lm_head"
     )
     finding = fired(look(model), "experts")
-    assert finding.evidence["missing_layers"] == 2
-    quantize_(model, prototypes.float8(), filter_fn=lambda module, name: name.endswith("experts"))
+    assert finding.treatment is not None
+    assert finding.treatment.kind == "python"
+    exec(finding.treatment.code, {"model": model})
+    assert partial_conversion(look(model)) is None
+
+
+def test_the_printed_filter_leaves_out_what_this_model_has_to_leave_out(look: Look) -> None:
+    def build() -> nn.Module:
+        return nn.ModuleDict(
+            {f"up_{i}": nn.Linear(4096, 4096) for i in range(4)} | {"out": nn.Linear(4096, 50)}
+        )
+
+    model = convert_to_float8_training(build(), module_filter_fn=lambda module, name: name == "up_0")
+    finding = fired(look(model), "filter")
+    assert finding.treatment is not None
+    model = build()
+    exec(finding.treatment.code, {"model": model})
+    assert [type(each) is nn.Linear for each in model.values()] == [False] * 4 + [True]
     assert partial_conversion(look(model)) is None
 
 

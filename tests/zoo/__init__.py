@@ -1,0 +1,1 @@
+"""Models that nobody here wrote, and what is printed for them, carried out line by line."""
