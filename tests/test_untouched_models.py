@@ -244,9 +244,6 @@ def test_blocks_are_those_of_the_architecture(untouched: Untouched, report: Of) 
         held = model.get_submodule(each.name)
         assert isinstance(held, nn.ModuleList | nn.Sequential)
         assert len(held) == each.count
-        assert each.linears == sum(
-            linear.name.startswith(f"{each.name}.") for linear in found.facts.network.linears
-        )
         assert (each.compiled, each.checkpointed) == (0, 0)
 
 

@@ -15,8 +15,9 @@ def configured_name(tree: Tree) -> str | None:
     """Give the last part of the first name or path in the tree, without folders; None without one."""
     seen: set[int] = set()
     for place in tree.places:
+        state = state_of(place.module)
         for attribute in CONFIGS:
-            config = state_of(place.module).get(attribute)
+            config = state.get(attribute)
             if config is None or id(config) in seen:
                 continue
             seen.add(id(config))

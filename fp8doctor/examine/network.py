@@ -66,9 +66,9 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         broken_ties=broken_ties(tree, gaps),
         quantization=quantization(tree),
         hooks=sum(
-            len(state_of(module).get(hook, ()))
+            len(state.get(hook, ()))
             for place in tree.places
-            for module in (*place.wrappers, place.module)
+            for state in map(state_of, (*place.wrappers, place.module))
             for hook in HOOKS
         ),
         float8_parameters=sum(map(is_float8, unique.values())),

@@ -7,8 +7,9 @@ buffers and children, or in its class. A descriptor runs only when a library tha
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType
 from typing import TYPE_CHECKING, Any, cast
@@ -45,7 +46,6 @@ BINDING = (FunctionType, staticmethod, classmethod)
 HELD = ("_parameters", "_buffers", "_modules")
 """Where an ``nn.Module`` keeps what ``nn.Module.__getattr__`` finds."""
 
-MODULE = ("torch.nn.modules.module", "Module")
 TENSOR = ("torch", "Tensor")
 
 NOWHERE: Any = object()
@@ -53,6 +53,8 @@ NOWHERE: Any = object()
 
 def read(thing: Any, name: str, default: Any = None) -> Any:
     """An attribute as it lies in ``thing`` or its class; ``default`` where only running code would tell."""
+    if thing is None:
+        return default
     kind = type(thing)
     if kind is FunctionType:  # no class derives from it, so that nobody's code answers for it
         return getattr(thing, name, default)
@@ -84,7 +86,11 @@ def read_class(kind: type, name: str, default: Any = None) -> Any:
 
 def state_of(thing: Any) -> dict[str, Any]:
     """The dictionary of an object, whatever its class puts in the way; empty where it has none."""
-    for each in reversed(type(thing).__mro__):
+    kind = type(thing)
+    module, state_of_module = _module()
+    if issubclass(kind, module):
+        return state_of_module(thing)
+    for each in reversed(kind.__mro__):
         slot: Any = each.__dict__.get("__dict__")
         if type(slot) in SLOTS:
             state = slot.__get__(thing)
@@ -99,7 +105,7 @@ def is_a(thing: Any, kind: type) -> bool:
 
 def is_module(thing: Any) -> bool:
     """Whether this is an ``nn.Module``."""
-    return MODULE in lineage(type(thing))
+    return issubclass(type(thing), _module()[0])
 
 
 def is_torchscript(thing: Any) -> bool:
@@ -192,6 +198,15 @@ def without_modes() -> Iterator[None]:
 
     with _disable_current_modes():
         yield
+
+
+@functools.cache
+def _module() -> tuple[type, Callable[[Any], dict[str, Any]]]:
+    """``nn.Module``, and what reads the dictionary of one past its classes."""
+    from torch.nn import Module
+
+    slot: Any = Module.__dict__["__dict__"]
+    return Module, slot.__get__
 
 
 def _on_class(kind: type, name: str) -> tuple[type | None, Any]:

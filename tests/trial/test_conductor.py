@@ -65,7 +65,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, blocks: int = 12, width: int = 32) -> None:
+    def __init__(self, blocks: int = 12, width: int = 16) -> None:
         super().__init__()
         self.embedding = nn.Embedding(96, width)
         self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))

@@ -461,10 +461,6 @@ REPORTED: dict[str, tuple[Callable[[Reach], object], str]] = {
         lambda reach: reach.model.first.weight.data.add_(1),
         "parameters",
     ),
-    "a parameter's storage": (
-        lambda reach: setattr(reach.model.first.weight, "data", torch.zeros(16, 16)),
-        "parameters",
-    ),
     "a buffer": (lambda reach: reach.model.scale.mul_(2), "buffers"),
     "the optimizer's step": (
         lambda reach: reach.optimizer.state[reach.model.second.weight]["step"].add_(1),
