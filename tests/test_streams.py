@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 

@@ -28,6 +28,8 @@ from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama, lora
 from tests.stand_ins import transformer_engine as te
 
+pytestmark = pytest.mark.slow
+
 TOKENS = {"input_ids": torch.arange(32).reshape(2, 16), "labels": torch.arange(32).reshape(2, 16)}
 BASELINES = {"as_is": None, "bf16": None, "bf16_compiled": None, "bf16_again": None}
 

@@ -13,6 +13,8 @@ from torchao.float8 import convert_to_float8_training
 from fp8doctor import Report, inspect_model
 from tests.examine.models import training
 
+pytestmark = pytest.mark.slow
+
 
 class Attention(nn.Module):
     def __init__(self) -> None:

@@ -21,6 +21,8 @@ from fp8doctor.trial.copies.replica import OriginalTouched
 from fp8doctor.trial.measure import bench, timer
 from fp8doctor.trial.state.guard import Guard
 
+pytestmark = pytest.mark.slow
+
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 
 

@@ -27,6 +27,8 @@ from tests import prototypes
 from tests.checks.trials import tried
 from tests.stand_ins import transformer_engine
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 WIDTH = 64
 NEVER = float("inf")

@@ -26,6 +26,8 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.run import TrialRun
 from tests.trial.test_shapes import CPU, TOKENS, job
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:

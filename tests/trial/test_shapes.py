@@ -38,6 +38,8 @@ from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.state import dynamo_state
 from fp8doctor.trial.variant import ArmPlan
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 TOKENS = 48
 

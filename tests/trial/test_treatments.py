@@ -51,6 +51,8 @@ from tests.examine.models import Stacked, llama, lora, network, training
 from tests.examine.test_checkpoint_calls import ON, recomputes
 from tests.stand_ins import transformer_engine as te
 
+pytestmark = pytest.mark.slow
+
 TOKENS = {"input_ids": torch.arange(32).reshape(2, 16), "labels": torch.arange(32).reshape(2, 16)}
 
 

@@ -9,6 +9,8 @@ from torch import nn
 from tests.zoo.animals import Animal, floats, of_transformers
 from tests.zoo.course import STATES, take
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 768
 
 

@@ -20,6 +20,8 @@ from tests.checks.arms import ran, timed
 from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama
 
+pytestmark = pytest.mark.slow
+
 Look = Callable[..., Facts]
 H100 = Gpu(name="NVIDIA H100", memory_gib=79.6, memory_used_gib=0.4, visible=True, other_processes=0)
 

@@ -24,6 +24,8 @@ from fp8doctor.checks.compilation.only_linears_compiled import only_linears_comp
 from fp8doctor.facts import Dynamo, Facts, Software
 from fp8doctor.finding import Finding, NotApplicable
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 
 Look = Callable[..., Facts]

@@ -23,6 +23,8 @@ from tests.checks.trials import tried
 from tests.examine.models import llama
 from tests.stand_ins import transformer_engine as stand_in
 
+pytestmark = pytest.mark.slow
+
 BATCH = torch.ones(32, 32, dtype=torch.bfloat16)
 
 

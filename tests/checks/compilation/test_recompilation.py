@@ -30,6 +30,8 @@ from fp8doctor.trial.measure.evidence import _left_eager
 from tests.checks.trials import tried
 from tests.examine.models import llama
 
+pytestmark = pytest.mark.slow
+
 Look = Callable[..., Facts]
 
 LIMIT = (

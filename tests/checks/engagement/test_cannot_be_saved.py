@@ -25,6 +25,8 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Finding, NotApplicable
 from tests.examine.models import llama, lora
 
+pytestmark = pytest.mark.slow
+
 Look = Callable[..., Facts]
 
 INVALID = "RuntimeError: Attempted to access the data pointer on an invalid python storage."

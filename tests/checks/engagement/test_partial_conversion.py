@@ -26,6 +26,8 @@ from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.engagement.accelerated import prepare
 from tests.examine.models import llama_8b, lora
 
+pytestmark = pytest.mark.slow
+
 Look = Callable[..., Facts]
 
 WIDTH = 2048

@@ -26,6 +26,8 @@ from tests.checks.numerics.outliers import (
 )
 from tests.checks.trials import tried
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_layer_with_the_outlier_is_named_and_bf16_mends_it() -> None:
     model = in_fp8(decoder(None, one_outlier, None))

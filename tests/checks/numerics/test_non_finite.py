@@ -15,6 +15,8 @@ from tests.checks.arms import failed, ran
 from tests.checks.numerics.outliers import Overflowing, batch, decoder, in_fp8
 from tests.checks.trials import tried
 
+pytestmark = pytest.mark.slow
+
 
 def overflowing() -> nn.Module:
     model = in_fp8(decoder(None, None))

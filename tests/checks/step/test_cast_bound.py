@@ -22,6 +22,8 @@ from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, profiled, 
 from tests.facts_of import DECODER_468M
 from tests.patients.record import HERE
 
+pytestmark = pytest.mark.slow
+
 Look = Callable[..., Facts]
 
 

@@ -14,6 +14,8 @@ from fp8doctor.registry import discover, run, select
 from tests.checks.step.conftest import families_of, with_arms
 from tests.checks.step.profiled import profiled, replaced, unprofiled
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_head_in_fp32_is_named(sick: Facts) -> None:
     finding = fp32_matmul(sick)

@@ -22,6 +22,8 @@ from tests.checks.step.profiled import BF16, FP8_COMPILED
 from tests.facts_of import DECODER_468M
 from tests.stand_ins.scaled_mm import needs_scaled_mm
 
+pytestmark = pytest.mark.slow
+
 RECORDED = Path(__file__).parents[2] / "patients" / "recorded"
 
 

@@ -18,6 +18,8 @@ from tests.checks.step.conftest import with_arms
 from tests.checks.step.profiled import BF16, FP8_EAGER, profiled, replaced, unprofiled
 from tests.stand_ins import transformer_engine
 
+pytestmark = pytest.mark.slow
+
 Look = Callable[..., Facts]
 
 WAITING = profiled("as_is", 41.5, host_wait_pct=92.0, gemm_fp8=4.0, cast=2.0, pointwise=8.5)

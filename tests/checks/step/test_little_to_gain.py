@@ -14,6 +14,8 @@ from tests.checks.step.conftest import beside, families_of, with_arms
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, profiled, unprofiled
 from tests.facts_of import DECODER_468M
 
+pytestmark = pytest.mark.slow
+
 MOSTLY_ATTENTION = profiled(
     "bf16_compiled", 92.7, gemm_16bit=12.0, attention=62.0, optimizer=5.0, pointwise=12.0
 )

@@ -12,6 +12,8 @@ from tests.checks.arms import ran
 from tests.checks.step.conftest import families_of, with_arms
 from tests.checks.step.profiled import breakdown, profiled, replaced, unprofiled
 
+pytestmark = pytest.mark.slow
+
 FOREACH = KernelGroup(
     name="multi_tensor_apply_kernel<BinaryOpListAlphaFunctor>",
     family="optimizer",

@@ -15,6 +15,8 @@ from fp8doctor.finding import Finding
 from tests.checks.step.conftest import Block, beside, families_of, only, relied_upon
 from tests.checks.trials import tried
 
+pytestmark = pytest.mark.slow
+
 WIDTH, VOCABULARY = 128, 4096
 
 

@@ -15,6 +15,8 @@ from tests.checks.step.conftest import beside, families_of, only
 from tests.checks.step.profiled import BF16, COMPILED, FP8_COMPILED, FP8_EAGER, profiled, replaced, unprofiled
 from tests.facts_of import DECODER_468M
 
+pytestmark = pytest.mark.slow
+
 SLOW_ATTENTION = profiled(
     "as_is", 120.0, gemm_fp8=36.3, cast=20.0, attention=41.0, optimizer=2.5, pointwise=12.0, loss=3.0
 )
