@@ -20,6 +20,7 @@ from fp8doctor.worker.parent import Examination, examine_in_worker
 from tests.checks.environment import live
 
 FOLDER = Path(__file__).parent / "patients"
+
 EXAMINE = """
 import json, sys
 import torch._dynamo
