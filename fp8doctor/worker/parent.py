@@ -139,8 +139,8 @@ def _examined(
     messages = decoder(Message)
     with _Child(request) as child:
         for line in child.lines():
-            if line is None:
-                if time.monotonic() - began > limit:
+            if isinstance(line, float):
+                if line - began > limit:
                     if arm is not None:
                         return _without(facts, arm, f"it took longer than {limit:g} s")
                     return _incomplete(
@@ -267,8 +267,9 @@ class _Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE_S)
 
-    def lines(self) -> Iterator[bytes | None]:
-        """The lines that arrive, and None at every tick without one, until the child has ended.
+    def lines(self) -> Iterator[bytes | float]:
+        """The lines that arrive, and at every tick a moment (`time.monotonic`) up to which all was read,
+        until the child has ended.
 
         The end of the pipe is not the end of the child: user code may close it, and `_Channel` then opens it
         again; nor does an open pipe mean a living child: a process forked by user code holds it too.
@@ -278,6 +279,7 @@ class _Child:
         rest = b""
         while True:
             ended = self._process.poll() is not None
+            looked = time.monotonic()
             try:
                 chunk = os.read(self._read_end, 1 << 20)
             except BlockingIOError:
@@ -288,8 +290,8 @@ class _Child:
                 continue
             if ended:
                 return
+            yield looked
             if chunk is None:
                 poller.poll(TICK_S * 1e3)
             else:
                 time.sleep(TICK_S)
-            yield None

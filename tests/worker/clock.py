@@ -11,11 +11,41 @@ import pytest
 from fp8doctor.worker import parent
 
 
-def late_once_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every limit has passed as soon as the child wrote this file, and again whenever the file grows."""
+def hang(file: Path) -> str:
+    """A Python expression that never ends, for a child: ``file`` grows all the while."""
+    return (
+        f"[(open({str(file)!r}, 'a').write('x'), __import__('time').sleep(0.05)) for _ in iter(lambda: 0, 1)]"
+    )
+
+
+def late_while_it_grows(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every limit passes whenever `hang` lets ``file`` grow."""
 
     def monotonic() -> float:
-        written = 1 + file.stat().st_size if file.exists() else 0
-        return time.monotonic() + 1e6 * written
+        return time.monotonic() + 1e6 * (file.stat().st_size if file.exists() else 0)
 
+    _follow(monotonic, monkeypatch)
+
+
+def late_before_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every limit passes between a message's arrival and its reading."""
+    late_s = 0.0
+    select = parent.select
+
+    class Poll:
+        def __init__(self) -> None:
+            self._poll = select.poll()
+            self.register = self._poll.register
+
+        def poll(self, timeout: float) -> list[tuple[int, int]]:
+            nonlocal late_s
+            if arrived := self._poll.poll(timeout):
+                late_s += 1e6
+            return arrived
+
+    monkeypatch.setattr(parent, "select", SimpleNamespace(poll=Poll, POLLIN=select.POLLIN))
+    _follow(lambda: time.monotonic() + late_s, monkeypatch)
+
+
+def _follow(monotonic: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))

@@ -19,7 +19,7 @@ import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import recorded
 from fp8doctor.worker.parent import Examination, examine_in_worker
-from tests.worker.clock import late_once_there
+from tests.worker.clock import hang, late_before_every_message, late_while_it_grows
 
 pytestmark = pytest.mark.slow
 
@@ -145,14 +145,13 @@ def test_a_signal_is_named(name: str, words: str, examine: Examine) -> None:
 def test_a_hang_is_stopped_with_everything_it_started(
     examine: Examine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late_once_there(tmp_path / "hangs.pid", monkeypatch)
-    text = """
-        import os, signal, subprocess, time
+    late_while_it_grows(tmp_path / "hangs.pid", monkeypatch)
+    text = f"""
+        import os, signal, subprocess
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         open("own.pid", "w").write(str(os.getpid()))
         open("started.pid", "w").write(str(subprocess.Popen(["sleep", "1000"]).pid))
-        open("hangs.pid", "w").close()
-        time.sleep(1000)
+        {hang(tmp_path / "hangs.pid")}
     """
     assert_only_surroundings(
         examine(text, load_timeout=600),
@@ -160,6 +159,13 @@ def test_a_hang_is_stopped_with_everything_it_started(
     )
     assert gone(int((tmp_path / "own.pid").read_text()))
     assert gone(int((tmp_path / "started.pid").read_text()))
+
+
+def test_what_was_said_in_time_but_not_yet_read_is_no_hang(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late_before_every_message(monkeypatch)
+    assert_complete(examine(MODEL, load_timeout=600))
 
 
 def test_what_user_code_prints_goes_to_stderr(examine: Examine, capfd: pytest.CaptureFixture[str]) -> None:

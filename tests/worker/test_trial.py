@@ -16,13 +16,12 @@ from fp8doctor.profiling.trace import MODULE
 from fp8doctor.worker import parent as worker
 from fp8doctor.worker.parent import Examination, examine_in_worker
 from fp8doctor.worker.request import TrialRequest
-from tests.worker.clock import late_once_there
+from tests.worker.clock import hang, late_while_it_grows
 
 pytestmark = pytest.mark.slow
 
 MODEL = """
 import os
-import time
 import torch
 from torch import nn
 
@@ -120,9 +119,11 @@ def test_an_arm_that_hangs_is_left_out_of_the_next(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(worker, "TRIAL_LIMIT", 0.0)
     monkeypatch.setattr(worker, "TRIAL_GRACE_S", 600.0)
     once = tmp_path / "hung"
-    late_once_there(once, monkeypatch)
-    hang = f"os.path.exists({str(once)!r}) or (open({str(once)!r}, 'w').close(), time.sleep(3600))"
-    examination, arms, said = tried(tmp_path, f"({hang}) and super().compile(*arguments, backend='eager')")
+    late_while_it_grows(once, monkeypatch)
+    hangs_once = f"os.path.exists({str(once)!r}) or {hang(once)}"
+    examination, arms, said = tried(
+        tmp_path, f"({hangs_once}) and super().compile(*arguments, backend='eager')"
+    )
     assert examination.problem is None
     assert arms["as_is"].tried
     assert arms["float8_tensorwise"].tried
@@ -134,9 +135,8 @@ def test_a_step_that_hangs_names_the_budget(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(worker, "TRIAL_LIMIT", 0.0)
     monkeypatch.setattr(worker, "TRIAL_GRACE_S", 600.0)
     once = tmp_path / "hung"
-    late_once_there(once, monkeypatch)
-    hang = f"open({str(once)!r}, 'a').write('x'), time.sleep(3600)"
-    text = MODEL.replace("for block in self.blocks:", f"{hang}\n        for block in self.blocks:")
+    late_while_it_grows(once, monkeypatch)
+    text = MODEL.replace("for block in self.blocks:", f"{hang(once)}\n        for block in self.blocks:")
     (tmp_path / "model.py").write_text(text)
     examination = examine_in_worker(
         str(tmp_path / "model.py"), trial=TrialRequest(1.0, "cpu"), progress=lambda text: None
