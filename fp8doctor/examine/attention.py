@@ -18,7 +18,7 @@ from fp8doctor.examine.kv_cache import own_forward
 from fp8doctor.examine.linears import PRETRAINED
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Attention
-from fp8doctor.stacks.lineage import class_name, home, lineage
+from fp8doctor.stacks.lineage import class_name, home
 from fp8doctor.stacks.looking import is_a, read, read_class, state_of
 
 BACKENDS = ("flash", "mem_efficient", "cudnn", "math")
@@ -37,11 +37,11 @@ def examine_attention(tree: Tree) -> tuple[Attention, ...]:
     asked: set[type] = set()
     for place in tree.places:
         module, config = place.module, state_of(place.module).get("config")
-        kind, implementation = type(module), read(config, "_attn_implementation")
+        kind = type(module)
         if (
-            PRETRAINED in lineage(kind)
+            PRETRAINED in place.kind.lineage
             and id(config) not in found
-            and isinstance(implementation, str)
+            and isinstance(implementation := read(config, "_attn_implementation"), str)
             and is_followed(place, config)
         ):
             has_sdpa = read_class(kind, "_supports_sdpa")

@@ -83,7 +83,7 @@ class Call:
 def called_checkpoint(module: Any) -> Call | None:
     """The first checkpoint function that the module's forward can reach; None when it reaches none."""
     forward = forward_of(module)
-    if not _is_named(forward, module, set()):
+    if not names_checkpoint(forward, type(module)):
         return None
     reader = _Reader()
     try:
@@ -95,6 +95,12 @@ def called_checkpoint(module: Any) -> Call | None:
         _log.debug("a forward cannot be read", exc_info=True)
         return Call(None, False)
     return found
+
+
+def names_checkpoint(forward: Any, kind: type) -> bool:
+    """Whether a forward of this class names a checkpoint function at all, flags aside: most need no closer
+    look."""
+    return _is_named(forward, kind.__mro__, set())
 
 
 def is_checkpoint(value: Any) -> bool:
@@ -124,8 +130,7 @@ def _cells(function: FunctionType) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in cells if cell != type(cell)()}
 
 
-def _is_named(function: Any, module: Any, seen: set[int]) -> bool:
-    """Whether a checkpoint function is named at all, flags aside: most forwards need no closer look."""
+def _is_named(function: Any, classes: tuple[type, ...], seen: set[int]) -> bool:
     function = read(function, "__func__", function)
     plain = type(function) is FunctionType and not function.__dict__
     if id(function) in seen or (plain and not _is_own(function)):
@@ -138,10 +143,10 @@ def _is_named(function: Any, module: Any, seen: set[int]) -> bool:
             if "checkpoint" in name:
                 return True
             held.append(function.__globals__.get(name))
-            held += [vars(kind)[name] for kind in type(module).__mro__ if name in vars(kind)]
+            held += [vars(kind)[name] for kind in classes if name in vars(kind)]
     followed = FunctionType, MethodType, functools.partial
     return any(
-        is_checkpoint(each) or (any(is_a(each, kind) for kind in followed) and _is_named(each, module, seen))
+        is_checkpoint(each) or (any(is_a(each, kind) for kind in followed) and _is_named(each, classes, seen))
         for each in held
     )
 

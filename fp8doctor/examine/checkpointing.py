@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import Any
 
-from fp8doctor.examine.checkpoint_calls import LIBRARIES, called_checkpoint, is_checkpoint
+from fp8doctor.examine.checkpoint_calls import LIBRARIES, called_checkpoint, is_checkpoint, names_checkpoint
 from fp8doctor.examine.code_names import names_in
 from fp8doctor.examine.compile_marks import chain
+from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import Checkpointing
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.stacks.lineage import home, lineage
+from fp8doctor.stacks.lineage import home
 from fp8doctor.stacks.looking import forward_of, modules_of, read, read_class, state_of
 
 WRAPPERS = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
@@ -27,22 +28,23 @@ AUTOCASTS = frozenset(("autocast", "fp8_autocast"))
 """What it is called from 2.9 on, and what before (deprecated since)."""
 
 
-def checkpointing_of(module: Any, name: str) -> Checkpointing | None:
+def checkpointing_of(module: Any, name: str, kind: Kind) -> Checkpointing | None:
     """The checkpointing that this very module stands for, if any."""
-    if (WRAPPERS, "CheckpointWrapper") in lineage(type(module)):
-        implementation = read(state_of(module).get("checkpoint_impl"), "name")
+    state = state_of(module)
+    if (WRAPPERS, "CheckpointWrapper") in kind.lineage:
+        implementation = read(state.get("checkpoint_impl"), "name")
         reentrant = None if implementation is None else implementation == "REENTRANT"
         return Checkpointing(
             name=name,
             form="wrapper",
             active=read(module, "training"),
             reentrant=reentrant,
-            **in_fp8(module, state_of(module).get("checkpoint_fn")),
+            **in_fp8(module, state.get("checkpoint_fn")),
         )
-    if (WRAPPERS, "OffloadWrapper") in lineage(type(module)):
+    if (WRAPPERS, "OffloadWrapper") in kind.lineage:
         return Checkpointing(name=name, form="offload", active=read(module, "training"), reentrant=None)
-    if huggingface_flag(module):
-        function = state_of(module).get("_gradient_checkpointing_func")
+    if state.get("gradient_checkpointing", kind.once(_flag_of_class)) is True:
+        function = state.get("_gradient_checkpointing_func")
         return Checkpointing(
             name=name,
             form="huggingface",
@@ -50,11 +52,13 @@ def checkpointing_of(module: Any, name: str) -> Checkpointing | None:
             reentrant=_reentrant(function),
             **in_fp8(module, function),
         )
-    hooks = [hook for hook in state_of(module).get("_forward_pre_hooks", {}).values() if is_composable(hook)]
+    hooks = [hook for hook in state.get("_forward_pre_hooks", {}).values() if is_composable(hook)]
     if hooks:
         return Checkpointing(
             name=name, form="composable", active=True, reentrant=False, **in_fp8(module, hooks[0])
         )
+    if "forward" not in state and not kind.once(_names_checkpoint):
+        return None
     if (called := called_checkpoint(module)) is None:
         return None
     return Checkpointing(
@@ -92,13 +96,21 @@ def in_fp8(region: Any, function: Any) -> dict[str, Any]:
 
 def huggingface_flag(module: Any) -> bool | None:
     """``module.gradient_checkpointing`` where there is one, without running a property."""
-    flag = state_of(module).get("gradient_checkpointing", read_class(type(module), "gradient_checkpointing"))
+    flag = state_of(module).get("gradient_checkpointing", _flag_of_class(type(module)))
     return flag if isinstance(flag, bool) else None
 
 
-def is_layer(module: Any) -> bool:
-    """Whether its own flag decides (transformers >= 4.53) and not the flag above."""
-    return LAYER in lineage(type(module))
+def _flag_of_class(kind: type) -> Any:
+    return read_class(kind, "gradient_checkpointing")
+
+
+def _names_checkpoint(kind: type) -> bool:
+    return names_checkpoint(read_class(kind, "forward"), kind)
+
+
+def is_layer(kind: Kind) -> bool:
+    """Whether a module's own flag decides (transformers >= 4.53) and not the flag above."""
+    return LAYER in kind.lineage
 
 
 def forwards(module: Any) -> Iterator[tuple[CodeType, dict[str, Any]]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import CompileMark
 from fp8doctor.stacks.lineage import lineage
 from fp8doctor.stacks.looking import forward_of, read, read_class, state_of
@@ -14,11 +15,11 @@ from fp8doctor.stacks.looking import forward_of, read, read_class, state_of
 OPTIMIZED_MODULE = ("torch._dynamo.eval_frame", "OptimizedModule")
 
 
-def compile_mark(module: Any, name: str) -> CompileMark | None:
+def compile_mark(module: Any, name: str, kind: Kind) -> CompileMark | None:
     """The mark on this very module, if there is one; a wrapper's mark carries the name of what it wraps."""
     state = state_of(module)
-    if OPTIMIZED_MODULE in lineage(type(module)):
-        if is_disabled(module):  # what torch.compiler.disable(m) returns
+    if OPTIMIZED_MODULE in kind.lineage:
+        if is_disabled(module, kind):  # what torch.compiler.disable(m) returns
             return None
         return CompileMark(
             name=name,
@@ -37,10 +38,7 @@ def compile_mark(module: Any, name: str) -> CompileMark | None:
         return CompileMark(
             name=name, form="assigned_forward", backend=_backend_of_function(compiled), compiles=True
         )
-    if (
-        "forward" not in state
-        and (compiled := compiled_function(read_class(type(module), "forward"))) is not None
-    ):
+    if "forward" not in state and (compiled := kind.once(_compiled_forward)) is not None:
         return CompileMark(
             name=name, form="decorated_forward", backend=_backend_of_function(compiled), compiles=True
         )
@@ -96,9 +94,22 @@ def compiled_function(function: Any) -> Any:
     return None
 
 
-def is_disabled(module: Any) -> bool:
+def is_disabled(module: Any, kind: Kind) -> bool:
     """Whether `torch.compiler.disable` keeps Dynamo out of this module's forward and of all that it calls."""
-    for link in chain(forward_of(module)):
+    own = state_of(module).get("forward")
+    return kind.once(_has_disabled_forward) if own is None else _disables(own)
+
+
+def _compiled_forward(kind: type) -> Any:
+    return compiled_function(read_class(kind, "forward"))
+
+
+def _has_disabled_forward(kind: type) -> bool:
+    return _disables(read_class(kind, "forward"))
+
+
+def _disables(function: Any) -> bool:
+    for link in chain(function):
         if read(link, "_torchdynamo_disable"):
             return read(link, "_torchdynamo_disable_recursive", True) is not False
         if read(link, "_torchdynamo_orig_callable") is not None:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from fp8doctor.examine.compile_marks import OPTIMIZED_MODULE, compile_mark
+from fp8doctor.examine.kind import Kind
 from fp8doctor.examine.walk import Place, Tree, parameters
 from fp8doctor.facts import Conversion
 from fp8doctor.facts.scrub import scrub
@@ -101,7 +102,7 @@ def replacement(parent: nn.Module, old: nn.Module, new: nn.Module, weight: Any) 
         hooks=hooks(old),
         kind=type(old),
         own_forward=read_class(type(old), "forward") is not nn.Linear.forward and not is_a(new, type(old)),
-        compiled=(mark := compile_mark(old, "")) is not None and mark.compiles is not False,
+        compiled=(mark := compile_mark(old, "", Kind(type(old)))) is not None and mark.compiles is not False,
         wrapped=OPTIMIZED_MODULE in lineage(type(parent)),
         frozen=not weight.requires_grad,
     )

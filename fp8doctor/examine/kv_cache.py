@@ -25,7 +25,6 @@ from fp8doctor.examine.checkpointing import huggingface_flag
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.linears import PRETRAINED
 from fp8doctor.examine.walk import Place, Tree
-from fp8doctor.stacks.lineage import lineage
 from fp8doctor.stacks.looking import forward_of, read, state_of
 
 CACHES = "transformers.cache_utils"
@@ -39,7 +38,7 @@ def use_cache(tree: Tree, arguments: Any) -> bool | None:
 
     ``arguments`` are those of a Trainer, or None.
     """
-    models = [place.module for place in tree.places if PRETRAINED in lineage(type(place.module))]
+    models = [place.module for place in tree.places if PRETRAINED in place.kind.lineage]
     makers = [place for place in tree.places if place.module in models and makes_cache(place.module)]
     if not makers:
         return None
@@ -75,7 +74,7 @@ def cache_holder(tree: Tree, switch: str | None) -> str | None:
     makers = [
         place.name
         for place in tree.places
-        if PRETRAINED in lineage(type(place.module))
+        if PRETRAINED in place.kind.lineage
         and (place.name == switch or place.name.startswith(below))
         and makes_cache(place.module)
     ]
@@ -85,7 +84,7 @@ def cache_holder(tree: Tree, switch: str | None) -> str | None:
 def cache_switch(tree: Tree, arguments: Any) -> str | None:
     """Name of the outermost module with the configuration that asks for a cache, which checkpointing may hold
     off; None when none asks."""
-    models = [place for place in tree.places if PRETRAINED in lineage(type(place.module))]
+    models = [place for place in tree.places if PRETRAINED in place.kind.lineage]
     if read(arguments, "use_cache") is False or any(drops_cache(place.module) for place in models):
         return None
     configs = [

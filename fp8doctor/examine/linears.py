@@ -12,7 +12,6 @@ from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Blocks, Linear, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise
-from fp8doctor.stacks.lineage import lineage
 from fp8doctor.stacks.looking import children_of, is_torchscript, method, read, state_of
 
 _log = logging.getLogger("fp8doctor")
@@ -40,7 +39,7 @@ Found = tuple[Place, Layer]
 
 def find_layers(tree: Tree, gaps: dict[str, str]) -> list[Found]:
     """All linear-like layers with their places, in the order of the tree."""
-    scripted = [place.name for place in tree.places if is_torchscript(place.module)]
+    scripted = [place.name for place in tree.places if place.kind.once(is_torchscript)]
     if scripted:
         gaps["network.linears"] = (
             f"layers inside TorchScript are not read ({len(scripted)} modules, "
@@ -90,7 +89,7 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
         )
         gaps["network.linears.flops_share_pct"] = gaps["network.linears.flops_per_token"]
     features = dict(layer.features)
-    if place.parent and class_is(place.parent, "torch.nn.", "MultiheadAttention"):
+    if place.parent and place.parent.kind.descends_from("torch.nn.", "MultiheadAttention"):
         features["functional"] = True
     return Linear(
         name=name,
@@ -209,7 +208,9 @@ def _ends(
 ) -> set[int]:
     """The last layer behind the blocks, or behind convolutions, where its output has a width that no layer
     takes; and such layers beside it in a module of their own, as those of a detector."""
-    convolves = any(class_is(place, "torch.nn.", f"Conv{each}d") for place in tree.places for each in "123")
+    convolves = any(
+        place.kind.descends_from("torch.nn.", "Conv1d", "Conv2d", "Conv3d") for place in tree.places
+    )
     if not candidates or not (blocks or convolves):
         return set()
     taken = {layer.in_features for _, layer in found}
@@ -230,7 +231,7 @@ def _ends(
 def output_embeddings(tree: Tree) -> Any:
     """The module that transformers calls the output embeddings; None for other models."""
     for place in tree.places:
-        if PRETRAINED in lineage(type(place.module)):
+        if PRETRAINED in place.kind.lineage:
             ask = method(place.module, "get_output_embeddings")
             try:
                 return ask and ask()
@@ -243,10 +244,3 @@ def output_embeddings(tree: Tree) -> Any:
 def last_part(name: str) -> str:
     """The last component of a name that the model's author gave."""
     return next((part for part in reversed(name.split(".")) if part not in PEFT_PARTS), "")
-
-
-def class_is(place: Place, module_prefix: str, name: str) -> bool:
-    """Whether a module is of the class ``name`` of a library, or derived from it."""
-    return any(
-        module.startswith(module_prefix) and each == name for module, each in lineage(type(place.module))
-    )

@@ -9,7 +9,7 @@ from torch import nn
 
 from fp8doctor.examine.blocks import find_blocks
 from fp8doctor.examine.compile_marks import forward_of_torch
-from fp8doctor.examine.linears import PRETRAINED, class_is, describe, elements, find_layers
+from fp8doctor.examine.linears import PRETRAINED, describe, elements, find_layers
 from fp8doctor.examine.walk import Place, Tree, parameters, wrapped_child
 from fp8doctor.facts import Network
 from fp8doctor.facts.scrub import scrub
@@ -80,7 +80,7 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
 
 def is_embedding(place: Place) -> bool:
     """Whether this is an embedding table: nn.Embedding, nn.EmbeddingBag or a class derived from them."""
-    return class_is(place, "torch.nn.", "Embedding") or class_is(place, "torch.nn.", "EmbeddingBag")
+    return place.kind.descends_from("torch.nn.", "Embedding", "EmbeddingBag")
 
 
 def is_adapter(name: str) -> bool:
@@ -123,7 +123,7 @@ def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:
     configuration switches off, nor what a checkpoint left apart. Names are found again behind the wrappers of
     PEFT and torch.
     """
-    place = next((place for place in tree.places if PRETRAINED in lineage(type(place.module))), None)
+    place = next((place for place in tree.places if PRETRAINED in place.kind.lineage), None)
     if place is None:
         return ()
     declared = state_of(place.module).get("all_tied_weights_keys")
@@ -169,8 +169,9 @@ def original(module: nn.Module | None) -> nn.Module | None:
 
 def quantization(tree: Tree) -> str | None:
     """Read how the weights are quantized from the first configuration that says so (transformers)."""
-    for place in tree.places:
-        settings = read(state_of(place.module).get("config"), "quantization_config")
+    configs = (state_of(place.module).get("config") for place in tree.places)
+    for config in {id(config): config for config in configs}.values():
+        settings = read(config, "quantization_config")
         method = (
             settings.get("quant_method") if isinstance(settings, dict) else read(settings, "quant_method")
         )

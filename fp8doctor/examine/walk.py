@@ -11,6 +11,7 @@ from torch import nn
 
 from fp8doctor.examine.checkpointing import checkpointing_of, is_layer
 from fp8doctor.examine.compile_marks import compile_mark, forward_of_torch, is_called, is_disabled, step_mark
+from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import Checkpointing, CompileMark
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import lineage
@@ -48,6 +49,7 @@ class Place:
 
     name: str
     module: nn.Module
+    kind: Kind
     parent: Place | None
     children: list[Place] = field(default_factory=list)
     wrappers: tuple[nn.Module, ...] = ()
@@ -101,7 +103,7 @@ def walk(model: nn.Module, training_step: Callable[..., Any] | None = None) -> T
     if step:
         tree.marks.append(step)
     _Walk(tree).visit(model, "", None, Cover(compiled="" if step else None))
-    layers = tuple(place.name for place in tree.places if is_layer(place.module))
+    layers = tuple(place.name for place in tree.places if is_layer(place.kind))
     tree.checkpointing = [each for each in tree.checkpointing if not _decides_nothing(each, layers)]
     return tree
 
@@ -124,6 +126,7 @@ class _Walk:
         self.seen: set[int] = set()
         self.open: set[int] = set()
         self.trainable = False
+        self.kinds: dict[type, Kind] = {}
 
     def visit(
         self,
@@ -140,7 +143,8 @@ class _Walk:
             return
         self.seen.add(id(module))
         self.open.add(id(module))
-        cover = self.marked(module, name, cover)
+        kind = self.kind_of(module)
+        cover = self.marked(module, name, kind, cover)
         self.trainable = self.trainable or any(
             each is not None and each.requires_grad for each in parameters_of(module).values()
         )
@@ -151,6 +155,7 @@ class _Walk:
             place = Place(
                 name,
                 module,
+                kind,
                 parent,
                 [],
                 wrappers,
@@ -167,17 +172,25 @@ class _Walk:
             for child_name, child in children_of(module).items():
                 if child is not None:
                     full_name = f"{name}.{child_name}" if name else child_name
-                    self.visit(child, full_name, place, below(place, child_name, child, full_name, cover))
+                    covered = below(place, child_name, self.kind_of(child), full_name, cover)
+                    self.visit(child, full_name, place, covered)
         self.open.discard(id(module))
 
-    def marked(self, module: nn.Module, name: str, cover: Cover) -> Cover:
+    def kind_of(self, module: nn.Module) -> Kind:
+        """The class of a module, the same object for all of its modules."""
+        of = type(module)
+        if of not in self.kinds:
+            self.kinds[of] = Kind(of)
+        return self.kinds[of]
+
+    def marked(self, module: nn.Module, name: str, kind: Kind, cover: Cover) -> Cover:
         """The cover as this module's own marks change it."""
         checkpointed, flag_above = cover.checkpointed, cover.flag_above
-        compiled, watched = self.compiled(module, name, cover)
-        found = checkpointing_of(module, name)
+        compiled, watched = self.compiled(module, name, kind, cover)
+        found = checkpointing_of(module, name, kind)
         if found:
             self.tree.checkpointing.append(found)
-            if found.form in REGIONS or (found.form == "huggingface" and is_layer(module)):
+            if found.form in REGIONS or (found.form == "huggingface" and is_layer(kind)):
                 checkpointed, flag_above = name, False
             elif found.form == "huggingface":
                 flag_above = True
@@ -185,9 +198,9 @@ class _Walk:
                 checkpointed = NOT_RECORDED
         return Cover(compiled, watched, checkpointed, flag_above, cover.adapter, cover.experts, cover.idle)
 
-    def compiled(self, module: nn.Module, name: str, cover: Cover) -> tuple[str | None, bool]:
+    def compiled(self, module: nn.Module, name: str, kind: Kind, cover: Cover) -> tuple[str | None, bool]:
         """The region that this module is in, and whether Dynamo watches for one below it."""
-        mark = compile_mark(module, name)
+        mark = compile_mark(module, name, kind)
         if (
             mark
             and mark.compiles is False
@@ -201,20 +214,21 @@ class _Walk:
             if mark.compiles is not False:
                 return name, False
             return cover.compiled, cover.watched or is_called(module)
-        if (cover.compiled is not None or cover.watched) and is_disabled(module):
+        if (cover.compiled is not None or cover.watched) and is_disabled(module, kind):
             return None, False
         if cover.watched and is_called(module) and not forward_of_torch(module):
             return name, False
         return cover.compiled, cover.watched
 
 
-def below(place: Place, child_name: str, child: nn.Module, full_name: str, cover: Cover) -> Cover:
+def below(place: Place, child_name: str, child: Kind, full_name: str, cover: Cover) -> Cover:
     """Find the cover of a child: blocks under a flagged model, LoRA's parts and expert lists change it."""
     module, adapter, experts = place.module, cover.adapter, cover.experts
+    beside = children_of(module)
     checkpointed, flag_above = cover.checkpointed, cover.flag_above
     if flag_above and is_a(module, nn.ModuleList):
         checkpointed, flag_above = (checkpointed if is_layer(child) else full_name), False
-    if adapter != "adapter" and "base_layer" in children_of(module):
+    if adapter != "adapter" and "base_layer" in beside:
         # Around expert weights PEFT nests its wrappers: the base of one holds the adapter of the next.
         adapter = (
             "base" if child_name == "base_layer" else "adapter" if child_name.startswith("lora_") else adapter
@@ -222,8 +236,8 @@ def below(place: Place, child_name: str, child: nn.Module, full_name: str, cover
     elif adapter is None and child_name in ("lora_a", "lora_b"):
         adapter = "adapter"
     if is_expert_list(place):
-        experts = len(children_of(module))
-    idle = cover.idle or (child_name == "original_module" and "modules_to_save" in children_of(module))
+        experts = len(beside)
+    idle = cover.idle or (child_name == "original_module" and "modules_to_save" in beside)
     return Cover(cover.compiled, cover.watched, checkpointed, flag_above, adapter, experts, idle)
 
 

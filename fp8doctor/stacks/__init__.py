@@ -1,8 +1,9 @@
 """The stacks: one file for each FP8 implementation; none imports its library.
 
 A stack is a module with ``ORDER`` and ``recognise``; adding a file adds a stack. The ordinary layers come
-last. One whose layers keep a record of how they scale has ``scaling(module)`` too, one that keeps FP8 weights
-between steps ``fp8_copies(module)``.
+last. One that knows its layers by their class alone says in ``PREFIX`` where those classes are from. One
+whose layers keep a record of how they scale has ``scaling(module)`` too, one that keeps FP8 weights between
+steps ``fp8_copies(module)``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import logging
 import pkgutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, cast
+from weakref import WeakKeyDictionary
 
 from fp8doctor.facts import Scaling, Use
 from fp8doctor.facts.scrub import scrub
+from fp8doctor.stacks.lineage import lineage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,6 +76,23 @@ class Stack(Protocol):
         """
 
 
+_ASKED: WeakKeyDictionary[type, tuple[Stack, ...]] = WeakKeyDictionary()
+
+
+def stacks_of(kind: type) -> tuple[Stack, ...]:
+    """The stacks that a module of this class may belong to, in the order in which they are asked."""
+    asked = _ASKED.get(kind)
+    if asked is None:
+        homes = [module for module, _ in lineage(kind)]
+        asked = _ASKED[kind] = tuple(
+            stack
+            for stack in stacks()
+            if (prefix := getattr(stack, "PREFIX", None)) is None
+            or any(home.startswith(prefix) for home in homes)
+        )
+    return asked
+
+
 @functools.cache
 def stacks() -> tuple[Stack, ...]:
     """All stacks, in the order in which they are asked."""
@@ -86,7 +106,7 @@ def stacks() -> tuple[Stack, ...]:
 
 def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     """Recognise the linear-like layers that this very module is; none where a stack cannot read it."""
-    for stack in stacks():
+    for stack in stacks_of(type(module)):
         try:
             layers = stack.recognise(module, gaps)
         except Exception as error:  # one odd layer must not cost the others
@@ -103,7 +123,7 @@ def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 def bf16_twin(module: Module, compiled: bool) -> Module | None:
     """This very module without FP8; None for a module that does not train in FP8. Raises `NoTwin` where there
     is no such form."""
-    for stack in stacks():
+    for stack in stacks_of(type(module)):
         uses = {layer.use for layer in stack.recognise(module, {})}
         if "storage" in uses:
             raise NoTwin(f"its weights are stored in low precision ({type(module).__name__})")
@@ -117,7 +137,7 @@ def scaling(module: Module) -> Scaling | None:
     return next(
         (
             found
-            for stack in stacks()
+            for stack in stacks_of(type(module))
             if hasattr(stack, "scaling") and (found := stack.scaling(module)) is not None
         ),
         None,

@@ -12,11 +12,12 @@ from fp8doctor.stacks.looking import is_a
 
 ORDER = 40
 STACK = "bitsandbytes"
+PREFIX = "bitsandbytes."
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     """A Linear4bit or Linear8bitLt, by the features it was built with: its weight is packed."""
-    kind = ancestor(type(module), "bitsandbytes.", ("Linear4bit", "Linear8bitLt"))
+    kind = ancestor(type(module), PREFIX, ("Linear4bit", "Linear8bitLt"))
     if kind is None or not is_a(module, nn.Linear):
         return ()
     return tuple(replace(each, kind=kind, stack=STACK, use="storage") for each in plain.linear(module, gaps))

@@ -75,7 +75,7 @@ def read(thing: Any, name: str, default: Any = None) -> Any:
         return _described(thing, owner, found, default) if hasattr(type(found), "__get__") else found
     if kind is MethodType:
         return read(thing.__func__, name, default)
-    return getattr(thing, name, default) if is_torchscript(thing) else default
+    return getattr(thing, name, default) if is_torchscript(kind) else default
 
 
 def read_class(kind: type, name: str, default: Any = None) -> Any:
@@ -108,9 +108,9 @@ def is_module(thing: Any) -> bool:
     return issubclass(type(thing), _module()[0])
 
 
-def is_torchscript(thing: Any) -> bool:
-    """Whether ``torch.jit`` made this module."""
-    return ancestor(type(thing), "torch.jit.", ("ScriptModule",)) is not None
+def is_torchscript(kind: type) -> bool:
+    """Whether ``torch.jit`` made the modules of this class."""
+    return ancestor(kind, "torch.jit.", ("ScriptModule",)) is not None
 
 
 def parameters_of(module: Module) -> dict[str, Parameter | None]:
@@ -162,12 +162,13 @@ def tensor(module: Module, name: str) -> Tensor | None:
     parameter beside it. A parametrization keeps the original, or parts of it: of torch's own the largest has
     the shape of the whole.
     """
-    own: dict[str, Any] = {**buffers_of(module), **parameters_of(module)}
+    parameters, buffers = parameters_of(module), buffers_of(module)
     for key in (name, f"{name}_orig", f"{name}_v"):
-        if own.get(key) is not None:
-            return cast("Tensor", own[key])
+        own = parameters.get(key, buffers.get(key))
+        if own is not None:
+            return own
     kept = state_of(module).get(name)
-    if TENSOR in lineage(type(kept)):
+    if kept is not None and TENSOR in lineage(type(kept)):
         return cast("Tensor", kept)
     registered = children_of(module).get("parametrizations")
     parametrization = children_of(registered).get(name) if registered is not None else None
@@ -235,7 +236,7 @@ def _renamed(kind: type, name: str) -> str:
     """The name under which a configuration of transformers keeps an attribute (``attribute_map``, 4.57 to
     5.23)."""
     owner, _ = _on_class(kind, "__getattribute__")
-    if owner is None or _package(owner) != "transformers":
+    if owner is object or owner is None or _package(owner) != "transformers":
         return name
     names = read_class(kind, "attribute_map")
     return str(names.get(name, name)) if isinstance(names, dict) else name
@@ -243,13 +244,14 @@ def _renamed(kind: type, name: str) -> str:
 
 def _members(module: Any, held: str) -> dict[str, Any]:
     """What a module holds of one sort, past whatever its containers do when they are asked."""
-    state = state_of(module)
+    kind, state_of_module = _module()
+    state = state_of_module(module) if issubclass(type(module), kind) else state_of(module)
     found = state.get(held)
     if type(found) is dict:
         return found
     if isinstance(found, dict):
         return dict(dict.items(found))
-    if is_torchscript(module):
+    if is_torchscript(type(module)):
         inner = state.get("_actual_script_module")
         return (
             _members(inner, held) if inner is not None else dict(found.items() if found is not None else ())

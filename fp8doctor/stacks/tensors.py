@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fp8doctor.stacks.lineage import class_name, lineage
+from fp8doctor.stacks.lineage import class_name, home, lineage
 from fp8doctor.stacks.looking import read
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ versions can be flattened)."""
 
 def local(tensor: Tensor) -> Tensor:
     """The tensor of this process behind a DTensor; any other tensor unchanged."""
-    inner = (
-        read(tensor, "_local_tensor") if class_name(type(tensor)).startswith("torch.distributed") else None
-    )
+    inner = read(tensor, "_local_tensor") if home(type(tensor)).startswith("torch.distributed") else None
     return tensor if inner is None else inner
 
 

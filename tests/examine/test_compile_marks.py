@@ -110,6 +110,14 @@ def test_a_disabled_module_is_no_region() -> None:
     assert {linear.compiled for linear in network(model).linears} == ({None, "1"} if SKIPS else {None, ""})
 
 
+def test_a_class_that_is_patched_between_two_examinations(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Stacked()
+    assert not training(model).compile_marks
+    monkeypatch.setattr(Block, "forward", torch.compile(Block.forward, backend="eager"))
+    forms = {mark.form for mark in training(model).compile_marks}
+    assert forms == {"decorated_forward"}
+
+
 def test_a_list_that_nobody_calls() -> None:
     model = Stacked()
     model.blocks.compile(backend="eager")

@@ -10,13 +10,21 @@ from transformers import MixtralConfig
 from transformers.integrations.fbgemm_fp8 import FbgemmFp8Linear
 from transformers.integrations.finegrained_fp8 import FP8Experts, FP8Linear
 
-from fp8doctor.stacks import stacks
+from fp8doctor.stacks import stacks, stacks_of
 from tests.examine.models import network
 
 
 def test_order_of_the_stacks() -> None:
     names = [getattr(each, "STACK", "") for each in stacks()]
     assert names == ["transformer_engine", "torchao", "huggingface", "bitsandbytes", "torch"]
+
+
+def test_a_stack_is_asked_where_its_classes_may_be() -> None:
+    class Own(FP8Linear):
+        pass
+
+    of = {kind: [getattr(each, "STACK", "") for each in stacks_of(kind)] for kind in (nn.Linear, Own)}
+    assert of == {nn.Linear: ["torchao", "torch"], Own: ["torchao", "huggingface", "torch"]}
 
 
 def test_finegrained_linear() -> None:

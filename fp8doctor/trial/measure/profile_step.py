@@ -20,6 +20,7 @@ from torch import nn
 
 from fp8doctor.analysis.median_interval import interval
 from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
+from fp8doctor.examine.kind import Kind
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason, is_conversion
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.facts.record import UnreadableDocument
@@ -172,7 +173,11 @@ def _nameable(ready: Ready, training_step: Callable[..., Any] | None) -> dict[st
     """
     if ready.model is None or (ready.compiled.graphs and step_mark(training_step)):
         return {}
-    marks = ((module, compile_mark(module, "")) for module in ready.model.modules() if is_called(module))
+    marks = (
+        (module, compile_mark(module, "", Kind(type(module))))
+        for module in ready.model.modules()
+        if is_called(module)
+    )
     regions = [module for module, mark in marks if mark and (ready.compiled.graphs or not mark.compiles)]
     inside = {id(each) for region in regions for each in region.modules()}
     return {
