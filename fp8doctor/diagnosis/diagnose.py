@@ -46,7 +46,8 @@ def diagnose(
 def hypotheses(
     facts: Facts, *, select: Sequence[str] = (), ignore: Sequence[str] = (), checks: Sequence[Path] = ()
 ) -> tuple[Step, ...]:
-    """What a trial is to time: all that was proposed, for only a time tells whether to give FP8 up."""
+    """Propose what a trial is to time: all that was proposed, for only a time tells whether to give FP8
+    up."""
     findings, _ = registry.run(registry.select(registry.discover(checks), select, ignore), facts)
     return prescribe(findings, facts)
 
@@ -59,7 +60,7 @@ def replay(
     ignore: Sequence[str] = (),
     checks: Sequence[Path] = (),
 ) -> Document:
-    """The checks of this version over the facts of a saved report, with its time and tool kept. Raises
+    """Run the checks of this version over the facts of a saved report, with its time and tool kept. Raises
     `UserError`, also for a GPU that has no datasheet."""
     facts, written_by, created_at = read_saved(path)
     if assume_gpu:

@@ -61,16 +61,16 @@ class Document(Record, frozen=True, kw_only=True):
     """The GPU that modelled numbers are of: its name in the datasheet table; as assumed where it has none."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain values, as `fp8doctor/report.schema.json` describes them."""
+        """Write the report as plain values, as `fp8doctor/report.schema.json` describes them."""
         data = to_builtins(self)
         return {"schema_version": SCHEMA_VERSION, **data, "facts": self.facts.to_dict()}
 
     def to_json(self) -> str:
-        """The JSON document, the same bytes for the same report."""
+        """Write the JSON document, the same bytes for the same report."""
         return encode(self.to_dict()).decode()
 
     def worst(self) -> Severity | None:
-        """The gravest severity among the findings and the verdict; None when nothing was found."""
+        """Return the gravest severity among the findings and the verdict; None when nothing was found."""
         grades = [SEVERITIES.index(finding.severity or "info") for finding in self.findings]
         if self.verdict.status in ("fp8_not_engaged", "fp8_slower"):
             grades.append(SEVERITIES.index("error"))
@@ -84,7 +84,7 @@ class Document(Record, frozen=True, kw_only=True):
 
 @functools.cache
 def tool() -> Tool:
-    """This version of fp8doctor; a bare checkout that was never installed reads its own setup.cfg."""
+    """Give this version of fp8doctor; a bare checkout that was never installed reads its own setup.cfg."""
     from importlib import metadata
 
     try:
@@ -98,7 +98,7 @@ def tool() -> Tool:
 
 
 def now() -> str:
-    """The current time as reports carry it."""
+    """Give the current time as reports carry it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -134,7 +134,7 @@ def read_saved(path: str | Path) -> tuple[Facts, Tool, str]:
 
 
 def _content(path: Path) -> bytes:
-    """What a file of a report's size holds; from anything else nothing is read, which may never end."""
+    """Read what a file of a report's size holds; from anything else nothing is read, which may never end."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise UserError(f"cannot read {path}: it is not a regular file")
@@ -146,7 +146,7 @@ def _content(path: Path) -> bytes:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a report, generated from the records."""
+    """Return the JSON Schema of a report, generated from the records."""
     import msgspec
 
     document = msgspec.json.schema(Document)
@@ -168,7 +168,7 @@ def schema() -> dict[str, Any]:
 
 
 def shipped_schema() -> dict[str, Any]:
-    """The schema file that ships with the package; a test holds it to `schema`."""
+    """Read the schema file that ships with the package; a test holds it to `schema`."""
     import json
     from importlib import resources
 

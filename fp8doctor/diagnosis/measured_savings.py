@@ -16,8 +16,8 @@ from fp8doctor.finding import Finding, Outcome, Saving
 def with_measured_savings(
     facts: Facts, findings: Sequence[Finding], outcomes: Sequence[Outcome]
 ) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
-    """The findings with measured savings where an arm carried out their treatment alone, and the refuted ones
-    so called.
+    """Return the findings with measured savings where an arm carried out their treatment alone, and the
+    refuted ones so called.
 
     A refuted finding keeps its saving, zero or negative, and becomes information.
     """
@@ -48,8 +48,8 @@ def with_measured_savings(
 
 
 def _saved_alone(facts: Facts, finding: Finding) -> Interval | None:
-    """What the treatment of a finding saved where an arm carried it out alone on top of its base; None where
-    none did.
+    """Tell what the treatment of a finding saved where an arm carried it out alone on top of its base; None
+    where none did.
 
     A finding of a measured check brings its own. BF16 is held to the best that FP8 reaches: what else is
     saved is the other treatments' gain.

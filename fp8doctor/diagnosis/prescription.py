@@ -62,7 +62,7 @@ def _step_of(group: list[Finding], facts: Facts | None) -> Step:
 
 
 def _for_all(treatment: Treatment, group: list[Finding], facts: Facts | None) -> Treatment:
-    """The treatment with the layers of every finding that names it."""
+    """Return the treatment with the layers of every finding that names it."""
     layers = tuple(
         dict.fromkeys(layer for finding in group if finding.treatment for layer in finding.treatment.layers)
     )
@@ -79,8 +79,8 @@ WITHOUT_CONVERSION = "# leave out the conversion to FP8"
 
 
 def as_timed(proposed: Sequence[Step], facts: Facts) -> tuple[Step, ...]:
-    """The proposed steps, held to the trial; as they are without one, but never to mend FP8 and to give it
-    up.
+    """Return the proposed steps, held to the trial; as they are without one, but never to mend FP8 and to
+    give it up.
 
     Once a prescription was timed, the steps are what it consists of, beside those that no arm carried out.
     Where FP8 stays slower than BF16 beyond doubt, the last step says so. Where no GPU timed anything and no
@@ -112,8 +112,8 @@ def _changes_fp8(step: Step) -> bool:
 
 
 def held_to_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
-    """The proposed treatments; which layers to keep in BF16 for their shapes is what timing these shapes
-    says, where they were timed."""
+    """Return the proposed treatments; which layers to keep in BF16 for their shapes is what timing these
+    shapes says, where they were timed."""
     about_shapes = {check.code for check in registry.discover() if check.about_shapes}
     treatments = []
     for step in prescription:
@@ -157,7 +157,8 @@ def _prescription_was_timed(facts: Facts) -> bool:
 
 
 def _of_the_total(proposed: Sequence[Step], facts: Facts) -> list[Step]:
-    """The steps without those that were timed and left out of the total, and with what the trial added to it.
+    """Return the steps without those that were timed and left out of the total, and with what the trial added
+    to it.
 
     A total that costs time is no total.
     """
@@ -184,7 +185,7 @@ def _of_the_total(proposed: Sequence[Step], facts: Facts) -> list[Step]:
 
 
 def _found_by_trial(name: str, facts: Facts) -> Step | None:
-    """A treatment that is part of the total and that no finding names, with what it saved alone."""
+    """Find a treatment that is part of the total and that no finding names, with what it saved alone."""
     treatment = describe(name, facts)
     pairs = (
         (each, base_of(facts.trial, each))
@@ -198,6 +199,6 @@ def _found_by_trial(name: str, facts: Facts) -> Step | None:
 
 
 def _step(treatment: Treatment, title: str, saved: Interval, facts: Facts) -> Step:
-    """A step of the trial's own, which no finding names."""
+    """Return a step of the trial's own, which no finding names."""
     saving = Saving(low=saved.low, high=saved.high, basis="measured", gpu=timed_on(facts.trial))
     return Step(code="", mends=(), title=title, treatment=treatment, saving_ms=saving)

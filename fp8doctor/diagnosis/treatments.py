@@ -32,7 +32,8 @@ STAY_IN_BF16 = Treatment(
 
 
 def describe(name: str, facts: Facts) -> Treatment | None:
-    """A treatment in words and lines; None if only checks propose it, or there is nothing to change."""
+    """Describe a treatment in words and lines; None if only checks propose it, or there is nothing to
+    change."""
     return LINES[name](facts) if name in LINES else None
 
 
@@ -63,8 +64,8 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
 
 
 def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
-    """The lines that convert every Linear but these, as the FP8 layers are converted now; None where no few
-    lines name them."""
+    """Return the lines that convert every Linear but these, as the FP8 layers are converted now; None where
+    no few lines name them."""
     linears = facts.network.linears
     sets = names_in_python(layers) or ["set()"]
     if len(sets) > MOST_LINES:
@@ -75,7 +76,7 @@ def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
 
 
 def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts | None) -> str:
-    """The line that converts all but ``keep``, for the stack of these layers."""
+    """Return the line that converts all but ``keep``, for the stack of these layers."""
     stacks = {(linear.stack, linear.recipe) for linear in linears if linear.name in layers}
     if any(stack == "transformer_engine" for stack, _ in stacks):
         return "# build these as torch.nn.Linear, not as te.Linear"
@@ -117,7 +118,7 @@ def names_in_python(names: Sequence[str]) -> list[str]:
 
 
 def _comprehension(blocks: str, span: str, layers: Sequence[str]) -> str:
-    """The names of these layers in every block of the span."""
+    """Return the names of these layers in every block of the span."""
     if len(layers) == 1:
         return f'{{f"{blocks}{{i}}{layers[0]}" for i in {span}}}'
     dotted = "." if all(layers) else ""  # an empty name is the block itself

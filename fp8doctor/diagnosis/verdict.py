@@ -23,7 +23,7 @@ from fp8doctor.finding import Basis, Finding
 
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
-    """The measured verdict, else the expected one. FP8 that was asked for and is missing stays so."""
+    """Give the measured verdict, else the expected one. FP8 that was asked for and is missing stays so."""
     try:
         measured = measured_verdict(facts)
         if measured is not None and measured.status != "no_fp8":
@@ -43,7 +43,7 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
 
 
 def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
-    """The verdict that facts alone allow; nothing in it is measured."""
+    """Give the verdict that facts alone allow; nothing in it is measured."""
     if not recorded(facts, "network"):
         reason = facts.gaps.get("network") if recorded(facts, "gaps") else None
         return Verdict(
@@ -76,7 +76,7 @@ KEEPS_FP8_OUT = ("environment", "engagement")
 
 
 def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
-    """What is expected of a model that holds FP8 layers."""
+    """Say what is expected of a model that holds FP8 layers."""
     linears = facts.network.linears
     in_fp8 = [linear for linear in linears if linear.use == "training"]
     if all(recorded(linear, "engaged") and linear.engaged is False for linear in in_fp8):
@@ -107,7 +107,7 @@ NO_FP8 = "This model uses no FP8. "
 
 
 def measured_verdict(facts: Facts) -> Verdict | None:
-    """The verdict of a trial; None when nothing was timed."""
+    """Give the verdict of a trial; None when nothing was timed."""
     if not recorded(facts, "trial") or not recorded(facts, "network"):
         return None
     as_is, bf16 = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
@@ -147,13 +147,13 @@ def measured_verdict(facts: Facts) -> Verdict | None:
 
 
 def _tokens_per_s(facts: Facts, as_is: Arm) -> float | None:
-    """Tokens of a whole step, with all its micro-batches, by its time."""
+    """Compute the tokens of a whole step, with all its micro-batches, by its time."""
     tokens = step_tokens(facts)
     return tokens * micro_batches(facts) / as_is.step_ms * 1e3 if tokens and as_is.step_ms else None
 
 
 def _achievable(facts: Facts) -> float | None:
-    """The speedup of the best step in FP8 over the BF16 of its like, where both were timed."""
+    """Tell the speedup of the best step in FP8 over the BF16 of its like, where both were timed."""
     fp8 = best_fp8(facts)
     measure = fair_bf16(facts, fp8) if fp8 else None
     return ratio(measure, fp8).median if measure and fp8 else None
@@ -188,7 +188,7 @@ def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
 
 
 def _promise(facts: Facts) -> str:
-    """What the plan gives, or that nothing that was tried makes FP8 as fast as BF16."""
+    """Say what the plan gives, or that nothing that was tried makes FP8 as fast as BF16."""
     prescribed, as_is = arm(facts.trial, ArmName.PRESCRIBED), arm(facts.trial, ArmName.AS_IS)
     stays = " Nothing that was tried makes FP8 as fast: stay in BF16." if stays_in_bf16(facts) else ""
     if prescribed is None or as_is is None or saved_ms(as_is, prescribed).low <= 0:
@@ -216,7 +216,7 @@ def _promise(facts: Facts) -> str:
 
 
 def _most(facts: Facts) -> str:
-    """What FP8 can give at most, where that is known."""
+    """Tell what FP8 can give at most, where that is known."""
     most = if_recorded(ceiling, facts)
     return (
         f" FP8 cannot give this step more than about {most.speedup:.2f}x on this "

@@ -58,6 +58,6 @@ def _wrapped_and_root(tree: Tree) -> tuple[nn.Module, ...]:
 
 
 def _word(value: Any) -> str | None:
-    """The value of an enum member, or the text itself."""
+    """Read the value of an enum member, or the text itself."""
     value = getattr(value, "value", value)
     return None if value is None else str(value)

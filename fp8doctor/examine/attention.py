@@ -72,14 +72,14 @@ def is_followed(place: Place, config: Any) -> bool:
 
 
 def below(place: Place) -> Iterator[nn.Module]:
-    """The modules below a place."""
+    """List the modules below a place."""
     for child in place.children:
         yield child.module
         yield from below(child)
 
 
 def needs_eager(config: Any) -> str | None:
-    """The setting for which eager attention is needed, as a user would write it."""
+    """Find the setting for which eager attention is needed, as a user would write it."""
     if read(config, "output_attentions") is True:
         return "output_attentions=True"
     return next(
@@ -101,5 +101,5 @@ def calls_torchs_own(module: nn.Module) -> bool:
 
 
 def sdp_backends() -> tuple[str, ...]:
-    """The backends that are switched on in this process."""
+    """List the backends that are switched on in this process."""
     return tuple(name for name in BACKENDS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")())

@@ -60,7 +60,8 @@ def try_backends(variables: dict[str, str], gaps: dict[str, str]) -> dict[str, s
 
 
 def backend_to_come(variables: dict[str, str]) -> str | None:
-    """The backend of the FP8 that Accelerate was asked for: the named one, else the first that is installed.
+    """Read the backend of the FP8 that Accelerate was asked for: the named one, else the first that is
+    installed.
 
     A name without FP8 counts as well: ``prepare`` takes it (accelerate 1.9 to 1.15).
     """
@@ -77,7 +78,7 @@ def backend_to_come(variables: dict[str, str]) -> str | None:
 
 
 def _precision(variables: dict[str, str]) -> str | None:
-    """What Accelerate's state says, or before there is one the variable."""
+    """Tell what Accelerate's state says, or before there is one the variable."""
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     shared: dict[str, Any] = getattr(state, "_shared_state", {})
     return (
@@ -96,7 +97,7 @@ def _is_installed(package: str) -> bool:
 
 @functools.cache
 def try_import(module: str, path: tuple[str, ...]) -> str | None:
-    """What importing a module raises in a fresh process, in one scrubbed line; None when it imports."""
+    """Say what importing a module raises in a fresh process, in one scrubbed line; None when it imports."""
     if not _is_installed(module.partition(".")[0]):
         return f"ModuleNotFoundError: No module named {module.partition('.')[0]!r}"
     done = subprocess.run(

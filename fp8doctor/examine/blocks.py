@@ -17,7 +17,7 @@ from fp8doctor.stacks.looking import is_a
 
 
 def find_blocks(tree: Tree, found_layers: Sequence[Found]) -> tuple[Blocks, ...]:
-    """The outermost lists of at least two modules of one kind with linear-like layers inside."""
+    """Find the outermost lists of at least two modules of one kind with linear-like layers inside."""
     inside: Counter[int] = Counter()
     widths: dict[int, tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
     for owner, layer in found_layers:
@@ -61,8 +61,8 @@ def is_blocks(place: Place, inside: Counter[int], through: Mapping[int, set[int]
 def called_parts(
     block: Place, inside: Counter[int], layers: set[int], level: int = 0
 ) -> list[tuple[int, Place]]:
-    """What is called of a block and holds layers, with its level: the block itself at 0, or what lies in it
-    where it has no forward of its own, as a ModuleList has none."""
+    """Find what is called of a block and holds layers, with its level: the block itself at 0, or what lies in
+    it where it has no forward of its own, as a ModuleList has none."""
     if is_called(block.module):
         return [(level, block)]
     return [

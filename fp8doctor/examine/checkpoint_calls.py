@@ -81,7 +81,7 @@ class Call:
 
 
 def called_checkpoint(module: Any) -> Call | None:
-    """The first checkpoint function that the module's forward can reach; None when it reaches none."""
+    """Find the first checkpoint function that the module's forward can reach; None when it reaches none."""
     forward = forward_of(module)
     if not names_checkpoint(forward, type(module)):
         return None
@@ -113,7 +113,8 @@ def is_checkpoint(value: Any) -> bool:
 
 
 def wrapped(function: Any) -> Any:
-    """What torch.compile, or a library's wrapper, has around; None where this is the user's own function."""
+    """Tell what torch.compile, or a library's wrapper, has around; None where this is the user's own
+    function."""
     inner = read(function, "_torchdynamo_orig_callable")
     return read(function, "__wrapped__") if inner is None and not _is_own(function) else inner
 
@@ -125,7 +126,7 @@ def _is_own(function: Any) -> bool:
 
 
 def _cells(function: FunctionType) -> dict[str, Any]:
-    """What a function closes over."""
+    """Say what a function closes over."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells if cell != type(cell)()}
 
@@ -181,7 +182,7 @@ class _Reader:
         """Flags that are set and decided where a branch went, in the order of their reading."""
 
     def follow(self, function: Any, module: Any = None) -> Call | None:
-        """What a function, a method, a partial, or what is wrapped there calls."""
+        """Tell what a function, a method, a partial, or what is wrapped there calls."""
         if is_checkpoint(function):
             return Call(function, True)
         if type(function) is MethodType:
@@ -254,7 +255,7 @@ class _Frame:
         return _Scope(self._scope.bound, {name: each.value for name, each in self._named.items()})
 
     def after(self, index: int, opened: dict[str, None]) -> list[int]:
-        """Where an instruction leads; a loop is taken to run at least once, and nothing to raise."""
+        """Tell where an instruction leads; a loop is taken to run at least once, and nothing to raise."""
         instruction = self.instructions[index]
         name = instruction.opname
         if name in RETURNS or name in RAISES:
@@ -274,7 +275,8 @@ class _Frame:
         return [target if taken else index + 1]
 
     def _met(self, index: int, last: _Value) -> _Value:
-        """What is on the stack where ways meet: of ``a and b`` the part that decides, else nothing known."""
+        """Tell what is on the stack where ways meet: of ``a and b`` the part that decides, else nothing
+        known."""
         known = False
         for number, each in enumerate(self.instructions[:index]):
             keeps = each.opname.endswith("OR_POP") or (
@@ -288,7 +290,7 @@ class _Frame:
         return last if known else _Value()
 
     def _value(self, instruction: dis.Instruction, last: _Value) -> _Value:
-        """What an instruction leaves on the stack, known what the one before it left."""
+        """Tell what an instruction leaves on the stack, known what the one before it left."""
         name, argument = instruction.opname, instruction.argval
         if name in ("LOAD_GLOBAL", "LOAD_NAME"):
             return _Value(self._scope.bound.get(argument, vars(builtins).get(argument, UNKNOWN)))
@@ -324,7 +326,7 @@ class _Frame:
         return _Value(value)
 
     def _inherited(self, name: str) -> Any:
-        """What ``super().name`` is in this function."""
+        """Tell what ``super().name`` is in this function."""
         mro = type(self._scope.module).__mro__
         owners = (
             number

@@ -29,7 +29,7 @@ AUTOCASTS = frozenset(("autocast", "fp8_autocast"))
 
 
 def checkpointing_of(module: Any, name: str, kind: Kind) -> Checkpointing | None:
-    """The checkpointing that this very module stands for, if any."""
+    """Read the checkpointing that this very module stands for, if any."""
     state = state_of(module)
     if (WRAPPERS, "CheckpointWrapper") in kind.lineage:
         implementation = read(state.get("checkpoint_impl"), "name")
@@ -114,7 +114,8 @@ def is_layer(kind: Kind) -> bool:
 
 
 def forwards(module: Any) -> Iterator[tuple[CodeType, dict[str, Any]]]:
-    """The code of a module's forward and of the wrappers around it, each with the names bound around it."""
+    """List the code of a module's forward and of the wrappers around it, each with the names bound around
+    it."""
     for link in chain(forward_of(module)):
         function = read(link, "_torchdynamo_orig_callable", link)
         function = read(function, "__func__", function)
@@ -124,7 +125,7 @@ def forwards(module: Any) -> Iterator[tuple[CodeType, dict[str, Any]]]:
 
 
 def package(value: Any) -> str | None:
-    """The package of a module, or of a function behind any ``functools.partial``."""
+    """Name the package of a module, or of a function behind any ``functools.partial``."""
     while issubclass(type(value), functools.partial):
         value = value.func
     name = _module(value)
@@ -160,6 +161,6 @@ def of_the_process(active: bool | None) -> tuple[Checkpointing, ...]:
 
 
 def _module(value: Any) -> str | None:
-    """The name of a module, or of the module that a function is from."""
+    """Name a module, or the module that a function is from."""
     name = read(value, "__name__" if issubclass(type(value), ModuleType) else "__module__")
     return name if isinstance(name, str) else None

@@ -16,7 +16,8 @@ OPTIMIZED_MODULE = ("torch._dynamo.eval_frame", "OptimizedModule")
 
 
 def compile_mark(module: Any, name: str, kind: Kind) -> CompileMark | None:
-    """The mark on this very module, if there is one; a wrapper's mark carries the name of what it wraps."""
+    """Read the mark on this very module, if there is one; a wrapper's mark carries the name of what it
+    wraps."""
     state = state_of(module)
     if OPTIMIZED_MODULE in kind.lineage:
         if is_disabled(module, kind):  # what torch.compiler.disable(m) returns
@@ -46,7 +47,7 @@ def compile_mark(module: Any, name: str, kind: Kind) -> CompileMark | None:
 
 
 def step_mark(training_step: Callable[..., Any] | None) -> CompileMark | None:
-    """The mark of a compiled training step, which covers the whole model."""
+    """Read the mark of a compiled training step, which covers the whole model."""
     compiled = compiled_function(training_step)
     return (
         None
@@ -118,7 +119,7 @@ def _disables(function: Any) -> bool:
 
 
 def chain(function: Any) -> Iterator[Any]:
-    """A function and what it wraps, outermost first, along ``__wrapped__``; at most 32 links."""
+    """Yield a function and what it wraps, outermost first, along ``__wrapped__``; at most 32 links."""
     for _ in range(32):
         if function is None:
             return
@@ -127,7 +128,7 @@ def chain(function: Any) -> Iterator[Any]:
 
 
 def _backend_of_function(function: Any) -> str | None:
-    """The backend in the closure of the wrapper that torch.compile made."""
+    """Find the backend in the closure of the wrapper that torch.compile made."""
     for link in chain(function):
         code, cells = read(link, "__code__"), read(link, "__closure__") or ()
         if code is not None and "callback" in code.co_freevars:

@@ -95,7 +95,7 @@ def is_fp8(module: nn.Module) -> bool:
 
 
 def replacement(parent: nn.Module, old: nn.Module, new: nn.Module, weight: Any) -> Replacement:
-    """What is lost unless someone puts it back."""
+    """Tell what is lost unless someone puts it back."""
     return Replacement(
         layer=weakref.ref(new),
         weight=weakref.ref(weight),
@@ -114,8 +114,8 @@ def hooks(module: nn.Module) -> int:
 
 
 def examine_conversion(tree: Tree, watch: Watch | None, gaps: dict[str, str]) -> Any:
-    """What the layers that are in the model now have lost; None when nobody watched, ``NOT_RECORDED`` when
-    some of it was missed."""
+    """Tell what the layers that are in the model now have lost; None when nobody watched, ``NOT_RECORDED``
+    when some of it was missed."""
     if watch is None:
         return None
     if watch.problem:
@@ -157,7 +157,8 @@ def names(places: Iterable[Place]) -> tuple[str, ...]:
 
 
 def untied(tree: Tree, found: list[tuple[Place, Replacement]]) -> tuple[tuple[str, str], ...]:
-    """Layers whose predecessor's weight is still another parameter of the model, and no longer theirs."""
+    """List layers whose predecessor's weight is still another parameter of the model, and no longer
+    theirs."""
     others = {id(parameter): name for name, parameter in parameters(tree)}
     pairs = []
     for place, each in found:

@@ -71,7 +71,7 @@ Sight = tuple[int, int | None]
 
 
 def examine_gpus(gaps: dict[str, str]) -> tuple[Gpu, ...]:
-    """All GPUs: those this process sees in its own order, then the others. Empty when there is none.
+    """List all GPUs: those this process sees in its own order, then the others. Empty when there is none.
 
     Not recorded, with the reason in ``gaps``, when a driver is there and does not answer.
     """
@@ -186,7 +186,7 @@ def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def read_visible_devices(variable: str | None, cards: Sequence[Card]) -> list[Sight]:
-    """What ``CUDA_VISIBLE_DEVICES`` leaves: a list of indices, of GPU UUIDs or of MIG UUIDs, the latter
+    """Tell what ``CUDA_VISIBLE_DEVICES`` leaves: a list of indices, of GPU UUIDs or of MIG UUIDs, the latter
     perhaps cut short.
 
     As the driver reads it (580, tried on an H200): the first entry that fits nothing ends the list, an entry
@@ -208,19 +208,19 @@ def read_visible_devices(variable: str | None, cards: Sequence[Card]) -> list[Si
 
 
 def _whole(index: int, card: Card) -> Sight:
-    """A card as CUDA shows it: in MIG mode its first slice."""
+    """Describe a card as CUDA shows it: in MIG mode its first slice."""
     return index, 0 if card.slices else None
 
 
 def _by_index(entry: str, everything: list[Sight]) -> Sight | None:
-    """The entry as C's ``strtoul`` reads it: ``1gpu`` is 1, anything that is no number is none."""
+    """Return the entry as C's ``strtoul`` reads it: ``1gpu`` is 1, anything that is no number is none."""
     number = re.match(r"[+-]?\d+", entry.strip(), re.ASCII)
     index = int(number.group()) if number else -1
     return everything[index] if 0 <= index < len(everything) else None
 
 
 def _by_uuid(entry: str, kind: str, cards: Sequence[Card]) -> Sight | None:
-    """The only card or slice whose UUID begins with the entry."""
+    """Find the only card or slice whose UUID begins with the entry."""
     if not entry.startswith(kind) or entry == kind:
         return None
     if kind == "GPU-":
@@ -254,7 +254,7 @@ def _uuids_of_torch(torch: Any) -> list[str]:
 
 
 def match_uuids(uuids: Sequence[str], cards: Sequence[Card]) -> list[Sight] | None:
-    """The cards and slices that bear these UUIDs; None when one of them is unknown to NVML."""
+    """List the cards and slices that bear these UUIDs; None when one of them is unknown to NVML."""
     known: dict[str, Sight] = {
         card.uuid.removeprefix("GPU-"): _whole(i, card) for i, card in enumerate(cards)
     }
@@ -327,8 +327,8 @@ def count_others(processes: Sequence[Any], ours: bool) -> int:
 
 
 def _gpus_of_torch(torch: Any, vendor: Literal["nvidia", "amd"]) -> tuple[Gpu, ...]:
-    """The devices torch sees, where NVML does not exist. Raises RuntimeError before torch has initialized
-    CUDA or HIP itself."""
+    """List the devices torch sees, where NVML does not exist. Raises RuntimeError before torch has
+    initialized CUDA or HIP itself."""
     if not torch.cuda.device_count():
         return ()
     if not torch.cuda.is_initialized():
@@ -352,7 +352,7 @@ def _describe_by_torch(properties: Any, vendor: Literal["nvidia", "amd"]) -> Gpu
 
 
 def try_recipes(linears: Iterable[Linear]) -> dict[str, str | None]:
-    """Why a tiny GEMM of each torchao recipe in the model failed on this GPU, None where it ran.
+    """Tell why a tiny GEMM of each torchao recipe in the model failed on this GPU, None where it ran.
 
     Empty before CUDA is initialized in this process, which to try would do, and on AMD.
     """
@@ -375,8 +375,8 @@ def cuda_in_use() -> bool:
 
 
 def try_scaled_mm(by_row: bool, device: str) -> str | None:
-    """The first line of what ``torch._scaled_mm`` raises, or None. A valid call: it is refused before a
-    kernel starts, or runs."""
+    """Return the first line of what ``torch._scaled_mm`` raises, or None. A valid call: it is refused before
+    a kernel starts, or runs."""
     import torch
 
     try:

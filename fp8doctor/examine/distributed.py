@@ -17,7 +17,7 @@ FSDP2 = ("torch.distributed.fsdp", "torch.distributed._composable")
 
 
 def examine_distributed(tree: Tree) -> Distributed | None:
-    """The process group and the sharding; None when torch.distributed is not initialized."""
+    """Describe the process group and the sharding; None when torch.distributed is not initialized."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
     sharded = {
@@ -31,7 +31,7 @@ def examine_distributed(tree: Tree) -> Distributed | None:
 
 
 def fsdp2_weights(tree: Tree) -> list[tuple[Place, Tensor]]:
-    """The weights, two dimensions or more, of every module that ``fully_shard`` was called on or that is
+    """List the weights, two dimensions or more, of every module that ``fully_shard`` was called on or that is
     below such a one."""
     managed: set[int] = set()
     found: list[tuple[Place, Tensor]] = []

@@ -105,8 +105,8 @@ TRITON = ("triton", "pytorch_triton", "pytorch_triton_rocm", "triton_windows")
 
 
 def examine_environment(gaps: dict[str, str]) -> tuple[Software, Environment]:
-    """The installed software and the environment of this process. What cannot be read is left out, with the
-    reason in ``gaps``."""
+    """Describe the installed software and the environment of this process. What cannot be read is left out,
+    with the reason in ``gaps``."""
     variables = allowed(os.environ.items())
     environment = Environment(
         variables=variables,
@@ -164,7 +164,7 @@ def _torchao_libraries() -> int | None:
 
 
 def installed_packages() -> dict[str, Package]:
-    """What is installed of `PACKAGES` and `PARTS`, without importing it."""
+    """List what is installed of `PACKAGES` and `PARTS`, without importing it."""
     found = {
         name: version_of(distributions)
         for name, distributions in PACKAGES.items()
@@ -217,7 +217,7 @@ def _deepspeed_fp8_section(gaps: dict[str, str]) -> bool | None:
 
 
 def _deepspeed_config() -> dict[str, Any] | None:
-    """The configuration Accelerate or the Trainer uses, else the one that the launcher names."""
+    """Read the configuration Accelerate or the Trainer uses, else the one that the launcher names."""
     for loaded in (_config_of_accelerate, _config_of_trainer):
         config = loaded()
         if isinstance(config, dict):

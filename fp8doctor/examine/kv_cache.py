@@ -60,7 +60,8 @@ def use_cache(tree: Tree, arguments: Any) -> bool | None:
 
 
 def above_of(place: Place) -> Iterator[Place]:
-    """The places that a place is in. A model that makes a cache hands its own answer down to those in it."""
+    """List the places that a place is in. A model that makes a cache hands its own answer down to those in
+    it."""
     while place.parent is not None:
         place = place.parent
         yield place
@@ -129,7 +130,7 @@ def drops_cache(module: nn.Module) -> bool:
 
 
 def own_forward(module: nn.Module) -> Any:
-    """The function inside all wrappers of a module's forward; None when it is none of Python's."""
+    """Find the function inside all wrappers of a module's forward; None when it is none of Python's."""
     *_, last = chain(forward_of(module))
     last = read(last, "__func__", last)
     return last if read(last, "__code__") is not None else None

@@ -38,7 +38,7 @@ Found = tuple[Place, Layer]
 
 
 def find_layers(tree: Tree, gaps: dict[str, str]) -> list[Found]:
-    """All linear-like layers with their places, in the order of the tree."""
+    """List all linear-like layers with their places, in the order of the tree."""
     scripted = [place.name for place in tree.places if place.kind.once(is_torchscript)]
     if scripted:
         gaps["network.linears"] = (
@@ -58,7 +58,8 @@ def describe(
     blocks: Sequence[Blocks],
     gaps: dict[str, str],
 ) -> tuple[Linear, ...]:
-    """The facts of all layers. Shares of the FLOPs are left out when the FLOPs of one layer are unknown."""
+    """Describe the facts of all layers. Shares of the FLOPs are left out when the FLOPs of one layer are
+    unknown."""
     heads = find_heads(found, tree, vocabulary, blocks)
     linears = [
         _linear(place, layer, number in heads, config, gaps) for number, (place, layer) in enumerate(found)
@@ -116,12 +117,12 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
 
 
 def elements(layer: Layer) -> int:
-    """Elements of the weight as the layer multiplies it, packed or not."""
+    """Count the elements of the weight as the layer multiplies it, packed or not."""
     return layer.in_features * layer.out_features * layer.gemms
 
 
 def role(place: Place, layer: Layer, is_head: bool) -> Literal["body", "head", "router", "experts"]:
-    """What the layer is for: as the stack knows it, else by its place."""
+    """Tell what the layer is for: as the stack knows it, else by its place."""
     if layer.role != "body":
         return layer.role
     if place.experts:
@@ -206,8 +207,8 @@ def find_heads(
 def _ends(
     found: Sequence[Found], candidates: Sequence[int], tree: Tree, blocks: Sequence[Blocks]
 ) -> set[int]:
-    """The last layer behind the blocks, or behind convolutions, where its output has a width that no layer
-    takes; and such layers beside it in a module of their own, as those of a detector."""
+    """Find the last layer behind the blocks, or behind convolutions, where its output has a width that no
+    layer takes; and such layers beside it in a module of their own, as those of a detector."""
     convolves = any(
         place.kind.descends_from("torch.nn.", "Conv1d", "Conv2d", "Conv3d") for place in tree.places
     )
@@ -229,7 +230,7 @@ def _ends(
 
 
 def output_embeddings(tree: Tree) -> Any:
-    """The module that transformers calls the output embeddings; None for other models."""
+    """Find the module that transformers calls the output embeddings; None for other models."""
     for place in tree.places:
         if PRETRAINED in place.kind.lineage:
             ask = method(place.module, "get_output_embeddings")
@@ -242,5 +243,5 @@ def output_embeddings(tree: Tree) -> Any:
 
 
 def last_part(name: str) -> str:
-    """The last component of a name that the model's author gave."""
+    """Find the last component of a name that the model's author gave."""
     return next((part for part in reversed(name.split(".")) if part not in PEFT_PARTS), "")

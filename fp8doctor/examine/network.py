@@ -26,7 +26,7 @@ HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 
 
 def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
-    """The facts of a module tree that was walked. What cannot be read is named in ``gaps``."""
+    """Describe the facts of a module tree that was walked. What cannot be read is named in ``gaps``."""
     config = find_config(tree)
     embeddings = [place for place in tree.places if is_embedding(place)]
     vocabulary, hidden_size = sizes(config, embeddings)
@@ -117,7 +117,7 @@ def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]
 
 
 def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:
-    """The ties that the outermost transformers model of the tree declares and that are two parameters.
+    """Find the ties that the outermost transformers model of the tree declares and that are two parameters.
 
     ``all_tied_weights_keys`` (transformers 5.0 to 5.23) holds what was really tied: not what the
     configuration switches off, nor what a checkpoint left apart. Names are found again behind the wrappers of
@@ -154,7 +154,7 @@ def find(module: nn.Module, name: str) -> nn.Parameter | None:
 
 
 def original(module: nn.Module | None) -> nn.Module | None:
-    """What PEFT's or torch's wrappers are wrapped around."""
+    """Tell what PEFT's or torch's wrappers are wrapped around."""
     while module is not None:
         inner = (
             children_of(module).get("base_layer")

@@ -71,7 +71,7 @@ def examine_saving(tree: Tree, gaps: dict[str, str]) -> Any:
 
 
 def pickle_error(weight: Tensor) -> str | None:
-    """Why ``torch.save`` refuses what ``state_dict`` gives for a weight."""
+    """Tell why ``torch.save`` refuses what ``state_dict`` gives for a weight."""
     try:
         torch.save(weight.detach(), io.BytesIO())
     except Exception as error:

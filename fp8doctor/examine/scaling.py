@@ -10,7 +10,7 @@ from fp8doctor.stacks import scaling
 
 
 def examine_scaling(tree: Tree) -> tuple[Scaling, ...]:
-    """Every way of scaling in the model, with the number of its layers and the first of them."""
+    """List every way of scaling in the model, with the number of its layers and the first of them."""
     found: dict[Scaling, list[str]] = {}
     for place in tree.places:
         each = scaling(place.module)

@@ -70,7 +70,8 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
 
 
 def autocast_dtype(job: Job, forward: Any, found: list[nn.Parameter]) -> str | None:
-    """The autocast that the step runs under: the job's, the one around forward, or the one in force here."""
+    """Read the autocast that the step runs under: the job's, the one around forward, or the one in force
+    here."""
     if job.autocast is not None:
         return _name(job.autocast)
     around = next((dtype for link in chain(forward) if (dtype := _autocast_around(link)) is not None), None)
@@ -83,7 +84,7 @@ def autocast_dtype(job: Job, forward: Any, found: list[nn.Parameter]) -> str | N
 
 
 def _autocast_around(link: Any) -> torch.dtype | None:
-    """The dtype of an autocast decorator, from its closure (torch 2.6 to 2.15)."""
+    """Read the dtype of an autocast decorator, from its closure (torch 2.6 to 2.15)."""
     function = read(link, "__func__", link)
     code = read(function, "__code__")
     if code is None or "autocast_instance" not in code.co_freevars:
@@ -111,7 +112,7 @@ def _link_name(link: Any) -> str:
 
 
 def trainer_arguments(arguments: Any) -> TrainerArguments | None:
-    """What a Trainer's arguments ask for, read from their fields so that no property runs."""
+    """Tell what a Trainer's arguments ask for, read from their fields so that no property runs."""
     if arguments is None:
         return None
     settings = state_of(arguments)

@@ -177,14 +177,14 @@ class _Walk:
         self.open.discard(id(module))
 
     def kind_of(self, module: nn.Module) -> Kind:
-        """The class of a module, the same object for all of its modules."""
+        """Give the class of a module, the same object for all of its modules."""
         of = type(module)
         if of not in self.kinds:
             self.kinds[of] = Kind(of)
         return self.kinds[of]
 
     def marked(self, module: nn.Module, name: str, kind: Kind, cover: Cover) -> Cover:
-        """The cover as this module's own marks change it."""
+        """Give the cover as this module's own marks change it."""
         checkpointed, flag_above = cover.checkpointed, cover.flag_above
         compiled, watched = self.compiled(module, name, kind, cover)
         found = checkpointing_of(module, name, kind)
@@ -199,7 +199,7 @@ class _Walk:
         return Cover(compiled, watched, checkpointed, flag_above, cover.adapter, cover.experts, cover.idle)
 
     def compiled(self, module: nn.Module, name: str, kind: Kind, cover: Cover) -> tuple[str | None, bool]:
-        """The region that this module is in, and whether Dynamo watches for one below it."""
+        """Give the region that this module is in, and whether Dynamo watches for one below it."""
         mark = compile_mark(module, name, kind)
         if (
             mark
@@ -261,7 +261,7 @@ def wrapped_child(module: nn.Module) -> nn.Module | None:
 
 
 def parameters(tree: Tree) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every parameter under every name it has; a shared one comes more than once."""
+    """Yield every parameter under every name it has; a shared one comes more than once."""
     for place in tree.places:
         for owner in (*place.wrappers, place.module):
             for name, parameter in parameters_of(owner).items():

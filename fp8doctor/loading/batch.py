@@ -34,7 +34,8 @@ class Batch:
 def resolve(
     model: Any, given: Any, *, size: int | None = None, sequence: int | None = None, plan: Plan | None = None
 ) -> Batch:
-    """The user's batch, or one that is made up; without a value when the model does not tell its inputs."""
+    """Build the user's batch, or one that is made up; without a value when the model does not tell its
+    inputs."""
     if given is not None:
         return Batch(given, "given", None)
     try:
@@ -74,7 +75,7 @@ def describe(
 
 
 def core(model: Any) -> Any:
-    """The model inside ``torch.compile``, data-parallel wrappers and PEFT."""
+    """Find the model inside ``torch.compile``, data-parallel wrappers and PEFT."""
     while True:
         inner = read(model, "_orig_mod")
         if inner is None and type(model).__name__ in WRAPPERS:
@@ -108,7 +109,8 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
 
 
 def _main_tensor(batch: Any) -> Any:
-    """The tensor that sizes the step: ``input_ids``, else the first that is neither a target nor a mask."""
+    """Find the tensor that sizes the step: ``input_ids``, else the first that is neither a target nor a
+    mask."""
     named = list(_tensors(batch))
     inputs = [tensor for name, tensor in named if name not in TARGETS and "mask" not in name] or [
         tensor for _, tensor in named

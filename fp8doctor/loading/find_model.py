@@ -41,12 +41,12 @@ class ModelCandidate:
 
 
 def find(module: ModuleType, attribute: str | None, file: str) -> ModelCandidate:
-    """The name that gives the model. Raises `UserError` when there is none, or more than one."""
+    """Find the name that gives the model. Raises `UserError` when there is none, or more than one."""
     return _named(module, attribute, file) if attribute else _discovered(module, file)
 
 
 def build(found: ModelCandidate, file: str, layers: int | None = None) -> tuple[Any, Any]:
-    """The model (or the Trainer) that was found, and the optimizer that was built with it, if any.
+    """Build the model (or the Trainer) that was found, and the optimizer that was built with it, if any.
 
     Raises `UserError` when it cannot be built or is something else.
     """
@@ -98,7 +98,7 @@ def blamed(doing: str) -> Iterator[None]:
 
 
 def _remedy(error: BaseException) -> str:
-    """What helps, where the message of a library does not say it: a sentence to put behind it.
+    """Say what helps, where the message of a library does not say it: a sentence to put behind it.
 
     Accelerate 1.15 wraps the weights that torchao converts for FSDP, DeepSpeed or not; torch refuses to move
     a wrapped weight that somebody else refers to, as DeepSpeed does.
@@ -112,7 +112,8 @@ def _remedy(error: BaseException) -> str:
 
 
 def user_frames(error: BaseException) -> str:
-    """The traceback without the frames of fp8doctor and of the import system; of a huge one its two ends."""
+    """Return the traceback without the frames of fp8doctor and of the import system; of a huge one its two
+    ends."""
     told = traceback.TracebackException.from_exception(error)
     pending: list[traceback.TracebackException | None] = [told]
     while pending:
@@ -182,7 +183,7 @@ def _only(candidates: Mapping[str, Any], what: str, file: str) -> ModelCandidate
 
 
 def _roots(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Module instances with parameters that are no part of another one."""
+    """List module instances with parameters that are no part of another one."""
     import torch
 
     found = {

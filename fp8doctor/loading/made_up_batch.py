@@ -84,7 +84,7 @@ class _Draw:
 
 
 def make_up(model: Any, size: int | None, sequence: int | None) -> tuple[Any, str]:
-    """A batch and what it is made of. Raises `NoBatchError`."""
+    """Make up a batch and say what it is made of. Raises `NoBatchError`."""
     draw = _Draw(model)
     kind = read(model, "main_input_name") if read(model, "config") is not None else None
     if kind == "pixel_values":
@@ -141,7 +141,7 @@ def _tokens(model: Any, draw: _Draw, size: int | None, sequence: int | None) -> 
 
 
 def _labels(model: Any, draw: _Draw, ids: Any) -> Any:
-    """What a model of this class predicts from these tokens; None where that is not known."""
+    """Tell what a model of this class predicts from these tokens; None where that is not known."""
     kind = type(model).__name__
     if "ForSequenceClassification" in kind:
         return _classes(model, draw, ids.shape[:1])

@@ -43,7 +43,7 @@ WEIGHTS_SHARE = 0.5
 
 
 def load(target: str, *, layers: int | None = None, batch: int | None = None, seq: int | None = None) -> Job:
-    """The job that ``target`` describes. Raises `UserError` for everything the user can mend.
+    """Load the job that ``target`` describes. Raises `UserError` for everything the user can mend.
 
     For a process of its own: it runs user code and leaves ``sys.path``, ``sys.argv`` and ``sys.modules`` as
     the running file needs them.
@@ -101,8 +101,8 @@ def load(target: str, *, layers: int | None = None, batch: int | None = None, se
 def _maker(
     found: ModelCandidate, names: dict[str, Any], file: str
 ) -> Callable[[int | None], tuple[Any, Any]]:
-    """What builds the model (or the Trainer) and its optimizer, if there is one, with so many layers; None
-    leaves them to the file."""
+    """Make what builds the model (or the Trainer) and its optimizer, if there is one, with so many layers;
+    None leaves them to the file."""
 
     def make(layers: int | None) -> tuple[Any, Any]:
         built, optimizer = build(found, file, layers)
@@ -151,8 +151,8 @@ def _without_weights(
 
 
 def _room() -> float:
-    """Bytes of weights from which on a model is not built: half the GPU's memory, which has to hold the trial
-    too, else the host's."""
+    """Tell the bytes of weights from which on a model is not built: half the GPU's memory, which has to hold
+    the trial too, else the host's."""
     import torch
 
     if torch.cuda.is_available():
@@ -213,7 +213,7 @@ def _import(module: str) -> ModuleType:
 
 
 def _import_failed(error: ImportError, source: Source) -> str:
-    """An import inside the user's file that failed, in a sentence."""
+    """Say in a sentence that an import inside the user's file failed."""
     if "relative import" in str(error) and source.path:
         return (
             f"{source.name} uses relative imports, so name it as a module, from the folder above its "
@@ -232,7 +232,7 @@ def _import_failed(error: ImportError, source: Source) -> str:
 
 
 def _free_name(path: Path) -> str:
-    """A module name for the file that no module has: its stem where possible."""
+    """Choose a module name for the file that no module has: its stem where possible."""
     stem = re.sub(r"\W", "_", path.stem)
     if stem not in sys.modules and stem not in sys.stdlib_module_names and stem != "__main__":
         return stem
@@ -248,7 +248,7 @@ def _put_first(folder: str) -> None:
 
 
 def _function(names: dict[str, Any], name: str, file: str) -> Callable[..., Any] | None:
-    """An optional function of the model file. An imported module of that name is none."""
+    """Find an optional function of the model file. An imported module of that name is none."""
     value = names.get(name)
     if value is None or isinstance(value, ModuleType):
         return None
@@ -296,7 +296,7 @@ def _example_batch(names: dict[str, Any], file: str) -> Any:
 
 
 def _trainer(names: dict[str, Any], model: Any) -> Any:
-    """The Trainer of this very model among the globals, else the only TrainingArguments there."""
+    """Find the Trainer of this very model among the globals, else the only TrainingArguments there."""
     for value in names.values():
         if is_trainer(value) and (value.model is model or getattr(value, "model_wrapped", None) is model):
             return value

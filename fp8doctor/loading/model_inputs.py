@@ -58,7 +58,7 @@ def first_layer(model: Any) -> Any:
 
 
 def vocabulary_of(model: Any) -> int:
-    """Tokens that the input embedding and the configuration both know."""
+    """Count the tokens that the input embedding and the configuration both know."""
     ask = method(model, "get_input_embeddings")
     embedding = ask() if ask else first_layer(model)
     sizes = (read(_text_config(model), "vocab_size"), read(embedding, "num_embeddings"))
@@ -69,8 +69,8 @@ def vocabulary_of(model: Any) -> int:
 
 
 def longest_sequence(model: Any) -> int | None:
-    """The longest sequence the model takes, as its configuration, position embeddings or masks tell; None
-    when nothing does."""
+    """Tell the longest sequence the model takes, as its configuration, position embeddings or masks tell;
+    None when nothing does."""
     config = _text_config(model)
     found = [next((size for key in POSITION_KEYS if isinstance(size := read(config, key), int)), None)]
     tables = [
@@ -122,7 +122,7 @@ def attends(model: Any) -> bool:
 
 
 def image_size(model: Any) -> tuple[int, ...] | None:
-    """What the model, its configuration or its patch embedding keep as the size of an image."""
+    """Tell what the model, its configuration or its patch embedding keep as the size of an image."""
     for owner in (read(model, "config"), *(each for _, each in modules_of(model))):
         for key in ("image_size", "img_size"):
             if extents := as_pair(read(owner, key)):
@@ -141,8 +141,8 @@ def declared_image(model: Any) -> tuple[int, ...] | None:
 
 
 def made_before(model: Any, first: Any) -> Any:
-    """A module that is no torch.nn's and has no parameters, before a layer in the same Sequential, such as
-    einops' Rearrange; None where nothing but the input reaches the layer."""
+    """Return a module that is no torch.nn's and has no parameters, before a layer in the same Sequential,
+    such as einops' Rearrange; None where nothing but the input reaches the layer."""
     import torch
 
     for _, module in modules_of(model):

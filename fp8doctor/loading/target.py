@@ -40,13 +40,13 @@ class Source:
         return escaped(self.path.name if self.path else self.module or "")
 
     def target(self) -> Target:
-        """The target as the facts record it."""
+        """Record the target as the facts record it."""
         return Target(kind="file" if self.path else "module", name=self.name, attribute=self.attribute)
 
 
 def locate(target: str) -> Source:
-    """What ``target`` (``model.py[:attr]``, ``pkg.module[:attr]``, ``./list``) names. Raises `UserError` for
-    a missing file."""
+    """Find what ``target`` (``model.py[:attr]``, ``pkg.module[:attr]``, ``./list``) names. Raises `UserError`
+    for a missing file."""
     name, attribute = target, None
     if not os.path.exists(target) and os.sep not in target.rpartition(":")[2]:
         name, colon, attribute = target.rpartition(":") if ":" in target else (target, "", None)
@@ -84,7 +84,7 @@ def _near(path: Path) -> str:
 
 
 def compiled(path: Path) -> CodeType:
-    """The code of a file, not run. Raises `UserError` for one that is empty or not Python."""
+    """Compile the code of a file, not run. Raises `UserError` for one that is empty or not Python."""
     name = escaped(path.name)
     try:
         data = path.read_bytes()

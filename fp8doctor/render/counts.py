@@ -23,7 +23,7 @@ def _fp8_counts(facts: Facts) -> tuple[str, ...]:
 
 
 def _kind(layers: Layers, facts: Facts, last: bool = False) -> str:
-    """One class of FP8 layers; the total stands behind every number but zero, and behind the last."""
+    """Name one class of FP8 layers; the total stands behind every number but zero, and behind the last."""
     text = f"{layers.label} {layers.count}" + (
         f" of {len(facts.network.linears)}" if layers.count or last else ""
     )
@@ -73,7 +73,7 @@ def _checkpointing(facts: Facts) -> str:
 
 
 def _owner(name: str, facts: Facts) -> str:
-    """The class of the named module where the facts tell it, else its name."""
+    """Find the class of the named module where the facts tell it, else its name."""
     if recorded(facts, "network.kind") and not name:
         return facts.network.kind.rpartition(".")[2]
     for blocks in facts.blocks():

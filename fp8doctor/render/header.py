@@ -15,7 +15,7 @@ SXM = ("A100", "H100", "H200")
 
 
 def machine(facts: Facts, modelled_gpu: str) -> tuple[str, ...]:
-    """The GPU and the versions that matter."""
+    """Describe the GPU and the versions that matter."""
     return (_gpu(facts, product(modelled_gpu)), *_versions(facts))
 
 
@@ -41,7 +41,7 @@ def _label(gpu: Gpu) -> str:
 
 
 def product(gpu: str) -> str:
-    """A GPU of the datasheet table as its maker sells it."""
+    """Name a GPU of the datasheet table as its maker sells it."""
     return f"{gpu} SXM" if gpu in SXM else gpu
 
 
@@ -68,13 +68,13 @@ def _version(package: Package) -> str:
 
 
 def short_version(version: str) -> str:
-    """A version as one says it: 2.11.0+cu130 is 2.11; a CPU build stays visible."""
+    """Write a version as one says it: 2.11.0+cu130 is 2.11; a CPU build stays visible."""
     release, _, build = version.partition("+")
     return release.removesuffix(".0") + ("+cpu" if build == "cpu" else "")
 
 
 def model(facts: Facts) -> str:
-    """The model, its size and its batch; empty when only the environment was looked at."""
+    """Describe the model, its size and its batch; empty when only the environment was looked at."""
     if not recorded(facts, "target"):
         return ""
     target = facts.target
@@ -103,7 +103,7 @@ def _batch(workload: Workload) -> str:
 
 
 def quantity(count: int) -> str:
-    """A count as one says it: 468.1 M, 8.03 B."""
+    """Write a count as one says it: 468.1 M, 8.03 B."""
     for factor, unit, digits in ((10**9, "B", 2), (10**6, "M", 1), (10**3, "k", 1)):
         if count >= 0.99995 * factor:
             return f"{count / factor:.{digits}f} {unit}"

@@ -32,19 +32,20 @@ LIST_OR_HEADING = re.compile(r"^(\d{1,9})?([-+=.)])")
 
 
 def render(report: Document) -> str:
-    """The report as Markdown. Nothing that came from a model or a machine is read as Markdown or HTML."""
+    """Write the report as Markdown. Nothing that came from a model or a machine is read as Markdown or
+    HTML."""
     return "\n\n".join(_paragraphs(first_screen(report), report)) + "\n"
 
 
 def escaped(text: str) -> str:
-    """One line that Markdown shows as it is, and that links and notifies nobody."""
+    """Write one line that Markdown shows as it is, and that links and notifies nobody."""
     unlinked = LINKED.sub("\N{ZERO WIDTH SPACE}", printable_line(text))
     plain = SPECIAL.sub(r"\\\1", html.escape(unlinked, quote=False))
     return LIST_OR_HEADING.sub(r"\1\\\2", plain)
 
 
 def fenced(code: str) -> str:
-    """A block of code that nothing inside can close."""
+    """Write a block of code that nothing inside can close."""
     lines = printable_lines(code)
     longest = max((len(run) for line in lines for run in re.findall(r"`+", line)), default=0)
     fence = "`" * max(3, longest + 1)

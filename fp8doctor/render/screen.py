@@ -90,7 +90,7 @@ class Screen(Struct, frozen=True):
 
 
 def first_screen(report: Document, *, quiet: bool = False) -> Screen:
-    """What a report says; with ``quiet`` only findings that are at least a warning, and the verdict."""
+    """Write what a report says; with ``quiet`` only findings that are at least a warning, and the verdict."""
     findings = [
         finding for finding in report.findings if not quiet or finding.severity in ("warning", "error")
     ]
@@ -131,7 +131,7 @@ def first_screen(report: Document, *, quiet: bool = False) -> Screen:
 
 
 def _all_clear(report: Document) -> str:
-    """What to say when no check found anything."""
+    """Write what to say when no check found anything."""
     if report.verdict.status == "fp8_slower":
         return "FP8 is slower than BF16 here, and no check of this version explains why."
     if report.verdict.basis == "modelled" and (report.verdict.achievable_speedup or 1.0) < 1:
@@ -148,7 +148,7 @@ def _only_environment(report: Document) -> bool:
 
 
 def _mark(finding: Finding, report: Document) -> Mark:
-    """The mark of a finding; the one that heads the prescription is bad whatever its severity, unless
+    """Write the mark of a finding; the one that heads the prescription is bad whatever its severity, unless
     information or it may save nothing."""
     severity = finding.severity or "info"
     saves = finding.saving_ms is None or finding.saving_ms.low is None or finding.saving_ms.low > 0
@@ -163,7 +163,8 @@ def _mark(finding: Finding, report: Document) -> Mark:
 
 
 def _steps(report: Document, findings: Iterable[Finding]) -> list[Step]:
-    """The steps in their order: those of the findings shown, and those that the trial found by itself."""
+    """Write the steps in their order: those of the findings shown, and those that the trial found by
+    itself."""
     shown = {finding.code for finding in findings}
     return [step for step in report.prescription if step.code in shown or not step.code]
 
@@ -179,8 +180,8 @@ def _prescription(report: Document, findings: Iterable[Finding], steps: Sequence
 
 
 def _of_another(finding: Finding, steps: Sequence[Step]) -> str:
-    """What stands beside a finding without a number: the step that mends it or its cause, whose saving is
-    told there, else its own saving.
+    """Write what stands beside a finding without a number: the step that mends it or its cause, whose saving
+    is told there, else its own saving.
 
     What BF16 would save is told where it is prescribed only.
     """
@@ -225,8 +226,8 @@ def _entry(
 
 
 def saving_in_words(saving: Saving | None) -> str:
-    """What is saved of a step, as the change it makes, and what the number rests on: −208 to −347 ms a step,
-    modelled on H100 SXM."""
+    """Tell what is saved of a step, as the change it makes, and what the number rests on: −208 to −347 ms a
+    step, modelled on H100 SXM."""
     if saving is None or saving.low is None or saving.high is None:
         return ""
     small, large = _change(-saving.low), _change(-saving.high)
@@ -246,7 +247,7 @@ def _position(area: str) -> int:
 
 
 def _calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
-    """One mark for each area without trouble: healthy if a check says so, else unknown if one could not
+    """Write one mark for each area without trouble: healthy if a check says so, else unknown if one could not
     answer.
 
     A step that is slower than BF16 is not called healthy where no check of it found anything. Checks that
@@ -289,7 +290,7 @@ def _anything_timed(report: Document) -> bool:
 
 
 def _not_looked_at(report: Document) -> str:
-    """What this report says nothing about."""
+    """List what this report says nothing about."""
     gaps = [] if _anything_timed(report) else ["speed (nothing was timed)"]
     unknown = [
         outcome.code

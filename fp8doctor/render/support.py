@@ -21,12 +21,12 @@ LOSSES = {"given": "the user's loss", "output.loss": "loss of the model's output
 
 
 def for_support(facts: Facts) -> tuple[str, ...]:
-    """What a maintainer asks for first, in a few words each."""
+    """Tell what a maintainer asks for first, in a few words each."""
     return (*_versions(facts), *_clocks(facts), *_step(facts), *_process(facts))
 
 
 def not_timed(facts: Facts) -> tuple[str, ...]:
-    """Shapes of layers that FP8, or its casts, could not be timed for, one sentence each."""
+    """List shapes of layers that FP8, or its casts, could not be timed for, one sentence each."""
     shapes = facts.trial.shapes if recorded(facts, "trial.shapes") else ()
     return tuple(
         f"Not timed alone: {each.m} x {each.k} x {each.n} {each.recipe}: {each.reason}"
@@ -61,7 +61,7 @@ def _was_seen(health: Health) -> bool:
 
 
 def _step(facts: Facts) -> Iterator[str]:
-    """Where the parts of the step came from, and what its trial left changed."""
+    """Tell where the parts of the step came from, and what its trial left changed."""
     if recorded(facts, "workload"):
         yield from _sources(facts.workload)
     if recorded(facts, "trial.harm") and facts.trial.harm:
@@ -80,7 +80,7 @@ def _sources(workload: Workload) -> Iterator[str]:
 
 
 def _process(facts: Facts) -> Iterator[str]:
-    """What else is in the process: other ranks, hooks, frames that torch.compile took or left."""
+    """List what else is in the process: other ranks, hooks, frames that torch.compile took or left."""
     distributed = facts.training.distributed if recorded(facts, "training.distributed") else None
     if distributed and recorded(distributed, "world_size"):
         yield plural(distributed.world_size, "rank")

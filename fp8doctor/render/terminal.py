@@ -28,19 +28,19 @@ ASCII = str.maketrans(
 
 
 def printable_line(text: str) -> str:
-    """One line: runs of white space become a space, what a terminal would obey becomes U+FFFD."""
+    """Write one line: runs of white space become a space, what a terminal would obey becomes U+FFFD."""
     return printable(" ".join(text.split()))
 
 
 def printable_lines(text: str) -> list[str]:
-    """Lines of code with their indentation, without anything a terminal would obey."""
+    """Write lines of code with their indentation, without anything a terminal would obey."""
     return [
         printable(line.expandtabs(4)).rstrip() for line in text.replace("\r\n", "\n").strip("\n").split("\n")
     ]
 
 
 def printable(text: str) -> str:
-    """The text with every character that is not printable replaced by U+FFFD."""
+    """Write the text with every character that is not printable replaced by U+FFFD."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -49,7 +49,7 @@ def printable(text: str) -> str:
 
 
 def to_ascii(text: str) -> str:
-    """Lines in ASCII, none wider than before; what has no plain stand-in becomes a question mark, and
+    """Write lines in ASCII, none wider than before; what has no plain stand-in becomes a question mark, and
     combining marks fall away."""
     plain = "".join(filter(_columns, text)).translate(ASCII).encode("ascii", "replace").decode("ascii")
     return "\n".join(line.rstrip() for line in plain.split("\n"))
@@ -67,7 +67,7 @@ def _columns(character: str) -> int:
 
 
 def wrap(items: Iterable[str], width: int, *, joint: str = " ") -> list[str]:
-    """Lines of at most ``width`` columns out of items that are kept whole where they fit.
+    """Wrap lines of at most ``width`` columns out of items that are kept whole where they fit.
 
     An item too wide for a line is broken between words, a word too wide for a line anywhere.
     """

@@ -52,8 +52,8 @@ def render(
     verbose: bool = False,
     quiet: bool = False,
 ) -> str:
-    """The report as text, at most ``width`` columns wide except for lines of code, which stay whole so that
-    they can be copied.
+    """Write the report as text, at most ``width`` columns wide except for lines of code, which stay whole so
+    that they can be copied.
 
     ``verbose`` adds what became of every check, ``quiet`` leaves only the verdict and findings that are at
     least a warning.
@@ -114,8 +114,8 @@ class _Page:
         return [" " * indent + self.paint(line, colour) for line in lines]
 
     def timing(self, timing: Timing | None) -> list[str]:
-        """The measured steps, numbers flush right, and below them what makes the difference and how they were
-        taken.
+        """Write the measured steps, numbers flush right, and below them what makes the difference and how
+        they were taken.
 
         Where the parts of the steps do not fit beside the total, they follow as a sentence for each step.
         """
@@ -141,8 +141,8 @@ class _Page:
         ]
 
     def table(self, timing: Timing, parts: tuple[str, ...]) -> list[str]:
-        """The rows under their heads, with the parts of each step where they are asked for; a column that is
-        empty is left out."""
+        """Write the rows under their heads, with the parts of each step where they are asked for; a column
+        that is empty is left out."""
         blank = ("",) * len(parts)
         heads = ["total" if parts else "", *parts, "GiB"]
         rows = [
@@ -189,7 +189,7 @@ class _Page:
         return rows
 
     def areas(self, lines: tuple[Line, ...]) -> list[str]:
-        """The calm areas side by side."""
+        """Write the calm areas side by side."""
         plain = [f"[{self.glyphs[line.mark]}] {printable_line(line.area)}" for line in lines]
         text = "\n".join(wrap(plain, self.width, joint="  "))
         for mark in {line.mark for line in lines}:
@@ -216,7 +216,7 @@ class _Page:
         return lines
 
     def gaps(self, report: Document) -> list[str]:
-        """What could not be read or timed, with the reason."""
+        """List what could not be read or timed, with the reason."""
         gaps = report.facts.gaps if recorded(report.facts, "gaps") else {}
         told = [f"Not read: {name}: {reason}" for name, reason in gaps.items()]
         return [line for text in (*told, *not_timed(report.facts)) for line in self.prose(text)]

@@ -63,7 +63,7 @@ class Timing(Struct, frozen=True):
 
 
 def timing(facts: Facts) -> Timing | None:
-    """The measured steps; None when there was no trial or it has no rows."""
+    """Write the measured steps; None when there was no trial or it has no rows."""
     if not facts.arms():
         return None
     fp8 = recorded(facts, "network") and uses_fp8(facts)
@@ -102,7 +102,8 @@ MANY = 3
 
 
 def _together(rows: list[Row]) -> tuple[Row, ...]:
-    """The rows, those without a time that share a long list's reason counted in one at its first place."""
+    """Return the rows, those without a time that share a long list's reason counted in one at its first
+    place."""
     shared = Counter(row.note for row in rows if row.note)
     shown: list[Row] = []
     told: set[str] = set()
@@ -116,7 +117,7 @@ def _together(rows: list[Row]) -> tuple[Row, ...]:
 
 
 def label(name: str, fp8: bool) -> str:
-    """What an arm is called: ``FP8, as it is``, ``BF16, compiled``, ``FP8, rowwise_with_gw_hp``."""
+    """Name an arm: ``FP8, as it is``, ``BF16, compiled``, ``FP8, rowwise_with_gw_hp``."""
     named: dict[str, str] = {
         ArmName.AS_IS: f"{'FP8, a' if fp8 else 'A'}s it is",
         ArmName.BF16: "BF16",
@@ -160,7 +161,7 @@ def _parts(breakdown: Breakdown) -> tuple[str, ...]:
 
 
 def _notes(trial: Trial, arms: list[Arm], fp8: bool) -> Iterator[str]:
-    """What has to be known of the parts, those arms together of which the same is to be said."""
+    """Tell what has to be known of the parts, those arms together of which the same is to be said."""
     parts = [(label(arm.name, fp8), found) for arm in arms if (found := _profiled(arm))]
     told = {
         "Unreliable parts": [
@@ -216,7 +217,7 @@ def _differences(facts: Facts) -> tuple[str, ...]:
 
 
 def _basis(trial: Trial) -> str:
-    """How the times were taken: ``Timed: 4 variants in turn on NVIDIA H200, the whole model, 31 s.``"""
+    """Tell how the times were taken: ``Timed: 4 variants in turn on NVIDIA H200, the whole model, 31 s.``"""
     timed = [arm for arm in trial.arms if arm.tried and not is_of_first_window(arm.name)]
     if not timed:
         return ""

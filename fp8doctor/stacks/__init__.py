@@ -62,14 +62,15 @@ class Stack(Protocol):
     """Stacks are asked in ascending order; the first that knows a module describes it."""
 
     def recognise(self, module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-        """The layers that this very module is, its children left out; empty when it is none of this stack's.
+        """Describe the layers that this very module is, its children left out; empty when it is none of this
+        stack's.
 
         What cannot be read is named in ``gaps``: dotted path of the fact -> reason.
         """
 
     def bf16_twin(self, module: Module, compiled: bool) -> Module:
-        """The work of one of this stack's training layers in 16 bits, over the same weights, as fast as its
-        user can have it.
+        """Return the work of one of this stack's training layers in 16 bits, over the same weights, as fast
+        as its user can have it.
 
         A new module, or the module itself, changed. ``compiled`` says whether torch.compile will cover it. A
         stack without training layers needs none. Raises `NoTwin`.
@@ -80,7 +81,7 @@ _ASKED: WeakKeyDictionary[type, tuple[Stack, ...]] = WeakKeyDictionary()
 
 
 def stacks_of(kind: type) -> tuple[Stack, ...]:
-    """The stacks that a module of this class may belong to, in the order in which they are asked."""
+    """List the stacks that a module of this class may belong to, in the order in which they are asked."""
     asked = _ASKED.get(kind)
     if asked is None:
         homes = [module for module, _ in lineage(kind)]
@@ -95,7 +96,7 @@ def stacks_of(kind: type) -> tuple[Stack, ...]:
 
 @functools.cache
 def stacks() -> tuple[Stack, ...]:
-    """All stacks, in the order in which they are asked."""
+    """List all stacks, in the order in which they are asked."""
     found = [importlib.import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__)]
     return tuple(
         sorted(
@@ -121,8 +122,8 @@ def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def bf16_twin(module: Module, compiled: bool) -> Module | None:
-    """This very module without FP8; None for a module that does not train in FP8. Raises `NoTwin` where there
-    is no such form."""
+    """Return this very module without FP8; None for a module that does not train in FP8. Raises `NoTwin`
+    where there is no such form."""
     for stack in stacks_of(type(module)):
         uses = {layer.use for layer in stack.recognise(module, {})}
         if "storage" in uses:
@@ -133,7 +134,7 @@ def bf16_twin(module: Module, compiled: bool) -> Module | None:
 
 
 def scaling(module: Module) -> Scaling | None:
-    """How this very module scales; None where no stack keeps a record of it."""
+    """Tell how this very module scales; None where no stack keeps a record of it."""
     return next(
         (
             found

@@ -12,7 +12,7 @@ _KNOWN: WeakKeyDictionary[type, tuple[Ancestor, ...]] = WeakKeyDictionary()
 
 
 def lineage(kind: type) -> tuple[Ancestor, ...]:
-    """Module and qualified name of every class in the method resolution order, the class itself first.
+    """List module and qualified name of every class in the method resolution order, the class itself first.
 
     The class that FSDP2 puts in front (``FSDPLinear``) and its mixin are left out: the layer is still what it
     was. A class that says it is of no module has an empty one.
@@ -36,7 +36,7 @@ def ancestor(kind: type, module_prefix: str, names: tuple[str, ...]) -> str | No
 
 
 def home(kind: type) -> str:
-    """The Python module that a class is from, the one that FSDP2 puts in front taken off."""
+    """Name the Python module that a class is from, the one that FSDP2 puts in front taken off."""
     return lineage(kind)[0][0]
 
 

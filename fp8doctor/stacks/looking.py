@@ -52,7 +52,8 @@ NOWHERE: Any = object()
 
 
 def read(thing: Any, name: str, default: Any = None) -> Any:
-    """An attribute as it lies in ``thing`` or its class; ``default`` where only running code would tell."""
+    """Read an attribute as it lies in ``thing`` or its class; ``default`` where only running code would
+    tell."""
     if thing is None:
         return default
     kind = type(thing)
@@ -79,13 +80,13 @@ def read(thing: Any, name: str, default: Any = None) -> Any:
 
 
 def read_class(kind: type, name: str, default: Any = None) -> Any:
-    """An attribute as it lies in a class or one that it derives from, descriptors unopened."""
+    """Read an attribute as it lies in a class or one that it derives from, descriptors unopened."""
     found = _on_class(kind, name)[1]
     return default if found is NOWHERE else found
 
 
 def state_of(thing: Any) -> dict[str, Any]:
-    """The dictionary of an object, whatever its class puts in the way; empty where it has none."""
+    """Read the dictionary of an object, whatever its class puts in the way; empty where it has none."""
     kind = type(thing)
     module, state_of_module = _module()
     if issubclass(kind, module):
@@ -114,22 +115,22 @@ def is_torchscript(kind: type) -> bool:
 
 
 def parameters_of(module: Module) -> dict[str, Parameter | None]:
-    """The parameters of this very module."""
+    """Read the parameters of this very module."""
     return _members(module, "_parameters")
 
 
 def buffers_of(module: Module) -> dict[str, Tensor | None]:
-    """The buffers of this very module."""
+    """Read the buffers of this very module."""
     return _members(module, "_buffers")
 
 
 def children_of(module: Module) -> dict[str, Module | None]:
-    """The modules right below this one."""
+    """Read the modules right below this one."""
     return _members(module, "_modules")
 
 
 def modules_of(root: Module, name: str = "") -> Iterator[tuple[str, Module]]:
-    """Every module of a tree once, with its name, in the order of ``named_modules``."""
+    """Yield every module of a tree once, with its name, in the order of ``named_modules``."""
     seen: set[int] = set()
     left = [(name, root)]
     while left:
@@ -146,7 +147,8 @@ def modules_of(root: Module, name: str = "") -> Iterator[tuple[str, Module]]:
 
 
 def tensors_of(root: Module, held: str) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a tree that its modules keep in ``held`` (``_parameters``, ``_buffers``), once."""
+    """Yield every tensor of a tree that its modules keep in ``held`` (``_parameters``, ``_buffers``),
+    once."""
     seen: set[int] = set()
     for name, module in modules_of(root):
         for key, tensor in _members(module, held).items():
@@ -156,7 +158,7 @@ def tensors_of(root: Module, held: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def tensor(module: Module, name: str) -> Tensor | None:
-    """A parameter or buffer of this very module, or what stands for it.
+    """Return a parameter or buffer of this very module, or what stands for it.
 
     FSDP1 keeps a plain tensor in the module's dictionary, the old ``spectral_norm`` and ``weight_norm`` a
     parameter beside it. A parametrization keeps the original, or parts of it: of torch's own the largest has
@@ -180,12 +182,12 @@ def tensor(module: Module, name: str) -> Tensor | None:
 
 
 def forward_of(module: Any) -> Any:
-    """The forward that a call of the module runs: its own, else its class's."""
+    """Find the forward that a call of the module runs: its own, else its class's."""
     return state_of(module).get("forward", read_class(type(module), "forward"))
 
 
 def method(thing: Any, name: str) -> Any:
-    """A method that one of `LIBRARIES` wrote; None where the user's own class has it."""
+    """Read a method that one of `LIBRARIES` wrote; None where the user's own class has it."""
     owner, found = _on_class(type(thing), name)
     if owner is None or _package(owner) not in LIBRARIES or not isinstance(found, FunctionType):
         return None
@@ -211,7 +213,7 @@ def _module() -> tuple[type, Callable[[Any], dict[str, Any]]]:
 
 
 def _on_class(kind: type, name: str) -> tuple[type | None, Any]:
-    """The class in the lineage that holds an attribute, and what it holds."""
+    """Find the class in the lineage that holds an attribute, and what it holds."""
     for each in kind.__mro__:
         if name in each.__dict__:
             return each, each.__dict__[name]
@@ -219,7 +221,7 @@ def _on_class(kind: type, name: str) -> tuple[type | None, Any]:
 
 
 def _described(thing: Any, owner: type | None, found: Any, default: Any) -> Any:
-    """What a descriptor gives, where it is a slot, a method, or a library's."""
+    """Tell what a descriptor gives, where it is a slot, a method, or a library's."""
     harmless = type(found) in SLOTS + BINDING or (
         owner is not None and _package(owner) in LIBRARIES and not is_module(thing)
     )
@@ -233,8 +235,8 @@ def _described(thing: Any, owner: type | None, found: Any, default: Any) -> Any:
 
 
 def _renamed(kind: type, name: str) -> str:
-    """The name under which a configuration of transformers keeps an attribute (``attribute_map``, 4.57 to
-    5.23)."""
+    """Read the name under which a configuration of transformers keeps an attribute (``attribute_map``, 4.57
+    to 5.23)."""
     owner, _ = _on_class(kind, "__getattribute__")
     if owner is object or owner is None or _package(owner) != "transformers":
         return name
@@ -243,7 +245,7 @@ def _renamed(kind: type, name: str) -> str:
 
 
 def _members(module: Any, held: str) -> dict[str, Any]:
-    """What a module holds of one sort, past whatever its containers do when they are asked."""
+    """Tell what a module holds of one sort, past whatever its containers do when they are asked."""
     kind, state_of_module = _module()
     state = state_of_module(module) if issubclass(type(module), kind) else state_of(module)
     found = state.get(held)

@@ -63,7 +63,7 @@ class Plain(nn.Module):
         self.train(of.training)
 
     def bias_of(self, name: str) -> Tensor | None:
-        """A bias; TE keeps an empty tensor where it has none."""
+        """Read a bias; TE keeps an empty tensor where it has none."""
         bias = self._parameters.get(name)
         return bias if bias is not None and bias.numel() else None
 

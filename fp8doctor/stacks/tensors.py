@@ -21,7 +21,7 @@ versions can be flattened)."""
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The tensor of this process behind a DTensor; any other tensor unchanged."""
+    """Find the tensor of this process behind a DTensor; any other tensor unchanged."""
     inner = read(tensor, "_local_tensor") if home(type(tensor)).startswith("torch.distributed") else None
     return tensor if inner is None else inner
 
@@ -33,7 +33,7 @@ def subclass(tensor: Tensor) -> str | None:
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """The first plain tensor inside a tensor subclass, such as the float8 data of a quantized weight."""
+    """Find the first plain tensor inside a tensor subclass, such as the float8 data of a quantized weight."""
     while True:
         inner = _inside(local(tensor))
         if not inner:
@@ -42,18 +42,18 @@ def stored(tensor: Tensor) -> Tensor:
 
 
 def stored_bytes(tensor: Tensor) -> int:
-    """Bytes that a parameter occupies in this process, the scales of a quantized one included."""
+    """Count the bytes that a parameter occupies in this process, the scales of a quantized one included."""
     return sum(each.numel() * each.element_size() for each in plain(tensor))
 
 
 def storage_bytes(tensor: Tensor) -> int:
-    """Bytes of the storages behind a tensor of this process, which may be larger than the tensor: what
-    pickling it writes."""
+    """Count the bytes of the storages behind a tensor of this process, which may be larger than the tensor:
+    what pickling it writes."""
     return sum(each.untyped_storage().nbytes() for each in plain(tensor))
 
 
 def plain(tensor: Tensor) -> Iterator[Tensor]:
-    """The ordinary tensors that a tensor is made of in this process; an ordinary one itself."""
+    """Read the ordinary tensors that a tensor is made of in this process; an ordinary one itself."""
     tensor = local(tensor)
     inner = _inside(tensor)
     if not inner:
@@ -73,7 +73,7 @@ def is_float8(tensor: Tensor) -> bool:
 
 
 def _inside(tensor: Tensor) -> list[Tensor]:
-    """The tensors that a tensor subclass is made of; empty for an ordinary one."""
+    """Read the tensors that a tensor subclass is made of; empty for an ordinary one."""
     if class_name(type(tensor)) in PLAIN:
         return []
     if any(module.startswith("transformer_engine.") for module, _ in lineage(type(tensor))):

@@ -66,7 +66,8 @@ SIGNATURES: dict[tuple[str, ...], str] = {
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """A torchao linear by its class, or an ordinary layer whose weight is one of torchao's tensors."""
+    """Describe a torchao linear by its class, or an ordinary layer whose weight is one of torchao's
+    tensors."""
     kind = ancestor(type(module), "torchao.", FLOAT8 + OTHERS)
     if kind and is_a(module, nn.Linear):
         described = plain.linear(module, gaps)
@@ -88,7 +89,7 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def scaling(module: nn.Module) -> Scaling | None:
-    """How a Float8Linear scales, by torchao's public configuration (0.10 to 0.18)."""
+    """Tell how a Float8Linear scales, by torchao's public configuration (0.10 to 0.18)."""
     config: Any = state_of(module).get("config")
     if config is None or ancestor(type(module), "torchao.", FLOAT8) is None:
         return None
@@ -99,14 +100,15 @@ def scaling(module: nn.Module) -> Scaling | None:
 
 
 def tensor_class(weight: Tensor) -> str | None:
-    """The torchao class of a weight, behind a DTensor or not; None for any other weight."""
+    """Find the torchao class of a weight, behind a DTensor or not; None for any other weight."""
     return next(
         (name for module, name in lineage(type(local(weight))) if module.startswith("torchao.")), None
     )
 
 
 def by_weight(layer: Layer, module: nn.Module) -> Layer:
-    """An ordinary layer, redescribed when its weight (or its expert module's configuration) is torchao's."""
+    """Describe an ordinary layer, redescribed when its weight (or its expert module's configuration) is
+    torchao's."""
     weight = layer.weights[0]
     name = tensor_class(weight)
     if name is None:
@@ -171,7 +173,7 @@ def cast_in_words(cast: Any) -> str:
 
 
 def all_gather(weight: Tensor | None) -> Features:
-    """What the wrapper for FSDP's float8 all-gather says; nothing without the wrapper."""
+    """Tell what the wrapper for FSDP's float8 all-gather says; nothing without the wrapper."""
     if weight is None or tensor_class(weight) != ALL_GATHER_WEIGHT:
         return {}
     return {
@@ -214,7 +216,7 @@ def weight_recipe(config: Any) -> str:
 
 
 def _word(member: Any) -> str:
-    """The word an enum member stands for: its value where that is text, else its name."""
+    """Read the word an enum member stands for: its value where that is text, else its name."""
     value = read(member, "value", member)
     return (value if isinstance(value, str) else str(read(member, "name", member))).lower()
 
@@ -248,7 +250,7 @@ def plain_linear(module: Any) -> nn.Linear:
 
 
 def unwrapped(weight: Tensor) -> nn.Parameter:
-    """A Parameter over the data inside torchao's wrapper; the Parameter itself when it has none."""
+    """Return a Parameter over the data inside torchao's wrapper; the Parameter itself when it has none."""
     if tensor_class(weight) is None and isinstance(weight, nn.Parameter):
         return weight
     inner = next(

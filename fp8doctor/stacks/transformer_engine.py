@@ -110,7 +110,7 @@ def gemms(module: nn.Module, kind: str) -> list[tuple[str, tuple[Tensor, ...], i
 
 
 def record_of(module: Any, gaps: dict[str, str]) -> Record:
-    """What the last forward left behind.
+    """Tell what the last forward left behind.
 
     ``fp8`` is rewritten in every forward, and by a torch checkpoint's recomputation outside the autocast. So
     False counts as "not engaged" only while there is no trace of an FP8 forward before it.
@@ -158,13 +158,13 @@ def fp8_copies(module: nn.Module) -> list[Tensor]:
 
 
 def recipe_of(module: nn.Module) -> Any:
-    """The recipe of the module's last FP8 forward; None before one."""
+    """Read the recipe of the module's last FP8 forward; None before one."""
     meta = state_of(module).get("fp8_meta")
     return meta.get("recipe") if isinstance(meta, dict) else None
 
 
 def scaling(module: nn.Module) -> Scaling | None:
-    """How a module scales, by the recipe of its last FP8 forward."""
+    """Tell how a module scales, by the recipe of its last FP8 forward."""
     recipe = recipe_of(module)
     if recipe is None:
         return None
@@ -196,13 +196,14 @@ def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
 
 
 def without_fp8(module: nn.Module) -> nn.Module:
-    """The module itself, in place, with a forward that closes whatever FP8 autocast is open around it."""
+    """Return the module itself, in place, with a forward that closes whatever FP8 autocast is open around
+    it."""
     closed = autocast()
     return within(module, lambda: closed(enabled=False))
 
 
 def within(module: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> nn.Module:
-    """The module itself, in place, with a forward that runs inside ``context``."""
+    """Return the module itself, in place, with a forward that runs inside ``context``."""
     inner = module.forward
 
     def forward(*arguments: Any, **settings: Any) -> Any:
@@ -214,7 +215,8 @@ def within(module: nn.Module, context: Callable[[], AbstractContextManager[Any]]
 
 
 def as_before(module: nn.Module) -> AbstractContextManager[Any]:
-    """The autocast of the module's last FP8 forward, opened once more. Raises `NoTwin` where it had none.
+    """Return the autocast of the module's last FP8 forward, opened once more. Raises `NoTwin` where it had
+    none.
 
     The recipe is ``recipe`` of ``te.autocast`` (2.9 to 2.20), ``fp8_recipe`` of ``te.fp8_autocast`` (1.0 to
     2.20).

@@ -197,7 +197,7 @@ def _incomplete(facts: Facts, sentence: str) -> Examination:
 
 
 def _end(returncode: int) -> str:
-    """How a process ended, in words."""
+    """Tell how a process ended, in words."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     try:
@@ -208,7 +208,7 @@ def _end(returncode: int) -> str:
 
 
 def _stderr() -> int:
-    """Where the child prints: this process's stderr, or nowhere where that is closed or full."""
+    """Tell where the child prints: this process's stderr, or nowhere where that is closed or full."""
     try:
         os.write(2, b"")
     except OSError:

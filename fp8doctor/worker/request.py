@@ -22,8 +22,8 @@ class TrialRequest:
     """Absolute path for the trace of the step as it is: a model file may change the folder."""
 
     def trace_of(self, arm: str) -> Path | None:
-        """The file that keeps the trace of an arm: the arm's name stands before the suffix. None where traces
-        are not kept."""
+        """Name the file that keeps the trace of an arm: the arm's name stands before the suffix. None where
+        traces are not kept."""
         if self.trace is None:
             return None
         file = Path(self.trace)
