@@ -272,13 +272,75 @@ def test_an_unknown_gpu_is_named_with_the_known_ones() -> None:
         gpu_spec("H300")
 
 
+def modelled(facts: Facts) -> str | None:
+    gpu = modelled_gpu(facts)
+    return gpu and gpu.name
+
+
 def test_the_modelled_gpu_is_the_assumed_then_the_visible_then_h100() -> None:
     a100, h200 = Gpu(name="NVIDIA A100-SXM4-80GB", visible=False), Gpu(name="NVIDIA H200", visible=True)
-    assert modelled_gpu(Facts()).name == "H100"
-    assert modelled_gpu(Facts(gpus=())).name == "H100"
-    assert modelled_gpu(Facts(gpus=(a100, h200))).name == "H200"
-    assert modelled_gpu(Facts(gpus=(h200,), assumed_gpu="l40s")).name == "L40S"
-    assert modelled_gpu(Facts(gpus=(Gpu(name="NVIDIA GeForce RTX 4090", visible=True),))).name == "RTX4090"
+    assert modelled(Facts()) == "H100"
+    assert modelled(Facts(gpus=())) == "H100"
+    assert modelled(Facts(gpus=(a100,))) == "H100"
+    assert modelled(Facts(gpus=(a100, h200))) == "H200"
+    assert modelled(Facts(gpus=(h200,), assumed_gpu="l40s")) == "L40S"
+
+
+@pytest.mark.parametrize(
+    ("product", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100", "H100"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GeForce RTX 5090", "RTX5090"),
+    ],
+)
+def test_a_product_has_the_datasheet_of_its_own_board(product: str, name: str) -> None:
+    assert modelled(Facts(gpus=(Gpu(name=product, visible=True),))) == name
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        "NVIDIA A100-SXM4-40GB",
+        "NVIDIA A100-PCIE-40GB",
+        "NVIDIA A100 80GB PCIe",
+        "NVIDIA L4",
+        "NVIDIA L40",
+        "NVIDIA RTX 6000 Ada Generation",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 5080",
+        "NVIDIA GeForce RTX 5090 Laptop GPU",
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        "NVIDIA H100 PCIe",
+        "NVIDIA H100 NVL",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA H200 NVL",
+        "NVIDIA H20",
+        "NVIDIA H800",
+        "NVIDIA GH200 480GB",
+        "NVIDIA GB200",
+        "NVIDIA GB10",
+        "NVIDIA B300 SXM6 AC",
+        "AMD Instinct MI300X",
+        "a user's own words",
+    ],
+)
+def test_a_gpu_without_a_datasheet_is_none_of_those_that_have_one(product: str) -> None:
+    facts = replace(
+        cost_model.facts_of(cost_model.measured_steps()[0]),
+        gpus=(Gpu(name=product, visible=True),),
+        assumed_gpu=None,
+    )
+    assert modelled_gpu(facts) is None
+    assert modelled_step(facts) is None
+    assert eager_balance(facts, facts.network.linears) is None
+    assert eager_cast_saving(facts, facts.network.linears) is None
 
 
 def test_peaks_are_dense_and_fp8_doubles_them_where_it_exists() -> None:

@@ -36,18 +36,22 @@ def no_gpu(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="a GPU is there")
     modelled = modelled_gpu(facts)
     assumed = recorded(facts, "assumed_gpu") and bool(facts.assumed_gpu)
+    what = f"costs are modelled for {modelled.name}" if modelled else "no costs are modelled"
+    source = (
+        f"Modelled times come from the {modelled.source}"
+        f"{'' if assumed else ', as no --assume-gpu named another'}."
+        if modelled
+        else "No datasheet of this GPU is known here."
+    )
     return Finding(
-        title=f"{missing(facts, hidden)}; costs are modelled for {modelled.name}",
-        explanation=(
-            "Modelled times come from the "
-            f"{modelled.source}{'' if assumed else ', as no --assume-gpu named another'}. Unknown without a "
-            "GPU: whether this recipe runs there, clocks, free memory, and what a step really takes."
-        ),
+        title=f"{missing(facts, hidden)}; {what}",
+        explanation=f"{source} Unknown without a GPU: whether this recipe runs there, clocks, free memory, "
+        "and what a step really takes.",
         evidence={
             "gpus": len(facts.gpus),
             "hidden": len(hidden),
-            "modelled": modelled.name,
-            "modelled_from": modelled.source,
+            "modelled": modelled.name if modelled else None,
+            "modelled_from": modelled.source if modelled else None,
         },
         treatment=way_out(facts, assumed),
     )

@@ -289,9 +289,9 @@ def is_wrapped(linear: Linear, training: Training) -> bool:
 
 
 def gpu_with_fp8(facts: Facts) -> GpuSpec:
-    """The modelled GPU, or an H100 in the place of one without FP8."""
+    """The modelled GPU; an H100 in the place of one without FP8 or without a datasheet."""
     gpu = modelled_gpu(facts)
-    return gpu if gpu.fp8_tflops else gpu_spec("H100")
+    return gpu if gpu is not None and gpu.fp8_tflops else gpu_spec("H100")
 
 
 def _blocks(wrapped: bool) -> Facts:

@@ -110,7 +110,7 @@ def fp8_ceiling(facts: Facts, base: Arm, adapters_ms: float) -> float | None:
     None when unknown.
     """
     bf16, gpu = fair_bf16(facts, base), modelled_gpu(facts)
-    if bf16 is None or not bf16.step_ms or gpu.fp8_tflops is None:
+    if bf16 is None or not bf16.step_ms or gpu is None or gpu.fp8_tflops is None:
         return None
     return amdahl(1 - min(1.0, max(0.0, adapters_ms / bf16.step_ms)), gpu.fp8_tflops / gpu.bf16_tflops)
 

@@ -99,7 +99,7 @@ def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:
     """Weigh what the two GEMMs of these layers save in FP8 against casting their weights; None when it cannot
     be modelled."""
     gpu, tokens = modelled_gpu(facts), step_tokens(facts)
-    if tokens is None:
+    if gpu is None or tokens is None:
         return None
     accumulate = micro_batches(facts)
     casts = saved = 0.0

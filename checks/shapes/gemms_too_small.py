@@ -61,7 +61,7 @@ SHAPES_SHOWN = 3
 def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     if not gains(facts):
         return NotApplicable(
-            reason="no FP8 layer whose shape, recipe and tokens are known, on a GPU with FP8"
+            reason="no FP8 layer whose shape, recipe and tokens are known, on a GPU with FP8 and a datasheet"
         )
     if crossing(facts):
         return NotApplicable(reason="with so few tokens FP8 pays for no shape (SHP003)")

@@ -53,7 +53,9 @@ def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
     if not apart:
         return NotApplicable(reason="no head or router is in FP8")
     if not gains(facts).keys() & {linear.name for linear in apart}:
-        return NotApplicable(reason="its shape, recipe or tokens are not known, or the GPU has no FP8")
+        return NotApplicable(
+            reason="its shape, recipe or tokens are not known, or the GPU has no FP8 or no datasheet"
+        )
     found, saved = losing_apart(facts), saved_by(facts, KEEP_IN_BF16)
     if not found or acquitted(found.values(), saved):
         return None

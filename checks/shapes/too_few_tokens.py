@@ -39,7 +39,7 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="the batch is not the user's")
     if not gains(facts):
         return NotApplicable(
-            reason="no FP8 layer whose shape, recipe and tokens are known, on a GPU with FP8"
+            reason="no FP8 layer whose shape, recipe and tokens are known, on a GPU with FP8 and a datasheet"
         )
     found = crossing(facts)
     if found is None:

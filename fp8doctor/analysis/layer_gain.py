@@ -153,13 +153,19 @@ def _runs(linear: Linear) -> bool:
 
 
 def gain_of(
-    linear: Linear, facts: Facts, gpu: GpuSpec, timed: LayerShape | None = None, rows: int | None = None
+    linear: Linear,
+    facts: Facts,
+    gpu: GpuSpec | None,
+    timed: LayerShape | None = None,
+    rows: int | None = None,
 ) -> Gain | None:
-    """Compute what FP8 gives one layer: as timed, else as modelled on ``gpu`` with ``rows``,
-    or with its own."""
+    """Compute what FP8 gives one layer: as timed, else as modelled on ``gpu`` with ``rows``, or with its own;
+    None where neither is known."""
     rows = rows or rows_of(linear, facts) or facts.workload.tokens
     times = micro_batches(facts) * gemms(linear) * calls_of(linear, facts)
-    casts = None if rows is None or gpu.fp8_tflops is None else modelled_casts_ms(linear, rows, gpu)
+    casts = None
+    if gpu is not None and gpu.fp8_tflops is not None and rows is not None:
+        casts = modelled_casts_ms(linear, rows, gpu)
     if timed is not None and timed.fp8_ms is not None and timed.casts_ms is not None:
         least = min(each for each in (LEAST_IN_STEP * timed.casts_ms, casts) if each is not None)
         return Gain(
@@ -170,9 +176,9 @@ def gain_of(
             REPEATS_WITHIN,
             times,
             True,
-            facts.trial.gpu or gpu.name,
+            facts.trial.gpu or "the GPU of the trial",
         )
-    if rows is None or casts is None:
+    if gpu is None or rows is None or casts is None:
         return None
     if timed is not None and timed.fp8_ms is not None:
         return Gain(

@@ -137,7 +137,7 @@ def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
 def _by_datasheet(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
     """Speed up the step's GEMMs as the cost model does those of the Linears."""
     gpu = modelled_gpu(facts)
-    if not recorded(facts, "network"):
+    if gpu is None or not recorded(facts, "network"):
         return None
     bf16 = best = 0.0
     for linear in facts.network.linears:

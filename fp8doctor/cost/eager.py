@@ -34,7 +34,7 @@ def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
     """Weigh the eager casts of these layers against what their FP8 GEMMs save; None when it cannot be
     modelled."""
     gpu, tokens = modelled_gpu(facts), step_tokens(facts)
-    if tokens is None:
+    if gpu is None or tokens is None:
         return None
     casts = host = saved = 0.0
     for linear in eager:
@@ -53,11 +53,11 @@ def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
     """Model what compiling these layers and what stands between them saves of one step.
 
     The uncompiled casts keep the GPU busy, or, with few tokens, the host: the longer of the two counts. None
-    when the tokens are unknown or FP8 cannot run.
+    when the tokens or the GPU are unknown, or FP8 cannot run.
     """
     gpu = modelled_gpu(facts)
     tokens = step_tokens(facts)
-    if tokens is None or gpu.fp8_tflops is None:
+    if gpu is None or tokens is None or gpu.fp8_tflops is None:
         return None
     how = uncompiled(facts)
     busy = host = 0.0

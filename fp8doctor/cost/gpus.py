@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from msgspec import Struct
 
 from fp8doctor.errors import UserError
@@ -12,6 +14,8 @@ class GpuSpec(Struct, frozen=True):
     """Datasheet numbers of one GPU, dense (without sparsity), with FP32 accumulation."""
 
     name: str
+    product: str
+    """What NVML calls it, the vendor left out: a regular expression."""
     compute_capability: str
     bf16_tflops: float
     fp8_tflops: float | None
@@ -22,16 +26,26 @@ class GpuSpec(Struct, frozen=True):
 
 
 GPUS = (
-    GpuSpec("A100", "8.0", 312.0, None, 2.039, 108, "NVIDIA A100 80GB SXM datasheet, 2021"),
-    GpuSpec("L40S", "8.9", 362.05, 733.0, 0.864, 142, "NVIDIA L40S datasheet, 2023"),
     GpuSpec(
-        "RTX4090", "8.9", 165.2, 330.3, 1.008, 128, "NVIDIA Ada GPU architecture whitepaper v2.1, appendix A"
+        "A100", r"A100-SXM4?-80GB", "8.0", 312.0, None, 2.039, 108, "NVIDIA A100 80GB SXM datasheet, 2021"
     ),
-    GpuSpec("H100", "9.0", 989.4, 1978.9, 3.35, 132, "NVIDIA H100 SXM datasheet, 2023"),
-    GpuSpec("H200", "9.0", 989.4, 1978.9, 4.8, 132, "NVIDIA H200 SXM datasheet, 2024"),
-    GpuSpec("B200", "10.0", 2250.0, 4500.0, 8.0, 148, "NVIDIA HGX B200 datasheet, 2024"),
+    GpuSpec("L40S", r"L40S", "8.9", 362.05, 733.0, 0.864, 142, "NVIDIA L40S datasheet, 2023"),
+    GpuSpec(
+        "RTX4090",
+        r"GeForce RTX 4090",
+        "8.9",
+        165.2,
+        330.3,
+        1.008,
+        128,
+        "NVIDIA Ada GPU architecture whitepaper v2.1, appendix A",
+    ),
+    GpuSpec("H100", r"H100( 80GB HBM3)?", "9.0", 989.4, 1978.9, 3.35, 132, "NVIDIA H100 SXM datasheet, 2023"),
+    GpuSpec("H200", r"H200", "9.0", 989.4, 1978.9, 4.8, 132, "NVIDIA H200 SXM datasheet, 2024"),
+    GpuSpec("B200", r"B200", "10.0", 2250.0, 4500.0, 8.0, 148, "NVIDIA HGX B200 datasheet, 2024"),
     GpuSpec(
         "RTX5090",
+        r"GeForce RTX 5090",
         "12.0",
         209.5,
         419.0,
@@ -40,9 +54,12 @@ GPUS = (
         "NVIDIA RTX Blackwell GPU architecture whitepaper v1.1, appendix A",
     ),
 )
-"""Multiprocessors that the datasheets leave out: A100 108 (NVIDIA A100 architecture whitepaper), H100 and
-H200 132 (NVIDIA H100 architecture whitepaper, SXM5), B200 148 (``cudaDeviceProp.multiProcessorCount``); L40S
-from its 18176 CUDA cores, 128 each."""
+"""Of each name one board: H100 and H200 are the SXM ones, A100 the one of 80 GB.
+
+Multiprocessors that the datasheets leave out: A100 108 (NVIDIA A100 architecture whitepaper), H100 and H200
+132 (NVIDIA H100 architecture whitepaper, SXM5), B200 148 (``cudaDeviceProp.multiProcessorCount``); L40S from
+its 18176 CUDA cores, 128 each.
+"""
 
 DEFAULT_GPU = "H100"
 """Modelled when there is no GPU and none is assumed."""
@@ -63,27 +80,38 @@ def gpu_spec(name: str) -> GpuSpec:
     )
 
 
-def modelled_gpu(facts: Facts) -> GpuSpec:
-    """Choose the GPU whose costs are modelled: as assumed, else the first one visible that is known, else
-    H100."""
+def modelled_gpu(facts: Facts) -> GpuSpec | None:
+    """Choose the GPU whose costs are modelled: as assumed, else the first one visible that has a datasheet,
+    else H100 where none is visible at all.
+
+    None when the visible ones have no datasheet here: boards of one name differ by a factor, and another's
+    numbers are wrong. Raises `UserError` for an assumed one that is not known.
+    """
     if recorded(facts, "assumed_gpu") and facts.assumed_gpu:
         return gpu_spec(facts.assumed_gpu)
-    for gpu in facts.gpus if recorded(facts, "gpus") else ():
-        if not recorded(gpu, "name") or (recorded(gpu, "visible") and gpu.visible is False):
-            continue
-        product = gpu.name.upper().replace(" ", "")
-        for spec in GPUS:
-            if spec.name in product:
-                return spec
-    return gpu_spec(DEFAULT_GPU)
+    visible = [
+        gpu.name
+        for gpu in (facts.gpus if recorded(facts, "gpus") else ())
+        if recorded(gpu, "name") and not (recorded(gpu, "visible") and gpu.visible is False)
+    ]
+    if not visible:
+        return gpu_spec(DEFAULT_GPU)
+    known = (spec for name in visible for spec in GPUS if _is_product(name, spec))
+    return next(known, None)
+
+
+def _is_product(name: str, spec: GpuSpec) -> bool:
+    return re.fullmatch(spec.product, name.removeprefix("NVIDIA ")) is not None
 
 
 def modelled_gpu_name(facts: Facts) -> str:
-    """Name the GPU whose costs are modelled; as it was given where it has no datasheet."""
+    """Name the GPU whose costs are modelled, as it was given where that is not known; empty where nothing is
+    modelled."""
     try:
-        return modelled_gpu(facts).name
+        gpu = modelled_gpu(facts)
     except UserError:
-        return facts.assumed_gpu or "no known GPU"
+        return facts.assumed_gpu or ""
+    return gpu.name if gpu else ""
 
 
 def memory_ms(bytes_moved: float, gpu: GpuSpec) -> float:

@@ -98,7 +98,7 @@ def modelled_step(
     missing."""
     gpu = gpu or modelled_gpu(facts)
     tokens = step_tokens(facts)
-    if tokens is None or not recorded(facts, "network.linears"):
+    if gpu is None or tokens is None or not recorded(facts, "network.linears"):
         return None
     families: dict[Family, float] = dict.fromkeys(
         ("gemm_fp8", "gemm_16bit", "cast", "attention", "pointwise", "loss"), 0.0

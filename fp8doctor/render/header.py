@@ -28,6 +28,8 @@ def _gpu(facts: Facts, modelled: str) -> str:
         return f"{hidden}; costs modelled for {modelled}"
     labels = Counter(_label(gpu) for gpu in visible)
     names = " + ".join(f"{count} x {label}" if count > 1 else label for label, count in labels.items())
+    if not modelled:
+        return f"{names}; no datasheet, so no modelled costs"
     assumed = recorded(facts, "assumed_gpu") and facts.assumed_gpu
     return f"{names}; costs modelled for {modelled}" if assumed else names
 

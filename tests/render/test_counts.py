@@ -196,7 +196,7 @@ def test_lora_is_a_share_of_parameters_and_of_flops() -> None:
         (
             (Gpu(name="AMD MI300X", compute_capability=None, architecture="gfx942", visible=True),),
             None,
-            "AMD MI300X, gfx942",
+            "AMD MI300X, gfx942; no datasheet, so no modelled costs",
         ),
         (
             (
@@ -205,7 +205,7 @@ def test_lora_is_a_share_of_parameters_and_of_flops() -> None:
                 Gpu(name="A", compute_capability="8.0"),
             ),
             None,
-            "2 x A, 8.0 + B, 9.0",
+            "2 x A, 8.0 + B, 9.0; no datasheet, so no modelled costs",
         ),
         ((Gpu(name="A", compute_capability="8.0"),), "B200", "A, 8.0; costs modelled for B200"),
     ],

@@ -10,7 +10,7 @@ import torch
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.facts import Facts, Target
 from tests.checks.environment.live import finding_of, outcome_of
-from tests.stand_ins.nvml import Device, StandIn, a100, h100
+from tests.stand_ins.nvml import Device, StandIn, a100, gpu, h100
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +87,14 @@ def test_a_torch_without_cuda_uses_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     )
     assert finding.treatment is not None
     assert finding.treatment.name == "install-cuda-torch"
+
+
+def test_a_gpu_without_a_datasheet_models_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = finding_of("GPU005", machine(monkeypatch, gpu("NVIDIA L4", "GPU-c1", (8, 9), 24), cuda=None))
+    assert finding is not None
+    assert finding.title.endswith("does not use the NVIDIA L4; no costs are modelled")
+    assert finding.explanation.startswith("No datasheet of this GPU is known here. ")
+    assert finding.evidence["modelled"] is None
 
 
 def test_a_broken_driver_is_unknown_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
