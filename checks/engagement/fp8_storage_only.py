@@ -9,7 +9,8 @@ Why it costs time. FP8 training pays in three GEMMs of a layer: output, input gr
 gradient. Stored FP8 weights give the first one at best. In the backward pass they are converted
 back to BF16 every step and multiplied there, they get no gradient, and with torchao's dynamic
 inference tensors the backward raises. So a LoRA run on such a base is no faster than on a BF16 one,
-and often slower; what it saves is memory.
+and often slower; what it saves is memory. FP8Linear of transformers 4.57 to 5.21 has no backward at
+all: its output carries no gradient, and layers in front of it learn nothing, without an error.
 
 What to do. For speed load BF16 weights and convert them for training; for memory keep them and
 expect no speed.
@@ -20,7 +21,8 @@ expect no speed.
 
 Weights of bitsandbytes (4 or 8 bits, not FP8) are another matter.
 
-Evidence: read in transformers 5.23 (`FP8LinearFunction.backward` dequantises and returns no
+Evidence: read in transformers 4.57.3 and 5.21.1 (the forward calls a kernel, with no autograd
+function around it), 5.22.0 and 5.23 (`FP8LinearFunction.backward` dequantises and returns no
 gradient for the weight) and torchao 0.18, and run on a CPU. "derivative for aten::_scaled_mm is not
 implemented": https://github.com/pytorch/ao/issues/4376
 https://github.com/huggingface/transformers/issues/46295
@@ -29,7 +31,9 @@ https://github.com/unslothai/unsloth/issues/3902
 
 from __future__ import annotations
 
-from fp8doctor.facts import Facts, Linear, Network, Use
+from packaging.version import InvalidVersion, Version
+
+from fp8doctor.facts import Facts, Linear, Network, Use, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -40,6 +44,12 @@ BACKWARD = {
 """What the backward of a class does, by class name. Source: transformers 5.23,
 ``integrations/finegrained_fp8.py`` and ``fbgemm_fp8.py``; Unsloth 2026.10 patches both with a backward that
 dequantises."""
+
+BACKWARD_SINCE = Version("5.22.0")
+"""First transformers whose FP8Linear has a backward. Source: its ``integrations/finegrained_fp8.py``, read in
+4.57.3, 5.21.1 and 5.22.0; transformers#46736."""
+
+NO_BACKWARD = "before transformers 5.22.0 its output carries no gradient, so that layers in front of it learn nothing"
 
 DYNAMIC_TENSOR = 'its backward raises "derivative for aten::_scaled_mm is not implemented"'
 """torchao weights with dynamically quantized activations, 0.13 to 0.18; ao#4376."""
@@ -74,12 +84,13 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
         if stored
         else f"{facts.network.float8_parameters} parameters"
     )
+    cut = cuts_gradient(stored, facts)
     kinds = sorted({linear.weight_class or linear.kind for linear in stored})
     return Finding(
-        severity=None if trained else "info",
+        severity="info" if not trained else "error" if cut else None,
         title=f"{count} only store their weights in FP8" + ("" if trained else ", and nothing is trainable"),
         explanation="This is FP8 for inference and for memory: at best the forward GEMM runs in FP8, and "
-        f"{backward_of(stored)}. "
+        f"{NO_BACKWARD if cut else backward_of(stored)}. "
         + (
             "Training gets no FP8 speed from it."
             if trained
@@ -110,6 +121,23 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
 def stores_fp8(linear: Linear) -> bool:
     """Whether a layer keeps its weight in FP8 and is not made for training."""
     return linear.use == "storage" and linear.dtype.startswith("float8")
+
+
+def cuts_gradient(stored: list[Linear], facts: Facts) -> bool:
+    """Whether these are FP8Linears of a transformers that gives them no backward, and Unsloth none either."""
+    packages = facts.packages()
+    installed, unsloth = packages.get("transformers"), packages.get("unsloth")
+    if (
+        not any(linear.kind.endswith(".FP8Linear") for linear in stored)
+        or installed is None
+        or not recorded(installed, "version")
+        or (unsloth is not None and recorded(unsloth, "imported") and unsloth.imported)
+    ):
+        return False
+    try:
+        return Version(installed.version or "") < BACKWARD_SINCE
+    except InvalidVersion:
+        return False
 
 
 def backward_of(stored: list[Linear]) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fp8doctor.checks.engagement.fp8_storage_only import SICK, fp8_storage_only
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, Package
 from fp8doctor.finding import Finding, NotApplicable
 
 Look = Callable[..., Facts]
@@ -47,6 +47,23 @@ def test_hugging_face_fp8_linear(look: Look) -> None:
     assert finding.severity is None
     assert "its backward converts the weight back to BF16" in finding.explanation
     assert finding.evidence["classes"] == ("transformers.integrations.finegrained_fp8.FP8Linear",)
+
+
+@pytest.mark.parametrize(
+    ("installed", "unsloth", "severity"),
+    [("4.57.3", False, "error"), ("5.21.1", False, "error"), ("5.21.1", True, None), ("5.22.0", False, None)],
+)
+def test_an_fp8_linear_without_a_backward(
+    look: Look, installed: str, unsloth: bool, severity: str | None
+) -> None:
+    facts = look(huggingface())
+    packages = {"transformers": Package(version=installed, imported=True)}
+    packages |= {"unsloth": Package(version="2026.10.9", imported=True)} if unsloth else {}
+    software = msgspec.structs.replace(facts.software, packages=packages)
+    finding = fp8_storage_only(msgspec.structs.replace(facts, software=software))
+    assert isinstance(finding, Finding)
+    assert finding.severity == severity
+    assert ("its output carries no gradient" in finding.explanation) is (severity == "error")
 
 
 def test_torchao_weight_only_tensor(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
