@@ -24,7 +24,7 @@ Not for Transformer Engine, whose casts are hand-written kernels, nor for Float8
 
 Evidence: measured on one H200 (torch 2.11, torchao 0.18): 0.25x of compiled BF16 at width 1024,
 0.54x at 4096, where compiled FP8 gives 1.05x and 1.35x. https://github.com/pytorch/ao/issues/685
-https://github.com/pytorch/ao/issues/1199 https://github.com/pytorch/ao/tree/main/torchao/float8
+https://github.com/pytorch/ao/issues/1199 https://docs.pytorch.org/ao/main/workflows/training.html
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ What to do. Compare like with like: both compiled, both in BF16 but for the FP8 
 
 Evidence: measured on one H200 (torch 2.11, torchao 0.18), eager and compiled, at two widths; 1.73x
 from compiling alone at 256 tokens.
-https://github.com/pytorch/ao/tree/main/torchao/float8#performance
+https://docs.pytorch.org/ao/main/workflows/training.html
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Accelerate the flag is on unless ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=fa
 
 Evidence: read in torchao 0.18 (`fsdp_utils.py`) and accelerate 1.15 (`AORecipeKwargs`); the save
 failed with a Trainer on one H200. On eight H100 torchao reports +25 % for Llama 3 8B with it.
-https://github.com/pytorch/ao/tree/main/torchao/float8
+https://docs.pytorch.org/ao/main/workflows/training.html
 https://pytorch.org/blog/training-using-float8-fsdp2/
 """
 

@@ -19,7 +19,7 @@ has a scale and nothing is known: then this is information.
 
 Evidence: read in torchao 0.18 `fsdp_utils.py` (`fsdp_pre_all_gather` reduces the amax when
 `_precomputed_scale` is None) and run with FSDP2 on a CPU.
-https://github.com/pytorch/ao/tree/main/torchao/float8
+https://docs.pytorch.org/ao/main/workflows/training.html
 https://pytorch.org/blog/training-using-float8-fsdp2/
 """
 

@@ -49,7 +49,7 @@ BACKWARD_SINCE = Version("5.22.0")
 """First transformers whose FP8Linear has a backward. Source: its ``integrations/finegrained_fp8.py``, read in
 4.57.3, 5.21.1 and 5.22.0; transformers#46736."""
 
-NO_BACKWARD = "before transformers 5.22.0 its output carries no gradient, so that layers in front of it learn nothing"
+NO_BACKWARD = "before transformers 5.22.0 its output carries no gradient: layers in front of it learn nothing"
 
 DYNAMIC_TENSOR = 'its backward raises "derivative for aten::_scaled_mm is not implemented"'
 """torchao weights with dynamically quantized activations, 0.13 to 0.18; ao#4376."""

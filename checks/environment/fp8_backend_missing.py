@@ -71,6 +71,12 @@ REASONS = (
         'export LD_LIBRARY_PATH=$(python -c "import nvidia.cudnn as c; print(c.__path__[0])")/lib',
     ),
     Reason(
+        r"requires cuDNN [\d.]+ or later",
+        "Transformer Engine refuses a cuDNN before 9.12 from 2.20 on; torch 2.8 to 2.10 bring 9.10 from pip.",
+        "pip install --upgrade nvidia-cudnn-cu12   # with CUDA 13 nvidia-cudnn-cu13; or "
+        '"transformer-engine[pytorch]<2.20"',
+    ),
+    Reason(
         r"undefined symbol: _Z\w*(c10|torch|at)\d",
         "The compiled extension was built for another torch.",
         "pip install --force-reinstall --no-cache-dir --no-deps --no-build-isolation "

@@ -4,7 +4,7 @@ Looks at: the dtype of LoRA's matrices, that of the layers that they are attache
 and whether the job is one that trains: FP8 layers, a gradient, a measured step.
 
 Why it costs time. PEFT makes the adapters fp32 whatever the base is (`autocast_adapter_dtype=True`,
-since 0.11). Without autocast every adapted layer then copies its input to fp32 and multiplies it by
+since 0.12). Without autocast every adapted layer then copies its input to fp32 and multiplies it by
 A and B in fp32, without tensor cores unless TF32 is on: 81 of the 108 matmuls of a small model were
 fp32, and on one H200 a 1 B model with rank 16 took longer than its full fine-tuning (143.6 against
 128.4 ms, compiled). Under BF16 autocast no fp32 matmul is left, only the copies: then this is

@@ -18,7 +18,7 @@ and the least exact, `rowwise_with_gw_hp` the most exact.
 
 Evidence: compiled steps on one H200 (torch 2.11, torchao 0.18) in ms, tensorwise, rowwise,
 rowwise_with_gw_hp and BF16: width 1024 88.3, 122.6, 94.2, 92.7; width 4096 71.6, 85.8, 83.6, 96.8.
-https://github.com/pytorch/ao/tree/v0.18.0/torchao/float8#readme
+https://docs.pytorch.org/ao/main/workflows/training.html
 """
 
 from __future__ import annotations

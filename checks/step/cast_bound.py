@@ -21,7 +21,7 @@ Evidence: one H200 (torch 2.11, torchao 0.18), decoder of width 1024: uncompiled
 273.6 ms a step and the GEMMs save 33; compiled 19.7 and 26. Width 4096: 117 and 37, compiled 6.3
 and 28.
 https://github.com/pytorch/ao/issues/685
-https://github.com/pytorch/ao/tree/main/torchao/float8#performance
+https://docs.pytorch.org/ao/main/workflows/training.html
 """
 
 from __future__ import annotations

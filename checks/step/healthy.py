@@ -15,7 +15,7 @@ What to do. Keep FP8, and hold later changes to it:
 
 Evidence: on one H200 (torch 2.11, torchao 0.18) compiled tensorwise FP8 gives 1.05x at width 1024
 and 1.25x for Llama 8B; torchao reports +25 % on eight H100.
-https://github.com/pytorch/ao/tree/main/torchao/float8
+https://docs.pytorch.org/ao/main/workflows/training.html
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ fused cross-entropy, larger batches.
 Evidence: on one H200 GEMMs are 67 % of a BF16 step at width 1024 and FP8 gives 1.05x, below a
 ceiling of 1.39x; 79 % at width 4096 give 1.35x, below 1.41x. torchao's own numbers at 8B are +10
 to +25 %.
-https://github.com/pytorch/ao/tree/main/torchao/float8#performance
+https://docs.pytorch.org/ao/main/workflows/training.html
 """
 
 from __future__ import annotations
