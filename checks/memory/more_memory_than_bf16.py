@@ -60,9 +60,9 @@ IN_WORDS = {
 }
 """The parts of `MemoryParts`."""
 
-NEEDS_TRANSPOSED = ("8.9", "9.0")
-"""Compute capabilities whose FP8 GEMMs take one layout only. Source: NVIDIA/TransformerEngine #1880;
-Blackwell takes all."""
+NEEDS_TRANSPOSED = ("8.9", "9.0", "12.0", "12.1")
+"""Compute capabilities whose FP8 GEMMs take one layout only. Source: ``is_non_tn_fp8_gemm_supported`` in
+``pytorch/utils.py`` of Transformer Engine 2.20; NVIDIA/TransformerEngine #1880."""
 
 
 @check("MEM001", "more-memory-than-bf16", area="memory", severity="warning", explained_by=("CMP001",))

@@ -138,7 +138,9 @@ def test_without_the_parts_it_says_what_it_said(look: Look, memory: None) -> Non
     assert "0.0 GiB of it are weights, buffers and optimizer state" in finding.explanation
 
 
-@pytest.mark.parametrize(("capability", "gib"), [("9.0", 2.0), ("8.9", 2.0), ("10.0", 1.0)])
+@pytest.mark.parametrize(
+    ("capability", "gib"), [("9.0", 2.0), ("8.9", 2.0), ("10.0", 1.0), ("12.0", 2.0), ("12.1", 2.0)]
+)
 def test_transformer_engine_holds_fp8_copies(
     look: Look, monkeypatch: pytest.MonkeyPatch, capability: str, gib: float
 ) -> None:
