@@ -59,12 +59,12 @@ class Observer:
         self.done = False
         self.stopping = False
         self.forked_told = False
-        self.frames = 0
+        self.frames = self.frames_before = frames_compiled()
 
     def install(self) -> None:
         """Watch conversions and steps from now on."""
         self.watch.__enter__()
-        register_optimizer_step_post_hook(self.hook)
+        self.handle = register_optimizer_step_post_hook(self.hook)
 
     def hook(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Called by torch after every step of every optimizer; in compiled code it is nothing."""
@@ -136,7 +136,8 @@ class Observer:
         """
         optimizer = main.optimizer()
         found = self.owner = owner(held(optimizer)) if optimizer is not None else None
-        modules = () if found is None or (frames_compiled() and not found.compiled) else found.callable
+        function = frames_compiled() > self.frames_before and found is not None and not found.compiled
+        modules = () if found is None or function else found.callable
         self.window = Window(self.settings.steps, main.steps, modules, capture=not main.closure)
         self.window.begin()
 
