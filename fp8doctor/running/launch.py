@@ -12,9 +12,9 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -41,6 +41,9 @@ HANDED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT")
 """Signals that a waiting fp8doctor hands on; those of a terminal's keys reach the script by themselves."""
 
 KEYS = ("SIGINT", "SIGQUIT")
+
+OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+"""Options of the interpreter whose value may be a word of its own."""
 
 
 @dataclass
@@ -85,9 +88,25 @@ class Script:
     @property
     def command(self) -> list[str]:
         """The interpreter with the options of this one, and what it is to run."""
-        options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        unbuffered = ["-u"] if getattr(sys.stdout, "write_through", False) else []
-        return [sys.executable, *options, *unbuffered, *self.arguments]
+        return [sys.executable, *interpreter_options(sys.orig_argv), *self.arguments]
+
+
+def interpreter_options(arguments: Sequence[str]) -> Iterator[str]:
+    """The interpreter's own options among its arguments: those before a script, ``-m`` or ``-c``."""
+    words = iter(arguments[1:])
+    for word in words:
+        if word in OPTIONS_WITH_VALUE:
+            yield from (word, next(words))
+        elif word.startswith(("-W", "-X", "--")):
+            yield word
+        else:
+            flags = re.match(r"-[^mc-]*", word)
+            if flags is None:
+                return
+            if len(flags[0]) > 1:
+                yield flags[0]
+            if flags[0] != word:
+                return
 
 
 def checked_script(arguments: Sequence[str]) -> Script:
@@ -198,7 +217,8 @@ def _die_of(number: int) -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(number, signal.SIG_DFL)
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
