@@ -9,7 +9,7 @@ import click
 
 from fp8doctor.cli.console import complain
 from fp8doctor.cli.delivery import FAILED, OK, checked_options, deliver
-from fp8doctor.cli.options import output_options, seconds, with_options
+from fp8doctor.cli.options import report_options, seconds, with_options
 from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.finding import SEVERITIES
 from fp8doctor.wording import plural
@@ -73,7 +73,7 @@ class Run(click.Command):
         "--device", metavar="NAME", help="With --stop: where to time; cuda (default), cuda:1, or cpu."
     ),
 )
-@output_options
+@report_options("stderr", "never")
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -96,9 +96,6 @@ def run(
     from fp8doctor.running.launch import checked_script, run_below, run_beside
     from fp8doctor.running.settings import Settings
 
-    gated = ctx.get_parameter_source("fail_on") is click.core.ParameterSource.COMMANDLINE
-    if not gated:
-        options["fail_on"] = "never"
     gated = options["fail_on"] in SEVERITIES
     script = checked_script(ctx.meta["script"])
     wanted = checked_options(options, script.file)
