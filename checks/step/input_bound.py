@@ -23,7 +23,7 @@ https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
 from __future__ import annotations
 
 from fp8doctor.analysis.waiting import MOST_PCT, waiting
-from fp8doctor.facts import Facts, Observation, Target
+from fp8doctor.facts import Facts, Observation
 from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -31,8 +31,6 @@ from fp8doctor.wording import percent
 
 @check("STP008", "input-bound", area="step", severity="warning")
 def input_bound(facts: Facts) -> Finding | NotApplicable | None:
-    if facts.target.kind != "script":
-        return NotApplicable(reason="no script was run, so that no step of its own was watched")
     if facts.observed.data_ms is None:
         return NotApplicable(reason="no batch of the watched steps came from a DataLoader of torch")
     waits = waiting(facts)
@@ -67,7 +65,7 @@ def _watched(waited_ms: float) -> Facts:
         data_ms=(waited_ms, waited_ms, waited_ms),
         before_forward_ms=(waited_ms + 0.2,) * 3,
     )
-    return Facts(target=Target(kind="script"), observed=observed)
+    return Facts(observed=observed)
 
 
 SICK = _watched(waited_ms=20.0)
