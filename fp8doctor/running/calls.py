@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from fp8doctor.running.signals import signals_deferred
 from fp8doctor.running.traceback_frames import without_own_frame
 
 _log = logging.getLogger("fp8doctor")
@@ -69,11 +70,12 @@ class Calls:
 
     def _told(self, listener: Callable[..., Any], *what: Any) -> Any:
         """Tell a listener of ours. The script goes on, whatever becomes of that."""
-        try:
-            return listener(*what)
-        except Exception:
-            _log.debug("a call of the model could not be noted", exc_info=True)
-            return None
+        with signals_deferred():
+            try:
+                return listener(*what)
+            except Exception:
+                _log.debug("a call of the model could not be noted", exc_info=True)
+                return None
 
 
 class _Call:

@@ -17,7 +17,7 @@ from fp8doctor.examine.variables import variables_put_back
 from fp8doctor.facts import Facts, Observation, Target, recorded
 from fp8doctor.loading.batch import Batch, describe
 from fp8doctor.loading.job import Job
-from fp8doctor.running.messages import Message, Observed, Progress
+from fp8doctor.running.messages import Message, Progress
 from fp8doctor.running.ownership import Ownership
 from fp8doctor.running.settings import Settings
 from fp8doctor.running.window import Window
@@ -52,8 +52,8 @@ class Examination:
         observation: Observation | None,
         *,
         closure: bool,
-    ) -> Facts:
-        """Examine the job with its batch and its times. It is timed on copies if the script stops here."""
+    ) -> tuple[Job | None, Facts]:
+        """Examine the job with its batch and its times."""
         captured = window.captured
         if captured is not None and captured.batch is not None:
             batch = Batch(captured.batch, "given", None)
@@ -62,10 +62,7 @@ class Examination:
         job, facts = self._facts(owner, optimizer, batch, window)
         if observation is not None:
             facts = msgspec.structs.replace(facts, observed=observation)
-        if job is None or not self.settings.stop or self.settings.budget_s is None:
-            return facts
-        self.send(Observed(facts.to_dict(), complete=True))
-        return self._timed(job, facts, self.settings.budget_s)
+        return job, facts
 
     def _why_no_batch(self, owner: Ownership | None, window: Window, closure: bool) -> str:
         if closure:
@@ -101,6 +98,7 @@ class Examination:
             batch=batch.value,
             loss=loss,
             optimizer=optimizer,
+            other_optimizers=tuple(each for each in owner.optimizers if each is not optimizer),
             autocast=autocast,
             trainer=owner.trainer,
             watched=self.watch,
@@ -108,8 +106,8 @@ class Examination:
         with without_modes(), variables_put_back():
             return job, examine(job)
 
-    def _timed(self, job: Job, facts: Facts, budget_s: float) -> Facts:
-        """The facts with a trial on copies, where there is something to time on."""
+    def timed(self, job: Job, facts: Facts, budget_s: float) -> Facts:
+        """Add a trial on copies to the facts, where there is something to time on."""
         from fp8doctor.trial import Budget, DeviceLost, TrialRun, lost_with, run_trial
         from fp8doctor.trial.measure.device import choose_device
 

@@ -116,6 +116,9 @@ def checked_script(arguments: Sequence[str]) -> Script:
     script = Script(tuple(arguments))
     if script.file is not None and not script.file.exists():
         raise UserError(f"no such file: {script.file}")
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if ranks.isdigit() and int(ranks) > 1:
+        raise UserError(f"'run' watches one process, and a launcher started {ranks} (WORLD_SIZE)")
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise UserError("Python was started with -I, -E or -S, and does not load what would watch the script")
     return script

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from typing import Any
 
 import msgspec
@@ -49,6 +50,10 @@ class Ended(msgspec.Struct, tag=True):
 Message = Imported | Note | Progress | Stepped | Observed | Ended
 
 
+READER_TAKES_S = 10.0
+"""The longest that a script waits for the reader of its messages. A choice: the reader does nothing else."""
+
+
 class Channel:
     """The way from the script's process to the one that reports. Whatever becomes of it, the script goes
     on."""
@@ -75,7 +80,9 @@ class Channel:
                 return
             self._whole = False
             while line:
-                line = line[os.write(self._fd, line) :]
+                if not select.select([], [self._fd], [], READER_TAKES_S)[1]:
+                    return
+                line = line[os.write(self._fd, line[: select.PIPE_BUF]) :]
             self._whole = True
         except OSError:
             self._whole = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,12 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fp8doctor.examine.conversion import Watch
 from fp8doctor.facts import Facts
+from fp8doctor.loading.job import Job
 from fp8doctor.running.examination import Examination
 from fp8doctor.running.messages import Channel, Note, Observed, Progress, Stepped
 from fp8doctor.running.ownership import Ownership, owner
 from fp8doctor.running.settings import Settings
+from fp8doctor.running.signals import signals_deferred
 from fp8doctor.running.window import Window, frames_compiled
 from fp8doctor.stacks.lineage import class_name
 from fp8doctor.wording import error_in_words, plural
@@ -56,6 +59,8 @@ class Observer:
         self.owner: Ownership | None = None
         self.facts: Facts | None = None
         """What is known so far."""
+        self.job: Job | None = None
+        """What was examined, kept for its trial where one follows."""
         self.done = False
         self.stopping = False
         self.forked_told = False
@@ -83,13 +88,20 @@ class Observer:
                 self.forked_told = True
                 self.channel.send(Stepped(forked=True))
             return
+        with signals_deferred():
+            self.guarded(lambda: self.note(optimizer, closure))
+        if self.settings.stop and self.done:
+            self.guarded(self.stop)
+            self.stopping = True
+            raise SystemExit(0)
+
+    def guarded(self, part: Callable[[], None]) -> None:
+        """Carry out a part of the watching. What fails is told, and ends the watching."""
         try:
-            self.note(optimizer, closure)
+            part()
         except Exception as error:
             _log.debug("the observer failed", exc_info=True)
             self.give_up(f"fp8doctor could not watch any further: {error_in_words(error)}")
-        if self.stopping:
-            raise SystemExit(0)
 
     def note(self, optimizer: Optimizer, closure: bool) -> None:
         """Count the step, and do what is due at its end."""
@@ -142,23 +154,29 @@ class Observer:
         self.window.begin()
 
     def close(self, optimizer: Optimizer, main: Stepper) -> None:
-        """End the window, examine the job and time copies of it where that was asked for."""
+        """End the window and examine the job."""
         assert self.window is not None
         self.window.end()
         self.done = True
         observation = self.window.observation(self.names(), self.owner.share if self.owner else 0.0)
-        self.facts = self.examination.whole(
+        self.job, self.facts = self.examination.whole(
             self.owner, optimizer, self.window, observation, closure=main.closure
         )
         self.forget()
         self.channel.send(Observed(self.facts.to_dict(), complete=True))
-        if self.settings.stop:
-            self.stopping = True
-            self.channel.send(
-                Note(f"the script was stopped after {plural(main.steps, 'step')}, as --stop asks")
-            )
-        else:
+        if not self.settings.stop:
+            self.job = None
             self.channel.send(Progress("the steps are watched; the report follows when the script has ended"))
+
+    def stop(self) -> None:
+        """Time copies of the job, as far as that is asked for, before the script is stopped."""
+        self.channel.send(
+            Note(f"the script was stopped after {plural(self.main.steps, 'step')}, as --stop asks")
+        )
+        job, self.job = self.job, None
+        if job is not None and self.facts is not None and self.settings.budget_s is not None:
+            self.facts = self.examination.timed(job, self.facts, self.settings.budget_s)
+            self.channel.send(Observed(self.facts.to_dict(), complete=True))
 
     def names(self) -> tuple[str, ...]:
         """Classes of the optimizers, the largest first."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.optim.optimizer import Optimizer
 
 from fp8doctor.examine.compile_marks import compile_mark
 from fp8doctor.loading.job import is_trainer
@@ -35,6 +36,8 @@ class Ownership:
     """Whether anything of the model carries a mark of torch.compile."""
     trainer: Any
     """The transformers Trainer of this model, or None."""
+    optimizers: tuple[Optimizer, ...]
+    """All that are alive."""
 
 
 def owner(stepped: Iterable[nn.Parameter]) -> Ownership | None:
@@ -44,7 +47,7 @@ def owner(stepped: Iterable[nn.Parameter]) -> Ownership | None:
     """
     wanted = {id(each): each.numel() for each in stepped}
     total = sum(wanted.values())
-    modules, trainers = _alive()
+    modules, trainers, optimizers = _alive()
     roots = _outermost(modules)
     owned = {id(each): _owned(each, wanted) for each in roots}
     model = max(roots, key=lambda each: owned[id(each)], default=None)
@@ -68,20 +71,27 @@ def owner(stepped: Iterable[nn.Parameter]) -> Ownership | None:
         ),
         compiled=any(compile_mark(each, "") is not None for each in tree),
         trainer=next((each for each in trainers if id(read(each, "model")) in names), None),
+        optimizers=tuple(optimizers),
     )
 
 
-def _alive() -> tuple[list[nn.Module], list[Any]]:
-    """All modules, and transformers Trainers. A class is asked by its lineage: proxies lie about it."""
-    modules, trainers, look = [], [], "transformers" in sys.modules
+def _alive() -> tuple[list[nn.Module], list[Any], list[Optimizer]]:
+    """All modules, transformers Trainers and optimizers. A class is asked by its lineage: proxies lie."""
+    modules: list[nn.Module] = []
+    trainers: list[Any] = []
+    optimizers: list[Optimizer] = []
+    look = "transformers" in sys.modules
     for each in gc.get_objects():
         kind = type(each)
         if issubclass(kind, nn.Module):
             if "_modules" in state_of(each):
                 modules.append(each)
+        elif issubclass(kind, Optimizer):
+            if "param_groups" in state_of(each):
+                optimizers.append(each)
         elif look and kind.__name__.endswith("Trainer") and is_trainer(each):
             trainers.append(each)
-    return modules, trainers
+    return modules, trainers, optimizers
 
 
 def _outermost(modules: list[nn.Module]) -> list[nn.Module]:

@@ -105,7 +105,7 @@ class Window:
             self._step.waited_s += seconds
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not torch.is_grad_enabled() or not module.training:
+        if not torch.is_grad_enabled():
             return None
         step = self._step
         step.calls += 1

@@ -7,6 +7,7 @@ import copy
 import gc
 import io
 import pickle
+import signal
 import time
 import traceback
 import weakref
@@ -15,8 +16,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from accelerate import Accelerator
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from fp8doctor.facts import Facts, recorded
@@ -225,7 +229,7 @@ def test_the_captured_gradient_trains_the_same(observer: Observer, heard: Heard,
     captured: list[Any] = []
     whole = observer.examination.whole
 
-    def keep(owner: Any, optimizer: Any, window: Any, *rest: Any, **named: Any) -> Facts:
+    def keep(owner: Any, optimizer: Any, window: Any, *rest: Any, **named: Any) -> Any:
         captured.append(window.captured)
         return whole(owner, optimizer, window, *rest, **named)
 
@@ -357,3 +361,84 @@ def test_stopping(observer: Observer) -> None:
 
 def test_nobody_owns_nothing() -> None:
     assert owner([]) is None
+
+
+def test_a_wrapped_model(observer: Observer, heard: Heard) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        train(DistributedDataParallel(Net()), WARMUP + STEPS)
+    finally:
+        dist.destroy_process_group()
+    facts = heard.facts
+    assert facts.observed.calls == 1
+    assert len(facts.network.linears) == 4
+    assert facts.workload.batch_size == 8
+
+
+def test_a_job_under_accelerate(observer: Observer, heard: Heard, forget_accelerate: None) -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = Net()
+    rows = DataLoader(Slow(), batch_size=2)
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.AdamW(model.parameters(), lr=0.01), rows
+    )
+    for batch, _ in zip(loader, range(2 * (WARMUP + STEPS)), strict=False):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).pow(2).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    facts = heard.facts
+    assert (facts.observed.calls, facts.workload.accumulate) == (2, 2)
+    assert facts.observed.data_ms is not None
+    assert facts.training.accelerate is not None
+    assert facts.training.accelerate.prepared
+    assert facts.training.parameters_outside_optimizer == 0
+
+
+def test_two_optimizers_share_a_model(observer: Observer, heard: Heard) -> None:
+    model = Net()
+    both = [torch.optim.SGD(model.blocks[at].parameters(), lr=0.01) for at in (0, 1)]
+    for _ in range(WARMUP + STEPS):
+        model(torch.randn(8, 16)).pow(2).mean().backward()
+        for each in both:
+            each.step()
+            each.zero_grad()
+    assert heard.facts.training.parameters_outside_optimizer == 0
+
+
+class Preempted(Exception):
+    """What a script's own handler raises."""
+
+
+def test_what_a_handler_of_the_script_raises_reaches_the_script(
+    observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def preempt(number: int, frame: Any) -> None:
+        raise Preempted
+
+    note = observer.note
+
+    def interrupted(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        note(*arguments)
+
+    monkeypatch.setattr(observer, "note", interrupted)
+    before = signal.signal(signal.SIGUSR1, preempt)
+    try:
+        with pytest.raises(Preempted):
+            train(Net(), 1)
+        assert signal.getsignal(signal.SIGUSR1) is preempt
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard.notes == []
+    assert len(heard.facts.network.linears) == 4
+
+
+@pytest.mark.slow
+def test_a_trial_before_the_stop(observer: Observer, heard: Heard) -> None:
+    settings = Settings("train.py", STEPS, WARMUP, stop=True, budget_s=0.1, device="cpu")
+    observer.settings = observer.examination.settings = settings
+    with pytest.raises(SystemExit):
+        train(Net(), 100)
+    assert heard.facts.trial.device == "cpu"
+    assert heard.notes == ["the script was stopped after 5 steps, as --stop asks"]
