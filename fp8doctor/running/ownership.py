@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from fp8doctor.examine.compile_marks import compile_mark
+from fp8doctor.examine.kind import Kind
 from fp8doctor.loading.job import is_trainer
 from fp8doctor.stacks.looking import children_of, modules_of, parameters_of, read, state_of
 
@@ -53,13 +54,8 @@ def owner(stepped: Iterable[nn.Parameter]) -> Ownership | None:
     model = max(roots, key=lambda each: owned[id(each)], default=None)
     if model is None or not total or owned[id(model)] < MOST * total:
         return None
-    inside = {
-        id(below)
-        for each in modules
-        if compile_mark(each, "") is not None
-        for _, below in modules_of(each)
-        if below is not each
-    }
+    marked = _marked(modules)
+    inside = {id(below) for each in marked for _, below in modules_of(each) if below is not each}
     tree = [each for _, each in modules_of(model)]
     chains = [_chain(each, wanted, MOST * total) for each in roots if owned[id(each)] >= MOST * total]
     names = {id(each) for each in tree}
@@ -69,7 +65,7 @@ def owner(stepped: Iterable[nn.Parameter]) -> Ownership | None:
         callable=tuple(
             {id(each): each for chain in chains for each in chain if id(each) not in inside}.values()
         ),
-        compiled=any(compile_mark(each, "") is not None for each in tree),
+        compiled=not names.isdisjoint(map(id, marked)),
         trainer=next((each for each in trainers if id(read(each, "model")) in names), None),
         optimizers=tuple(optimizers),
     )
@@ -92,6 +88,12 @@ def _alive() -> tuple[list[nn.Module], list[Any], list[Optimizer]]:
         elif look and kind.__name__.endswith("Trainer") and is_trainer(each):
             trainers.append(each)
     return modules, trainers, optimizers
+
+
+def _marked(modules: list[nn.Module]) -> list[nn.Module]:
+    """The modules that carry a mark of torch.compile themselves."""
+    kinds = {of: Kind(of) for of in {type(each) for each in modules}}
+    return [each for each in modules if compile_mark(each, "", kinds[type(each)]) is not None]
 
 
 def _outermost(modules: list[nn.Module]) -> list[nn.Module]:
