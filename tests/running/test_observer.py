@@ -395,6 +395,14 @@ def test_a_job_under_accelerate(observer: Observer, heard: Heard, forget_acceler
     assert facts.training.parameters_outside_optimizer == 0
 
 
+def test_a_script_with_a_profiler_of_its_own(observer: Observer, heard: Heard) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        train(Net(), WARMUP + STEPS + 1)
+    steps = [each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]
+    assert len(steps) == WARMUP + STEPS + 1
+    assert len(heard.facts.observed.steps_ms) == STEPS
+
+
 def test_two_optimizers_share_a_model(observer: Observer, heard: Heard) -> None:
     model = Net()
     both = [torch.optim.SGD(model.blocks[at].parameters(), lr=0.01) for at in (0, 1)]
