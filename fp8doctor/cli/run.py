@@ -132,7 +132,11 @@ def what_was_not_seen(seen: Seen, needed: int) -> list[str]:
     sentences = list(seen.notes)
     if seen.complete:
         return sentences
-    end = "" if seen.ended else " Its process ended without Python's own end: os._exit, a signal or a crash."
+    end = (
+        ""
+        if seen.ended
+        else " Its process ended without Python's own end: os._exit, exec, a signal or a crash."
+    )
     if not seen.torch:
         return [*sentences, f"nothing was seen: the script's process imported no torch.{end}"]
     if seen.stepped:

@@ -403,6 +403,15 @@ def test_a_script_with_a_profiler_of_its_own(observer: Observer, heard: Heard) -
     assert len(heard.facts.observed.steps_ms) == STEPS
 
 
+def test_an_optimizer_that_was_built_too_early(observer: Observer, heard: Heard) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model.blocks[1].up = nn.Linear(16, 64)
+    train(model, WARMUP + STEPS, optimizer=optimizer)
+    assert heard.facts.training.parameters_outside_optimizer == 2
+    assert heard.facts.training.first_outside_optimizer == ("blocks.1.up.weight", "blocks.1.up.bias")
+
+
 def test_two_optimizers_share_a_model(observer: Observer, heard: Heard) -> None:
     model = Net()
     both = [torch.optim.SGD(model.blocks[at].parameters(), lr=0.01) for at in (0, 1)]
