@@ -79,19 +79,3 @@ for _ in range(2):
     optimizer.step()
 os._exit(9)
 """
-
-FORKS = """
-import os
-import sys
-
-import torch
-
-if not os.fork():
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    os._exit(0)
-os.wait()
-sys.exit(6)
-"""

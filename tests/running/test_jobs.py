@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fp8doctor.facts import Facts
-from tests.running.jobs import FORKS, PLAIN_LOOP, TRAINER, TWO_STEPS
+from tests.running.jobs import PLAIN_LOOP, TRAINER, TWO_STEPS
 from tests.running.test_script import environment, run, script
 
 pytestmark = pytest.mark.slow
@@ -50,9 +50,3 @@ def test_a_script_that_ends_before_its_window(tmp_path: Path) -> None:
     assert "without Python's own end: os._exit" in err
     assert "train.py: 6 parameters" in err
     assert "This model uses no FP8" in err
-
-
-def test_a_script_that_trains_elsewhere(tmp_path: Path) -> None:
-    code, _, err = run(["-m", "fp8doctor", "run", *script(tmp_path, FORKS)], tmp_path)
-    assert code == 6
-    assert "no training step was seen: a process that it forked trains" in err

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.running.calls import ATTRIBUTE
-from fp8doctor.running.messages import Message, Note, Observed
+from fp8doctor.running.messages import Message, Note, Observed, Stepped
 from fp8doctor.running.observer import Observer
 from fp8doctor.running.ownership import owner
 from fp8doctor.running.settings import Settings
@@ -410,6 +410,12 @@ def test_an_optimizer_that_was_built_too_early(observer: Observer, heard: Heard)
     train(model, WARMUP + STEPS, optimizer=optimizer)
     assert heard.facts.training.parameters_outside_optimizer == 2
     assert heard.facts.training.first_outside_optimizer == ("blocks.1.up.weight", "blocks.1.up.bias")
+
+
+def test_steps_of_a_forked_process(observer: Observer, heard: Heard) -> None:
+    heard.forked = True
+    train(Net(), WARMUP + STEPS)
+    assert heard.messages == [Stepped(forked=True)]
 
 
 def test_two_optimizers_share_a_model(observer: Observer, heard: Heard) -> None:
