@@ -53,9 +53,10 @@ class TracedStep(Record, frozen=True, kw_only=True):
     high_ms: float
     busy_ms: float
     """At least one stream of the GPU worked."""
-    families_ms: dict[Family, float]
-    """Every instant has one owner, so that they add up to ``busy_ms``."""
-    idle_ms: dict[IdleCause, float]
+    families_ms: dict[str, float]
+    """`Family` -> time in ms. Every instant has one owner, so that they add up to ``busy_ms``."""
+    idle_ms: dict[str, float]
+    """`IdleCause` -> time in ms."""
     outside_ms: float
     """GPU time in the whole trace that belongs to none of the steps, left out."""
     with_stack: bool

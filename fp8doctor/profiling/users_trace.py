@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fp8doctor.facts import Family
 from fp8doctor.facts.traced import IdleCause, TracedKernel, TracedStep
 from fp8doctor.profiling.activities import Works, gpu_activities
 from fp8doctor.profiling.idle import Host
@@ -52,7 +51,7 @@ def traced_step(path: Path) -> TracedStep:
     counted = calm or worked
     length = [timeline.edges[step + 1] - timeline.edges[step] for step in counted]
     kernels = _kernels(timeline, counted)
-    families: dict[Family, float] = defaultdict(float)
+    families: dict[str, float] = defaultdict(float)
     for kernel in kernels:
         families[kernel.family] += kernel.time_ms
     idle = _idle(trace, timeline, counted)
@@ -150,7 +149,7 @@ def _kernels(timeline: Timeline, counted: Sequence[int]) -> tuple[TracedKernel, 
     )
 
 
-def _idle(trace: Trace, timeline: Timeline, counted: Sequence[int]) -> dict[IdleCause, float]:
+def _idle(trace: Trace, timeline: Timeline, counted: Sequence[int]) -> dict[str, float]:
     """Idle time of the counted steps by its cause, a step."""
     host, causes = Host(trace), defaultdict[IdleCause, int](int)
     launched, kinds = timeline.works.launched, timeline.works.kinds
