@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from fp8doctor.analysis.step_difference import HOST_BOUND_PCT, Side, Waterfall, difference
 from fp8doctor.facts.traced import TracedStep
-from fp8doctor.wording import percent
+from fp8doctor.wording import labels, percent
 
 GEMMS = ("gemm_fp8", "gemm_16bit", "gemm_fp32")
 
@@ -29,10 +29,6 @@ H200: 0.98 compiled, 9.2 eager."""
 
 FP32_TO_TELL_PCT = 5.0
 """Share of the step in fp32 GEMMs, in per cent, from which they are told. A convention of this tool."""
-
-
-LONGEST_LABEL = 24
-"""Characters of a file's name that stands for its trace in sentences."""
 
 
 def digits(step_ms: float) -> int:
@@ -96,18 +92,11 @@ def what_comes_first(step: TracedStep) -> Iterator[tuple[str, str]]:
         yield "STP004", "GEMMs run in fp32"
 
 
-def labels(steps: Sequence[TracedStep]) -> tuple[str, ...]:
-    """Name traces by their files where those are short and differ, else by their places."""
-    names = tuple(step.file for step in steps)
-    short = len(set(names)) == len(names) and max(map(len, names)) <= LONGEST_LABEL
-    return names if short or len(names) == 1 else ("the first", "the second")
-
-
 def against(of: TracedStep, other: TracedStep) -> Waterfall | None:
     """Divide the difference of two steps; None where only one of the traces has steps."""
     if bool(of.steps) != bool(other.steps):
         return None
-    first, second = labels((other, of))
+    first, second = labels(other.file, of.file)
     return difference(_side(of, second), _side(other, first))
 
 
@@ -118,7 +107,7 @@ def _side(step: TracedStep, name: str) -> Side:
 
 def unlike(first: TracedStep, second: TracedStep) -> Iterator[str]:
     """Name what keeps two traces from being of the same job in the same place."""
-    one, other = labels((first, second))
+    one, other = labels(first.file, second.file)
     if bool(first.steps) != bool(second.steps):
         marked, bare = (one, other) if first.steps else (other, one)
         yield f"{marked} marks steps and {bare} does not, so that no difference of a step can be told"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fp8doctor.cli.comparison import compare
 from fp8doctor.cli.console import (
     complain,
     complain_of_ourselves,
@@ -263,6 +264,7 @@ def demo(**options: Any) -> int:
 
 
 main.add_command(trace_)
+main.add_command(compare)
 
 
 @main.command("list")

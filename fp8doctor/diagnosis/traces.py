@@ -10,6 +10,7 @@ from fp8doctor.analysis.traced import against, digits, unlike, what_comes_first,
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Tool, tool
 from fp8doctor.facts.record import Record, encode, to_builtins
 from fp8doctor.facts.traced import TracedStep
+from fp8doctor.wording import capital
 
 
 class Hint(Record, frozen=True, kw_only=True):
@@ -76,11 +77,7 @@ def _difference(found: Waterfall, first: TracedStep, second: TracedStep) -> str:
     change = found.difference_ms
     more = "longer" if change > 0 else "shorter"
     return (
-        f"{_upper(found.of)} takes {second.step_ms:,.{places}f} ms{each}, {found.against} "
+        f"{capital(found.of)} takes {second.step_ms:,.{places}f} ms{each}, {found.against} "
         f"{first.step_ms:,.{places}f}: {abs(change):,.{places}f} ms {more}{ratio}. "
         + (f"Of that: {', '.join(parts)} ms{fused}." if parts else "No part differs.")
     )
-
-
-def _upper(label: str) -> str:
-    return f"T{label[1:]}" if label.startswith("the ") else label

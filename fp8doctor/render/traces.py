@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fp8doctor.analysis.traced import digits, labels
+from fp8doctor.analysis.traced import digits
 from fp8doctor.diagnosis.traces import Hint, Traces
 from fp8doctor.facts.traced import TracedKernel, TracedStep
 from fp8doctor.render.sheet import Sheet, Table
-from fp8doctor.wording import percent, plural
+from fp8doctor.wording import labels, percent, plural
 
 FAMILIES = {
     "gemm_fp8": "FP8 GEMMs",
@@ -57,7 +57,7 @@ def page(document: Traces, *, verbose: bool = False) -> Sheet:
         )
     parts: list[Table | str] = [f"Unlike: {'; '.join(document.unlike)}."] if document.unlike else []
     parts.append(_side_by_side(steps, difference=document.difference is not None))
-    names = labels(steps)
+    names = labels(steps[0].file, steps[1].file)
     for name, step, summary, hints in zip(names, steps, document.summaries, document.hints, strict=True):
         file, *rest = _named(step)
         parts.append(f"{name}: {' · '.join(rest if name == file else (file, *rest))}. {summary}")
@@ -113,16 +113,19 @@ def _side_by_side(steps: Sequence[TracedStep], *, difference: bool) -> Table:
         (
             name,
             *(f"{side[name]:,.{places}f}" if side.get(name) else "-" for side in (one, other)),
-            *((_signed(other.get(name, 0.0) - one.get(name, 0.0), places),) if difference else ()),
+            *((change(other.get(name, 0.0) - one.get(name, 0.0), places),) if difference else ()),
         )
         for name in names
         if max(one.get(name, 0.0), other.get(name, 0.0)) >= 0.5 * 10**-places
     ]
     unit = "ms a step" if first.steps and second.steps else "ms"
-    return Table((unit, *labels(steps), *(("difference",) if difference else ())), tuple(rows))
+    return Table(
+        (unit, *labels(first.file, second.file), *(("difference",) if difference else ())), tuple(rows)
+    )
 
 
-def _signed(ms: float, places: int) -> str:
+def change(ms: float, places: int) -> str:
+    """Write a change in ms with its sign; ``-`` where it would be zero."""
     shown = f"{abs(ms):,.{places}f}"
     return f"{'−' if ms < 0 else '+'}{shown}" if float(shown.replace(",", "")) else "-"
 
@@ -182,8 +185,9 @@ def _basis(steps: Sequence[TracedStep]) -> str:
         "Measured by torch's profiler, whose own cost on the host is in the idle time. Every instant has one "
         "owner, so that the parts add up."
     ]
-    for label, step in zip(labels(steps), steps, strict=True):
-        name = f" in {label}" if len(steps) > 1 else ""
+    names = labels(steps[0].file, steps[-1].file) if len(steps) > 1 else ("",)
+    for label, step in zip(names, steps, strict=True):
+        name = f" in {label}" if label else ""
         if step.with_stack:
             sentences.append(f"Stacks were recorded{name}, which slows the host most.")
         if step.compiled:
