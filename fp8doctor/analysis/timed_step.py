@@ -108,7 +108,7 @@ def _gpu(facts: Facts) -> str:
 def _model(facts: Facts) -> str:
     blocks = sum(each.count for each in facts.blocks())
     parameters = f"{facts.network.parameters:,} parameters"
-    return f"{parameters}, {plural(blocks, 'block')}" if blocks else parameters
+    return f"{parameters} in {plural(blocks, 'block')}" if blocks else parameters
 
 
 def _batch(facts: Facts) -> str:

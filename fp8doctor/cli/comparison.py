@@ -34,10 +34,9 @@ def compare(
     from fp8doctor.diagnosis.comparison import compared
     from fp8doctor.diagnosis.diagnose import replay
     from fp8doctor.render.comparison import page
-    from fp8doctor.wording import labels
 
     documents = replay(first), replay(second)
-    found = compared(*documents, labels(first.name, second.name))
+    found = compared(*documents, (first.name, second.name))
     deliver_page(wanted, found.to_json, lambda: page(found, documents))
     missed = min_speedup is not None and (found.speedup is None or found.speedup.median < min_speedup)
     return FOUND if missed else OK

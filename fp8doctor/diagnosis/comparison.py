@@ -18,7 +18,7 @@ from fp8doctor.analysis.timed_step import TimedStep, as_is, cautions, timed_step
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool, tool
 from fp8doctor.facts import Arm, if_recorded
 from fp8doctor.facts.record import Record, encode, to_builtins
-from fp8doctor.wording import capital
+from fp8doctor.wording import capital, labels
 
 
 class Unlike(Record, frozen=True, kw_only=True):
@@ -33,6 +33,8 @@ class Comparison(Record, frozen=True, kw_only=True):
     """Two reports."""
 
     tool: Tool
+    files: tuple[str, str]
+    """Names without their folders."""
     steps: tuple[TimedStep, TimedStep]
     families_ms: tuple[dict[str, float], dict[str, float]] | None
     """Of either step, with ``idle``; None unless both have a breakdown that can be relied on."""
@@ -56,10 +58,10 @@ class Comparison(Record, frozen=True, kw_only=True):
         return encode(data).decode()
 
 
-def compared(first: Document, second: Document, names: tuple[str, str]) -> Comparison:
-    """Compare the steps of two reports, which ``names`` call in sentences."""
+def compared(first: Document, second: Document, files: tuple[str, str]) -> Comparison:
+    """Compare the steps of two reports, which were saved as ``files``."""
     documents = first, second
-    one, other = (timed_step(each.facts, name) for each, name in zip(documents, names, strict=True))
+    one, other = (timed_step(each.facts, name) for each, name in zip(documents, labels(*files), strict=True))
     arms = as_is(first.facts), as_is(second.facts)
     speedup = ratio_apart(one.rounds_ms, other.rounds_ms) if one.rounds_ms and other.rounds_ms else None
     found = waterfall(arms[1], arms[0]) if arms[0] and arms[1] and one.step_ms and other.step_ms else None
@@ -72,6 +74,7 @@ def compared(first: Document, second: Document, names: tuple[str, str]) -> Compa
     ]
     return Comparison(
         tool=tool(),
+        files=files,
         steps=(one, other),
         families_ms=(_families(arms[0]), _families(arms[1])) if found and arms[0] and arms[1] else None,
         speedup=speedup,

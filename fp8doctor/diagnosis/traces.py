@@ -74,10 +74,14 @@ def _difference(found: Waterfall, first: TracedStep, second: TracedStep) -> str:
         if found.fused_ms >= 0.5 * 10**-places
         else ""
     )
-    change = found.difference_ms
-    more = "longer" if change > 0 else "shorter"
+    change = abs(found.difference_ms)
+    more = (
+        f"{change:,.{places}f} ms {'longer' if found.difference_ms > 0 else 'shorter'}{ratio}"
+        if change >= 0.5 * 10**-places
+        else "no longer"
+    )
     return (
         f"{capital(found.of)} takes {second.step_ms:,.{places}f} ms{each}, {found.against} "
-        f"{first.step_ms:,.{places}f}: {abs(change):,.{places}f} ms {more}{ratio}. "
+        f"{first.step_ms:,.{places}f}: {more}. "
         + (f"Of that: {', '.join(parts)} ms{fused}." if parts else "No part differs.")
     )

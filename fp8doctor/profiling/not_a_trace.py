@@ -154,4 +154,4 @@ def _by_its_keys(path: Path, *, packed: bool) -> str | None:
 
 
 def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size:,} bytes"
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else plural(size, "byte")

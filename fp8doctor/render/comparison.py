@@ -24,17 +24,23 @@ def page(found: Comparison, documents: tuple[Document, Document]) -> Sheet:
         parts.append(_families(found))
     elif found.why_no_difference:
         parts.append(f"What the difference is made of is not known: {found.why_no_difference}.")
-    if found.unlike:
-        rows = tuple((each.what, each.first, each.second) for each in found.unlike)
-        parts.append(Table(("differs", one.name, other.name), rows))
+    parts += [
+        f"Differs: {each.what}: {each.first} ({one.name}), {each.second} ({other.name})."
+        for each in found.unlike
+    ]
     parts += [f"Beware: {caution}." for caution in found.cautions]
     parts += [
         f"{step.name}: {' · '.join(filter(None, (model(document.facts), *counts(document.facts))))}"
         for step, document in zip(found.steps, documents, strict=True)
     ]
     parts += list(_findings(found))
+    named = zip(found.steps, found.files, strict=True)
     return Sheet(
-        (f"fp8doctor {found.tool.version}", f"{other.name} against {one.name}"),
+        (
+            f"fp8doctor {found.tool.version}",
+            f"{other.name} against {one.name}",
+            *(f"{step.name}: {file}" for step, file in named if step.name != file),
+        ),
         (found.summary,),
         tuple(parts),
         _basis(one, other),
