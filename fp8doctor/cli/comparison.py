@@ -25,9 +25,9 @@ from fp8doctor.cli.pages import PageOptions, deliver_page, page_options
 def compare(
     first: Path, second: Path, *, format: str | None, output: Path | None, min_speedup: float | None
 ) -> int:
-    """Compare two saved reports: time, tokens/s, memory, and what the difference is made of.
+    """Compare two saved reports: time, tokens/s, memory, and why they differ.
 
-    FIRST and SECOND are reports that --save or --format json wrote, such as those of a BF16 and an FP8 run.
+    FIRST and SECOND are what --save or --format json wrote, such as the reports of a BF16 and an FP8 run.
     """
     wanted = PageOptions.checked(format, output, [first, second])
 

@@ -23,10 +23,10 @@ FILE = click.Path(path_type=Path)
 @page_options
 @click.option("-v", "--verbose", is_flag=True, help="Show every kernel.")
 def trace(first: Path, second: Path | None, *, format: str | None, output: Path | None, verbose: bool) -> int:
-    """Say where the step goes in a trace of torch.profiler; with a second one, what the difference is.
+    """Read a trace of torch.profiler: where the step goes, whether FP8 GEMMs ran.
 
-    FIRST and SECOND are what export_chrome_trace or tensorboard_trace_handler wrote, .json or .json.gz. No
-    GPU and no torch are needed.
+    With a second trace: what the difference is made of. FIRST and SECOND are what export_chrome_trace or
+    tensorboard_trace_handler wrote, .json or .json.gz. No GPU and no torch are needed.
     """
     files = [first] if second is None else [first, second]
     wanted = PageOptions.checked(format, output, files)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.traced import IdleCause, TracedKernel, TracedStep
 from fp8doctor.profiling.activities import Works, gpu_activities
 from fp8doctor.profiling.idle import Host
@@ -36,9 +37,10 @@ def traced_step(path: Path) -> TracedStep:
     """Read a trace. Raises `fp8doctor.facts.record.UnreadableDocument` with what was and was not seen."""
     trace = read_or_explain(path)
     device, gpus = _busiest_gpu(trace.gpu)
-    if gpus > 1:
-        its = [event for event in trace.gpu if event.args.device in (device, UNNUMBERED)]
-        trace = replace(trace, gpu=its)
+    its = [event for event in trace.gpu if event.dur > 0 and event.args.device in (device, UNNUMBERED)]
+    if not its:
+        raise UnreadableDocument("none of the GPU's work in it takes any time")
+    trace = replace(trace, gpu=its)
     works = gpu_activities(trace, Modules())
     marks = marks_of(trace)
     step_of = _steps(works, marks)
@@ -56,6 +58,8 @@ def traced_step(path: Path) -> TracedStep:
         families[kernel.family] += kernel.time_ms
     idle = _idle(trace, timeline, counted)
     busy = sum(families.values())
+    if not busy:
+        raise UnreadableDocument("none of the GPU's work that its steps launched takes any time")
     return TracedStep(
         file=path.name,
         gpu=trace.gpus.get(device),
@@ -87,8 +91,6 @@ UNNUMBERED = -1
 def _busiest_gpu(events: Sequence[Event]) -> tuple[int, int]:
     """The number of the GPU that worked longest, and how many worked."""
     times = dict.fromkeys({event.args.device for event in events}, 0.0)
-    if len(times) == 1:
-        return next(iter(times)), 1
     for event in events:
         times[event.args.device] += event.dur
     numbered = [device for device in times if device != UNNUMBERED] or [UNNUMBERED]

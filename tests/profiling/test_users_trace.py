@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.traced import TracedStep
 from fp8doctor.profiling.step_marks import Times
 from fp8doctor.profiling.users_trace import traced_step
@@ -187,6 +188,25 @@ def test_compressed_in_one_member_or_several(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(content[:100]) + gzip.compress(content[100:]) + b"\0" * 8)
     assert traced_step(path) == plain
     assert plain.with_stack
+
+
+@pytest.mark.parametrize("end", [100, 40])
+def test_work_without_a_time_is_left_out(end: float, tmp_path: Path) -> None:
+    trace = Composed()
+    trace.kernel(BF16, 100, end)
+    with pytest.raises(UnreadableDocument, match="none of the GPU's work in it takes any time"):
+        read(trace, tmp_path)
+    trace.kernel(FP8, 200, 300)
+    assert read(trace, tmp_path).families_ms == pytest.approx({"gemm_fp8": 0.1})
+
+
+def test_a_step_whose_work_took_no_instant_of_its_own_is_refused(tmp_path: Path) -> None:
+    trace = Composed()
+    steps(trace, 50, 60)
+    trace.kernel(BF16, 0, 100, launched=0)
+    trace.kernel(FP8, 55, 90, launched=52, stream=8)
+    with pytest.raises(UnreadableDocument, match="that its steps launched takes any time"):
+        read(trace, tmp_path)
 
 
 KERNELS = st.lists(
