@@ -74,19 +74,16 @@ def why_it_waits(step: TracedStep) -> str:
 def what_comes_first(step: TracedStep) -> Iterator[tuple[str, str]]:
     """Name what to look at: the code of a check, empty where none is of it, and a sentence."""
     share = {cause: 100 * ms / step.step_ms for cause, ms in step.idle_ms.items()}
-    feeding = share.get("data_loader", 0.0) + share.get("host_copy", 0.0)
+    arriving = sum(each.time_ms for each in step.of_family("copy") if each.name.startswith("Memcpy HtoD"))
+    feeding = share.get("data_loader", 0.0) + share.get("host_copy", 0.0) + 100 * arriving / step.step_ms
     if feeding >= HOST_BOUND_PCT:
         yield "", f"{percent(feeding)} of the time the GPU waits for data, which FP8 does not bring sooner"
     if sum(share.get(cause, 0.0) for cause in OF_THE_HOST) >= HOST_BOUND_PCT:
         yield "STP001", "the host is slower than the GPU; FP8 needs more launches, and makes that worse"
     fp8_ms = step.families_ms.get("gemm_fp8", 0.0)
-    eager = sum(
-        kernel.time_ms for kernel in step.of_family("cast") if (kernel.operator or "").startswith("aten::")
-    )
-    if fp8_ms and eager >= CASTS_TO_TELL * fp8_ms:
-        kernels = sum(
-            kernel.count for kernel in step.of_family("cast") if (kernel.operator or "").startswith("aten::")
-        )
+    eager = [each for each in step.of_family("cast") if (each.operator or "").startswith("aten::")]
+    if fp8_ms and sum(each.time_ms for each in eager) >= CASTS_TO_TELL * fp8_ms:
+        kernels = sum(each.count for each in eager)
         yield "CMP001", f"the casts run as {kernels:,.0f} kernels of eager operators that nothing fused"
     if 100 * step.families_ms.get("gemm_fp32", 0.0) / step.step_ms >= FP32_TO_TELL_PCT:
         yield "STP004", "GEMMs run in fp32"
@@ -114,7 +111,7 @@ def unlike(first: TracedStep, second: TracedStep) -> Iterator[str]:
     if first.gpu != second.gpu and first.gpu and second.gpu:
         yield f"{one} is of {first.gpu}, {other} of {second.gpu}"
     if (first.world_size or 1) != (second.world_size or 1):
-        yield (f"{one} is one rank of {first.world_size or 1}, {other} one of {second.world_size or 1}")
+        yield f"{one} is one rank of {first.world_size or 1}, {other} one of {second.world_size or 1}"
     if first.with_stack != second.with_stack:
         yield f"only {one if first.with_stack else other} was recorded with stacks, which slow the host"
     for name, step in ((one, first), (other, second)):

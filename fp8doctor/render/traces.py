@@ -188,6 +188,8 @@ def _basis(steps: Sequence[TracedStep]) -> str:
     names = labels(steps[0].file, steps[-1].file) if len(steps) > 1 else ("",)
     for label, step in zip(names, steps, strict=True):
         name = f" in {label}" if label else ""
+        if step.marked_by == "optimizer":
+            sentences.append(f"Steps{name} are told by the ends of Optimizer.step, whichever optimizer's.")
         if step.with_stack:
             sentences.append(f"Stacks were recorded{name}, which slows the host most.")
         if step.compiled:

@@ -47,6 +47,8 @@ def test_a_gpu_that_waits_says_for_what(idle: dict[str, float], words: str) -> N
         (HOST_BOUND, ["", "STP001", "STP004"]),
         (replace(FP8, kernels=tuple(replace(each, operator=None) for each in FP8.kernels)), []),
         (step("a", {"host_copy": 5.0}, kernel("gemm_fp8", "nvjet", 2, 20.0)), [""]),
+        (step("a", {}, kernel("copy", "Memcpy HtoD (Pinned -> Device)", 2, 20.0)), [""]),
+        (step("a", {}, kernel("copy", "Memcpy DtoD (Device -> Device)", 2, 20.0)), []),
         (step("a", {"synchronization": 5.0}, kernel("gemm_fp8", "nvjet", 2, 20.0)), ["STP001"]),
     ],
 )

@@ -105,6 +105,7 @@ def pages() -> dict[str, Callable[[], Sheet]]:
         "trace": page(FP8),
         "trace_verbose": page(FP8, verbose=True),
         "trace_host_bound": page(HOST_BOUND),
+        "trace_by_optimizer": page(replace(BF16, marked_by="optimizer", steps=1, compiling_steps=2)),
         "trace_two": page(BF16, FP8),
         "trace_unlike": page(replace(BF16, file="a" * 40, gpu="NVIDIA B200"), HOST_BOUND),
         "compare": reports("decoder_468m", "decoder_468m_compiled"),
