@@ -56,3 +56,18 @@ def percent(share: float) -> str:
 def plural(count: int, noun: str) -> str:
     """A count with its noun: 1 block, 24 blocks."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+LONGEST_LABEL = 24
+"""Characters of a file's name that stands for the file in sentences."""
+
+
+def labels(first: str, second: str) -> tuple[str, str]:
+    """Name two files in sentences: by their names where those are short and differ, else by their places."""
+    short = first != second and max(len(first), len(second)) <= LONGEST_LABEL
+    return (first, second) if short else ("the first", "the second")
+
+
+def capital(text: str) -> str:
+    """Begin a sentence with what may be a file's name, which stays as it is."""
+    return f"T{text[1:]}" if text.startswith("the ") else text

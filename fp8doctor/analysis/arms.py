@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fp8doctor.analysis.median_interval import Interval, interval
 from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.facts import Arm, Facts, Trial, recorded
@@ -61,7 +63,12 @@ def ratio(a: Arm, b: Arm) -> Interval:
     """
     if len(a.rounds_ms) == len(b.rounds_ms):
         return interval([x / y for x, y in zip(a.rounds_ms, b.rounds_ms, strict=True)])
-    over, under = interval(a.rounds_ms), interval(b.rounds_ms)
+    return ratio_apart(a.rounds_ms, b.rounds_ms)
+
+
+def ratio_apart(a: Sequence[float], b: Sequence[float]) -> Interval:
+    """Divide times that share no rounds."""
+    over, under = interval(a), interval(b)
     return Interval(median=over.median / under.median, low=over.low / under.high, high=over.high / under.low)
 
 

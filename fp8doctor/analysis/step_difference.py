@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from fp8doctor.analysis.unfused_attention import plain_attention
@@ -91,26 +93,46 @@ def part_ms(breakdown: Breakdown, part: str) -> float:
 
 
 def waterfall(of: Arm, against: Arm) -> Waterfall | None:
-    """Divide the difference of two arms; None unless both have a breakdown that can be relied on.
-
-    A compiled cast kernel does the norm or the activation before it as well. What the other arm spends on
-    those and this one does not is therefore no cost of the casts.
-    """
+    """Divide the difference of two arms; None unless both have a breakdown that can be relied on."""
     one, other = breakdown_of(of), breakdown_of(against)
     if one is None or other is None or of.step_ms is None or against.step_ms is None:
         return None
-    parts = {part: part_ms(one, part) - part_ms(other, part) for part in PARTS}
-    fused = (
-        max(0.0, min(parts["casts"], -parts["norms and pointwise"]))
-        if recorded(of, "graphs_run") and of.graphs_run
-        else 0.0
+    fuses = bool(recorded(of, "graphs_run") and of.graphs_run)
+    return difference(
+        Side(of.name, of.step_ms, one.families_ms, one.idle_ms, fuses),
+        Side(against.name, against.step_ms, other.families_ms, other.idle_ms, False),
     )
+
+
+class Side(msgspec.Struct, frozen=True):
+    """One of two steps, and what it is made of."""
+
+    name: str
+    step_ms: float
+    families_ms: Mapping[str, float]
+    idle_ms: float
+    fuses: bool
+    """Whether compiled kernels of it do several kinds of work at once."""
+
+    def part_ms(self, part: str) -> float:
+        """Sum up one of `PARTS`."""
+        return sum(self.families_ms.get(family, 0.0) for family in PARTS[part])
+
+
+def difference(of: Side, against: Side) -> Waterfall:
+    """Divide the difference of two steps.
+
+    A compiled cast kernel does the norm or the activation before it as well. What the other step spends on
+    those and this one does not is therefore no cost of the casts.
+    """
+    parts = {part: of.part_ms(part) - against.part_ms(part) for part in PARTS}
+    fused = max(0.0, min(parts["casts"], -parts["norms and pointwise"])) if of.fuses else 0.0
     parts["casts"] -= fused
     parts["norms and pointwise"] += fused
-    parts[IDLE] = one.idle_ms - other.idle_ms
-    difference = of.step_ms - against.step_ms
-    parts[REST] = difference - sum(parts.values())
-    return Waterfall(of.name, against.name, difference, parts, fused)
+    parts[IDLE] = of.idle_ms - against.idle_ms
+    whole = of.step_ms - against.step_ms
+    parts[REST] = whole - sum(parts.values())
+    return Waterfall(of.name, against.name, whole, parts, fused)
 
 
 def parts_in_words(found: Waterfall) -> str:

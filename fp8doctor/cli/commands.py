@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fp8doctor.cli.comparison import compare
 from fp8doctor.cli.console import (
     complain,
     complain_of_ourselves,
@@ -31,6 +32,7 @@ from fp8doctor.cli.delivery import (
 )
 from fp8doctor.cli.options import FILE, list_options, output_options, positive, seconds, version, with_options
 from fp8doctor.cli.run import run
+from fp8doctor.cli.traces import trace as trace_
 from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.errors import UserError
 
@@ -239,6 +241,10 @@ def report_(saved: Path, **options: Any) -> int:
 def demo(**options: Any) -> int:
     """Replay a recorded patient that ships with fp8doctor."""
     return replay_and_deliver(DEMO, options)
+
+
+main.add_command(trace_)
+main.add_command(compare)
 
 
 @main.command("list")

@@ -64,16 +64,11 @@ def checked_options(
         if path is not None:
             writable(path)
     keep_apart({"-o": output, "--save": save, "--trace": trace}, source)
-    suffix = output.suffix.lower() if output else ""
-    if options["format"] is None and suffix not in (*FORMAT_OF_SUFFIX, *PLAIN_SUFFIXES):
-        raise click.UsageError(
-            f"The format of {output} is not clear from {suffix!r}; give --format "
-            f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
-        )
+    format = format_of(options["format"], output)
     chosen = {name: options[name] for name in ("select", "ignore", "checks")}
     registry.select(registry.discover(chosen["checks"]), chosen["select"], chosen["ignore"])
     return ReportOptions(
-        format=options["format"] or FORMAT_OF_SUFFIX.get(suffix, "text"),
+        format=format,
         output=output,
         save=save,
         fail_on=next((severity for severity in SEVERITIES if severity == options["fail_on"]), None),
@@ -82,6 +77,18 @@ def checked_options(
         quiet=options["quiet"],
         checks=chosen,
     )
+
+
+def format_of(asked: str | None, output: Path | None) -> str:
+    """The format that is asked for, else the one that the file's suffix says. Raises a usage error where
+    neither does."""
+    suffix = output.suffix.lower() if output else ""
+    if asked is None and suffix not in (*FORMAT_OF_SUFFIX, *PLAIN_SUFFIXES):
+        raise click.UsageError(
+            f"The format of {output} is not clear from {suffix!r}; give --format "
+            f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
+        )
+    return asked or FORMAT_OF_SUFFIX.get(suffix, "text")
 
 
 def writable(path: Path) -> Path:

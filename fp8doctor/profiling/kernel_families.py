@@ -26,10 +26,16 @@ FP8_OPERATORS = frozenset(
 )
 
 FP8_GEMM_KERNEL = re.compile(
-    r"^nvjet_(sm\d+_)?[a-z]*q[a-z]*_|xmma_gemm_e[45]m[23]|cutlass.*(e4m3|e5m2)|float_e[45]m[23]|deep_gemm|fp8_gemm|f8f8bf16"
+    r"^nvjet_(sm\d+_)?[a-z]*q[a-z]*_|xmma_gemm_e[45]m[23]|cutlass.*(e4m3|e5m2)|float_e[45]m[23]|deep_gemm|f8f8bf16"
+    r"|fp8_(fp4_)?gemm|gemm_fp8|[Mm]xfp8_?[Gg]emm"
+    r"|^(bmm|gemm)_[A-Za-z\d]+_[A-Za-z\d]*E[45]m[23]"
+    r"|kernel_cutlass_\w*[Gg]emm\w*f8E[45]M[23]"
+    r"|Cijk_[A-Za-z]+_[A-Za-z]+_[FB]8"
 )
 """GEMM kernels with an FP8 operand: cuBLASLt's ``nvjet`` names e4m3 ``q`` (``qqtst``, ``qrtst``), seen on an
-H200 with torchao 0.18 and TE 2.20.2; the others from public traces and sources."""
+H200 with torchao 0.18 and TE 2.20.2; the others from public traces and sources. TensorRT-LLM's ``bmm_`` names
+the result, then both operands; hipBLASLt's ``Cijk_`` names e4m3 ``F8`` and e5m2 ``B8``; CuTe's DSL writes the
+types of its tensors (``f8E4M3FN``) behind the name of the function."""
 
 _FP8_GEMM_OPERATOR = re.compile(r"^\w+::\w*(_scaled_(grouped_)?mm|fp8_gemm|f8f8bf16|fp8_bf16)")
 """Also torchao's own, such as ``torchao::blockwise_scaled_mm`` and
@@ -98,7 +104,8 @@ _NAME_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
     (
         "attention",
         re.compile(
-            r"flash_(fwd|bwd)|flash::|FlashAttn|fmha|cudnn.*sdpa|attn_(fwd|bwd)|attention|BatchPrefill|softmax",
+            r"flash_(fwd|bwd)|flash::|FlashAttn|fmha|cudnn.*sdpa|attn_(fwd|bwd)|attention|BatchPrefill|softmax"
+            r"|^sage_(fwd|quant)|^reduce_segments",
             re.IGNORECASE,
         ),
     ),
@@ -109,13 +116,15 @@ _NAME_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
             r"float8_copy|cast_transpose|cast_fp8|quantize_(mxfp8|transpose|blockwise|fp8)|block_scaled_(1d_)?cast|fp8_block_scaling"
             r"|(^|[^a-z])(zero_)?amax_kernel|compute_scale_from_amax|amax_and_scale_update|\btranspose_(optimized|general)_kernel"
             r"|swizzle_(\w+_)?scaling|per_token_group_quant|scaled_fp8_quant|to_(float8|mxfp8|nvfp4)|(mxfp8|fp8|nvfp4)_\w*quant|mx_block_rearrange"
+            r"|quantize_with_block_size|FP8_quantize|FP8rowwise|FP8_qparam|kernel_cutlass_\w*f8E[45]M[23]"
             r"|transformer_engine.*\b(unary_kernel|dequant)|^(act_quant|weight_dequant)_kernel|[Ff]loat8|__nv_fp8"
         ),
     ),
     (
         _TYPED_GEMM,
         re.compile(
-            r"^nvjet_|gemm|gemv|splitKreduce|^cutlass_|cutlass::Kernel|xmma_(fprop|dgrad|wgrad)|convolve|\bdot_kernel",
+            r"^nvjet_|(?<!fb)gemm|gemv|splitKreduce|^cutlass_|cutlass\w*::Kernel|xmma_(fprop|dgrad|wgrad)|convolve|\bdot_kernel"
+            r"|^bmm_|Cijk_|scudnn|matmul_ogs",
             re.IGNORECASE,
         ),
     ),
@@ -140,7 +149,9 @@ _NAME_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
             r"|embedding|at::native|dropout|silu|gelu|swiglu|geglu"
             r"|rope|rotary|gather|scatter|^void (at_cuda_detail::)?cub::|\bthrust::|RadixSort"
             r"|nchwToNhwc|nhwcToNchw|kDequantizeBlockwise|kQuantizeBlockwise"
-            r"|^(void )?transformer_engine::|moe_(un)?permute|nv::topk::|cublasLt::epilogue",
+            r"|^(void )?transformer_engine::|moe_(un)?permute|nv::topk::|epilogue::impl::globalKernel"
+            r"|moe::dev::|_topk_forward|_combined_routing|_sum_bitmatrix|store_kvcache|reshape_and_cache"
+            r"|fbgemm_gpu::|bounds_check_indices|permute_pooled_embs|recat_copy|batched_transpose|SubTensorOp",
             re.IGNORECASE,
         ),
     ),
@@ -185,8 +196,11 @@ _OPERATOR_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
 """First match wins. What is not listed is unknown."""
 
 _NVJET_OPERANDS = re.compile(r"^nvjet_(?:sm\d+_)?([a-z])([a-z])")
-_OF_16_BITS = re.compile(r"bf16|bfloat16|half|f16|16816|hgemm|h884", re.IGNORECASE)
-_OF_32_BITS = re.compile(r"sgemm|s1688gemm|tf32|simt_|f32f32|dgemm|d884|\bfloat\b|\bdouble\b")
+_OF_4_BITS = re.compile(r"^(bmm|gemm)_[A-Za-z\d]+_\w*E2m1")
+_OF_16_BITS = re.compile(r"bf16|bfloat16|half|f16|16816|hgemm|h884|Cijk_[a-z]+_[a-z]+_[BH]", re.IGNORECASE)
+_OF_32_BITS = re.compile(
+    r"sgemm|s1688gemm|tf32|simt_|f32f32|dgemm|d884|\bfloat\b|\bdouble\b|scudnn|gcgemm|Cijk_[A-Za-z]+_[A-Za-z]+_[SD]"
+)
 _TYPES: dict[str, Family] = {
     "c10::BFloat16": "gemm_16bit",
     "c10::Half": "gemm_16bit",
@@ -283,6 +297,8 @@ def _gemm(name: str, operator: str | None, input_types: Sequence[str]) -> Family
         return "gemm_fp32" if "gemm_fp32" in families else "gemm_16bit"
     if operands := _NVJET_OPERANDS.match(name):
         return "gemm_fp32" if set(operands.groups()) <= {"s", "d"} else "gemm_16bit"
+    if _OF_4_BITS.match(name):
+        return "unknown"
     if _OF_16_BITS.search(name):
         return "gemm_16bit"
     return "gemm_fp32" if _OF_32_BITS.search(name) else "unknown"

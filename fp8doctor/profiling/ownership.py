@@ -12,22 +12,25 @@ from fp8doctor.facts import Family, ModuleTime
 from fp8doctor.profiling.activities import Kind, Span, Works
 from fp8doctor.profiling.operators import Modules, Place
 
+Gap = tuple[int, int, int]
+"""Start and end in ns, and the work that ended it."""
 
-def sweep(works: Works) -> tuple[list[int], int, int]:
-    """Give each instant to one work. Returns what each owns, the gaps, and those that ended with a launch.
+
+def sweep(works: Works) -> tuple[list[int], list[Gap]]:
+    """Give each instant to one work. Returns what each owns, and the gaps.
 
     Of several works at one time the lowest rank owns it, then the one that began first.
     """
     spans = sorted(works.spans)
     following = [*[start for start, _, _, _ in spans[1:]], inf]
-    owned, idle, waited, busy_until = [0] * len(works.kinds), 0, 0, spans[0][0]
+    owned, busy_until = [0] * len(works.kinds), spans[0][0]
+    gaps: list[Gap] = []
     together: list[Span] = []
     for span, next_start in zip(spans, following, strict=True):
         start, end, _, work = span
         if start >= busy_until:
-            idle += start - busy_until
-            if works.launched[work] > busy_until:
-                waited += start - busy_until
+            if start > busy_until:
+                gaps.append((busy_until, start, work))
             if end <= next_start:
                 owned[work] += end - start
                 busy_until = end
@@ -37,7 +40,7 @@ def sweep(works: Works) -> tuple[list[int], int, int]:
         if busy_until <= next_start:
             _share(together, owned)
             together = []
-    return owned, idle, waited
+    return owned, gaps
 
 
 def _share(spans: Sequence[Span], owned: list[int]) -> None:

@@ -51,7 +51,9 @@ def step_of(trace: Trace) -> ProfiledStep:
     works = gpu_activities(trace, modules) if trace.gpu else cpu_activities(trace, modules)
     if not works.spans:
         raise UnreadableDocument("the trace holds neither kernels nor operators")
-    owned, idle, waited = sweep(works)
+    owned, gaps = sweep(works)
+    idle = sum(end - start for start, end, _ in gaps)
+    waited = sum(end - start for start, end, work in gaps if works.launched[work] > start)
     by_place: dict[Place, dict[Family, int]] = {}
     for kind, place, time in zip(works.kinds, works.places, owned, strict=True):
         kind.count += 1

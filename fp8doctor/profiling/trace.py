@@ -11,13 +11,12 @@ was. ``gpu_user_annotation`` and ``cuda_sync`` lie on the GPU's rows and are no 
 from __future__ import annotations
 
 import gc
-import gzip
 import mmap
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import lt
 from pathlib import Path
@@ -31,15 +30,27 @@ MODULE = "fp8doctor module "
 """Begins the name of an annotation around one call of a module: ``fp8doctor module <kind> <name>``, name
 empty for the root."""
 
+LARGEST_TRACE = 4 * 2**30
+"""Bytes of JSON that are read, which take about twice as much memory; an eager FP8 step of 468M parameters
+has 0.17 GB."""
+
 _GZIP = b"\x1f\x8b"
+_OF_GZIP = zlib.MAX_WBITS | 16
+_PIECE = 2**18
+"""Bytes that are unpacked at once, into at most a thousand times as many."""
+
 _GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _HOST = frozenset({"cpu_op", "user_annotation"})
+_COMPILING = "(dynamo_timed)"
+"""Ends the names of what torch.compile does, since torch 2.4."""
+
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 
 
 class _Arguments(msgspec.Struct, gc=False, frozen=True):
     external: int = msgspec.field(name="External id", default=0)
     correlation: int = 0
+    device: int = -1
     sequence: int = msgspec.field(name="Sequence number", default=-1)
     forward_thread: int = msgspec.field(name="Fwd thread id", default=0)
     types: tuple[str, ...] = msgspec.field(name="Input type", default=())
@@ -59,6 +70,8 @@ class Event(msgspec.Struct, gc=False):
 
 class _Document(msgspec.Struct):
     events: list[Event] = msgspec.field(name="traceEvents")
+    devices: Any = msgspec.field(name="deviceProperties", default=None)
+    distributed: Any = msgspec.field(name="distributedInfo", default=None)
 
 
 Thread = int | str
@@ -75,6 +88,16 @@ class Trace:
     """Correlation -> the call."""
     links: list[Event]
     """From an operator of the forward to its node in the backward, one event at each end."""
+    annotations: list[Event] = field(default_factory=list)
+    """Those of the host, which stand in ``host`` too."""
+    compiling: list[Event] = field(default_factory=list)
+    """What torch.compile did, which stands in ``host`` too."""
+    gpus: dict[int, str] = field(default_factory=dict)
+    """Number -> name of the GPUs of the machine, where the trace tells."""
+    rank: int | None = None
+    world_size: int | None = None
+    categories: dict[str, int] = field(default_factory=dict)
+    """Category -> how many events of it the file holds, those too that are not kept."""
 
 
 @contextmanager
@@ -93,8 +116,11 @@ def collector_paused() -> Iterator[None]:
 def read_trace(path: Path) -> Trace:
     """Read a trace, plain or compressed by gzip. Raises `fp8doctor.facts.record.UnreadableDocument`."""
     try:
-        if not Path(path).stat().st_size:
+        size = Path(path).stat().st_size
+        if not size:
             raise UnreadableDocument("the trace is empty")
+        if size > LARGEST_TRACE:
+            raise UnreadableDocument(too_large("the trace"))
         with (
             open(path, "rb") as file,
             mmap.mmap(
@@ -105,7 +131,7 @@ def read_trace(path: Path) -> Trace:
             ) as content,
         ):
             document = decoder(_Document).decode(
-                gzip.decompress(content) if content[:2] == _GZIP else content
+                b"".join(unpacked(content)) if content[:2] == _GZIP else content
             )
     except (OSError, EOFError, zlib.error) as error:
         raise UnreadableDocument(f"the trace cannot be read: {error}") from None
@@ -126,7 +152,53 @@ def read_trace(path: Path) -> Trace:
             if event.args.correlation
         },
         links=by_category["fwdbwd"],
+        annotations=by_category["user_annotation"],
+        compiling=[event for event in by_category["cpu_op"] if event.name.endswith(_COMPILING)],
+        gpus=_names_of_gpus(document.devices),
+        rank=_number(document.distributed, "rank"),
+        world_size=_number(document.distributed, "world_size"),
+        categories={category: len(events) for category, events in by_category.items() if events},
     )
+
+
+def unpacked(content: Any) -> Iterator[bytes]:
+    """Unpack what gzip packed, a piece at a time. Raises EOFError where its end is missing, zlib.error where
+    it is damaged, and `UnreadableDocument` beyond `LARGEST_TRACE`."""
+    size, packed = 0, zlib.decompressobj(_OF_GZIP)
+    for start in range(0, len(content), _PIECE):
+        rest = content[start : start + _PIECE]
+        while rest:
+            piece = packed.decompress(rest)
+            size += len(piece)
+            if size > LARGEST_TRACE:
+                raise UnreadableDocument(too_large("unpacked, the trace"))
+            yield piece
+            rest = packed.unused_data.lstrip(b"\0") if packed.eof else b""
+            if rest:
+                packed = zlib.decompressobj(_OF_GZIP)
+    if not packed.eof:
+        raise EOFError("the end of the compressed file is missing")
+
+
+def too_large(what: str) -> str:
+    return (
+        f"{what} has more than {LARGEST_TRACE >> 30} GiB; record fewer steps "
+        "(schedule=torch.profiler.schedule(wait=2, warmup=2, active=3)) without with_stack"
+    )
+
+
+def _names_of_gpus(devices: Any) -> dict[int, str]:
+    described = [each for each in devices if isinstance(each, dict)] if isinstance(devices, list) else []
+    return {
+        number: each["name"]
+        for each in described
+        if (number := _number(each, "id")) is not None and isinstance(each.get("name"), str) and each["name"]
+    }
+
+
+def _number(described: Any, key: str) -> int | None:
+    found = described.get(key) if isinstance(described, dict) else None
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 def _by_thread(events: Iterable[Event]) -> dict[Thread, list[Event]]:

@@ -5,6 +5,10 @@ Arguments of templates and tiles that the source does not give are cut (``...``)
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+from typing import get_args
+
 import pytest
 
 from fp8doctor.facts import Family
@@ -297,12 +301,23 @@ TRANSFORMER_ENGINE: dict[Family, tuple[str, ...]] = {
     ),
 }
 
+OTHER_GPUS = Path(__file__).with_name("kernels_of_other_gpus.tsv")
+"""Names from public traces of GPUs that no recording is of, each with its source; the longest are cut."""
+
+
+def of_other_gpus() -> list[tuple[str, Family]]:
+    with OTHER_GPUS.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    families = {name: name for name in get_args(Family)}
+    return [(row["name"], families[row["family"]]) for row in rows if row["gpu"] and row["source"]]
+
+
 ALL = [
     (name, family)
     for names in (SEEN_ON_AN_H200, PUBLIC_TRACES_AND_SOURCES, TRANSFORMER_ENGINE)
     for family, group in names.items()
     for name in group
-]
+] + of_other_gpus()
 
 ABS = (
     "void at::native::vectorized_elementwise_kernel<8, at::native::AbsFunctor<c10::BFloat16>, "

@@ -32,6 +32,7 @@ from fp8doctor.profiling.step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
 from fp8doctor.trial.measure.evidence import quiet_profiler
 from tests.benchmarks.trace_speed import Composer
+from tests.profiling.composed import Composed
 
 CAST = "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_t_view_4"
 FP8 = "nvjet_sm90_qqtst_256x128_128x4_1x2_h_bz_coopA_TNT"
@@ -256,77 +257,6 @@ def test_keys_of_other_versions_and_gzip(tmp_path: Path) -> None:
 
 
 # Composed traces: what kineto writes of a GPU.
-
-
-class Composed:
-    """A composed trace, times in microseconds."""
-
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-        self.correlation = 0
-
-    def add(self, category: str, name: str, start: float, end: float, thread: int, **arguments: Any) -> None:
-        self.events.append(
-            {
-                "ph": "X",
-                "cat": category,
-                "name": name,
-                "pid": 1,
-                "tid": thread,
-                "ts": start,
-                "dur": end - start,
-                "args": arguments,
-            }
-        )
-
-    def operator(
-        self, name: str, start: float, end: float, identity: int, thread: int = 10, **arguments: Any
-    ) -> None:
-        self.add("cpu_op", name, start, end, thread, **{"External id": identity}, **arguments)
-
-    def module(self, kind: str, name: str, start: float, end: float, thread: int = 10) -> None:
-        self.add("user_annotation", f"{MODULE}{kind} {name}", start, end, thread)
-
-    def kernel(
-        self,
-        name: str,
-        start: float,
-        end: float,
-        *,
-        launched: float = 0.0,
-        stream: int = 7,
-        operator: int | None = None,
-        category: str = "kernel",
-        thread: int = 10,
-    ) -> None:
-        self.correlation += 1
-        link = {} if operator is None else {"External id": operator}
-        self.add(
-            "cuda_runtime",
-            "cudaLaunchKernel",
-            launched,
-            launched + 2,
-            thread,
-            correlation=self.correlation,
-            cbid=211,
-        )
-        self.add(
-            category, name, start, end, stream, correlation=self.correlation, stream=stream, device=0, **link
-        )
-
-    def read(self, folder: Path) -> ProfiledStep:
-        path = folder / "composed.json"
-        path.write_text(
-            json.dumps(
-                {
-                    "schemaVersion": 1,
-                    "displayTimeUnit": "ms",
-                    "baseTimeNanoseconds": 0,
-                    "traceEvents": self.events,
-                }
-            )
-        )
-        return step_of(read_trace(path))
 
 
 def test_compute_owns_before_communication_before_copy(tmp_path: Path) -> None:

@@ -1,0 +1,147 @@
+"""The step of a saved report as people put it into a table, and what two of them do not have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from statistics import median
+
+from fp8doctor.analysis.arms import timed_on
+from fp8doctor.cost import micro_batches, step_tokens
+from fp8doctor.facts import Arm, Facts, if_recorded, recorded
+from fp8doctor.facts.arm_names import ArmName, Reason
+from fp8doctor.facts.no_number import why_of
+from fp8doctor.facts.record import Record
+from fp8doctor.wording import plural
+
+OUTLIER = 2.0
+"""Round / median of the rounds from which something else may be in it. Of the jobs timed on an H200 that are
+recorded with the tests, the longest rounds are 1.47 medians."""
+
+
+class TimedStep(Record, frozen=True, kw_only=True):
+    """The step as a job takes it. ``None`` is not known, or not timed."""
+
+    name: str
+    step_ms: float | None = None
+    low_ms: float | None = None
+    """Interval that holds the true median with 90 % confidence."""
+    high_ms: float | None = None
+    rounds_ms: tuple[float, ...] = ()
+    tokens: int | None = None
+    """Of a step, over all its micro-batches."""
+    peak_gib: float | None = None
+    measured_on: str = ""
+    """Empty where nothing was timed."""
+    predicted: bool = False
+    """Whether it was predicted from cuts of the model."""
+    missing: str = ""
+    """Why there is no time; empty where there is one."""
+
+    @property
+    def steps_per_s(self) -> float | None:
+        return 1e3 / self.step_ms if self.step_ms else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.tokens * 1e3 / self.step_ms if self.step_ms and self.tokens else None
+
+
+def as_is(facts: Facts) -> Arm | None:
+    """Find the step as it is, timed or not."""
+    return next((arm for arm in facts.arms() if arm.name == ArmName.AS_IS), None)
+
+
+def timed_step(facts: Facts, name: str) -> TimedStep:
+    """Read the time of the step as it is."""
+    arm = as_is(facts)
+    tokens = if_recorded(step_tokens, facts)
+    of_all = tokens * micro_batches(facts) if tokens else None
+    if arm is None or not arm.tried or not arm.step_ms:
+        why = arm.reason if arm is not None and recorded(arm, "reason") else None
+        if why is None and recorded(facts, "trial.reason"):
+            why = facts.trial.reason
+        return TimedStep(name=name, tokens=of_all, missing=why or "nothing was timed")
+    return TimedStep(
+        name=name,
+        step_ms=arm.step_ms,
+        low_ms=arm.low_ms if recorded(arm, "low_ms") else None,
+        high_ms=arm.high_ms if recorded(arm, "high_ms") else None,
+        rounds_ms=arm.rounds_ms if recorded(arm, "rounds_ms") else (),
+        tokens=of_all,
+        peak_gib=arm.peak_gib if recorded(arm, "peak_gib") else None,
+        measured_on=timed_on(facts.trial),
+        predicted=bool(recorded(facts, "trial.blocks") and facts.trial.blocks),
+    )
+
+
+def cautions(facts: Facts, step: TimedStep) -> Iterator[str]:
+    """Say what keeps the time of a report from being that of a step."""
+    arm = as_is(facts)
+    if arm is not None and why_of(arm) is Reason.STILL_COMPILING:
+        yield f"the timing of {step.name} contained compilation"
+    elif step.rounds_ms and max(step.rounds_ms) >= OUTLIER * median(step.rounds_ms):
+        times = max(step.rounds_ms) / median(step.rounds_ms)
+        yield (
+            f"one of the {len(step.rounds_ms)} rounds of {step.name} took {times:.1f} times the median, so "
+            "that a compilation may be in it"
+        )
+    if step.step_ms and recorded(facts, "trial.reliable") and facts.trial.reliable is False:
+        yield f"the timing of {step.name} is unreliable: {facts.trial.reason or 'no reason given'}"
+    if step.measured_on == "CPU":
+        yield f"{step.name} was timed on a CPU, which says nothing about a GPU"
+
+
+def unlike(first: Facts, second: Facts) -> Iterator[tuple[str, str, str]]:
+    """Name what differs and should not, with what either has: GPU, model, batch, versions."""
+    for name, read in _COMPARED.items():
+        one, other = (if_recorded(read, facts) for facts in (first, second))
+        if one and other and one != other:
+            yield name, one, other
+
+
+def _gpu(facts: Facts) -> str:
+    if recorded(facts, "trial"):
+        return timed_on(facts.trial)
+    return ", ".join(gpu.name for gpu in facts.gpus if not recorded(gpu, "visible") or gpu.visible)
+
+
+def _model(facts: Facts) -> str:
+    blocks = sum(each.count for each in facts.blocks())
+    parameters = f"{facts.network.parameters:,} parameters"
+    return f"{parameters} in {plural(blocks, 'block')}" if blocks else parameters
+
+
+def _batch(facts: Facts) -> str:
+    work = facts.workload
+    size = work.batch_size if recorded(work, "batch_size") else None
+    length = work.sequence_length if recorded(work, "sequence_length") else None
+    shape = f"{size} x {length}" if size and length else f"{work.tokens} rows"
+    return f"{shape}, {micro_batches(facts)} a step" if micro_batches(facts) > 1 else shape
+
+
+def _package(name: str) -> Callable[[Facts], str]:
+    def version(facts: Facts) -> str:
+        found = facts.software.packages.get(name)
+        return (found.version if found and recorded(found, "version") else None) or ""
+
+    return version
+
+
+def _processes(facts: Facts) -> str:
+    distributed = facts.training.distributed
+    return str(distributed.world_size) if distributed else "1"
+
+
+_COMPARED: dict[str, Callable[[Facts], str]] = {
+    "GPU": _gpu,
+    "model": _model,
+    "batch": _batch,
+    "processes": _processes,
+    "torch": lambda facts: facts.software.torch or "",
+    "CUDA": lambda facts: facts.software.cuda or "",
+    "driver": lambda facts: facts.software.driver or "",
+    "torchao": _package("torchao"),
+    "Transformer Engine": _package("transformer_engine"),
+    "Triton": lambda facts: facts.software.triton or "",
+}
+"""What two jobs should have in common -> how it is read; empty where it is not known."""

@@ -1,0 +1,73 @@
+"""Options and delivery of the commands that print a page and no report."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from msgspec import Struct
+
+from fp8doctor.cli.console import show, wants_ascii, wants_colour
+from fp8doctor.cli.delivery import FORMATS, WIDEST, format_of, keep_apart, writable
+from fp8doctor.cli.options import FILE, with_options
+from fp8doctor.files import write_text
+
+if TYPE_CHECKING:
+    from fp8doctor.render.sheet import Sheet
+
+page_options = with_options(
+    click.option(
+        "--format",
+        type=click.Choice(FORMATS),
+        help="How to write it; by default what the suffix of -o says (.txt, .json, .md), else text.",
+    ),
+    click.option("-o", "--output", metavar="FILE", type=FILE, help="Write it to a file instead of stdout."),
+)
+
+
+class PageOptions(Struct, frozen=True):
+    """What the options ask for, checked before anything is read."""
+
+    format: str
+    output: Path | None
+
+    @classmethod
+    def checked(cls, format: str | None, output: Path | None, sources: Sequence[Path]) -> PageOptions:
+        """Check them. Raises `UserError` or a usage error for what cannot be done."""
+        if output is not None:
+            writable(output)
+            for source in sources:
+                keep_apart({"-o": output}, source)
+        return cls(format_of(format, output), output)
+
+
+def deliver_page(wanted: PageOptions, json: Callable[[], str], page: Callable[[], Sheet]) -> None:
+    """Write the page to where it was asked for."""
+    if wanted.output:
+        write_text(wanted.output, _rendered(wanted, json, page, width=WIDEST))
+        return
+    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns) if sys.stdout.isatty() else WIDEST
+    text = _rendered(wanted, json, page, width=width, colour=wants_colour(), ascii=wants_ascii())
+    show(text.encode() if wanted.format == "json" else text)
+
+
+def _rendered(
+    wanted: PageOptions,
+    json: Callable[[], str],
+    page: Callable[[], Sheet],
+    *,
+    width: int,
+    colour: bool = False,
+    ascii: bool = False,
+) -> str:
+    from fp8doctor.render.sheet import as_markdown, as_text
+
+    if wanted.format == "json":
+        return json()
+    if wanted.format == "markdown":
+        return as_markdown(page())
+    return as_text(page(), width=width, colour=colour, ascii=ascii)

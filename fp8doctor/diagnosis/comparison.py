@@ -1,0 +1,125 @@
+"""Two saved reports side by side: the step of each, their ratio, and what the difference is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fp8doctor.analysis.arms import ratio_apart
+from fp8doctor.analysis.median_interval import Interval
+from fp8doctor.analysis.step_difference import (
+    Waterfall,
+    breakdown_of,
+    parts_in_words,
+    signed,
+    waterfall,
+    why_unknown,
+)
+from fp8doctor.analysis.timed_step import TimedStep, as_is, cautions, timed_step, unlike
+from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool, tool
+from fp8doctor.facts import Arm, if_recorded
+from fp8doctor.facts.record import Record, encode, to_builtins
+from fp8doctor.wording import capital, labels
+
+
+class Unlike(Record, frozen=True, kw_only=True):
+    """What the two jobs do not have in common, though a ratio of their times supposes it."""
+
+    what: str
+    first: str
+    second: str
+
+
+class Comparison(Record, frozen=True, kw_only=True):
+    """Two reports."""
+
+    tool: Tool
+    files: tuple[str, str]
+    """Names without their folders."""
+    steps: tuple[TimedStep, TimedStep]
+    families_ms: tuple[dict[str, float], dict[str, float]] | None
+    """Of either step, with ``idle``; None unless both have a breakdown that can be relied on."""
+    speedup: Interval | None
+    """Time of the first / time of the second, with the interval that both of theirs allow."""
+    difference: Waterfall | None
+    """The second less the first."""
+    why_no_difference: str
+    """Empty where there is one."""
+    unlike: tuple[Unlike, ...]
+    cautions: tuple[str, ...]
+    """What keeps either time from being that of a step: compilation, a CPU, unreliable timing."""
+    appeared: tuple[str, ...]
+    """Codes of findings, mere information aside, that only the second report has."""
+    gone: tuple[str, ...]
+    """Those that only the first has."""
+    summary: str
+
+    def to_json(self) -> str:
+        data: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "kind": "comparison", **to_builtins(self)}
+        return encode(data).decode()
+
+
+def compared(first: Document, second: Document, files: tuple[str, str]) -> Comparison:
+    """Compare the steps of two reports, which were saved as ``files``."""
+    documents = first, second
+    one, other = (timed_step(each.facts, name) for each, name in zip(documents, labels(*files), strict=True))
+    arms = as_is(first.facts), as_is(second.facts)
+    speedup = ratio_apart(one.rounds_ms, other.rounds_ms) if one.rounds_ms and other.rounds_ms else None
+    found = waterfall(arms[1], arms[0]) if arms[0] and arms[1] and one.step_ms and other.step_ms else None
+    differing = tuple(
+        Unlike(what=what, first=of_first, second=of_second)
+        for what, of_first, of_second in unlike(first.facts, second.facts)
+    )
+    codes = [
+        tuple(finding.code for finding in each.findings if finding.severity != "info") for each in documents
+    ]
+    return Comparison(
+        tool=tool(),
+        files=files,
+        steps=(one, other),
+        families_ms=(_families(arms[0]), _families(arms[1])) if found and arms[0] and arms[1] else None,
+        speedup=speedup,
+        difference=found,
+        why_no_difference="" if found else _why_none(arms, (one, other)),
+        unlike=differing,
+        cautions=(*cautions(first.facts, one), *cautions(second.facts, other)),
+        appeared=tuple(code for code in codes[1] if code not in codes[0]),
+        gone=tuple(code for code in codes[0] if code not in codes[1]),
+        summary=_summary(one, other, speedup, found, differing),
+    )
+
+
+def _families(arm: Arm) -> dict[str, float]:
+    found = breakdown_of(arm)
+    return {**found.families_ms, "idle": found.idle_ms} if found else {}
+
+
+def _why_none(arms: tuple[Arm | None, Arm | None], steps: tuple[TimedStep, TimedStep]) -> str:
+    told = [
+        f"{step.name} {if_recorded(why_unknown, arm) or 'was not profiled'}"
+        for arm, step in zip(arms, steps, strict=True)
+        if arm is not None and step.step_ms and not if_recorded(breakdown_of, arm)
+    ]
+    return " and ".join(told)
+
+
+def _summary(
+    one: TimedStep,
+    other: TimedStep,
+    speedup: Interval | None,
+    found: Waterfall | None,
+    differing: tuple[Unlike, ...],
+) -> str:
+    untimed = [f"{step.name} has no time: {step.missing}" for step in (one, other) if not step.step_ms]
+    if untimed or not one.step_ms or not other.step_ms:
+        return f"Nothing can be compared. {'; '.join(untimed)}."
+    times = f"{capital(other.name)} takes {other.step_ms:,.1f} ms a step, {one.name} {one.step_ms:,.1f}"
+    if speedup is None:
+        ratio = f"{one.step_ms / other.step_ms:.2f}x of its speed, how surely is not known (no rounds)"
+    elif speedup.low <= 1 <= speedup.high:
+        ratio = f"too close to tell apart ({speedup.low:.2f}x to {speedup.high:.2f}x)"
+    else:
+        ratio = f"{one.step_ms / other.step_ms:.2f}x of its speed ({speedup.low:.2f}x to {speedup.high:.2f}x)"
+    things = ", ".join(each.what for each in differing)
+    of_what = f" That is a ratio of unlike things: {things} differ." if things else ""
+    made_of = f" {signed(found.difference_ms)} ms = {parts_in_words(found)}." if found else ""
+    return f"{times}: {ratio}.{of_what}{made_of}"

@@ -1,0 +1,127 @@
+"""A page of paragraphs and tables, as text for a terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from fp8doctor.render.markdown import escaped
+from fp8doctor.render.terminal import columns, printable_line, to_ascii, wrap
+
+NARROWEST = 40
+"""Columns below which nothing is laid out."""
+
+BOLD, DIM = "1", "2"
+
+
+class Table(Struct, frozen=True):
+    """Rows of cells: the first column is a name, the others numbers, and text behind them where there is a
+    head for it."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    text: str = ""
+    """Head of a last column of text, which is cut to the width; empty without one."""
+
+
+class Sheet(Struct, frozen=True):
+    """A page, in reading order."""
+
+    heading: tuple[str, ...]
+    """Short parts, side by side."""
+    verdict: tuple[str, ...]
+    parts: tuple[Table | str, ...]
+    basis: str
+    """How the numbers were taken."""
+
+
+def as_text(sheet: Sheet, *, width: int, colour: bool = False, ascii: bool = False) -> str:
+    """The page as text, at most ``width`` columns wide."""
+    width = max(width, NARROWEST)
+
+    def paint(line: str, code: str) -> str:
+        return f"\x1b[{code}m{line}\x1b[0m" if colour and line else line
+
+    paragraphs = [wrap(map(printable_line, sheet.heading), width, joint=" · ")]
+    paragraphs += [[paint(line, BOLD) for line in _prose(each, width)] for each in sheet.verdict]
+    for part in sheet.parts:
+        if isinstance(part, str):
+            paragraphs.append(_prose(part, width))
+        else:
+            head, *rows = _table(part, width)
+            paragraphs.append([paint(head, DIM), *rows])
+    paragraphs.append([paint(line, DIM) for line in _prose(sheet.basis, width)])
+    text = "\n\n".join("\n".join(lines) for lines in paragraphs if lines) + "\n"
+    return to_ascii(text) if ascii else text
+
+
+def as_markdown(sheet: Sheet) -> str:
+    """The page as Markdown. Nothing that came from a file is read as Markdown or HTML."""
+    return "\n\n".join(_markdown(sheet)) + "\n"
+
+
+def _markdown(sheet: Sheet) -> Iterator[str]:
+    from tabulate import tabulate
+
+    first, *others = sheet.heading
+    yield f"## {escaped(first)}"
+    if others:
+        yield " · ".join(map(escaped, others))
+    yield from (f"**{escaped(each)}**" for each in sheet.verdict)
+    for part in sheet.parts:
+        if isinstance(part, str):
+            yield escaped(part)
+            continue
+        heads = (*part.heads, part.text) if part.text else part.heads
+        numbers = len(part.heads) - 1
+        yield tabulate(
+            [tuple(map(escaped, row)) for row in part.rows],
+            headers=tuple(map(escaped, heads)),
+            tablefmt="github",
+            disable_numparse=True,
+            colalign=("left", *("right",) * numbers, *(("left",) if part.text else ())),
+        )
+    if sheet.basis:
+        yield escaped(sheet.basis)
+
+
+def _prose(text: str, width: int) -> list[str]:
+    return wrap(printable_line(text).split(" "), width)
+
+
+def _table(table: Table, width: int) -> list[str]:
+    """Lines of a table, its head first; names that are too wide are cut, as the text is."""
+    numbers = len(table.heads)
+    rows = [tuple(map(printable_line, row)) for row in (table.heads, *table.rows)]
+    widths = [max(columns(row[at]) for row in rows) for at in range(numbers)]
+    widths[0] = min(widths[0], max(12, width - sum(widths[1:]) - 2 * numbers))
+    lines = []
+    for row, text in zip(rows, (table.text, *(row[numbers:] for row in table.rows)), strict=True):
+        cells = [_cut(row[0], widths[0]), *(_right(row[at], widths[at]) for at in range(1, numbers))]
+        line = "  " + "  ".join(cells)
+        if table.text:
+            shown = text if isinstance(text, str) else printable_line(text[0])
+            line += "  " + _cut(shown, max(12, width - columns(line) - 2)).rstrip()
+        lines.append(line.rstrip())
+    return lines
+
+
+def _right(text: str, width: int) -> str:
+    return " " * (width - columns(text)) + text
+
+
+def _cut(text: str, width: int) -> str:
+    """Fill up to a width, or cut to it and say so."""
+    if columns(text) <= width:
+        return text + " " * (width - columns(text))
+    kept = "".join(_within(text, width - 3))
+    return kept + "..." + " " * (width - 3 - columns(kept))
+
+
+def _within(text: Iterable[str], width: int) -> Iterator[str]:
+    for character in text:
+        width -= columns(character)
+        if width < 0:
+            return
+        yield character

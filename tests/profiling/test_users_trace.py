@@ -1,0 +1,243 @@
+"""Traces that a user's own profiler wrote: steps, idle time and its cause, what is left out."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fp8doctor.facts.record import UnreadableDocument
+from fp8doctor.facts.traced import TracedStep
+from fp8doctor.profiling.step_marks import Times
+from fp8doctor.profiling.users_trace import traced_step
+from tests.profiling.composed import Composed
+
+FP8 = "nvjet_sm90_qqtst_256x128_128x4_1x2_h_bz_coopA_TNT"
+BF16 = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"
+LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+
+def read(trace: Composed, folder: Path) -> TracedStep:
+    return traced_step(trace.write(folder))
+
+
+def steps(trace: Composed, *bounds: float, name: str = "ProfilerStep#") -> None:
+    for number, (start, end) in enumerate(pairwise(bounds)):
+        trace.add("user_annotation", f"{name}{number}", start, end, 10)
+
+
+def adds_up(step: TracedStep) -> None:
+    assert sum(step.families_ms.values()) == pytest.approx(step.busy_ms)
+    assert sum(kernel.time_ms for kernel in step.kernels) == pytest.approx(step.busy_ms)
+    assert step.busy_ms + step.gpu_idle_ms == pytest.approx(step.step_ms)
+    assert step.low_ms - 1e-9 <= step.step_ms <= step.high_ms + 1e-9
+
+
+def test_times_are_the_mean_of_the_profilers_steps(tmp_path: Path) -> None:
+    """The GPU runs behind the host: a step lasts until it is done with what the step launched."""
+    trace = Composed()
+    steps(trace, 0, 100, 200)
+    trace.kernel(FP8, 10, 150, launched=5)
+    trace.kernel(BF16, 150, 180, launched=90)
+    trace.kernel(FP8, 180, 380, launched=110)
+    step = read(trace, tmp_path)
+    assert (step.steps, step.marked_by, step.outside_ms) == (2, "profiler", 0.0)
+    assert (step.low_ms, step.step_ms, step.high_ms) == pytest.approx((0.18, 0.19, 0.2))
+    assert step.families_ms == pytest.approx({"gemm_fp8": 0.17, "gemm_16bit": 0.015})
+    assert [(kernel.name, kernel.count) for kernel in step.kernels] == [(FP8, 1.0), (BF16, 0.5)]
+    assert step.idle_ms == pytest.approx({"late_launch": 0.005})
+    adds_up(step)
+
+
+def test_work_outside_the_steps_is_left_out(tmp_path: Path) -> None:
+    trace = Composed()
+    steps(trace, 100, 200)
+    trace.kernel(BF16, 50, 120, launched=40)
+    trace.kernel(FP8, 130, 190, launched=125)
+    trace.kernel(BF16, 260, 300, launched=250)
+    step = read(trace, tmp_path)
+    assert step.families_ms == pytest.approx({"gemm_fp8": 0.06})
+    assert step.outside_ms == pytest.approx(0.11)
+    assert step.step_ms == pytest.approx(0.08), "the GPU was free for it from 120 on"
+    adds_up(step)
+
+
+def test_without_the_profilers_marks_the_optimizer_ends_steps(tmp_path: Path) -> None:
+    trace = Composed()
+    for number in range(3):
+        begin = 100 * number
+        trace.operator("aten::mm", begin, begin + 10, number + 1)
+        trace.kernel(FP8, begin + 5, begin + 60, launched=begin + 2)
+        trace.add("user_annotation", "Optimizer.step#AdamW.step", begin + 80, begin + 90, 10)
+    step = read(trace, tmp_path)
+    assert (step.steps, step.marked_by) == (3, "optimizer")
+    assert step.step_ms == pytest.approx((290 - 5) / 3 / 1e3)
+    adds_up(step)
+
+
+def test_without_any_marks_the_times_are_of_the_whole(tmp_path: Path) -> None:
+    trace = Composed()
+    trace.kernel(FP8, 100, 160, launched=90)
+    trace.kernel(FP8, 200, 260, launched=110)
+    step = read(trace, tmp_path)
+    assert (step.steps, step.marked_by) == (0, None)
+    assert (step.step_ms, step.busy_ms) == pytest.approx((0.16, 0.12))
+    assert step.idle_ms == pytest.approx({"in_time": 0.04})
+    adds_up(step)
+
+
+def test_marks_without_work_are_no_steps(tmp_path: Path) -> None:
+    trace = Composed()
+    steps(trace, 0, 100, 200, 300)
+    trace.kernel(FP8, 10, 90, launched=5)
+    trace.kernel(FP8, 110, 190, launched=105)
+    assert read(trace, tmp_path).steps == 2
+    later = Composed()
+    steps(later, 0, 100, 200)
+    later.kernel(FP8, 510, 590, launched=505)
+    assert read(later, tmp_path).marked_by is None
+
+
+@pytest.mark.parametrize(
+    ("host", "cause"),
+    [
+        (("user_annotation", LOADER, 205, 295), "data_loader"),
+        (("cuda_runtime", "cudaMemcpyAsync", 205, 295), "host_copy"),
+        (("cuda_runtime", "hipMemcpyWithStream", 205, 295), "host_copy"),
+        (("cpu_op", "_compile.compile_inner (dynamo_timed)", 205, 295), "compilation"),
+        (("cuda_runtime", "cudaStreamSynchronize", 150, 205), "synchronization"),
+        (("cuda_runtime", "hipDeviceSynchronize", 150, 205), "synchronization"),
+        (("cpu_op", "aten::mm", 205, 295), "late_launch"),
+    ],
+)
+def test_idle_time_is_told_by_what_the_host_did(
+    host: tuple[str, str, float, float], cause: str, tmp_path: Path
+) -> None:
+    trace = Composed()
+    trace.kernel(FP8, 100, 200, launched=90)
+    category, name, start, end = host
+    trace.add(category, name, start, end, 10, **{"External id": 7, "correlation": 999})
+    trace.kernel(FP8, 300, 400, launched=295)
+    step = read(trace, tmp_path)
+    longest = max(step.idle_ms.items(), key=lambda item: item[1])
+    assert longest[0] == cause
+    assert longest[1] >= 0.09
+    adds_up(step)
+
+
+def test_a_copy_from_the_host_that_ends_a_gap_is_the_hosts_copying(tmp_path: Path) -> None:
+    trace = Composed()
+    trace.kernel(FP8, 100, 200, launched=90)
+    trace.kernel("Memcpy HtoD (Pageable -> Device)", 300, 310, launched=210, category="gpu_memcpy", stream=8)
+    assert read(trace, tmp_path).idle_ms == pytest.approx({"host_copy": 0.09, "late_launch": 0.01})
+
+
+def test_a_launch_that_the_trace_does_not_tell_is_no_cause(tmp_path: Path) -> None:
+    trace = Composed()
+    trace.kernel(FP8, 100, 200, launched=90)
+    trace.add("kernel", FP8, 300, 400, 7)
+    assert read(trace, tmp_path).idle_ms == pytest.approx({"unknown": 0.1})
+
+
+@pytest.mark.parametrize("calm", [True, False])
+def test_steps_that_compile_are_left_out_where_others_do_not(calm: bool, tmp_path: Path) -> None:
+    trace = Composed()
+    steps(trace, 0, 1000, *((1100,) if calm else ()))
+    trace.operator("compile_attempt_0 (dynamo_timed)", 10, 900, 1)
+    trace.kernel(FP8, 950, 990, launched=940)
+    if calm:
+        trace.kernel(FP8, 1020, 1090, launched=1010)
+    step = read(trace, tmp_path)
+    assert (step.steps, step.compiling_steps, step.compiled) == (1, 1, not calm)
+    assert step.step_ms == pytest.approx(0.1 if calm else 1.0)
+    assert ("compilation" in step.idle_ms) is not calm
+    adds_up(step)
+
+
+def test_the_busiest_of_several_gpus_is_told(tmp_path: Path) -> None:
+    trace = Composed()
+    trace.kernel(BF16, 100, 150)
+    trace.add("kernel", FP8, 100, 300, 7, device=1)
+    devices = [{"id": 0, "name": "NVIDIA H100"}, {"id": 1, "name": "NVIDIA H200"}]
+    job = {"rank": 3, "world_size": 8}
+    step = traced_step(trace.write(tmp_path, deviceProperties=devices, distributedInfo=job))
+    assert (step.gpu, step.gpus, step.rank, step.world_size) == ("NVIDIA H200", 2, 3, 8)
+    assert step.families_ms == pytest.approx({"gemm_fp8": 0.2})
+
+
+@pytest.mark.parametrize("devices", [None, 3, ["?"], [{"id": "0"}], [{"id": 0, "name": ""}], {}])
+def test_what_a_trace_says_of_its_machine_may_be_anything(devices: object, tmp_path: Path) -> None:
+    trace = Composed()
+    trace.kernel(FP8, 100, 200)
+    step = traced_step(trace.write(tmp_path, deviceProperties=devices, distributedInfo=devices))
+    assert (step.gpu, step.rank, step.world_size) == (None, None, None)
+
+
+def test_compressed_in_one_member_or_several(tmp_path: Path) -> None:
+    trace = Composed()
+    trace.kernel(FP8, 100, 200)
+    trace.add("python_function", "train.py(12): step", 0, 400, 10)
+    path = trace.write(tmp_path)
+    plain, content = traced_step(path), path.read_bytes()
+    path.write_bytes(gzip.compress(content[:100]) + gzip.compress(content[100:]) + b"\0" * 8)
+    assert traced_step(path) == plain
+    assert plain.with_stack
+
+
+@pytest.mark.parametrize("end", [100, 40])
+def test_work_without_a_time_is_left_out(end: float, tmp_path: Path) -> None:
+    trace = Composed()
+    trace.kernel(BF16, 100, end)
+    with pytest.raises(UnreadableDocument, match="none of the GPU's work in it takes any time"):
+        read(trace, tmp_path)
+    trace.kernel(FP8, 200, 300)
+    assert read(trace, tmp_path).families_ms == pytest.approx({"gemm_fp8": 0.1})
+
+
+def test_a_step_whose_work_took_no_instant_of_its_own_is_refused(tmp_path: Path) -> None:
+    trace = Composed()
+    steps(trace, 50, 60)
+    trace.kernel(BF16, 0, 100, launched=0)
+    trace.kernel(FP8, 55, 90, launched=52, stream=8)
+    with pytest.raises(UnreadableDocument, match="that its steps launched takes any time"):
+        read(trace, tmp_path)
+
+
+KERNELS = st.lists(
+    st.tuples(st.integers(0, 500), st.integers(1, 60), st.integers(0, 90), st.integers(7, 8)),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=40)
+@given(kernels=KERNELS, marks=st.lists(st.integers(0, 700), max_size=5, unique=True))
+def test_families_and_idle_time_add_up_to_the_step(
+    kernels: list[tuple[int, int, int, int]], marks: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    trace = Composed()
+    steps(trace, *sorted(marks))
+    for start, length, ahead, stream in kernels:
+        trace.kernel(FP8, start, start + length, launched=max(0, start - ahead), stream=stream)
+    step = read(trace, tmp_path_factory.getbasetemp())
+    assert sum(step.families_ms.values()) == pytest.approx(step.busy_ms)
+    assert step.busy_ms + step.gpu_idle_ms == pytest.approx(step.step_ms)
+    assert all(ms >= 0 for ms in step.idle_ms.values())
+
+
+def test_times_merge_and_are_cut() -> None:
+    times = Times([(50, 60), (0, 10), (5, 20), (20, 30)])
+    assert (times.starts, times.ends) == ([0, 50], [30, 60])
+    assert list(times.parts(25, 55)) == [(25, 30), (50, 55)]
+    assert times.within(30, 50) == 0
+
+
+def test_reading_needs_no_torch() -> None:
+    code = "import sys, fp8doctor.profiling.users_trace; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
