@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,14 +36,10 @@ _IN_PROGRESS = threading.RLock()
 @contextmanager
 def _alone() -> Iterator[None]:
     """The only inspection in this process, outside of the caller's dispatch modes, variables put back."""
-    with _IN_PROGRESS, without_modes():
-        before = dict(os.environ)
-        try:
-            yield
-        finally:  # torch's compiler sets one when it is imported
-            for name in os.environ.keys() - before.keys():
-                del os.environ[name]
-            os.environ.update(before)
+    from fp8doctor.examine.variables import variables_put_back
+
+    with _IN_PROGRESS, without_modes(), variables_put_back():
+        yield
 
 
 @_alone()

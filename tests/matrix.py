@@ -38,6 +38,8 @@ NOT_SEEN = {
     ("CKP002", "healthy"): "needs a recording of a checkpointed function that opens FP8's autocast itself",
     ("CKP003", "sick"): "not seen on an H200, where FP8 loses no more to checkpointing than BF16",
     ("STP006", "sick"): "no recording that is left unexplained",
+    ("STP008", "sick"): "only a script that runs is watched: tests/checks/step/test_input_bound.py",
+    ("STP008", "healthy"): "only a script that runs is watched: tests/checks/step/test_input_bound.py",
     ("STP007", "sick"): "needs a recording of a step that its optimizer holds up",
 }
 """Cells for which no facts of a real object are here yet, and what is missing. Their checks are tested in

@@ -35,14 +35,16 @@ def checks() -> str:
 
 
 def options() -> str:
-    """The options of every report in one table, those that only a model file takes in another."""
+    """The options of every report in one table, those that only a model file or a script takes in others."""
     of_every_report = names(cli.env)
     everywhere = [option for option in shown(cli.examine) if option.name in of_every_report]
     models_only = [option for option in shown(cli.examine) if option.name not in of_every_report]
+    scripts_only = [option for option in shown(cli.run) if option.name not in of_every_report]
     return "\n".join(
         (
             optiontable("option of every report", everywhere),
             optiontable("option of `fp8doctor model.py` only", models_only),
+            optiontable("option of `fp8doctor run` only", scripts_only),
         )
     )
 

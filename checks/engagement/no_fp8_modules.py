@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.layers import FP8_MULTIPLE, fits_fp8
-from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Training, Use
+from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Training, Use, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -61,7 +61,7 @@ def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="nobody asked for FP8")
     if facts.network.float8_parameters or any(is_fp8(linear) for linear in linears):
         return None
-    proof = conversion_due(facts.training)
+    proof = conversion_due(facts)
     if proof:
         title = f"FP8 was asked for and none of {len(linears)} Linears has it"
         cause, treatment = why_none(facts)
@@ -75,7 +75,7 @@ def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
         explanation = (
             f"{asked} asks for FP8. Nothing shows that the conversion should have happened by now: before "
             "Accelerator.prepare or Trainer.train() a healthy model looks the same. Looking again after the "
-            "first step settles it."
+            "first step settles it; 'fp8doctor run train.py' does that."
         )
     return Finding(
         severity=None if proof else "info",
@@ -91,11 +91,12 @@ def is_fp8(linear: Linear) -> bool:
     return linear.use == "training" or (linear.use == "storage" and linear.dtype.startswith("float8"))
 
 
-def conversion_due(training: Training) -> str | None:
+def conversion_due(facts: Facts) -> str | None:
     """Tell what proves that the conversion should have happened; None without proof."""
+    training = facts.training
     if training.accelerate and training.accelerate.prepared:
         return "the model went through Accelerator.prepare"
-    if training.gradients_seen:
+    if training.gradients_seen or recorded(facts, "observed"):
         return "a training step has run"
     return None
 

@@ -104,6 +104,7 @@ BY_HAND = frozenset(
         "pad-to-few-lengths",
         "pad-tokens",
         "precompute-scales",
+        "prepare-data-ahead",
         "product-in-bf16",
         "raise-recompile-limit",
         "real-fp8-kernel",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,9 @@ from fp8doctor.cli.delivery import (
     writable,
 )
 from fp8doctor.cli.options import FILE, list_options, output_options, positive, seconds, version, with_options
+from fp8doctor.cli.run import run
 from fp8doctor.cli.traces import trace as trace_
+from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.errors import UserError
 
 if TYPE_CHECKING:
@@ -108,31 +110,6 @@ class Examine(click.Command):
                 ]
             )
         super().format_options(ctx, formatter)
-
-
-def options_with_value(command: click.Command) -> Iterator[str]:
-    for parameter in command.params:
-        if isinstance(parameter, click.Option) and not parameter.is_flag:
-            yield from parameter.opts
-
-
-def first_word(args: Sequence[str], with_value: set[str]) -> int | None:
-    """Where the first word stands that is neither an option nor the value of one."""
-    is_value = False
-    for at, arg in enumerate(args):
-        if is_value:
-            is_value = False
-        elif arg == "--":
-            return None
-        elif arg.startswith("--"):
-            is_value = arg in with_value
-        elif arg.startswith("-") and len(arg) > 1:
-            is_value = f"-{arg[-1]}" in with_value and not any(
-                f"-{letter}" in with_value for letter in arg[1:-1]
-            )
-        else:
-            return at
-    return None
 
 
 @click.group(cls=Commands)
@@ -239,6 +216,9 @@ def examine(
     return examine_and_deliver(
         target, options, gate, layers=layers, batch=batch, seq=seq, load_timeout=load_timeout, trial=trial
     )
+
+
+main.add_command(run)
 
 
 @main.command()

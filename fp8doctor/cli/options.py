@@ -71,48 +71,64 @@ CHECKS = click.option(
 
 FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
-output_options = with_options(
-    click.option(
-        "--format",
-        type=click.Choice(FORMATS),
-        help="How to write the report; by default what the suffix of -o says (.txt, .json, .md), else text.",
-    ),
-    click.option(
-        "-o", "--output", metavar="FILE", type=FILE, help="Write the report to a file instead of stdout."
-    ),
-    click.option(
-        "--save", metavar="FILE", type=FILE, help="Also save the report as JSON, for 'fp8doctor report FILE'."
-    ),
-    click.option(
-        "--select",
-        multiple=True,
-        metavar="CODES",
-        callback=codes,
-        help="Run only these checks: codes or how they begin, comma-separated; repeatable.",
-    ),
-    click.option("--ignore", multiple=True, metavar="CODES", callback=codes, help="Leave these checks out."),
-    click.option(
-        "--fail-on",
-        type=click.Choice(("never", *SEVERITIES)),
-        default="error",
-        show_default=True,
-        help="Exit with 1 on a finding this grave.",
-    ),
-    click.option(
-        "--assume-gpu",
-        metavar="NAME",
-        callback=gpu,
-        help=f"Model the costs of this GPU: {', '.join(spec.name for spec in GPUS)}, in any case.",
-    ),
-    CHECKS,
-    click.option("-v", "--verbose", is_flag=True, help="Also say what became of every check, and why."),
-    click.option(
-        "-q",
-        "--quiet",
-        is_flag=True,
-        help="No progress; only the verdict and findings that are at least a warning.",
-    ),
-)
+
+def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
+    """The options of a command that reports, on this stream, and fails on findings this grave."""
+    return with_options(
+        click.option(
+            "--format",
+            type=click.Choice(FORMATS),
+            help="How to write the report; by default what the suffix of -o says (.txt, .json, .md), else "
+            "text.",
+        ),
+        click.option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            type=FILE,
+            help=f"Write the report to a file instead of {stream}.",
+        ),
+        click.option(
+            "--save",
+            metavar="FILE",
+            type=FILE,
+            help="Also save the report as JSON, for 'fp8doctor report FILE'.",
+        ),
+        click.option(
+            "--select",
+            multiple=True,
+            metavar="CODES",
+            callback=codes,
+            help="Run only these checks: codes or how they begin, comma-separated; repeatable.",
+        ),
+        click.option(
+            "--ignore", multiple=True, metavar="CODES", callback=codes, help="Leave these checks out."
+        ),
+        click.option(
+            "--fail-on",
+            type=click.Choice(("never", *SEVERITIES)),
+            default=fail_on,
+            show_default=True,
+            help="Exit with 1 on a finding this grave.",
+        ),
+        click.option(
+            "--assume-gpu",
+            metavar="NAME",
+            callback=gpu,
+            help=f"Model the costs of this GPU: {', '.join(spec.name for spec in GPUS)}, in any case.",
+        ),
+        CHECKS,
+        click.option("-v", "--verbose", is_flag=True, help="Also say what became of every check, and why."),
+        click.option(
+            "-q",
+            "--quiet",
+            is_flag=True,
+            help="No progress; only the verdict and findings that are at least a warning.",
+        ),
+    )
+
+
+output_options = report_options("stdout", "error")
 
 list_options = with_options(
     click.option(

@@ -14,6 +14,7 @@ from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import ceiling, fp8_never_ran, measured_speed, stays_in_bf16
 from fp8doctor.analysis.treatment_table import that_help_bf16_too
+from fp8doctor.analysis.waiting import waiting_first
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_conversion, recipe_of
@@ -23,6 +24,13 @@ from fp8doctor.finding import Basis, Finding
 
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
+    """Give the answer, and before it what the steps of a watched script wait for."""
+    answer = _of_precision(facts, findings)
+    first = if_recorded(waiting_first, facts)
+    return msgspec.structs.replace(answer, summary=f"{first} {answer.summary}") if first else answer
+
+
+def _of_precision(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """Give the measured verdict, else the expected one. FP8 that was asked for and is missing stays so."""
     try:
         measured = measured_verdict(facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,7 +42,11 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
     for name, parameter in parameters(tree):
         names.setdefault(id(parameter), name)
         unique[id(parameter)] = parameter
-    left_out = None if optimizer is None else outside(optimizer, list(unique.values()), gaps)
+    left_out = (
+        None
+        if optimizer is None
+        else outside(optimizer, list(unique.values()), gaps, others=job.other_optimizers)
+    )
     asked = True if any(each.active for each in tree.checkpointing) else None
     return Training(
         autocast=autocast_dtype(job, forward, list(unique.values())),
@@ -131,14 +136,18 @@ def unwrapped(optimizer: Any) -> Any:
     return state_of(optimizer).get("optimizer", optimizer)
 
 
-def outside(optimizer: Any, found: list[nn.Parameter], gaps: dict[str, str]) -> list[nn.Parameter] | None:
-    """Count trainable parameters that no group of the optimizer holds; None when its groups cannot tell.
+def outside(
+    optimizer: Any, found: list[nn.Parameter], gaps: dict[str, str], *, others: Sequence[Any] = ()
+) -> list[nn.Parameter] | None:
+    """Find trainable parameters in no group of the optimizer or of the others; None when its groups cannot
+    tell.
 
     DeepSpeed's optimizers and torchao's CPU offload hold copies, and Muon takes matrices only, so that others
     beside it do the rest.
     """
     inner = unwrapped(optimizer)
-    inside = {id(each) for group in inner.param_groups for each in group["params"]}
+    groups = [group for each in (inner, *map(unwrapped, others)) for group in each.param_groups]
+    inside = {id(each) for group in groups for each in group["params"]}
     trainable = [
         each
         for each in found

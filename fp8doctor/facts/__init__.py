@@ -13,6 +13,7 @@ import msgspec
 
 from fp8doctor.facts.machine import Environment, Gpu, Package, Software
 from fp8doctor.facts.network import Attention, Blocks, Linear, Network, SavedWeight, Scaling, Use
+from fp8doctor.facts.observation import Observation
 from fp8doctor.facts.record import (
     Prose,
     Record,
@@ -71,6 +72,7 @@ __all__ = [
     "MemoryParts",
     "ModuleTime",
     "Network",
+    "Observation",
     "Package",
     "SavedWeight",
     "Scaling",
@@ -90,9 +92,9 @@ __all__ = [
 class Target(Record, frozen=True, kw_only=True):
     """What was inspected. No folder is recorded, only the name the user would recognise."""
 
-    kind: Literal["file", "module", "live", "environment"] = NOT_RECORDED
+    kind: Literal["file", "module", "live", "script", "environment"] = NOT_RECORDED
     name: str = NOT_RECORDED
-    """File name, module name, or the class name of a live model."""
+    """File name, module name, or the class name of a live model. A script is named like a file."""
     attribute: str | None = NOT_RECORDED
     """The name in the file that gave the model (``build_model``, ``model``, ...)."""
     layers: int | None = NOT_RECORDED
@@ -113,6 +115,8 @@ class Facts(Record, frozen=True, kw_only=True):
     network: Network = NOT_RECORDED
     training: Training = NOT_RECORDED
     workload: Workload = NOT_RECORDED
+    observed: Observation = NOT_RECORDED
+    """Steps of the user's own script; not recorded where none was watched to its end."""
     trial: Trial = NOT_RECORDED
     """The timed probe; not recorded when none was asked for or there was no device for it."""
     assumed_gpu: str | None = NOT_RECORDED

@@ -16,10 +16,8 @@ from typing import Any
 import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.loading.job import is_optimizer, is_trainer
+from fp8doctor.loading.script_file import BUILDERS
 from fp8doctor.wording import error_in_words, escaped
-
-BUILDERS = ("build_model", "get_model", "create_model", "make_model")
-"""Functions that are looked for, in this order."""
 
 LONGEST_DETAIL = 20_000
 """Characters of a traceback that are told. A convention of this tool."""

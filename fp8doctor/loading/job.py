@@ -24,6 +24,8 @@ class Job:
     """``loss(output, batch)``."""
     optimizer: Any = None
     """A ``torch.optim.Optimizer`` over this very model, if there is one."""
+    other_optimizers: tuple[Any, ...] = ()
+    """Optimizers that are alive beside it, which may hold other parameters of this model."""
     training_step: Callable[..., Any] | None = None
     """``training_step(model, batch) -> loss``."""
     autocast: Any = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from statistics import median
 
-from fp8doctor.facts import Facts, Gpu, Package, Software, Workload, recorded
+from fp8doctor.facts import Facts, Gpu, Package, Software, Workload, if_recorded, recorded
 from fp8doctor.wording import plural
 
 SHOWN_PACKAGES = {"torchao": "torchao", "transformer_engine": "TE"}
@@ -86,7 +87,14 @@ def model(facts: Facts) -> str:
     counted = recorded(facts, "network.parameters")
     known = [f"{quantity(facts.network.parameters)} parameters"] if counted else []
     known += [_batch(facts.workload)] if recorded(facts, "workload") else []
+    known += [step] if (step := if_recorded(_own_step, facts)) else []
     return f"{name}: {', '.join(known)}" if known else name
+
+
+def _own_step(facts: Facts) -> str:
+    """The step of the user's script, as it ran."""
+    steps = facts.observed.steps_ms
+    return f"{median(steps):.1f} ms a step in {plural(len(steps), 'step')} of the script"
 
 
 def _batch(workload: Workload) -> str:

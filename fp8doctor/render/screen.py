@@ -251,16 +251,16 @@ def _calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
     answer.
 
     A step that is slower than BF16 is not called healthy where no check of it found anything. Checks that
-    only wait for a trial decide where there are no others: that nothing was timed is said below.
+    only wait to be timed decide where there are no others: that nothing was timed is said below.
     """
     slower = report.verdict.status in ("fp8_slower", "fp8_not_engaged")
     marks: dict[str, set[Mark]] = {}
-    for outcome in sorted(report.outcomes, key=_waits_for_a_trial):
+    for outcome in sorted(report.outcomes, key=_waits_to_be_timed):
         area = outcome.area
         if (
             outcome.outcome != "sick"
             and area not in troubled
-            and not (_waits_for_a_trial(outcome) and area in marks)
+            and not (_waits_to_be_timed(outcome) and area in marks)
         ):
             mark = MARK_OF_OUTCOME[outcome.outcome]
             unexplained = area == "step" and slower and mark == "healthy"
@@ -272,8 +272,9 @@ def _calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
     )
 
 
-def _waits_for_a_trial(outcome: Outcome) -> bool:
-    return recorded(outcome, "missing") and outcome.missing == "trial"
+def _waits_to_be_timed(outcome: Outcome) -> bool:
+    """Whether a check lacks nothing but a trial, or steps of a script that were watched."""
+    return recorded(outcome, "missing") and outcome.missing in ("trial", "observed")
 
 
 def _outcomes(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:
@@ -295,7 +296,7 @@ def _not_looked_at(report: Document) -> str:
     unknown = [
         outcome.code
         for outcome in report.outcomes
-        if outcome.outcome == "unknown" and not _waits_for_a_trial(outcome)
+        if outcome.outcome == "unknown" and not _waits_to_be_timed(outcome)
     ]
     if unknown:
         named = " ".join(unknown) if len(unknown) <= CODES_NAMED else f"{len(unknown)} checks"

@@ -29,6 +29,7 @@ from fp8doctor.facts import Facts, Target, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.record import UnreadableDocument, decoder
+from fp8doctor.loading.script_file import refuse_script
 from fp8doctor.loading.target import compiled, locate
 from fp8doctor.worker.messages import Done, Examined, Failure, Lost, Message, Mistake, Stage, Traced
 from fp8doctor.worker.request import TrialRequest
@@ -90,6 +91,7 @@ def examine_in_worker(
     source = locate(target) if target is not None else None
     if source is not None and source.path is not None:
         compiled(source.path)
+        refuse_script(source)
     facts = Facts(
         target=source.target() if source else Target(kind="environment", name="environment", attribute=None)
     )

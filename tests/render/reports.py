@@ -18,6 +18,7 @@ from fp8doctor.facts import (
     Gpu,
     Linear,
     Network,
+    Observation,
     Package,
     Software,
     Target,
@@ -333,6 +334,37 @@ BROKEN = report(
     },
 )
 
+WATCHED = report(
+    replace(
+        DECODER_468M,
+        target=Target(kind="script", name="train.py", attribute=None),
+        observed=Observation(
+            steps_ms=(412.3, 420.8, 409.1), warmup=5, data_ms=(55.0, 61.2, 58.4), before_forward_ms=None
+        ),
+    ),
+    "The step waits for its data 58.4 of 412.3 ms (14 %). FP8 does not shorten that; mend it first. FP8 is "
+    "set up in 168 of 169 Linears (92 % of the GEMM FLOPs). Whether it is faster than BF16 was not measured.",
+    (
+        EAGER,
+        Finding(
+            code="STP008",
+            name="input-bound",
+            area="step",
+            severity="warning",
+            title="The step waits 58.4 of 412.3 ms for its data (14 %)",
+            explanation="Seen in 3 steps of the script, inside the DataLoader.",
+            saving_ms=Saving(low=0.0, high=58.4, basis="measured"),
+            treatment=Treatment(
+                name="prepare-data-ahead",
+                summary="let worker processes prepare the batches while the model computes",
+                code="loader = DataLoader(dataset, batch_size=batch_size, num_workers=8)",
+                kind="sketch",
+            ),
+        ),
+    ),
+    MOD001="healthy",
+)
+
 SCREENS = {
     "eager_decoder": EAGER_DECODER,
     "compiled_decoder": COMPILED_DECODER,
@@ -340,5 +372,6 @@ SCREENS = {
     "no_fp8": NO_FP8,
     "environment": ENVIRONMENT,
     "on_a_gpu": ON_A_GPU,
+    "watched": WATCHED,
     "broken": BROKEN,
 }

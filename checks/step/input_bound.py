@@ -1,0 +1,72 @@
+"""The step waits for its data
+
+Looks at: real steps of a script under `fp8doctor run`. Of each, how long the training thread waited
+inside torch's DataLoader; with a GPU only waits at whose end the GPU had nothing left to do.
+
+Why it costs time. A step is as slow as its slowest part. While it waits for a batch no GEMM runs,
+in FP8 as little as in BF16, and whatever makes the GEMMs faster makes the wait longer. A comparison
+of the two then says that FP8 gains nothing, and says so about the loader.
+
+What to do. Let worker processes prepare batches ahead; tokenize, decode and augment before the
+training where that is possible. Then look at FP8 again.
+
+    DataLoader(dataset, batch_size=16)                                            # before
+    DataLoader(dataset, batch_size=16, num_workers=8, persistent_workers=True)    # after
+    DataLoader(..., pin_memory=True, prefetch_factor=4)    # with a GPU, and many small batches
+
+A loader that is not torch's is not seen; what lies between two steps is told beside it.
+
+Evidence: https://docs.pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading
+https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+"""
+
+from __future__ import annotations
+
+from fp8doctor.analysis.waiting import MOST_PCT, waiting
+from fp8doctor.facts import Facts, Observation
+from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
+from fp8doctor.registry import check
+from fp8doctor.wording import percent
+
+
+@check("STP008", "input-bound", area="step", severity="warning")
+def input_bound(facts: Facts) -> Finding | NotApplicable | None:
+    if facts.observed.data_ms is None:
+        return NotApplicable(reason="no batch of the watched steps came from a DataLoader of torch")
+    waits = waiting(facts)
+    if waits.data_ms is None or waits.data_pct < MOST_PCT:
+        return None
+    return Finding(
+        title=f"The step waits {waits.data_ms:.1f} of {waits.step_ms:.1f} ms for its data "
+        f"({percent(waits.data_pct)})",
+        explanation=f"Seen in {len(facts.observed.steps_ms)} steps of the script, inside the DataLoader. As "
+        "long as the step waits, a faster GEMM makes the wait longer and the step no shorter.",
+        evidence={
+            "data_ms": waits.data_ms,
+            "step_ms": waits.step_ms,
+            "share_pct": waits.data_pct,
+            "before_forward_ms": waits.before_forward_ms,
+            "steps": len(facts.observed.steps_ms),
+        },
+        saving_ms=Saving(low=0.0, high=waits.data_ms, basis="measured"),
+        treatment=Treatment(
+            name="prepare-data-ahead",
+            summary="let worker processes prepare the batches while the model computes",
+            code="loader = DataLoader(dataset, batch_size=batch_size, num_workers=8, persistent_workers=True"
+            ", pin_memory=True)",
+            kind="sketch",
+        ),
+    )
+
+
+def _watched(waited_ms: float) -> Facts:
+    observed = Observation(
+        steps_ms=(50.0, 52.0, 51.0),
+        data_ms=(waited_ms, waited_ms, waited_ms),
+        before_forward_ms=(waited_ms + 0.2,) * 3,
+    )
+    return Facts(observed=observed)
+
+
+SICK = _watched(waited_ms=20.0)
+HEALTHY = _watched(waited_ms=0.3)

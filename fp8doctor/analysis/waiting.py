@@ -1,0 +1,62 @@
+"""What the steps of a watched script wait for before they compute."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from msgspec import Struct
+
+from fp8doctor.facts import Facts
+from fp8doctor.wording import percent
+
+MOST_PCT = 10.0
+"""Share of the step, in per cent, from which waiting is told before anything about FP8. A choice: three times
+what this tool calls even (3 %), so that mending it moves the step more than noise does."""
+
+
+class Waiting(Struct, frozen=True):
+    """Medians of the watched steps, in ms."""
+
+    step_ms: float
+    data_ms: float | None
+    """Waited inside torch's DataLoader; None where no such loader was asked."""
+    before_forward_ms: float | None
+    """From the end of a step to the next call of the model, that wait included; None where none was seen."""
+
+    @property
+    def data_pct(self) -> float:
+        """Share of the step that is spent in the loader."""
+        return 100 * (self.data_ms or 0.0) / self.step_ms
+
+    @property
+    def else_ms(self) -> float:
+        """What lies between two steps and is not the loader."""
+        return max(0.0, (self.before_forward_ms or 0.0) - (self.data_ms or 0.0))
+
+
+def waiting(facts: Facts) -> Waiting:
+    """The medians of a window."""
+    observed = facts.observed
+    return Waiting(
+        step_ms=median(observed.steps_ms),
+        data_ms=None if observed.data_ms is None else median(observed.data_ms),
+        before_forward_ms=None if observed.before_forward_ms is None else median(observed.before_forward_ms),
+    )
+
+
+def waiting_first(facts: Facts) -> str:
+    """What the step waits for, where that has to be told before anything about FP8; else empty."""
+    waits = waiting(facts)
+    told = []
+    if waits.data_ms is not None and waits.data_pct >= MOST_PCT:
+        told.append(
+            f"waits for its data {waits.data_ms:.1f} of {waits.step_ms:.1f} ms ({percent(waits.data_pct)})"
+        )
+    rest_pct = 100 * waits.else_ms / waits.step_ms
+    if rest_pct >= MOST_PCT:
+        rest = f"{waits.else_ms:.1f} ms ({percent(rest_pct)}) before the model is called"
+        told.append(
+            f"spends {rest} on something else: copies of the batch, logging, checkpoints, a loader that is "
+            "not torch's"
+        )
+    return f"The step {' and '.join(told)}. FP8 does not shorten that; mend it first." if told else ""

@@ -1,0 +1,157 @@
+"""The command ``run``: a training script as it is, watched, and the report when it has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fp8doctor.cli.console import complain
+from fp8doctor.cli.delivery import FAILED, OK, checked_options, deliver
+from fp8doctor.cli.options import report_options, seconds, with_options
+from fp8doctor.cli.words import first_word, options_with_value
+from fp8doctor.finding import SEVERITIES
+from fp8doctor.wording import plural
+
+if TYPE_CHECKING:
+    from fp8doctor.running.launch import Seen
+
+STEPS, WARMUP = 10, 5
+"""Steps of the window and before it. Ten give a median whose range holds the true one with 98 %
+(`fp8doctor.analysis.median_interval`); compilation and the allocator settle within five, seen on the H200."""
+
+
+class Run(click.Command):
+    """Everything from the script, or from ``-m``, on is the script's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = first_word(args, set(options_with_value(self)))
+        module = next((n for n, arg in enumerate(args[:at]) if arg == "-m"), None)
+        at = module if module is not None else len(args) if at is None else at
+        ctx.meta["script"] = args[at:]
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "train.py|-m MODULE", "[ARGS]..."]
+
+
+@click.command(
+    cls=Run,
+    epilog="Exit code: the script's own. With --fail-on it is 1 when the script succeeded and something that "
+    "grave was found, and 2 when nothing of it could be examined.",
+)
+@with_options(
+    click.option(
+        "--steps",
+        type=click.IntRange(min=3),
+        default=STEPS,
+        show_default=True,
+        metavar="N",
+        help="Steps that are timed.",
+    ),
+    click.option(
+        "--warmup",
+        type=click.IntRange(min=1),
+        default=WARMUP,
+        show_default=True,
+        metavar="N",
+        help="Steps before them, at least; more while they still compile.",
+    ),
+    click.option("--stop", is_flag=True, help="Then time copies of the model, and stop the script."),
+    click.option(
+        "--budget",
+        type=float,
+        default=60.0,
+        show_default=True,
+        metavar="SECONDS",
+        callback=seconds,
+        help="With --stop: about how long the trial may take.",
+    ),
+    click.option("--no-trial", is_flag=True, help="With --stop: time no copies."),
+    click.option(
+        "--device", metavar="NAME", help="With --stop: where to time; cuda (default), cuda:1, or cpu."
+    ),
+)
+@report_options("stderr", "never")
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    *,
+    steps: int,
+    warmup: int,
+    stop: bool,
+    budget: float,
+    no_trial: bool,
+    device: str | None,
+    **options: Any,
+) -> int:
+    """Run a training script as it is, watch some of its steps, and report on stderr when it has ended.
+
+    \b
+    fp8doctor run train.py --lr 1e-4          as python train.py --lr 1e-4
+    fp8doctor run --stop -m pkg.train         as python -m pkg.train, until it has been watched
+    """
+    from fp8doctor.running.launch import checked_script, run_below, run_beside
+    from fp8doctor.running.settings import Settings
+
+    gated = options["fail_on"] in SEVERITIES
+    script = checked_script(ctx.meta["script"])
+    wanted = checked_options(options, script.file)
+    settings = Settings(
+        script=script.name,
+        steps=steps,
+        warmup=warmup,
+        stop=stop,
+        budget_s=None if no_trial else budget,
+        device=device,
+        select=tuple(options["select"]),
+        ignore=tuple(options["ignore"]),
+        checks=tuple(str(Path(folder).absolute()) for folder in options["checks"]),
+    )
+
+    def report(seen: Seen) -> int:
+        import msgspec
+
+        from fp8doctor.diagnosis.diagnose import diagnose
+
+        for sentence in what_was_not_seen(seen, settings.warmup + settings.steps):
+            complain(sentence)
+        if seen.facts is None:
+            return FAILED if gated else OK
+        facts = msgspec.structs.replace(seen.facts, assumed_gpu=wanted.assume_gpu)
+        return deliver(diagnose(facts, **wanted.checks), wanted)
+
+    say = (lambda text: None) if wanted.quiet else complain
+    return (run_below if gated else run_beside)(script, settings, say, report)
+
+
+def what_was_not_seen(seen: Seen, needed: int) -> list[str]:
+    """Say what was not seen of a script, and why; nothing where its window was watched to the end."""
+    sentences = list(seen.notes)
+    if seen.complete:
+        return sentences
+    end = (
+        ""
+        if seen.ended
+        else " Its process ended without Python's own end: os._exit, exec, a signal or a crash."
+    )
+    if not seen.torch:
+        return [*sentences, f"nothing was seen: the script's process imported no torch.{end}"]
+    if seen.stepped:
+        taken = (
+            f"after {plural(seen.steps, 'step')}, before {needed} were watched"
+            if seen.steps is not None
+            else f"before {needed} steps were watched"
+        )
+        return [*sentences, f"the script ended {taken}: the report is of what was seen until then.{end}"]
+    if seen.stepped_in_fork:
+        why = "a process that it forked trains, and only the script's own process is watched"
+    else:
+        why = (
+            "no optimizer of torch took a step in the script's process. What it starts in processes of "
+            "their own (launchers, spawn), optimizers of other libraries and a compiled optimizer.step are "
+            "not seen; put 'fp8doctor run' in front of the command that trains"
+        )
+    return [*sentences, f"no training step was seen: {why}.{end}"]

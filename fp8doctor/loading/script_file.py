@@ -1,0 +1,158 @@
+"""A training script that was named as a model file: recognised by its text, before any of it is run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fp8doctor.errors import UserError
+from fp8doctor.loading.target import Source
+from fp8doctor.wording import escaped
+
+BUILDERS = ("build_model", "get_model", "create_model", "make_model")
+"""Functions that make a file a model file, in the order in which they are looked for."""
+
+TRAINS = ("train", "fit")
+"""Methods of trainers that train."""
+
+TRAINING_FUNCTIONS = ("train", "train_model", "train_epoch", "train_one_epoch", "training_loop", "finetune")
+"""Names of functions that train; one of the file's own is looked into as well."""
+
+
+def refuse_script(source: Source) -> None:
+    """Raise `UserError` with the line to type where the file is a training script and no model file.
+
+    A function that builds the model, or a model that was named, makes it a model file. A file that trains
+    under ``if __name__ == "__main__"`` only is one too where it makes its model outside of that.
+    """
+    if source.path is None or source.attribute:
+        return
+    try:
+        script = _Script.of(ast.parse(source.path.read_bytes()))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # whoever loads it says so
+    if script.builds_a_model or not (script.at_once or (script.guarded and not script.holds_a_model)):
+        return
+    name, path = escaped(source.path.name), escaped(_as_typed(source.path))
+    how = "as soon as it is loaded" if script.at_once else "when it is run"
+    raise UserError(
+        f"{name} is a training script: it trains {how} (line {script.line}), and has no build_model(). To "
+        f"watch it train, as it is: 'fp8doctor run {path} ARGS...'. To have it loaded all the same, name its "
+        f"model: '{path}:model'"
+    )
+
+
+def _as_typed(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+@dataclass
+class _Script:
+    """What a file's text says of its training."""
+
+    at_once: bool
+    """Whether it trains when it is imported."""
+    guarded: bool
+    """Whether it trains when it is run as ``__main__``."""
+    builds_a_model: bool
+    """Whether a function of the contract is there."""
+    holds_a_model: bool
+    """Whether a name outside the guard holds one, as far as the text tells."""
+    line: int
+    """Where the training is, in the file; 0 where there is none."""
+
+    @classmethod
+    def of(cls, tree: ast.Module) -> _Script:
+        functions = {
+            each.name: each for each in tree.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        guarded = [each for each in tree.body if isinstance(each, ast.If) and _asks_for_main(each.test)]
+        plain = [each for each in tree.body if each not in guarded and not _defines(each)]
+        under_guard = [statement for each in guarded for statement in each.body]
+        at_once, as_main = _training(plain, functions), _training(under_guard, functions)
+        found = at_once or as_main
+        classes = {each.name for each in tree.body if isinstance(each, ast.ClassDef)}
+        return cls(
+            at_once=at_once is not None,
+            guarded=as_main is not None,
+            builds_a_model=any(name in functions for name in BUILDERS),
+            holds_a_model=any(_holds_a_model(each, classes) for each in plain),
+            line=found.lineno if found is not None else 0,
+        )
+
+
+def _holds_a_model(statement: ast.stmt, classes: set[str]) -> bool:
+    """Whether this is ``model = ...``, or any name for an instance of one of the file's own classes."""
+    if not isinstance(statement, ast.Assign):
+        return False
+    names = {target.id for target in statement.targets if isinstance(target, ast.Name)}
+    made = statement.value.func if isinstance(statement.value, ast.Call) else None
+    return "model" in names or (isinstance(made, ast.Name) and made.id in classes)
+
+
+def _defines(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+
+
+def _asks_for_main(test: ast.expr) -> bool:
+    return "__name__" in ast.dump(test) and "__main__" in ast.dump(test)
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _training(statements: Iterable[ast.stmt], functions: dict[str, Function]) -> ast.stmt | ast.expr | None:
+    """Find the training in statements and in the file's own functions that they call."""
+    pending, seen = list(statements), set[str]()
+    while pending:
+        statement = pending.pop(0)
+        if (found := _trains(statement)) is not None:
+            return found
+        for call in _calls(statement):
+            if isinstance(call.func, ast.Name) and call.func.id in functions.keys() - seen:
+                seen.add(call.func.id)
+                pending += functions[call.func.id].body
+    return None
+
+
+def _trains(statement: ast.stmt) -> ast.stmt | ast.expr | None:
+    """Find a loop that goes backward and steps, or a call that trains; None where there is neither."""
+    for node in _run_by(statement):
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            methods = {call.func.attr for call in _calls(node) if isinstance(call.func, ast.Attribute)}
+            if {"backward", "step"} <= methods:
+                return node
+        elif isinstance(node, ast.Call) and (_is_trainers(node.func) or _is_named_training(node.func)):
+            return node
+    return None
+
+
+def _is_named_training(function: ast.expr) -> bool:
+    """Whether this is a function for training by its name, wherever it comes from."""
+    return isinstance(function, ast.Name) and function.id in TRAINING_FUNCTIONS
+
+
+def _is_trainers(function: ast.expr) -> bool:
+    """Whether this is ``trainer.train`` or ``Trainer(...).fit``; ``model.train()`` only switches a mode."""
+    if not isinstance(function, ast.Attribute) or function.attr not in TRAINS:
+        return False
+    owner = function.value.func if isinstance(function.value, ast.Call) else function.value
+    name = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
+    return name.lower().endswith("trainer")
+
+
+def _calls(node: ast.AST) -> Iterator[ast.Call]:
+    return (each for each in _run_by(node) if isinstance(each, ast.Call))
+
+
+def _run_by(node: ast.AST) -> Iterator[ast.AST]:
+    """The node and all below it that runs with it: bodies of functions and classes do not."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield from _run_by(child)

@@ -1,0 +1,112 @@
+"""fp8doctor in the script's process before torch is there: it waits for the import, and for the end."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import select
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from fp8doctor.running.messages import Channel, Ended, Imported, Note
+from fp8doctor.running.settings import Settings
+from fp8doctor.running.traceback_frames import without_own_frame
+
+REPORT_TAKES_S = 120.0
+"""The longest that the end of the script waits for its report to be written. A choice: an 8B Llama's report
+takes seconds on a busy host."""
+
+
+def attach(request: dict[str, Any]) -> None:
+    """Wait for the import of torch and for the end of the process."""
+    attached = _Attached(Channel(request["channel"]), request["reported"], Settings(**request["settings"]))
+    atexit.register(attached.ended)  # the first to be registered is the last to be called
+    sys.meta_path.insert(0, _TorchFinder(attached.torch_imported))
+
+
+class _Attached:
+    """What is known of the script until torch is imported, and where its observer is afterwards."""
+
+    def __init__(self, channel: Channel, reported: int, settings: Settings) -> None:
+        os.set_inheritable(reported, False)
+        self.channel, self.reported, self.settings = channel, reported, settings
+        self.observer: Any = None
+
+    def torch_imported(self) -> None:
+        """Watch from now on. The script's import goes on, whatever happens here."""
+        if self.channel.forked:
+            return
+        self.channel.send(Imported())
+        try:
+            from fp8doctor.running.observer import Observer
+
+            self.observer = Observer(self.channel, self.settings)
+            self.observer.install()
+        except Exception as error:
+            self.channel.send(Note(f"fp8doctor could not watch: {type(error).__name__}: {error}"))
+
+    def ended(self) -> None:
+        """Say that the process ends, and let the report be written before whoever started it goes on."""
+        if self.channel.forked:
+            return
+        try:
+            steps = self.observer.closed() if self.observer is not None else 0
+            self.channel.send(Ended(steps))
+            select.select([self.reported], [], [], REPORT_TAKES_S)
+        except KeyboardInterrupt:  # the report will be written behind the back of an impatient user
+            pass
+
+
+class _TorchFinder:
+    """Calls a function when torch has been imported, and is gone then. Others do the import itself."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self.then, self.looking = then, False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find torch as it would be found, and have its loader say when it is done."""
+        if sys.modules.get("sitecustomize") is not None:
+            _forget_startup()
+        if name != "torch" or self.looking:
+            return None
+        self.looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.looking = False
+        if spec is not None and spec.loader is not None:
+            self._tell(spec.loader)
+        return spec
+
+    def _tell(self, loader: Loader) -> None:
+        """Have the loader say when it is done. Its own frame does not stay in the traceback of a failure."""
+        executes = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            try:
+                executes(module)
+            except BaseException as error:
+                without_own_frame(error)
+                raise
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self.then()
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+def _forget_startup() -> None:
+    """Take the module of ours that nobody asked for out of ``sys.modules``."""
+    module = sys.modules["sitecustomize"]
+    if getattr(module, "__file__", None) == os.path.join(
+        os.path.dirname(__file__), "startup", "sitecustomize.py"
+    ):
+        del sys.modules["sitecustomize"]

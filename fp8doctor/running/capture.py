@@ -1,0 +1,112 @@
+"""One batch of the script's own step, and the gradient that its loss sends back to the model's output.
+
+With that gradient no loss function is needed: the sum of output times gradient has the same gradients in
+every parameter.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fp8doctor.loading.batch import core
+from fp8doctor.trial.copies.step import tensors
+
+LARGEST = 2**30
+"""Bytes of a batch, and of the gradients at the output, that are kept. A choice: it has to fit beside a
+training that fills its GPU; the logits of 16 x 1024 tokens over 32,000 words in BF16 are as large."""
+
+
+class Capture:
+    """What one call of the model was given and what it gave."""
+
+    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.module = module
+        self.batch: Any = None
+        self.problem: str | None = None
+        """Why there is no batch."""
+        self.own_loss = False
+        """Whether the output carries the loss."""
+        self.autocast = _autocast(module)
+        self._gradients: dict[int, torch.Tensor] = {}
+        given = (*args, *kwargs.values())
+        if sum(each.numel() * each.element_size() for each in tensors(given)) > LARGEST:
+            self.problem = f"the batch is larger than {LARGEST >> 30} GiB"
+        elif kwargs and args:
+            self._name(args, kwargs)
+        else:
+            self.batch = _copied(kwargs or args)
+
+    def _name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Give the positional arguments their names."""
+        try:
+            signature = inspect.signature(core(self.module).forward)
+            named = signature.bind(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            self.problem = f"the arguments of the model could not be named: {error}"
+            return
+        kinds = {signature.parameters[name].kind for name in named.arguments}
+        if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds:
+            self.problem = "the model takes positional and named arguments that cannot all be named"
+            return
+        whole = dict(named.arguments)
+        for name in [
+            each for each in whole if signature.parameters[each].kind is inspect.Parameter.VAR_KEYWORD
+        ]:
+            whole |= whole.pop(name)
+        self.batch = _copied(whole)
+
+    def returned(self, output: Any) -> None:
+        """Take the gradients at the output when the backward pass comes by."""
+        loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        self.own_loss = isinstance(loss, torch.Tensor)
+        if self.own_loss:
+            return
+        for position, each in enumerate(tensors(output)):
+            if each.requires_grad and each.numel() * each.element_size() <= LARGEST:
+                each.register_hook(self._taker(position))  # type: ignore[no-untyped-call]
+
+    def _taker(self, position: int) -> Callable[[torch.Tensor], None]:
+        def take(gradient: torch.Tensor) -> None:
+            self._gradients[position] = gradient.detach().clone()
+
+        return take
+
+    def loss(self) -> Callable[[Any, Any], torch.Tensor] | None:
+        """A loss with the gradients that were seen; None where the output carries the loss or none came."""
+        gradients = self._gradients
+        if self.own_loss or not gradients:
+            return None
+
+        def loss(output: Any, batch: Any) -> torch.Tensor:
+            parts = [
+                (each * gradients[position].to(each.device, each.dtype)).sum()
+                for position, each in enumerate(tensors(output))
+                if position in gradients
+            ]
+            return torch.stack([each.float() for each in parts]).sum()
+
+        return loss
+
+
+def _autocast(module: nn.Module) -> torch.dtype | None:
+    """The dtype of the autocast that the model is called under."""
+    device = next((each.device.type for each in module.parameters()), "cpu")
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def _copied(value: Any) -> Any:
+    """The value with copies of its tensors, which the script may write into afterwards."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_copied, value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_copied, value))
+    return value

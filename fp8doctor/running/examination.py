@@ -1,0 +1,131 @@
+"""From what was seen of a script to facts: the live job examined, and timed on copies where that is asked
+for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from fp8doctor.diagnosis.diagnose import hypotheses
+from fp8doctor.examine import examine, examine_surroundings
+from fp8doctor.examine.conversion import Watch
+from fp8doctor.examine.variables import variables_put_back
+from fp8doctor.facts import Facts, Observation, Target, recorded
+from fp8doctor.loading.batch import Batch, describe
+from fp8doctor.loading.job import Job
+from fp8doctor.running.messages import Message, Progress
+from fp8doctor.running.ownership import Ownership
+from fp8doctor.running.settings import Settings
+from fp8doctor.running.window import Window
+from fp8doctor.stacks.looking import without_modes
+
+NO_OWNER = "no module that is alive owns half of the parameters that the optimizer steps"
+NOT_SEEN_YET = "the script's steps were not watched to the end of the window"
+NO_CALL = "no training call of the model itself was seen in the window"
+COMPILED_FUNCTION = (
+    "a function of the script is compiled; marking a model that it may call would compile it again, so its "
+    "batch was not looked at"
+)
+CLOSURE = "the optimizer was given a closure, which may call the model several times a step"
+
+
+class Examination:
+    """Makes facts of a script's live objects, in the script's process."""
+
+    def __init__(self, settings: Settings, watch: Watch, send: Callable[[Message], None]) -> None:
+        self.settings, self.watch, self.send = settings, watch, send
+        self.target = Target(kind="script", name=settings.script, attribute=None)
+
+    def early(self, owner: Ownership | None, optimizer: Optimizer) -> Facts:
+        """Examine what is there before a batch or a time is known."""
+        return self._facts(owner, optimizer, Batch(None, None, NOT_SEEN_YET), None)[1]
+
+    def whole(
+        self,
+        owner: Ownership | None,
+        optimizer: Optimizer,
+        window: Window,
+        observation: Observation | None,
+        *,
+        closure: bool,
+    ) -> tuple[Job | None, Facts]:
+        """Examine the job with its batch and its times."""
+        captured = window.captured
+        if captured is not None and captured.batch is not None:
+            batch = Batch(captured.batch, "given", None)
+        else:
+            batch = Batch(None, None, self._why_no_batch(owner, window, closure))
+        job, facts = self._facts(owner, optimizer, batch, window)
+        if observation is not None:
+            facts = msgspec.structs.replace(facts, observed=observation)
+        return job, facts
+
+    def _why_no_batch(self, owner: Ownership | None, window: Window, closure: bool) -> str:
+        if closure:
+            return CLOSURE
+        if owner is not None and not window.marked:
+            return COMPILED_FUNCTION
+        return (window.captured.problem if window.captured else None) or NO_CALL
+
+    def _facts(
+        self, owner: Ownership | None, optimizer: Optimizer, batch: Batch, window: Window | None
+    ) -> tuple[Job | None, Facts]:
+        if owner is None:
+            facts = examine_surroundings(self.target)
+            gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
+            return None, msgspec.structs.replace(facts, gaps={**gaps, "network": NO_OWNER})
+        captured = window.captured if window else None
+        model: nn.Module = captured.module if captured is not None else owner.model
+        loss = captured.loss() if captured is not None else None
+        accumulate = window.calls if window is not None and window.calls else 1
+        autocast = captured.autocast if captured is not None else None
+        workload = describe(
+            model,
+            batch,
+            computes_loss=loss is not None,
+            optimizer=True,
+            autocast=autocast,
+            accumulate=accumulate,
+        )
+        job = Job(
+            model=model,
+            target=self.target,
+            workload=workload,
+            batch=batch.value,
+            loss=loss,
+            optimizer=optimizer,
+            other_optimizers=tuple(each for each in owner.optimizers if each is not optimizer),
+            autocast=autocast,
+            trainer=owner.trainer,
+            watched=self.watch,
+        )
+        with without_modes(), variables_put_back():
+            return job, examine(job)
+
+    def timed(self, job: Job, facts: Facts, budget_s: float) -> Facts:
+        """Add a trial on copies to the facts, where there is something to time on."""
+        from fp8doctor.trial import Budget, DeviceLost, TrialRun, lost_with, run_trial
+        from fp8doctor.trial.measure.device import choose_device
+
+        settings = self.settings
+        device = choose_device(settings.device)
+        if device is None:
+            return facts
+        proposed = hypotheses(
+            facts, select=settings.select, ignore=settings.ignore, checks=tuple(map(Path, settings.checks))
+        )
+
+        def progress(text: str, arm: str | None) -> None:
+            self.send(Progress(text))
+
+        run = TrialRun(device, Budget(budget_s), progress)
+        with without_modes(), variables_put_back():
+            try:
+                trial = run_trial(job, facts, proposed, run)
+            except DeviceLost as lost:
+                trial = lost_with(lost, run)
+        return msgspec.structs.replace(facts, trial=trial)

@@ -1,0 +1,280 @@
+"""Starts a script as Python would, with nothing between it and whoever started fp8doctor, and listens to it.
+
+The process that was started *becomes* the script: signals, standard streams, process id, parent and exit code
+are its own. A second process, in a session of its own, listens and reports when the script has ended, however
+it ended. Only where the exit code is to tell what was found is it the other way round: fp8doctor then starts
+the script, waits for it and hands signals on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+import fp8doctor
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Facts
+from fp8doctor.facts.record import UnreadableDocument, decoder
+from fp8doctor.running.messages import Ended, Imported, Message, Note, Observed, Progress, Stepped
+from fp8doctor.running.settings import Settings
+
+LOWEST_NUMBER = 200
+"""File descriptors of ours stand above those that a script meets: its first file has the number that it would
+have."""
+
+TICK_S = 0.2
+"""How often it is looked whether the script's process is still there."""
+
+HANDED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT")
+"""Signals that a waiting fp8doctor hands on; those of a terminal's keys reach the script by themselves."""
+
+KEYS = ("SIGINT", "SIGQUIT")
+
+OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+"""Options of the interpreter whose value may be a word of its own."""
+
+
+@dataclass
+class Seen:
+    """What was heard of a script."""
+
+    facts: Facts | None = None
+    complete: bool = False
+    """Whether its window was watched to the end."""
+    torch: bool = False
+    """Whether it imported torch."""
+    stepped: bool = False
+    """Whether an optimizer stepped in its process."""
+    stepped_in_fork: bool = False
+    ended: bool = False
+    """Whether Python ended its process in the ordinary way."""
+    steps: int | None = None
+    """Steps that it took in all; None where it could not say."""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What stands behind ``run``: a file with its arguments, or ``-m`` and a module with its own."""
+
+    arguments: tuple[str, ...]
+
+    @property
+    def is_module(self) -> bool:
+        return self.arguments[0] == "-m"
+
+    @property
+    def file(self) -> Path | None:
+        """The script's file; None for a module."""
+        return None if self.is_module else Path(self.arguments[0])
+
+    @property
+    def name(self) -> str:
+        """What the user would recognise."""
+        return self.arguments[1] if self.file is None else self.file.name
+
+    @property
+    def command(self) -> list[str]:
+        """The interpreter with the options of this one, and what it is to run."""
+        return [sys.executable, *interpreter_options(sys.orig_argv), *self.arguments]
+
+
+def interpreter_options(arguments: Sequence[str]) -> Iterator[str]:
+    """The interpreter's own options among its arguments: those before a script, ``-m`` or ``-c``."""
+    words = iter(arguments[1:])
+    for word in words:
+        if word in OPTIONS_WITH_VALUE:
+            yield from (word, next(words))
+        elif word.startswith(("-W", "-X", "--")):
+            yield word
+        else:
+            flags = re.match(r"-[^mc-]*", word)
+            if flags is None:
+                return
+            if len(flags[0]) > 1:
+                yield flags[0]
+            if flags[0] != word:
+                return
+
+
+def checked_script(arguments: Sequence[str]) -> Script:
+    """The script that is to be run. Raises `UserError` where there is none, or nothing can watch it."""
+    if not arguments or tuple(arguments) == ("-m",):
+        raise UserError("no script was named; write 'fp8doctor run train.py ARGS' or 'run -m pkg.train ARGS'")
+    script = Script(tuple(arguments))
+    if script.file is not None and not script.file.exists():
+        raise UserError(f"no such file: {script.file}")
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if ranks.isdigit() and int(ranks) > 1:
+        raise UserError(f"'run' watches one process, and a launcher started {ranks} (WORLD_SIZE)")
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        raise UserError("Python was started with -I, -E or -S, and does not load what would watch the script")
+    return script
+
+
+class _Pipes:
+    """A pipe for what is told of the script, and one that closes when the report is there."""
+
+    def __init__(self) -> None:
+        self.listen, self.tell = os.pipe()
+        self.wait, self.reported = os.pipe()
+
+    def become_script(self, script: Script, settings: Settings) -> None:
+        """Turn this process into the script. Does not return."""
+        os.close(self.listen)
+        os.close(self.reported)
+        tell, wait = (fcntl.fcntl(each, fcntl.F_DUPFD, LOWEST_NUMBER) for each in (self.tell, self.wait))
+        package = Path(fp8doctor.__file__).resolve()
+        python_path = os.environ.get("PYTHONPATH")
+        request = {
+            "channel": tell,
+            "reported": wait,
+            "package": str(package),
+            "python_path": python_path,
+            "settings": asdict(settings),
+        }
+        folder = str(package.parent / "running" / "startup")
+        environment = {
+            **os.environ,
+            "FP8DOCTOR_RUN": json.dumps(request),
+            "PYTHONPATH": os.pathsep.join([folder, *([python_path] if python_path else [])]),
+        }
+        os.execve(sys.executable, script.command, environment)
+
+    def close_scripts_ends(self) -> None:
+        """Leave the ends that are the script's to the script."""
+        os.close(self.tell)
+        os.close(self.wait)
+
+
+Say = Callable[[str], object]
+"""Told what is being done."""
+
+
+def run_beside(script: Script, settings: Settings, say: Say, report: Callable[[Seen], int]) -> int:
+    """Become the script. A process beside it hears it to its end, calls ``report`` and ends with its code."""
+    pipes, process = _Pipes(), os.getpid()
+    _flush()
+    if child := os.fork():
+        os.waitpid(child, 0)
+        pipes.become_script(script, settings)
+    os.setsid()
+    if os.fork():  # a child that the script did not start would come out of its os.wait()
+        os._exit(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    pipes.close_scripts_ends()
+    os.dup2(2, 1)  # stdout is the script's
+    return report(_heard(pipes.listen, process, say))
+
+
+def run_below(script: Script, settings: Settings, say: Say, report: Callable[[Seen], int]) -> int:
+    """Start the script, hear it to its end and report. Its exit code if it failed, else that of the
+    report."""
+    pipes = _Pipes()
+    _flush()
+    child = os.fork()
+    if not child:
+        pipes.become_script(script, settings)
+    for name in KEYS:
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for name in HANDED_ON:
+        signal.signal(getattr(signal, name), hand_on)
+    pipes.close_scripts_ends()
+    seen = _heard(pipes.listen, child, say)
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    reported = report(seen)
+    os.dup2(stdout, 1)
+    os.close(pipes.reported)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status < 0:
+        _die_of(-status)
+    return status or reported
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+def _die_of(number: int) -> None:
+    """End by the signal that ended the script, so that whoever waits sees the same."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _heard(listen: int, process: int, say: Say) -> Seen:
+    """Listen until the script has ended. What it forks may keep the pipe open for longer."""
+    seen, messages = Seen(), decoder(Message)
+    for line in _lines(listen, process):
+        try:
+            message = messages.decode(line)
+            if isinstance(message, Observed):
+                seen.facts, seen.complete = Facts.from_dict(message.facts), message.complete
+        except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
+            continue  # the line broke off
+        if isinstance(message, Imported):
+            seen.torch = True
+        elif isinstance(message, Note):
+            seen.notes.append(message.text)
+        elif isinstance(message, Progress):
+            say(message.text)
+        elif isinstance(message, Stepped):
+            seen.stepped_in_fork |= message.forked
+            seen.stepped |= not message.forked
+        elif isinstance(message, Ended):
+            seen.ended, seen.steps = True, message.steps
+            break
+    return seen
+
+
+def _lines(listen: int, process: int) -> Iterator[bytes]:
+    """The lines that arrive until the pipe is closed, or the process has ended and all of it is read."""
+    os.set_blocking(listen, False)
+    poller = select.poll()
+    poller.register(listen, select.POLLIN)
+    rest = b""
+    while True:
+        ended = not _alive(process)
+        try:
+            chunk = os.read(listen, 1 << 20)
+        except BlockingIOError:
+            if ended:
+                return
+            poller.poll(TICK_S * 1e3)
+            continue
+        if not chunk:
+            return
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+
+
+def _alive(process: int) -> bool:
+    """Whether a process is there and has not ended; one that nobody has waited for has."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_bytes()
+    except OSError:
+        return False
+    return status.rpartition(b")")[2].split()[0] not in (b"Z", b"X")

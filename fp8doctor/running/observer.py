@@ -1,0 +1,214 @@
+"""The observer in the script's process: it counts optimizer steps, opens the window and has the job examined.
+
+All it leaves in the script's way is one hook on torch's optimizers, which stays until the end: compiled code
+would be compiled again without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from fp8doctor.examine.conversion import Watch
+from fp8doctor.facts import Facts
+from fp8doctor.loading.job import Job
+from fp8doctor.running.examination import Examination
+from fp8doctor.running.messages import Channel, Note, Observed, Progress, Stepped
+from fp8doctor.running.ownership import Ownership, owner
+from fp8doctor.running.settings import Settings
+from fp8doctor.running.signals import signals_deferred
+from fp8doctor.running.window import Window, frames_compiled
+from fp8doctor.stacks.lineage import class_name
+from fp8doctor.wording import error_in_words, plural
+
+_log = logging.getLogger("fp8doctor")
+
+LONGEST_WARMUP = 4
+"""Times the steps asked for that the warm-up may take while every step still compiles something. A choice."""
+
+
+@dataclass
+class Stepper:
+    """An optimizer that has stepped."""
+
+    optimizer: weakref.ref[Optimizer]
+    name: str
+    elements: int
+    """Of all its parameters."""
+    steps: int = 0
+    closure: bool = False
+    """Whether it was given one, which calls the model as often as the optimizer likes."""
+
+
+class Observer:
+    """Watches the steps of one process."""
+
+    def __init__(self, channel: Channel, settings: Settings) -> None:
+        self.channel, self.settings = channel, settings
+        self.watch = Watch()
+        self.examination = Examination(settings, self.watch, channel.send)
+        self.steppers: dict[int, Stepper] = {}
+        self.window: Window | None = None
+        self.owner: Ownership | None = None
+        self.facts: Facts | None = None
+        """What is known so far."""
+        self.job: Job | None = None
+        """What was examined, kept for its trial where one follows."""
+        self.done = False
+        self.stopping = False
+        self.forked_told = False
+        self.frames = self.frames_before = frames_compiled()
+
+    def install(self) -> None:
+        """Watch conversions and steps from now on."""
+        self.watch.__enter__()
+        self.handle = register_optimizer_step_post_hook(self.hook)
+
+    def hook(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Called by torch after every step of every optimizer; in compiled code it is nothing."""
+        if torch.compiler.is_compiling():
+            return
+        if self.stopping:
+            raise SystemExit(0)
+        if not self.done:
+            given = (*args[1:], kwargs.get("closure"))  # the first is the optimizer again
+            self.stepped(optimizer, any(each is not None for each in given))
+
+    def stepped(self, optimizer: Optimizer, closure: bool) -> None:
+        """Note a step. Nothing that fails here reaches the script."""
+        if self.channel.forked:
+            if not self.forked_told:
+                self.forked_told = True
+                self.channel.send(Stepped(forked=True))
+            return
+        with signals_deferred():
+            self.guarded(lambda: self.note(optimizer, closure))
+        if self.settings.stop and self.done:
+            self.guarded(self.stop)
+            self.stopping = True
+            raise SystemExit(0)
+
+    def guarded(self, part: Callable[[], None]) -> None:
+        """Carry out a part of the watching. What fails is told, and ends the watching."""
+        try:
+            part()
+        except Exception as error:
+            _log.debug("the observer failed", exc_info=True)
+            self.give_up(f"fp8doctor could not watch any further: {error_in_words(error)}")
+
+    def note(self, optimizer: Optimizer, closure: bool) -> None:
+        """Count the step, and do what is due at its end."""
+        stepper = self.steppers.get(id(optimizer))
+        if stepper is None or stepper.optimizer() is not optimizer:
+            stepper = self.steppers[id(optimizer)] = Stepper(
+                weakref.ref(optimizer),
+                class_name(type(optimizer)),
+                sum(each.numel() for each in held(optimizer)),
+            )
+        stepper.steps += 1
+        stepper.closure = stepper.closure or closure
+        if self.facts is None:
+            self.channel.send(Stepped(forked=False))
+            self.look(optimizer)
+        if stepper is not self.main:
+            return
+        if self.window is not None:
+            if self.window.stepped():
+                self.close(optimizer, stepper)
+        elif self.warm(stepper):
+            self.open(stepper)
+
+    @property
+    def main(self) -> Stepper:
+        """The optimizer that holds most."""
+        return max(self.steppers.values(), key=lambda each: each.elements)
+
+    def warm(self, main: Stepper) -> bool:
+        """Whether enough steps ran, and the last one compiled nothing."""
+        before, self.frames = self.frames, frames_compiled()
+        least = self.settings.warmup
+        return main.steps >= least and (before == self.frames or main.steps >= LONGEST_WARMUP * max(1, least))
+
+    def look(self, optimizer: Optimizer) -> None:
+        """Examine what is there after the very first step, in case no more is seen."""
+        self.facts = self.examination.early(owner(held(optimizer)), optimizer)
+        self.channel.send(Observed(self.facts.to_dict(), complete=False))
+
+    def open(self, main: Stepper) -> None:
+        """Begin to time the steps of the model that the main optimizer steps.
+
+        A compiled function may call a model that is not compiled itself: a mark on it would compile it again.
+        """
+        optimizer = main.optimizer()
+        found = self.owner = owner(held(optimizer)) if optimizer is not None else None
+        function = frames_compiled() > self.frames_before and found is not None and not found.compiled
+        modules = () if found is None or function else found.callable
+        self.window = Window(self.settings.steps, main.steps, modules, capture=not main.closure)
+        self.window.begin()
+
+    def close(self, optimizer: Optimizer, main: Stepper) -> None:
+        """End the window and examine the job."""
+        assert self.window is not None
+        self.window.end()
+        self.done = True
+        observation = self.window.observation(self.names(), self.owner.share if self.owner else 0.0)
+        self.job, self.facts = self.examination.whole(
+            self.owner, optimizer, self.window, observation, closure=main.closure
+        )
+        self.forget()
+        self.channel.send(Observed(self.facts.to_dict(), complete=True))
+        if not self.settings.stop:
+            self.job = None
+            self.channel.send(Progress("the steps are watched; the report follows when the script has ended"))
+
+    def stop(self) -> None:
+        """Time copies of the job, as far as that is asked for, before the script is stopped."""
+        self.channel.send(
+            Note(f"the script was stopped after {plural(self.main.steps, 'step')}, as --stop asks")
+        )
+        job, self.job = self.job, None
+        if job is not None and self.facts is not None and self.settings.budget_s is not None:
+            self.facts = self.examination.timed(job, self.facts, self.settings.budget_s)
+            self.channel.send(Observed(self.facts.to_dict(), complete=True))
+
+    def names(self) -> tuple[str, ...]:
+        """Classes of the optimizers, the largest first."""
+        ordered = sorted(self.steppers.values(), key=lambda each: -each.elements)
+        return tuple(dict.fromkeys(each.name for each in ordered))
+
+    def forget(self) -> None:
+        """Keep nothing of the script's alive."""
+        self.window = self.owner = None
+        self.watch.__exit__(None, None, None)
+
+    def give_up(self, why: str) -> None:
+        """Watch no more, and say why."""
+        self.done = True
+        if self.window is not None:
+            self.window.end()
+        self.forget()
+        self.channel.send(Note(why))
+
+    def closed(self) -> int:
+        """The process ends: tell of a window that was cut short; the steps that were seen."""
+        steps = self.main.steps if self.steppers else 0
+        if self.done or self.window is None or self.facts is None:
+            return steps
+        self.window.end()
+        observation = self.window.observation(self.names(), self.owner.share if self.owner else 0.0)
+        if observation is not None:
+            self.facts = msgspec.structs.replace(self.facts, observed=observation)
+            self.channel.send(Observed(self.facts.to_dict(), complete=False))
+        return steps
+
+
+def held(optimizer: Optimizer) -> list[Any]:
+    """The parameters in an optimizer's groups."""
+    return [each for group in optimizer.param_groups for each in group["params"]]

@@ -1,0 +1,27 @@
+"""What the command line asks of the watching; it travels to the script's process as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long the script is watched, and what happens afterwards."""
+
+    script: str
+    """What the report calls it: the file's name, or the module's."""
+    steps: int
+    """Steps of the window."""
+    warmup: int
+    """Steps before it, at least."""
+    stop: bool
+    """Whether the script is stopped when the window has been examined."""
+    budget_s: float | None
+    """Seconds of the trial that follows where the script is stopped; None: no trial."""
+    device: str | None
+    """Where to time it."""
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    """Folders of third-party checks, absolute."""

@@ -1,0 +1,53 @@
+"""What the interpreter of a watched script imports before the script: nothing of it stays to be seen.
+
+Variables and ``sys.path`` become what they were without fp8doctor, the ``sitecustomize`` that would have been
+imported is imported, and fp8doctor waits for torch.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+from typing import Any
+
+
+def _begin() -> dict[str, Any]:
+    """Take the request out of the environment, and put back what carried it here."""
+    request: dict[str, Any] = json.loads(os.environ.pop("FP8DOCTOR_RUN"))
+    if request["python_path"] is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = request["python_path"]
+    here = os.path.dirname(os.path.abspath(__file__))
+    if here in sys.path:
+        sys.path.remove(here)
+    sys.path_importer_cache.pop(here, None)
+    return request
+
+
+def _watch(request: dict[str, Any]) -> None:
+    """Load the fp8doctor that was started, wherever it lies, and let it wait for torch."""
+    spec = importlib.util.spec_from_file_location("fp8doctor", request["package"])
+    assert spec is not None
+    assert spec.loader is not None
+    package = sys.modules["fp8doctor"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    from fp8doctor.running.attached import attach
+
+    attach(request)
+
+
+def _next() -> None:
+    """Import the ``sitecustomize`` that this one stands before, in its place."""
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize")
+    if spec is not None and spec.loader is not None:
+        module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if "FP8DOCTOR_RUN" in os.environ:
+    _watch(_begin())
+    _next()

@@ -1,0 +1,52 @@
+"""Whole jobs under ``fp8doctor run``: diagnosed, and trained to the same bits as without it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fp8doctor.facts import Facts
+from tests.running.jobs import PLAIN_LOOP, TRAINER, TWO_STEPS
+from tests.running.test_script import environment, run, script
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_plain_loop_with_eager_float8(tmp_path: Path) -> None:
+    arguments = [*script(tmp_path, PLAIN_LOOP), "--steps", "12"]
+    plain = run(arguments, tmp_path)
+    options = ["--steps", "4", "--warmup", "2", "--save", "report.json"]
+    code, out, err = run(["-m", "fp8doctor", "run", *options, *arguments], tmp_path)
+    assert plain[0] == 0, plain[2]
+    assert (code, out) == plain[:2]
+    assert "6 of 6 FP8 Linears run eagerly (CMP001)" in err
+    saved = json.loads((tmp_path / "report.json").read_text())
+    facts = Facts.from_dict(saved["facts"])
+    assert (facts.target.kind, facts.target.name) == ("script", "train.py")
+    assert (len(facts.observed.steps_ms), facts.observed.warmup) == (4, 2)
+    assert facts.observed.calls == 1
+    assert facts.observed.data_ms is not None
+    assert (facts.workload.batch_size, facts.workload.tokens) == (16, 16)
+    assert facts.training.conversion is not None
+    assert facts.training.conversion.linears == 6
+
+
+def test_a_trainer_whose_arguments_override_the_launcher(tmp_path: Path) -> None:
+    env = environment(ACCELERATE_MIXED_PRECISION="fp8")
+    options = ["--fail-on", "error", "--steps", "3", "--warmup", "2", "--select", "ENV,MOD"]
+    code, out, err = run(["-m", "fp8doctor", "run", *options, *script(tmp_path, TRAINER)], tmp_path, env=env)
+    assert out.endswith("trained\n"), err
+    assert "(ENV001)" in err
+    assert "4 x 32 tokens" in err
+    assert code == 1
+
+
+def test_a_script_that_ends_before_its_window(tmp_path: Path) -> None:
+    code, _, err = run(["-m", "fp8doctor", "run", *script(tmp_path, TWO_STEPS)], tmp_path)
+    assert code == 9
+    assert "the script ended before 15 steps were watched" in err
+    assert "without Python's own end: os._exit" in err
+    assert "train.py: 6 parameters" in err
+    assert "This model uses no FP8" in err

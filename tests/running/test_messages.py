@@ -1,0 +1,73 @@
+"""The channel from a script: whatever the script does to it, or to its reader, the script goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from fp8doctor.running import messages
+from fp8doctor.running.messages import Channel, Note
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    listen, tell = os.pipe()
+    yield listen, tell
+    for each in (listen, tell):
+        with contextlib.suppress(OSError):
+            os.close(each)
+
+
+def test_a_message(pipe: tuple[int, int]) -> None:
+    Channel(pipe[1]).send(Note("a\nb"))
+    assert os.read(pipe[0], 100) == b'{"type":"Note","text":"a\\nb"}\n'
+
+
+def test_a_reader_who_is_gone(pipe: tuple[int, int]) -> None:
+    channel = Channel(pipe[1])
+    os.close(pipe[0])
+    channel.send(Note("a"))
+
+
+def test_a_reader_who_does_not_read(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "READER_TAKES_S", 0.01)
+    channel = Channel(pipe[1])
+    for _ in range(3):
+        channel.send(Note("a" * 2**16))
+    assert len(os.read(pipe[0], 2**20)) == 2**16
+
+
+def test_another_file_in_its_place(pipe: tuple[int, int]) -> None:
+    channel = Channel(pipe[1])
+    other, theirs = os.pipe()
+    os.dup2(theirs, pipe[1])
+    channel.send(Note("a"))
+    os.set_blocking(other, False)
+    with pytest.raises(BlockingIOError):
+        os.read(other, 1)
+    for each in (other, theirs):
+        os.close(each)
+
+
+def test_a_closed_one(pipe: tuple[int, int]) -> None:
+    channel = Channel(pipe[1])
+    os.close(pipe[1])
+    channel.send(Note("a"))
+
+
+def test_a_line_that_was_broken_off(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    channel, write = Channel(pipe[1]), os.write
+
+    def interrupted(number: int, data: bytes) -> int:
+        write(number, data[:5])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            channel.send(Note("lost"))
+    channel.send(Note("whole"))
+    assert os.read(pipe[0], 200).split(b"\n")[1] == b'{"type":"Note","text":"whole"}'

@@ -1,0 +1,57 @@
+"""What is said of a script that was seen less of than asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from fp8doctor.cli.run import what_was_not_seen
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Facts
+from fp8doctor.running.launch import Seen, checked_script
+
+END = " Its process ended without Python's own end: os._exit, exec, a signal or a crash."
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (Seen(Facts(), complete=True, torch=True, stepped=True), None),
+        (Seen(ended=True), "nothing was seen: the script's process imported no torch."),
+        (Seen(), "nothing was seen: the script's process imported no torch." + END),
+        (
+            Seen(Facts(), torch=True, stepped=True, ended=True, steps=3),
+            "the script ended after 3 steps, before 15 were watched: the report is of what was seen until "
+            "then.",
+        ),
+        (
+            Seen(Facts(), torch=True, stepped=True),
+            "the script ended before 15 steps were watched: the report is of what was seen until then." + END,
+        ),
+        (
+            Seen(torch=True, stepped_in_fork=True, ended=True, steps=0),
+            "no training step was seen: a process that it forked trains, and only the script's own process "
+            "is watched.",
+        ),
+        (
+            Seen(torch=True, ended=True, steps=0),
+            "no training step was seen: no optimizer of torch took a step in the script's process. What it "
+            "starts in processes of their own (launchers, spawn), optimizers of other libraries and a "
+            "compiled optimizer.step are not seen; put 'fp8doctor run' in front of the command that trains.",
+        ),
+    ],
+)
+def test_the_sentence(seen: Seen, said: str | None) -> None:
+    assert what_was_not_seen(seen, 15) == ([] if said is None else [said])
+
+
+def test_notes_come_first() -> None:
+    seen = Seen(Facts(), complete=True, notes=["the script was stopped after 15 steps, as --stop asks"])
+    assert what_was_not_seen(seen, 15) == seen.notes
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert checked_script([__file__]).name == "test_not_seen.py"
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(UserError, match="a launcher started 8"):
+        checked_script([__file__])

@@ -1,0 +1,467 @@
+"""The observer on real training loops in this process: the model found, its steps timed, its batch captured,
+nothing compiled again, nothing left behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import signal
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.running.calls import ATTRIBUTE
+from fp8doctor.running.messages import Message, Note, Observed, Stepped
+from fp8doctor.running.observer import Observer
+from fp8doctor.running.ownership import owner
+from fp8doctor.running.settings import Settings
+
+WARMUP, STEPS = 2, 3
+
+
+class Heard:
+    """Stands in for the channel: keeps what is sent."""
+
+    forked = False
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.messages.append(message)
+
+    @property
+    def facts(self) -> Facts:
+        return Facts.from_dict([each for each in self.messages if isinstance(each, Observed)][-1].facts)
+
+    @property
+    def notes(self) -> list[str]:
+        return [each.text for each in self.messages if isinstance(each, Note)]
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def observer(heard: Heard) -> Iterator[Observer]:
+    settings = Settings("train.py", STEPS, WARMUP, stop=False, budget_s=None, device=None)
+    observer = Observer(heard, settings)  # type: ignore[arg-type]
+    observer.install()
+    yield observer
+    observer.handle.remove()
+    observer.forget()
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        output: torch.Tensor = x + scale * self.down(nn.functional.gelu(self.up(x)))
+        return output
+
+
+class Net(nn.Module):
+    def __init__(self, blocks: int = 2) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(blocks)])
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x, scale)
+        return x
+
+
+def train(
+    model: Any, steps: int, call: Callable[..., Any] | None = None, optimizer: Any = None
+) -> torch.optim.Optimizer:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        loss = (model if call is None else call)(torch.randn(8, 16)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer  # type: ignore[no-any-return]
+
+
+def test_a_plain_loop(observer: Observer, heard: Heard) -> None:
+    model = Net()
+    optimizer = train(model, WARMUP + STEPS)
+    facts = heard.facts
+    assert (facts.target.kind, facts.target.name) == ("script", "train.py")
+    assert len(facts.network.linears) == 4
+    assert (facts.workload.batch_source, facts.workload.batch_size) == ("given", 8)
+    assert facts.training.optimizer == "torch.optim.sgd.SGD"
+    assert facts.training.gradients_seen
+    seen = facts.observed
+    assert len(seen.steps_ms) == STEPS
+    assert (seen.warmup, seen.calls, seen.clock, seen.share_pct) == (WARMUP, 1, "host", 100)
+    assert seen.data_ms is None
+    assert heard.notes == []
+    assert all(ATTRIBUTE not in vars(module) for module in model.modules())
+    before = len(heard.messages)
+    train(model, 2, optimizer=optimizer)
+    assert len(heard.messages) == before
+
+
+def test_facts_are_there_after_the_first_step(observer: Observer, heard: Heard) -> None:
+    train(Net(), 1)
+    facts = heard.facts
+    assert len(facts.network.linears) == 4
+    assert facts.training.gradients_seen
+    assert not recorded(facts, "observed")
+    assert observer.closed() == 1
+    assert not recorded(heard.facts, "observed")
+
+
+def test_a_window_that_is_cut_short(heard: Heard, observer: Observer) -> None:
+    observer.settings = Settings("train.py", 10, WARMUP, stop=False, budget_s=None, device=None)
+    model = Net()
+    train(model, WARMUP + STEPS)
+    assert observer.closed() == WARMUP + STEPS
+    assert len(heard.facts.observed.steps_ms) == STEPS
+    assert ATTRIBUTE not in vars(model)
+
+
+def test_the_weights_of_a_moving_average_are_not_the_model(observer: Observer, heard: Heard) -> None:
+    model = Net()
+    average = copy.deepcopy(model)
+    train(model, WARMUP + STEPS, call=lambda x: (model(x), average(x))[0])
+    assert heard.facts.observed.calls == 1
+
+
+def test_the_optimizer_that_holds_most_counts(observer: Observer, heard: Heard) -> None:
+    large, small = Net(3), Net(1)
+    both = [torch.optim.SGD(small.parameters(), lr=0.01), torch.optim.AdamW(large.parameters(), lr=0.01)]
+    for _ in range(WARMUP + STEPS):
+        for model, optimizer in zip((small, large), both, strict=True):
+            train(model, 1, optimizer=optimizer)
+    facts = heard.facts
+    assert len(facts.network.linears) == 6
+    assert facts.observed.optimizers == ("torch.optim.adamw.AdamW", "torch.optim.sgd.SGD")
+    assert len(facts.observed.steps_ms) == STEPS
+
+
+def test_micro_batches(observer: Observer, heard: Heard) -> None:
+    model = Net()
+    train(model, WARMUP + STEPS, call=lambda x: model(x) + model(x[:4]).mean())
+    assert heard.facts.observed.calls == 2
+    assert heard.facts.workload.accumulate == 2
+
+
+def test_a_model_inside_another_that_is_never_called(observer: Observer, heard: Heard) -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Net()
+
+    outer = Outer()
+    train(outer, WARMUP + STEPS, call=outer.model)
+    assert heard.facts.network.kind.endswith(".Net")
+    assert heard.facts.observed.calls == 1
+
+
+def test_a_closure(observer: Observer, heard: Heard) -> None:
+    model = Net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(torch.ones(8, 16)).pow(2).mean()
+        loss.backward()
+        return loss
+
+    for _ in range(WARMUP + STEPS):
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+    facts = heard.facts
+    assert facts.workload.note is not None
+    assert "closure" in facts.workload.note
+    assert len(facts.observed.steps_ms) == STEPS
+
+
+def test_steps_without_a_model(observer: Observer, heard: Heard) -> None:
+    weight = nn.Parameter(torch.zeros(3))
+    train(None, WARMUP + STEPS, call=lambda x: weight, optimizer=torch.optim.SGD([weight], lr=0.1))
+    facts = heard.facts
+    assert "no module" in facts.gaps["network"]
+    assert len(facts.observed.steps_ms) == STEPS
+
+
+class Slow(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        time.sleep(0.002)
+        return torch.ones(16)
+
+
+def test_waiting_for_data(observer: Observer, heard: Heard) -> None:
+    model = Net()
+    batches = iter(DataLoader(Slow(), batch_size=4))
+    train(model, WARMUP + STEPS, call=lambda x: model(next(batches)))
+    seen = heard.facts.observed
+    assert seen.data_ms is not None
+    assert seen.before_forward_ms is not None
+    for wait, before, step in zip(seen.data_ms, seen.before_forward_ms, seen.steps_ms, strict=True):
+        assert 8 <= wait <= before <= step
+    assert DataLoader.__module__ in type(batches).__next__.__module__
+
+
+def test_the_captured_gradient_trains_the_same(observer: Observer, heard: Heard, monkeypatch: Any) -> None:
+    captured: list[Any] = []
+    whole = observer.examination.whole
+
+    def keep(owner: Any, optimizer: Any, window: Any, *rest: Any, **named: Any) -> Any:
+        captured.append(window.captured)
+        return whole(owner, optimizer, window, *rest, **named)
+
+    monkeypatch.setattr(observer.examination, "whole", keep)
+    model, gradients = Net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for _ in range(WARMUP + STEPS):
+        batch = torch.randn(8, 16)
+        nn.functional.cross_entropy(model(batch, scale=0.5), torch.arange(8)).backward()
+        gradients = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+        batch.zero_()
+    (capture,) = captured
+    assert set(capture.batch) == {"x", "scale"}
+    capture.loss()(model(**capture.batch), capture.batch).backward()
+    for mine, theirs in zip(model.parameters(), gradients, strict=True):
+        assert mine.grad is not None
+        torch.testing.assert_close(mine.grad, theirs)
+
+
+def compiled(form: str) -> tuple[nn.Module, Any]:
+    """A model that is compiled, and what the loop calls."""
+    model: nn.Module = Net()
+    if form == "wrapped":
+        return model, torch.compile(model, backend="eager")
+    if form == "in place":
+        model.compile(backend="eager")
+    elif form == "blocks":
+        for block in model.blocks:  # type: ignore[union-attr]
+            block.compile(backend="eager")
+    elif form == "wrapped, inside another":
+        model = nn.Sequential(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
+    elif form == "assigned":
+        model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]
+    return model, model
+
+
+@pytest.mark.parametrize("form", ["wrapped", "in place", "blocks", "wrapped, inside another", "assigned"])
+def test_nothing_is_compiled_again(form: str, observer: Observer, heard: Heard) -> None:
+    torch._dynamo.reset()
+    model, call = compiled(form)
+    optimizer = train(model, 1, call=call)
+    before = dict(counters["frames"]), sum(counters["recompiles"].values())
+    train(model, WARMUP + STEPS, call=call, optimizer=optimizer)
+    assert (dict(counters["frames"]), sum(counters["recompiles"].values())) == before
+    facts = heard.facts
+    assert (facts.observed.calls, facts.observed.compiled) == (1, 0)
+    assert facts.workload.batch_size == 8
+    assert facts.training.compile_marks
+
+
+def test_a_compiled_function_is_left_alone(observer: Observer, heard: Heard) -> None:
+    torch._dynamo.reset()
+    model = Net()
+    call = torch.compile(lambda x: model(x) * 2, backend="eager")
+    optimizer = train(model, 1, call=call)
+    before = counters["frames"]["total"]
+    train(model, WARMUP + STEPS, call=call, optimizer=optimizer)
+    assert counters["frames"]["total"] == before
+    facts = heard.facts
+    assert facts.observed.calls is None
+    assert facts.workload.note is not None
+    assert "a function of the script is compiled" in facts.workload.note
+
+
+def test_the_window_waits_until_nothing_is_compiled(observer: Observer, heard: Heard) -> None:
+    torch._dynamo.reset()
+    model = Net()
+    call = torch.compile(model, backend="eager", dynamic=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for rows in (2, 3, 4, 5, 5, 5, 5, 5):
+        call(torch.randn(rows, 16)).sum().backward()
+        optimizer.step()
+    assert heard.facts.observed.compiled == 0
+    assert heard.facts.observed.warmup == 5
+
+
+def test_a_model_that_raises_in_the_window(observer: Observer) -> None:
+    model = Net()
+    optimizer = train(model, WARMUP + 1)
+    assert ATTRIBUTE in vars(model)
+    with pytest.raises(RuntimeError) as raised:
+        model(torch.randn(8, 17))
+    frames = [each.filename for each in traceback.extract_tb(raised.value.__traceback__)]
+    assert not [each for each in frames if "fp8doctor/running" in each]
+    train(model, STEPS, optimizer=optimizer)
+    assert ATTRIBUTE not in vars(model)
+
+
+def test_copies_and_pickles_of_a_model_in_the_window(observer: Observer) -> None:
+    wrapped = nn.Sequential(Net())
+    train(wrapped, WARMUP + 1)
+    assert ATTRIBUTE in vars(wrapped)
+    twin = copy.deepcopy(wrapped)
+    file = io.BytesIO()
+    torch.save(wrapped, file)
+    file.seek(0)
+    for other in (twin, torch.load(file, weights_only=False), pickle.loads(pickle.dumps(wrapped))):
+        assert vars(other).get(ATTRIBUTE) is None
+        other(torch.randn(8, 16))
+
+
+def test_the_model_is_not_kept_alive(observer: Observer) -> None:
+    model = Net()
+    alive = weakref.ref(model)
+    train(model, WARMUP + STEPS)
+    del model
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_failure_of_ours_is_told_and_reaches_nobody(
+    observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observer.examination, "whole", lambda *_, **__: 1 / 0)
+    model = Net()
+    train(model, WARMUP + STEPS + 1)
+    assert heard.notes == ["fp8doctor could not watch any further: ZeroDivisionError: division by zero"]
+    assert ATTRIBUTE not in vars(model)
+
+
+def test_stopping(observer: Observer) -> None:
+    observer.settings = Settings("train.py", STEPS, WARMUP, stop=True, budget_s=None, device=None)
+    with pytest.raises(SystemExit) as raised:
+        train(Net(), 100)
+    assert raised.value.code == 0
+
+
+def test_nobody_owns_nothing() -> None:
+    assert owner([]) is None
+
+
+def test_a_wrapped_model(observer: Observer, heard: Heard) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        train(DistributedDataParallel(Net()), WARMUP + STEPS)
+    finally:
+        dist.destroy_process_group()
+    facts = heard.facts
+    assert facts.observed.calls == 1
+    assert len(facts.network.linears) == 4
+    assert facts.workload.batch_size == 8
+
+
+def test_a_job_under_accelerate(observer: Observer, heard: Heard, forget_accelerate: None) -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = Net()
+    rows = DataLoader(Slow(), batch_size=2)
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.AdamW(model.parameters(), lr=0.01), rows
+    )
+    for batch, _ in zip(loader, range(2 * (WARMUP + STEPS)), strict=False):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).pow(2).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    facts = heard.facts
+    assert (facts.observed.calls, facts.workload.accumulate) == (2, 2)
+    assert facts.observed.data_ms is not None
+    assert facts.training.accelerate is not None
+    assert facts.training.accelerate.prepared
+    assert facts.training.parameters_outside_optimizer == 0
+
+
+def test_a_script_with_a_profiler_of_its_own(observer: Observer, heard: Heard) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        train(Net(), WARMUP + STEPS + 1)
+    steps = [each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]
+    assert len(steps) == WARMUP + STEPS + 1
+    assert len(heard.facts.observed.steps_ms) == STEPS
+
+
+def test_an_optimizer_that_was_built_too_early(observer: Observer, heard: Heard) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model.blocks[1].up = nn.Linear(16, 64)
+    train(model, WARMUP + STEPS, optimizer=optimizer)
+    assert heard.facts.training.parameters_outside_optimizer == 2
+    assert heard.facts.training.first_outside_optimizer == ("blocks.1.up.weight", "blocks.1.up.bias")
+
+
+def test_steps_of_a_forked_process(observer: Observer, heard: Heard) -> None:
+    heard.forked = True
+    train(Net(), WARMUP + STEPS)
+    assert heard.messages == [Stepped(forked=True)]
+
+
+def test_two_optimizers_share_a_model(observer: Observer, heard: Heard) -> None:
+    model = Net()
+    both = [torch.optim.SGD(model.blocks[at].parameters(), lr=0.01) for at in (0, 1)]
+    for _ in range(WARMUP + STEPS):
+        model(torch.randn(8, 16)).pow(2).mean().backward()
+        for each in both:
+            each.step()
+            each.zero_grad()
+    assert heard.facts.training.parameters_outside_optimizer == 0
+
+
+class Preempted(Exception):
+    """What a script's own handler raises."""
+
+
+def test_what_a_handler_of_the_script_raises_reaches_the_script(
+    observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def preempt(number: int, frame: Any) -> None:
+        raise Preempted
+
+    note = observer.note
+
+    def interrupted(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        note(*arguments)
+
+    monkeypatch.setattr(observer, "note", interrupted)
+    before = signal.signal(signal.SIGUSR1, preempt)
+    try:
+        with pytest.raises(Preempted):
+            train(Net(), 1)
+        assert signal.getsignal(signal.SIGUSR1) is preempt
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard.notes == []
+    assert len(heard.facts.network.linears) == 4
+
+
+@pytest.mark.slow
+def test_a_trial_before_the_stop(observer: Observer, heard: Heard) -> None:
+    settings = Settings("train.py", STEPS, WARMUP, stop=True, budget_s=0.1, device="cpu")
+    observer.settings = observer.examination.settings = settings
+    with pytest.raises(SystemExit):
+        train(Net(), 100)
+    assert heard.facts.trial.device == "cpu"
+    assert heard.notes == ["the script was stopped after 5 steps, as --stop asks"]

@@ -1,0 +1,264 @@
+"""A script under ``fp8doctor run`` beside the same script under Python: it cannot tell the difference.
+
+None of these scripts imports torch, so that a pair of runs takes a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8doctor.running.launch import interpreter_options
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 120
+
+PROBE = """
+import json, multiprocessing, os, pickle, sys, atexit
+
+class Thing:
+    pass
+
+def square(x):
+    return x * x
+
+def main():
+    main_module = sys.modules["__main__"]
+    seen = {
+        "argv": sys.argv,
+        "orig_argv": sys.orig_argv,
+        "path": sys.path,
+        "name": __name__,
+        "file": __file__,
+        "spec": getattr(__spec__, "name", None),
+        "cached": __cached__,
+        "package": __package__,
+        "loader": type(__loader__).__name__,
+        "builtins": type(__builtins__).__name__,
+        "names": sorted(vars(main_module)),
+        "environment": dict(os.environ),
+        "flags": list(sys.flags),
+        "finders": [each.split(" object")[0] for each in map(repr, sys.meta_path) if "fp8doctor" not in each],
+        "first_file": os.open(os.devnull, os.O_RDONLY),
+        "stdin": sys.stdin.read(),
+        "pickled": type(pickle.loads(pickle.dumps(Thing()))) is Thing,
+        "session": os.getsid(0),
+        "parent": os.getppid(),
+        "sitecustomize": "sitecustomize" in sys.modules,
+    }
+    for method in ("fork", "spawn"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            seen[method] = pool.map(square, [3])
+    try:
+        os.waitpid(-1, os.WNOHANG)
+        seen["children"] = True
+    except ChildProcessError:
+        seen["children"] = False
+    print(json.dumps(seen))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def environment(**variables: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    return {**kept, "PYTHONPATH": str(ROOT), **variables}
+
+
+def started(arguments: list[str], folder: Path, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=options.pop("env", environment()),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def run(arguments: list[str], folder: Path, stdin: str = "", **options: Any) -> tuple[int, str, str]:
+    process = started(arguments, folder, stdin=subprocess.PIPE, **options)
+    out, err = process.communicate(stdin, timeout=TIMEOUT_S)
+    return process.returncode, out, err
+
+
+def script(folder: Path, text: str, name: str = "train.py") -> list[str]:
+    (folder / name).write_text(textwrap.dedent(text))
+    return [name]
+
+
+def both(arguments: list[str], folder: Path, *ours: str, **options: Any) -> tuple[Any, Any]:
+    plain = run(arguments, folder, **options)
+    return plain, run(["-m", "fp8doctor", "run", *ours, *arguments], folder, **options)
+
+
+def without_ours(stderr: str) -> str:
+    return "".join(line for line in stderr.splitlines(True) if not line.startswith("fp8doctor: "))
+
+
+@pytest.mark.parametrize("gate", [[], ["--fail-on", "error"]])
+def test_a_script_sees_what_it_would_see(tmp_path: Path, gate: list[str]) -> None:
+    arguments = [*script(tmp_path, PROBE), "--steps", "3", "-m", "x y"]
+    (code, out, _), (ours, our_out, our_err) = both(arguments, tmp_path, *gate, stdin="typed")
+    assert code == 0, our_err
+    expected, seen = json.loads(out), json.loads(our_out)
+    if gate:  # fp8doctor waits above the script, and has no report
+        expected["parent"] = seen["parent"]
+    assert seen == expected
+    assert ours == (2 if gate else 0)
+    assert "imported no torch" in our_err
+
+
+def test_a_module_sees_what_it_would_see(tmp_path: Path) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    script(package, PROBE)
+    (_, out, _), (_, our_out, our_err) = both(["-m", "pkg.train", "--lr", "1"], tmp_path)
+    assert json.loads(our_out) == json.loads(out), our_err
+
+
+def test_a_sitecustomize_of_the_user_is_imported(tmp_path: Path) -> None:
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    (ours / "sitecustomize.py").write_text("import builtins\nbuiltins.customized = __file__\n")
+    arguments = script(tmp_path, "import sitecustomize; print(customized, sitecustomize.__file__)\n")
+    env = environment(PYTHONPATH=f"{ours}{os.pathsep}{ROOT}")
+    plain, watched = both(arguments, tmp_path, env=env)
+    assert plain[:2] == watched[:2]
+    assert str(ours) in watched[1]
+
+
+ENDS = {
+    "returns": "print('done')",
+    "raises": "def f():\n    raise ValueError('no')\nf()",
+    "syntax": "def f(:",
+    "exits with a number": "import sys\nsys.exit(3)",
+    "exits with a sentence": "raise SystemExit('no data')",
+    "interrupted": "raise KeyboardInterrupt",
+    "os._exit": "import os\nprint('x', flush=True)\nos._exit(7)",
+    "killed": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+    "aborts": "import os\nos.abort()",
+    "at exit": "import atexit\natexit.register(print, 'bye')\nimport sys\nsys.exit(4)",
+    "a thread": "import threading\nthreading.Timer(0.1, print, ('late',)).start()",
+    "a daemon": "import os, time\nif not os.fork():\n    os.close(1), os.close(2), time.sleep(60)",
+    "own hook": "import sys\nsys.excepthook = lambda *a: print('mine', a[0].__name__)\n1 / 0",
+    "missing module": "import nothing_of_this_name",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_it_ends_as_it_would_end(tmp_path: Path, end: str) -> None:
+    began = time.monotonic()
+    plain, watched = both(script(tmp_path, ENDS[end]), tmp_path)
+    assert watched[:2] == plain[:2]
+    assert without_ours(watched[2]) == plain[2]
+    assert "fp8doctor: nothing was seen: the script's process imported no torch." in watched[2]
+    ordinary = end not in ("os._exit", "killed", "aborts")
+    assert ("without Python's own end" not in watched[2]) == ordinary
+    assert time.monotonic() - began < TIMEOUT_S / 4
+
+
+@pytest.mark.parametrize("end", ["returns", "exits with a number", "killed", "os._exit"])
+def test_it_ends_as_it_would_end_below_a_gate(tmp_path: Path, end: str) -> None:
+    plain, watched = both(script(tmp_path, ENDS[end]), tmp_path, "--fail-on", "error")
+    assert watched[1] == plain[1]
+    assert watched[0] == (plain[0] or 2)
+
+
+SIGNALLED = """
+import signal, sys, time
+got = []
+for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
+    signal.signal(getattr(signal, name), lambda number, frame: got.append(number))
+print("ready", flush=True)
+while signal.SIGUSR1 not in got:
+    time.sleep(0.01)
+print(got, flush=True)
+sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize("gate", [[], ["--fail-on", "error"]])
+def test_signals_reach_the_script_once(tmp_path: Path, gate: list[str]) -> None:
+    process = started(
+        ["-m", "fp8doctor", "run", *gate, *script(tmp_path, SIGNALLED)], tmp_path, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    if gate:
+        process.send_signal(signal.SIGTERM)
+    else:
+        os.killpg(process.pid, signal.SIGTERM)  # as torchrun and timeout do
+        time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    time.sleep(0.3)
+    process.send_signal(signal.SIGUSR1)
+    out, _ = process.communicate(timeout=TIMEOUT_S)
+    expected = [signal.SIGTERM, signal.SIGUSR1] if gate else [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+    assert out == f"{[int(each) for each in expected]}\n"
+    assert process.returncode == 5
+
+
+def test_an_interrupt_ends_it_as_python_ends(tmp_path: Path) -> None:
+    arguments = script(tmp_path, "import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    process = started(["-m", "fp8doctor", "run", *arguments], tmp_path)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in err
+    assert "running" not in err
+
+
+def test_its_own_process_is_the_one_that_was_started(tmp_path: Path) -> None:
+    arguments = script(tmp_path, "import os\nprint(os.getpid())\n")
+    process = started(["-m", "fp8doctor", "run", *arguments], tmp_path)
+    out, _ = process.communicate(timeout=TIMEOUT_S)
+    assert int(out) == process.pid
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no script was named"),
+        (["-m"], "no script was named"),
+        (["nosuch.py"], "no such file: nosuch.py"),
+        (["--steps", "2", "train.py"], "2 is not in the range x>=3"),
+        (["-o", "train.py", "train.py"], "would overwrite"),
+    ],
+)
+def test_wrong_usage(tmp_path: Path, arguments: list[str], said: str) -> None:
+    script(tmp_path, "print('ran')")
+    code, out, err = run(["-m", "fp8doctor", "run", *arguments], tmp_path)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("python -m fp8doctor run a.py -u", ""),
+        ("python /venv/bin/fp8doctor run -u", ""),
+        ("python -u -m fp8doctor run a.py", "-u"),
+        ("python -Oum fp8doctor run a.py", "-Ou"),
+        ("python -X dev -Wignore -W error::Warning -m fp8doctor", "-X dev -Wignore -W error::Warning"),
+        ("python -c code", ""),
+    ],
+)
+def test_options_of_the_interpreter_are_kept(command: str, options: str) -> None:
+    assert " ".join(interpreter_options(command.split())) == options
