@@ -98,6 +98,14 @@ REASONS = {
         "quantize_(model, Float8TrainingOpConfig(), filter_fn=lambda module, name: "
         'type(module).__name__ == "{kind}")',
     ),
+    "experts_as_they_lie": (
+        "are 3-D expert weights that torchao's grouped GEMM does not take as they are",
+        "experts-by-grouped-gemm",
+        "store the experts as [experts, out, in] and multiply them by torch's grouped GEMM: torchao converts "
+        "such experts",
+        "self.weight = nn.Parameter(weight.transpose(-2, -1).contiguous())   # if it is [experts, in, out]\n"
+        "y = torch._grouped_mm(x, self.weight.transpose(-2, -1), offs=offsets)   # not a loop, not bmm",
+    ),
     "attention": (
         "are projections that nn.MultiheadAttention keeps as parameters",
         "own-projections",
@@ -238,7 +246,7 @@ def reason(linear: Linear, fp8: list[Linear], facts: Facts) -> str:
     if linear.kind.endswith(".Conv1D"):
         return "conv1d"
     if linear.role == "experts" and linear.gemms > 1:
-        return "experts"
+        return "experts_as_they_lie" if linear.features.get("grouped_gemm") is False else "experts"
     if linear.features.get("functional"):
         return "attention"
     if linear.kind in NO_LINEAR:

@@ -33,6 +33,7 @@ from typing import NamedTuple
 from packaging.version import InvalidVersion, Version
 
 from fp8doctor.analysis.fp8_request import asked_by_environment
+from fp8doctor.diagnosis.treatments import with_recipe
 from fp8doctor.facts import Environment, Facts, Linear, Network, Package, Scaling, Software
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -68,7 +69,7 @@ def risky_recipe(facts: Facts) -> Finding | NotApplicable | None:
     )
     if not wanted:
         return NotApplicable(reason="no FP8 layer in the model, and none asked for")
-    risks = [*in_the_model(facts.network.scalings), *by_variables(facts), *miscompiled(facts)]
+    risks = [*in_the_model(facts), *by_variables(facts), *miscompiled(facts)]
     if not risks:
         return None
     return Finding(
@@ -83,15 +84,15 @@ def risky_recipe(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def in_the_model(scalings: tuple[Scaling, ...]) -> Iterator[Risk]:
-    for scaling in scalings:
+def in_the_model(facts: Facts) -> Iterator[Risk]:
+    for scaling in facts.network.scalings:
         if any("e5m2" in dtype for dtype in scaling.forward_dtypes):
             text = (
                 f"{scaling.layers} layers ({scaling.first}, ...) cast their input or weight to E5M2, with "
                 "two bits of mantissa"
             )
             code = (
-                'config = Float8LinearConfig.from_recipe_name("tensorwise")'
+                with_recipe("tensorwise", facts)
                 if scaling.stack == "torchao"
                 else "recipe.fp8_format = Format.HYBRID"
             )

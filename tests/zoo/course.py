@@ -4,15 +4,14 @@ lines as they are printed, and examined again."""
 from __future__ import annotations
 
 import dataclasses
-from unittest import mock
 
 import torch
 from torch import nn
-from torchao.float8.float8_linear import Float8Linear
 
 from fp8doctor import inspect_model
 from fp8doctor.finding import Treatment
 from fp8doctor.report import Report
+from tests.treating import NO_TRITON, without_arithmetic
 from tests.zoo.animals import Animal
 
 ALL = """from torchao.float8 import convert_to_float8_training
@@ -46,9 +45,6 @@ STATES = {
     "LoRA, then everything converted": (LORA, ALL, ""),
 }
 """What a script does with a model: before the conversion to FP8, for it, and after it."""
-
-NO_TRITON = "requires triton"
-"""Of what torchao raises for experts in FP8 without a GPU."""
 
 ROUNDS = 3
 """Reports after which nothing may be left to prescribe."""
@@ -167,20 +163,12 @@ def followed(script: Script, treatment: Treatment, course: Course) -> Report | N
 
 
 def examined_and_run(script: Script) -> Report:
-    """The report on the model that a script makes, which runs forward and backward afterwards.
-
-    Dynamo compiles nothing there, and FP8 layers multiply as nn.Linear does: what is tried is whether the
-    lines leave a model that can be called, not its arithmetic.
-    """
+    """The report on the model that a script makes, which runs forward and backward afterwards."""
     model = script.run()
     report = inspect_model(model, trial=False)
-    with torch.compiler.set_stance("force_eager"), mock.patch.object(Float8Linear, "forward", in_bf16):
+    with without_arithmetic():
         script.animal.step(model)
     return report
-
-
-def in_bf16(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    return nn.functional.linear(x, layer.weight, layer.bias)
 
 
 def in_words(error: BaseException) -> str:
