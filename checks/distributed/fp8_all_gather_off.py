@@ -31,6 +31,7 @@ from fp8doctor.diagnosis.treatments import convert_again
 from fp8doctor.facts import Accelerate, Distributed, Facts, Linear, Network, Training
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 FLAG = "enable_fsdp_float8_all_gather"
 
@@ -104,7 +105,8 @@ def wrapped_for_nothing(linears: list[Linear], facts: Facts) -> Finding:
     severity: Severity | None = None if ready else "info"
     return Finding(
         severity=severity,
-        title=f"{len(linears)} FP8 Linears are wrapped for FSDP2's all-gather, and nothing is sharded",
+        title=f"{plural(len(linears), 'FP8 Linear')} {'is' if len(linears) == 1 else 'are'} wrapped for "
+        "FSDP2's all-gather, and nothing is sharded",
         explanation="The flag gives nothing without FSDP2; each weight is a tensor subclass, which costs the "
         "host time and can make saving fail." + ("" if ready else " It is right if fully_shard follows."),
         evidence={

@@ -37,6 +37,7 @@ from fp8doctor.diagnosis.treatments import with_recipe
 from fp8doctor.facts import Environment, Facts, Linear, Network, Package, Scaling, Software
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 HISTORY = "ACCELERATE_FP8_AMAX_HISTORY_LEN"
 FORMAT = "ACCELERATE_FP8_FORMAT"
@@ -86,11 +87,10 @@ def risky_recipe(facts: Facts) -> Finding | NotApplicable | None:
 
 def in_the_model(facts: Facts) -> Iterator[Risk]:
     for scaling in facts.network.scalings:
+        s, their = ("s", "its") if scaling.layers == 1 else ("", "their")
+        layers = f"{plural(scaling.layers, 'layer')} ({scaling.first}{'' if s else ', ...'})"
         if any("e5m2" in dtype for dtype in scaling.forward_dtypes):
-            text = (
-                f"{scaling.layers} layers ({scaling.first}, ...) cast their input or weight to E5M2, with "
-                "two bits of mantissa"
-            )
+            text = f"{layers} cast{s} {their} input or weight to E5M2, with two bits of mantissa"
             code = (
                 with_recipe("tensorwise", facts)
                 if scaling.stack == "torchao"
@@ -103,8 +103,7 @@ def in_the_model(facts: Facts) -> Iterator[Risk]:
             and scaling.amax_compute_algo != "custom"
         ):
             text = (
-                f"{scaling.layers} layers ({scaling.first}, ...) take their scale from the last step alone: "
-                "whatever is larger now saturates"
+                f"{layers} take{s} {their} scale from the last step alone: whatever is larger now saturates"
             )
             code = 'recipe = DelayedScaling(amax_history_len=1024, amax_compute_algo="max")'
             yield Risk(f"amax history of {scaling.amax_history_len}", text, "a history of 1024 steps", code)

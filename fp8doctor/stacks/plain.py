@@ -146,8 +146,10 @@ def experts(module: nn.Module) -> tuple[Layer, ...]:
 
 
 def multiplies_grouped(module: nn.Module) -> bool:
-    """Tell whether a module of experts multiplies by torch's grouped GEMM: its forward names it, or transformers
-    chooses its forward, which is that of the grouped GEMM unless told otherwise."""
+    """Tell whether a module of experts multiplies by torch's grouped GEMM.
+
+    Its forward names it, or transformers chooses its forward, the grouped one unless told otherwise.
+    """
     forward = read_class(type(module), "forward")
     named = forward.__code__.co_names if isinstance(forward, FunctionType) else ()
     return isinstance(read(module, "is_transposed"), bool) or any("grouped_mm" in each for each in named)
