@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
+from transformers import Llama4ForCausalLM, Llama4TextConfig
 
 from fp8doctor import inspect_model
-from fp8doctor.diagnosis.treatments import LINES, describe, stay_in_bf16
+from fp8doctor.diagnosis.treatments import LINES, describe, keep_in_bf16, stay_in_bf16
 from fp8doctor.facts import Environment, Facts
 from fp8doctor.finding import Treatment
 from fp8doctor.lines import OF_THE_SCRIPT, free_names
@@ -147,3 +148,21 @@ def test_to_stay_in_bf16_says_who_asked_for_fp8() -> None:
     launched = Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"})
     assert "unset ACCELERATE_FP8_BACKEND" in stay_in_bf16(Facts(environment=launched)).code
     assert "ACCELERATE" not in stay_in_bf16(Facts()).code
+
+
+def test_a_router_that_derives_from_a_linear_stays_out() -> None:
+    """Llama 4's returns scores and logits; converted it would return one tensor."""
+
+    def build() -> nn.Module:
+        settings = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+        config = Llama4TextConfig(num_local_experts=16, vocab_size=64, num_attention_heads=4, **settings)
+        with torch.device("meta"):
+            return Llama4ForCausalLM(config).bfloat16()
+
+    model = convert_to_float8_training(build(), module_filter_fn=lambda layer, name: type(layer) is nn.Linear)
+    facts = inspect_model(model, trial=False).facts
+    script = {"model": build()}
+    exec(keep_in_bf16(["lm_head"], facts).code, script)
+    kinds = {name.rpartition(".")[2]: type(module) for name, module in script["model"].named_modules()}
+    assert (kinds["router"].__name__, kinds["lm_head"]) == ("Llama4Router", nn.Linear)
+    assert kinds["q_proj"] is not nn.Linear

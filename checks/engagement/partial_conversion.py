@@ -29,7 +29,13 @@ https://github.com/meta-pytorch/torchtune/issues/2833
 from __future__ import annotations
 
 from fp8doctor.analysis.layer_gain import would_lose
-from fp8doctor.analysis.layers import EVERY_ROLE, NO_LINEAR, fits_fp8, flops_share_pct, would_be_converted
+from fp8doctor.analysis.layers import (
+    NO_LINEAR,
+    fits_fp8,
+    flops_share_pct,
+    may_be_taken,
+    would_be_converted,
+)
 from fp8doctor.cost import (
     GpuSpec,
     amdahl,
@@ -201,11 +207,7 @@ def lines(why: str, layers: list[Linear], left: list[Linear], facts: Facts) -> s
         return REASONS[why][-1].format(kind=layers[0].kind.rpartition(".")[2])
     if why != "filter" or any(linear.stack == "transformer_engine" for linear in facts.network.linears):
         return None
-    out = [
-        linear.name
-        for linear in facts.network.linears
-        if linear not in left and would_be_converted(linear, roles=EVERY_ROLE, adapters=True, padded=True)
-    ]
+    out = [linear.name for linear in facts.network.linears if linear not in left and may_be_taken(linear)]
     return if_recorded(convert_all_but, out, facts)
 
 

@@ -13,7 +13,7 @@ from fp8doctor.analysis import treatment_table
 from fp8doctor.analysis.compile_coverage import cache_off, compile_treatment, is_inside, needs_compile
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.layer_gain import to_keep
-from fp8doctor.analysis.layers import EVERY_ROLE, in_python, would_be_converted
+from fp8doctor.analysis.layers import in_python, may_be_taken
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.finding import Treatment
@@ -71,13 +71,7 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
 def _left_out_now(linears: Sequence[Linear]) -> tuple[list[str], str]:
     """Name the layers that no conversion took, in sets, where few lines hold them, else note that there are
     some."""
-    now = names_in_python(
-        [
-            linear.name
-            for linear in linears
-            if would_be_converted(linear, roles=EVERY_ROLE, adapters=True, padded=True)
-        ]
-    )
+    now = names_in_python([linear.name for linear in linears if may_be_taken(linear)])
     return (now, "") if len(now) <= MOST_LINES else ([], "   # beside what your filter leaves out now")
 
 

@@ -14,17 +14,15 @@ from fp8doctor.report import Report
 from tests.treating import NO_TRITON, without_arithmetic
 from tests.zoo.animals import Animal
 
-ALL = """from torchao.float8 import convert_to_float8_training
-fits = lambda module, name: not (module.in_features % 16 or module.out_features % 16)
-convert_to_float8_training(model, module_filter_fn=fits)"""
-FILTERED = """from torchao.float8 import convert_to_float8_training
-last = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)][-1]
-wanted = lambda module, name: name != last and not (module.in_features % 16 or module.out_features % 16)
-convert_to_float8_training(model, module_filter_fn=wanted)"""
-THIRD = """from torchao.float8 import convert_to_float8_training
-names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)][::3]
-some = lambda module, name: name in names and not (module.in_features % 16 or module.out_features % 16)
-convert_to_float8_training(model, module_filter_fn=some)"""
+FITS = """from torchao.float8 import convert_to_float8_training
+linear = lambda module: type(module) is torch.nn.Linear   # what derives from it may return more
+fits = lambda module: linear(module) and not (module.in_features % 16 or module.out_features % 16)
+"""
+ALL = f"{FITS}convert_to_float8_training(model, module_filter_fn=lambda module, name: fits(module))"
+FILTERED = f"""{FITS}last = [name for name, module in model.named_modules() if linear(module)][-1]
+convert_to_float8_training(model, module_filter_fn=lambda module, name: fits(module) and name != last)"""
+THIRD = f"""{FITS}some = [name for name, module in model.named_modules() if linear(module)][::3]
+convert_to_float8_training(model, module_filter_fn=lambda module, name: fits(module) and name in some)"""
 LORA = """from peft import LoraConfig, get_peft_model
 model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))"""
 BY_HAND = """for module in model.modules():
