@@ -143,8 +143,8 @@ def may_be_taken(linear: Linear) -> bool:
 
     A router may be of a class that derives from nn.Linear and returns more than it does.
     """
-    return would_be_converted(linear, roles=EVERY_ROLE, adapters=True, padded=True) or (
-        linear.role == "router" and linear.use == "none"
+    return linear.use == "none" and (
+        linear.role == "router" or would_be_converted(linear, roles=EVERY_ROLE, adapters=True, padded=True)
     )
 
 
