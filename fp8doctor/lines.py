@@ -68,7 +68,7 @@ class Python(NamedTuple):
     free_names: frozenset[str]
     """Names that they use before they have them."""
     is_whole: bool
-    """Whether there is something to run, and no ellipsis for what was left out."""
+    """Whether the lines change something of the script, and have no ellipsis for what was left out."""
 
 
 @functools.lru_cache(maxsize=512)
@@ -79,7 +79,22 @@ def _python(code: str) -> Python | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     left_out = any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(tree))
-    return Python(frozenset(free_names(tree)), bool(tree.body) and not left_out)
+    changes = not all(map(binds_own_names, tree.body))
+    return Python(frozenset(free_names(tree)), changes and not left_out)
+
+
+def binds_own_names(statement: ast.stmt) -> bool:
+    """Whether a statement does no more than give names to values, and no name of the script's."""
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return True
+    targets = (
+        statement.targets
+        if isinstance(statement, ast.Assign)
+        else [statement.target]
+        if isinstance(statement, ast.AugAssign)
+        else [None]
+    )
+    return all(isinstance(each, ast.Name) and each.id not in OF_THE_SCRIPT for each in targets)
 
 
 def kind_of(code: str) -> Kind:

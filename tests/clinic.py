@@ -13,6 +13,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import encode
@@ -22,16 +23,23 @@ from tests.checks.environment import live
 FOLDER = Path(__file__).parent / "patients"
 
 EXAMINE = """
-import json, sys
+import dataclasses, json, sys
 import torch._dynamo
 from fp8doctor.examine import examine
 from fp8doctor.loading.model_file import load
-print(json.dumps(examine(load(sys.argv[1])).to_dict()))
+from tests.treating import treat
+path = sys.argv[1]
+job = load(path)
+facts = examine(job)
+print(json.dumps({"facts": facts.to_dict(), "course": dataclasses.asdict(treat(path, job, facts))}))
 """
-"""What a worker does with a model file that is not to be timed."""
+"""What a worker does with a model file that is not to be timed, and then what the patient is told to do."""
 
 HEAVY = {"torchao": "torchao.float8", "transformers": "transformers.modeling_utils"}
 """The module of a package that every patient with this package imports, and that takes the time."""
+
+READ_LATE = ("os.environ['ACCELERATE_", "os.environ['FP8_")
+"""Statements that prepare no import: Accelerate reads its variables when an Accelerator is made."""
 
 KEPT_IN = "FP8DOCTOR_TESTS_KEEP_FACTS_IN"
 """A variable that names a folder: facts of one run of the tests, kept there for the matrix of the same
@@ -78,22 +86,34 @@ def read(path: Path) -> Patient:
     return Patient(path, constants["MUST"], constants["MUST_NOT"], constants.get("HEALTHY", False))
 
 
-@functools.cache
 def examined(patient: Patient) -> Examination:
-    """What was found out about a patient in a process of its own, once in this process; see `KEPT_IN`."""
+    """What was found out about a patient."""
+    return seen(patient)[0]
+
+
+def treated(patient: Patient) -> dict[str, Any] | None:
+    """The `tests.treating.Course` of a patient; None of one that the real worker examines."""
+    return seen(patient)[1]
+
+
+@functools.cache
+def seen(patient: Patient) -> tuple[Examination, dict[str, Any] | None]:
+    """A patient examined, and treated, in a process of its own, once in this process; see `KEPT_IN`."""
     folder = os.environ.get(KEPT_IN)
     kept = Path(folder, f"{patient.name}.json") if folder else None
     if kept and kept.exists():
-        return Examination(Facts.from_dict(json.loads(kept.read_text("utf-8"))), None)
+        said = json.loads(kept.read_text("utf-8"))
+        return Examination(Facts.from_dict(said["facts"]), None), said["course"]
     imports = first_imports(patient.path)
     if imports is None:
-        examination = examine_in_worker(str(patient.path), progress=lambda stage: None)
+        examination, course = examine_in_worker(str(patient.path), progress=lambda stage: None), None
     else:
         printed = live.printed("\n".join((*sorted(imports), EXAMINE)), str(patient.path))
-        examination = Examination(Facts.from_dict(json.loads(printed.splitlines()[-1])), None)
+        said = json.loads(printed.splitlines()[-1])
+        examination, course = Examination(Facts.from_dict(said["facts"]), None), said["course"]
     if kept and examination.problem is None:
-        kept.write_bytes(encode(examination.facts.to_dict()))
-    return examination
+        kept.write_bytes(encode({"facts": examination.facts.to_dict(), "course": course}))
+    return examination, course
 
 
 def first_imports(path: Path) -> set[str] | None:
@@ -102,6 +122,8 @@ def first_imports(path: Path) -> set[str] | None:
     lines: set[str] = set()
     done = False
     for node in ast.parse(path.read_text("utf-8")).body[1:]:
+        if ast.unparse(node).startswith(READ_LATE):
+            continue
         if not isinstance(node, (ast.Import, ast.ImportFrom)):
             done = True
             continue

@@ -164,6 +164,18 @@ def test_page_is_complete(check: registry.Check) -> None:
     assert any("after" in line for line in code), "the example has no 'after'"
 
 
+ONE_OF_MANY = re.compile(
+    r"(?<!of )(?<![\d.,])\b1 (?:FP8 |LoRA )?(?:Linears|layers|blocks|kernels|modules|weights|GEMMs)\b"
+)
+
+
+@each_check
+def test_one_layer_is_no_layers(check: registry.Check) -> None:
+    findings, _ = registry.run([check], check.module.SICK)
+    said = " ".join(f"{finding.title} {finding.explanation}" for finding in findings)
+    assert ONE_OF_MANY.findall(said) == []
+
+
 @each_check
 def test_page_fits_the_terminal(check: registry.Check) -> None:
     explained = CliRunner().invoke(cli.main, ["explain", check.code])

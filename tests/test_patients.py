@@ -13,7 +13,7 @@ from fp8doctor import registry
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import recorded
 from fp8doctor.report import Report
-from tests.clinic import Patient, examined, patients
+from tests.clinic import Patient, examined, patients, treated
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENTS = {patient.name: patient for patient in patients()}
@@ -56,6 +56,28 @@ def test_every_check_had_an_answer(patient: Patient) -> None:
         outcome for outcome in report_on(patient).outcomes if outcome.outcome in ("unknown", "crashed")
     ]
     assert [each for each in unanswered if not recorded(each, "missing") or each.missing != "trial"] == []
+
+
+@pytest.mark.slow
+@each_patient
+def test_what_is_printed_runs_and_mends(patient: Patient) -> None:
+    """Every line that is Python is run as it stands, with a forward and a backward after it, and is not
+    prescribed again; those of a patient that the worker examines are for a shell."""
+    course = treated(patient)
+    if course is None:
+        assert {step.treatment.kind for step in report_on(patient).prescription} <= {"shell"}
+        return
+    assert course["failed"] == {}
+    assert set(course["rounds"][-1]) <= set(course["not_run"])
+    assert len(course["ran"]) == len(set(course["ran"]))
+
+
+@pytest.mark.slow
+def test_most_lines_were_run() -> None:
+    courses = [course for patient in PATIENTS.values() if (course := treated(patient))]
+    why = {reason.partition(":")[0] for course in courses for reason in course["not_run"].values()}
+    assert why == {"shell", "sketch", "wants an accelerator", "NotImplementedError"}
+    assert sum(len(course["ran"]) for course in courses) >= 30
 
 
 @pytest.mark.slow

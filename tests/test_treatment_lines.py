@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
+from transformers import Llama4ForCausalLM, Llama4TextConfig
 
 from fp8doctor import inspect_model
-from fp8doctor.diagnosis.treatments import LINES, describe
+from fp8doctor.diagnosis.treatments import LINES, describe, keep_in_bf16, stay_in_bf16
+from fp8doctor.facts import Environment, Facts
 from fp8doctor.finding import Treatment
 from fp8doctor.lines import OF_THE_SCRIPT, free_names
 from fp8doctor.registry import discover, run
@@ -60,6 +62,12 @@ def test_python_is_complete_and_the_rest_is_marked(check: object) -> None:
         ("unset A\ntorch.autograd.set_detect_anomaly(False)", "sketch"),
         ("export A=1   # said\n# more", "shell"),
         ("", "sketch"),
+        ("layers = 18   # 354M parameters", "sketch"),
+        ("batch_size = 16\naccumulate = 2", "sketch"),
+        ('config = Float8LinearConfig.from_recipe_name("tensorwise")', "sketch"),
+        ("keep = {'a'}\nkeep |= {'b'}\n# build these as torch.nn.Linear, not as te.Linear", "sketch"),
+        ('accelerator = Accelerator(mixed_precision="bf16")', "python"),
+        ("model.config.use_cache = False", "python"),
         ("\0", "sketch"),
         ("(" * 100000, "sketch"),
         ("keep = {f'b.{i}.{l}' for i in range(2) for l in ('a',)}\nkeep |= {'c'}\nprint(keep)", "python"),
@@ -121,3 +129,40 @@ def test_python_runs_on_the_model_that_it_is_for(build: Callable[[], nn.Module])
             exec(each.code, script)
             ran += 1
     assert ran > 3
+
+
+@pytest.mark.parametrize("name", ["recipe-tensorwise", "recipe-rowwise", "recipe-rowwise-with-gw-hp"])
+def test_another_recipe_leaves_out_what_is_left_out_now(name: str) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+
+    model = convert_to_float8_training(build(), module_filter_fn=lambda layer, name: name != "1")
+    printed = describe(name, inspect_model(model, trial=False).facts)
+    assert printed is not None
+    script = {"model": build()}
+    exec(printed.code, script)
+    assert [type(layer) is nn.Linear for layer in script["model"]] == [False, True, False]
+
+
+def test_to_stay_in_bf16_says_who_asked_for_fp8() -> None:
+    launched = Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"})
+    assert "unset ACCELERATE_FP8_BACKEND" in stay_in_bf16(Facts(environment=launched)).code
+    assert "ACCELERATE" not in stay_in_bf16(Facts()).code
+
+
+def test_a_router_that_derives_from_a_linear_stays_out() -> None:
+    """Llama 4's returns scores and logits; converted it would return one tensor."""
+
+    def build() -> nn.Module:
+        settings = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+        config = Llama4TextConfig(num_local_experts=16, vocab_size=64, num_attention_heads=4, **settings)
+        with torch.device("meta"):
+            return Llama4ForCausalLM(config).bfloat16()
+
+    model = convert_to_float8_training(build(), module_filter_fn=lambda layer, name: type(layer) is nn.Linear)
+    facts = inspect_model(model, trial=False).facts
+    script = {"model": build()}
+    exec(keep_in_bf16(["lm_head"], facts).code, script)
+    kinds = {name.rpartition(".")[2]: type(module) for name, module in script["model"].named_modules()}
+    assert (kinds["router"].__name__, kinds["lm_head"]) == ("Llama4Router", nn.Linear)
+    assert kinds["q_proj"] is not nn.Linear

@@ -48,6 +48,7 @@ from fp8doctor.diagnosis.treatments import names_in_python
 from fp8doctor.facts import CompileMark, Dynamo, Environment, Facts, Linear, Network, Training, Workload
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 BACKENDS_WITHOUT_KERNELS = (
     "eager",
@@ -116,7 +117,7 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
         )
         + first.text,
         explanation=". ".join(sentence(cause.text) for cause in causes)
-        + (f". {len(idle)} FP8 Linears look compiled and run eagerly." if idle else "."),
+        + (f". {named(idle)} eagerly." if idle else "."),
         evidence={
             "causes": tuple(cause.text for cause in causes),
             "compile_marks": len(marks),
@@ -130,6 +131,11 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
             code="\n".join(cause.code for cause in causes),
         ),
     )
+
+
+def named(idle: list[Linear]) -> str:
+    run = "looks compiled and runs" if len(idle) == 1 else "look compiled and run"
+    return f"{plural(len(idle), 'FP8 Linear')} {run}"
 
 
 def sentence(text: str) -> str:

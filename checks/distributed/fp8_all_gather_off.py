@@ -27,9 +27,11 @@ https://pytorch.org/blog/training-using-float8-fsdp2/
 
 from __future__ import annotations
 
+from fp8doctor.diagnosis.treatments import convert_again
 from fp8doctor.facts import Accelerate, Distributed, Facts, Linear, Network, Training
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 FLAG = "enable_fsdp_float8_all_gather"
 
@@ -37,10 +39,10 @@ VARIABLE = "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER"
 """Where Accelerate reads the flag, on by default. Source: ``AORecipeKwargs``, accelerate 1.13 to 1.15."""
 
 ON = """config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
-convert_to_float8_training(model, config=config)     # before fully_shard(model)
+{conversion}     # before fully_shard(model)
 # and after every optimizer.step(): precompute_float8_dynamic_scale_for_fsdp(model)"""
 
-OFF = "convert_to_float8_training(model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=False))"
+OFF = "Float8LinearConfig(enable_fsdp_float8_all_gather=False)"
 
 
 @check(
@@ -64,11 +66,11 @@ def fp8_all_gather_off(facts: Facts) -> Finding | NotApplicable | None:
     in_bf16 = [linear for linear in tensorwise if linear.name in sharded and not linear.features[FLAG]]
     for_nothing = [linear for linear in tensorwise if linear.features[FLAG]] if not sharded else []
     if in_bf16 and distributed:
-        return gathered_in_bf16(in_bf16, len(tensorwise), distributed.shards or 1)
-    return wrapped_for_nothing(for_nothing, facts.training) if for_nothing else None
+        return gathered_in_bf16(in_bf16, len(tensorwise), distributed.shards or 1, facts)
+    return wrapped_for_nothing(for_nothing, facts) if for_nothing else None
 
 
-def gathered_in_bf16(linears: list[Linear], of: int, shards: int) -> Finding:
+def gathered_in_bf16(linears: list[Linear], of: int, shards: int, facts: Facts) -> Finding:
     gib = sum(linear.parameters for linear in linears) * 2 / 2**30
     return Finding(
         severity=None if shards > 1 else "info",
@@ -84,23 +86,27 @@ def gathered_in_bf16(linears: list[Linear], of: int, shards: int) -> Finding:
             "first": linears[0].name,
         },
         treatment=Treatment(
-            name="float8-all-gather", summary="set the flag at conversion, before fully_shard", code=ON
+            name="float8-all-gather",
+            summary="set the flag at conversion, before fully_shard",
+            code=ON.format(conversion=convert_again(facts, config="config")),
         ),
     )
 
 
-def wrapped_for_nothing(linears: list[Linear], training: Training) -> Finding:
+def wrapped_for_nothing(linears: list[Linear], facts: Facts) -> Finding:
     """Report the flag without FSDP2.
 
     It is information until something proves that the model is ready to train: before that it may still be
     sharded.
     """
+    training = facts.training
     by_accelerate = bool(training.accelerate and training.accelerate.prepared)
     ready = by_accelerate or bool(training.gradients_seen) or bool(training.optimizer_stepped)
     severity: Severity | None = None if ready else "info"
     return Finding(
         severity=severity,
-        title=f"{len(linears)} FP8 Linears are wrapped for FSDP2's all-gather, and nothing is sharded",
+        title=f"{plural(len(linears), 'FP8 Linear')} {'is' if len(linears) == 1 else 'are'} wrapped for "
+        "FSDP2's all-gather, and nothing is sharded",
         explanation="The flag gives nothing without FSDP2; each weight is a tensor subclass, which costs the "
         "host time and can make saving fail." + ("" if ready else " It is right if fully_shard follows."),
         evidence={
@@ -111,7 +117,7 @@ def wrapped_for_nothing(linears: list[Linear], training: Training) -> Finding:
         treatment=Treatment(
             name="no-float8-all-gather",
             summary="leave the flag off where FSDP2 does not shard the model",
-            code=f"export {VARIABLE}=false" if by_accelerate else OFF,
+            code=f"export {VARIABLE}=false" if by_accelerate else convert_again(facts, config=OFF),
         ),
     )
 

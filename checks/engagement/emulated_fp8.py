@@ -23,15 +23,11 @@ and run on a CPU. https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/conf
 from __future__ import annotations
 
 from fp8doctor.analysis.layers import flops_share_pct
+from fp8doctor.diagnosis.treatments import convert_again
 from fp8doctor.facts import Facts, Linear, Network
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
-FLOAT8 = Treatment(
-    name="real-fp8-kernel",
-    summary="convert without emulation; on a GPU without FP8 train in BF16",
-    code="convert_to_float8_training(model, config=Float8LinearConfig(emulate=False))",
-)
 MX = Treatment(
     name="real-mx-kernel",
     summary="take a recipe with a real kernel; on a GPU without MX train in BF16 or in tensorwise FP8",
@@ -68,7 +64,16 @@ def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
             "recipe": first.recipe,
             "first": first.name,
         },
-        treatment=FLOAT8 if first.kind.startswith("torchao.float8.") else MX,
+        treatment=float8(facts) if first.kind.startswith("torchao.float8.") else MX,
+    )
+
+
+def float8(facts: Facts) -> Treatment:
+    """Describe converting the same layers without emulation."""
+    return Treatment(
+        name="real-fp8-kernel",
+        summary="convert without emulation; on a GPU without FP8 train in BF16",
+        code=convert_again(facts, config="Float8LinearConfig(emulate=False)"),
     )
 
 

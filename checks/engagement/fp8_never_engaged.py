@@ -31,6 +31,7 @@ from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 CALL_LAYERS = Treatment(
     name="call-converted-layers",
@@ -63,7 +64,7 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
         )
     if none_ran:
         return Finding(
-            title=f"no FP8 GEMM ran in a training step with {len(fp8)} FP8 layers",
+            title=f"no FP8 GEMM ran in a training step with {plural(len(fp8), 'FP8 layer')}",
             explanation="One profiled step of the job as it is holds no FP8 GEMM: the layers are switched "
             "off, or the model never calls them.",
             evidence={"fp8_layers": len(fp8), "fp8_gemms": 0},

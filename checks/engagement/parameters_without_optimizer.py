@@ -33,6 +33,7 @@ from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.facts import Environment, Facts, Linear, Network, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 FREEZE_AGAIN = Treatment(
     name="freeze-again",
@@ -109,7 +110,8 @@ def cause_of(bases: int, unfrozen: int, wrapped: int) -> tuple[str, Treatment]:
     """Tell why they are in no group and what to do, by LoRA's bases, once frozen layers and wrapped
     weights."""
     if bases or unfrozen:
-        what = f"The base of {bases} LoRA layers" if bases else f"What was frozen in {unfrozen} layers"
+        base, frozen = plural(bases, "LoRA layer"), plural(unfrozen, "layer")
+        what = f"The base of {base}" if bases else f"What was frozen in {frozen}"
         return (
             f"{what} is trainable: the conversion did not keep requires_grad=False, and each layer computes "
             "a third GEMM."

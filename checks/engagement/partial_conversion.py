@@ -29,7 +29,13 @@ https://github.com/meta-pytorch/torchtune/issues/2833
 from __future__ import annotations
 
 from fp8doctor.analysis.layer_gain import would_lose
-from fp8doctor.analysis.layers import EVERY_ROLE, NO_LINEAR, fits_fp8, flops_share_pct, would_be_converted
+from fp8doctor.analysis.layers import (
+    NO_LINEAR,
+    fits_fp8,
+    flops_share_pct,
+    may_be_taken,
+    would_be_converted,
+)
 from fp8doctor.cost import (
     GpuSpec,
     amdahl,
@@ -97,6 +103,14 @@ REASONS = {
         "optimizer is built",
         "quantize_(model, Float8TrainingOpConfig(), filter_fn=lambda module, name: "
         'type(module).__name__ == "{kind}")',
+    ),
+    "experts_as_they_lie": (
+        "are 3-D expert weights that torchao's grouped GEMM does not take as they are",
+        "experts-by-grouped-gemm",
+        "store the experts as [experts, out, in] and multiply them by torch's grouped GEMM: torchao converts "
+        "such experts",
+        "self.weight = nn.Parameter(weight.transpose(-2, -1).contiguous())   # if it is [experts, in, out]\n"
+        "y = torch._grouped_mm(x, self.weight.transpose(-2, -1), offs=offsets)   # not a loop, not bmm",
     ),
     "attention": (
         "are projections that nn.MultiheadAttention keeps as parameters",
@@ -193,11 +207,7 @@ def lines(why: str, layers: list[Linear], left: list[Linear], facts: Facts) -> s
         return REASONS[why][-1].format(kind=layers[0].kind.rpartition(".")[2])
     if why != "filter" or any(linear.stack == "transformer_engine" for linear in facts.network.linears):
         return None
-    out = [
-        linear.name
-        for linear in facts.network.linears
-        if linear not in left and would_be_converted(linear, roles=EVERY_ROLE, adapters=True, padded=True)
-    ]
+    out = [linear.name for linear in facts.network.linears if linear not in left and may_be_taken(linear)]
     return if_recorded(convert_all_but, out, facts)
 
 
@@ -238,7 +248,7 @@ def reason(linear: Linear, fp8: list[Linear], facts: Facts) -> str:
     if linear.kind.endswith(".Conv1D"):
         return "conv1d"
     if linear.role == "experts" and linear.gemms > 1:
-        return "experts"
+        return "experts_as_they_lie" if linear.features.get("grouped_gemm") is False else "experts"
     if linear.features.get("functional"):
         return "attention"
     if linear.kind in NO_LINEAR:

@@ -30,6 +30,7 @@ from fp8doctor.analysis.layers import flops_share_pct, layer_label
 from fp8doctor.facts import Environment, Facts, Linear, Network, Training, Use, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 QUANTIZED_WEIGHTS = (
     "NF4Tensor",
@@ -87,7 +88,9 @@ def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
         return None
     swapped = [linear for linear in quantized if linear.use == "training"]
     what = (
-        f"{len(quantized)} Linears with quantized weights" if quantized else f"a base quantized with {method}"
+        f"{plural(len(quantized), 'Linear')} with quantized weights"
+        if quantized
+        else f"a base quantized with {method}"
     )
     return Finding(
         title=f"FP8 training together with {what}",

@@ -25,23 +25,16 @@ https://arxiv.org/abs/2510.24061 (FALQON: FP8 loses on the small matrices of LoR
 
 from __future__ import annotations
 
+from fp8doctor.diagnosis.treatments import convert_again
 from fp8doctor.facts import Facts, Linear, Network, Use
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
-TREATMENTS = {
-    "torchao": Treatment(
-        name="convert-base-first",
-        summary="convert the base before get_peft_model, or keep the adapters out of the conversion",
-        code='convert_to_float8_training(model, module_filter_fn=lambda module, name: "lora_" not in name)',
-    ),
-    "transformer_engine": Treatment(
-        name="convert-base-first",
-        summary="replace the Linears of the base by Transformer Engine's before get_peft_model "
-        "(peft >= 0.19)",
-        code="base, optimizer = accelerator.prepare(base, optimizer)\nmodel = get_peft_model(base, config)",
-    ),
-}
+OF_TRANSFORMER_ENGINE = Treatment(
+    name="convert-base-first",
+    summary="replace the Linears of the base by Transformer Engine's before get_peft_model (peft >= 0.19)",
+    code="base, optimizer = accelerator.prepare(base, optimizer)\nmodel = get_peft_model(base, config)",
+)
 
 
 @check("LORA003", "adapters-converted", area="lora", severity="warning")
@@ -66,8 +59,18 @@ def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
             "rank": min(min(linear.in_features, linear.out_features) for linear in converted),
             "first": converted[0].name,
         },
-        treatment=TREATMENTS.get(converted[0].stack),
+        treatment=treatment(converted[0].stack, facts),
     )
+
+
+def treatment(stack: str, facts: Facts) -> Treatment | None:
+    if stack == "torchao":
+        return Treatment(
+            name="convert-base-first",
+            summary="convert the base before get_peft_model, or keep the adapters out of the conversion",
+            code=convert_again(facts, only='"lora_" not in name'),
+        )
+    return OF_TRANSFORMER_ENGINE if stack == "transformer_engine" else None
 
 
 def _lora(stack: str) -> Facts:

@@ -61,7 +61,7 @@ def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
         title=f"{len(fp32)} of {plural(len(facts.network.linears), 'Linear')} are fp32, and there is no "
         "autocast",
         explanation=f"{wanted}, but {percent(share)} of the weights are fp32 and so are the activations: "
-        + (f"{fp8} FP8 layers cast twice the bytes, " if fp8 else "")
+        + (f"{plural(fp8, 'FP8 layer')} {'casts' if fp8 == 1 else 'cast'} twice the bytes, " if fp8 else "")
         + "other GEMMs run in fp32 and attention without its fast backends.",
         evidence={
             "fp32_linears": len(fp32),

@@ -33,9 +33,11 @@ from typing import NamedTuple
 from packaging.version import InvalidVersion, Version
 
 from fp8doctor.analysis.fp8_request import asked_by_environment
+from fp8doctor.diagnosis.treatments import with_recipe
 from fp8doctor.facts import Environment, Facts, Linear, Network, Package, Scaling, Software
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 HISTORY = "ACCELERATE_FP8_AMAX_HISTORY_LEN"
 FORMAT = "ACCELERATE_FP8_FORMAT"
@@ -68,7 +70,7 @@ def risky_recipe(facts: Facts) -> Finding | NotApplicable | None:
     )
     if not wanted:
         return NotApplicable(reason="no FP8 layer in the model, and none asked for")
-    risks = [*in_the_model(facts.network.scalings), *by_variables(facts), *miscompiled(facts)]
+    risks = [*in_the_model(facts), *by_variables(facts), *miscompiled(facts)]
     if not risks:
         return None
     return Finding(
@@ -83,15 +85,14 @@ def risky_recipe(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def in_the_model(scalings: tuple[Scaling, ...]) -> Iterator[Risk]:
-    for scaling in scalings:
+def in_the_model(facts: Facts) -> Iterator[Risk]:
+    for scaling in facts.network.scalings:
+        s, their = ("s", "its") if scaling.layers == 1 else ("", "their")
+        layers = f"{plural(scaling.layers, 'layer')} ({scaling.first}{'' if s else ', ...'})"
         if any("e5m2" in dtype for dtype in scaling.forward_dtypes):
-            text = (
-                f"{scaling.layers} layers ({scaling.first}, ...) cast their input or weight to E5M2, with "
-                "two bits of mantissa"
-            )
+            text = f"{layers} cast{s} {their} input or weight to E5M2, with two bits of mantissa"
             code = (
-                'config = Float8LinearConfig.from_recipe_name("tensorwise")'
+                with_recipe("tensorwise", facts)
                 if scaling.stack == "torchao"
                 else "recipe.fp8_format = Format.HYBRID"
             )
@@ -102,8 +103,7 @@ def in_the_model(scalings: tuple[Scaling, ...]) -> Iterator[Risk]:
             and scaling.amax_compute_algo != "custom"
         ):
             text = (
-                f"{scaling.layers} layers ({scaling.first}, ...) take their scale from the last step alone: "
-                "whatever is larger now saturates"
+                f"{layers} take{s} {their} scale from the last step alone: whatever is larger now saturates"
             )
             code = 'recipe = DelayedScaling(amax_history_len=1024, amax_compute_algo="max")'
             yield Risk(f"amax history of {scaling.amax_history_len}", text, "a history of 1024 steps", code)

@@ -47,9 +47,9 @@ from fp8doctor.analysis.layer_gain import (
 )
 from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
-from fp8doctor.diagnosis.treatments import STAY_IN_BF16, keep_in_bf16
+from fp8doctor.diagnosis.treatments import keep_in_bf16, stay_in_bf16
 from fp8doctor.facts import Facts, Linear, Network, Workload, if_recorded
-from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
@@ -81,11 +81,7 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     )
     treatment = keep_in_bf16(tuple(found), facts)
     if pays_for_none(fp8, facts):
-        treatment = Treatment(
-            name=STAY_IN_BF16.name,
-            summary="stay in BF16, compiled: FP8 pays for none of these shapes",
-            code=STAY_IN_BF16.code,
-        )
+        treatment = stay_in_bf16(facts, "FP8 pays for none of these shapes")
     return Finding(
         title=f"{plural(len(found), 'FP8 layer')} of {len(fp8)}, in x out {shown}, "
         f"{'loses' if len(found) == 1 else 'lose'} to BF16 even when compiled",

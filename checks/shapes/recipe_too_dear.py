@@ -25,10 +25,11 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import base_of, ratio, saved_ms
 from fp8doctor.analysis.outcome import EVEN
+from fp8doctor.diagnosis.treatments import recipe as by_recipe
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
 from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.facts.record import Value
-from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
+from fp8doctor.finding import Finding, NotApplicable, Saving
 from fp8doctor.registry import check
 
 PREFIX = "recipe-"
@@ -89,12 +90,7 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
             basis="measured",
             gpu=facts.trial.gpu or facts.trial.device.upper(),
         ),
-        treatment=Treatment(
-            name=best.name,
-            summary=f"convert with the recipe {recipe}",
-            code=f'config = Float8LinearConfig.from_recipe_name("{recipe}")\n'
-            "convert_to_float8_training(model, config=config)",
-        ),
+        treatment=by_recipe(best.name, facts),
     )
 
 

@@ -139,7 +139,7 @@ def treatment(facts: Facts) -> Treatment | None:
     if eager:
         return compile_treatment(facts, eager)
     dear = any(recorded(linear, "recipe") and (linear.recipe or "").startswith("rowwise") for linear in fp8)
-    return recipe("recipe-tensorwise") if dear else None
+    return recipe("recipe-tensorwise", facts) if dear else None
 
 
 def _decoder_of_width_1024(

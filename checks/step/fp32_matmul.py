@@ -32,7 +32,7 @@ from fp8doctor.facts import Arm, Breakdown, Facts, Linear, ModuleTime, Network, 
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
-from fp8doctor.wording import percent
+from fp8doctor.wording import percent, plural
 
 SMALL_PCT = 100 * EVEN
 """Share of the step, in per cent, below which fp32 GEMMs are left alone: what this tool calls even."""
@@ -62,7 +62,8 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
         for each in most[:NAMED]
     )
     stored = (
-        f"{len(weights)} Linears have fp32 weights, the first is {in_words(weights[0], facts.network)}"
+        f"{plural(len(weights), 'Linear')} {'has' if len(weights) == 1 else 'have'} fp32 weights, the "
+        f"first is {in_words(weights[0], facts.network)}"
         if weights
         else ""
     )

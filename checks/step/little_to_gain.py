@@ -33,7 +33,7 @@ from fp8doctor.analysis.step_difference import (
     waits_for_the_host,
     why_unknown,
 )
-from fp8doctor.diagnosis.treatments import STAY_IN_BF16
+from fp8doctor.diagnosis.treatments import stay_in_bf16
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, Network, Trial
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable
@@ -81,7 +81,7 @@ def little_to_gain(facts: Facts) -> Finding | NotApplicable | None:
             "largest_other": largest,
             "largest_other_ms": others[largest],
         },
-        treatment=STAY_IN_BF16 if stays_in_bf16(facts) else None,
+        treatment=stay_in_bf16(facts) if stays_in_bf16(facts) else None,
     )
 
 

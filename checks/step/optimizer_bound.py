@@ -31,7 +31,7 @@ from fp8doctor.facts import Arm, Breakdown, Facts, KernelGroup, Linear, Network,
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
-from fp8doctor.wording import percent
+from fp8doctor.wording import percent, plural
 
 SHARE_PCT = 5.0
 """Share of the step, in per cent, from which it is worth a word. A choice: above what this tool calls even (3
@@ -53,7 +53,8 @@ def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
         return None
     groups = [group for group in found.groups if group.family == "optimizer"]
     kernels = (
-        f" Its longest {len(groups)} run {sum(group.count for group in groups):,} times a step."
+        f" Its longest {plural(len(groups), 'kernel')} {'runs' if len(groups) == 1 else 'run'} "
+        f"{sum(group.count for group in groups):,} times a step."
         if groups
         else ""
     )

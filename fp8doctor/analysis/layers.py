@@ -138,6 +138,16 @@ def is_nn_linear(linear: Linear) -> bool:
     return linear.kind not in NO_LINEAR and not linear.kind.endswith(".Conv1D")
 
 
+def may_be_taken(linear: Linear) -> bool:
+    """Whether a converter without a filter may take this layer, which is in 16 or 32 bits now.
+
+    A router may be of a class that derives from nn.Linear and returns more than it does.
+    """
+    return linear.use == "none" and (
+        linear.role == "router" or would_be_converted(linear, roles=EVERY_ROLE, adapters=True, padded=True)
+    )
+
+
 def would_be_converted(
     linear: Linear,
     *,

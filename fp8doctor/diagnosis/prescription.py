@@ -13,9 +13,9 @@ from fp8doctor.analysis.compile_coverage import cache_off, compile_all
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import stays_in_bf16
-from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
+from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, STAY_IN_BF16
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.treatments import STAY_IN_BF16, describe, keep_in_bf16
+from fp8doctor.diagnosis.treatments import describe, keep_in_bf16, stay_in_bf16, without_fp8
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import SEVERITIES, Finding, Saving, Treatment
@@ -43,7 +43,7 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
 
 
 def _rank(finding: Finding) -> tuple[bool, bool, float, int, str]:
-    gives_up = finding.treatment is not None and finding.treatment.name == STAY_IN_BF16.name
+    gives_up = finding.treatment is not None and finding.treatment.name == STAY_IN_BF16
     blocks_fp8 = finding.severity == "error"
     saved = finding.saving_ms.middle if finding.saving_ms else 0.0
     return gives_up, not blocks_fp8, -saved, -SEVERITIES.index(finding.severity or "info"), finding.code
@@ -75,9 +75,6 @@ def _for_all(treatment: Treatment, group: list[Finding], facts: Facts | None) ->
     )
 
 
-WITHOUT_CONVERSION = "# leave out the conversion to FP8"
-
-
 def as_timed(proposed: Sequence[Step], facts: Facts) -> tuple[Step, ...]:
     """Return the proposed steps, held to the trial; as they are without one, but never to mend FP8 and to
     give it up.
@@ -90,11 +87,13 @@ def as_timed(proposed: Sequence[Step], facts: Facts) -> tuple[Step, ...]:
         _of_the_total(proposed, facts) if recorded(facts, "trial") else list(proposed),
         stays_in_bf16(facts),
     )
-    others = [step for step in steps if step.treatment.name != STAY_IN_BF16.name]
-    gives_up = [step for step in steps if step.treatment.name == STAY_IN_BF16.name]
+    others = [step for step in steps if step.treatment.name != STAY_IN_BF16]
+    gives_up = [step for step in steps if step.treatment.name == STAY_IN_BF16]
     if saved is not None:
         gives_up = gives_up or [
-            _step(STAY_IN_BF16, "FP8 stays slower than BF16 with everything that was tried", saved, facts)
+            _step(
+                stay_in_bf16(facts), "FP8 stays slower than BF16 with everything that was tried", saved, facts
+            )
         ]
         gives_up = [
             msgspec.structs.replace(step, treatment=as_best(step.treatment, facts)) for step in gives_up
@@ -136,7 +135,7 @@ def as_best(bf16: Treatment, facts: Facts) -> Treatment:
         return bf16
     if best.name == ArmName.BF16:
         return msgspec.structs.replace(
-            bf16, summary=bf16.summary.replace(", compiled", ""), code=WITHOUT_CONVERSION
+            bf16, summary=bf16.summary.replace(", compiled", ""), code=without_fp8(facts)
         )
     lines = compile_all(network) if network.blocks else ["model = torch.compile(model)"]
     cache = (
@@ -144,7 +143,7 @@ def as_best(bf16: Treatment, facts: Facts) -> Treatment:
         if network.blocks and recorded(facts, "training.use_cache") and facts.training.use_cache is True
         else []
     )
-    return msgspec.structs.replace(bf16, code="\n".join([WITHOUT_CONVERSION, *lines, *cache]))
+    return msgspec.structs.replace(bf16, code="\n".join([without_fp8(facts), *lines, *cache]))
 
 
 def _was_timed(facts: Facts) -> bool:

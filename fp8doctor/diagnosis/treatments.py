@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Sequence
 
 from fp8doctor.analysis import treatment_table
 from fp8doctor.analysis.compile_coverage import cache_off, compile_treatment, is_inside, needs_compile
+from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.layer_gain import to_keep
-from fp8doctor.analysis.layers import EVERY_ROLE, in_python, would_be_converted
+from fp8doctor.analysis.layers import in_python, may_be_taken
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
-from fp8doctor.facts import Facts, Linear, recorded
+from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
 
@@ -24,11 +25,25 @@ IN_A_BLOCK = re.compile(r"(.*?\.)(\d+)((?:\..+)?)")
 MOST_LINES = 3
 """Lines for layers that are in 16 bits anyway. A choice of length."""
 
-STAY_IN_BF16 = Treatment(
-    name=treatment_table.STAY_IN_BF16,
-    summary="stay in BF16, compiled: nothing that was tried makes FP8 as fast here",
-    code="# leave out the conversion to FP8\nmodel = torch.compile(model)   # or block by block, as timed",
-)
+
+def stay_in_bf16(facts: Facts, why: str = "nothing that was tried makes FP8 as fast here") -> Treatment:
+    """Describe giving FP8 up."""
+    return Treatment(
+        name=treatment_table.STAY_IN_BF16,
+        summary=f"stay in BF16, compiled: {why}",
+        code=f"{without_fp8(facts)}\nmodel = torch.compile(model)   # or block by block, as timed",
+    )
+
+
+def without_fp8(facts: Facts) -> str:
+    """Tell what leaves FP8 out, where it is asked for."""
+    variables, accelerate = facts.variables(), facts.accelerate()
+    if asked_by_environment(variables) or (accelerate and accelerate.prepared):
+        return (
+            '# leave FP8 out: Accelerator(mixed_precision="bf16"), or accelerate launch --mixed_precision '
+            "bf16,\n# and unset ACCELERATE_FP8_BACKEND"
+        )
+    return "# leave out the conversion to FP8"
 
 
 def describe(name: str, facts: Facts) -> Treatment | None:
@@ -42,17 +57,7 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
     them in few lines."""
     named = set(layers)
     linears = facts.linears() if facts else ()
-    now = names_in_python(
-        [
-            linear.name
-            for linear in linears
-            if linear.name not in named
-            and would_be_converted(linear, roles=EVERY_ROLE, adapters=True, padded=True)
-        ]
-    )
-    beside, note = (
-        (now, "") if len(now) <= MOST_LINES else ([], "   # beside what your filter leaves out now")
-    )
+    beside, note = _left_out_now([linear for linear in linears if linear.name not in named])
     sets = names_in_python(layers) + beside
     lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
     return Treatment(
@@ -61,6 +66,35 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
         code="\n".join((*lines, _conversion(linears, named, facts) + note)),
         layers=tuple(layers),
     )
+
+
+def _left_out_now(linears: Sequence[Linear]) -> tuple[list[str], str]:
+    """Name the layers that no conversion took, in sets, where few lines hold them, else note that there are
+    some."""
+    now = names_in_python([linear.name for linear in linears if may_be_taken(linear)])
+    return (now, "") if len(now) <= MOST_LINES else ([], "   # beside what your filter leaves out now")
+
+
+def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:
+    """Return the lines that convert with this config, or the one of now, and these names only.
+
+    What is left out now stays out.
+    """
+    linears = facts.linears()
+    config = config or if_recorded(_config, linears) or ""
+    arguments = [f"config={config}"] if config else []
+    accelerate = facts.accelerate()
+    if accelerate and accelerate.prepared:  # its own filter leaves out what is left out now
+        arguments += [f"module_filter_func=lambda layer, name: {only}"] if only else []
+        return (
+            'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs('
+            f"{', '.join(arguments)})])"
+        )
+    sets, note = if_recorded(_left_out_now, linears) or ([], "")
+    lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
+    if wanted := " and ".join(filter(None, (only, "name not in keep" if sets else ""))):
+        arguments.append(f"module_filter_fn=lambda layer, name: {wanted}")
+    return "\n".join((*lines, f"convert_to_float8_training({', '.join(('model', *arguments))}){note}"))
 
 
 def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
@@ -77,20 +111,30 @@ def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
 
 def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts | None) -> str:
     """Return the line that converts all but ``keep``, for the stack of these layers."""
-    stacks = {(linear.stack, linear.recipe) for linear in linears if linear.name in layers}
-    if any(stack == "transformer_engine" for stack, _ in stacks):
+    converted = [linear for linear in linears if linear.name in layers]
+    if any(linear.stack == "transformer_engine" for linear in converted):
         return "# build these as torch.nn.Linear, not as te.Linear"
     leave = "lambda layer, name: name not in keep"
     accelerate = facts.accelerate() if facts else None
     if accelerate and accelerate.prepared:
-        return f"AORecipeKwargs(module_filter_func={leave})"
-    recipes = {recipe for _, recipe in stacks} - {"tensorwise"}
-    config = (
-        f'config=Float8LinearConfig.from_recipe_name("{recipes.pop()}"), '
-        if len(recipes) == 1 and len(stacks) == 1
-        else ""
+        return (
+            'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs('
+            f"module_filter_func={leave})])"
+        )
+    config = _config(converted)
+    return (
+        f"convert_to_float8_training(model, {f'config={config}, ' if config else ''}module_filter_fn={leave})"
     )
-    return f"convert_to_float8_training(model, {config}module_filter_fn={leave})"
+
+
+def _config(linears: Sequence[Linear]) -> str:
+    """Write the config by whose recipe all that is in FP8 was converted; empty for the one that torchao takes
+    by itself."""
+    stacks = {(linear.stack, linear.recipe) for linear in linears if linear.use == "training"}
+    recipes = {recipe for _, recipe in stacks} - {"tensorwise"}
+    if len(recipes) == 1 and len(stacks) == 1:
+        return f'Float8LinearConfig.from_recipe_name("{recipes.pop()}")'
+    return ""
 
 
 def names_in_python(names: Sequence[str]) -> list[str]:
@@ -130,14 +174,17 @@ def _quoted(name: str) -> str:
     return f'"{name}"'
 
 
-def recipe(name: str) -> Treatment:
+def recipe(name: str, facts: Facts) -> Treatment:
     """Another recipe of torchao, by the name of its treatment."""
     word = name.removeprefix("recipe-").replace("-", "_")
-    code = (
-        f'config = Float8LinearConfig.from_recipe_name("{word}")\nconvert_to_float8_training(model, '
-        "config=config)"
-    )
+    code = with_recipe(word, facts)
     return Treatment(name=name, summary=f"convert with the recipe {word}", code=code)
+
+
+def with_recipe(word: str, facts: Facts) -> str:
+    """Return the lines that convert with a recipe of torchao."""
+    config = f'config = Float8LinearConfig.from_recipe_name("{word}")'
+    return f"{config}\n{convert_again(facts, config='config')}"
 
 
 def _compile_blocks(facts: Facts) -> Treatment:
@@ -235,9 +282,9 @@ def _keep_in_bf16(facts: Facts) -> Treatment | None:
 
 LINES: dict[str, Callable[[Facts], Treatment | None]] = {
     KEEP_IN_BF16: _keep_in_bf16,
-    "recipe-tensorwise": lambda facts: recipe("recipe-tensorwise"),
-    "recipe-rowwise": lambda facts: recipe("recipe-rowwise"),
-    "recipe-rowwise-with-gw-hp": lambda facts: recipe("recipe-rowwise-with-gw-hp"),
+    "recipe-tensorwise": lambda facts: recipe("recipe-tensorwise", facts),
+    "recipe-rowwise": lambda facts: recipe("recipe-rowwise", facts),
+    "recipe-rowwise-with-gw-hp": lambda facts: recipe("recipe-rowwise-with-gw-hp", facts),
     "compile-blocks": _compile_blocks,
     "checkpointing-off": checkpointing_off,
     "fused-optimizer": _fused_optimizer,
@@ -245,6 +292,6 @@ LINES: dict[str, Callable[[Facts], Treatment | None]] = {
     "autocast-bf16": _autocast_bf16,
     "bf16-parameters": _bf16_parameters,
     "te-autocast": _te_autocast,
-    STAY_IN_BF16.name: lambda facts: STAY_IN_BF16,
+    treatment_table.STAY_IN_BF16: stay_in_bf16,
 }
 """Every exploration, which a test holds to `fp8doctor.trial.explorations`, and giving FP8 up."""

@@ -7,8 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.treatments import STAY_IN_BF16
 from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.finding import AREAS, Finding, Outcome, Saving
 from fp8doctor.render.counts import counts
@@ -191,7 +191,7 @@ def _of_another(finding: Finding, steps: Sequence[Step]) -> str:
             finding.severity != "info" and set(finding.caused_by).intersection(step.mends)
         ):
             return f"see {number}"
-    return "" if name == STAY_IN_BF16.name else saving_in_words(finding.saving_ms)
+    return "" if name == STAY_IN_BF16 else saving_in_words(finding.saving_ms)
 
 
 def _found_by_the_trial(step: Step, number: int) -> Entry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import FunctionType
 from typing import Literal
 
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from fp8doctor.facts import Use
 from fp8doctor.stacks import Layer
 from fp8doctor.stacks.lineage import ancestor, class_name
-from fp8doctor.stacks.looking import children_of, is_a, parameters_of, read, tensor
+from fp8doctor.stacks.looking import children_of, is_a, parameters_of, read, read_class, tensor
 from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, subclass
 
 ORDER = 100
@@ -126,7 +127,7 @@ def experts(module: nn.Module) -> tuple[Layer, ...]:
         if weight is None or weight.ndim != 3 or weight.shape[0] < 2 or NOT_A_WEIGHT.search(name):
             continue
         if (own_name or EXPERTS.search(name)) and not is_a(module, nn.modules.conv._ConvNd):
-            in_features, out_features = expert_shape(module, name, weight)
+            in_features, out_features, transposed = expert_shape(module, name, weight)
             bias = parameters_of(module).get(f"{name}_bias") is not None
             found.append(
                 layer(
@@ -138,13 +139,25 @@ def experts(module: nn.Module) -> tuple[Layer, ...]:
                     bias=bias,
                     gemms=weight.shape[0],
                     role="experts",
+                    features={"grouped_gemm": not transposed and multiplies_grouped(module)},
                 )
             )
     return tuple(found)
 
 
-def expert_shape(module: nn.Module, name: str, weight: Tensor) -> tuple[int, int]:
-    """Tell an expert's input and output features, as the module says, else by the hidden size."""
+def multiplies_grouped(module: nn.Module) -> bool:
+    """Tell whether a module of experts multiplies by torch's grouped GEMM.
+
+    Its forward names it, or transformers chooses its forward, the grouped one unless told otherwise.
+    """
+    forward = read_class(type(module), "forward")
+    named = forward.__code__.co_names if isinstance(forward, FunctionType) else ()
+    return isinstance(read(module, "is_transposed"), bool) or any("grouped_mm" in each for each in named)
+
+
+def expert_shape(module: nn.Module, name: str, weight: Tensor) -> tuple[int, int, bool]:
+    """Tell an expert's input and output features, as the module says, else by the hidden size, and whether
+    the weight is ``[experts, in, out]``."""
     last, first = int(weight.shape[2]), int(weight.shape[1])
     transposed = read(module, "is_transposed")
     if not isinstance(transposed, bool):
@@ -159,4 +172,4 @@ def expert_shape(module: nn.Module, name: str, weight: Tensor) -> tuple[int, int
         expected_last = first if DOWN.search(name) else last
         expected_first = last if DOWN.search(name) else first
         transposed = expected_last != hidden and expected_first == hidden
-    return (first, last) if transposed else (last, first)
+    return (first, last, True) if transposed else (last, first, False)

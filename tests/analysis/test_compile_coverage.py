@@ -11,7 +11,7 @@ from torch import nn
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from fp8doctor.analysis.compile_coverage import compile_treatment
-from fp8doctor.diagnosis.treatments import STAY_IN_BF16, describe
+from fp8doctor.diagnosis.treatments import describe, stay_in_bf16
 from fp8doctor.facts import Facts
 from tests.examine.models import SIZES, llama, lora, network, training
 
@@ -72,7 +72,7 @@ def test_the_trials_own_treatments_say_the_same(build: Callable[[], nn.Module], 
 
 def test_staying_in_bf16_compiles_a_class_of_torch_too() -> None:
     names = {"model": nn.Sequential(nn.Linear(32, 32)), "torch": torch}
-    exec(STAY_IN_BF16.code, names)
+    exec(stay_in_bf16(Facts()).code, names)
     assert [mark.compiles for mark in training(names["model"]).compile_marks] == [True]
 
 

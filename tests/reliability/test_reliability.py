@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -238,3 +239,12 @@ def test_a_part_writes_its_row_in_the_place_of_the_older_one(
         ("a kind of secret scrubbed", str(len(secrets.SECRETS)), str(len(secrets.SECRETS)), "0")
     ]
     assert json.dumps(lines).count("0123abc") == 1
+
+
+def test_the_tests_that_hold_what_the_reviews_found_exist() -> None:
+    rows = PAGE.read_text("utf-8").split("## What the reviews found")[1].split("##")[0]
+    named = re.findall(r"`(tests/\S+\.py)`: ((?:`test_\w+`(?:, )?)+)", rows)
+    assert len(named) > 30
+    for file, tests in named:
+        text = PAGE.parents[2].joinpath(file).read_text("utf-8")
+        assert [each for each in re.findall(r"`(\w+)`", tests) if f"def {each}(" not in text] == []

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from fp8doctor.diagnosis.document import schema
 from fp8doctor.diagnosis.prescription import prescribe
-from fp8doctor.diagnosis.treatments import STAY_IN_BF16
-from fp8doctor.facts import Distributed, Dynamo, Gpu, Health, LayerShape, Trial
+from fp8doctor.diagnosis.treatments import stay_in_bf16
+from fp8doctor.facts import Distributed, Dynamo, Facts, Gpu, Health, LayerShape, Trial
 from fp8doctor.finding import Outcome, Saving
 from fp8doctor.render import markdown, text
 from fp8doctor.render.screen import first_screen
@@ -139,7 +139,7 @@ def test_a_saving_is_told_once_where_its_step_is() -> None:
     prescribed."""
     mended = replace(EAGER, code="MEM001", name="more-memory-than-bf16", severity="info")
     symptom = replace(UNALIGNED, code="CMP007", treatment=None, caused_by=("CMP001",))
-    bf16 = replace(UNALIGNED, code="GPU002", severity="info", treatment=STAY_IN_BF16)
+    bf16 = replace(UNALIGNED, code="GPU002", severity="info", treatment=stay_in_bf16(Facts()))
     own = replace(
         UNALIGNED, severity="info", saving_ms=Saving(low=-2.0, high=-1.0, basis="measured", gpu="NVIDIA H200")
     )

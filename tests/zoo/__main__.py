@@ -1,6 +1,6 @@
 """Treat every model in every state, and write what came of it beside this file:
 
-    python -m tests.zoo [--library NAME ...] [--state WORDS ...] [--to FILE]
+    python -m tests.zoo [--library NAME ...] [--state WORDS ...] [--processes N] [--to FILE]
 
 It wants timm, diffusers, torchvision, vit_pytorch and x_transformers beside what the tests want.
 """
@@ -13,6 +13,7 @@ import importlib.metadata
 import logging
 import sys
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -29,28 +30,43 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo")
     parser.add_argument("--library", nargs="*", default=list(LIBRARIES), choices=list(LIBRARIES))
     parser.add_argument("--state", nargs="*", default=list(STATES), choices=list(STATES))
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--to", type=Path, default=PAGE)
     asked = parser.parse_args(arguments)
+    prepare()
+    one_each = [
+        (library, animal.name, state)
+        for library in asked.library
+        for animal in LIBRARIES[library]()
+        for state in asked.state
+        if "LoRA" not in state or library in ADAPTED
+    ]
+    courses: list[tuple[str, Course]] = []
+    with ProcessPoolExecutor(asked.processes, initializer=prepare) as processes:
+        taken = processes.map(take_named, *zip(*one_each, strict=True))
+        for (library, *_), course in zip(one_each, taken, strict=True):
+            courses.append((library, course))
+            print(library, course, file=sys.stderr, flush=True)
+            asked.to.write_text(page(courses), "utf-8")
+    return any(course.defects for _, course in courses)
+
+
+def take_named(library: str, name: str, state: str) -> Course:
+    """One course, in a process of the pool."""
+    return take(next(each for each in LIBRARIES[library]() if each.name == name), state)
+
+
+def prepare() -> None:
+    """What each process does before it builds a model."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     allow_torchvision()
-    courses: list[tuple[str, Course]] = []
-    for library in asked.library:
-        for animal in LIBRARIES[library]():
-            for state in asked.state:
-                if "LoRA" in state and library not in ADAPTED:
-                    continue
-                course = take(animal, state)
-                courses.append((library, course))
-                print(library, course, file=sys.stderr, flush=True)
-                asked.to.write_text(page(courses), "utf-8")
-    return any(course.defects for _, course in courses)
 
 
 def allow_torchvision() -> None:
     """Let PyPI's torchvision, which is built for CUDA, be imported beside a torch for the CPU: none of the
     models calls these operators."""
-    if not torch.backends.cuda.is_built():
+    if not torch.backends.cuda.is_built() and not KEPT:
         library = torch.library.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -4,28 +4,25 @@ lines as they are printed, and examined again."""
 from __future__ import annotations
 
 import dataclasses
-from unittest import mock
 
 import torch
 from torch import nn
-from torchao.float8.float8_linear import Float8Linear
 
 from fp8doctor import inspect_model
 from fp8doctor.finding import Treatment
 from fp8doctor.report import Report
+from tests.treating import NO_TRITON, without_arithmetic
 from tests.zoo.animals import Animal
 
-ALL = """from torchao.float8 import convert_to_float8_training
-fits = lambda module, name: not (module.in_features % 16 or module.out_features % 16)
-convert_to_float8_training(model, module_filter_fn=fits)"""
-FILTERED = """from torchao.float8 import convert_to_float8_training
-last = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)][-1]
-wanted = lambda module, name: name != last and not (module.in_features % 16 or module.out_features % 16)
-convert_to_float8_training(model, module_filter_fn=wanted)"""
-THIRD = """from torchao.float8 import convert_to_float8_training
-names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)][::3]
-some = lambda module, name: name in names and not (module.in_features % 16 or module.out_features % 16)
-convert_to_float8_training(model, module_filter_fn=some)"""
+FITS = """from torchao.float8 import convert_to_float8_training
+linear = lambda module: type(module) is torch.nn.Linear   # what derives from it may return more
+fits = lambda module: linear(module) and not (module.in_features % 16 or module.out_features % 16)
+"""
+ALL = f"{FITS}convert_to_float8_training(model, module_filter_fn=lambda module, name: fits(module))"
+FILTERED = f"""{FITS}last = [name for name, module in model.named_modules() if linear(module)][-1]
+convert_to_float8_training(model, module_filter_fn=lambda module, name: fits(module) and name != last)"""
+THIRD = f"""{FITS}some = [name for name, module in model.named_modules() if linear(module)][::3]
+convert_to_float8_training(model, module_filter_fn=lambda module, name: fits(module) and name in some)"""
 LORA = """from peft import LoraConfig, get_peft_model
 model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))"""
 BY_HAND = """for module in model.modules():
@@ -46,9 +43,6 @@ STATES = {
     "LoRA, then everything converted": (LORA, ALL, ""),
 }
 """What a script does with a model: before the conversion to FP8, for it, and after it."""
-
-NO_TRITON = "requires triton"
-"""Of what torchao raises for experts in FP8 without a GPU."""
 
 ROUNDS = 3
 """Reports after which nothing may be left to prescribe."""
@@ -167,20 +161,12 @@ def followed(script: Script, treatment: Treatment, course: Course) -> Report | N
 
 
 def examined_and_run(script: Script) -> Report:
-    """The report on the model that a script makes, which runs forward and backward afterwards.
-
-    Dynamo compiles nothing there, and FP8 layers multiply as nn.Linear does: what is tried is whether the
-    lines leave a model that can be called, not its arithmetic.
-    """
+    """The report on the model that a script makes, which runs forward and backward afterwards."""
     model = script.run()
     report = inspect_model(model, trial=False)
-    with torch.compiler.set_stance("force_eager"), mock.patch.object(Float8Linear, "forward", in_bf16):
+    with without_arithmetic():
         script.animal.step(model)
     return report
-
-
-def in_bf16(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    return nn.functional.linear(x, layer.weight, layer.bias)
 
 
 def in_words(error: BaseException) -> str:

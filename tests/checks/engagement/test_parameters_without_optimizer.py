@@ -68,7 +68,7 @@ def test_frozen_layers_that_a_watched_conversion_made_trainable(
         model = nn.Sequential(nn.Linear(32, 32).requires_grad_(False), nn.Linear(32, 32))
         model, optimizer = prepare(monkeypatch, model, sgd(model.parameters()))
     finding = found(look(model, optimizer=optimizer, watched=watch))
-    assert finding.explanation.startswith("What was frozen in 1 layers is trainable")
+    assert finding.explanation.startswith("What was frozen in 1 layer is trainable")
     assert finding.evidence["first"] == ("0.weight", "0.bias")
 
 

@@ -11,11 +11,17 @@ import pytest
 import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.prototype.moe_training.config import Float8TrainingOpConfig
+from torchao.prototype.moe_training.tensor import Float8TrainingWeightWrapperTensor
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     JetMoeConfig,
     JetMoeForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     MixtralConfig,
     MixtralForCausalLM,
 )
@@ -127,22 +133,50 @@ def test_conv1d_beside_a_converted_head(look: Look) -> None:
     assert partial_conversion(look(convert_to_float8_training(model))) is None
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: MixtralForCausalLM(
-            MixtralConfig(num_hidden_layers=1, num_local_experts=4, num_experts_per_tok=2, vocab_size=1024)
-        ),
-        lambda: JetMoeForCausalLM(
-            JetMoeConfig(num_hidden_layers=1, num_local_experts=4, hidden_size=4096, vocab_size=1024)
-        ),
-    ],
-    ids=["Mixtral", "JetMoe"],
-)
-def test_experts_are_not_seen(build: Callable[[], nn.Module], look: Look) -> None:
-    model = convert_to_float8_training(
-        on_meta(build), module_filter_fn=lambda module, name: name != "lm_head"
+EXPERTS = {
+    "Mixtral": lambda: MixtralForCausalLM(
+        MixtralConfig(num_hidden_layers=1, num_local_experts=4, num_experts_per_tok=2, vocab_size=1024)
+    ),
+    "JetMoe": lambda: JetMoeForCausalLM(
+        JetMoeConfig(num_hidden_layers=1, num_local_experts=4, hidden_size=4096, vocab_size=1024)
+    ),
+    "GPT-OSS": lambda: GptOssForCausalLM(
+        GptOssConfig(num_hidden_layers=1, num_local_experts=4, vocab_size=1024)
+    ),
+    "Llama 4": lambda: Llama4ForCausalLM(
+        Llama4TextConfig(num_hidden_layers=1, num_local_experts=4, vocab_size=1024)
+    ),
+}
+
+
+def with_experts(name: str) -> nn.Module:
+    return convert_to_float8_training(
+        on_meta(EXPERTS[name]), module_filter_fn=lambda module, name: name != "lm_head"
     )
+
+
+@pytest.mark.parametrize("name", ["JetMoe", "GPT-OSS", "Llama 4"])
+def test_experts_that_no_line_converts(name: str, look: Look) -> None:
+    """JetMoe multiplies one expert after the other, Llama 4 by bmm; those of GPT-OSS lie as [in, out]."""
+    treatment = fired(look(with_experts(name)), "experts_as_they_lie").treatment
+    assert treatment is not None
+    assert treatment.kind == "sketch"
+
+
+def test_torchao_passes_over_an_expert_that_is_taken_out_of_its_weight() -> None:
+    weight = Float8TrainingWeightWrapperTensor(torch.zeros(2, 16, 16), Float8TrainingOpConfig())
+    assert type(weight[0]) is torch.Tensor
+
+
+def test_torchao_refuses_experts_that_lie_transposed() -> None:
+    weight = Float8TrainingWeightWrapperTensor(torch.zeros(2, 16, 16).bfloat16(), Float8TrainingOpConfig())
+    x, offsets = torch.zeros(32, 16).bfloat16(), torch.tensor([16, 32], dtype=torch.int32)
+    with pytest.raises(AssertionError, match="B must be column-major"):
+        torch._grouped_mm(x, weight, offs=offsets)
+
+
+def test_experts_are_not_seen(look: Look) -> None:
+    model = with_experts("Mixtral")
     finding = fired(look(model), "experts")
     assert finding.treatment is not None
     assert finding.treatment.kind == "python"

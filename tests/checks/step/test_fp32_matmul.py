@@ -35,7 +35,7 @@ def test_a_head_in_bf16_is_healthy(treated: Facts) -> None:
 def test_compiled_regions_name_no_module_but_the_weights_are_known(sick: Facts) -> None:
     finding = fp32_matmul(with_arms(sick, replaced(sick.trial.arms[0], modules=())))
     assert isinstance(finding, Finding)
-    assert finding.explanation.endswith("1 Linears have fp32 weights, the first is model.head.")
+    assert finding.explanation.endswith("1 Linear has fp32 weights, the first is model.head.")
     assert finding.evidence["modules"] == ("head",)
 
 
