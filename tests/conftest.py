@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ SETTINGS = ("ACCELERATE_", "TORCHDYNAMO_", "TORCH_COMPILE_", "NVTE_", "UNSLOTH_"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes longer than a few seconds")
+    config.addinivalue_line("markers", "inductor: compiles with Inductor to its last kernel")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,6 +43,29 @@ def _fp8_gemms_past_onednn() -> Iterator[None]:
 
     with torch.backends.mkldnn.flags(enabled=False):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_kernels_of_inductor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled for Inductor is captured and differentiated as ever and runs without its kernels, for
+    each of which a C++ compiler takes two seconds; a test that is marked ``inductor`` has them."""
+    if request.node.get_closest_marker("inductor") or "torch" not in sys.modules:
+        return
+
+    def run_as_captured(self: object, graph: Any, inputs: Any, **_: object) -> Any:
+        from torch._dynamo.backends.debugging import aot_eager
+
+        return aot_eager(graph, inputs)
+
+    monkeypatch.setattr("torch._TorchCompileInductorWrapper.__call__", run_as_captured)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_to_collect() -> None:
+    """A trial collects garbage thrice, 0.4 s each with all that the tests have loaded: what is alive before a
+    module is left out of its collections."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
