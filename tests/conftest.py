@@ -46,10 +46,11 @@ def _fp8_gemms_past_onednn() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _no_kernels_of_inductor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_kernels_of_inductor(request: pytest.FixtureRequest) -> Iterator[None]:
     """What is compiled for Inductor is captured and differentiated as ever and runs without its kernels, for
     each of which a C++ compiler takes two seconds; a test that is marked ``inductor`` has them."""
     if request.node.get_closest_marker("inductor") or "torch" not in sys.modules:
+        yield
         return
 
     def run_as_captured(self: object, graph: Any, inputs: Any, **_: object) -> Any:
@@ -57,7 +58,9 @@ def _no_kernels_of_inductor(request: pytest.FixtureRequest, monkeypatch: pytest.
 
         return aot_eager(graph, inputs)
 
-    monkeypatch.setattr("torch._TorchCompileInductorWrapper.__call__", run_as_captured)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch._TorchCompileInductorWrapper.__call__", run_as_captured)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
