@@ -10,7 +10,6 @@ import ast
 import functools
 import json
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +29,13 @@ print(json.dumps(examine(load(sys.argv[1])).to_dict()))
 """
 """What a worker does with a model file that is not to be timed."""
 
-HEAVY = {"torchao": "torchao.float8", "transformers": "transformers.modeling_utils"}
-"""The module of a package that every patient with this package imports, and that takes the time."""
+HEAVY = {"torch": "torch", "torchao": "torchao.float8", "transformers": "transformers.modeling_utils"}
+"""The module of a package that every patient with this package imports, and that takes the time. The one of
+transformers imports the others."""
+
+READ_LATE = ("ACCELERATE_", "FP8_")
+"""Prefixes of variables that no package reads when it is imported: Accelerate does when an Accelerator is
+made."""
 
 KEPT_IN = "FP8DOCTOR_TESTS_KEEP_FACTS_IN"
 """A variable that names a folder: facts of one run of the tests, kept there for the matrix of the same
@@ -89,7 +93,10 @@ def examined(patient: Patient) -> Examination:
     if imports is None:
         examination = examine_in_worker(str(patient.path), progress=lambda stage: None)
     else:
-        printed = live.printed("\n".join((*sorted(imports), EXAMINE)), str(patient.path))
+        if HEAVY["transformers"] in imports:
+            imports = {HEAVY["transformers"]}
+        lines = [f"import {each}" for each in sorted(imports)]
+        printed = live.printed("\n".join((*lines, EXAMINE)), str(patient.path))
         examination = Examination(Facts.from_dict(json.loads(printed.splitlines()[-1])), None)
     if kept and examination.problem is None:
         kept.write_bytes(encode(examination.facts.to_dict()))
@@ -97,13 +104,15 @@ def examined(patient: Patient) -> Examination:
 
 
 def first_imports(path: Path) -> set[str] | None:
-    """The packages that a file and its siblings import before anything else, in lines of Python; None where
-    something comes before an import, which needs a fresh process."""
-    lines: set[str] = set()
+    """The heavy modules that a file and its siblings import before anything else; None where something comes
+    before an import, which needs a fresh process."""
+    heavy: set[str] = set()
     done = False
     for node in ast.parse(path.read_text("utf-8")).body[1:]:
         if not isinstance(node, (ast.Import, ast.ImportFrom)):
-            done = True
+            done = done or not ast.unparse(node).startswith(
+                tuple(f"os.environ['{each}" for each in READ_LATE)
+            )
             continue
         if done:
             return None
@@ -113,7 +122,7 @@ def first_imports(path: Path) -> set[str] | None:
             further = first_imports(sibling)
             if further is None:
                 return None
-            lines |= further
-        elif (name := package.partition(".")[0]) not in sys.stdlib_module_names:
-            lines.add(f"import {HEAVY.get(name, name)}")
-    return lines
+            heavy |= further
+        elif (name := package.partition(".")[0]) in HEAVY:
+            heavy.add(HEAVY[name])
+    return heavy
