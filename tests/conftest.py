@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
@@ -21,8 +22,14 @@ SETTINGS = ("ACCELERATE_", "TORCHDYNAMO_", "TORCH_COMPILE_", "NVTE_", "UNSLOTH_"
 """Prefixes of variables that change what is diagnosed, whoever runs the tests."""
 
 
+settings.register_profile(
+    "gate", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("gate")  # neither chance nor the clock decides
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes longer than a few seconds")
+    config.addinivalue_line("markers", "slow: takes longer than a second")
     config.addinivalue_line("markers", "inductor: compiles with Inductor to its last kernel")
 
 

@@ -46,6 +46,7 @@ def test_every_patient_was_recorded() -> None:
     assert {path.stem.partition("-")[2] for path in RECORDINGS} == set(PATIENTS)
 
 
+@pytest.mark.slow
 def test_the_table_of_the_recordings_is_what_they_say() -> None:
     written = recordings.PAGE.read_text("utf-8").splitlines()
     assert recordings.page().splitlines() == written, "python -m tests.recordings writes it again"
