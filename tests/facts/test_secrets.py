@@ -321,10 +321,10 @@ def test_a_huge_message_is_cut_before_it_is_looked_through() -> None:
     import time
 
     huge = RuntimeError("x@" * 50_000_000)
-    began = time.monotonic()
+    began = time.thread_time()
     assert len(error_in_words(huge)) < LIMIT
     assert len(sentence(huge)) < LIMIT
-    assert time.monotonic() - began < 1
+    assert time.thread_time() - began < 1
 
 
 def test_half_a_token_at_the_cut_is_dropped() -> None:
