@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import compileall
 import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ os.environ.setdefault(
 
 from fp8doctor.facts import Facts, Target, Workload
 from tests.process_state import of_a_module, process_state, stand_ins_since
+
+ROOT = Path(__file__).parents[1]
 
 SETTINGS = ("ACCELERATE_", "TORCHDYNAMO_", "TORCH_COMPILE_", "NVTE_", "UNSLOTH_")
 """Prefixes of variables that change what is diagnosed, whoever runs the tests."""
@@ -31,6 +35,10 @@ settings.load_profile("gate")  # neither chance nor the clock decides
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes longer than a second")
     config.addinivalue_line("markers", "inductor: compiles with Inductor to its last kernel")
+    if not hasattr(config, "workerinput"):
+        # Programs that tests start find it compiled where PYTHONDONTWRITEBYTECODE is set, in half the time.
+        for room in ("fp8doctor", "checks"):
+            compileall.compile_dir(ROOT / room, quiet=2)
 
 
 @pytest.fixture(scope="session", autouse=True)
