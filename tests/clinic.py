@@ -10,7 +10,6 @@ import ast
 import functools
 import json
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,9 @@ print(json.dumps({"facts": facts.to_dict(), "course": dataclasses.asdict(treat(p
 """
 """What a worker does with a model file that is not to be timed, and then what the patient is told to do."""
 
-HEAVY = {"torchao": "torchao.float8", "transformers": "transformers.modeling_utils"}
-"""The module of a package that every patient with this package imports, and that takes the time."""
+HEAVY = {"torch": "torch", "torchao": "torchao.float8", "transformers": "transformers.modeling_utils"}
+"""The module of a package that every patient with this package imports, and that takes the time. The one of
+transformers imports the others."""
 
 READ_LATE = ("os.environ['ACCELERATE_", "os.environ['FP8_")
 """Statements that prepare no import: Accelerate reads its variables when an Accelerator is made."""
@@ -108,7 +108,10 @@ def seen(patient: Patient) -> tuple[Examination, dict[str, Any] | None]:
     if imports is None:
         examination, course = examine_in_worker(str(patient.path), progress=lambda stage: None), None
     else:
-        printed = live.printed("\n".join((*sorted(imports), EXAMINE)), str(patient.path))
+        if HEAVY["transformers"] in imports:
+            imports = {HEAVY["transformers"]}
+        lines = [f"import {each}" for each in sorted(imports)]
+        printed = live.printed("\n".join((*lines, EXAMINE)), str(patient.path))
         said = json.loads(printed.splitlines()[-1])
         examination, course = Examination(Facts.from_dict(said["facts"]), None), said["course"]
     if kept and examination.problem is None:
@@ -117,9 +120,9 @@ def seen(patient: Patient) -> tuple[Examination, dict[str, Any] | None]:
 
 
 def first_imports(path: Path) -> set[str] | None:
-    """The packages that a file and its siblings import before anything else, in lines of Python; None where
-    something comes before an import, which needs a fresh process."""
-    lines: set[str] = set()
+    """The heavy modules that a file and its siblings import before anything else; None where something comes
+    before an import, which needs a fresh process."""
+    heavy: set[str] = set()
     done = False
     for node in ast.parse(path.read_text("utf-8")).body[1:]:
         if ast.unparse(node).startswith(READ_LATE):
@@ -135,7 +138,7 @@ def first_imports(path: Path) -> set[str] | None:
             further = first_imports(sibling)
             if further is None:
                 return None
-            lines |= further
-        elif (name := package.partition(".")[0]) not in sys.stdlib_module_names:
-            lines.add(f"import {HEAVY.get(name, name)}")
-    return lines
+            heavy |= further
+        elif (name := package.partition(".")[0]) in HEAVY:
+            heavy.add(HEAVY[name])
+    return heavy

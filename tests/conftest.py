@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import compileall
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
@@ -16,12 +20,25 @@ os.environ.setdefault(
 from fp8doctor.facts import Facts, Target, Workload
 from tests.process_state import of_a_module, process_state, stand_ins_since
 
+ROOT = Path(__file__).parents[1]
+
 SETTINGS = ("ACCELERATE_", "TORCHDYNAMO_", "TORCH_COMPILE_", "NVTE_", "UNSLOTH_")
 """Prefixes of variables that change what is diagnosed, whoever runs the tests."""
 
 
+settings.register_profile(
+    "gate", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("gate")  # neither chance nor the clock decides
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes longer than a few seconds")
+    config.addinivalue_line("markers", "slow: takes longer than a second")
+    config.addinivalue_line("markers", "inductor: compiles with Inductor to its last kernel")
+    if not hasattr(config, "workerinput"):
+        # Programs that tests start find it compiled where PYTHONDONTWRITEBYTECODE is set, in half the time.
+        for room in ("fp8doctor", "checks"):
+            compileall.compile_dir(ROOT / room, quiet=2)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,6 +58,32 @@ def _fp8_gemms_past_onednn() -> Iterator[None]:
 
     with torch.backends.mkldnn.flags(enabled=False):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_kernels_of_inductor(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What is compiled for Inductor is captured and differentiated as ever and runs without its kernels, for
+    each of which a C++ compiler takes two seconds; a test that is marked ``inductor`` has them."""
+    if request.node.get_closest_marker("inductor") or "torch" not in sys.modules:
+        yield
+        return
+
+    def run_as_captured(self: object, graph: Any, inputs: Any, **_: object) -> Any:
+        from torch._dynamo.backends.debugging import aot_eager
+
+        return aot_eager(graph, inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch._TorchCompileInductorWrapper.__call__", run_as_captured)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_to_collect() -> None:
+    """A trial collects garbage thrice, 0.4 s each with all that the tests have loaded: what is alive before a
+    module is left out of its collections."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -727,6 +727,7 @@ def test_torch_is_not_imported(args: tuple[str, ...], saved: Path) -> None:
     assert result.stdout
 
 
+@pytest.mark.slow
 def test_a_model_file_from_end_to_end(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(
         'import torch\nprint("users own words")\nmodel = torch.nn.Sequential(torch.nn.Linear(64, 128), '
@@ -746,6 +747,7 @@ def test_a_model_file_from_end_to_end(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "saved.json").read_text("utf-8")) == document
 
 
+@pytest.mark.slow
 def test_a_model_file_that_fails_from_end_to_end(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def build_model():\n    return {}['missing']\n")
     result = process("broken.py", "-q", cwd=tmp_path)

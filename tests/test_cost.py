@@ -385,19 +385,37 @@ def test_the_model_is_nearer_than_torchaos_own_roofline(rows: list[cost_model.Ro
     assert sum(abs(row.error) < abs(row.torchao_error) for row in rows) >= len(rows) - 1
 
 
-TOLD = [row for row in cost_model.told() if row.modelled and row.use == "held out"]
+@pytest.fixture(scope="module")
+def told() -> dict[str, tuple[cost_model.Told, float]]:
+    """What every timed patient is told without its trial, and the speedup in it."""
+    return {
+        row.patient: (row, row.modelled)
+        for row in cost_model.told()
+        if row.modelled and row.use == "held out"
+    }
 
 
-@pytest.mark.parametrize("row", TOLD, ids=lambda row: row.patient)
-def test_without_a_gpu_a_recorded_patient_is_told_about_what_its_trial_measured(row: cost_model.Told) -> None:
-    assert row.modelled
-    assert abs(row.modelled / row.measured - 1) <= cost_model.BOUND
-    assert row.is_even or (row.modelled > 1) == (row.measured > 1)
+def test_without_a_gpu_a_recorded_patient_is_told_about_what_its_trial_measured(
+    told: dict[str, tuple[cost_model.Told, float]],
+) -> None:
+    far = {
+        name: modelled / row.measured
+        for name, (row, modelled) in told.items()
+        if abs(modelled / row.measured - 1) > cost_model.BOUND
+    }
+    wrong = [
+        name
+        for name, (row, modelled) in told.items()
+        if not row.is_even and (modelled > 1) != (row.measured > 1)
+    ]
+    assert (far, wrong) == ({}, [])
 
 
-def test_what_is_told_of_the_recorded_patients_is_near_in_the_mean() -> None:
-    assert len(TOLD) >= 10
-    assert mean(abs((row.modelled or 0) / row.measured - 1) for row in TOLD) < 0.10
+def test_what_is_told_of_the_recorded_patients_is_near_in_the_mean(
+    told: dict[str, tuple[cost_model.Told, float]],
+) -> None:
+    assert len(told) >= 10
+    assert mean(abs(modelled / row.measured - 1) for row, modelled in told.values()) < 0.10
 
 
 def test_every_measured_row_is_there() -> None:

@@ -24,6 +24,7 @@ def test_the_copy_is_inspected_and_named_and_the_model_stays() -> None:
     assert {name: id(module) for name, module in model.named_modules()} == before
 
 
+@pytest.mark.slow
 def test_the_cut_is_what_is_timed() -> None:
     model = Stacked().bfloat16()
     trial = inspect_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from tests.patients.record import patients
 RECORDED = Path(__file__).parent / "patients" / "recorded"
 RECORDINGS = sorted(RECORDED.glob("*.json"))
 PATIENTS = {path.stem: path for path in patients()}
+
+
+replayed = functools.cache(load_report)
+"""The report on a recording, made once for all tests of it."""
 
 
 def expected(recording: Path) -> dict[str, Any]:
@@ -46,6 +51,7 @@ def test_every_patient_was_recorded() -> None:
     assert {path.stem.partition("-")[2] for path in RECORDINGS} == set(PATIENTS)
 
 
+@pytest.mark.slow
 def test_the_table_of_the_recordings_is_what_they_say() -> None:
     written = recordings.PAGE.read_text("utf-8").splitlines()
     assert recordings.page().splitlines() == written, "python -m tests.recordings writes it again"
@@ -53,7 +59,7 @@ def test_the_table_of_the_recordings_is_what_they_say() -> None:
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
 def test_a_recording_replays_to_the_codes_of_its_patient(recording: Path) -> None:
-    report, must = load_report(recording), expected(recording)
+    report, must = replayed(recording), expected(recording)
     found = {finding.code for finding in report.findings}
     assert set(must["MUST"]) <= found
     assert not set(must["MUST_NOT"]) & found
@@ -73,7 +79,7 @@ def test_a_recording_names_its_gpu_and_versions(recording: Path) -> None:
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
 def test_facts_come_back_as_they_were_recorded(recording: Path) -> None:
     data = json.loads(recording.read_text("utf-8"))
-    assert load_report(recording).to_dict()["facts"] == data["facts"]
+    assert replayed(recording).to_dict()["facts"] == data["facts"]
     assert data["tool"]["name"] == tool().name
 
 
@@ -83,7 +89,7 @@ def test_facts_come_back_as_they_were_recorded(recording: Path) -> None:
 def test_a_reason_in_other_words_changes_nothing(recording: Path) -> None:
     """Recordings of before have the sentence alone; a kind beside other words stands for it. An explanation
     may quote the words."""
-    report = load_report(recording)
+    report = replayed(recording)
     trial = report.facts.trial
     arms = (replace(arm, why=why_of(arm), reason=arm.reason and "for another reason") for arm in trial.arms)
     trial = replace(trial, why=why_of(trial), arms=tuple(arms))
@@ -96,7 +102,7 @@ def test_a_reason_in_other_words_changes_nothing(recording: Path) -> None:
 
 
 def verdict(patient: str) -> Any:
-    return load_report(RECORDED / f"h200-{patient}.json").verdict
+    return replayed(RECORDED / f"h200-{patient}.json").verdict
 
 
 @pytest.mark.parametrize(
@@ -116,7 +122,7 @@ def test_the_measured_verdicts(patient: str, status: str) -> None:
 
 @pytest.mark.parametrize("patient", ["decoder_468m", "decoder_454m", "llama_8b_float8"])
 def test_compiling_comes_first_and_is_measured(patient: str) -> None:
-    first = load_report(RECORDED / f"h200-{patient}.json").prescription[0]
+    first = replayed(RECORDED / f"h200-{patient}.json").prescription[0]
     assert first.code == "CMP001"
     assert first.saving_ms is not None
     assert first.saving_ms.basis == "measured"
@@ -125,7 +131,7 @@ def test_compiling_comes_first_and_is_measured(patient: str) -> None:
 
 @pytest.mark.parametrize("patient", ["te_autocast", "te_fused", "accelerate_te"])
 def test_transformer_engine_layers_are_recognised_and_engaged(patient: str) -> None:
-    linears = load_report(RECORDED / f"h200-{patient}.json").facts.network.linears
+    linears = replayed(RECORDED / f"h200-{patient}.json").facts.network.linears
     te = [linear for linear in linears if linear.stack == "transformer_engine"]
     assert te
     assert all(linear.engaged for linear in te)
@@ -141,16 +147,14 @@ def test_transformer_engine_layers_are_recognised_and_engaged(patient: str) -> N
     ],
 )
 def test_a_planted_layer_is_blamed_by_name(patient: str, code: str, evidence: str, name: str) -> None:
-    (finding,) = (
-        each for each in load_report(RECORDED / f"h200-{patient}.json").findings if each.code == code
-    )
+    (finding,) = (each for each in replayed(RECORDED / f"h200-{patient}.json").findings if each.code == code)
     blamed = finding.evidence[evidence]
     assert (blamed if isinstance(blamed, str) else blamed[0]) == name
     assert name in finding.explanation + finding.title
 
 
 def test_the_founding_case_is_bound_by_casts_and_not_by_the_host() -> None:
-    findings = {each.code: each for each in load_report(RECORDED / "h200-decoder_468m.json").findings}
+    findings = {each.code: each for each in replayed(RECORDED / "h200-decoder_468m.json").findings}
     assert findings["STP002"].evidence["casts_ms"] == pytest.approx(283, abs=1)
     assert "STP001" not in findings
 
@@ -163,7 +167,7 @@ rule; before Transformer Engine's names were taken over from te_fused and from t
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
 def test_what_every_kernel_does_is_known(recording: Path) -> None:
-    facts = load_report(recording).facts
+    facts = replayed(recording).facts
     profiled = [arm for arm in facts.arms() if recorded(arm, "breakdown") and arm.breakdown]
     for arm in profiled:
         assert arm.breakdown is not None
@@ -177,12 +181,12 @@ def test_what_every_kernel_does_is_known(recording: Path) -> None:
 
 def test_blocks_in_pieces_without_a_counted_break_name_the_usual_cause() -> None:
     (finding,) = (
-        each for each in load_report(RECORDED / "h200-graph_breaks.json").findings if each.code == "CMP003"
+        each for each in replayed(RECORDED / "h200-graph_breaks.json").findings if each.code == "CMP003"
     )
     assert (finding.evidence["graph_breaks"], finding.evidence["graphs_run"]) == (0, 48)
     assert "a branch that depends on data" in finding.explanation
 
 
 def test_one_missing_fact_is_told_with_its_reason() -> None:
-    screen = " ".join(str(load_report(RECORDED / "h200-decoder_468m.json")).split())
+    screen = " ".join(str(replayed(RECORDED / "h200-decoder_468m.json")).split())
     assert "Not looked at: NUM002 (the weights are as an initialiser draws them," in screen

@@ -325,6 +325,7 @@ def test_only_a_regular_file_of_a_reports_size_is_read(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_empty_stdin_is_no_report() -> None:
     command = [sys.executable, "-m", "fp8doctor", "report", "/dev/stdin"]
     for stdin in (subprocess.DEVNULL, subprocess.PIPE):

@@ -81,6 +81,7 @@ def outcomes(report: Document) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("recording", KINDS.values(), ids=KINDS)
+@pytest.mark.slow
 def test_a_fact_that_is_taken_away_is_unknown_at_most(recording: str) -> None:
     facts = load_report(RECORDED / f"{recording}.json").facts
     before = outcomes(diagnose(facts))

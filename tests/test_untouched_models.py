@@ -283,7 +283,7 @@ COUNTED = (*DECODERS, *ENCODERS)
 def test_flops_are_those_that_torch_counts(untouched: Untouched) -> None:
     """One forward and backward on the meta device; attention's own products are batched and counted apart."""
     model = untouched.build()
-    ids = torch.empty((2, 64), dtype=torch.int64, device="meta")
+    ids = torch.empty((2, 16), dtype=torch.int64, device="meta")
     linears = inspect_model(model, {"input_ids": ids, "labels": ids}).facts.network.linears
     with FlopCounterMode(display=False) as counter:
         model(input_ids=ids, labels=ids).loss.backward()

@@ -56,7 +56,7 @@ def tried(
             job,
             [blocks.name for blocks in facts.network.blocks],
             plans,
-            TrialRun(torch.device("cpu"), Budget(120)),
+            TrialRun(torch.device("cpu"), Budget(600)),
         )
     finally:
         timer.MOST_ROUNDS = most

@@ -203,6 +203,7 @@ def test_installed_packages_have_their_versions() -> None:
         assert found[name].version == metadata.version(name)
 
 
+@pytest.mark.slow
 def test_what_is_imported_is_told_and_nothing_is_imported_to_find_out() -> None:
     program = """
 import json, sys
@@ -266,9 +267,9 @@ def test_examining_takes_no_time() -> None:
     software()
 
     def took() -> float:
-        start = time.perf_counter()
+        start = time.thread_time()
         examine_environment({})
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     assert min(took() for _ in range(10)) < 0.25, "bound 50 ms on an idle machine; this one may be shared"
 
@@ -340,6 +341,7 @@ def test_a_missing_file_is_a_gap_without_its_folder(monkeypatch: pytest.MonkeyPa
     assert str(Path.home()) not in gaps["environment.deepspeed_fp8_section"]
 
 
+@pytest.mark.slow
 def test_the_plugin_of_accelerates_state_goes_before_the_file(
     config: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -361,6 +363,7 @@ print(examine_environment({{}})[1].deepspeed_fp8_section)
     assert run(program).split() == ["True", "False"]
 
 
+@pytest.mark.slow
 def test_the_configuration_of_a_trainer_is_found() -> None:
     program = """
 from transformers.integrations import deepspeed

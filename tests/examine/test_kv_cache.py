@@ -109,6 +109,7 @@ def test_what_is_done_to_a_model(
     assert training(model).use_cache is bool(caches) is made
 
 
+@pytest.mark.slow
 def test_a_trainer_switches_it_off(forget_accelerate: None, tmp_path: Any) -> None:
     model = llama(use_cache=True)
     arguments = TrainingArguments(

@@ -487,6 +487,7 @@ def test_looking_changes_nothing() -> None:
     assert digest(model, optimizer) == before
 
 
+@pytest.mark.slow
 def test_looking_imports_no_library() -> None:
     program = """
         import sys, torch

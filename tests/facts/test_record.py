@@ -136,6 +136,7 @@ def test_the_encoding_is_stable_and_ends_with_a_newline() -> None:
     assert json.loads(encode({"ü": "ß"})) == {"ü": "ß"}
 
 
+@pytest.mark.slow
 def test_many_threads_may_read_the_first_document_at_once() -> None:
     """msgspec 0.22.0 alone crashed the process in 39 of 40 runs of this program."""
     program = (

@@ -81,9 +81,13 @@ def test_scrubbing_twice_changes_nothing_more(text: str) -> None:
     assert scrub(scrub(text)) == scrub(text)
 
 
-@given(text=st.text(min_size=LIMIT, max_size=LIMIT * 3))
-def test_the_length_is_bounded(text: str) -> None:
-    assert len(scrub(text)) <= LIMIT
+@given(
+    pieces=st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=5),
+    length=st.integers(LIMIT, LIMIT * 3),
+)
+def test_the_length_is_bounded(pieces: list[str], length: int) -> None:
+    text = "".join(pieces)
+    assert len(scrub((text * length)[:length])) <= LIMIT
 
 
 @pytest.mark.usefixtures("fresh")

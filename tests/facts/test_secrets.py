@@ -185,6 +185,7 @@ def test_a_secret_never_survives_and_the_words_around_it_do(kind: str) -> None:
 
 @given(st.sampled_from(REPLACEMENTS).flatmap(lambda each: st.tuples(st.just(each), st.from_regex(each[1]))))
 @settings(max_examples=100, deadline=None)
+@pytest.mark.slow
 def test_whatever_a_pattern_matches_has_what_it_is_looked_for_by(found: tuple[Any, str]) -> None:
     (contained, pattern, _), text = found
     assert re.search(contained, text) or not re.search(pattern, text)
@@ -320,10 +321,10 @@ def test_a_huge_message_is_cut_before_it_is_looked_through() -> None:
     import time
 
     huge = RuntimeError("x@" * 50_000_000)
-    began = time.monotonic()
+    began = time.thread_time()
     assert len(error_in_words(huge)) < LIMIT
     assert len(sentence(huge)) < LIMIT
-    assert time.monotonic() - began < 1
+    assert time.thread_time() - began < 1
 
 
 def test_half_a_token_at_the_cut_is_dropped() -> None:
@@ -351,6 +352,7 @@ def test_what_a_step_says_is_in_no_format() -> None:
         assert "alice" not in text
 
 
+@pytest.mark.slow
 def test_what_a_step_says_in_a_worker_is_neither_printed_nor_saved(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         "import torch\n"

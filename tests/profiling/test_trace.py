@@ -116,7 +116,9 @@ def test_eager_fp8_model(tmp_path: Path) -> None:
     assert_adds_up(step)
 
 
-@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.inductor]), "aot_eager"]
+)
 def test_compiled_fp8_model(backend: str, tmp_path: Path) -> None:
     """Inductor's C++ loops leave no events, so the graph's own time is of no known family, and is named. Its
     backward takes long to compile."""

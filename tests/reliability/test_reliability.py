@@ -47,10 +47,12 @@ def test_trials_of_hostile_steps_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", faults.CHEAP)
+@pytest.mark.slow
 def test_a_fault_costs_no_more_than_the_report(name: str, tmp_path: Path) -> None:
     assert faults.faults([name], tmp_path, seed=1).failures == []
 
 
+@pytest.mark.slow
 def test_damaged_reports_are_shown_or_refused(tmp_path: Path) -> None:
     assert saved_reports.deletions(tmp_path, most=4).failures == []
     assert saved_reports.damages(60, tmp_path, seed=1).failures == []

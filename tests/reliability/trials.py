@@ -285,7 +285,6 @@ def quick() -> Iterator[None]:
             setattr(module, name, value)
         yield
     finally:
-        gc.unfreeze()
         for (module, name, _), value in zip(lengths, before, strict=True):
             setattr(module, name, value)
         stance.__exit__(None, None, None)

@@ -248,20 +248,25 @@ def test_which_arms_must_run_something_compiled() -> None:
     }
 
 
-@pytest.mark.parametrize("stance", ["default", "force_eager"])
-def test_an_arm_that_compiled_nothing_is_no_number(stance: str) -> None:
+@pytest.mark.parametrize(
+    ("stance", "compiled"),
+    [
+        ("default", ("bf16_compiled", "float8_tensorwise")),
+        ("force_eager", ("bf16_compiled", "float8_tensorwise")),
+        pytest.param("default", ("bf16_compiled",), marks=pytest.mark.inductor, id="inductor"),
+    ],
+)
+def test_an_arm_that_compiled_nothing_is_no_number(stance: str, compiled: tuple[str, ...]) -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)).bfloat16()
     with torch.compiler.set_stance(stance):  # type: ignore[no-untyped-call]
-        facts = tried(
-            model, torch.ones(16, 32, dtype=torch.bfloat16), "as_is", "bf16_compiled", "float8_tensorwise"
-        )
+        facts = tried(model, torch.ones(16, 32, dtype=torch.bfloat16), "as_is", *compiled)
     ran = {
         arm.name: (arm.reason, recorded(arm, "graphs_run") and arm.graphs_run > 0)
         for arm in facts.trial.arms
         if arm.name != "as_is"
     }
     assert ran == dict.fromkeys(
-        ("bf16_compiled", "float8_tensorwise"),
+        compiled,
         (None, True) if stance == "default" else ("nothing in it was compiled", False),
     )
 

@@ -113,7 +113,7 @@ def trial(of: Job, *arms: ArmPlan, lists: tuple[str, ...] = ("blocks",), budget_
 
 
 def test_every_arm_carries_its_proof() -> None:
-    arms = run(job(), AS_IS, BF16, PRESCRIBED, budget_s=60)
+    arms = run(job(), AS_IS, BF16, PRESCRIBED)
     assert {name: (arm.tried, arm.fp8_gemms, arm.graphs_run) for name, arm in arms.items()} == {
         "as_is": (True, 12 * 2 * 3, 0),
         "bf16": (True, 0, 0),

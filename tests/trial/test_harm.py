@@ -56,14 +56,6 @@ def one_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _little_to_collect() -> Iterator[None]:
-    """Every trial ends with a garbage collection, half a second with all that the tests have loaded."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @dataclass
 class Reach:
     """What a replica gets hold of; every copy is this very object."""

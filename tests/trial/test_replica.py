@@ -100,6 +100,7 @@ def test_accelerates_bf16_wrapper(forget_accelerate: None) -> None:
 
 
 @pytest.mark.parametrize("form", ["wrapped", "in_place", "per_block", "assigned"])
+@pytest.mark.slow
 def test_every_form_of_compile_is_applied_to_the_copy_with_its_settings(form: str) -> None:
     torch._dynamo.reset()
     model: Any = Stack()

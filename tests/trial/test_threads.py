@@ -10,6 +10,7 @@ import sys
 import weakref
 from pathlib import Path
 
+import pytest
 from torch import nn
 
 from fp8doctor.stacks.lineage import lineage
@@ -52,6 +53,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_trials_in_threads_take_turns_and_leave_nothing(tmp_path: Path) -> None:
     variables = {name: text for name, text in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
     variables |= {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import json
 import os
 import tempfile
@@ -62,14 +61,6 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     assert list(scratch.iterdir()) == []
     assert not profiler_in_use()
     assert os.environ.get("KINETO_LOG_LEVEL") == level
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _little_to_collect() -> Iterator[None]:
-    """Every trial ends with a garbage collection, half a second with all that the tests have loaded."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Router(nn.Module):

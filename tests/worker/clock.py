@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,20 +28,25 @@ def late_while_it_grows(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _follow(monotonic, monkeypatch)
 
 
-def late_before_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every limit passes between a message's arrival and its reading."""
+def late_once_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every limit passes between the arrival of all that a child says, to its end, and its reading."""
     late_s = 0.0
     select = parent.select
 
     class Poll:
         def __init__(self) -> None:
-            self._poll = select.poll()
-            self.register = self._poll.register
+            self._poll, self._end = select.poll(), select.poll()
+
+        def register(self, descriptor: int, events: int) -> None:
+            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, 1 << 20)  # room for all of it
+            self._poll.register(descriptor, events)
+            self._end.register(descriptor, 0)
 
         def poll(self, timeout: float) -> list[tuple[int, int]]:
             nonlocal late_s
             if arrived := self._poll.poll(timeout):
-                late_s += 1e6
+                self._end.poll()
+                late_s = 1e6
             return arrived
 
     monkeypatch.setattr(parent, "select", SimpleNamespace(poll=Poll, POLLIN=select.POLLIN))

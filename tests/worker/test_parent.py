@@ -19,7 +19,7 @@ import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import recorded
 from fp8doctor.worker.parent import Examination, examine_in_worker
-from tests.worker.clock import hang, late_before_every_message, late_while_it_grows
+from tests.worker.clock import hang, late_once_all_is_said, late_while_it_grows
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ Examine = Callable[..., Examination]
 
 
 @pytest.fixture
-def examine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Examine:
+def examine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: None) -> Examine:
     """Examine a model file with this text in a worker, and see that no file, process or descriptor is
     left."""
     monkeypatch.chdir(tmp_path)
@@ -55,7 +55,7 @@ def children() -> set[str]:
     }
 
 
-def gone(pid: int, within: float = 60) -> bool:
+def gone(pid: int, within: float = 300) -> bool:
     """Whether a process ends within so many seconds; a zombie that nobody reaps has ended."""
     until = time.monotonic() + within
     while time.monotonic() < until:
@@ -90,6 +90,7 @@ def test_the_facts_of_a_model(examine: Examine) -> None:
     assert says == ["reading the environment", "loading net.py", "examining net.py"]
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_environment_alone() -> None:
     examination = examine_in_worker(None, progress=lambda text: None)
     assert examination.problem is None
@@ -164,7 +165,7 @@ def test_a_hang_is_stopped_with_everything_it_started(
 def test_what_was_said_in_time_but_not_yet_read_is_no_hang(
     examine: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late_before_every_message(monkeypatch)
+    late_once_all_is_said(monkeypatch)
     assert_complete(examine(MODEL, load_timeout=600))
 
 
@@ -288,11 +289,11 @@ def test_a_parent_that_is_stopped_takes_the_worker_with_it(number: signal.Signal
         [sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True, **heeding
     )
     pid = tmp_path / "own.pid"
-    until = time.monotonic() + 30
+    until = time.monotonic() + 300
     while not pid.exists() and time.monotonic() < until:
         time.sleep(0.05)
     os.kill(parent.pid, number)
-    _, told = parent.communicate(timeout=10)
+    _, told = parent.communicate(timeout=300)
     assert gone(int(pid.read_text()))
     assert parent.returncode == -number
     assert ("KeyboardInterrupt" in told) == (number is signal.SIGINT)

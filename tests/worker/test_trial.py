@@ -83,6 +83,7 @@ def test_every_arm_of_a_model_without_fp8(tmp_path: Path) -> None:
     assert examination.facts.trial.own_process is True
 
 
+@pytest.mark.usefixtures("forked")
 def test_an_arm_that_ends_the_process_is_left_out_of_the_next(tmp_path: Path) -> None:
     examination, arms, said = tried(tmp_path, "os._exit(7)", trace=str(tmp_path / "step.json.gz"))
     assert examination.problem is None
@@ -104,6 +105,7 @@ def test_an_arm_that_ends_the_process_is_left_out_of_the_next(tmp_path: Path) ->
     }
 
 
+@pytest.mark.usefixtures("forked")
 def test_an_arm_that_raises_costs_itself(tmp_path: Path) -> None:
     (tmp_path / "step.json").mkdir()
     examination, arms, said = tried(
@@ -115,6 +117,7 @@ def test_an_arm_that_raises_costs_itself(tmp_path: Path) -> None:
     assert not any("starting again" in line for line in said)
 
 
+@pytest.mark.usefixtures("forked")
 def test_an_arm_that_hangs_is_left_out_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "TRIAL_LIMIT", 0.0)
     monkeypatch.setattr(worker, "TRIAL_GRACE_S", 600.0)
@@ -131,6 +134,7 @@ def test_an_arm_that_hangs_is_left_out_of_the_next(tmp_path: Path, monkeypatch: 
     assert any("starting again without it" in line for line in said)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_step_that_hangs_names_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "TRIAL_LIMIT", 0.0)
     monkeypatch.setattr(worker, "TRIAL_GRACE_S", 600.0)
@@ -146,6 +150,7 @@ def test_a_step_that_hangs_names_the_budget(tmp_path: Path, monkeypatch: pytest.
     )
 
 
+@pytest.mark.usefixtures("forked")
 def test_without_an_order_nothing_is_timed(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL.replace("{compile}", "os._exit(7)"))
     examination = examine_in_worker(str(tmp_path / "model.py"), progress=lambda text: None)
@@ -161,6 +166,7 @@ def test_without_an_order_nothing_is_timed(tmp_path: Path) -> None:
         ("cuda:x", "is not a device"),
     ],
 )
+@pytest.mark.usefixtures("forked")
 def test_a_device_that_is_not_there_is_the_users_mistake(tmp_path: Path, device: str, sentence: str) -> None:
     import torch
 
@@ -179,6 +185,8 @@ import sys
 import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
+
+torch.compiler.set_stance("default", force_backend="eager")  # no arm waits for a C++ compiler
 
 class Model(nn.Module):
     def __init__(self):
@@ -202,11 +210,12 @@ def example_batch():
 """
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_process_that_dies_after_the_times_are_known_keeps_them(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(FP8_MODEL.replace("{part}", "numerics"))
     said: list[str] = []
     examination = examine_in_worker(
-        str(tmp_path / "model.py"), trial=TrialRequest(20.0, "cpu", select=("NUM",)), progress=said.append
+        str(tmp_path / "model.py"), trial=TrialRequest(180.0, "cpu", select=("NUM",)), progress=said.append
     )
     assert examination.problem is None
     trial = examination.facts.trial

@@ -74,12 +74,17 @@ def numbers(*sizes: int) -> torch.Tensor:
     return torch.zeros(sizes, device=META, dtype=torch.int64)
 
 
-def of_transformers() -> Iterator[Animal]:
-    """The models of text and images that have a batch of one kind; others are only looked at elsewhere."""
+def of_transformers(*names: str) -> Iterator[Animal]:
+    """These models, or all, of text and images that have a batch of one kind; others are only looked at
+    elsewhere."""
     with_values = {each.model for each in NEED_VALUES}
     for each in (*MODELS, *MORE, *NEED_VALUES):
         device = CPU if each in NEED_VALUES else META
-        if each.model in LEFT_OUT or (device == META and each.model in with_values):
+        if (
+            (names and each.model not in names)
+            or each.model in LEFT_OUT
+            or (device == META and each.model in with_values)
+        ):
             continue
         if batch := transformers_batch(each):
             yield Animal(each.model, lambda each=each: made(each), batch, device)

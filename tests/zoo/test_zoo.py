@@ -86,9 +86,7 @@ def test_what_is_printed_runs_and_mends(animal: Animal, state: str) -> None:
     assert course.defects == []
 
 
-@pytest.mark.parametrize(
-    "animal", [each for each in of_transformers() if each.name in CHOSEN], ids=lambda a: a.name
-)
+@pytest.mark.parametrize("animal", list(of_transformers(*CHOSEN)), ids=lambda a: a.name)
 def test_what_is_printed_runs_and_mends_on_models_of_others(animal: Animal) -> None:
     course = take(animal, "everything converted")
     assert course.rounds[-1] == ()

@@ -85,6 +85,7 @@ def test_a_region_around_them_is_what_counts(
     assert only_linears_compiled(look(whole(decoder))) is None
 
 
+@pytest.mark.slow
 def test_marks_inside_a_compiled_block_make_no_graphs_of_their_own() -> None:
     """What the page says of the compiler."""
     graphs = []

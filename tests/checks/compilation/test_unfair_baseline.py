@@ -75,6 +75,7 @@ def test_another_verdict(model: nn.Module, look: Look) -> None:
     assert isinstance(finding, Finding)
 
 
+@pytest.mark.slow
 def test_fp32_in_disguise(look: Look) -> None:
     """The trial's own BF16 runs under autocast there; the same job without FP8 would not."""
     facts = tried(convert_to_float8_training(Stacked()), torch.zeros(2, 8, dtype=torch.long), "as_is", "bf16")

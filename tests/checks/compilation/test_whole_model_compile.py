@@ -49,6 +49,7 @@ def facts() -> Facts:
         return tried(compiled(), TOKENS, "as_is", "compile-blocks")
 
 
+@pytest.mark.slow
 def test_the_trial_compiles_it_both_ways(facts: Facts) -> None:
     whole, blocks = facts.trial.arms
     assert (whole.graphs_run, blocks.graphs_run) == (1, 3)

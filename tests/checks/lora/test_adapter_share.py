@@ -114,6 +114,7 @@ def test_without_adapters_there_is_no_question(lora: nn.Module, look: Look) -> N
     assert isinstance(adapter_share(timed(look(lora.unload(), tokens=4096), *arms)), NotApplicable)
 
 
+@pytest.mark.slow
 def test_a_real_step_without_its_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     base = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 32), nn.Linear(32, 64))
     model = get_peft_model(base, LoraConfig(r=8, target_modules=["1", "2"]))

@@ -368,6 +368,7 @@ def alone(name: str) -> Callable[[ArmBuilder, ArmPlan], list[ArmPlan]]:
 TOKENS = torch.arange(64).reshape(1, 64)
 
 
+@pytest.mark.slow
 def test_the_trial_times_fused_attention_and_measures_the_finding() -> None:
     model = llama(attn_implementation="eager").bfloat16()
     facts = tried(model, {"input_ids": TOKENS, "labels": TOKENS}, "as_is", more=alone("attention-sdpa"))
@@ -379,6 +380,7 @@ def test_the_trial_times_fused_attention_and_measures_the_finding() -> None:
     assert model.config._attn_implementation == "eager"
 
 
+@pytest.mark.slow
 def test_the_trial_switches_the_backends_on_for_its_arm_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[tuple[str, ...]] = set()
     inner = functional.scaled_dot_product_attention

@@ -124,6 +124,7 @@ def test_bf16_has_no_recipe(look: Look) -> None:
 
 
 @needs_rowwise_scaled_mm
+@pytest.mark.slow
 def test_the_trial_tries_what_the_check_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real arms, eager on a CPU: whichever is faster, each is compared with the step as it is."""
     names = [f"recipe-{name}" for name in ("tensorwise", "rowwise-with-gw-hp")]
