@@ -57,7 +57,11 @@ def whether_fp8_ran(step: TracedStep) -> str:
         if step.families_ms.get(family)
     )
     seen = f"all known GEMMs ran {others}" if others else "no known GEMM ran at all"
-    return f"No FP8 GEMM ran: {seen}.{f' {casts} all the same.' if casts else ''}"
+    unknown_ms = step.families_ms.get("unknown", 0.0)
+    unknown = unknown_ms >= 0.5 * 10**-places
+    more = f"; what unknown kernels did in {unknown_ms:,.{places}f} ms is not told" if unknown else ""
+    known = "known " if unknown else ""
+    return f"No {known}FP8 GEMM ran: {seen}{more}.{f' {casts} all the same.' if casts else ''}"
 
 
 def why_it_waits(step: TracedStep) -> str:
@@ -79,7 +83,11 @@ def what_comes_first(step: TracedStep) -> Iterator[tuple[str, str]]:
     if feeding >= HOST_BOUND_PCT:
         yield "", f"{percent(feeding)} of the time the GPU waits for data, which FP8 does not bring sooner"
     if sum(share.get(cause, 0.0) for cause in OF_THE_HOST) >= HOST_BOUND_PCT:
-        yield "STP001", "the host is slower than the GPU; FP8 needs more launches, and makes that worse"
+        yield (
+            "STP001",
+            "the host is slower than the GPU, at least while it is profiled; FP8 needs more launches, and "
+            "makes that worse",
+        )
     fp8_ms = step.families_ms.get("gemm_fp8", 0.0)
     eager = [each for each in step.of_family("cast") if (each.operator or "").startswith("aten::")]
     if fp8_ms and sum(each.time_ms for each in eager) >= CASTS_TO_TELL * fp8_ms:

@@ -64,7 +64,11 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
     one, other = (timed_step(each.facts, name) for each, name in zip(documents, labels(*files), strict=True))
     arms = as_is(first.facts), as_is(second.facts)
     speedup = ratio_apart(one.rounds_ms, other.rounds_ms) if one.rounds_ms and other.rounds_ms else None
-    found = waterfall(arms[1], arms[0]) if arms[0] and arms[1] and one.step_ms and other.step_ms else None
+    found = (
+        if_recorded(waterfall, arms[1], arms[0])
+        if arms[0] and arms[1] and one.step_ms and other.step_ms
+        else None
+    )
     differing = tuple(
         Unlike(what=what, first=of_first, second=of_second)
         for what, of_first, of_second in unlike(first.facts, second.facts)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from operator import itemgetter
 from typing import Literal
 
-from fp8doctor.profiling.trace import Event, Trace
+from fp8doctor.profiling.trace import Event, Trace, outer_first
 
 PROFILER_STEP = "ProfilerStep#"
 """``torch.profiler.profile.step`` ends one and begins the next."""
@@ -61,11 +62,17 @@ class Marks:
 
 
 def marks_of(trace: Trace) -> Marks:
-    """Find the profiler's own steps, else those that the optimizer's ends make of at least two."""
+    """Find the profiler's own steps, else those between the ends of an optimizer's, where it has two.
+
+    Of optimizers of several classes the one that steps most often tells, else the one that steps last.
+    """
     profiler = sorted(map(span, _annotated(trace, PROFILER_STEP)))
     if profiler:
         return Marks("profiler", tuple(profiler))
-    ends = sorted(end for _, end in _outermost(map(span, _annotated(trace, OPTIMIZER_STEP))))
+    by_name: dict[str, list[int]] = defaultdict(list)
+    for name, end in _outermost(_annotated(trace, OPTIMIZER_STEP)):
+        by_name[name].append(end)
+    ends = max(by_name.values(), key=lambda ends: (len(ends), ends), default=[])
     if len(ends) < 2:
         return Marks(None, ())
     begin = round(min(event.ts for event in chain.from_iterable(trace.host.values())) * 1e3)
@@ -76,9 +83,11 @@ def _annotated(trace: Trace, prefix: str) -> Iterator[Event]:
     return (event for event in trace.annotations if event.name.startswith(prefix))
 
 
-def _outermost(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _outermost(events: Iterable[Event]) -> Iterator[tuple[str, int]]:
+    """Name and end of those that lie in no other, in order."""
     until = -1
-    for start, end in sorted(spans):
+    for event in sorted(events, key=outer_first):
+        _, end = span(event)
         if end > until:
-            yield start, end
+            yield event.name, end
             until = end

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import lt
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -56,11 +56,15 @@ class _Arguments(msgspec.Struct, gc=False, frozen=True):
     types: tuple[str, ...] = msgspec.field(name="Input type", default=())
 
 
+_Time = Annotated[float, msgspec.Meta(ge=-1e20, le=1e20)]
+"""Microseconds that are still a number in nanoseconds."""
+
+
 class Event(msgspec.Struct, gc=False):
     cat: str = ""
     name: str = ""
-    ts: float = 0.0
-    dur: float = 0.0
+    ts: _Time = 0.0
+    dur: _Time = 0.0
     tid: int | str = 0
     id: int | str = 0
     bp: str = ""

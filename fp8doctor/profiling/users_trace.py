@@ -40,7 +40,7 @@ def traced_step(path: Path) -> TracedStep:
     its = [event for event in trace.gpu if event.dur > 0 and event.args.device in (device, UNNUMBERED)]
     if not its:
         raise UnreadableDocument("none of the GPU's work in it takes any time")
-    trace = replace(trace, gpu=its)
+    trace = _with_earlier_launches(replace(trace, gpu=its))
     works = gpu_activities(trace, Modules())
     marks = marks_of(trace)
     step_of = _steps(works, marks)
@@ -82,6 +82,17 @@ def traced_step(path: Path) -> TracedStep:
         with_stack="python_function" in trace.categories,
         kernels=kernels,
     )
+
+
+def _with_earlier_launches(trace: Trace) -> Trace:
+    """Let work that was launched before the recording have a launch, at the begin of time.
+
+    A GPU that runs behind the host still does work of steps before, whose calls were not recorded. Calls are
+    numbered in order, so that its numbers lie below that of the first call.
+    """
+    first = min(trace.launches, default=0)
+    earlier = {event.args.correlation: Event() for event in trace.gpu if 0 < event.args.correlation < first}
+    return replace(trace, launches=earlier | trace.launches)
 
 
 UNNUMBERED = -1

@@ -189,7 +189,9 @@ def _basis(steps: Sequence[TracedStep]) -> str:
     for label, step in zip(names, steps, strict=True):
         name = f" in {label}" if label else ""
         if step.marked_by == "optimizer":
-            sentences.append(f"Steps{name} are told by the ends of Optimizer.step, whichever optimizer's.")
+            sentences.append(
+                f"Steps{name} are told by the ends of Optimizer.step, of the class that steps most often."
+            )
         if step.with_stack:
             sentences.append(f"Stacks were recorded{name}, which slows the host most.")
         if step.compiled:

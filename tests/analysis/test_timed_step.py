@@ -12,6 +12,7 @@ from fp8doctor.diagnosis.comparison import Comparison, compared
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Arm, Breakdown, Distributed, Facts, Package, Trial
 from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from tests.facts_of import DECODER_468M
 
 
@@ -86,6 +87,14 @@ def test_the_difference_is_divided_where_both_are_profiled() -> None:
     assert found.difference.parts_ms["GEMMs"] == -30.0
     assert "+20.0 ms = casts +55.0, GEMMs −30.0, idle −5.0 ms" in found.summary
     assert of(bf16, timed()).why_no_difference == "b.json was not profiled"
+
+
+def test_an_old_report_without_breakdowns_is_one_that_was_not_profiled() -> None:
+    bf16 = timed((100.0,) * 7, {"gemm_16bit": 80.0, "pointwise": 15.0})
+    found = of(bf16, with_arm(timed(), breakdown=NOT_RECORDED))
+    assert found.difference is None
+    assert found.why_no_difference == "b.json was not profiled"
+    assert found.speedup is not None
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,11 @@ def test_casts_without_gemms_are_told() -> None:
         "No FP8 GEMM ran: all known GEMMs ran in 16 bits (20.0 ms). "
         "Casts to and from FP8 take 5.0 ms all the same."
     )
+    beside = step("a", {}, kernel("unknown", "zorbl", 3, 5.0), kernel("gemm_16bit", "nvjet", 2, 20.0))
+    assert whether_fp8_ran(beside) == (
+        "No known FP8 GEMM ran: all known GEMMs ran in 16 bits (20.0 ms); "
+        "what unknown kernels did in 5.0 ms is not told."
+    )
     assert "no known GEMM ran at all" in whether_fp8_ran(step("a", {}, kernel("copy", "Memset", 1, 1.0)))
 
 

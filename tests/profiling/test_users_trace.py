@@ -68,6 +68,31 @@ def test_work_outside_the_steps_is_left_out(tmp_path: Path) -> None:
     adds_up(step)
 
 
+def test_work_launched_before_the_recording_is_of_no_step(tmp_path: Path) -> None:
+    """A GPU behind its host: the first kernels of the recording are those of steps before it."""
+    trace = Composed()
+    steps(trace, 10, 100, 200)
+    trace.kernel(FP8, 5, 305, launched=0)
+    trace.kernel(BF16, 305, 405, launched=20)
+    trace.kernel(BF16, 405, 505, launched=120)
+    trace.events = [event for event in trace.events if event["args"].get("correlation") != 1] + [
+        event for event in trace.events if event["cat"] == "kernel" and event["args"]["correlation"] == 1
+    ]
+    step = read(trace, tmp_path)
+    assert (step.low_ms, step.step_ms, step.high_ms) == pytest.approx((0.1, 0.1, 0.1))
+    assert (step.families_ms, step.outside_ms) == ({"gemm_16bit": 0.1}, pytest.approx(0.3))
+    adds_up(step)
+
+
+@pytest.mark.parametrize("key", ["ts", "dur"])
+def test_a_time_beyond_all_numbers_is_no_time(key: str, tmp_path: Path) -> None:
+    trace = Composed()
+    trace.kernel(FP8, 100, 200, launched=90)
+    trace.events[0][key] = 1e307
+    with pytest.raises(UnreadableDocument, match="it is not a trace of torch"):
+        read(trace, tmp_path)
+
+
 def test_without_the_profilers_marks_the_optimizer_ends_steps(tmp_path: Path) -> None:
     trace = Composed()
     for number in range(3):
@@ -79,6 +104,17 @@ def test_without_the_profilers_marks_the_optimizer_ends_steps(tmp_path: Path) ->
     assert (step.steps, step.marked_by) == (3, "optimizer")
     assert step.step_ms == pytest.approx((290 - 5) / 3 / 1e3)
     adds_up(step)
+
+
+def test_two_optimizers_of_a_step_make_one_step(tmp_path: Path) -> None:
+    trace = Composed()
+    for begin in (0, 100, 200):
+        trace.kernel(FP8, begin + 5, begin + 60, launched=begin + 2)
+        trace.add("user_annotation", "Optimizer.step#Muon.step", begin + 70, begin + 80, 10)
+        trace.add("user_annotation", "Optimizer.step#AdamW.step", begin + 80, begin + 90, 10)
+        trace.operator("aten::mm", begin, begin + 10, begin + 1)
+    step = read(trace, tmp_path)
+    assert (step.steps, step.step_ms) == (3, pytest.approx((290 - 5) / 3 / 1e3))
 
 
 def test_without_any_marks_the_times_are_of_the_whole(tmp_path: Path) -> None:

@@ -17,17 +17,19 @@ from fp8doctor import cli
 from fp8doctor.cli.delivery import FAILED, FOUND, OK
 from fp8doctor.facts import Facts
 from tests.facts_of import DECODER_468M
+from tests.profiling.composed import Composed
 from tests.reliability.count import Count
 
 RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
 
-COMMANDS = ("", "env", "report", "demo", "list", "explain", "help", "run")
+COMMANDS = ("", "env", "report", "demo", "list", "explain", "help", "run", "trace", "compare")
 
 WORDS = (
     "model.py",
     "model.py:build_model",
     "saved.json",
     "torn.json",
+    "profiled.json",
     "nowhere.py",
     "folder",
     "pkg.module:attr",
@@ -54,6 +56,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "folder",
         "nowhere/out.txt",
         "saved.json",
+        "profiled.json",
         "/dev/full",
         "",
     ),
@@ -114,6 +117,9 @@ def a_folder_of_files(folder: Path) -> Iterator[None]:
     (folder / "model.py").write_text(MODEL)
     (folder / "saved.json").write_bytes((RECORDED / "h200-mlp.json").read_bytes())
     (folder / "torn.json").write_bytes((RECORDED / "h200-mlp.json").read_bytes()[:500])
+    profiled = Composed()
+    profiled.kernel("nvjet_sm90_qqtst_1", 100, 200, launched=90)
+    profiled.write(folder, "profiled.json")
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -123,7 +129,7 @@ def a_folder_of_files(folder: Path) -> Iterator[None]:
 
 
 MODEL = "raise AssertionError('run')"
-KEPT = ("model.py", "saved.json", "torn.json")
+KEPT = ("model.py", "saved.json", "torn.json", "profiled.json")
 """Files that no command may change."""
 
 

@@ -188,7 +188,7 @@ def test_a_command_that_raises_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     from fp8doctor.cli import commands
 
     monkeypatch.setattr(commands, "replay_and_deliver", lambda saved, options: 1 / 0)
-    assert command_lines.command_lines(60, tmp_path).failures
+    assert command_lines.command_lines(150, tmp_path).failures
 
 
 def test_a_secret_that_survives_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
