@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from fp8doctor.analysis.arms import timed_on
+from fp8doctor.analysis.median_interval import interval
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, Reason
@@ -57,6 +58,8 @@ def timed_step(facts: Facts, name: str) -> TimedStep:
     tokens = if_recorded(step_tokens, facts)
     of_all = tokens * micro_batches(facts) if tokens else None
     if arm is None or not arm.tried or not arm.step_ms:
+        if recorded(facts, "observed.steps_ms") and facts.observed.steps_ms:
+            return _observed(facts, name, of_all)
         why = arm.reason if arm is not None and recorded(arm, "reason") else None
         if why is None and recorded(facts, "trial.reason"):
             why = facts.trial.reason
@@ -74,10 +77,30 @@ def timed_step(facts: Facts, name: str) -> TimedStep:
     )
 
 
+def _observed(facts: Facts, name: str, tokens: int | None) -> TimedStep:
+    """Read the time of the script's own steps, where no trial timed a copy of them."""
+    steps = facts.observed.steps_ms
+    found = interval(steps)
+    on_gpu = recorded(facts, "observed.clock") and facts.observed.clock == "cuda"
+    gpu = if_recorded(_gpu, facts) if on_gpu else None
+    return TimedStep(
+        name=name,
+        step_ms=found.median,
+        low_ms=found.low,
+        high_ms=found.high,
+        rounds_ms=steps,
+        tokens=tokens,
+        measured_on=gpu or ("the GPU" if on_gpu else "the host's clock"),
+    )
+
+
 def cautions(facts: Facts, step: TimedStep) -> Iterator[str]:
     """Say what keeps the time of a report from being that of a step."""
     arm = as_is(facts)
-    if arm is not None and why_of(arm) is Reason.STILL_COMPILING:
+    frames = facts.observed.compiled if recorded(facts, "observed.compiled") else 0
+    if frames and step.rounds_ms == facts.observed.steps_ms:
+        yield f"the timing of {step.name} contained compilation: {plural(frames, 'frame')} in its steps"
+    elif arm is not None and why_of(arm) is Reason.STILL_COMPILING:
         yield f"the timing of {step.name} contained compilation"
     elif step.rounds_ms and max(step.rounds_ms) >= OUTLIER * median(step.rounds_ms):
         times = max(step.rounds_ms) / median(step.rounds_ms)

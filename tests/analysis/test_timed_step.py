@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.timed_step import cautions, timed_step, unlike
 from fp8doctor.diagnosis.comparison import Comparison, compared
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts import Arm, Breakdown, Distributed, Facts, Package, Trial
+from fp8doctor.facts import Arm, Breakdown, Distributed, Facts, Observation, Package, Trial
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from tests.facts_of import DECODER_468M
@@ -176,3 +176,16 @@ def test_findings_of_one_report_alone_are_named() -> None:
     found = of(healthy, timed())
     assert "CMP001" in found.appeared
     assert not set(found.appeared) & set(found.gone)
+
+
+@pytest.mark.parametrize(("clock", "where"), [("cuda", "the GPU"), ("host", "the host's clock")])
+def test_steps_of_a_watched_script_count_where_no_trial_timed_a_copy(clock: Any, where: str) -> None:
+    observed = Observation(steps_ms=(110.0, 100.0, 90.0), clock=clock, compiled=2)
+    facts = replace(DECODER_468M, observed=observed)
+    step = timed_step(facts, "a")
+    assert (step.step_ms, step.low_ms, step.high_ms) == (100.0, 90.0, 110.0)
+    assert (step.tokens_per_s, step.measured_on, step.missing) == (163840.0, where, "")
+    assert list(cautions(facts, step)) == ["the timing of a contained compilation: 2 frames in its steps"]
+    both = replace(facts, trial=timed((50.0,) * 7).trial)
+    assert timed_step(both, "a").step_ms == 50.0
+    assert list(cautions(both, timed_step(both, "a"))) == []
