@@ -114,7 +114,7 @@ def checked_script(arguments: Sequence[str]) -> Script:
     if not arguments or tuple(arguments) == ("-m",):
         raise UserError("no script was named; write 'fp8doctor run train.py ARGS' or 'run -m pkg.train ARGS'")
     script = Script(tuple(arguments))
-    if script.file is not None and not script.file.exists():
+    if script.file is not None and script.name != "-" and not script.file.exists():
         raise UserError(f"no such file: {script.file}")
     ranks = os.environ.get("WORLD_SIZE", "1")
     if ranks.isdigit() and int(ranks) > 1:
