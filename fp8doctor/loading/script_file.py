@@ -14,6 +14,9 @@ from fp8doctor.wording import escaped
 BUILDERS = ("build_model", "get_model", "create_model", "make_model")
 """Functions that make a file a model file, in the order in which they are looked for."""
 
+MODELS = ("model", "net", "network")
+"""Names outside of functions that hold a model, whoever made it."""
+
 TRAINS = ("train", "fit")
 """Methods of trainers that train."""
 
@@ -77,22 +80,39 @@ class _Script:
         at_once, as_main = _training(plain, functions), _training(under_guard, functions)
         found = at_once or as_main
         classes = {each.name for each in tree.body if isinstance(each, ast.ClassDef)}
+        bound = _bound(plain) | functions.keys() | classes
         return cls(
             at_once=at_once is not None,
             guarded=as_main is not None,
-            builds_a_model=any(name in functions for name in BUILDERS),
-            holds_a_model=any(_holds_a_model(each, classes) for each in plain),
+            builds_a_model=not bound.isdisjoint(BUILDERS),
+            holds_a_model=not bound.isdisjoint(MODELS)
+            or any(_holds_a_model(node, classes) for each in plain for node in _run_by(each)),
             line=found.lineno if found is not None else 0,
         )
 
 
-def _holds_a_model(statement: ast.stmt, classes: set[str]) -> bool:
-    """Whether this is ``model = ...``, or any name for an instance of one of the file's own classes."""
-    if not isinstance(statement, ast.Assign):
+def _bound(statements: Iterable[ast.stmt]) -> set[str]:
+    """Names that statements bind when they run, by assigning or importing."""
+    names = set()
+    for statement in statements:
+        for node in _run_by(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif isinstance(node, ast.alias):
+                names.add(node.asname or node.name)
+    return names
+
+
+def _holds_a_model(node: ast.AST, classes: set[str]) -> bool:
+    """Whether this gives any name to an instance of one of the file's own classes, or of torch.nn's."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) or not isinstance(
+        node.value, ast.Call
+    ):
         return False
-    names = {target.id for target in statement.targets if isinstance(target, ast.Name)}
-    made = statement.value.func if isinstance(statement.value, ast.Call) else None
-    return "model" in names or (isinstance(made, ast.Name) and made.id in classes)
+    made = node.value.func
+    if isinstance(made, ast.Attribute):
+        return ast.unparse(made.value) in ("nn", "torch.nn")
+    return isinstance(made, ast.Name) and made.id in classes
 
 
 def _defines(statement: ast.stmt) -> bool:

@@ -22,6 +22,11 @@ REPORT_TAKES_S = 120.0
 takes seconds on a busy host."""
 
 
+ALONE = ("statistics",)
+"""Modules of Python's own that we import with torch and that torch does not import itself: a file of the
+script's folder may have such a name."""
+
+
 def attach(request: dict[str, Any]) -> None:
     """Wait for the import of torch and for the end of the process."""
     attached = _Attached(Channel(request["channel"]), request["reported"], Settings(**request["settings"]))
@@ -35,7 +40,9 @@ class _Attached:
     def __init__(self, channel: Channel, reported: int, settings: Settings) -> None:
         os.set_inheritable(reported, False)
         self.channel, self.reported, self.settings = channel, reported, settings
+        self.pipe = os.fstat(reported).st_ino
         self.observer: Any = None
+        self.pythons = PythonsOwn(ALONE)
 
     def torch_imported(self) -> None:
         """Watch from now on. The script's import goes on, whatever happens here."""
@@ -43,7 +50,8 @@ class _Attached:
             return
         self.channel.send(Imported())
         try:
-            from fp8doctor.running.observer import Observer
+            with self.pythons:
+                from fp8doctor.running.observer import Observer
 
             self.observer = Observer(self.channel, self.settings)
             self.observer.install()
@@ -57,9 +65,33 @@ class _Attached:
         try:
             steps = self.observer.closed() if self.observer is not None else 0
             self.channel.send(Ended(steps))
-            select.select([self.reported], [], [], REPORT_TAKES_S)
+            if os.fstat(self.reported).st_ino == self.pipe:
+                select.select([self.reported], [], [], REPORT_TAKES_S)
         except KeyboardInterrupt:  # the report will be written behind the back of an impatient user
             pass
+        except OSError:  # the script has closed all files
+            pass
+
+
+class PythonsOwn:
+    """Modules of Python's own, imported before there is a script's folder; found within ``with`` alone."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        new = [name for name in names if name not in sys.modules]
+        for name in new:
+            importlib.import_module(name)
+        self._own = {name: sys.modules.pop(name) for name in new}
+
+    def __enter__(self) -> None:
+        self._scripts = {name: sys.modules.get(name) for name in self._own}
+        sys.modules.update(self._own)
+
+    def __exit__(self, *raised: object) -> None:
+        for name, module in self._scripts.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
 
 
 class _TorchFinder:

@@ -9,6 +9,7 @@ frame). It is neither pickled nor copied with the module.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from typing import Any
@@ -17,6 +18,7 @@ from torch import nn
 
 from fp8doctor.running.signals import signals_deferred
 from fp8doctor.running.traceback_frames import without_own_frame
+from fp8doctor.stacks.looking import without_modes
 
 _log = logging.getLogger("fp8doctor")
 
@@ -27,24 +29,26 @@ Called = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Callable[[Any], 
 
 
 class Calls:
-    """Calls of the outermost of these modules, by the thread that made this."""
+    """Calls of the outermost of these modules, by the thread that made this. It keeps none of them alive."""
 
     def __init__(self, modules: Iterable[nn.Module], called: Called) -> None:
-        self._modules, self._called = tuple(modules), called
+        self._modules, self._called = [weakref.ref(each) for each in modules], called
         self._depth, self._thread = 0, get_ident()
-        self._placed: list[tuple[nn.Module, Any]] = []
+        self._placed: list[tuple[weakref.ref[nn.Module], Any]] = []
 
     def begin(self) -> None:
         """Stand before each module's call."""
-        for module in self._modules:
-            own = vars(module).get(ATTRIBUTE)
-            self._placed.append((module, own))
-            vars(module)[ATTRIBUTE] = _Call(self, module, own)
+        for reference in self._modules:
+            if (module := reference()) is not None:
+                own = vars(module).get(ATTRIBUTE)
+                self._placed.append((reference, own))
+                vars(module)[ATTRIBUTE] = _Call(self, reference, own)
 
     def end(self) -> None:
         """Put back what stood there; a call that someone else has placed meanwhile stays."""
-        for module, own in self._placed:
-            if isinstance(vars(module).get(ATTRIBUTE), _Call):
+        for reference, own in self._placed:
+            module = reference()
+            if module is not None and isinstance(vars(module).get(ATTRIBUTE), _Call):
                 if own is None:
                     del vars(module)[ATTRIBUTE]
                 else:
@@ -70,7 +74,7 @@ class Calls:
 
     def _told(self, listener: Callable[..., Any], *what: Any) -> Any:
         """Tell a listener of ours. The script goes on, whatever becomes of that."""
-        with signals_deferred():
+        with signals_deferred(), without_modes():
             try:
                 return listener(*what)
             except Exception:
@@ -81,13 +85,15 @@ class Calls:
 class _Call:
     """A module's call for a while. A copy or a pickle of it is None, as if it had never been there."""
 
-    def __init__(self, calls: Calls, module: nn.Module, own: Any) -> None:
-        self._calls, self._module = calls, module
-        self._own = own if own is not None else module._call_impl
+    def __init__(self, calls: Calls, module: weakref.ref[nn.Module], own: Any) -> None:
+        self._calls, self._module, self._own = calls, module, own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._module()
+        assert module is not None  # it is being called
+        own = self._own if self._own is not None else module._call_impl
         try:
-            return self._calls.run(self._module, self._own, *args, **kwargs)
+            return self._calls.run(module, own, *args, **kwargs)
         except BaseException as error:
             without_own_frame(error)
             raise

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fp8doctor.loading.batch import core
+from fp8doctor.stacks.looking import without_modes
 from fp8doctor.trial.copies.step import tensors
 
 LARGEST = 2**30
@@ -72,7 +73,8 @@ class Capture:
 
     def _taker(self, position: int) -> Callable[[torch.Tensor], None]:
         def take(gradient: torch.Tensor) -> None:
-            self._gradients[position] = gradient.detach().clone()
+            with without_modes():
+                self._gradients[position] = gradient.detach().clone()
 
         return take
 

@@ -114,7 +114,7 @@ def checked_script(arguments: Sequence[str]) -> Script:
     if not arguments or tuple(arguments) == ("-m",):
         raise UserError("no script was named; write 'fp8doctor run train.py ARGS' or 'run -m pkg.train ARGS'")
     script = Script(tuple(arguments))
-    if script.file is not None and not script.file.exists():
+    if script.file is not None and script.name != "-" and not script.file.exists():
         raise UserError(f"no such file: {script.file}")
     ranks = os.environ.get("WORLD_SIZE", "1")
     if ranks.isdigit() and int(ranks) > 1:
@@ -128,8 +128,8 @@ class _Pipes:
     """A pipe for what is told of the script, and one that closes when the report is there."""
 
     def __init__(self) -> None:
-        self.listen, self.tell = os.pipe()
-        self.wait, self.reported = os.pipe()
+        self.listen, self.tell = _pipe()
+        self.wait, self.reported = _pipe()
 
     def become_script(self, script: Script, settings: Settings) -> None:
         """Turn this process into the script. Does not return."""
@@ -157,6 +157,15 @@ class _Pipes:
         """Leave the ends that are the script's to the script."""
         os.close(self.tell)
         os.close(self.wait)
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe beside the standard streams; one of those that was closed would become its end."""
+    ends = os.pipe()
+    above = tuple(fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 3) for each in ends)
+    for each in ends:
+        os.close(each)
+    return above[0], above[1]
 
 
 Say = Callable[[str], object]
@@ -212,7 +221,8 @@ def run_below(script: Script, settings: Settings, say: Say, report: Callable[[Se
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+            if stream is not None:  # its file was closed
+                stream.flush()
 
 
 def _die_of(number: int) -> None:

@@ -6,6 +6,7 @@ would be compiled again without it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import weakref
 from collections.abc import Callable
@@ -21,9 +22,10 @@ from fp8doctor.facts import Facts
 from fp8doctor.loading.job import Job
 from fp8doctor.running.examination import Examination
 from fp8doctor.running.messages import Channel, Note, Observed, Progress, Stepped
-from fp8doctor.running.ownership import Ownership, owner
+from fp8doctor.running.ownership import owner
 from fp8doctor.running.settings import Settings
 from fp8doctor.running.signals import signals_deferred
+from fp8doctor.running.traceback_frames import without_own_frames
 from fp8doctor.running.window import Window, frames_compiled
 from fp8doctor.stacks.lineage import class_name
 from fp8doctor.wording import error_in_words, plural
@@ -34,15 +36,23 @@ LONGEST_WARMUP = 4
 """Times the steps asked for that the warm-up may take while every step still compiles something. A choice."""
 
 
+IDLE_STEPS = 20
+"""Steps of other optimizers after which one that took none is done with: a trial run, a phase of a training.
+A choice: a GAN's critic steps five times as often as its generator."""
+
+
 @dataclass
 class Stepper:
-    """An optimizer that has stepped."""
+    """An optimizer that has stepped, or several after each other that hold the same parameters."""
 
-    optimizer: weakref.ref[Optimizer]
+    first: weakref.ref[Any]
+    """The first of its parameters."""
     name: str
     elements: int
     """Of all its parameters."""
     steps: int = 0
+    last: int = 0
+    """The number of its last step among those of all."""
     closure: bool = False
     """Whether it was given one, which calls the model as often as the optimizer likes."""
 
@@ -55,8 +65,16 @@ class Observer:
         self.watch = Watch()
         self.examination = Examination(settings, self.watch, channel.send)
         self.steppers: dict[int, Stepper] = {}
+        """By the first parameter."""
+        self.taken = 0
+        """Steps of all of them."""
+        self.main: Stepper | None = None
+        """The one that holds most of those that still step."""
+        self.looked: Stepper | None = None
+        """The one whose model the facts are of."""
         self.window: Window | None = None
-        self.owner: Ownership | None = None
+        self.share = 0.0
+        """Share of the stepped parameters that the model of the window owns."""
         self.facts: Facts | None = None
         """What is known so far."""
         self.job: Job | None = None
@@ -79,7 +97,11 @@ class Observer:
             raise SystemExit(0)
         if not self.done:
             given = (*args[1:], kwargs.get("closure"))  # the first is the optimizer again
-            self.stepped(optimizer, any(each is not None for each in given))
+            try:
+                self.stepped(optimizer, any(each is not None for each in given))
+            except BaseException as error:  # a handler of the script's raised it
+                without_own_frames(error)
+                raise
 
     def stepped(self, optimizer: Optimizer, closure: bool) -> None:
         """Note a step. Nothing that fails here reaches the script."""
@@ -105,30 +127,48 @@ class Observer:
 
     def note(self, optimizer: Optimizer, closure: bool) -> None:
         """Count the step, and do what is due at its end."""
-        stepper = self.steppers.get(id(optimizer))
-        if stepper is None or stepper.optimizer() is not optimizer:
-            stepper = self.steppers[id(optimizer)] = Stepper(
-                weakref.ref(optimizer),
-                class_name(type(optimizer)),
-                sum(each.numel() for each in held(optimizer)),
-            )
-        stepper.steps += 1
+        stepper = self.step_of(optimizer)
         stepper.closure = stepper.closure or closure
         if self.facts is None:
             self.channel.send(Stepped(forked=False))
-            self.look(optimizer)
+            self.look(stepper, optimizer)
+        self.choose_main()
         if stepper is not self.main:
             return
         if self.window is not None:
             if self.window.stepped():
                 self.close(optimizer, stepper)
         elif self.warm(stepper):
-            self.open(stepper)
+            self.open(stepper, optimizer)
 
-    @property
-    def main(self) -> Stepper:
-        """The optimizer that holds most."""
-        return max(self.steppers.values(), key=lambda each: each.elements)
+    def step_of(self, optimizer: Optimizer) -> Stepper:
+        """Count a step of the optimizer, or of the one that stepped its parameters before it."""
+        parameters = held(optimizer)
+        first = parameters[0] if parameters else optimizer
+        stepper = self.steppers.get(id(first))
+        if stepper is None or stepper.first() is not first:
+            stepper = self.steppers[id(first)] = Stepper(
+                weakref.ref(first),
+                class_name(type(optimizer)),
+                sum(each.numel() for each in parameters),
+            )
+        self.taken += 1
+        stepper.steps += 1
+        stepper.last = self.taken
+        return stepper
+
+    def choose_main(self) -> None:
+        """Find the optimizer that holds most among those that still step. A window is of one alone."""
+        self.steppers = {
+            key: each
+            for key, each in self.steppers.items()
+            if each.first() is not None and self.taken - each.last < IDLE_STEPS
+        }
+        main = max(self.steppers.values(), key=lambda each: each.elements)
+        if main is not self.main and self.window is not None:
+            self.window.end()
+            self.window = None
+        self.main = main
 
     def warm(self, main: Stepper) -> bool:
         """Whether enough steps ran, and the last one compiled nothing."""
@@ -136,18 +176,22 @@ class Observer:
         least = self.settings.warmup
         return main.steps >= least and (before == self.frames or main.steps >= LONGEST_WARMUP * max(1, least))
 
-    def look(self, optimizer: Optimizer) -> None:
-        """Examine what is there after the very first step, in case no more is seen."""
+    def look(self, stepper: Stepper, optimizer: Optimizer) -> None:
+        """Examine what is there, in case no more is seen."""
+        self.looked = stepper
         self.facts = self.examination.early(owner(held(optimizer)), optimizer)
+        gc.collect()  # what was looked at refers to itself, and would keep a model that the script deletes
         self.channel.send(Observed(self.facts.to_dict(), complete=False))
 
-    def open(self, main: Stepper) -> None:
+    def open(self, main: Stepper, optimizer: Optimizer) -> None:
         """Begin to time the steps of the model that the main optimizer steps.
 
         A compiled function may call a model that is not compiled itself: a mark on it would compile it again.
         """
-        optimizer = main.optimizer()
-        found = self.owner = owner(held(optimizer)) if optimizer is not None else None
+        if self.looked is not main:
+            self.look(main, optimizer)
+        found = owner(held(optimizer))
+        self.share = found.share if found is not None else 0.0
         function = frames_compiled() > self.frames_before and found is not None and not found.compiled
         modules = () if found is None or function else found.callable
         self.window = Window(self.settings.steps, main.steps, modules, capture=not main.closure)
@@ -158,9 +202,9 @@ class Observer:
         assert self.window is not None
         self.window.end()
         self.done = True
-        observation = self.window.observation(self.names(), self.owner.share if self.owner else 0.0)
+        observation = self.window.observation(self.names(), self.share)
         self.job, self.facts = self.examination.whole(
-            self.owner, optimizer, self.window, observation, closure=main.closure
+            owner(held(optimizer)), optimizer, self.window, observation, closure=main.closure
         )
         self.forget()
         self.channel.send(Observed(self.facts.to_dict(), complete=True))
@@ -170,9 +214,8 @@ class Observer:
 
     def stop(self) -> None:
         """Time copies of the job, as far as that is asked for, before the script is stopped."""
-        self.channel.send(
-            Note(f"the script was stopped after {plural(self.main.steps, 'step')}, as --stop asks")
-        )
+        steps = self.main.steps if self.main is not None else 0
+        self.channel.send(Note(f"the script was stopped after {plural(steps, 'step')}, as --stop asks"))
         job, self.job = self.job, None
         if job is not None and self.facts is not None and self.settings.budget_s is not None:
             self.facts = self.examination.timed(job, self.facts, self.settings.budget_s)
@@ -185,8 +228,9 @@ class Observer:
 
     def forget(self) -> None:
         """Keep nothing of the script's alive."""
-        self.window = self.owner = None
+        self.window = None
         self.watch.__exit__(None, None, None)
+        gc.collect()
 
     def give_up(self, why: str) -> None:
         """Watch no more, and say why."""
@@ -198,11 +242,11 @@ class Observer:
 
     def closed(self) -> int:
         """The process ends: tell of a window that was cut short; the steps that were seen."""
-        steps = self.main.steps if self.steppers else 0
+        steps = self.main.steps if self.main is not None else 0
         if self.done or self.window is None or self.facts is None:
             return steps
         self.window.end()
-        observation = self.window.observation(self.names(), self.owner.share if self.owner else 0.0)
+        observation = self.window.observation(self.names(), self.share)
         if observation is not None:
             self.facts = msgspec.structs.replace(self.facts, observed=observation)
             self.channel.send(Observed(self.facts.to_dict(), complete=False))

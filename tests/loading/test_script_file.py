@@ -50,6 +50,7 @@ SCRIPTS = {
     "Lightning": inside("main", "trainer = L.Trainer()\ntrainer.fit(module, loader)") + GUARD,
     "Accelerate": inside("main", LOOP.replace("loss.backward()", "accelerator.backward(loss)")) + GUARD,
     "a function of another file": "from lib import train\n" + inside("main", "train(args)") + GUARD,
+    "a function imported in main": inside("main", "from lib import build_model\n" + LOOP) + GUARD,
     "epochs": inside("main", "while True:\n    " + LOOP.replace("\n", "\n    ").rstrip(" ")) + GUARD,
 }
 
@@ -60,6 +61,17 @@ MODEL_FILES = {
     "a function and trained weights": NET + inside("build_model", "return Net()") + LOOP,
     "a model outside of main": NET + "model = Net()\n" + inside("main", LOOP) + GUARD,
     "another name outside of main": NET + "net = Net()\n" + inside("main", LOOP) + GUARD,
+    "an imported function": "from lib import build_model\n" + inside("main", LOOP) + GUARD,
+    "an assigned function": "build_model = partial(Net, 3)\n" + inside("main", LOOP) + GUARD,
+    "a function of two kinds": "try:\n    from a import get_model\nexcept ImportError:\n    get_model = Net\n"
+    + inside("main", LOOP)
+    + GUARD,
+    "an imported model": "from lib import model\n" + inside("main", LOOP) + GUARD,
+    "an annotated model": NET + "model: nn.Module = make()\n" + inside("main", LOOP) + GUARD,
+    "a model and its optimizer": "model, optimizer = make()\n" + inside("main", LOOP) + GUARD,
+    "a model on meta": "with torch.device('meta'):\n    model = make()\n" + inside("main", LOOP) + GUARD,
+    "a model of torch": "mlp = nn.Sequential(nn.Linear(1, 1))\n" + inside("main", LOOP) + GUARD,
+    "a network": "net = resnet18()\n" + inside("main", LOOP) + GUARD,
     "a training step": NET + inside("training_step", "loss = 1\nloss.backward()\noptimizer.step()"),
     "a loop that nobody runs": NET + inside("main", LOOP),
     "a mode": NET + "model = Net()\nmodel.train()\n",

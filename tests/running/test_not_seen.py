@@ -55,3 +55,7 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
     with pytest.raises(UserError, match="a launcher started 8"):
         checked_script([__file__])
+
+
+def test_a_script_from_standard_input() -> None:
+    assert checked_script(["-", "--lr", "1"]).command[-3:] == ["-", "--lr", "1"]

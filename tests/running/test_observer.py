@@ -21,12 +21,13 @@ from accelerate import Accelerator
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.running.calls import ATTRIBUTE
 from fp8doctor.running.messages import Message, Note, Observed, Stepped
-from fp8doctor.running.observer import Observer
+from fp8doctor.running.observer import IDLE_STEPS, Observer
 from fp8doctor.running.ownership import owner
 from fp8doctor.running.settings import Settings
 
@@ -65,6 +66,8 @@ def observer(heard: Heard) -> Iterator[Observer]:
     observer.install()
     yield observer
     observer.handle.remove()
+    if observer.window is not None:
+        observer.window.end()
     observer.forget()
 
 
@@ -157,6 +160,85 @@ def test_the_optimizer_that_holds_most_counts(observer: Observer, heard: Heard) 
     assert len(facts.network.linears) == 6
     assert facts.observed.optimizers == ("torch.optim.adamw.AdamW", "torch.optim.sgd.SGD")
     assert len(facts.observed.steps_ms) == STEPS
+
+
+def test_an_optimizer_that_is_done_with_makes_room(observer: Observer, heard: Heard) -> None:
+    kept = train(Net(), WARMUP + 1)
+    assert observer.window is not None
+    train(Net(3), WARMUP + STEPS)  # larger
+    assert kept.param_groups
+    assert len(heard.facts.observed.steps_ms) == STEPS
+    assert len(heard.facts.network.linears) == 6
+
+
+def test_a_trial_run_with_an_optimizer_of_its_own(observer: Observer, heard: Heard) -> None:
+    first = Net()
+    kept = train(first, WARMUP + 1)
+    second = Net()
+    train(second, IDLE_STEPS + STEPS)
+    assert kept.param_groups
+    assert all(ATTRIBUTE not in vars(module) for module in first.modules())
+    assert len(heard.facts.observed.steps_ms) == STEPS
+    assert observer.done
+
+
+def test_a_trial_run_that_is_forgotten(observer: Observer, heard: Heard) -> None:
+    train(Net(), WARMUP + 1)
+    assert observer.window is not None
+    train(Net(1), WARMUP + STEPS)
+    assert len(heard.facts.observed.steps_ms) == STEPS
+    assert len(heard.facts.network.linears) == 2
+
+
+def test_a_model_that_ends_in_the_window_is_not_kept_alive(observer: Observer) -> None:
+    model = Net()
+    train(model, WARMUP + 1)
+    assert ATTRIBUTE in vars(model)
+    ended = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert ended() is None
+    finally:
+        gc.enable()
+
+
+def test_a_window_of_another_model_than_the_first_that_stepped(observer: Observer, heard: Heard) -> None:
+    small, large = Net(1), Net(2)
+    first = train(small, 1)
+    train(large, WARMUP + 3)
+    assert first.param_groups
+    observer.closed()
+    assert len(heard.facts.network.linears) == 4
+
+
+def test_an_optimizer_that_is_built_anew_for_every_step(observer: Observer, heard: Heard) -> None:
+    model = Net()
+    for _ in range(WARMUP + STEPS):
+        train(model, 1)
+    assert len(heard.facts.observed.steps_ms) == STEPS
+
+
+class Count(TorchDispatchMode):
+    """Counts operations, as a user's own mode does."""
+
+    operations = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_the_script_sees_the_script_alone(observer: Observer) -> None:
+    counts = []
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(WARMUP + STEPS + 1):
+        with Count() as mode:
+            train(model, 1, optimizer=optimizer)
+        counts.append(mode.operations)
+    assert observer.done
+    assert len(set(counts[1:])) == 1
 
 
 def test_micro_batches(observer: Observer, heard: Heard) -> None:
@@ -337,9 +419,12 @@ def test_the_model_is_not_kept_alive(observer: Observer) -> None:
     model = Net()
     alive = weakref.ref(model)
     train(model, WARMUP + STEPS)
-    del model
-    gc.collect()
-    assert alive() is None
+    gc.disable()
+    try:
+        del model
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_a_failure_of_ours_is_told_and_reaches_nobody(
@@ -448,8 +533,10 @@ def test_what_a_handler_of_the_script_raises_reaches_the_script(
     monkeypatch.setattr(observer, "note", interrupted)
     before = signal.signal(signal.SIGUSR1, preempt)
     try:
-        with pytest.raises(Preempted):
+        with pytest.raises(Preempted) as raised:
             train(Net(), 1)
+        frames = [each.filename for each in traceback.extract_tb(raised.value.__traceback__)]
+        assert not [each for each in frames if "fp8doctor/running" in each or "contextlib" in each]
         assert signal.getsignal(signal.SIGUSR1) is preempt
     finally:
         signal.signal(signal.SIGUSR1, before)
