@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from fp8doctor import cli
 from fp8doctor.cli.delivery import FAILED, FOUND, OK
 from fp8doctor.facts import Facts
+from fp8doctor.running import launch
 from tests.facts_of import DECODER_468M
 from tests.profiling.composed import Composed
 from tests.reliability.count import Count
@@ -153,10 +154,27 @@ def a_worker_that_knows() -> Iterator[None]:
             sys.modules[name] = before
 
 
+@contextmanager
+def a_script_that_ended() -> Iterator[None]:
+    """In place of the script that this process would become: one that was examined already, or never
+    trained."""
+    answers = random.Random(0)
+
+    def ended(script: object, settings: object, say: object, report: Callable[[launch.Seen], int]) -> int:
+        return report(launch.Seen(facts=answers.choice((None, DECODER_468M)), torch=True, ended=True))
+
+    before = launch.run_beside, launch.run_below
+    launch.run_beside = launch.run_below = ended
+    try:
+        yield
+    finally:
+        launch.run_beside, launch.run_below = before
+
+
 def command_lines(tries: int, folder: Path, seed: int = 0) -> Count:
     """So many command lines, in this process."""
     count, how = Count("a random command line"), random.Random(seed)
-    with a_folder_of_files(folder), a_worker_that_knows():
+    with a_folder_of_files(folder), a_worker_that_knows(), a_script_that_ended():
         kept = {name: (folder / name).read_bytes() for name in KEPT}
         for _ in range(tries):
             args = command_line(how)

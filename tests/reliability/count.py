@@ -46,6 +46,6 @@ class Count:
         except Exception as error:
             why.append(f"{type(error).__name__}: {error}")
         finally:
-            self.seconds += max(0.0, time.process_time() - began)  # seen to fall around a run
+            self.seconds += time.process_time() - began
             if why:
                 self.failures.append(f"{name}: {'; '.join(why)[:300]}")
