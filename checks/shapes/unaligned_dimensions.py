@@ -104,14 +104,7 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
         )
     return Finding(
         title="; ".join(causes),
-        explanation="Every side of an FP8 GEMM must be a multiple of 16 (MX 32, blockwise and NVFP4 128): a "
-        "converted layer that breaks this raises in the step, a converter with a filter leaves it in 16 bits."
-        + (" A side that counts classes or patches is no width to pad." if offenders else "")
-        + (
-            " pad_inner_dim is on: it pads the tokens, not in and out."
-            if raising and all(linear.features.get("pad_inner_dim") for linear in raising)
-            else ""
-        ),
+        explanation=what_it_means(raising, offenders),
         evidence={
             "raising_layers": len(raising),
             "skipped_layers": len(skipped),
@@ -130,6 +123,17 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
             else "pad the tokens in the collator",
             code="\n".join(changes),
         ),
+    )
+
+
+def what_it_means(raising: list[Linear], offenders: list[Linear]) -> str:
+    """Explain the rule, and what does not get around it here."""
+    pads = raising and all(linear.features.get("pad_inner_dim") for linear in raising)
+    return (
+        "Every side of an FP8 GEMM must be a multiple of 16 (MX 32, blockwise and NVFP4 128): a "
+        "converted layer that breaks this raises in the step, a converter with a filter leaves it in 16 bits."
+        + (" A side that counts classes or patches is no width to pad." if offenders else "")
+        + (" pad_inner_dim is on: it pads the tokens, not in and out." if pads else "")
     )
 
 
