@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,8 @@ class Job:
     """``training_step(model, batch) -> loss``."""
     autocast: Any = None
     """``torch.dtype`` of the autocast the step runs under, or None."""
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+    """A context around every forward and loss, inside the autocast, such as ``te.autocast``."""
     trainer: Any = None
     """A transformers Trainer, or the TrainingArguments of a model file."""
     rebuild: Callable[[int], tuple[Any, Any]] | None = None

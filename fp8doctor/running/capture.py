@@ -16,6 +16,7 @@ from torch import nn
 from fp8doctor.loading.batch import core
 from fp8doctor.stacks.looking import without_modes
 from fp8doctor.trial.copies.step import tensors
+from fp8doctor.trial.state.transformer_engine_state import open_autocast
 
 LARGEST = 2**30
 """Bytes of a batch, and of the gradients at the output, that are kept. A choice: it has to fit beside a
@@ -33,6 +34,7 @@ class Capture:
         self.own_loss = False
         """Whether the output carries the loss."""
         self.autocast = _autocast(module)
+        self.around = open_autocast()
         self._gradients: dict[int, torch.Tensor] = {}
         given = (*args, *kwargs.values())
         if sum(each.numel() * each.element_size() for each in tensors(given)) > LARGEST:

@@ -4,6 +4,7 @@ for."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -100,6 +101,7 @@ class Examination:
             optimizer=optimizer,
             other_optimizers=tuple(each for each in owner.optimizers if each is not optimizer),
             autocast=autocast,
+            around=captured.around if captured is not None else nullcontext,
             trainer=owner.trainer,
             watched=self.watch,
         )

@@ -216,14 +216,19 @@ def within(module: nn.Module, context: Callable[[], AbstractContextManager[Any]]
 
 def as_before(module: nn.Module) -> AbstractContextManager[Any]:
     """Return the autocast of the module's last FP8 forward, opened once more. Raises `NoTwin` where it had
-    none.
+    none."""
+    recipe = recipe_of(module)
+    if recipe is None:
+        raise NoTwin("it did not run in FP8")
+    return autocast_with(recipe)
+
+
+def autocast_with(recipe: Any) -> AbstractContextManager[Any]:
+    """Return TE's autocast with a recipe. Raises `NoTwin` when the process has not loaded the library.
 
     The recipe is ``recipe`` of ``te.autocast`` (2.9 to 2.20), ``fp8_recipe`` of ``te.fp8_autocast`` (1.0 to
     2.20).
     """
-    recipe = recipe_of(module)
-    if recipe is None:
-        raise NoTwin("it did not run in FP8")
     opened = autocast()
     name = "recipe" if "recipe" in inspect.signature(opened).parameters else "fp8_recipe"
     return opened(**{"enabled": True, name: recipe})

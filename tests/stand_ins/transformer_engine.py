@@ -43,6 +43,10 @@ class FP8GlobalStateManager:
     def is_fp8_enabled(cls) -> bool:
         return cls.enabled
 
+    @classmethod
+    def get_fp8_recipe(cls) -> Any:
+        return cls.recipe
+
 
 @contextmanager
 def autocast(enabled: bool = True, recipe: Any = None) -> Iterator[None]:

@@ -91,8 +91,8 @@ def layer_numerics(bench: Bench, until: float, against: str | None = None) -> tu
     reason = against or made_up(bench.job, base, names)
     if reason is not None:
         raise NotMeasured(reason)
-    as_is = Variant(fp8, bench.batch, bench.job.autocast)
-    twin = eager_bf16(Variant(_eager(base), bench.batch, bench.job.autocast))
+    as_is = bench.variant(fp8)
+    twin = eager_bf16(bench.variant(_eager(base)))
     chosen = (
         names
         if len(names) <= MOST_LAYERS

@@ -98,7 +98,7 @@ class Bench:
         give_own_code(probe)
         with self._guard.armed(), executed(probe) as ran:
             WatchedSteps(
-                training_step(self.job, self._variant(probe), self.optimizers[-1], self.device),
+                training_step(self.job, self.variant(probe), self.optimizers[-1], self.device),
                 self.optimizers[-1],
             )()
         lists = {each: probe.get_submodule(each) for each in map(cleaned, cut.kept)}
@@ -108,9 +108,9 @@ class Bench:
             raise NotReplicable(f"a cut to {cut} blocks does not run all of them ({missed} are skipped)")
         self.recomputed = ran.recomputed()
 
-    def _variant(self, model: nn.Module) -> Variant:
+    def variant(self, model: nn.Module) -> Variant:
         """Put the step as it is around a replica."""
-        return Variant(model, self.batch, self.job.autocast)
+        return Variant(model, self.batch, self.job.autocast, self.job.around)
 
     def _optimizer(self, variant: Variant, number: int) -> torch.optim.Optimizer:
         """Return the optimizer of the other arms; a variant that changes parameters or optimizer gets one of
@@ -135,7 +135,7 @@ class Bench:
             ):
                 replica = replicate(base, share=True)[0]
                 give_own_code(replica)
-                variant = attempt.plan.make(self._variant(replica))
+                variant = attempt.plan.make(self.variant(replica))
                 optimizer = self._optimizer(variant, number)
                 step = training_step(self.job, variant, optimizer, self.device)
                 attempt.ready.append(self._warm(step, variant.model, optimizer))

@@ -10,9 +10,12 @@ empty while replicas run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
+
+from fp8doctor.stacks.transformer_engine import autocast_with
 
 MODULES = ("transformer_engine.pytorch.quantization", "transformer_engine.pytorch.fp8")
 
@@ -59,7 +62,13 @@ def buffers_apart() -> Iterator[None]:
 
 def autocast_is_open() -> bool:
     """Whether a module that is called now would run in FP8."""
-    return bool(_manager().is_fp8_enabled())
+    manager = _manager()
+    return manager is not None and bool(manager.is_fp8_enabled())
+
+
+def open_autocast() -> Callable[[], AbstractContextManager[object]]:
+    """Return what opens the autocast that is open now once more; a context without effect where none is."""
+    return partial(autocast_with, _manager().get_fp8_recipe()) if autocast_is_open() else nullcontext
 
 
 def _manager() -> Any:
