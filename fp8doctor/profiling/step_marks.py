@@ -39,7 +39,10 @@ class Times:
 
     def within(self, start: int, end: int) -> int:
         """Tell how much of them lies between two times."""
-        return sum(until - begin for begin, until in self.parts(start, end)) if self.starts else 0
+        first, after = bisect_right(self.ends, start), bisect_left(self.starts, end)
+        if after - first == 1:  # nearly always
+            return min(end, self.ends[first]) - max(start, self.starts[first])
+        return sum(until - begin for begin, until in self.parts(start, end))
 
 
 def span(event: Event) -> tuple[int, int]:

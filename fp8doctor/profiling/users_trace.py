@@ -102,8 +102,9 @@ UNNUMBERED = -1
 def _busiest_gpu(events: Sequence[Event]) -> tuple[int, int]:
     """The number of the GPU that worked longest, and how many worked."""
     times = dict.fromkeys({event.args.device for event in events}, 0.0)
-    for event in events:
-        times[event.args.device] += event.dur
+    if len(times) > 1:
+        for event in events:
+            times[event.args.device] += event.dur
     numbered = [device for device in times if device != UNNUMBERED] or [UNNUMBERED]
     return max(numbered, key=lambda device: times[device]), len(numbered)
 
