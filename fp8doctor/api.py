@@ -127,7 +127,8 @@ def _job(
         optimizer = optimizer if optimizer is not None else plan.optimizer
         autocast = autocast if autocast is not None else plan.autocast
         accumulate = accumulate if accumulate != 1 else plan.accumulate
-    made = resolve(root, checked_batch(batch, "batch") if batch is not None else None, plan=plan)
+    given = checked_batch(batch, "batch") if batch is not None else None
+    made = resolve(root, given, plan=plan, trainer=trainer)
     return Job(
         model=root,
         target=Target(kind="live", name=type(core(root)).__name__, attribute=None),

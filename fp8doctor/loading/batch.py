@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fp8doctor.facts import Workload
-from fp8doctor.loading.job import Plan
+from fp8doctor.loading.job import Plan, is_trainer
 from fp8doctor.loading.made_up_batch import TARGETS, make_up
 from fp8doctor.loading.model_inputs import NoBatchError, declared_image, first_layer, patch_rows
+from fp8doctor.loading.trainer_batch import own_batch
 from fp8doctor.stacks.lineage import home
 from fp8doctor.stacks.looking import method, read
 from fp8doctor.wording import error_in_words
@@ -32,12 +33,29 @@ class Batch:
 
 
 def resolve(
-    model: Any, given: Any, *, size: int | None = None, sequence: int | None = None, plan: Plan | None = None
+    model: Any,
+    given: Any,
+    *,
+    size: int | None = None,
+    sequence: int | None = None,
+    plan: Plan | None = None,
+    trainer: Any = None,
 ) -> Batch:
-    """Build the user's batch, or one that is made up; without a value when the model does not tell its
-    inputs."""
+    """Build the user's batch, that of a Trainer's own data, or one that is made up; without a value when the
+    model does not tell its inputs."""
     if given is not None:
         return Batch(given, "given", None)
+    if (
+        size is None
+        and sequence is None
+        and is_trainer(trainer)
+        and read(trainer, "train_dataset") is not None
+    ):
+        try:
+            return Batch(own_batch(trainer, core(model)), "given", "from the Trainer's own data")
+        except NoBatchError as error:
+            made = resolve(model, None, plan=plan)
+            return replace(made, note=f"{made.note}; the Trainer's own data gave none: {error}")
     try:
         value, made_of = make_up(
             core(model),

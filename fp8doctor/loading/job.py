@@ -81,20 +81,36 @@ def plan_of(trainer: Any) -> Plan:
     import torch
 
     arguments = trainer if is_training_arguments(trainer) else read(trainer, "args")
-    model = read(trainer, "model_wrapped")
     precision = read(read(trainer, "accelerator"), "mixed_precision")
     if read(arguments, "bf16"):
         precision = "bf16"
     elif read(arguments, "fp16"):
         precision = "fp16"
     return Plan(
-        model=model if model is not None else read(trainer, "model"),
+        model=_as_trained(trainer, arguments),
         optimizer=read(trainer, "optimizer"),
         # Accelerate runs the step under BF16 autocast with mixed_precision="fp8" too.
         autocast={"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}.get(str(precision)),
         accumulate=_positive(read(arguments, "gradient_accumulation_steps")) or 1,
         batch_size=_positive(read(arguments, "per_device_train_batch_size")),
         sequence_length=_positive(read(arguments, "max_length")),
+    )
+
+
+def _as_trained(trainer: Any, arguments: Any) -> Any:
+    """The model as the Trainer calls it, or will: with ``torch_compile`` it compiles it when training
+    begins."""
+    import torch
+
+    model, wrapped = read(trainer, "model"), read(trainer, "model_wrapped")
+    if wrapped is not None and wrapped is not model:
+        return wrapped
+    if model is None or not read(arguments, "torch_compile"):
+        return model
+    return torch.compile(
+        model,
+        backend=read(arguments, "torch_compile_backend") or "inductor",
+        mode=read(arguments, "torch_compile_mode"),
     )
 
 

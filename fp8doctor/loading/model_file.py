@@ -73,7 +73,7 @@ def load(target: str, *, layers: int | None = None, batch: int | None = None, se
         autocast = plan.autocast
     if accumulate is None:
         accumulate = plan.accumulate if plan else 1
-    made = resolve(model, given, size=batch, sequence=seq, plan=plan)
+    made = resolve(model, given, size=batch, sequence=seq, plan=plan, trainer=trainer)
     described = describe(
         model,
         made,

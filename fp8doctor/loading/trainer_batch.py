@@ -1,0 +1,132 @@
+"""One batch from the data loader of a transformers Trainer, read in a process that is forked for it.
+
+A dataset, a collator or a sampler may keep a position, a cache or a generator of its own, and the loader
+draws random numbers. All of that moves on in the other process alone, as it does in a worker of torch's
+DataLoader.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import logging
+import os
+import select
+import signal
+import time
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from fp8doctor.loading.model_inputs import NoBatchError
+from fp8doctor.stacks.looking import read, read_class
+from fp8doctor.wording import error_in_words
+
+_log = logging.getLogger("fp8doctor")
+
+LONGEST_S = 30.0
+"""Seconds that reading one batch may take. A choice: a dataset that is streamed opens a connection first."""
+
+CHUNK = 1 << 20
+"""Bytes that are read from the other process at a time."""
+
+BATCH, PROBLEM = b"b", b"p"
+"""First byte of what the other process sends."""
+
+
+def own_batch(trainer: Any, model: Any) -> Any:
+    """Read one batch that the Trainer would train ``model`` with. Raises `NoBatchError` with the reason where
+    there is none."""
+    sent = _from_a_fork(trainer)
+    if not sent:
+        raise NoBatchError(f"the process that read it ended early, or took longer than {LONGEST_S:.0f} s")
+    if sent[:1] == PROBLEM:
+        raise NoBatchError(sent[1:].decode())
+    import torch
+
+    return _accepted(torch.load(io.BytesIO(sent[1:]), weights_only=False), model)
+
+
+def _from_a_fork(trainer: Any) -> bytes:
+    """Fork, and hear what the child sends; nothing where it sends nothing whole in time."""
+    listen, tell = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads beside a fork
+        child = os.fork()
+    if not child:
+        _send_and_end(trainer, tell)
+    os.close(tell)
+    try:
+        return _heard(listen, time.monotonic() + LONGEST_S)
+    finally:
+        os.close(listen)
+        with suppress(ProcessLookupError, ChildProcessError):  # where the user has all children waited for
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _heard(listen: int, until: float) -> bytes:
+    parts: list[bytes] = []
+    while select.select([listen], [], [], max(0.0, until - time.monotonic()))[0]:
+        if not (part := os.read(listen, CHUNK)):
+            return b"".join(parts)
+        parts.append(part)
+    return b""
+
+
+def _send_and_end(trainer: Any, tell: int) -> None:
+    """In the child: send a batch, or why there is none. Does not return."""
+    try:
+        quiet = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(quiet, stream)
+        try:
+            sent = BATCH + _packed(_first(trainer))
+        except Exception as error:
+            sent = PROBLEM + error_in_words(error).encode()
+        while sent:
+            sent = sent[os.write(tell, sent) :]
+    finally:
+        os._exit(0)
+
+
+def _first(trainer: Any) -> Any:
+    """In the child: take the first batch. Nothing is prepared, which would talk to the GPU or to other
+    ranks."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    torch.set_num_threads(1)  # a pool of threads does not survive a fork
+    accelerator = read(trainer, "accelerator")
+    if accelerator is not None:
+        vars(accelerator).update(prepare=_as_they_are, prepare_data_loader=_as_they_are)
+    loader = trainer.get_train_dataloader()
+    if isinstance(loader, DataLoader):
+        vars(loader).update(num_workers=0, timeout=0, pin_memory=False)
+    return next(iter(loader))
+
+
+def _as_they_are(*each: Any, **options: Any) -> Any:
+    return each[0] if len(each) == 1 else each
+
+
+def _packed(batch: Any) -> bytes:
+    import torch
+
+    file = io.BytesIO()
+    torch.save(dict(batch) if isinstance(batch, Mapping) else batch, file)
+    return file.getvalue()
+
+
+def _accepted(batch: Any, model: Any) -> Any:
+    """The batch without what the model does not take, which the Trainer's own loss is for."""
+    if not isinstance(batch, Mapping):
+        return tuple(batch) if isinstance(batch, list) else batch
+    try:
+        takes = inspect.signature(read_class(type(model), "forward")).parameters.values()
+    except (TypeError, ValueError):
+        return batch
+    if any(each.kind is each.VAR_KEYWORD for each in takes):
+        return batch
+    return {name: value for name, value in batch.items() if name in {each.name for each in takes}}

@@ -1,0 +1,178 @@
+"""A batch of a real Trainer's own data is read as the Trainer would, and nothing of the Trainer moves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+from fp8doctor import inspect_model
+from fp8doctor.loading import trainer_batch
+
+ROWS, LENGTH, SIZE = 12, 10, 3
+
+Make = Callable[..., Trainer]
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=64
+        )
+    )
+
+
+class Counting(Dataset[dict[str, Any]]):
+    """Rows that move something of the dataset's own whenever one is read."""
+
+    def __init__(self) -> None:
+        self.read = 0
+        self.generator = torch.Generator()
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, at: int) -> dict[str, Any]:
+        self.read += 1
+        random.random()
+        row = torch.randint(64, (LENGTH,), generator=self.generator)
+        return {"input_ids": row, "labels": row, "a column that no model takes": "text"}
+
+
+class Stream(IterableDataset[dict[str, Any]]):
+    """Rows of one iterator that is never begun again."""
+
+    def __init__(self) -> None:
+        self.rows = iter([{"input_ids": torch.full((LENGTH,), each)} for each in range(ROWS)])
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self.rows
+
+
+@pytest.fixture
+def make(tmp_path: Path, forget_accelerate: None) -> Make:
+    def trainer(data: Any, kind: type[Trainer] = Trainer, model: Any = None, **options: Any) -> Trainer:
+        arguments = TrainingArguments(
+            str(tmp_path / "out"), per_device_train_batch_size=SIZE, use_cpu=True, report_to=[], **options
+        )
+        return kind(model=model or llama(), args=arguments, train_dataset=data)
+
+    return trainer
+
+
+def state(trainer: Trainer) -> dict[str, Any]:
+    """What reading a batch in this process would change."""
+    return {
+        "attributes": dict(vars(trainer)),
+        "arguments": dict(vars(trainer.args)),
+        "accelerator": {**vars(trainer.accelerator), "_dataloaders": list(trainer.accelerator._dataloaders)},
+        "random": (torch.get_rng_state().tolist(), random.getstate()),
+        "parameters": [each.detach().clone().tolist() for each in trainer.model.parameters()],
+        "gradients": [each.grad for each in trainer.model.parameters()],
+    }
+
+
+def test_the_batch_of_its_own_data_loader(make: Make) -> None:
+    data = Counting()
+    trainer = make(data, bf16=True, gradient_accumulation_steps=2, dataloader_num_workers=2)
+    before, generator = state(trainer), data.generator.get_state()
+    report = inspect_model(trainer)
+    workload = report.facts.workload
+    assert (workload.batch_source, workload.batch_size, workload.tokens) == ("given", SIZE, SIZE * LENGTH)
+    assert (workload.loss_source, workload.accumulate) == ("output.loss", 2)
+    assert workload.note == "from the Trainer's own data"
+    assert report.facts.training.trainer.bf16 is True
+    assert state(trainer) == before
+    assert data.read == 0
+    assert torch.equal(data.generator.get_state(), generator)
+    assert trainer.optimizer is None
+
+
+def test_a_model_that_will_be_compiled(make: Make) -> None:
+    trainer = make(Counting(), torch_compile=True, torch_compile_backend="aot_eager")
+    report = inspect_model(trainer)
+    (mark,) = report.facts.training.compile_marks
+    assert (mark.name, mark.form, mark.backend) == ("", "wrapped", "aot_eager")
+    assert trainer.model_wrapped is trainer.model
+
+
+def test_an_iterator_is_not_consumed(make: Make) -> None:
+    data = Stream()
+    report = inspect_model(make(data, max_steps=1), trial=False)
+    assert report.facts.workload.tokens == SIZE * LENGTH
+    assert next(data.rows)["input_ids"][0] == 0
+
+
+class OwnLoader(Trainer):
+    """Has a data loader of its own, whose generator lives on."""
+
+    def get_train_dataloader(self) -> Any:
+        self.loader = DataLoader(
+            self.train_dataset, batch_size=2, shuffle=True, num_workers=1, persistent_workers=True
+        )
+        return self.loader
+
+
+class Mlp(nn.Module):
+    """Takes nothing but ``x`` and ``labels``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        output = self.layer(x)
+        return {"loss": output.pow(2).mean(), "logits": output}
+
+
+def test_a_data_loader_of_a_subclass_and_what_its_loss_alone_takes(make: Make) -> None:
+    rows = [{"x": torch.ones(8), "labels": torch.zeros(1), "weight": torch.ones(1)} for _ in range(ROWS)]
+    trainer = make(rows, OwnLoader, Mlp())
+    batch = trainer_batch.own_batch(trainer, trainer.model)
+    assert {name: tuple(value.shape) for name, value in batch.items()} == {"x": (2, 8), "labels": (2, 1)}
+    assert not hasattr(trainer, "loader")
+
+
+def test_data_that_raise(make: Make) -> None:
+    report = inspect_model(make([{"input_ids": torch.ones(3)}, {}]), trial=False)
+    workload = report.facts.workload
+    assert workload.batch_source == "made up"
+    assert workload.note is not None
+    assert "the Trainer's own data gave none: " in workload.note
+
+
+class Endless(Counting):
+    def __getitem__(self, at: int) -> dict[str, Any]:
+        while True:
+            pass
+
+
+class Dying(Counting):
+    def __getitem__(self, at: int) -> dict[str, Any]:
+        raise SystemExit
+
+
+@pytest.mark.parametrize("data", [Endless, Dying])
+def test_data_that_never_come(data: type[Counting], make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_batch, "LONGEST_S", 0.2)
+    workload = inspect_model(make(data()), trial=False).facts.workload
+    assert workload.batch_source == "made up"
+    assert workload.note is not None
+    assert "ended early, or took longer than" in workload.note
+
+
+def test_without_data_or_with_a_batch_of_the_users(make: Make) -> None:
+    workload = inspect_model(make(None), trial=False).facts.workload
+    assert workload.batch_source == "made up"
+    assert workload.note is not None
+    assert "own data" not in workload.note
+    given = {"input_ids": torch.ones(1, 4, dtype=torch.int64)}
+    assert inspect_model(make(Dying()), given, trial=False).facts.workload.tokens == 4
