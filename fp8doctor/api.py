@@ -76,7 +76,7 @@ def inspect_model(
     """
     _check_limits(budget_s, layers)
     gpu = _known_gpu(assume_gpu)
-    selected, ignored = _codes("select", select), _codes("ignore", ignore)
+    selected, ignored = codes("select", select), codes("ignore", ignore)
     job = _job(
         model,
         batch,
@@ -222,7 +222,7 @@ def _known_gpu(name: Any) -> str | None:
         raise ValueError(f"assume_gpu: {error}") from None
 
 
-def _codes(argument: str, value: Any) -> tuple[str, ...]:
+def codes(argument: str, value: Any) -> tuple[str, ...]:
     """Prefixes of codes, from a string with commas or a sequence of strings."""
     parts = [value] if isinstance(value, str) else value or ()
     if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):

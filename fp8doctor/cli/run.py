@@ -12,14 +12,11 @@ from fp8doctor.cli.delivery import FAILED, OK, checked_options, deliver
 from fp8doctor.cli.options import report_options, seconds, with_options
 from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.finding import SEVERITIES
+from fp8doctor.running.settings import STEPS, WARMUP
 from fp8doctor.wording import plural
 
 if TYPE_CHECKING:
     from fp8doctor.running.launch import Seen
-
-STEPS, WARMUP = 10, 5
-"""Steps of the window and before it. Ten give a median whose range holds the true one with 98 %
-(`fp8doctor.analysis.median_interval`); compilation and the allocator settle within five, seen on the H200."""
 
 
 class Run(click.Command):

@@ -78,8 +78,6 @@ def is_optimizer(value: Any) -> bool:
 
 def plan_of(trainer: Any) -> Plan:
     """Read a Trainer or TrainingArguments; nothing of it is called."""
-    import torch
-
     arguments = trainer if is_training_arguments(trainer) else read(trainer, "args")
     precision = read(read(trainer, "accelerator"), "mixed_precision")
     if read(arguments, "bf16"):
@@ -89,12 +87,19 @@ def plan_of(trainer: Any) -> Plan:
     return Plan(
         model=_as_trained(trainer, arguments),
         optimizer=read(trainer, "optimizer"),
-        # Accelerate runs the step under BF16 autocast with mixed_precision="fp8" too.
-        autocast={"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}.get(str(precision)),
+        autocast=autocast_of(precision),
         accumulate=_positive(read(arguments, "gradient_accumulation_steps")) or 1,
         batch_size=_positive(read(arguments, "per_device_train_batch_size")),
         sequence_length=_positive(read(arguments, "max_length")),
     )
+
+
+def autocast_of(precision: Any) -> Any:
+    """The dtype of the autocast in which Accelerate runs a step of this ``mixed_precision``: BF16 for FP8
+    too."""
+    import torch
+
+    return {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}.get(str(precision))
 
 
 def _as_trained(trainer: Any, arguments: Any) -> Any:

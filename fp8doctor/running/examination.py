@@ -37,7 +37,7 @@ CLOSURE = "the optimizer was given a closure, which may call the model several t
 class Examination:
     """Makes facts of a script's live objects, in the script's process."""
 
-    def __init__(self, settings: Settings, watch: Watch, send: Callable[[Message], None]) -> None:
+    def __init__(self, settings: Settings, watch: Watch | None, send: Callable[[Message], None]) -> None:
         self.settings, self.watch, self.send = settings, watch, send
         self.target = Target(kind="script", name=settings.script, attribute=None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -48,6 +48,17 @@ class Ended(msgspec.Struct, tag=True):
 
 
 Message = Imported | Note | Progress | Stepped | Observed | Ended
+
+
+class Listener(Protocol):
+    """Who is told what an observer sees."""
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a copy in a process that the script forked."""
+
+    def send(self, message: Message) -> None:
+        """Take a message."""
 
 
 READER_TAKES_S = 10.0

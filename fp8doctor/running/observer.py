@@ -21,7 +21,7 @@ from fp8doctor.examine.conversion import Watch
 from fp8doctor.facts import Facts
 from fp8doctor.loading.job import Job
 from fp8doctor.running.examination import Examination
-from fp8doctor.running.messages import Channel, Note, Observed, Progress, Stepped
+from fp8doctor.running.messages import Listener, Note, Observed, Progress, Stepped
 from fp8doctor.running.ownership import owner
 from fp8doctor.running.settings import Settings
 from fp8doctor.running.signals import signals_deferred
@@ -60,7 +60,7 @@ class Stepper:
 class Observer:
     """Watches the steps of one process."""
 
-    def __init__(self, channel: Channel, settings: Settings) -> None:
+    def __init__(self, channel: Listener, settings: Settings) -> None:
         self.channel, self.settings = channel, settings
         self.watch = Watch()
         self.examination = Examination(settings, self.watch, channel.send)

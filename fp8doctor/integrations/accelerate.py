@@ -1,0 +1,35 @@
+"""A check before the expensive run, for training loops on Accelerate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fp8doctor.api import inspect_model
+from fp8doctor.integrations.watching import FailOn, check_fail_on, hold
+from fp8doctor.loading.job import autocast_of
+from fp8doctor.report import Report
+
+
+def check(
+    accelerator: Any,
+    model: Any,
+    optimizer: Any = None,
+    batch: Any = None,
+    *,
+    fail_on: FailOn = "error",
+    **options: Any,
+) -> Report | None:
+    """Examine what ``accelerator.prepare`` returned, and raise `ReportFailed` where something is as grave as
+    ``fail_on``.
+
+    Precision and micro-batches are the accelerator's; ``options`` are those of `inspect_model`. In other
+    processes than the first nothing is done, and None returned.
+    """
+    check_fail_on(fail_on)
+    if not accelerator.is_main_process:
+        return None
+    options.setdefault("autocast", autocast_of(accelerator.mixed_precision))
+    options.setdefault("accumulate", accelerator.gradient_accumulation_steps)
+    report = inspect_model(model, batch, optimizer=optimizer, **options)
+    hold(report, fail_on)
+    return report

@@ -1,0 +1,34 @@
+"""A callback for the Trainer of transformers and those that derive from it, such as TRL's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from fp8doctor.examine.training import unwrapped
+from fp8doctor.integrations.watching import Watching
+
+
+class FP8DoctorCallback(Watching, TrainerCallback):
+    """``Trainer(..., callbacks=[FP8DoctorCallback()])``; see `Watching` for its arguments.
+
+    Handed over when the Trainer is built, it also sees the conversion to FP8 that Accelerate makes.
+    """
+
+    def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        self._begin(state.is_world_process_zero, model)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        self._begin(state.is_world_process_zero, model)
+
+    def on_optimizer_step(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **others: Any
+    ) -> None:
+        self._stepped(unwrapped(optimizer))
+
+    if not hasattr(TrainerCallback, "on_optimizer_step"):  # before transformers 4.46
+        on_step_end = on_optimizer_step
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._end()

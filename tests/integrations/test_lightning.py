@@ -1,0 +1,190 @@
+"""The callback in real Lightning Trainers."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from fp8doctor.report import ReportFailed
+from fp8doctor.running.calls import ATTRIBUTE
+
+lightning = pytest.importorskip("lightning.pytorch")
+
+from fp8doctor.integrations.lightning import FP8DoctorCallback  # noqa: E402
+
+STEPS, WARMUP = 3, 2
+WATCHED = WARMUP + STEPS
+
+
+class Net(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    """A model inside a LightningModule, which is not called itself."""
+
+    def __init__(self, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, fails_at: int = -1) -> None:
+        super().__init__()
+        self.kind, self.fails_at = kind, fails_at
+        self.inner = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.1), nn.Linear(64, 16))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if batch_idx == self.fails_at:
+            raise RuntimeError("the user's own")
+        loss: torch.Tensor = (self.inner(batch[0]) - batch[0]).pow(2).mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.kind(self.parameters(), lr=0.01)  # type: ignore[call-arg]
+
+
+class Pair(Net):
+    """Steps two optimizers by hand, the smaller one more often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.Linear(16, 1)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for optimizer, model in zip(self.optimizers(), (self.small, self.small, self.inner), strict=True):
+            loss = model(batch[0]).pow(2).mean()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        small = [torch.optim.SGD(self.small.parameters(), lr=0.1) for _ in range(2)]
+        return [*small, torch.optim.AdamW(self.inner.parameters())]
+
+
+def fit(model: Any, *callbacks: Any, steps: int = WATCHED + 2, **options: Any) -> Any:
+    torch.manual_seed(0)
+    random.seed(0)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        limit_train_batches=steps,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+        **options,
+    )
+    rows = TensorDataset(torch.randn(4 * steps, 16))
+    trainer.fit(model, DataLoader(rows, batch_size=4, shuffle=True))
+    return trainer
+
+
+def callback(**options: Any) -> FP8DoctorCallback:
+    return FP8DoctorCallback(**{"steps": STEPS, "warmup": WARMUP} | options)
+
+
+def left_behind(model: nn.Module) -> list[str]:
+    """Everything of ours that could be in the way of a training."""
+    left = [name for name, each in model.named_modules() if ATTRIBUTE in vars(each)]
+    left += ["the data loader"] * (_BaseDataLoaderIter.__next__.__module__ != _BaseDataLoaderIter.__module__)
+    left += ["steps"] * len(torch_optimizer._global_optimizer_post_hooks)
+    left += ["registrations"] * len(torch_module._global_module_registration_hooks)
+    return left
+
+
+def made(**options: Any) -> Net:
+    torch.manual_seed(1)
+    return Net(**options)
+
+
+def result(model: Net, *callbacks: Any) -> Any:
+    trainer = fit(model, *callbacks)
+    weights = [each.detach().numpy().tobytes() for each in model.parameters()]
+    return weights, torch.get_rng_state().tolist(), random.getstate(), trainer.callback_metrics["loss"].item()
+
+
+def test_a_training_is_watched_and_ends_as_without_it(capfd: Any) -> None:
+    before = result(made())
+    capfd.readouterr()
+    model, watching = made(), callback()
+    assert result(model, watching) == before
+    assert left_behind(model) == []
+    out, err = capfd.readouterr()
+    assert "fp8doctor" not in out
+    assert err.count("\nNet: ") == 1
+    assert watching.report is not None
+    facts = watching.report.facts
+    assert (len(facts.observed.steps_ms), facts.observed.warmup, facts.observed.calls) == (STEPS, WARMUP, 1)
+    assert facts.observed.data_ms is not None
+    assert (facts.workload.batch_source, facts.workload.batch_size) == ("given", 4)
+    assert facts.training.optimizer == "torch.optim.adamw.AdamW"
+    assert facts.training.gradients_seen
+
+
+def test_optimizers_that_are_stepped_by_hand() -> None:
+    watching = callback()
+    fit(Pair(), watching, steps=WATCHED)
+    assert watching.report is not None
+    observed = watching.report.facts.observed
+    assert len(observed.steps_ms) == STEPS
+    assert observed.optimizers[0] == "torch.optim.adamw.AdamW"
+
+
+def test_accumulated_gradients() -> None:
+    watching = callback()
+    fit(made(), watching, steps=2 * WATCHED, accumulate_grad_batches=2)
+    assert watching.report is not None
+    assert watching.report.facts.workload.accumulate == 2
+
+
+def test_an_optimizer_that_calls_its_closure_several_times() -> None:
+    watching = callback()
+    fit(made(kind=torch.optim.LBFGS), watching)
+    assert watching.report is not None
+    assert "closure" in str(watching.report.facts.workload.note)
+
+
+def test_a_gate_stops_the_training() -> None:
+    model = made()
+    with pytest.raises(ReportFailed):
+        fit(model, callback(fail_on="info"))
+    assert left_behind(model) == []
+
+
+def test_a_training_that_fails_in_the_window(capfd: Any) -> None:
+    model, watching = made(fails_at=WARMUP + 1), callback(fail_on="info")
+    with pytest.raises(RuntimeError, match="the user's own"):
+        fit(model, watching)
+    assert left_behind(model) == []
+    assert watching.report is not None
+    assert "the training ended after 3 steps, before 5 were watched" in capfd.readouterr().err
+
+
+def test_other_processes_are_silent(capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lightning.Trainer, "is_global_zero", False)
+    watching = callback(fail_on="info")
+    fit(made(), watching)
+    assert watching.report is None
+    assert "fp8doctor" not in capfd.readouterr().err
+
+
+def test_nothing_is_watched_outside_of_a_fit(tmp_path: Path) -> None:
+    watching = callback()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        logger=False,
+        callbacks=[watching],
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    model = made()
+    model.test_step = lambda batch, batch_idx: None
+    trainer.test(model, DataLoader(TensorDataset(torch.randn(4, 16))), verbose=False)
+    assert watching.report is None
+    assert left_behind(model) == []

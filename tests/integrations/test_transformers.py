@@ -1,0 +1,266 @@
+"""The callback in real Trainers: the steps watched, one report, and a training that goes on as without it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torchao.float8 import convert_to_float8_training
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+from fp8doctor.integrations import FP8DoctorCallback
+from fp8doctor.report import ReportFailed
+from fp8doctor.running.calls import ATTRIBUTE
+
+STEPS, WARMUP = 3, 2
+WATCHED = WARMUP + STEPS
+
+Make = Callable[..., Trainer]
+
+
+@pytest.fixture
+def make(tmp_path: Path, forget_accelerate: None) -> Make:
+    def trainer(
+        *callbacks: Any,
+        kind: type[Trainer] = Trainer,
+        fp8: bool = False,
+        steps: int = WATCHED + 2,
+        **options: Any,
+    ) -> Trainer:
+        torch.manual_seed(0)
+        random.seed(0)
+        config = LlamaConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64
+        )
+        model = LlamaForCausalLM(config)
+        if fp8:
+            convert_to_float8_training(model)
+        rows = [{"input_ids": row, "labels": row} for row in torch.randint(64, (8 * steps, 16))]
+        arguments = TrainingArguments(
+            str(tmp_path / "out"),
+            per_device_train_batch_size=2,
+            max_steps=steps,
+            report_to=[],
+            use_cpu=True,
+            save_strategy="no",
+            disable_tqdm=True,
+            logging_steps=1,
+            seed=1,
+            **options,
+        )
+        return kind(model=model, args=arguments, train_dataset=rows, callbacks=list(callbacks))
+
+    return trainer
+
+
+def callback(**options: Any) -> FP8DoctorCallback:
+    return FP8DoctorCallback(**{"steps": STEPS, "warmup": WARMUP} | options)
+
+
+def left_behind(trainer: Trainer) -> list[str]:
+    """Everything of ours that could be in the way of a training."""
+    left = [name for name, each in trainer.model.named_modules() if ATTRIBUTE in vars(each)]
+    left += ["the data loader"] * (_BaseDataLoaderIter.__next__.__module__ != _BaseDataLoaderIter.__module__)
+    left += ["steps"] * len(torch_optimizer._global_optimizer_post_hooks)
+    left += ["registrations"] * len(torch_module._global_module_registration_hooks)
+    return left
+
+
+def result(trainer: Trainer) -> dict[str, Any]:
+    """What a training leaves, bit by bit."""
+    trainer.train()
+    timed = ("train_runtime", "train_samples_per_second", "train_steps_per_second")
+    return {
+        "weights": {name: each.detach().numpy().tobytes() for name, each in trainer.model.named_parameters()},
+        "random": (torch.get_rng_state().tolist(), random.getstate()),
+        "logs": [
+            {key: value for key, value in each.items() if key not in timed}
+            for each in trainer.state.log_history
+        ],
+    }
+
+
+def test_a_training_is_watched_and_ends_as_without_it(make: Make, capfd: Any) -> None:
+    before = result(make(fp8=True, gradient_accumulation_steps=2))
+    capfd.readouterr()
+    watching = callback()
+    trainer = make(watching, fp8=True, gradient_accumulation_steps=2)
+    assert result(trainer) == before
+    assert left_behind(trainer) == []
+    out, err = capfd.readouterr()
+    assert "fp8doctor" not in out
+    assert err.count("LlamaForCausalLM: ") == 1
+    assert "15 of 15 FP8 Linears run eagerly (CMP001)" in err
+    report = watching.report
+    assert report is not None
+    facts = report.facts
+    assert (len(facts.observed.steps_ms), facts.observed.warmup, facts.observed.calls) == (STEPS, WARMUP, 2)
+    assert facts.observed.data_ms is not None
+    assert (facts.workload.batch_source, facts.workload.tokens) == ("given", 2 * 16)
+    assert facts.training.trainer.kind.endswith("TrainingArguments")
+    assert facts.training.optimizer == "torch.optim.adamw.AdamW"
+    assert facts.training.gradients_seen
+    assert facts.training.conversion is None
+
+
+def test_the_conversion_that_the_trainer_makes_is_seen(make: Make, capfd: Any) -> None:
+    class Converting(Trainer):
+        def create_optimizer(self, *given: Any) -> Any:
+            convert_to_float8_training(self.model)
+            return super().create_optimizer(*given)
+
+    watching = callback()
+    make(watching, kind=Converting).train()
+    assert watching.report is not None
+    assert watching.report.facts.training.conversion.linears == 15
+
+
+def test_a_gate_stops_the_training(make: Make, tmp_path: Path, capfd: Any) -> None:
+    path = tmp_path / "report.json"
+    trainer = make(callback(fail_on="warning", output=path, ignore="ENV,MOD"), fp8=True)
+    with pytest.raises(ReportFailed, match="CMP001"):
+        trainer.train()
+    assert trainer.state.global_step == WATCHED - 1  # the Trainer counts a step after its callbacks
+    assert left_behind(trainer) == []
+    assert json.loads(path.read_text())["verdict"]["status"]
+    assert "CMP001" not in capfd.readouterr().err
+
+
+def test_other_processes_are_silent(make: Make, capfd: Any) -> None:
+    watching = callback(fail_on="info")
+    trainer = make(steps=2)
+    trainer.state.is_world_process_zero = False
+    trainer.is_world_process_zero = lambda: False
+    trainer.add_callback(watching)
+    trainer.train()
+    assert watching.report is None
+    assert "fp8doctor" not in capfd.readouterr().err
+    assert left_behind(trainer) == []
+
+
+def test_a_training_that_ends_before_the_window(make: Make, capfd: Any) -> None:
+    watching = callback(steps=10)
+    trainer = make(watching)
+    trainer.train()
+    assert watching.report is not None
+    assert len(watching.report.facts.observed.steps_ms) == STEPS + 2
+    assert "the training ended after 7 steps, before 12 were watched" in capfd.readouterr().err
+    assert left_behind(trainer) == []
+    trainer.train()
+    assert "fp8doctor" not in capfd.readouterr().err
+
+
+def test_a_training_that_fails_and_begins_again(make: Make, capfd: Any) -> None:
+    class Failing(Trainer):
+        fails = True
+
+        def training_step(self, *given: Any, **named: Any) -> Any:
+            if self.fails and self.state.global_step > WARMUP:
+                raise RuntimeError("the user's own")
+            return super().training_step(*given, **named)
+
+    watching = callback()
+    trainer = make(watching, kind=Failing)
+    with pytest.raises(RuntimeError, match="the user's own"):
+        trainer.train()
+    assert watching.report is None
+    trainer.fails = False
+    trainer.train()
+    assert watching.report is not None
+    assert len(watching.report.facts.observed.steps_ms) == STEPS
+    assert left_behind(trainer) == []
+
+
+@pytest.mark.parametrize("part", ["diagnose", "_rendered"])
+def test_what_fails_here_is_told_in_a_sentence(
+    part: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    def fail(*given: Any, **named: Any) -> Any:
+        raise KeyError("a defect of ours")
+
+    monkeypatch.setattr(f"fp8doctor.integrations.watching.{part}", fail)
+    trainer = make(callback(output=tmp_path / "report.txt"))
+    trainer.train()
+    assert trainer.state.global_step == WATCHED + 2
+    assert "fp8doctor: it could not go on: KeyError: 'a defect of ours'" in capfd.readouterr().err
+    assert left_behind(trainer) == []
+
+
+def test_a_file_that_cannot_be_written(make: Make, tmp_path: Path, capfd: Any) -> None:
+    make(callback(output=tmp_path / "no such folder" / "report.md")).train()
+    err = capfd.readouterr().err
+    assert "fp8doctor: cannot write" in err
+    assert "LlamaForCausalLM: " in err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"steps": 2}, "steps has to be a whole number, 3 or more, not 2"),
+        ({"warmup": 0}, "warmup has to be"),
+        ({"fail_on": "errors"}, "fail_on is one of never, info, warning, error, not 'errors'"),
+        ({"select": "NOSUCH"}, "no check has a code that begins with 'NOSUCH'"),
+    ],
+)
+def test_wrong_arguments(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        FP8DoctorCallback(**options)
+
+
+def test_a_trainer_of_trl(tmp_path: Path, forget_accelerate: None, capfd: Any) -> None:
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    from fp8doctor import inspect_model
+
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=64
+    )
+    arguments = trl.SFTConfig(
+        str(tmp_path / "out"),
+        per_device_train_batch_size=2,
+        max_steps=WATCHED,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+        bf16=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )
+    rows = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3, 4]] * 40, "labels": [[1, 2, 3, 4]] * 40})
+    tokenizer = _tokenizer()
+    watching = callback()
+    trainer = trl.SFTTrainer(
+        model=LlamaForCausalLM(config),
+        args=arguments,
+        train_dataset=rows,
+        processing_class=tokenizer,
+        callbacks=[watching],
+    )
+    before = torch.get_rng_state()
+    workload = inspect_model(trainer, trial=False).facts.workload
+    assert (workload.batch_source, workload.tokens) == ("given", 8)
+    assert torch.equal(torch.get_rng_state(), before)
+    trainer.train()
+    assert watching.report is not None
+    assert watching.report.facts.training.trainer.kind.endswith("SFTConfig")
+    assert watching.report.facts.workload.tokens == 8
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"word{each}": each for each in range(64)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="word0")),
+        eos_token="word1",
+        pad_token="word2",
+    )
