@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
@@ -51,10 +52,15 @@ class Replacement:
 
 
 class Watch:
-    """Notes, as a context, every Linear that an FP8 layer takes the place of."""
+    """Notes, as a context, every Linear that an FP8 layer takes the place of.
+
+    Its hook does nothing in compiled code, which guards that it is there: a slice of a ModuleList in a
+    forward registers modules. Whoever is done while such code may run calls `rest` and leaves the hook.
+    """
 
     def __init__(self) -> None:
         self.replacements: list[Replacement] = []
+        self.resting = False
         self.problem: str | None = None
         """Why something was missed."""
 
@@ -67,8 +73,15 @@ class Watch:
     ) -> None:
         self._handle.remove()
 
+    def rest(self) -> None:
+        """Note nothing any more."""
+        self.resting = True
+        self.replacements.clear()
+
     def _registered(self, parent: nn.Module, name: str, new: nn.Module | None) -> None:
         """Called by torch before ``new`` takes the place of what is there."""
+        if torch.compiler.is_compiling() or self.resting:
+            return
         try:
             old = children_of(parent).get(name)
             if (

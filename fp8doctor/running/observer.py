@@ -1,7 +1,7 @@
 """The observer in the script's process: it counts optimizer steps, opens the window and has the job examined.
 
-All it leaves in the script's way is one hook on torch's optimizers, which stays until the end: compiled code
-would be compiled again without it.
+All it leaves in the script's way is one hook on torch's optimizers and one on the registration of modules,
+which stay until the end: compiled code would be compiled again without them.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class Observer:
     def forget(self) -> None:
         """Keep nothing of the script's alive."""
         self.window = None
-        self.watch.__exit__(None, None, None)
+        self.watch.rest()
         gc.collect()
 
     def give_up(self, why: str) -> None:
