@@ -26,6 +26,9 @@ class FP8DoctorCallback(Watching, Callback):  # type: ignore[misc]
         if stage == "fit":
             self._begin(trainer.is_global_zero, pl_module)
 
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self._converted()
+
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         self._stepping.append(optimizer)
 

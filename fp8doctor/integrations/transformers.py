@@ -21,6 +21,7 @@ class FP8DoctorCallback(Watching, TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         self._begin(state.is_world_process_zero, model)
+        self._converted()
 
     def on_optimizer_step(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **others: Any

@@ -108,6 +108,8 @@ class Watching:
 
         def close() -> None:
             steps = observer.closed()
+            observer.done = True
+            observer.forget()
             self._heard.notes.append(
                 f"the training ended after {plural(steps, 'step')}, before {needed} were watched: the report "
                 "is of what was seen until then"
@@ -125,14 +127,17 @@ class Watching:
         if gate and self.report is not None:
             hold(self.report, self._fail_on)
 
+    def _converted(self) -> None:
+        """Nothing is converted any more, and compiled code will run, which guards hooks: note no more."""
+        if self._observer is not None:
+            self._observer.watch.__exit__(None, None, None)
+
     def _abandon(self) -> None:
         """Take everything out of the training's way."""
+        self._converted()
         observer, self._observer = self._observer, None
-        if observer is None:
-            return
-        if observer.window is not None:
-            observer.window.end()
-        observer.forget()
+        if observer is not None and not observer.done:
+            observer.give_up("the training was not watched to its end")
 
     def _tell(self) -> None:
         """Say what was not seen, and report the rest."""

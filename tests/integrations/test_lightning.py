@@ -16,6 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fp8doctor.report import ReportFailed
 from fp8doctor.running.calls import ATTRIBUTE
+from tests.test_readme import fenced
 
 lightning = pytest.importorskip("lightning.pytorch")
 
@@ -123,6 +124,20 @@ def test_a_training_is_watched_and_ends_as_without_it(capfd: Any) -> None:
     assert (facts.workload.batch_source, facts.workload.batch_size) == ("given", 4)
     assert facts.training.optimizer == "torch.optim.adamw.AdamW"
     assert facts.training.gradients_seen
+
+
+def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def trainer(**options: Any) -> Any:
+        quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+        return lightning.Trainer(accelerator="cpu", logger=False, **quiet, **options)
+
+    loader = DataLoader(TensorDataset(torch.randn(4, 16)))
+    names: dict[str, Any] = {"Trainer": trainer, "module": made(), "loader": loader}
+    example = fenced("example: lightning").replace("max_steps=1000", "max_steps=4")
+    exec(compile(example, "README.md", "exec"), names)
+    assert (tmp_path / "report.md").read_text().startswith("## ")
 
 
 def test_optimizers_that_are_stepped_by_hand() -> None:

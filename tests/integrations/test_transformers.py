@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch._dynamo.utils import counters
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torchao.float8 import convert_to_float8_training
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from fp8doctor.integrations import FP8DoctorCallback
 from fp8doctor.report import ReportFailed
 from fp8doctor.running.calls import ATTRIBUTE
+from tests.test_readme import fenced
 
 STEPS, WARMUP = 3, 2
 WATCHED = WARMUP + STEPS
@@ -32,6 +35,7 @@ def make(tmp_path: Path, forget_accelerate: None) -> Make:
         *callbacks: Any,
         kind: type[Trainer] = Trainer,
         fp8: bool = False,
+        small: bool = False,
         steps: int = WATCHED + 2,
         **options: Any,
     ) -> Trainer:
@@ -40,7 +44,7 @@ def make(tmp_path: Path, forget_accelerate: None) -> Make:
         config = LlamaConfig(
             hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64
         )
-        model = LlamaForCausalLM(config)
+        model = Small() if small else LlamaForCausalLM(config)
         if fp8:
             convert_to_float8_training(model)
         rows = [{"input_ids": row, "labels": row} for row in torch.randint(64, (8 * steps, 16))]
@@ -59,6 +63,21 @@ def make(tmp_path: Path, forget_accelerate: None) -> Make:
         return kind(model=model, args=arguments, train_dataset=rows, callbacks=list(callbacks))
 
     return trainer
+
+
+class Small(nn.Module):
+    """Quickly compiled; it slices its layers in the forward, as the models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, 16)
+        self.layers = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = self.embed(input_ids)
+        for layer in self.layers[:2]:
+            hidden = layer(hidden)
+        return {"loss": hidden.pow(2).mean()}
 
 
 def callback(**options: Any) -> FP8DoctorCallback:
@@ -199,6 +218,39 @@ def test_a_file_that_cannot_be_written(make: Make, tmp_path: Path, capfd: Any) -
     err = capfd.readouterr().err
     assert "fp8doctor: cannot write" in err
     assert "LlamaForCausalLM: " in err
+
+
+def test_the_example_of_the_readme(make: Make, capfd: Any) -> None:
+    trainer = make(steps=3)
+    names: dict[str, Any] = {
+        "Trainer": Trainer,
+        "model": trainer.model,
+        "args": trainer.args,
+        "dataset": trainer.train_dataset,
+    }
+    exec(compile(fenced("example: transformers"), "README.md", "exec"), names)
+    assert "the training ended after 3 steps, before 15 were watched" in capfd.readouterr().err
+
+
+class Frames(TrainerCallback):
+    """Counts what is compiled until each step's end."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def on_step_end(self, *given: Any, **named: Any) -> None:
+        self.counts.append(counters["frames"]["total"])
+
+
+def test_nothing_is_compiled_again(make: Make) -> None:
+    torch._dynamo.reset()
+    watching, frames = callback(), Frames()
+    make(watching, frames, small=True, torch_compile=True, torch_compile_backend="eager").train()
+    assert len(frames.counts) == WATCHED + 2
+    assert len(set(frames.counts)) == 1
+    assert watching.report is not None
+    observed = watching.report.facts.observed
+    assert (observed.compiled, len(observed.steps_ms), observed.calls) == (0, STEPS, 1)
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,13 @@ def test_distribution_brings_every_check(
 
 
 @pytest.mark.slow
+def test_pytest_finds_the_fixture(distributions: dict[str, Path], fresh: Venv, tmp_path: Path) -> None:
+    fresh.install(distributions["wheel"])
+    listed = run([fresh.python, "-m", "pytest", "--fixtures", "-p", "no:xdist", tmp_path], tmp_path)
+    assert "fp8doctor [session scope] -- " in listed
+
+
+@pytest.mark.slow
 def test_pip_install_brings_every_check(clean_checkout: Path, fresh: Venv, tmp_path: Path) -> None:
     fresh.install(clean_checkout)
     assert codes([fresh.command], tmp_path) == CODES
