@@ -49,6 +49,19 @@ def fp8_never_ran(trial: Trial) -> bool:
     return any(each.name == ArmName.AS_IS and why_of(each) is Reason.NO_FP8_GEMM for each in trial.arms)
 
 
+def never_ran_in_script(facts: Facts) -> bool:
+    """Whether a step of the watched script was profiled, and not one FP8 GEMM ran in it. Emulated FP8 has
+    none."""
+    return (
+        recorded(facts, "observed.fp8_gemms")
+        and facts.observed.fp8_gemms == 0
+        and any(
+            linear.use == "training" and not (recorded(linear, "features") and linear.features.get("emulate"))
+            for linear in facts.network.linears
+        )
+    )
+
+
 def fp8_pays(facts: Facts) -> bool:
     """Whether a whole step in FP8 was timed on a GPU and is not slower than the best BF16 of its like."""
     if not recorded(facts, "trial.arms") or facts.trial.device == "cpu":
