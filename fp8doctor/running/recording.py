@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import tempfile
 from collections.abc import Callable
@@ -17,9 +18,10 @@ from fp8doctor.facts import Observation
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.profiling.step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import read_trace
+from fp8doctor.stacks.looking import state_of
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure.breakdown import breakdown
-from fp8doctor.trial.measure.evidence import counted, quiet_profiler, why_not_profiled
+from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER, counted, quiet_profiler, why_not_profiled
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
@@ -42,7 +44,7 @@ class Recording:
 
     def __init__(self, *, on_gpu: bool) -> None:
         self.on_gpu = on_gpu
-        self.problem: str | None = why_not_profiled()
+        self.problem: str | None = why_not_profiled() or (ANOTHER_PROFILER if _another_is_ready() else None)
         """Why nothing is recorded; None while something is."""
         self._profile: Any = None
         self._started = False
@@ -127,3 +129,13 @@ class Recording:
         if self.on_gpu and not step.on_gpu:
             raise UnreadableDocument("the profiler saw nothing of the GPU")
         return step
+
+
+def _another_is_ready() -> bool:
+    """Whether the script has prepared a profiler that has not stopped; torch tells nothing of a warm-up."""
+    return any(
+        issubclass(type(each), profile)
+        and state_of(each).get("entered")
+        and state_of(each).get("kineto_results") is None
+        for each in gc.get_objects()
+    )

@@ -497,6 +497,19 @@ def test_a_script_with_a_profiler_of_its_own(observer: Observer, heard: Heard) -
     assert heard.facts.gaps["observed.breakdown"] == ANOTHER_PROFILER
 
 
+def test_a_script_whose_profiler_warms_up(observer: Observer, heard: Heard) -> None:
+    schedule = torch.profiler.schedule(wait=1, warmup=WARMUP + STEPS, active=2)
+    model = Net()
+    optimizer = train(model, 1)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, schedule=schedule) as profiler:
+        for _ in range(WARMUP + STEPS + 3):
+            train(model, 1, optimizer=optimizer)
+            profiler.step()
+    assert len([each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]) == 2
+    assert heard.notes == [f"no step of the script was profiled: {ANOTHER_PROFILER}"]
+
+
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_script_that_starts_its_profiler_while_ours_is_there(
     steps: int, observer: Observer, heard: Heard
