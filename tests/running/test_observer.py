@@ -11,7 +11,7 @@ import signal
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,57 +24,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import recorded
 from fp8doctor.running.calls import ATTRIBUTE
-from fp8doctor.running.messages import Message, Note, Observed, Stepped
+from fp8doctor.running.messages import Stepped
 from fp8doctor.running.observer import IDLE_STEPS, Observer
 from fp8doctor.running.ownership import owner
 from fp8doctor.running.recording import CUT_SHORT, GAVE_WAY
 from fp8doctor.running.settings import Settings
 from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER
-
-WARMUP, STEPS = 2, 3
-PROFILED = 2
-"""Steps after the window until one of them is profiled."""
-
-
-class Heard:
-    """Stands in for the channel: keeps what is sent."""
-
-    forked = False
-
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-
-    def send(self, message: Message) -> None:
-        self.messages.append(message)
-
-    @property
-    def facts(self) -> Facts:
-        return Facts.from_dict([each for each in self.messages if isinstance(each, Observed)][-1].facts)
-
-    @property
-    def notes(self) -> list[str]:
-        return [each.text for each in self.messages if isinstance(each, Note)]
-
-
-@pytest.fixture
-def heard() -> Heard:
-    return Heard()
-
-
-@pytest.fixture
-def observer(heard: Heard) -> Iterator[Observer]:
-    settings = Settings("train.py", STEPS, WARMUP, stop=False, budget_s=None, device=None)
-    observer = Observer(heard, settings)  # type: ignore[arg-type]
-    observer.install()
-    yield observer
-    observer.handle.remove()
-    if observer.window is not None:
-        observer.window.end()
-    if observer.recording is not None:
-        observer.recording.end()
-    observer.forget()
+from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 
 
 class Block(nn.Module):
