@@ -51,8 +51,10 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     if not sick or (recomputed_in_fp8 and not raised):
         return None
     first, region = sick[0]
+    watched = recorded(facts, "observed")  # its last forward is that of a training step
     in_bf16 = facts.training.gradients_seen is True and all(
-        ran_before(linear) and each.reentrant for linear, each in sick
+        ran_before(linear) and (each.reentrant or (watched and each.reentrant is None))
+        for linear, each in sick
     )
     closed = region.active is True and any(AROUND_THE_MODEL in each for each in facts.training.forward_chain)
     known = raised or in_bf16 or closed

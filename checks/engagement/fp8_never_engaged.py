@@ -1,7 +1,7 @@
 """FP8 layers that compute in BF16
 
 Looks at: whether each Transformer Engine layer ran its last training forward in FP8, as the layer
-itself notes it, and at the FP8 GEMMs that the trial saw in one training step.
+itself notes it, and at the FP8 GEMMs in one training step of a trial or of a watched script.
 
 Why it costs time. A te.Linear outside te.autocast is an ordinary BF16 layer with two to three times
 the host cost of nn.Linear. A converted layer that the model never calls does nothing at all: fused
@@ -25,7 +25,7 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.h
 
 from __future__ import annotations
 
-from fp8doctor.analysis.outcome import fp8_never_ran
+from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -53,7 +53,8 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     if not fp8:
         return NotApplicable(reason="no layer is set up for FP8 training")
     idle = [linear for linear in fp8 if linear.engaged is False]
-    none_ran = recorded(facts, "trial") and fp8_never_ran(facts.trial)
+    in_script = never_ran_in_script(facts)
+    none_ran = in_script or (recorded(facts, "trial") and fp8_never_ran(facts.trial))
     if idle:
         return Finding(
             title=f"{len(idle)} of {len(fp8)} FP8 layers ran their last training forward in BF16",
@@ -65,12 +66,13 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     if none_ran:
         return Finding(
             title=f"no FP8 GEMM ran in a training step with {plural(len(fp8), 'FP8 layer')}",
-            explanation="One profiled step of the job as it is holds no FP8 GEMM: the layers are switched "
-            "off, or the model never calls them.",
+            explanation=f"One profiled step of {'the script' if in_script else 'the job as it is'} holds no "
+            "FP8 GEMM: the layers are switched off, or the model never calls them.",
             evidence={"fp8_layers": len(fp8), "fp8_gemms": 0},
             treatment=describe("te-autocast", facts) if fp8[0].stack == "transformer_engine" else CALL_LAYERS,
         )
-    if not recorded(facts, "trial") and all(linear.engaged is None for linear in fp8):
+    ran = recorded(facts, "observed.fp8_gemms") and facts.observed.fp8_gemms
+    if not ran and not recorded(facts, "trial") and all(linear.engaged is None for linear in fp8):
         return NotApplicable(
             reason="these layers keep no note of it; only a trial shows whether they run in FP8"
         )

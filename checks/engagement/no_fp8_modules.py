@@ -61,6 +61,8 @@ def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="nobody asked for FP8")
     if facts.network.float8_parameters or any(is_fp8(linear) for linear in linears):
         return None
+    if recorded(facts, "observed.fp8_gemms") and facts.observed.fp8_gemms:
+        return None
     proof = conversion_due(facts)
     if proof:
         title = f"FP8 was asked for and none of {len(linears)} Linears has it"

@@ -39,6 +39,7 @@ from packaging.version import Version
 
 from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.step_difference import watched_on_gpu
 from fp8doctor.analysis.unfused_attention import PlainAttention, plain_attention
 from fp8doctor.facts import Attention, Facts, Network, Training, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -67,7 +68,7 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
         for each in attentions
         if each.implementation == "eager" and each.has_sdpa and each.needs_eager is None
     ]
-    now = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial.arms") else None
+    now = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial.arms") else watched_on_gpu(facts)
     unfused = plain_attention(now) if now else None
     seen = f" {unfused_sentence(unfused)}" if unfused else ""
     evidence: dict[str, Value | tuple[Value, ...]] = {

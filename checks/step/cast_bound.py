@@ -1,7 +1,8 @@
 """The casts cost more than the FP8 GEMMs save
 
 Looks at: the step as it is and the best BF16 step, kernel by kernel: what casts, amax and
-transposes add, and what the GEMMs save. Modules outside of compiled regions are named.
+transposes add, and what the GEMMs save. Modules outside of compiled regions are named. In a watched
+script, which has no BF16 beside it: the casts, and the most that its FP8 GEMMs can save.
 
 Why it costs time. FP8 pays where the GEMMs save more than the casts around them cost. A GEMM
 grows with M x K x N, its casts with M x K + K x N + M x N: narrow layers and few tokens lose,
@@ -30,7 +31,13 @@ from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
 from fp8doctor.analysis.layers import in_words
 from fp8doctor.analysis.outcome import EVEN, measured_speed
-from fp8doctor.analysis.step_difference import SHOWN_MS, waterfall, why_unknown
+from fp8doctor.analysis.step_difference import (
+    SHOWN_MS,
+    breakdown_of,
+    watched_on_gpu,
+    waterfall,
+    why_unknown,
+)
 from fp8doctor.diagnosis.treatments import recipe
 from fp8doctor.facts import (
     Arm,
@@ -47,6 +54,7 @@ from fp8doctor.facts import (
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
+from fp8doctor.wording import percent
 
 SMALL_PCT = 100 * EVEN
 """Share of the BF16 step, in per cent, below which casts that the GEMMs do not pay for are left alone: what
@@ -55,6 +63,10 @@ this tool calls even."""
 LITTLE_PCT = 10.0
 """Share of what FP8 takes longer, in per cent, below which casts are not what makes it slower. A choice;
 seen: 0.4 ms of casts in a step that waits for its host for 17 of 19."""
+
+MOST_SAVED = 1.5
+"""Time that FP8 GEMMs save over BF16 / their own, at most. The rates of the datasheets give 1.0; seen on an
+H200, which holds its clocks better in FP8: 1.3."""
 
 NAMED = 3
 """Modules that are named. A choice of length."""
@@ -81,6 +93,9 @@ NAMED = 3
 def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
+    watched = watched_on_gpu(facts) if not recorded(facts, "trial") else None
+    if watched is not None:
+        return in_a_script(watched, facts)
     measured = measured_speed(facts)
     if facts.trial.device == "cpu" or measured is None:
         return NotApplicable(reason="the step as it is and BF16 were not both timed on a GPU")
@@ -121,6 +136,25 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
             "modules_with_most_casts": tuple(each.name for each in most),
             "module_casts_ms": tuple(each.families_ms["cast"] for each in most),
         },
+        treatment=treatment(facts),
+    )
+
+
+def in_a_script(now: Arm, facts: Facts) -> Finding | NotApplicable | None:
+    """Hold the casts of a watched script to the most that its FP8 GEMMs can save; no BF16 was timed beside
+    it."""
+    found = breakdown_of(now)
+    if found is None or not now.step_ms:
+        return NotApplicable(reason=f"the script's step {why_unknown(now)}")
+    casts, gemms = (found.families_ms.get(family, 0.0) for family in ("cast", "gemm_fp8"))
+    unpaid = casts - MOST_SAVED * gemms
+    if 100 * unpaid < SMALL_PCT * now.step_ms:
+        return None
+    return Finding(
+        title=f"Casts cost {casts:.1f} ms a step, more than its FP8 GEMMs of {gemms:.1f} ms can save",
+        explanation=f"That is {percent(100 * casts / now.step_ms)} of the script's step of {now.step_ms:.1f} "
+        f"ms. GEMMs that take {gemms:.1f} ms in FP8 take {(1 + MOST_SAVED) * gemms:.1f} ms in BF16 at most.",
+        evidence={"casts_ms": casts, "fp8_gemms_ms": gemms, "step_ms": now.step_ms, "unpaid_ms": unpaid},
         treatment=treatment(facts),
     )
 

@@ -2,6 +2,7 @@
 
 Looks at: how long the GPU is idle in a step as it is, which is the unprofiled step less the time
 its kernels take, and whether its gaps end with kernels that were launched after it had run dry.
+In a watched script what it waited for data is left out, and whether the host runs ahead is asked.
 
 Why it costs time. Every kernel is launched by Python on the host. FP8 adds launches: about 83 for
 each uncompiled layer of torchao, and 0.9 ms of host time instead of 0.15 for each layer of
@@ -36,6 +37,7 @@ from fp8doctor.analysis.compile_coverage import (
 from fp8doctor.analysis.layers import in_its_place
 from fp8doctor.analysis.outcome import measured_speed
 from fp8doctor.analysis.step_difference import breakdown_of, profiled_on_gpu, waits_for_the_host
+from fp8doctor.analysis.waiting import host_is_ahead
 from fp8doctor.cost import micro_batches
 from fp8doctor.facts import (
     Arm,
@@ -73,9 +75,9 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
     if isinstance(profiled, NotApplicable):
         return profiled
     now, found, step_ms = profiled
-    if not waits_for_the_host(now):
+    if not waits_for_the_host(now) or host_is_ahead(facts):
         return None
-    bf16, measured = best_bf16(facts), measured_speed(facts)
+    bf16, measured = best_bf16(facts) if recorded(facts, "trial") else None, measured_speed(facts)
     beside = breakdown_of(bf16) if bf16 and bf16 is not now else None
     idle = 100 * found.idle_ms / step_ms
     return Finding(
@@ -115,7 +117,7 @@ def in_bf16(bf16: Arm | None, beside: Breakdown | None) -> str:
 
 def as_prescribed(facts: Facts) -> str:
     """Say what is left to do where the changes that were timed are not enough."""
-    changed = arm(facts.trial, ArmName.PRESCRIBED)
+    changed = arm(facts.trial, ArmName.PRESCRIBED) if recorded(facts, "trial") else None
     left = breakdown_of(changed) if changed and waits_for_the_host(changed) else None
     if changed is None or left is None or not changed.step_ms:
         return ""

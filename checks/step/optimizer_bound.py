@@ -82,7 +82,7 @@ def could_be_fused(facts: Facts, found: Breakdown) -> bool:
     The trial knows by the optimizer's settings. Where it made no arm of it, kernels tell that say nothing of
     fusing.
     """
-    if any(each.name == FUSED_ARM for each in facts.trial.arms):
+    if any(each.name == FUSED_ARM for each in facts.arms()):
         return True
     module, _, name = (facts.training.optimizer or "").rpartition(".")
     names = (

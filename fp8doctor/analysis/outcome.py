@@ -49,6 +49,21 @@ def fp8_never_ran(trial: Trial) -> bool:
     return any(each.name == ArmName.AS_IS and why_of(each) is Reason.NO_FP8_GEMM for each in trial.arms)
 
 
+def never_ran_in_script(facts: Facts) -> bool:
+    """Whether a step of the watched script was profiled, and not one FP8 GEMM ran in it.
+
+    Emulated FP8 has none. A layer that notes itself that it ran in FP8 may have kernels of unknown names.
+    """
+    if not recorded(facts, "observed.fp8_gemms") or facts.observed.fp8_gemms != 0:
+        return False
+    fp8 = [
+        linear
+        for linear in facts.network.linears
+        if linear.use == "training" and not (recorded(linear, "features") and linear.features.get("emulate"))
+    ]
+    return bool(fp8) and not any(recorded(linear, "engaged") and linear.engaged for linear in fp8)
+
+
 def fp8_pays(facts: Facts) -> bool:
     """Whether a whole step in FP8 was timed on a GPU and is not slower than the best BF16 of its like."""
     if not recorded(facts, "trial.arms") or facts.trial.device == "cpu":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 
 import msgspec
 
+from fp8doctor.analysis.median_interval import interval
 from fp8doctor.analysis.unfused_attention import plain_attention
 from fp8doctor.facts import Arm, Breakdown, Facts, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -170,10 +172,35 @@ def waits_for_the_host(arm: Arm) -> bool:
     return 100 * idle / shortest > HOST_BOUND_PCT and found.host_wait_pct >= HOST_WAIT_PCT
 
 
+def watched_on_gpu(facts: Facts) -> Arm | None:
+    """Write the watched steps of a script as the arm as it is; None unless one was profiled on a GPU.
+
+    What it waited for its data is none of its idle time: another check tells it.
+    """
+    if not recorded(facts, "observed.breakdown") or facts.observed.clock != "cuda":
+        return None
+    seen = facts.observed
+    steps, found = interval(seen.steps_ms), seen.breakdown
+    waited_ms = median(seen.data_ms) if seen.data_ms else 0.0
+    return Arm(
+        name=ArmName.AS_IS,
+        tried=True,
+        step_ms=steps.median,
+        low_ms=steps.low,
+        high_ms=steps.high,
+        rounds_ms=seen.steps_ms,
+        graphs_run=seen.graphs_run,
+        fp8_gemms=seen.fp8_gemms,
+        breakdown=msgspec.structs.replace(found, idle_ms=max(0.0, found.idle_ms - waited_ms)),
+    )
+
+
 def profiled_on_gpu(facts: Facts) -> tuple[Arm, Breakdown, float] | NotApplicable:
     """Return the step as it is on a GPU, its breakdown and its ms; else why a check of it does not apply."""
-    now = next((each for each in facts.trial.arms if each.name == ArmName.AS_IS and each.tried), None)
-    if facts.trial.device == "cpu" or now is None or not now.step_ms:
+    now = watched_on_gpu(facts) if not recorded(facts, "trial") else None
+    if now is None and facts.trial.device != "cpu":
+        now = next((each for each in facts.trial.arms if each.name == ArmName.AS_IS and each.tried), None)
+    if now is None or not now.step_ms:
         return NotApplicable(reason="the step as it is was not timed on a GPU")
     found = breakdown_of(now)
     return (

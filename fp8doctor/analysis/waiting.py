@@ -6,7 +6,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, recorded
 from fp8doctor.wording import percent
 
 MOST_PCT = 10.0
@@ -44,6 +44,14 @@ def waiting(facts: Facts) -> Waiting:
     )
 
 
+def host_is_ahead(facts: Facts) -> bool:
+    """Whether the host had launched the watched steps long before the GPU came to their ends: what keeps the
+    GPU waiting then is not the launching of its work."""
+    if not recorded(facts, "observed.behind_ms") or facts.observed.behind_ms is None:
+        return False
+    return 100 * median(facts.observed.behind_ms) >= MOST_PCT * median(facts.observed.steps_ms)
+
+
 def waiting_first(facts: Facts) -> str:
     """What the step waits for, where that has to be told before anything about FP8; else empty."""
     waits = waiting(facts)
@@ -52,9 +60,13 @@ def waiting_first(facts: Facts) -> str:
         told.append(
             f"waits for its data {waits.data_ms:.1f} of {waits.step_ms:.1f} ms ({percent(waits.data_pct)})"
         )
-    rest_pct = 100 * waits.else_ms / waits.step_ms
+    copies_ms = facts.observed.host_copies_ms if recorded(facts, "observed.host_copies_ms") else 0.0
+    copies_pct = 100 * copies_ms / waits.step_ms
+    if copies_pct >= MOST_PCT:
+        told.append(f"waits for copies from the host to the GPU {copies_ms:.1f} ms ({percent(copies_pct)})")
+    rest_pct = 100 * (waits.else_ms - copies_ms) / waits.step_ms
     if rest_pct >= MOST_PCT:
-        rest = f"{waits.else_ms:.1f} ms ({percent(rest_pct)}) before the model is called"
+        rest = f"{waits.else_ms - copies_ms:.1f} ms ({percent(rest_pct)}) before the model is called"
         told.append(
             f"spends {rest} on something else: copies of the batch, logging, checkpoints, a loader that is "
             "not torch's"

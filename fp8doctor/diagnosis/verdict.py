@@ -12,7 +12,13 @@ from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, ratio, 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
-from fp8doctor.analysis.outcome import ceiling, fp8_never_ran, measured_speed, stays_in_bf16
+from fp8doctor.analysis.outcome import (
+    ceiling,
+    fp8_never_ran,
+    measured_speed,
+    never_ran_in_script,
+    stays_in_bf16,
+)
 from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.analysis.waiting import waiting_first
 from fp8doctor.cost import micro_batches, step_tokens
@@ -21,6 +27,7 @@ from fp8doctor.facts.arm_names import ArmName, is_conversion, recipe_of
 from fp8doctor.facts.paths import path_of
 from fp8doctor.facts.record import Prose, Record
 from fp8doctor.finding import Basis, Finding
+from fp8doctor.wording import plural
 
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
@@ -60,6 +67,12 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         )
     if uses_fp8(facts):
         return _set_up(facts, findings)
+    if ran := _ran_in_script(facts):
+        return Verdict(
+            status="not_measured",
+            summary=f"No layer of a known FP8 library was found, yet {ran}. Whether FP8 is faster than BF16 "
+            "was not measured.",
+        )
     asked = fp8_was_asked_for(facts)
     grave = next((each for each in findings if each.severity == "error" and each.area in KEEPS_FP8_OUT), None)
     if grave and asked:
@@ -79,6 +92,12 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     return Verdict(status="no_fp8", summary="This model uses no FP8, and none was asked for.")
 
 
+def _ran_in_script(facts: Facts) -> str:
+    """Say that FP8 GEMMs ran in the profiled step of a watched script; empty where none was seen."""
+    count = facts.observed.fp8_gemms if recorded(facts, "observed.fp8_gemms") else None
+    return f"{plural(count, 'FP8 GEMM')} ran in a step of the script" if count else ""
+
+
 KEEPS_FP8_OUT = ("environment", "engagement")
 """Areas in which an error is the reason why a model that was to train in FP8 holds no FP8 layer."""
 
@@ -93,12 +112,19 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
             summary=f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training "
             "forward in BF16.",
         )
+    if never_ran_in_script(facts):
+        return Verdict(
+            status="fp8_not_engaged",
+            summary="FP8 is set up and does not run: not one FP8 GEMM was seen in a step of the script.",
+            basis="measured",
+        )
+    ran = _ran_in_script(facts)
     expects = if_recorded(modelled_speedup, facts) if is_what_it_seems(findings) else None
     setup = f"{len(in_fp8)} of {len(linears)} Linears ({flops_share_pct(in_fp8):.0f} % of the GEMM FLOPs)"
     return Verdict(
         status="not_measured",
-        summary=f"FP8 is set up in {setup}. Whether it is faster than BF16 was not measured."
-        f"{f' {expects.sentence}' if expects else ''}",
+        summary=f"FP8 is set up in {setup}{f', and {ran}' if ran else ''}. Whether it is faster than BF16 "
+        f"was not measured.{f' {expects.sentence}' if expects else ''}",
         achievable_speedup=max(expects.as_is, expects.compiled) if expects else None,
         basis="modelled" if expects else None,
     )

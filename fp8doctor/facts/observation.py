@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from fp8doctor.facts.record import Record
+from fp8doctor.facts.trial import Breakdown
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 
@@ -19,12 +20,22 @@ class Observation(Record, frozen=True, kw_only=True):
     """Steps before the window."""
     clock: Literal["cuda", "host"] = NOT_RECORDED
     """What timed the steps: events of the GPU, or the clock of the host."""
+    host_ms: tuple[float, ...] | None = NOT_RECORDED
+    """Of every step, the same from end to end on the host, where it waits for the GPU included; None where
+    the host timed the steps anyway."""
+    launch_ms: tuple[float, ...] | None = NOT_RECORDED
+    """Of every step on the host, from the first call of the model to the end of the optimizer's step: what it
+    takes to launch the step's work, longer where the host waits for the GPU meanwhile. None without a GPU and
+    where no call was seen."""
+    behind_ms: tuple[float, ...] | None = NOT_RECORDED
+    """Of every step, how much later than the host the GPU came to its end: about 0 where the GPU waits for
+    the host. None without a GPU."""
     data_ms: tuple[float, ...] | None = NOT_RECORDED
-    """Of every step, how long the training thread waited inside torch's DataLoader; with a GPU only waits at
-    whose end the GPU had nothing left to do. None where no batch came from such a loader."""
+    """Of every step, how long the training thread waited inside torch's DataLoader; with a GPU only as long
+    as that had nothing to do. None where no batch came from such a loader."""
     before_forward_ms: tuple[float, ...] | None = NOT_RECORDED
-    """Of every step, from its beginning to the first call of the model, waiting for data included; None where
-    no call was seen."""
+    """Of every step, from its beginning to the first call of the model, waiting for data included; with a GPU
+    by its clock. None where no call was seen."""
     calls: Annotated[int, Meta(ge=0)] | None = NOT_RECORDED
     """Training calls of the model in one step, which are its micro-batches; None where they differ or none
     was seen."""
@@ -34,3 +45,13 @@ class Observation(Record, frozen=True, kw_only=True):
     """Qualified classes of all optimizers that stepped, the one that holds most parameters first."""
     share_pct: float = NOT_RECORDED
     """Share of the stepped parameters that the model owns, by their elements."""
+    fp8_gemms: int | None = NOT_RECORDED
+    """FP8 GEMMs in one more step, which was profiled: kernels on CUDA, operators on a CPU. None where the
+    profiler saw nothing that tells."""
+    graphs_run: int = NOT_RECORDED
+    """Compiled regions entered in that step."""
+    host_copies_ms: float = NOT_RECORDED
+    """Copies from the host to the GPU in that step that no other work of the GPU covered."""
+    breakdown: Breakdown = NOT_RECORDED
+    """Where the step goes, by that profile; the parts and ``idle_ms`` add up to the median of
+    ``steps_ms``."""

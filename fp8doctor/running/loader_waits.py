@@ -1,25 +1,25 @@
-"""How long the training thread waits inside torch's DataLoader, for a while."""
+"""When the training thread waits inside torch's DataLoader, for a while."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fp8doctor.running.clock import Moment
 from fp8doctor.running.traceback_frames import without_own_frame
 
 
 class LoaderWaits:
-    """Calls ``waited(seconds)`` after every batch that this thread takes from a DataLoader of torch.
+    """Calls ``waited(begin, end)`` after every batch that this thread takes from a DataLoader of torch.
 
     The iterator's class is changed from `begin` to `end`, so that iterators that exist are seen too.
     """
 
-    def __init__(self, waited: Callable[[float], None]) -> None:
-        self._waited, self._thread = waited, get_ident()
+    def __init__(self, now: Callable[[], Moment], waited: Callable[[Moment, Moment], None]) -> None:
+        self._now, self._waited, self._thread = now, waited, get_ident()
         self._own: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
         self._depth = 0
 
@@ -30,7 +30,7 @@ class LoaderWaits:
         def next_batch(iterator: Any) -> Any:
             if get_ident() != waits._thread:
                 return own(iterator)
-            began = time.perf_counter()
+            began = waits._now()
             waits._depth += 1
             try:
                 batch = own(iterator)
@@ -40,7 +40,7 @@ class LoaderWaits:
             finally:
                 waits._depth -= 1
                 if not waits._depth:  # a DataLoader may read from another
-                    waits._waited(time.perf_counter() - began)
+                    waits._waited(began, waits._now())
             return batch
 
         self._placed = next_batch

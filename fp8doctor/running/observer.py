@@ -18,17 +18,18 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fp8doctor.examine.conversion import Watch
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.running.examination import Examination
 from fp8doctor.running.messages import Listener, Note, Observed, Progress, Stepped
 from fp8doctor.running.ownership import owner
+from fp8doctor.running.recording import CUT_SHORT, Recording
 from fp8doctor.running.settings import Settings
 from fp8doctor.running.signals import signals_deferred
 from fp8doctor.running.traceback_frames import without_own_frames
 from fp8doctor.running.window import Window, frames_compiled
 from fp8doctor.stacks.lineage import class_name
-from fp8doctor.wording import error_in_words, plural
+from fp8doctor.wording import error_in_words, plural, sentence
 
 _log = logging.getLogger("fp8doctor")
 
@@ -73,6 +74,8 @@ class Observer:
         self.looked: Stepper | None = None
         """The one whose model the facts are of."""
         self.window: Window | None = None
+        self.recording: Recording | None = None
+        """Of a step after the window."""
         self.share = 0.0
         """Share of the stepped parameters that the model of the window owns."""
         self.facts: Facts | None = None
@@ -135,7 +138,10 @@ class Observer:
         self.choose_main()
         if stepper is not self.main:
             return
-        if self.window is not None:
+        if self.recording is not None:
+            if self.recording.stepped():
+                self.finish()
+        elif self.window is not None:
             if self.window.stepped():
                 self.close(optimizer, stepper)
         elif self.warm(stepper):
@@ -165,9 +171,13 @@ class Observer:
             if each.first() is not None and self.taken - each.last < IDLE_STEPS
         }
         main = max(self.steppers.values(), key=lambda each: each.elements)
-        if main is not self.main and self.window is not None:
-            self.window.end()
-            self.window = None
+        if main is not self.main:
+            if self.window is not None:
+                self.window.end()
+                self.window = None
+            if self.recording is not None:
+                self.recording.end("another optimizer began to step")
+                self.finish()
         self.main = main
 
     def warm(self, main: Stepper) -> bool:
@@ -201,7 +211,6 @@ class Observer:
         """End the window and examine the job."""
         assert self.window is not None
         self.window.end()
-        self.done = True
         observation = self.window.observation(self.names(), self.share)
         self.job, self.facts = self.examination.whole(
             owner(held(optimizer)), optimizer, self.window, observation, closure=main.closure
@@ -210,6 +219,29 @@ class Observer:
         self.channel.send(Observed(self.facts.to_dict(), complete=True))
         if not self.settings.stop:
             self.job = None
+        on_gpu = observation is not None and observation.clock == "cuda"
+        self.recording = Recording(on_gpu=on_gpu)
+        self.recording.begin()
+        if self.recording.problem is not None:
+            self.finish()
+
+    def finish(self) -> None:
+        """Add what the recorded step tells, and watch no more."""
+        assert self.facts is not None
+        assert self.recording is not None
+        recording, self.recording, self.done = self.recording, None, True
+        observed, gaps = self.facts.observed, dict(self.facts.gaps) if recorded(self.facts, "gaps") else {}
+        try:
+            observed = recording.added_to(observed) if recording.problem is None else observed
+        except Exception as error:
+            _log.debug("the profile tells nothing", exc_info=True)
+            recording.problem = sentence(error)
+        if recording.problem is not None:
+            gaps["observed.breakdown"] = gaps["observed.fp8_gemms"] = recording.problem
+            self.channel.send(Note(f"no step of the script was profiled: {recording.problem}"))
+        self.facts = msgspec.structs.replace(self.facts, observed=observed, gaps=gaps)
+        self.channel.send(Observed(self.facts.to_dict(), complete=True))
+        if not self.settings.stop:
             self.channel.send(Progress("the steps are watched; the report follows when the script has ended"))
 
     def stop(self) -> None:
@@ -237,12 +269,17 @@ class Observer:
         self.done = True
         if self.window is not None:
             self.window.end()
+        if self.recording is not None:
+            self.recording.end(why)
         self.forget()
         self.channel.send(Note(why))
 
     def closed(self) -> int:
         """The process ends: tell of a window that was cut short; the steps that were seen."""
         steps = self.main.steps if self.main is not None else 0
+        if self.recording is not None:
+            self.recording.end(CUT_SHORT)
+            self.finish()
         if self.done or self.window is None or self.facts is None:
             return steps
         self.window.end()

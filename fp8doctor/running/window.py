@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,19 +12,23 @@ from torch import nn
 from fp8doctor.facts import Observation
 from fp8doctor.running.calls import Calls
 from fp8doctor.running.capture import Capture
+from fp8doctor.running.clock import Clock, Moment
 from fp8doctor.running.loader_waits import LoaderWaits
 
 FEWEST_STEPS = 3
 """Steps from which on a window that was cut short still tells a median."""
 
 
+@dataclass
 class _Step:
     """What is noted while a step runs."""
 
-    def __init__(self) -> None:
-        self.began = time.perf_counter()
-        self.first_call: float | None = None
-        self.calls, self.batches, self.waited_s = 0, 0, 0.0
+    began: Moment
+    ended: Moment | None = None
+    first_call: Moment | None = None
+    calls: int = 0
+    waits: list[tuple[Moment, Moment]] = field(default_factory=list)
+    """For batches."""
 
 
 class Window:
@@ -34,12 +38,13 @@ class Window:
         self.steps, self.warmup = steps, warmup
         self.captured: Capture | None = None
         self._captures = capture
-        self._calls, self._waits = Calls(modules, self._called), LoaderWaits(self._waited)
-        self._done: list[_Step] = []
-        self._ms: list[float] = []
         parameter = next((each for module in modules for each in module.parameters()), None)
-        self._cuda = parameter is not None and parameter.is_cuda
-        self._marks: list[Any] = []
+        self._clock = Clock(parameter.device if parameter is not None else None)
+        self._calls, self._waits = (
+            Calls(modules, self._called),
+            LoaderWaits(self._clock.now, self._waited),
+        )
+        self._done: list[_Step] = []
         self._frames = frames_compiled()
         self.marked = bool(modules)
         """Whether calls of a model could be seen."""
@@ -48,15 +53,13 @@ class Window:
         """Watch from here, the end of a step, on."""
         self._calls.begin()
         self._waits.begin()
-        self._mark()
-        self._step = _Step()
+        self._step = _Step(self._clock.now())
 
     def stepped(self) -> bool:
         """Note that a step has ended; whether it was the last of the window."""
-        self._ms.append((time.perf_counter() - self._step.began) * 1e3)
+        self._step.ended = self._clock.now()
         self._done.append(self._step)
-        self._mark()
-        self._step = _Step()
+        self._step = _Step(self._step.ended)
         return len(self._done) >= self.steps
 
     def end(self) -> None:
@@ -65,18 +68,34 @@ class Window:
         self._waits.end()
 
     def observation(self, optimizers: tuple[str, ...], share: float) -> Observation | None:
-        """What the window tells; None where it is too short."""
+        """What the window tells; None where it is too short. Waits for the GPU, the first time since it
+        began."""
         if len(self._done) < FEWEST_STEPS:
             return None
-        firsts = [(each.first_call - each.began) * 1e3 for each in self._done if each.first_call is not None]
+        clock, steps = self._clock, self._done
+        spans = [(each.began, each.ended) for each in steps if each.ended is not None]
+        launches = [
+            (each.first_call, each.ended)
+            for each in steps
+            if each.first_call is not None and each.ended is not None
+        ]
+        clock.settle(spans[-1][1])
+        called = len(launches) == len(steps)
         return Observation(
-            steps_ms=tuple(self._cuda_ms() if self._cuda else self._ms),
+            steps_ms=tuple(clock.ms(*each) for each in spans),
             warmup=self.warmup,
-            clock="cuda" if self._cuda else "host",
-            data_ms=tuple(each.waited_s * 1e3 for each in self._done)
-            if any(each.batches for each in self._done)
+            clock="cuda" if clock.on_gpu else "host",
+            host_ms=tuple(clock.host_ms(*each) for each in spans) if clock.on_gpu else None,
+            launch_ms=tuple(clock.host_ms(*each) for each in launches) if called and clock.on_gpu else None,
+            behind_ms=tuple(clock.behind_ms(end) for _, end in spans) if clock.on_gpu else None,
+            data_ms=tuple(sum(clock.ms(*wait) for wait in each.waits) for each in steps)
+            if any(each.waits for each in steps)
             else None,
-            before_forward_ms=tuple(firsts) if len(firsts) == len(self._done) else None,
+            before_forward_ms=tuple(
+                clock.ms(began, first) for (began, _), (first, _) in zip(spans, launches, strict=True)
+            )
+            if called
+            else None,
             calls=self.calls,
             compiled=frames_compiled() - self._frames,
             optimizers=optimizers,
@@ -89,20 +108,8 @@ class Window:
         counts = {each.calls for each in self._done}
         return counts.pop() if len(counts) == 1 and counts != {0} else None
 
-    def _mark(self) -> None:
-        if self._cuda:
-            self._marks.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
-            self._marks[-1].record()
-
-    def _cuda_ms(self) -> list[float]:
-        torch.cuda.synchronize()
-        return [float(a.elapsed_time(b)) for a, b in zip(self._marks, self._marks[1:], strict=False)]
-
-    def _waited(self, seconds: float) -> None:
-        """A wait that the GPU's work covers costs nothing."""
-        self._step.batches += 1
-        if not self._cuda or self._marks[-1].query():
-            self._step.waited_s += seconds
+    def _waited(self, begin: Moment, end: Moment) -> None:
+        self._step.waits.append((begin, end))
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled():
@@ -110,7 +117,7 @@ class Window:
         step = self._step
         step.calls += 1
         if step.first_call is None:
-            step.first_call = time.perf_counter()
+            step.first_call = self._clock.now()
         if self._captures and self.captured is None and len(self._done) == self.steps - 1:
             self.captured = Capture(module, args, kwargs)
             return self.captured.returned

@@ -11,7 +11,7 @@ import signal
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,52 +24,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import recorded
 from fp8doctor.running.calls import ATTRIBUTE
-from fp8doctor.running.messages import Message, Note, Observed, Stepped
+from fp8doctor.running.messages import Stepped
 from fp8doctor.running.observer import IDLE_STEPS, Observer
 from fp8doctor.running.ownership import owner
+from fp8doctor.running.recording import CUT_SHORT, GAVE_WAY
 from fp8doctor.running.settings import Settings
-
-WARMUP, STEPS = 2, 3
-
-
-class Heard:
-    """Stands in for the channel: keeps what is sent."""
-
-    forked = False
-
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-
-    def send(self, message: Message) -> None:
-        self.messages.append(message)
-
-    @property
-    def facts(self) -> Facts:
-        return Facts.from_dict([each for each in self.messages if isinstance(each, Observed)][-1].facts)
-
-    @property
-    def notes(self) -> list[str]:
-        return [each.text for each in self.messages if isinstance(each, Note)]
-
-
-@pytest.fixture
-def heard() -> Heard:
-    return Heard()
-
-
-@pytest.fixture
-def observer(heard: Heard) -> Iterator[Observer]:
-    settings = Settings("train.py", STEPS, WARMUP, stop=False, budget_s=None, device=None)
-    observer = Observer(heard, settings)  # type: ignore[arg-type]
-    observer.install()
-    yield observer
-    observer.handle.remove()
-    if observer.window is not None:
-        observer.window.end()
-    observer.forget()
-    observer.watch.__exit__(None, None, None)
+from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER
+from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 
 
 class Block(nn.Module):
@@ -116,7 +79,7 @@ def train(
 
 def test_a_plain_loop(observer: Observer, heard: Heard) -> None:
     model = Net()
-    optimizer = train(model, WARMUP + STEPS)
+    optimizer = train(model, WARMUP + STEPS + PROFILED)
     facts = heard.facts
     assert (facts.target.kind, facts.target.name) == ("script", "train.py")
     assert len(facts.network.linears) == 4
@@ -185,7 +148,7 @@ def test_a_trial_run_with_an_optimizer_of_its_own(observer: Observer, heard: Hea
     first = Net()
     kept = train(first, WARMUP + 1)
     second = Net()
-    train(second, IDLE_STEPS + STEPS)
+    train(second, IDLE_STEPS + STEPS + PROFILED)
     assert kept.param_groups
     assert all(ATTRIBUTE not in vars(module) for module in first.modules())
     assert len(heard.facts.observed.steps_ms) == STEPS
@@ -243,7 +206,7 @@ def test_a_mode_of_the_script_sees_the_script_alone(observer: Observer) -> None:
     counts = []
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(WARMUP + STEPS + 1):
+    for _ in range(WARMUP + STEPS + PROFILED + 1):
         with Count() as mode:
             train(model, 1, optimizer=optimizer)
         counts.append(mode.operations)
@@ -371,10 +334,11 @@ def test_nothing_is_compiled_again(form: str, observer: Observer, heard: Heard) 
     model, call = compiled(form)
     optimizer = train(model, 1, call=call)
     before = dict(counters["frames"]), sum(counters["recompiles"].values())
-    train(model, WARMUP + STEPS + 1, call=call, optimizer=optimizer)
+    train(model, WARMUP + STEPS + PROFILED + 1, call=call, optimizer=optimizer)
     assert (dict(counters["frames"]), sum(counters["recompiles"].values())) == before
     facts = heard.facts
     assert (facts.observed.calls, facts.observed.compiled) == (1, 0)
+    assert facts.observed.graphs_run == (2 if form == "blocks" else 1)
     assert facts.workload.batch_size == 8
     assert facts.training.compile_marks
 
@@ -501,6 +465,52 @@ def test_a_script_with_a_profiler_of_its_own(observer: Observer, heard: Heard) -
     steps = [each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]
     assert len(steps) == WARMUP + STEPS + 1
     assert len(heard.facts.observed.steps_ms) == STEPS
+    assert heard.notes == [f"no step of the script was profiled: {ANOTHER_PROFILER}"]
+    assert heard.facts.gaps["observed.breakdown"] == ANOTHER_PROFILER
+
+
+def test_a_script_whose_profiler_warms_up(observer: Observer, heard: Heard) -> None:
+    schedule = torch.profiler.schedule(wait=1, warmup=WARMUP + STEPS, active=2)
+    model = Net()
+    optimizer = train(model, 1)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, schedule=schedule) as profiler:
+        for _ in range(WARMUP + STEPS + 3):
+            train(model, 1, optimizer=optimizer)
+            profiler.step()
+    assert len([each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]) == 2
+    assert heard.notes == [f"no step of the script was profiled: {ANOTHER_PROFILER}"]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_script_that_starts_its_profiler_while_ours_is_there(
+    steps: int, observer: Observer, heard: Heard
+) -> None:
+    model = Net()
+    optimizer = train(model, WARMUP + STEPS + steps)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        train(model, 3, optimizer=optimizer)
+    assert len([each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]) == 3
+    assert heard.notes == [f"no step of the script was profiled: {GAVE_WAY}"]
+    assert observer.done
+
+
+def test_a_script_that_ends_while_a_step_is_profiled(observer: Observer, heard: Heard) -> None:
+    train(Net(), WARMUP + STEPS + 1)
+    observer.closed()
+    assert heard.notes == [f"no step of the script was profiled: {CUT_SHORT}"]
+    assert len(heard.facts.observed.steps_ms) == STEPS
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        torch.ones(3).sum()
+    assert [each for each in profiler.events() if each.name == "aten::sum"]
+
+
+def test_what_a_step_ran(observer: Observer, heard: Heard) -> None:
+    train(Net(), WARMUP + STEPS + PROFILED)
+    seen = heard.facts.observed
+    assert (seen.fp8_gemms, seen.graphs_run, seen.host_copies_ms) == (0, 0, 0)
+    gemms = [each for each in seen.breakdown.groups if each.family == "gemm_fp32"]
+    assert sum(each.count for each in gemms) == 4 + 4 + 3  # the first layer's input needs no gradient
 
 
 def test_an_optimizer_that_was_built_too_early(observer: Observer, heard: Heard) -> None:
@@ -566,4 +576,4 @@ def test_a_trial_before_the_stop(observer: Observer, heard: Heard) -> None:
     with pytest.raises(SystemExit):
         train(Net(), 100)
     assert heard.facts.trial.device == "cpu"
-    assert heard.notes == ["the script was stopped after 5 steps, as --stop asks"]
+    assert heard.notes == [f"the script was stopped after {WARMUP + STEPS + PROFILED} steps, as --stop asks"]

@@ -184,7 +184,7 @@ def prove(step: Callable[[], object], device: torch.device) -> StepProof:
     """
     if why_not_profiled() is None:
         try:
-            return counted(profiled(step, device), device)
+            return counted(profiled(step, device).profiler, device)
         except Exception:
             _log.debug("profiling a step raises", exc_info=True)
     return _observed(step, device)
@@ -233,13 +233,13 @@ def profiled(
     return profile
 
 
-def counted(profile: torch.profiler.profile, device: torch.device) -> StepProof:
+def counted(profile: torch.autograd.profiler.profile | None, device: torch.device) -> StepProof:
     """Count what a profiled step ran.
 
     On CUDA FP8 GEMMs are counted by kernel, which covers every stack, unless no kernel was seen.
     """
     operators = kernels = regions = seen = 0
-    raw: Any = profile.profiler
+    raw: Any = profile
     for event in raw.kineto_results.events():
         name = event.name()
         operators += name in FP8_OPERATORS

@@ -108,7 +108,7 @@ class Tracer:
             with tempfile.TemporaryDirectory(prefix="fp8doctor-") as folder:
                 for ready in reversed(attempt.ready):
                     profile = self._profile(ready)
-                    proof = proof or counted(profile, device)
+                    proof = proof or counted(profile.profiler, device)
                     file = Path(folder, f"{len(steps)}.json")
                     profile.export_chrome_trace(str(file))
                     if self.run.keep_trace and not steps:

@@ -1,0 +1,141 @@
+"""One more of the script's own steps, under torch's profiler: what ran in it, and where its time goes."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import torch
+from torch.autograd.profiler import profile
+
+from fp8doctor.facts import Observation
+from fp8doctor.facts.record import UnreadableDocument
+from fp8doctor.profiling.step import ProfiledStep, step_of
+from fp8doctor.profiling.trace import read_trace
+from fp8doctor.stacks.looking import state_of
+from fp8doctor.trial.copies.depth import Cut, Plan
+from fp8doctor.trial.measure.breakdown import breakdown
+from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER, counted, quiet_profiler, why_not_profiled
+from fp8doctor.wording import sentence
+
+_log = logging.getLogger("fp8doctor")
+
+GAVE_WAY = "the script started a profiler of its own"
+CUT_SHORT = "the script ended before one more step could be profiled"
+
+COPY_FROM_HOST = "Memcpy HtoD"
+"""Begins the name of such a copy in a trace."""
+
+WHOLE = Plan((), (Cut({}),))
+"""The script's model is not cut."""
+
+
+class Recording:
+    """Profiles the step after the next: the first has the profiler's own preparations in it.
+
+    A process has one profiler at a time. One that the script starts meanwhile ends this one first.
+    """
+
+    def __init__(self, *, on_gpu: bool) -> None:
+        self.on_gpu = on_gpu
+        self.problem: str | None = why_not_profiled() or (ANOTHER_PROFILER if _another_is_ready() else None)
+        """Why nothing is recorded; None while something is."""
+        self._profile: Any = None
+        self._started = False
+        self._own: Any = profile._prepare_trace
+        self._placed: Any = None
+
+    def begin(self) -> None:
+        """Prepare the profiler at the end of a step."""
+        if self.problem is None:
+            self._carry_out(self._prepare)
+
+    def stepped(self) -> bool:
+        """Note that a step has ended; whether nothing more is to be recorded."""
+        if self.problem is None and not self._started:
+            self._carry_out(self._start)
+            return self.problem is not None
+        self.end()
+        return True
+
+    def end(self, problem: str | None = None) -> None:
+        """Stop the profiler, if it is there."""
+        if self.problem is None:
+            if not self._started:
+                self._carry_out(self._start)  # one that was only prepared cannot be stopped
+            self._carry_out(self._stop)
+            self.problem = self.problem or problem
+
+    def _carry_out(self, part: Callable[[], None]) -> None:
+        try:
+            with quiet_profiler():
+                part()
+        except Exception as error:
+            _log.debug("the profiler fails", exc_info=True)
+            self.problem = sentence(error)
+            self._make_room()
+
+    def _prepare(self) -> None:
+        self._profile = profile(use_device="cuda" if self.on_gpu else None, record_shapes=True)
+        self._profile._prepare_trace()
+        own, recording = self._own, self
+
+        def prepare(theirs: Any) -> Any:
+            recording.end(GAVE_WAY)
+            return own(theirs)
+
+        self._placed = prepare
+        profile._prepare_trace = prepare  # type: ignore[method-assign]
+
+    def _start(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()  # what was launched before is none of the step
+        self._profile._start_trace()
+        self._started = True
+
+    def _stop(self) -> None:
+        self._make_room()
+        self._profile.__exit__(None, None, None)
+
+    def _make_room(self) -> None:
+        """Let others begin as they would, unless someone else has changed it meanwhile."""
+        if self._placed is not None and profile._prepare_trace is self._placed:
+            profile._prepare_trace = self._own  # type: ignore[method-assign]
+
+    def added_to(self, seen: Observation) -> Observation:
+        """Add what the step ran. Raises `fp8doctor.facts.record.UnreadableDocument` where the profile tells
+        nothing."""
+        device = torch.device("cuda" if self.on_gpu else "cpu")
+        proof, step = counted(self._profile, device), self._read()
+        return msgspec.structs.replace(
+            seen,
+            fp8_gemms=proof.fp8_gemms,
+            graphs_run=proof.graphs_run,
+            host_copies_ms=sum(each.time_ms for each in step.groups if each.name.startswith(COPY_FROM_HOST)),
+            breakdown=breakdown(WHOLE, [step], median(seen.steps_ms), tokens_ratio=1.0),
+        )
+
+    def _read(self) -> ProfiledStep:
+        with tempfile.TemporaryDirectory(prefix="fp8doctor-") as folder:
+            file = Path(folder, "step.json")
+            self._profile.export_chrome_trace(str(file))
+            step = step_of(read_trace(file))
+        if self.on_gpu and not step.on_gpu:
+            raise UnreadableDocument("the profiler saw nothing of the GPU")
+        return step
+
+
+def _another_is_ready() -> bool:
+    """Whether the script has prepared a profiler that has not stopped; torch tells nothing of a warm-up."""
+    return any(
+        issubclass(type(each), profile)
+        and state_of(each).get("entered")
+        and state_of(each).get("kineto_results") is None
+        for each in gc.get_objects()
+    )

@@ -1,0 +1,56 @@
+"""An observer of steps in this process, and what it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fp8doctor.facts import Facts
+from fp8doctor.running.messages import Message, Note, Observed
+from fp8doctor.running.observer import Observer
+from fp8doctor.running.settings import Settings
+
+WARMUP, STEPS = 2, 3
+PROFILED = 2
+"""Steps after the window until one of them is profiled."""
+
+
+class Heard:
+    """Stands in for the channel: keeps what is sent."""
+
+    forked = False
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.messages.append(message)
+
+    @property
+    def facts(self) -> Facts:
+        return Facts.from_dict([each for each in self.messages if isinstance(each, Observed)][-1].facts)
+
+    @property
+    def notes(self) -> list[str]:
+        return [each.text for each in self.messages if isinstance(each, Note)]
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def observer(heard: Heard) -> Iterator[Observer]:
+    settings = Settings("train.py", STEPS, WARMUP, stop=False, budget_s=None, device=None)
+    observer = Observer(heard, settings)  # type: ignore[arg-type]
+    observer.install()
+    yield observer
+    observer.handle.remove()
+    if observer.window is not None:
+        observer.window.end()
+    if observer.recording is not None:
+        observer.recording.end()
+    observer.forget()
+    observer.watch.__exit__(None, None, None)

@@ -1,0 +1,144 @@
+"""A window on CUDA: a GPU works off what the host launches, and nothing else moves their clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from fp8doctor.facts import Observation
+from fp8doctor.running import clock, window
+from fp8doctor.running.clock import Clock
+
+STEPS = 4
+
+
+class Machine:
+    """A host and a GPU; times in ms."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.host = self.gpu_done = 0.0
+        self.capturing = False
+        machine = self
+
+        class Event:
+            """Reached when all work before it is done."""
+
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self, stream: Any) -> None:
+                self.reached = max(machine.host, machine.gpu_done)
+
+            def synchronize(self) -> None:
+                machine.host = max(machine.host, self.reached)
+
+            def elapsed_time(self, later: Event) -> float:
+                return later.reached - self.reached
+
+        monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: self.host / 1e3))
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        monkeypatch.setattr(window, "Clock", lambda device: Clock(torch.device("cuda")))
+
+    def launch(self, host_ms: float, gpu_ms: float) -> None:
+        self.host += host_ms
+        self.gpu_done = max(self.host, self.gpu_done) + gpu_ms
+
+    def wait(self) -> None:
+        """As ``loss.item()`` does."""
+        self.host = max(self.host, self.gpu_done)
+
+    def watched(self, step: Callable[[nn.Module], None]) -> Observation:
+        """Some steps of a job."""
+
+        class Net(nn.Module):
+            def forward(self, host_ms: float, gpu_ms: float) -> None:
+                machine.launch(host_ms, gpu_ms)
+
+        machine, model = self, Net()
+        watched = window.Window(STEPS, 1, (model,), capture=False)
+        watched.begin()
+        try:
+            for _ in range(STEPS):
+                step(model)
+                watched.stepped()
+        finally:
+            watched.end()
+        observed = watched.observation(("torch.optim.sgd.SGD",), 1.0)
+        assert observed is not None
+        return observed
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def test_a_job_that_waits_for_the_gpu_after_every_step(machine: Machine) -> None:
+    def step(model: nn.Module) -> None:
+        machine.wait()
+        model(10.0, 50.0)
+
+    seen = machine.watched(step)
+    assert seen.clock == "cuda"
+    assert seen.steps_ms[1:] == pytest.approx((60, 60, 60))
+    assert seen.before_forward_ms == pytest.approx((0, 0, 0, 0))  # the host's wait is the GPU's own work
+    assert seen.launch_ms == pytest.approx((10, 10, 10, 10))
+    assert seen.behind_ms == pytest.approx((50, 50, 50, 50))
+
+
+def test_a_job_whose_host_runs_ahead(machine: Machine) -> None:
+    seen = machine.watched(lambda model: model(10.0, 50.0))
+    assert seen.steps_ms[1:] == pytest.approx((50, 50, 50))
+    assert seen.host_ms == pytest.approx((10, 10, 10, 10))
+    assert seen.behind_ms == pytest.approx((50, 90, 130, 170))
+
+
+def test_a_job_whose_gpu_waits_for_the_host(machine: Machine) -> None:
+    def step(model: nn.Module) -> None:
+        model(40.0, 5.0)
+        machine.launch(5.0, 0.0)
+
+    seen = machine.watched(step)
+    assert seen.steps_ms == pytest.approx((45, 45, 45, 45))
+    assert seen.launch_ms == pytest.approx((45, 45, 45, 45))
+    assert seen.behind_ms == pytest.approx((0, 0, 0, 0))
+
+
+@pytest.mark.parametrize(("gpu_ms", "waited"), [(80.0, 0.0), (20.0, 10.0)])
+def test_a_wait_for_data_that_the_gpu_works_through(machine: Machine, gpu_ms: float, waited: float) -> None:
+    class Rows:
+        def __len__(self) -> int:
+            return 2 * STEPS
+
+        def __getitem__(self, at: int) -> torch.Tensor:
+            machine.host += 30
+            return torch.ones(1)
+
+    batches = iter(DataLoader(Rows()))  # type: ignore[arg-type]
+
+    def step(model: nn.Module) -> None:
+        for _ in range(2):  # micro-batches
+            next(batches)
+            model(1.0, gpu_ms)
+
+    seen = machine.watched(step)
+    assert seen.data_ms is not None
+    assert seen.data_ms[1:] == pytest.approx((2 * waited,) * 3)
+
+
+def test_a_step_that_is_captured_as_a_cuda_graph(machine: Machine) -> None:
+    def step(model: nn.Module) -> None:
+        machine.capturing = True
+        model(10.0, 0.0)
+
+    seen = machine.watched(step)
+    assert (seen.clock, seen.behind_ms, seen.launch_ms) == ("host", None, None)
+    assert seen.steps_ms == pytest.approx((10, 10, 10, 10))

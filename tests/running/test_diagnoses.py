@@ -1,0 +1,149 @@
+"""Jobs that are misconfigured the way people do it, diagnosed from their own steps, without a trial."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.running.observer import Observer
+from tests.checks.engagement import accelerated
+from tests.examine.models import llama
+from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
+from tests.stand_ins import transformer_engine as te
+
+WIDTH = 32
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.up(x)
+        return output
+
+
+class Fused(Block):
+    """Reads the weight, as fused kernels do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.up.weight)
+
+
+@pytest.fixture
+def found(observer: Observer, heard: Heard) -> Callable[..., dict[str, str]]:
+    """Train a model, and tell code -> title of what is found."""
+
+    def of(model: nn.Module, step: Callable[..., Any] | None = None) -> dict[str, str]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(WARMUP + STEPS + PROFILED):
+            loss = step(model) if step else model(torch.ones(16, WIDTH, dtype=torch.bfloat16)).float().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert observer.done
+        return {each.code: each.title for each in diagnose(heard.facts).findings}
+
+    return of
+
+
+def test_layers_whose_weights_are_read(found: Callable[..., dict[str, str]], heard: Heard) -> None:
+    titles = found(convert_to_float8_training(nn.Sequential(Fused(), Fused())))
+    assert titles["MOD002"] == "no FP8 GEMM ran in a training step with 2 FP8 layers"
+    assert diagnose(heard.facts).verdict.summary.endswith(
+        "FP8 is set up and does not run: not one FP8 GEMM was seen in a step of the script."
+    )
+
+
+def test_layers_that_were_converted_inside_a_compiled_wrapper(found: Callable[..., dict[str, str]]) -> None:
+    model = nn.Sequential(nn.Sequential(Block(), nn.ReLU(), nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16)))
+    model[0][2] = torch.compile(model[0][2], backend="eager")
+    convert_to_float8_training(model, module_filter_fn=lambda module, name: "_orig_mod" in name)
+    titles = found(model)
+    assert titles["MOD002"] == "no FP8 GEMM ran in a training step with 1 FP8 layer"
+    assert titles["MOD011"] == "1 FP8 layer inside a compiled wrapper never called"
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_layers_that_run(found: Callable[..., dict[str, str]], heard: Heard, compiled: bool) -> None:
+    model = convert_to_float8_training(nn.Sequential(Block(), Block()))
+    if compiled:
+        for block in model:
+            block.compile()
+    assert "MOD002" not in found(model)
+    ran = 5 if compiled else 6  # the compiler leaves the gradient of the input out
+    assert heard.facts.observed.fp8_gemms == ran
+    assert f"{ran} FP8 GEMMs ran in a step of the script" in diagnose(heard.facts).verdict.summary
+
+
+def test_emulated_layers_are_not_called_idle(found: Callable[..., dict[str, str]]) -> None:
+    config = Float8LinearConfig(emulate=True)
+    titles = found(convert_to_float8_training(nn.Sequential(Block()), config=config))
+    assert "MOD005" in titles
+    assert "MOD002" not in titles
+
+
+def test_a_head_that_was_tied(found: Callable[..., dict[str, str]]) -> None:
+    model = llama(tie_word_embeddings=True).bfloat16()
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    convert_to_float8_training(model, config=config)
+    ids = torch.zeros(1, 16, dtype=torch.long)
+    titles = found(model, lambda model: model(input_ids=ids, labels=ids).loss)
+    assert titles["MOD008"] == "lm_head.weight is no longer tied to model.embed_tokens.weight"
+
+
+def test_fp8_that_nobody_asked_for(
+    found: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
+) -> None:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    def job() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    accelerated.prepare(monkeypatch, *job())  # installs the stand-in
+    monkeypatch.setattr(
+        sys.modules["transformer_engine.pytorch"],
+        "fp8_autocast",
+        lambda enabled, fp8_recipe: te.autocast(enabled, fp8_recipe),
+    )
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "TE")
+    model, _ = Accelerator(mixed_precision="bf16", cpu=True).prepare(*job())
+    titles = found(model, lambda model: model(torch.ones(16, WIDTH)).sum())
+    assert titles["MOD006"] == "3 of 3 Linears run in FP8 although Accelerate's precision is bf16"
+
+
+def test_a_recompute_outside_the_autocast(
+    found: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    te.install(monkeypatch)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([te.Linear(WIDTH, WIDTH) for _ in range(2)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=True)
+            return x
+
+    def step(model: nn.Module) -> torch.Tensor:
+        with te.autocast(recipe=te.DelayedScaling()):
+            output = model(torch.ones(16, WIDTH, requires_grad=True))
+        loss: torch.Tensor = output.sum()
+        return loss
+
+    assert found(Net(), step)["CKP002"] == "2 Transformer Engine layers not recomputed in FP8"
