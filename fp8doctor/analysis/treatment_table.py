@@ -77,6 +77,7 @@ BY_HAND = frozenset(
         "default-backend",
         "default-stance",
         "enable-dynamo",
+        "even-ranks",
         "expandable-segments",
         "float8-all-gather",
         "fp16-on-this-gpu",

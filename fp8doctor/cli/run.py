@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,21 @@ from fp8doctor.cli.console import complain
 from fp8doctor.cli.delivery import FAILED, OK, checked_options, deliver
 from fp8doctor.cli.options import report_options, seconds, with_options
 from fp8doctor.cli.words import first_word, options_with_value
+from fp8doctor.errors import UserError
 from fp8doctor.finding import SEVERITIES
 from fp8doctor.running.settings import STEPS, WARMUP
 from fp8doctor.wording import plural
 
 if TYPE_CHECKING:
-    from fp8doctor.running.launch import Seen
+    from fp8doctor.facts import Facts, Ranks
+    from fp8doctor.running.seen import Seen
+
+
+IN_PLACE = (
+    "a job of {} processes is timed in its own steps, in place; a copy of one rank's model, or of its "
+    "shards, would have nobody to communicate with"
+)
+"""Why no copy is timed."""
 
 
 class Run(click.Command):
@@ -91,10 +101,19 @@ def run(
     fp8doctor run --stop -m pkg.train         as python -m pkg.train, until it has been watched
     """
     from fp8doctor.running.launch import checked_script, run_below, run_beside
+    from fp8doctor.running.meeting import Gathering, Telling
+    from fp8doctor.running.ranks import place_of
     from fp8doctor.running.settings import Settings
 
-    gated = options["fail_on"] in SEVERITIES
     script = checked_script(ctx.meta["script"])
+    place = place_of(os.environ)
+    if place is not None and stop:
+        raise UserError(
+            f"--stop is for one process, and a launcher started {place.world_size}: ranks that stop at "
+            "different steps wait for each other, and copies of one rank's model for all others"
+        )
+    reports = place is None or place.rank == 0
+    gated = reports and options["fail_on"] in SEVERITIES
     wanted = checked_options(options, script.file)
     settings = Settings(
         script=script.name,
@@ -109,6 +128,8 @@ def run(
     )
 
     def report(seen: Seen) -> int:
+        if not reports:
+            return OK
         import msgspec
 
         from fp8doctor.diagnosis.diagnose import diagnose
@@ -118,10 +139,25 @@ def run(
         if seen.facts is None:
             return FAILED if gated else OK
         facts = msgspec.structs.replace(seen.facts, assumed_gpu=wanted.assume_gpu)
+        if seen.ranks is not None:
+            facts = of_many(facts, seen.ranks)
         return deliver(diagnose(facts, **wanted.checks), wanted)
 
-    say = (lambda text: None) if wanted.quiet else complain
-    return (run_below if gated else run_beside)(script, settings, say, report)
+    say = complain if reports and not wanted.quiet else lambda text: None
+    others = None if place is None else Gathering(place) if reports else Telling(place)
+    return (run_below if gated else run_beside)(script, settings, say, report, others)
+
+
+def of_many(facts: Facts, ranks: Ranks) -> Facts:
+    """Add the other processes to the facts of rank 0, and why no copy of it is timed."""
+    import msgspec
+
+    from fp8doctor.facts import recorded
+
+    gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
+    return msgspec.structs.replace(
+        facts, ranks=ranks, gaps={**gaps, "trial": IN_PLACE.format(ranks.world_size)}
+    )
 
 
 def what_was_not_seen(seen: Seen, needed: int) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,9 +13,16 @@ from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Distributed
 from fp8doctor.stacks.lineage import class_name
 from fp8doctor.stacks.looking import parameters_of
+from fp8doctor.stacks.transformer_engine import amax_group
 
 FSDP2 = ("torch.distributed.fsdp", "torch.distributed._composable")
 """Where ``FSDPModule`` has lived: torch 2.6 to 2.15."""
+
+WRAPPERS: dict[str, Literal["DDP", "FSDP1"]] = {
+    "torch.nn.parallel.distributed.DistributedDataParallel": "DDP",
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "FSDP1",
+}
+"""Class -> what people call it."""
 
 
 def examine_distributed(tree: Tree) -> Distributed | None:
@@ -27,7 +36,56 @@ def examine_distributed(tree: Tree) -> Distributed | None:
         world_size=torch.distributed.get_world_size(),
         fsdp2_linears=tuple(sharded),
         shards=max(sharded.values(), default=None),
+        backend=_backend(),
+        wrapper=wrapper(tree),
+        device=_device(tree),
+        amax_ranks=_amax_ranks(tree),
+        optimize_ddp=_optimize_ddp(),
     )
+
+
+def _backend() -> str | None:
+    """Read the backend's name; asking sends nothing."""
+    try:
+        return str(torch.distributed.get_backend())
+    except (RuntimeError, ValueError):
+        return None
+
+
+def wrapper(tree: Tree) -> Literal["DDP", "FSDP1", "FSDP2"] | None:
+    """Tell what keeps the weights of the processes together. ``replicate`` leaves no wrapper, and is DDP."""
+    for place in tree.places:
+        for each in (*place.wrappers, place.module):
+            for kind, name in WRAPPERS.items():
+                if any(class_name(base) == kind for base in type(each).__mro__):
+                    return name
+        if is_fsdp2(place):
+            return "FSDP2"
+    return None
+
+
+def _device(tree: Tree) -> int | None:
+    for place in tree.places:
+        for parameter in parameters_of(place.module).values():
+            if parameter is not None:
+                return parameter.device.index if parameter.device.type == "cuda" else None
+    return None
+
+
+def _amax_ranks(tree: Tree) -> int | None:
+    """Count the processes of the largest group that a layer with delayed scaling reduces over."""
+    sizes = [
+        torch.distributed.get_world_size(group)
+        for place in tree.places
+        for reduces, group in (amax_group(place.module),)
+        if reduces
+    ]
+    return max(sizes, default=None)
+
+
+def _optimize_ddp() -> bool | None:
+    config: Any = sys.modules.get("torch._dynamo.config")
+    return None if config is None else config.optimize_ddp in (True, "ddp_optimizer")
 
 
 def fsdp2_weights(tree: Tree) -> list[tuple[Place, Tensor]]:

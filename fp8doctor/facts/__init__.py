@@ -14,6 +14,7 @@ import msgspec
 from fp8doctor.facts.machine import Environment, Gpu, Package, Software
 from fp8doctor.facts.network import Attention, Blocks, Linear, Network, SavedWeight, Scaling, Use
 from fp8doctor.facts.observation import Observation
+from fp8doctor.facts.ranks import Rank, Ranks
 from fp8doctor.facts.record import (
     Prose,
     Record,
@@ -74,6 +75,8 @@ __all__ = [
     "Network",
     "Observation",
     "Package",
+    "Rank",
+    "Ranks",
     "SavedWeight",
     "Scaling",
     "Software",
@@ -117,6 +120,8 @@ class Facts(Record, frozen=True, kw_only=True):
     workload: Workload = NOT_RECORDED
     observed: Observation = NOT_RECORDED
     """Steps of the user's own script; not recorded where none was watched to its end."""
+    ranks: Ranks = NOT_RECORDED
+    """The processes of the job that a launcher started; not recorded where the script is the only one."""
     trial: Trial = NOT_RECORDED
     """The timed probe; not recorded when none was asked for or there was no device for it."""
     assumed_gpu: str | None = NOT_RECORDED

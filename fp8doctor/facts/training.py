@@ -98,6 +98,20 @@ class Distributed(Record, frozen=True, kw_only=True):
     """Names of the linear-like modules whose weight FSDP2 shards."""
     shards: int | None = NOT_RECORDED
     """Processes over which their weights are cut, the most of any; None when FSDP2 shards none."""
+    backend: str | None = NOT_RECORDED
+    """Of the default process group: ``nccl``, ``gloo``, ``cpu:gloo,cuda:nccl``, ...; None when it cannot be
+    read."""
+    wrapper: Literal["DDP", "FSDP1", "FSDP2"] | None = NOT_RECORDED
+    """What keeps the processes' weights together, the outermost; None where none of these was found."""
+    device: int | None = NOT_RECORDED
+    """Number of the GPU, among those that the process sees, that holds the model's first parameter; None
+    where none does."""
+    amax_ranks: int | None = NOT_RECORDED
+    """Processes over which Transformer Engine's delayed scaling reduces its largest magnitudes; None where no
+    layer does."""
+    optimize_ddp: bool | None = NOT_RECORDED
+    """Whether Dynamo cuts graphs inside DDP where its buckets end (``torch._dynamo.config.optimize_ddp``);
+    None before Dynamo is imported."""
 
 
 class TrainerArguments(Record, frozen=True, kw_only=True):

@@ -63,6 +63,8 @@ def _paragraphs(screen: Screen, report: Document) -> Iterator[str]:
         yield _timing(screen.timing)
         for sentence in (*screen.timing.differences, *screen.timing.notes, screen.timing.basis):
             yield escaped(sentence)
+    if screen.ranks:
+        yield "\n".join(f"- {escaped(each.strip())}" for each in screen.ranks)
     if screen.troubles:
         yield _table(screen.troubles)
     if screen.areas:

@@ -13,6 +13,7 @@ from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.finding import AREAS, Finding, Outcome, Saving
 from fp8doctor.render.counts import counts
 from fp8doctor.render.header import machine, model, product
+from fp8doctor.render.ranks import ranks
 from fp8doctor.render.timing import Timing, timing
 
 Mark = Literal["bad", "warning", "info", "healthy", "not_applicable", "unknown"]
@@ -73,6 +74,8 @@ class Screen(Struct, frozen=True):
     """Empty when no model was asked about."""
     verdict: str
     timing: Timing | None
+    ranks: tuple[str, ...]
+    """A line for the job and one for each of its processes; empty where there is one."""
     troubles: tuple[Line, ...]
     """One for each finding and each crashed check, in the order of the areas."""
     areas: tuple[Line, ...]
@@ -119,6 +122,7 @@ def first_screen(report: Document, *, quiet: bool = False) -> Screen:
         counts=() if _only_environment(report) else counts(report.facts),
         verdict=report.verdict.summary,
         timing=if_recorded(timing, report.facts),
+        ranks=ranks(report.facts),
         troubles=tuple(troubles),
         areas=() if quiet else _calm_areas(report, {line.area for line in troubles}),
         all_clear=_all_clear(report) if healthy and not report.findings else "",
@@ -273,8 +277,8 @@ def _calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
 
 
 def _waits_to_be_timed(outcome: Outcome) -> bool:
-    """Whether a check lacks nothing but a trial, or steps of a script that were watched."""
-    return recorded(outcome, "missing") and outcome.missing in ("trial", "observed")
+    """Whether a check lacks nothing but a trial, or steps that were watched of a script or of its ranks."""
+    return recorded(outcome, "missing") and outcome.missing in ("trial", "observed", "ranks")
 
 
 def _outcomes(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:

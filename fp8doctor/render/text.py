@@ -86,6 +86,7 @@ class _Page:
         yield [*self.heading(screen), *self.joined(screen.counts)]
         yield [self.paint(line, BOLD) for line in self.prose(screen.verdict)]
         yield self.timing(screen.timing)
+        yield [line for each in screen.ranks for line in self.prose(each)]
         yield [*self.rows(screen.troubles), *self.areas(screen.areas)]
         yield self.prose(screen.all_clear)
         for entry in (*screen.prescription, *screen.others):

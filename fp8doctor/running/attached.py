@@ -22,6 +22,9 @@ REPORT_TAKES_S = 120.0
 takes seconds on a busy host."""
 
 
+LONGEST_ERROR = 300
+"""Characters of a message that are told."""
+
 ALONE = ("statistics",)
 """Modules of Python's own that we import with torch and that torch does not import itself: a file of the
 script's folder may have such a name."""
@@ -64,13 +67,26 @@ class _Attached:
             return
         try:
             steps = self.observer.closed() if self.observer is not None else 0
-            self.channel.send(Ended(steps))
+            taken = self.observer.taken if self.observer is not None else None
+            self.channel.send(Ended(steps, taken, _uncaught()))
             if os.fstat(self.reported).st_ino == self.pipe:
                 select.select([self.reported], [], [], REPORT_TAKES_S)
         except KeyboardInterrupt:  # the report will be written behind the back of an impatient user
             pass
         except OSError:  # the script has closed all files
             pass
+
+
+def _uncaught() -> str | None:
+    """The exception that ends the script, in a line; None where none does."""
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        return None
+    try:
+        text = str(error).strip().partition("\n")[0][:LONGEST_ERROR]
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class PythonsOwn:

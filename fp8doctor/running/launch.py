@@ -17,7 +17,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -27,7 +27,9 @@ import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import UnreadableDocument, decoder
+from fp8doctor.running.meeting import Gathering, Telling
 from fp8doctor.running.messages import Ended, Imported, Message, Note, Observed, Progress, Stepped
+from fp8doctor.running.seen import Seen
 from fp8doctor.running.settings import Settings
 
 LOWEST_NUMBER = 200
@@ -44,25 +46,6 @@ KEYS = ("SIGINT", "SIGQUIT")
 
 OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 """Options of the interpreter whose value may be a word of its own."""
-
-
-@dataclass
-class Seen:
-    """What was heard of a script."""
-
-    facts: Facts | None = None
-    complete: bool = False
-    """Whether its window was watched to the end."""
-    torch: bool = False
-    """Whether it imported torch."""
-    stepped: bool = False
-    """Whether an optimizer stepped in its process."""
-    stepped_in_fork: bool = False
-    ended: bool = False
-    """Whether Python ended its process in the ordinary way."""
-    steps: int | None = None
-    """Steps that it took in all; None where it could not say."""
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -116,9 +99,6 @@ def checked_script(arguments: Sequence[str]) -> Script:
     script = Script(tuple(arguments))
     if script.file is not None and script.name != "-" and not script.file.exists():
         raise UserError(f"no such file: {script.file}")
-    ranks = os.environ.get("WORLD_SIZE", "1")
-    if ranks.isdigit() and int(ranks) > 1:
-        raise UserError(f"'run' watches one process, and a launcher started {ranks} (WORLD_SIZE)")
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise UserError("Python was started with -I, -E or -S, and does not load what would watch the script")
     return script
@@ -171,8 +151,13 @@ def _pipe() -> tuple[int, int]:
 Say = Callable[[str], object]
 """Told what is being done."""
 
+Others = Gathering | Telling | None
+"""The way to the other processes of the job; None where there are none."""
 
-def run_beside(script: Script, settings: Settings, say: Say, report: Callable[[Seen], int]) -> int:
+
+def run_beside(
+    script: Script, settings: Settings, say: Say, report: Callable[[Seen], int], others: Others = None
+) -> int:
     """Become the script. A process beside it hears it to its end, calls ``report`` and ends with its code."""
     pipes, process = _Pipes(), os.getpid()
     _flush()
@@ -185,10 +170,17 @@ def run_beside(script: Script, settings: Settings, say: Say, report: Callable[[S
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     pipes.close_scripts_ends()
     os.dup2(2, 1)  # stdout is the script's
-    return report(_heard(pipes.listen, process, say))
+    seen = _heard(pipes.listen, process, say, others)
+    if others is not None:
+        if seen.error is not None:  # its launcher ends the others, and names the first that ended
+            os.close(pipes.reported)
+        others.ended(seen, patient=False)
+    return report(seen)
 
 
-def run_below(script: Script, settings: Settings, say: Say, report: Callable[[Seen], int]) -> int:
+def run_below(
+    script: Script, settings: Settings, say: Say, report: Callable[[Seen], int], others: Others = None
+) -> int:
     """Start the script, hear it to its end and report. Its exit code if it failed, else that of the
     report."""
     pipes = _Pipes()
@@ -206,7 +198,9 @@ def run_below(script: Script, settings: Settings, say: Say, report: Callable[[Se
     for name in HANDED_ON:
         signal.signal(getattr(signal, name), hand_on)
     pipes.close_scripts_ends()
-    seen = _heard(pipes.listen, child, say)
+    seen = _heard(pipes.listen, child, say, others)
+    if others is not None:
+        others.ended(seen, patient=True)
     stdout = os.dup(1)
     os.dup2(2, 1)
     reported = report(seen)
@@ -235,9 +229,9 @@ def _die_of(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _heard(listen: int, process: int, say: Say) -> Seen:
+def _heard(listen: int, process: int, say: Say, others: Others) -> Seen:
     """Listen until the script has ended. What it forks may keep the pipe open for longer."""
-    seen, messages = Seen(), decoder(Message)
+    seen, messages = Seen(running=True), decoder(Message)
     for line in _lines(listen, process):
         try:
             message = messages.decode(line)
@@ -255,8 +249,12 @@ def _heard(listen: int, process: int, say: Say) -> Seen:
             seen.stepped_in_fork |= message.forked
             seen.stepped |= not message.forked
         elif isinstance(message, Ended):
-            seen.ended, seen.steps = True, message.steps
+            seen.ended, seen.steps, seen.error = True, message.steps, message.error
+            seen.all_steps = message.all_steps
             break
+        if others is not None and isinstance(message, Imported | Observed):
+            others.changed(seen)
+    seen.running = False
     return seen
 
 

@@ -45,6 +45,10 @@ class Ended(msgspec.Struct, tag=True):
 
     steps: int
     """Steps that were seen of the optimizer that holds most."""
+    all_steps: int | None = None
+    """Steps of all optimizers of torch in this process, to its end; None where nobody counted."""
+    error: str | None = None
+    """The exception that ends it, in a line; None where none does."""
 
 
 Message = Imported | Note | Progress | Stepped | Observed | Ended

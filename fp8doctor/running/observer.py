@@ -98,7 +98,9 @@ class Observer:
             return
         if self.stopping:
             raise SystemExit(0)
-        if not self.done:
+        if self.done:
+            self.taken += 1
+        else:
             given = (*args[1:], kwargs.get("closure"))  # the first is the optimizer again
             try:
                 self.stepped(optimizer, any(each is not None for each in given))

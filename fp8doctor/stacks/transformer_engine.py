@@ -163,6 +163,15 @@ def recipe_of(module: nn.Module) -> Any:
     return meta.get("recipe") if isinstance(meta, dict) else None
 
 
+def amax_group(module: nn.Module) -> tuple[bool, Any]:
+    """Tell whether a module's delayed scaling reduces its amax over processes, and the group; None is all of
+    them. ``reduce_amax`` is on unless the recipe says otherwise."""
+    recipe = recipe_of(module)
+    if type(recipe).__name__ != "DelayedScaling" or not read(recipe, "reduce_amax"):
+        return False, None
+    return True, state_of(module)["fp8_meta"].get("fp8_group")
+
+
 def scaling(module: nn.Module) -> Scaling | None:
     """Tell how a module scales, by the recipe of its last FP8 forward."""
     recipe = recipe_of(module)

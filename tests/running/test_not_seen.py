@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fp8doctor.cli.run import what_was_not_seen
-from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
-from fp8doctor.running.launch import Seen, checked_script
+from fp8doctor.running.launch import checked_script
+from fp8doctor.running.seen import Seen
 
 END = " Its process ended without Python's own end: os._exit, exec, a signal or a crash."
 
@@ -47,14 +47,6 @@ def test_the_sentence(seen: Seen, said: str | None) -> None:
 def test_notes_come_first() -> None:
     seen = Seen(Facts(), complete=True, notes=["the script was stopped after 15 steps, as --stop asks"])
     assert what_was_not_seen(seen, 15) == seen.notes
-
-
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert checked_script([__file__]).name == "test_not_seen.py"
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    with pytest.raises(UserError, match="a launcher started 8"):
-        checked_script([__file__])
 
 
 def test_a_script_from_standard_input() -> None:

@@ -1,0 +1,108 @@
+"""One rank is slower than the others
+
+Looks at: the real steps of every rank on this host under `fp8doctor run`. Of each, the step, the
+wait for data, and the time before the model is called; and the GPUs, whether they are alike.
+
+Why it costs time. Ranks meet in every step, when gradients or shards are exchanged, and the fastest
+waits for the slowest. All then take the same time for a step, so that the step alone does not tell
+who is slow: what each does before the others can go on does. FP8 shortens the GEMMs of all ranks
+and not the wait.
+
+What to do. Find what this rank does alone: a slower disk, a longer shard of the data, logging or
+evaluation on one rank, a GPU that is held back.
+
+    if dist.get_rank() == 0:                       # before
+        log_images(model, batch)
+    if dist.get_rank() == 0 and step % 500 == 0:   # after
+        log_images(model, batch)
+
+What a rank does between its forward and its optimizer's step is not told apart from waiting.
+
+Evidence: https://docs.pytorch.org/docs/stable/notes/ddp.html
+https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+"""
+
+from __future__ import annotations
+
+from fp8doctor.analysis.rank_comparison import Behind, behind, timed_ranks, unlike_gpus
+from fp8doctor.facts import Facts, Observation, Rank, Ranks, recorded
+from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
+from fp8doctor.registry import check
+from fp8doctor.wording import percent
+
+TREATMENT = Treatment(
+    name="even-ranks",
+    summary="give every rank the same work, data and GPU",
+    code="sampler = DistributedSampler(dataset)      # as much data for each rank\n"
+    "nvidia-smi -q -d CLOCK,PERFORMANCE           # of each GPU",
+    kind="sketch",
+)
+
+
+@check("DST004", "straggler-rank", area="distributed", severity="warning")
+def straggler_rank(facts: Facts) -> Finding | NotApplicable | None:
+    if not recorded(facts, "ranks") and facts.training.distributed is None:
+        return NotApplicable(reason="one process")
+    timed = timed_ranks(facts)
+    if len(timed) < 2:
+        return NotApplicable(reason="fewer than two ranks were timed")
+    slower = behind(facts)
+    gpus = unlike_gpus(facts)
+    if slower:
+        return _slow(slower, len(timed), gpus)
+    return _other_gpu(gpus) if gpus else None
+
+
+def _slow(slower: tuple[Behind, ...], timed: int, gpus: dict[int, str]) -> Finding:
+    worst = slower[0]
+    also = "".join(
+        f" Rank {each.rank} takes {each.own_ms:.1f} ms {each.what}, the others {each.others_ms:.1f} ms."
+        for each in slower[1:4]
+    )
+    return Finding(
+        title=f"Rank {worst.rank} takes {worst.own_ms:.1f} ms {worst.what}, the others "
+        f"{worst.others_ms:.1f} ms, in steps of {worst.step_ms:.1f} ms "
+        f"({percent(100 * worst.by_ms / worst.step_ms)})",
+        explanation=f"Medians of the watched steps of {timed} ranks. The others wait for it in every step "
+        f"where they exchange something.{also}" + (f" {_in_words(gpus)}" if gpus else ""),
+        evidence={
+            "rank": worst.rank,
+            "part": worst.what,
+            "own_ms": worst.own_ms,
+            "others_ms": worst.others_ms,
+            "step_ms": worst.step_ms,
+            "ranks": timed,
+        },
+        saving_ms=Saving(low=0.0, high=worst.by_ms, basis="measured"),
+        treatment=TREATMENT,
+    )
+
+
+def _other_gpu(gpus: dict[int, str]) -> Finding:
+    return Finding(
+        title="The ranks run on unlike GPUs",
+        explanation=f"{_in_words(gpus)} The fastest waits for the slowest where they exchange something.",
+        evidence={f"rank_{rank}": text for rank, text in gpus.items()},
+        treatment=TREATMENT,
+    )
+
+
+def _in_words(gpus: dict[int, str]) -> str:
+    return "GPUs: " + "; ".join(f"rank {rank} {text}" for rank, text in sorted(gpus.items())) + "."
+
+
+def _ranks(*before_forward_ms: float) -> Facts:
+    processes = tuple(
+        Rank(
+            rank=rank,
+            end="ended",
+            observed=Observation(steps_ms=(50.0,) * 3, data_ms=None, before_forward_ms=(ms,) * 3),
+            gpu=None,
+        )
+        for rank, ms in enumerate(before_forward_ms)
+    )
+    return Facts(ranks=Ranks(world_size=len(processes), processes=processes))
+
+
+SICK = _ranks(0.3, 20.0)
+HEALTHY = _ranks(0.3, 0.5)

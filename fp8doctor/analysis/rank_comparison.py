@@ -1,0 +1,127 @@
+"""The ranks of a job beside each other: which is slower than the others, and in what.
+
+Ranks that wait for each other take the same time for a step. The slow one is told by what it does before the
+others can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from statistics import median
+
+from msgspec import Struct
+
+from fp8doctor.facts import Facts, Gpu, Observation, Rank, Unrecorded, recorded
+
+LEAST_PCT = 10.0
+"""Share of the step, in per cent, that a rank has to be behind the others. A choice: what is told before
+anything about FP8 (`fp8doctor.analysis.waiting`)."""
+
+
+class Behind(Struct, frozen=True):
+    """What one rank takes longer for than the others. Medians, in ms."""
+
+    rank: int
+    what: str
+    own_ms: float
+    others_ms: float
+    """Median of the other ranks."""
+    step_ms: float
+    """Median of all ranks' steps."""
+
+    @property
+    def by_ms(self) -> float:
+        return self.own_ms - self.others_ms
+
+
+def _data(observed: Observation) -> float | None:
+    return None if observed.data_ms is None else median(observed.data_ms)
+
+
+def _before_forward(observed: Observation) -> float | None:
+    if observed.before_forward_ms is None:
+        return None
+    return max(0.0, median(observed.before_forward_ms) - (_data(observed) or 0.0))
+
+
+def step_ms(observed: Observation) -> float | None:
+    """Read the median of a rank's steps."""
+    return median(observed.steps_ms) if observed.steps_ms else None
+
+
+def told(read: Callable[[Observation], float | None], observed: Observation) -> float | None:
+    """Read a part of a rank's step; None where it was not seen or not recorded."""
+    try:
+        return read(observed)
+    except Unrecorded:
+        return None
+
+
+PARTS: dict[str, Callable[[Observation], float | None]] = {
+    "waiting for data": _data,
+    "before its forward": _before_forward,
+}
+"""What a rank does before the others can go on -> how it is read, in ms."""
+
+
+def timed_ranks(facts: Facts) -> tuple[Rank, ...]:
+    """Keep the ranks whose window was seen."""
+    return tuple(each for each in facts.ranks.processes if recorded(each, "observed.steps_ms"))
+
+
+def behind(facts: Facts) -> tuple[Behind, ...]:
+    """Find the ranks that are slower than the others, the slowest first; empty where fewer than two were
+    timed."""
+    ranks = timed_ranks(facts)
+    steps = [ms for each in ranks if (ms := step_ms(each.observed)) is not None]
+    if len(ranks) < 2 or not steps:
+        return ()
+    found = [
+        each
+        for what, read in (*PARTS.items(), ("for a step", step_ms))
+        for each in _of(what, read, ranks, median(steps))
+    ]
+    with_cause = {each.rank for each in found if each.what in PARTS}
+    causes = [each for each in found if each.what in PARTS or each.rank not in with_cause]
+    return tuple(sorted(causes, key=lambda each: -each.by_ms))
+
+
+def _of(
+    what: str, read: Callable[[Observation], float | None], ranks: tuple[Rank, ...], step: float
+) -> Iterator[Behind]:
+    """Compare one part of the step: every rank with the median of the others."""
+    values = {each.rank: ms for each in ranks if (ms := told(read, each.observed)) is not None}
+    for rank, own in values.items():
+        others = [ms for other, ms in values.items() if other != rank]
+        if others and own - median(others) >= LEAST_PCT / 100 * step:
+            yield Behind(rank, what, own, median(others), step)
+
+
+GPU_READ: dict[str, tuple[str, str]] = {
+    "name": ("", ""),
+    "power_limit_w": ("power limit", " W"),
+    "sm_clock_max_mhz": ("highest clock", " MHz"),
+}
+"""What the GPUs of one job should have in common -> what it is called, and its unit."""
+
+
+def unlike_gpus(facts: Facts) -> dict[int, str]:
+    """Describe the GPUs of the ranks by what they do not have in common; empty where they are alike."""
+    gpus = {
+        each.rank: each.gpu
+        for each in facts.ranks.processes
+        if recorded(each, "gpu") and each.gpu is not None
+    }
+    unlike = [
+        name
+        for name in GPU_READ
+        if len({getattr(gpu, name) for gpu in gpus.values() if recorded(gpu, name)}) > 1
+    ]
+    return (
+        {rank: ", ".join(_told(gpu, name) for name in unlike) for rank, gpu in gpus.items()} if unlike else {}
+    )
+
+
+def _told(gpu: Gpu, name: str) -> str:
+    called, unit = GPU_READ[name]
+    return f"{called} {getattr(gpu, name) if recorded(gpu, name) else 'unknown'}{unit}".strip()

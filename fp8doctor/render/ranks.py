@@ -1,0 +1,61 @@
+"""The ranks of a job, one line each, and how they were timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fp8doctor.analysis.rank_comparison import PARTS, step_ms, told
+from fp8doctor.facts import Facts, Rank, if_recorded, recorded
+from fp8doctor.wording import plural
+
+MOST_LINES = 16
+"""Ranks that are shown; two hosts of eight GPUs."""
+
+ENDS = {
+    "raised": "an exception ended it",
+    "killed": "ended without Python's own end",
+    "running": "still ran when rank 0 had ended",
+    "not_seen": "not heard of",
+}
+"""What is said of a rank that did not end in the ordinary way."""
+
+
+def ranks(facts: Facts) -> tuple[str, ...]:
+    """List the ranks with their times; empty for a job of one process."""
+    if not recorded(facts, "ranks"):
+        return ()
+    processes = facts.ranks.processes
+    more = len(processes) - MOST_LINES
+    return (
+        _job(facts),
+        *(f"  rank {each.rank}: {', '.join(_line(each))}" for each in processes[:MOST_LINES]),
+        *([f"  and {plural(more, 'rank')} more"] if more > 0 else []),
+    )
+
+
+def _job(facts: Facts) -> str:
+    kinds = if_recorded(_kinds, facts) or ()
+    kind = f" ({', '.join(kinds)})" if kinds else ""
+    return (
+        f"{facts.ranks.world_size} processes{kind}, timed in their own steps, in place: nothing of the model "
+        "is copied."
+    )
+
+
+def _kinds(facts: Facts) -> tuple[str, ...]:
+    distributed = facts.training.distributed
+    return tuple(filter(None, (distributed.wrapper, distributed.backend))) if distributed else ()
+
+
+def _line(rank: Rank) -> Iterator[str]:
+    if rank.end in ENDS:
+        yield ENDS[rank.end]
+    if not recorded(rank, "observed"):
+        if rank.end != "not_seen":
+            yield "no window of steps was seen"
+        return
+    if (step := told(step_ms, rank.observed)) is not None:
+        yield f"{step:.1f} ms a step"
+    for what, read in PARTS.items():
+        if (ms := told(read, rank.observed)) is not None:
+            yield f"{ms:.1f} ms {what}"

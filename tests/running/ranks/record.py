@@ -1,0 +1,105 @@
+"""Run the jobs of several GPUs with and without fp8doctor: ``python -m tests.running.ranks.record FOLDER``
+
+Each job of `JOBS` is started with torchrun on two GPUs, as it is and under ``fp8doctor run``. What the ranks
+print has to be the same: it ends with a digest of their weights and the sum of the states of their random
+numbers. Reports go into FOLDER, as text and as JSON; ``summary.txt`` tells what was the same and found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+
+LIMIT_S = 150
+"""The longest that one job may take, in seconds."""
+
+JOBS = {
+    "ddp_torchao": "--wrap ddp --fp8 torchao --compile blocks",
+    "ddp_torchao_eager": "--wrap ddp --fp8 torchao",
+    "ddp_torchao_compiled_whole": "--wrap ddp --fp8 torchao --compile model",
+    "fsdp2_float8_all_gather": "--wrap fsdp2 --fp8 torchao --all-gather --precompute --compile blocks",
+    "fsdp2_without_precompute": "--wrap fsdp2 --fp8 torchao --all-gather --compile blocks",
+    "fsdp2_bf16_all_gather": "--wrap fsdp2 --fp8 torchao --compile blocks",
+    "fsdp2_few_rows": "--wrap fsdp2 --fp8 torchao --all-gather --precompute --compile blocks --rows 512",
+    "fsdp1_torchao": "--wrap fsdp1 --fp8 torchao",
+    "ddp_te_delayed": "--wrap ddp --fp8 te",
+    "ddp_te_delayed_own_amax": "--wrap ddp --fp8 te --own-amax",
+    "ddp_slow_rank": "--wrap ddp --fp8 torchao --compile blocks --slow 0.05",
+    "ddp_uneven_steps": "--wrap ddp --fp8 torchao --compile blocks --fewer 8",
+    "ddp_rank_raises": "--wrap ddp --fp8 torchao --raises 25",
+    "ddp_rank_raises_first": "--wrap ddp --fp8 torchao --raises 0",
+    "ddp_rank_killed": "--wrap ddp --fp8 torchao --killed 25",
+}
+"""Name -> arguments of `tests.running.ranks.job`."""
+
+
+def started(before: list[str], arguments: list[str]) -> tuple[int, list[str], str, float]:
+    """Exit code, lines of stdout in order of the ranks, stderr, and seconds of a job on two GPUs."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    began = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [*command, *before, str(HERE / "job.py"), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        stderr = late.stderr.decode(errors="replace") if isinstance(late.stderr, bytes) else late.stderr or ""
+        return -1, [], f"took longer than {LIMIT_S} s\n{stderr}", time.perf_counter() - began
+    return done.returncode, sorted(done.stdout.splitlines()), done.stderr, time.perf_counter() - began
+
+
+def compared(name: str, folder: Path) -> list[str]:
+    """Run a job both ways; what is to be told of it."""
+    arguments = JOBS[name].split()
+    report = folder / f"{name}.json"
+    options = ["-m", "fp8doctor", "run", "--save", str(report)]
+    plain, watched = started([], arguments), started(options, arguments)
+    (folder / f"{name}.txt").write_text(watched[2], encoding="utf-8")
+    (folder / f"{name}.plain.txt").write_text(f"{plain[1]}\n{plain[2]}", encoding="utf-8")
+    same = "the same" if plain[:2] == watched[:2] else "NOT THE SAME"
+    lines = [
+        f"== {name}: exit {plain[0]} and {watched[0]}, what {len(watched[1])} ranks printed: "
+        f"{same}; {plain[3]:.0f} and {watched[3]:.0f} s"
+    ]
+    if plain[1] != watched[1]:
+        lines += [
+            *(f"   plain   {line[:400]}" for line in plain[1]),
+            *(f"   watched {line[:400]}" for line in watched[1]),
+        ]
+    if report.exists():
+        saved = json.loads(report.read_text(encoding="utf-8"))
+        lines += [f"   {each['severity']} {each['code']} {each['title']}" for each in saved["findings"]]
+        lines.append(f"   verdict: {saved['verdict']['summary']}")
+    said = [
+        line for line in watched[2].splitlines() if line.startswith(("fp8doctor:", "rank ", "2 processes"))
+    ]
+    return [*lines, *(f"   {line}" for line in said)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="*", default=list(JOBS), choices=list(JOBS))
+    wanted = parser.parse_args()
+    wanted.folder.mkdir(parents=True, exist_ok=True)
+    with (wanted.folder / "summary.txt").open("a", encoding="utf-8") as summary:
+        for name in wanted.only:
+            for line in compared(name, wanted.folder):
+                print(line, flush=True)
+                print(line, file=summary, flush=True)
+
+
+if __name__ == "__main__":
+    main()
