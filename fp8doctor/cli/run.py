@@ -73,12 +73,15 @@ class Run(click.Command):
         show_default=True,
         metavar="SECONDS",
         callback=seconds,
-        help="With --stop: about how long the trial may take.",
+        help="About how long the trial may take.",
     ),
-    click.option("--no-trial", is_flag=True, help="With --stop: time no copies."),
     click.option(
-        "--device", metavar="NAME", help="With --stop: where to time; cuda (default), cuda:1, or cpu."
+        "--trial/--no-trial",
+        default=None,
+        help="Whether to time copies of the model; with --stop it is done, without it only where asked for, "
+        "when the script has ended.",
     ),
+    click.option("--device", metavar="NAME", help="Where to time; cuda (default), cuda:1, or cpu."),
 )
 @report_options("stderr", "never")
 @click.pass_context
@@ -90,7 +93,7 @@ def run(
     warmup: int,
     stop: bool,
     budget: float,
-    no_trial: bool,
+    trial: bool | None,
     device: str | None,
     **options: Any,
 ) -> int:
@@ -120,7 +123,7 @@ def run(
         steps=steps,
         warmup=warmup,
         stop=stop,
-        budget_s=None if no_trial else budget,
+        budget_s=budget if (stop if trial is None else trial) else None,
         device=device,
         select=tuple(options["select"]),
         ignore=tuple(options["ignore"]),

@@ -7,6 +7,7 @@ every parameter.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,9 @@ from fp8doctor.loading.batch import core
 from fp8doctor.stacks.looking import without_modes
 from fp8doctor.trial.copies.step import tensors
 from fp8doctor.trial.state.transformer_engine_state import open_autocast
+from fp8doctor.wording import sentence
+
+_log = logging.getLogger("fp8doctor")
 
 LARGEST = 2**30
 """Bytes of a batch, and of the gradients at the output, that are kept. A choice: it has to fit beside a
@@ -26,8 +30,12 @@ training that fills its GPU; the logits of 16 x 1024 tokens over 32,000 words in
 class Capture:
     """What one call of the model was given and what it gave."""
 
-    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, keep: bool = True
+    ) -> None:
+        """``keep`` takes copies of the data, for a trial; else shapes are enough."""
         self.module = module
+        self._keep = keep
         self.batch: Any = None
         self.problem: str | None = None
         """Why there is no batch."""
@@ -42,7 +50,14 @@ class Capture:
         elif kwargs and args:
             self._name(args, kwargs)
         else:
-            self.batch = _copied(kwargs or args)
+            self._take(kwargs or args)
+
+    def _take(self, batch: Any) -> None:
+        """Keep the batch as far as it is needed."""
+        try:
+            self.batch = _each(batch, _copy if self._keep else _outline)
+        except Exception as error:  # the memory may be full, and tensors may be of any class
+            self.problem = f"the batch could not be kept: {sentence(error)}"
 
     def _name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Give the positional arguments their names."""
@@ -61,7 +76,7 @@ class Capture:
             each for each in whole if signature.parameters[each].kind is inspect.Parameter.VAR_KEYWORD
         ]:
             whole |= whole.pop(name)
-        self.batch = _copied(whole)
+        self._take(whole)
 
     def returned(self, output: Any) -> None:
         """Take the gradients at the output when the backward pass comes by."""
@@ -76,17 +91,25 @@ class Capture:
     def _taker(self, position: int) -> Callable[[torch.Tensor], None]:
         def take(gradient: torch.Tensor) -> None:
             with without_modes():
-                self._gradients[position] = gradient.detach().clone()
+                try:
+                    self._gradients[position] = (_copy if self._keep else _outline)(gradient)
+                except Exception:
+                    _log.debug("a gradient could not be kept", exc_info=True)
 
         return take
 
+    def move(self, device: torch.device) -> None:
+        """Move what was kept."""
+        self.batch = _each(self.batch, lambda each: each.to(device))
+        self._gradients = {at: each.to(device) for at, each in self._gradients.items()}
+
     def loss(self) -> Callable[[Any, Any], torch.Tensor] | None:
         """A loss with the gradients that were seen; None where the output carries the loss or none came."""
-        gradients = self._gradients
-        if self.own_loss or not gradients:
+        if self.own_loss or not self._gradients:
             return None
 
         def loss(output: Any, batch: Any) -> torch.Tensor:
+            gradients = self._gradients
             parts = [
                 (each * gradients[position].to(each.device, each.dtype)).sum()
                 for position, each in enumerate(tensors(output))
@@ -103,14 +126,24 @@ def _autocast(module: nn.Module) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
-def _copied(value: Any) -> Any:
-    """The value with copies of its tensors, which the script may write into afterwards."""
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy: the script may write into its own afterwards."""
+    return tensor.detach().clone()
+
+
+def _outline(tensor: torch.Tensor) -> torch.Tensor:
+    """Shape and dtype without data."""
+    return torch.empty_like(tensor.detach(), device="meta")
+
+
+def _each(value: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The value with others in the place of its tensors."""
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return of(value)
     if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: _each(item, of) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(_copied, value))
+        return type(value)(*(_each(item, of) for item in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_copied, value))
+        return type(value)(_each(item, of) for item in value)
     return value

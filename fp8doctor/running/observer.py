@@ -20,6 +20,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from fp8doctor.examine.conversion import Watch
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.loading.job import Job
+from fp8doctor.running.at_end import after_the_script, call_at_end, why_nothing_follows
+from fp8doctor.running.capture import Capture
 from fp8doctor.running.examination import Examination
 from fp8doctor.running.messages import Listener, Note, Observed, Progress, Stepped
 from fp8doctor.running.ownership import owner
@@ -82,6 +84,8 @@ class Observer:
         """What is known so far."""
         self.job: Job | None = None
         """What was examined, kept for its trial where one follows."""
+        self.captured: Capture | None = None
+        """What was captured, likewise."""
         self.done = False
         self.stopping = False
         self.forked_told = False
@@ -206,7 +210,13 @@ class Observer:
         self.share = found.share if found is not None else 0.0
         function = frames_compiled() > self.frames_before and found is not None and not found.compiled
         modules = () if found is None or function else found.callable
-        self.window = Window(self.settings.steps, main.steps, modules, capture=not main.closure)
+        self.window = Window(
+            self.settings.steps,
+            main.steps,
+            modules,
+            capture=not main.closure,
+            keep=self.settings.budget_s is not None,
+        )
         self.window.begin()
 
     def close(self, optimizer: Optimizer, main: Stepper) -> None:
@@ -214,13 +224,14 @@ class Observer:
         assert self.window is not None
         self.window.end()
         observation = self.window.observation(self.names(), self.share)
+        self.captured = self.window.captured
         self.job, self.facts = self.examination.whole(
             owner(held(optimizer)), optimizer, self.window, observation, closure=main.closure
         )
         self.forget()
         self.channel.send(Observed(self.facts.to_dict(), complete=True))
-        if not self.settings.stop:
-            self.job = None
+        if self.settings.budget_s is None:
+            self.job = self.captured = None
         on_gpu = observation is not None and observation.clock == "cuda"
         self.recording = Recording(on_gpu=on_gpu)
         self.recording.begin()
@@ -243,17 +254,49 @@ class Observer:
             self.channel.send(Note(f"no step of the script was profiled: {recording.problem}"))
         self.facts = msgspec.structs.replace(self.facts, observed=observed, gaps=gaps)
         self.channel.send(Observed(self.facts.to_dict(), complete=True))
-        if not self.settings.stop:
-            self.channel.send(Progress("the steps are watched; the report follows when the script has ended"))
+        if self.settings.stop:
+            return
+        if self.job is not None:
+            self.move_captured(self.job, torch.device("cpu"))  # the memory of the GPU is the script's
+            call_at_end(self.time_at_end)
+        self.channel.send(Progress("the steps are watched; the report follows when the script has ended"))
 
     def stop(self) -> None:
         """Time copies of the job, as far as that is asked for, before the script is stopped."""
         steps = self.main.steps if self.main is not None else 0
         self.channel.send(Note(f"the script was stopped after {plural(steps, 'step')}, as --stop asks"))
+        self.time_copies()
+
+    def time_copies(self) -> None:
+        """Add a trial to what is known, and let the job go."""
         job, self.job = self.job, None
         if job is not None and self.facts is not None and self.settings.budget_s is not None:
             self.facts = self.examination.timed(job, self.facts, self.settings.budget_s)
             self.channel.send(Observed(self.facts.to_dict(), complete=True))
+
+    def move_captured(self, job: Job, device: torch.device) -> None:
+        """Move batch and gradients of the job."""
+        if self.captured is not None and self.captured.batch is not None:
+            self.captured.move(device)
+            job.batch = self.captured.batch
+
+    def time_at_end(self) -> None:
+        """Time copies of the job when the script is over. Whatever comes of it, the script's end stands."""
+        job = self.job
+        if self.channel.forked or job is None:
+            return
+        why = why_nothing_follows()
+        try:
+            if why is None:
+                with after_the_script():
+                    self.move_captured(job, next(job.model.parameters()).device)
+                    self.time_copies()
+        except BaseException as error:
+            _log.debug("the trial was stopped", exc_info=True)
+            why = error_in_words(error)
+        self.job = self.captured = None
+        if why is not None:
+            self.channel.send(Note(f"copies of the model were not timed to the end: {why}"))
 
     def names(self) -> tuple[str, ...]:
         """Classes of the optimizers, the largest first."""

@@ -22,7 +22,8 @@ class Settings:
     stop: bool
     """Whether the script is stopped when the window has been examined."""
     budget_s: float | None
-    """Seconds of the trial that follows where the script is stopped; None: no trial."""
+    """Seconds of the trial that follows, at once where the script is stopped, else when it is over; None: no
+    trial."""
     device: str | None
     """Where to time it."""
     select: tuple[str, ...] = ()

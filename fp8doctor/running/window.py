@@ -34,10 +34,13 @@ class _Step:
 class Window:
     """Times steps from `begin` to `end`. Outside of that nothing of it is in the script's way."""
 
-    def __init__(self, steps: int, warmup: int, modules: tuple[nn.Module, ...], *, capture: bool) -> None:
+    def __init__(
+        self, steps: int, warmup: int, modules: tuple[nn.Module, ...], *, capture: bool, keep: bool = False
+    ) -> None:
+        """``capture`` looks at the batch of one call, ``keep`` for a trial."""
         self.steps, self.warmup = steps, warmup
         self.captured: Capture | None = None
-        self._captures = capture
+        self._captures, self._keep = capture, keep
         parameter = next((each for module in modules for each in module.parameters()), None)
         self._clock = Clock(parameter.device if parameter is not None else None)
         self._calls, self._waits = (
@@ -119,7 +122,7 @@ class Window:
         if step.first_call is None:
             step.first_call = self._clock.now()
         if self._captures and self.captured is None and len(self._done) == self.steps - 1:
-            self.captured = Capture(module, args, kwargs)
+            self.captured = Capture(module, args, kwargs, keep=self._keep)
             return self.captured.returned
         return None
 

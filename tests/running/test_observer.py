@@ -282,6 +282,7 @@ def test_waiting_for_data(observer: Observer, heard: Heard) -> None:
 
 def test_the_captured_gradient_trains_the_same(observer: Observer, heard: Heard, monkeypatch: Any) -> None:
     captured: list[Any] = []
+    observer.settings = Settings("train.py", STEPS, WARMUP, stop=False, budget_s=1.0, device=None)
     whole = observer.examination.whole
 
     def keep(owner: Any, optimizer: Any, window: Any, *rest: Any, **named: Any) -> Any:
