@@ -138,18 +138,19 @@ class Gathering:
         at_s = time.monotonic()
         until = at_s + (AFTER_A_CRASH_S if failed else OTHERS_END_WITHIN_S)
         while self._door is not None and not self._all_ended():
+            more = self._listen(self._door)
             waits_on = patient and not failed and bool(self._open)
-            if time.monotonic() >= until and not waits_on:
+            if not more and not waits_on and time.monotonic() >= until:
                 break
-            self._listen(self._door)
         self._close()
         self._heard[self.place.rank] = Told(to_builtins(rank_of(self.place.rank, seen)), at_s, ())
         seen.ranks = self._together()
         seen.notes += self._notes()
 
-    def _listen(self, door: socket.socket) -> None:
-        """Hear whoever has something to say within a tick."""
-        for each in select.select([door, *self._open], [], [], TICK_S)[0]:
+    def _listen(self, door: socket.socket) -> bool:
+        """Hear whoever has something to say within a tick; whether anybody had."""
+        speaking = select.select([door, *self._open], [], [], TICK_S)[0]
+        for each in speaking:
             try:
                 if each is door:
                     came, _ = door.accept()
@@ -163,6 +164,7 @@ class Gathering:
             except OSError:
                 if each is not door:
                     self._gone(each)
+        return bool(speaking)
 
     def _read(self, peer: socket.socket) -> None:
         chunk = peer.recv(1 << 20)

@@ -31,19 +31,39 @@ def test_without_a_process_group() -> None:
 
 
 def test_with_a_process_group_and_nothing_sharded(eight: None) -> None:
-    assert distributed(blocks()) == Distributed(world_size=8, fsdp2_linears=(), shards=None)
+    facts = distributed(blocks())
+    assert (facts.world_size, facts.fsdp2_linears, facts.shards) == (8, (), None)
+    assert (facts.backend, facts.wrapper, facts.device, facts.amax_ranks) == ("fake", None, None, None)
 
 
 def test_everything_sharded(eight: None) -> None:
-    assert distributed(shard(blocks())) == Distributed(
-        world_size=8, fsdp2_linears=("0.0", "0.2", "1.0", "1.2"), shards=8
-    )
+    facts = distributed(shard(blocks()))
+    assert (facts.fsdp2_linears, facts.shards) == (("0.0", "0.2", "1.0", "1.2"), 8)
+    assert facts.wrapper == "FSDP2"
+
+
+def test_ddp_and_fsdp1(eight: None) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    assert distributed(nn.parallel.DistributedDataParallel(blocks())).wrapper == "DDP"
+    assert distributed(torch.compile(nn.parallel.DistributedDataParallel(blocks()))).wrapper == "DDP"
+    sharded = FullyShardedDataParallel(blocks(), device_id=torch.device("cpu"), use_orig_params=True)
+    assert distributed(sharded).wrapper == "FSDP1"
+
+
+def test_whether_dynamo_cuts_at_ddps_buckets(eight: None) -> None:
+    import torch._dynamo
+
+    assert distributed(blocks()).optimize_ddp is True
+    with torch._dynamo.config.patch(optimize_ddp=False):
+        assert distributed(blocks()).optimize_ddp is False
 
 
 def test_only_what_is_below_the_call(eight: None) -> None:
     model = blocks()
     fully_shard(model[1])
-    assert distributed(model) == Distributed(world_size=8, fsdp2_linears=("1.0", "1.2"), shards=8)
+    facts = distributed(model)
+    assert (facts.fsdp2_linears, facts.shards) == (("1.0", "1.2"), 8)
 
 
 def test_names_are_those_of_the_layers_behind_wrappers(eight: None) -> None:

@@ -1,0 +1,221 @@
+"""Several processes of one job: what their listeners tell each other, and what is said of them."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+
+import pytest
+
+from fp8doctor.cli.run import of_many
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Distributed, Facts, Gpu, Observation, Rank, Ranks, Training
+from fp8doctor.running import meeting
+from fp8doctor.running.meeting import Gathering, Telling
+from fp8doctor.running.ranks import Place, place_of, rank_of, what_became_of
+from fp8doctor.running.seen import Seen
+
+TORCHRUN = {
+    "WORLD_SIZE": "4",
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "0",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+}
+
+
+def test_a_process_knows_where_it_stands() -> None:
+    place = place_of(TORCHRUN)
+    assert place is not None
+    assert (place.rank, place.world_size, place.of_host, place.with_rank_0) == (1, 4, 2, True)
+    assert place_of({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}) == Place(0, 4, 2, True, place.address)
+    elsewhere = place_of({**TORCHRUN, "RANK": "2", "GROUP_RANK": "1"})
+    assert elsewhere is not None
+    assert not elsewhere.with_rank_0
+
+
+@pytest.mark.parametrize("other", ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"])
+def test_another_job_meets_elsewhere(other: str) -> None:
+    one, another = place_of(TORCHRUN), place_of({**TORCHRUN, other: "7"})
+    assert one is not None
+    assert another is not None
+    assert one.address != another.address
+
+
+def test_a_restart_meets_elsewhere() -> None:
+    one, again = place_of(TORCHRUN), place_of({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"})
+    assert one is not None
+    assert again is not None
+    assert one.address != again.address
+
+
+@pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "1", "RANK": "0"}, {"WORLD_SIZE": "all"}])
+def test_a_process_alone(environment: dict[str, str]) -> None:
+    assert place_of(environment) is None
+
+
+def test_processes_that_cannot_be_told_apart_are_refused() -> None:
+    with pytest.raises(UserError, match="WORLD_SIZE is 8 and RANK is not set"):
+        place_of({"WORLD_SIZE": "8"})
+
+
+def watched(ms: float, device: int | None = None) -> Facts:
+    return Facts(
+        observed=Observation(steps_ms=(ms,) * 3, data_ms=None, before_forward_ms=(1.0,) * 3),
+        gpus=(Gpu(name="hidden", visible=False), Gpu(name="A", visible=True), Gpu(name="B", visible=True)),
+        training=Training(distributed=Distributed(device=device)),
+    )
+
+
+def test_the_record_of_a_rank() -> None:
+    seen = Seen(watched(5.0, device=1), complete=True, ended=True, steps=9, all_steps=20)
+    rank = rank_of(3, seen)
+    assert (rank.rank, rank.end, rank.steps, rank.error, rank.complete) == (3, "ended", 20, None, True)
+    assert rank.observed.steps_ms == (5.0, 5.0, 5.0)
+    assert rank.gpu is not None
+    assert rank.gpu.name == "B"
+    assert rank_of(0, Seen(watched(5.0), running=True)).end == "running"
+    assert rank_of(0, Seen(ended=True, error="ValueError: no")).end == "raised"
+    assert rank_of(0, Seen()).end == "killed"
+    assert rank_of(0, Seen(watched(5.0))).gpu is None
+
+
+@pytest.fixture
+def places() -> list[Place]:
+    """Three ranks of one host."""
+    address = b"\0fp8doctor-" + uuid.uuid4().hex.encode()
+    return [Place(number, 3, 3, True, address) for number in range(3)]
+
+
+def ends(seen: Seen) -> dict[int, str]:
+    assert seen.ranks is not None
+    return {each.rank: each.end for each in seen.ranks.processes}
+
+
+def test_ranks_that_end_in_the_ordinary_way(places: list[Place]) -> None:
+    gathering = Gathering(places[0])
+    for place in places[1:]:
+        telling, seen = Telling(place), Seen(torch=True, running=True)
+        telling.changed(seen)
+        seen.facts, seen.complete = watched(10.0 * place.rank), True
+        telling.changed(seen)
+        seen.running, seen.ended, seen.all_steps = False, True, 20
+        telling.ended(seen, patient=False)
+    own = Seen(watched(3.0), complete=True, ended=True, all_steps=20)
+    gathering.ended(own, patient=False)
+    assert ends(own) == {0: "ended", 1: "ended", 2: "ended"}
+    assert own.notes == []
+    assert own.ranks is not None
+    assert [each.observed.steps_ms[0] for each in own.ranks.processes] == [3.0, 10.0, 20.0]
+
+
+def test_rank_0_may_come_later_and_end_first(places: list[Place]) -> None:
+    seen = Seen(watched(10.0), ended=True, all_steps=20)
+    others = [
+        threading.Thread(target=Telling(place).ended, args=(seen,), kwargs={"patient": False})
+        for place in places[1:]
+    ]
+    for each in others:
+        each.start()
+    own = Seen(watched(3.0), complete=True, ended=True, all_steps=20)
+    Gathering(places[0]).ended(own, patient=False)
+    for each in others:
+        each.join()
+    assert ends(own) == {0: "ended", 1: "ended", 2: "ended"}
+
+
+def test_nobody_is_waited_for_for_ever(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "OTHERS_END_WITHIN_S", 0.1)
+    monkeypatch.setattr(meeting, "MEETS_WITHIN_S", 0.1)
+    gathering, telling = Gathering(places[0]), Telling(places[1])
+    telling.changed(Seen(watched(10.0), running=True))
+    own = Seen(watched(3.0), complete=True, ended=True, all_steps=20)
+    gathering.ended(own, patient=False)
+    assert ends(own) == {0: "ended", 1: "running", 2: "not_seen"}
+    assert own.notes == ["still running when rank 0 had ended: rank 1", "not heard of: rank 2"]
+    telling.ended(Seen(ended=True), patient=False)  # there is nobody any more
+
+
+def test_a_listener_that_is_gone_counts_as_killed(
+    places: list[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "OTHERS_END_WITHIN_S", 0.1)
+    gathering, telling = Gathering(places[0]), Telling(places[1])
+    telling.changed(Seen(watched(10.0), running=True))
+    assert telling._socket is not None
+    telling._socket.close()
+    own = Seen(watched(3.0), complete=True, ended=True, all_steps=20)
+    gathering.ended(own, patient=False)
+    assert ends(own)[1] == "killed"
+
+
+def test_a_gate_waits_for_ranks_that_still_run(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "OTHERS_END_WITHIN_S", 0.0)
+    gathering, telling = Gathering(places[0]), Telling(places[1])
+    seen = Seen(watched(10.0), running=True)
+    telling.changed(seen)
+    own = Seen(watched(3.0), complete=True, ended=True, all_steps=20)
+    waits = threading.Thread(target=gathering.ended, args=(own,), kwargs={"patient": True})
+    waits.start()
+    waits.join(0.3)
+    assert waits.is_alive()
+    seen.running, seen.ended = False, True
+    telling.ended(seen, patient=False)
+    waits.join()
+    assert ends(own) == {0: "ended", 1: "ended", 2: "not_seen"}
+
+
+def test_what_is_no_rank_is_not_heard(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "OTHERS_END_WITHIN_S", 0.1)
+    gathering = Gathering(places[0])
+    stranger = meeting._met(places[0].address)
+    stranger.sendall(b'{"rank": {"rank": "one"}}\nnonsense\n{"rank": {"rank": 1, "end": "ended"}, "at_s"')
+    own = Seen(watched(3.0), complete=True, ended=True)
+    gathering.ended(own, patient=False)
+    assert ends(own) == {0: "ended", 1: "not_seen", 2: "not_seen"}
+    stranger.close()
+
+
+def rank(number: int, end: str, steps: int | None = 20, error: str | None = None) -> Rank:
+    return Rank(rank=number, end=end, steps=steps, error=error)  # type: ignore[arg-type]
+
+
+def test_what_is_said_of_failures() -> None:
+    ranks = Ranks(
+        world_size=16,
+        of_host=4,
+        processes=(
+            rank(0, "killed", None),
+            rank(1, "raised", 3, "ValueError: planted"),
+            rank(2, "running", None),
+            rank(3, "not_seen"),
+        ),
+    )
+    assert what_became_of(ranks, [1, 0]) == [
+        "rank 1 of 16 failed first after 3 steps: ValueError: planted; after it rank 0",
+        "still running when rank 0 had ended: rank 2",
+        "not heard of: rank 3",
+        "12 of 16 ranks were not heard of: they are on other hosts, or 'fp8doctor run' is not in front of "
+        "them",
+    ]
+
+
+def test_what_is_said_of_uneven_steps() -> None:
+    ranks = Ranks(world_size=2, of_host=2, processes=(rank(0, "ended", 20), rank(1, "ended", 12)))
+    assert what_became_of(ranks, [1, 0]) == [
+        "the ranks took different numbers of steps: rank 0 20 steps, rank 1 12 steps"
+    ]
+    even = Ranks(world_size=2, of_host=2, processes=(rank(0, "ended"), rank(1, "ended")))
+    assert what_became_of(even, [1, 0]) == []
+
+
+def test_no_copy_is_timed_and_it_is_said() -> None:
+    ranks = Ranks(world_size=2, of_host=2, processes=(rank(0, "ended"), rank(1, "ended")))
+    facts = of_many(Facts(gaps={"network": "none"}), ranks)
+    assert facts.ranks is ranks
+    assert facts.gaps["network"] == "none"
+    assert facts.gaps["trial"].startswith("a job of 2 processes is timed in its own steps, in place")
