@@ -31,9 +31,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from fp8doctor.analysis.fp8_request import launched_with_fp8
+from fp8doctor.analysis.versions import installed
 from fp8doctor.facts import Environment, Facts, Package, Software, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -219,7 +220,7 @@ def unread_by_transformer_engine(facts: Facts, suffix: str) -> str | None:
             "DelayedScaling()."
         )
     since, setting = DROPPED.get(suffix, ("", ""))
-    version = version_of(facts, "transformer_engine")
+    version = installed(facts, "transformer_engine")
     if not since or version is None or version < Version(since):
         return None
     return f"Transformer Engine dropped {setting} in {since}, and passes over it without a word."
@@ -233,17 +234,8 @@ def changes_nothing(value: str, default: str) -> bool:
 
 
 def old_launcher(facts: Facts) -> bool:
-    version = version_of(facts, "accelerate")
+    version = installed(facts, "accelerate")
     return version is not None and version < E4M3_UNTIL
-
-
-def version_of(facts: Facts, package: str) -> Version | None:
-    """Read the version of a package; None where it is missing or says none."""
-    found = facts.software.packages[package].version if package in facts.software.packages else None
-    try:
-        return Version(found) if found is not None else None
-    except InvalidVersion:
-        return None
 
 
 def under_deepspeed(facts: Facts) -> bool:

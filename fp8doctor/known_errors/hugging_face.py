@@ -26,7 +26,7 @@ HUGGING_FACE = (
         "says so, "
         "or a variable or config file of the launcher does.",
         lines='accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs()])',
-        versions="accelerate 1.6 to 1.15",
+        versions="accelerate 1.6 to 1.15; 1.8.0 and 1.8.1 raise it whenever only the launcher asked for FP8",
         source="accelerate/accelerator.py:512 (1.15.0, raised on a CPU)",
         codes=("ENV001", "ENV008"),
     ),
@@ -39,6 +39,15 @@ HUGGING_FACE = (
         lines="accelerate launch --fsdp_cpu_ram_efficient_loading false train.py",
         versions="accelerate 1.8 to 1.15",
         source="accelerate/accelerator.py:525 (1.15.0)",
+    ),
+    KnownError(
+        says="`AcceleratorState` object has no attribute `fsdp_plugin`",
+        pattern=r"`AcceleratorState` object has no attribute `fsdp_plugin`",
+        cause="accelerate 1.8 asks for FSDP's settings whenever its FP8 backend is torchao, without FSDP "
+        "too.",
+        lines='pip install --upgrade "accelerate>=1.9"',
+        versions="accelerate 1.8.0 and 1.8.1",
+        source="accelerate/accelerator.py and state.py (1.8.0, raised on a CPU)",
     ),
     KnownError(
         says="MXFP8 block scaling is not available: ...",

@@ -260,6 +260,10 @@ QUOTED = {
         "ValueError: torchao with FSDP2 and cpu_ram_efficient_loading is not supported, setting "
         "`cpu_ram_efficient_loading` to False will fix the issue and work as intended.",
     ),
+    "`AcceleratorState` object": (
+        "AttributeError: `AcceleratorState` object has no attribute `fsdp_plugin`. This happens if "
+        "`AcceleratorState._reset_state()` was called",
+    ),
     "MXFP8 block scaling is not available": (
         "ValueError: MXFP8 block scaling is not available: Device compute capability",
         "MXFP8 block scaling is not available on HPU.",
@@ -371,6 +375,7 @@ NEAR_MISSES = (
     "DDPOptimizer used bucket cap 26214400 and created 3 buckets.",
     "pkg_resources: package version mismatch",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    "AttributeError: `AcceleratorState` object has no attribute `mixed_precision`",
     "KeyError: 'fp8'",
     "We use fp8 with mixed_precision='fp8' and load_in_fp8=True, is that right?",
 )
