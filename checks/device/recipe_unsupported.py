@@ -9,8 +9,8 @@ NVFP4 need Blackwell (compute capability 10.x), 128x128 block scaling 9.0 and, i
 Engine, CUDA 12.9. Transformer Engine's NVFP4 runs on 12.x (RTX 50) too, but its random Hadamard
 transform and stochastic rounding, both on by default, are made for 10.0 and 10.3: before 2.16 the
 step raises, before 2.19 the gradients are zero, and training there is documented for no version.
-One scale per row has failed on 8.9 and 12.0, depending on the version: hence the try. What is not
-there raises in the first step.
+One scale per row has failed on 8.9, a B200 and 12.0, depending on the version: hence the try. What
+is not there raises in the first step.
 
 What to do. Take the recipe that fits: tensorwise runs wherever there are FP8 tensor cores, current
 scaling is Transformer Engine's.
@@ -27,8 +27,8 @@ Evidence: Transformer Engine 2.20 `pytorch/quantization.py` (`check_mxfp8_suppor
 with major version 10, `blockwise_fp8_training/linear.py`: "Only support SM90").
 https://github.com/pytorch/pytorch/issues/130359 https://github.com/pytorch/pytorch/issues/192707
 https://github.com/pytorch/ao/issues/2904 https://github.com/pytorch/ao/issues/4582
-https://github.com/NVIDIA/TransformerEngine/issues/3062 (NVFP4 on 12.0; also #2956, #2968, #3281)
-https://github.com/NVIDIA/TransformerEngine/blob/main/docs/features/low_precision_training/nvfp4/nvfp4.rst
+https://github.com/NVIDIA/TransformerEngine/issues/3062 (NVFP4 on 12.0; also #2956, #2968, #3281;
+its `nvfp4.rst`: "Training: SM 10.0, SM 10.3")
 """
 
 from __future__ import annotations

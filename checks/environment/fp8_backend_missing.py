@@ -2,7 +2,7 @@
 
 Looks at: the backend that Accelerate will import, which a process of its own tried to import. It is
 the one that ACCELERATE_FP8_BACKEND names, else the first installed of torchao, Transformer Engine
-and MS-AMP. Of models with MX or NVFP4 layers also whether torchao loaded its compiled kernels.
+and MS-AMP. Of models with MX layers also whether torchao loaded its compiled kernels.
 
 Why it matters. Accelerate looks for a package's folder and its version, not whether it imports. A
 half-installed backend therefore passes `Accelerator()` and fails in `prepare`. Transformer Engine
@@ -47,9 +47,9 @@ INSTALL = {
 
 NOT_INSTALLED = re.compile(r"^ModuleNotFoundError: No module named '?(torchao|transformer_engine|msamp)'?$")
 
-BLOCK_RECIPES = ("mx", "nvfp4")
-"""Beginnings of the recipes whose casts are compiled kernels of torchao; its Float8Linear needs none. Source:
-torchao 0.18."""
+BLOCK_RECIPES = ("mx",)
+"""Beginnings of the recipes whose casts are compiled kernels of torchao; its Float8Linear needs none, and its
+NVFP4Linear is Triton's. Source: torchao 0.18."""
 
 
 @check("ENV004", "fp8-backend-missing", area="environment", severity="error")

@@ -223,6 +223,15 @@ TORCH_AND_TORCHAO = (
         codes=("GPU002", "ENV004"),
     ),
     KnownError(
+        says="mxfp8_quantize_... requires additional Python runtime package(s)",
+        pattern=r"mxfp8_quantize_\w+ requires additional Python runtime package\(s\)",
+        cause="torchao's MXFP8 casts for experts are CuTe DSL kernels, whose two packages it does not "
+        "install.",
+        lines="pip install nvidia-cutlass-dsl apache-tvm-ffi",
+        versions="torchao 0.18",
+        source="torchao/prototype/moe_training/kernels/mxfp8/quant.py:1470 (0.18.0)",
+    ),
+    KnownError(
         says="nvfp4_mm_triton requires M, K, N all divisible by 128",
         pattern=r"nvfp4_mm_triton requires M, K, N all divisible by 128",
         cause="torchao's NVFP4 layer takes widths and tokens in multiples of 128 only.",

@@ -163,7 +163,11 @@ QUOTED = {
         "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic( "
         "ltHandle, computeDesc.descriptor(), Adesc.descriptor()`",
     ),
-    "mxfp8_quantize_": (
+    "mxfp8_quantize_... requires additional": (
+        "NotImplementedError: mxfp8_quantize_cuda_3d requires additional Python runtime package(s): "
+        "nvidia-cutlass-dsl. Please install `nvidia-cutlass-dsl` and `apache-tvm-ffi`.",
+    ),
+    "mxfp8_quantize_... requires CUDA": (
         "NotImplementedError: mxfp8_quantize_cuda_3d requires CUDA, SM 10.x, and CUDA 12.8+.",
         "AssertionError: SM100 kernels not available. Please use torchao CUDA 12.8+ build on SM100/100a "
         "device(s).",
