@@ -27,9 +27,10 @@ IMPORTABLE = (
     "fp8doctor.analysis",
     "fp8doctor.cost",
     "fp8doctor.diagnosis.treatments",
+    "fp8doctor.known_errors",
 )
-"""Modules of fp8doctor that a check may import: what was seen, what it adds up to, what it costs, and the
-words of an answer. No torch, no os, no sys."""
+"""Modules of fp8doctor that a check may import: what was seen, what it adds up to, what it costs, what is
+known of messages, and the words of an answer. No torch, no os, no sys."""
 
 STANDARD = {
     "__future__",

@@ -471,6 +471,19 @@ def test_ctrl_c(worker: Worker) -> None:
     assert result.stderr.strip() == "fp8doctor: interrupted"
 
 
+KNOWN = "RuntimeError: derivative for aten::_scaled_mm is not implemented"
+
+
+def test_what_is_known_of_an_error_follows_it(worker: Worker) -> None:
+    worker.problem = f"model.py: its own step raises {KNOWN}"
+    told = fp8doctor("model.py", "-q").stderr.splitlines()
+    assert told[0] == f"fp8doctor: {worker.problem}"
+    assert told[1].startswith("A layer that was made for inference in FP8 is trained")
+    assert told[1].endswith("More: fp8doctor explain MOD003")
+    worker.error = UserError("model.py failed", f'  File "model.py", line 3\n{KNOWN}')
+    assert fp8doctor("model.py", "-q").stderr.splitlines()[-1] == told[1]
+
+
 def test_a_step_that_raises_gives_the_static_report_and_code_2(worker: Worker) -> None:
     trial = Trial(
         device="cuda",
@@ -708,11 +721,80 @@ def test_explain_what_is_not_there() -> None:
     assert "there is CMP001" in result.stderr
 
 
+TRACEBACK = """Traceback (most recent call last):
+  File "/home/somebody/train.py", line 9, in <module>
+    login(token="hf_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789")
+RuntimeError: Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: (1003x1000).
+"""
+
+
+def test_explain_an_error_by_its_text() -> None:
+    page = fp8doctor("explain", TRACEBACK).stdout
+    assert page.startswith("Expected trailing dimension of mat1 to be divisible by 16")
+    assert "Cause. A side of an FP8 GEMM" in page
+    assert "Found by: SHP001 unaligned-dimensions. fp8doctor explain SHP001" in page
+    assert "Source: torch aten/src/ATen/native/cuda/ScaledBlas.cpp" in page
+    assert "hf_" not in page
+    assert max(map(len, page.splitlines())) <= 100
+
+
+def test_explain_takes_an_error_from_stdin_and_without_quotes() -> None:
+    as_argument = fp8doctor("explain", TRACEBACK).stdout
+    assert CliRunner().invoke(cli.main, ["explain", "-"], input=TRACEBACK).stdout == as_argument
+    assert fp8doctor("explain", *TRACEBACK.split()).stdout == as_argument
+
+
+def test_explain_an_error_in_json() -> None:
+    (error,) = json.loads(fp8doctor("explain", "--format", "json", TRACEBACK).stdout)["errors"]
+    assert error["codes"] == ["SHP001"]
+    assert set(error) == {"says", "pattern", "cause", "lines", "versions", "source", "codes"}
+
+
+def test_explain_an_error_that_is_not_known() -> None:
+    text = "RuntimeError: nobody has seen this before, hf_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
+    result = fp8doctor("explain", text)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "holds none of the" in result.stderr
+    assert "hf_" not in result.stderr
+    assert "hf_" not in fp8doctor("explain", text.split()[-1]).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("LoRA", "LORA"),
+        ("checkpointing", "CKP"),
+        ("gradient checkpointing", "CKP"),
+        ("load_in_fp8", "MOD003"),
+        ("max-autotune", "STP001"),
+        ("cuda graphs", "STP001"),
+        ("out of memory", "MEM002"),
+    ],
+)
+def test_explain_finds_the_words_of_a_user(words: str, first: str) -> None:
+    result = fp8doctor("explain", words)
+    assert result.exit_code == 0
+    assert result.stdout.startswith(first)
+    assert result.stdout == fp8doctor("explain", *words.split()).stdout
+    assert json.loads(fp8doctor("explain", words, "--format", "json").stdout)["checks"][0]["code"].startswith(
+        first
+    )
+
+
 # Real processes
 
 
 @pytest.mark.parametrize(
-    "args", [("--help",), ("--version",), ("list",), ("explain", "CMP001"), ("report", "saved.json")]
+    "args",
+    [
+        ("--help",),
+        ("--version",),
+        ("list",),
+        ("explain", "CMP001"),
+        ("explain", "lora"),
+        ("report", "saved.json"),
+    ],
 )
 def test_torch_is_not_imported(args: tuple[str, ...], saved: Path) -> None:
     args = tuple(str(saved) if arg == "saved.json" else arg for arg in args)

@@ -16,7 +16,7 @@ What to do. BF16 on this GPU, FP8 on one of Ada, Hopper, Blackwell, or AMD's MI3
     accelerator = Accelerator(mixed_precision="bf16")   # after
 
 AMD: gfx942 (MI300X, MI325X) with float8_e4m3fnuz, gfx950 (MI350) and gfx1200, gfx1201 (RX 9000)
-with float8_e4m3fn; gfx90a (MI250) and gfx11 (RX 7000) have none.
+with float8_e4m3fn, gfx1250 from ROCm 7.14 on; gfx90a (MI250) and gfx11 (RX 7000) have none.
 
 Evidence: `_scaled_mm_allowed_device` in torch (`major >= 9`, or 8.9; the AMD architectures by
 name), accelerate 1.15.0 `state.py`, Transformer Engine's "Device compute capability 8.9 or higher
@@ -34,9 +34,9 @@ from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
-AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx120")
-"""Beginnings of the AMD architectures with FP8 matrix cores: CDNA 3 (fnuz types), CDNA 4, RDNA 4. Source: as
-above."""
+AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx120", "gfx125")
+"""Beginnings of the AMD architectures with FP8 matrix cores: CDNA 3 (fnuz types), CDNA 4, RDNA 4, gfx1250.
+Source: ``scaled_mm_arch_allowed`` of torch main, which takes gfx1250 from ROCm 7.14 on."""
 
 
 @check("GPU001", "no-fp8-tensor-cores", area="device", severity="error", invalidates_model=True)
@@ -58,7 +58,7 @@ def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
         explanation=(
             "FP8 tensor cores begin with compute capability 8.9 (Ada) and 9.0 (Hopper); Ampere has none. "
             if without[0].vendor == "nvidia"
-            else "Of AMD's GPUs gfx94x, gfx95x and gfx120x have FP8 matrix cores. "
+            else "Of AMD's GPUs gfx94x, gfx95x, gfx120x and gfx125x have FP8 matrix cores. "
         )
         + (
             f"{wanted}: that fails here, or falls back to fp16."

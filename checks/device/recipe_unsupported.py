@@ -6,8 +6,11 @@ use already, a tiny `torch._scaled_mm` of the recipe is tried.
 
 Why it matters. Tensor cores, cuBLAS and the hand-written kernels take some formats only: MXFP8 and
 NVFP4 need Blackwell (compute capability 10.x), 128x128 block scaling 9.0 and, in Transformer
-Engine, CUDA 12.9. One scale per row has failed on 8.9 and 12.0, depending on the version: hence the
-try. What is not there raises in the first step.
+Engine, CUDA 12.9. Transformer Engine's NVFP4 runs on 12.x (RTX 50) too, but its random Hadamard
+transform and stochastic rounding, both on by default, are made for 10.0 and 10.3: before 2.16 the
+step raises, before 2.19 the gradients are zero, and training there is documented for no version.
+One scale per row has failed on 8.9, a B200 and 12.0, depending on the version: hence the try. What
+is not there raises in the first step.
 
 What to do. Take the recipe that fits: tensorwise runs wherever there are FP8 tensor cores, current
 scaling is Transformer Engine's.
@@ -24,6 +27,8 @@ Evidence: Transformer Engine 2.20 `pytorch/quantization.py` (`check_mxfp8_suppor
 with major version 10, `blockwise_fp8_training/linear.py`: "Only support SM90").
 https://github.com/pytorch/pytorch/issues/130359 https://github.com/pytorch/pytorch/issues/192707
 https://github.com/pytorch/ao/issues/2904 https://github.com/pytorch/ao/issues/4582
+https://github.com/NVIDIA/TransformerEngine/issues/3062 (NVFP4 on 12.0; also #2956, #2968, #3281;
+its `nvfp4.rst`: "Training: SM 10.0, SM 10.3")
 """
 
 from __future__ import annotations
@@ -53,13 +58,16 @@ class Needs(NamedTuple):
 NEEDS = {
     ("transformer_engine", "mxfp8"): Needs((10, 0), below=(12, 0)),
     ("transformer_engine", "blockwise"): Needs((9, 0), cuda=(12, 9)),
-    ("transformer_engine", "nvfp4"): Needs((10, 0)),
+    ("transformer_engine", "nvfp4"): Needs((10, 0), below=(11, 0)),
     ("torchao", "mxfp8"): Needs((10, 0), below=(11, 0), cuda=(12, 8)),
     ("torchao", "nvfp4"): Needs((10, 0)),
     ("torchao", "blockwise"): Needs((9, 0)),
 }
 """Stack and recipe -> what it needs. Source: the functions named on the page, Transformer Engine 2.20 and
 torchao 0.18."""
+
+PLAIN_NVFP4 = Needs((10, 0))
+"""Of Transformer Engine's NVFP4 without random Hadamard transform and stochastic rounding."""
 
 CUDA_FOR_TE_ON_ADA = (12, 1)
 """CUDA version, and that of cuBLASLt. Source: ``check_fp8_support`` in Transformer Engine 1.0 to 2.20."""
@@ -84,6 +92,12 @@ TREATMENTS = {
         code="recipe = transformer_engine.common.recipe.Float8CurrentScaling()\nwith "
         "te.autocast(recipe=recipe):\n    output = model(**batch)",
     ),
+    "nvfp4": Treatment(
+        name="recipe-that-fits",
+        summary="NVFP4 without random Hadamard transform and stochastic rounding, or current scaling",
+        code="recipe = transformer_engine.common.recipe.NVFP4BlockScaling(disable_rht=True, "
+        "disable_stochastic_rounding=True)\nwith te.autocast(recipe=recipe):\n    output = model(**batch)",
+    ),
     "accelerate": Treatment(
         name="recipe-that-fits", summary="let Accelerate take delayed scaling", code=f"unset {MXFP8_VARIABLE}"
     ),
@@ -107,23 +121,26 @@ def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
         for linear in facts.network.linears
         if linear.use == "training" and linear.recipe and not linear.features.get("emulate")
     ]
-    wanted = dict.fromkeys((linear.stack, linear.recipe or "") for linear in layers)
+    wanted = {(linear.stack, linear.recipe or ""): needs_of(linear) for linear in layers}
     by_variable = not layers and mxfp8_by_variable(facts.environment.variables)
     if by_variable:
-        wanted["transformer_engine", "mxfp8"] = None
+        wanted["transformer_engine", "mxfp8"] = NEEDS["transformer_engine", "mxfp8"]
     if not wanted:
         return NotApplicable(reason="no FP8 layer says with which recipe it runs")
     reasons = {
-        (stack, recipe): reason for stack, recipe in wanted if (reason := unmet(stack, recipe, gpu, facts))
+        (stack, recipe): reason
+        for (stack, recipe), needs in wanted.items()
+        if (reason := unmet(stack, recipe, needs, gpu, facts))
     }
     if not reasons:
         return None
     affected = [linear for linear in layers if (linear.stack, linear.recipe) in reasons]
     (stack, recipe), reason = next(iter(reasons.items()))
+    nvfp4 = (stack, recipe) == ("transformer_engine", "nvfp4") and capability(gpu) >= PLAIN_NVFP4.first
     return Finding(
         title=f"{recipe} does not run here: {reason}",
         explanation=". ".join(f"{name} ({owner}): {text}" for (owner, name), text in reasons.items())
-        + ". The first step raises.",
+        + (". The first step raises, or its gradients are zero." if nvfp4 else ". The first step raises."),
         evidence={
             "recipes": tuple(name for _, name in reasons),
             "layers": len(affected),
@@ -132,7 +149,7 @@ def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
             "cuda": facts.software.cuda,
             "asked_by": MXFP8_VARIABLE if by_variable else plural(len(affected), "FP8 layer"),
         },
-        treatment=TREATMENTS["accelerate" if by_variable else stack],
+        treatment=TREATMENTS["accelerate" if by_variable else "nvfp4" if nvfp4 else stack],
     )
 
 
@@ -143,14 +160,18 @@ def mxfp8_by_variable(variables: dict[str, str]) -> bool:
     )
 
 
-def unmet(stack: str, recipe: str, gpu: Gpu, facts: Facts) -> str | None:
+def needs_of(linear: Linear) -> Needs:
+    """Tell what the recipe of a layer needs, with the settings that it was given."""
+    plain = linear.features.get("disable_rht") and linear.features.get("disable_stochastic_rounding")
+    if plain and linear.recipe == "nvfp4":
+        return PLAIN_NVFP4
+    return NEEDS.get((linear.stack, linear.recipe or ""), Needs(FIRST_WITH_FP8))
+
+
+def unmet(stack: str, recipe: str, needs: Needs, gpu: Gpu, facts: Facts) -> str | None:
     """Tell why a recipe does not run: a need that is not met, else what the try raised. None when nothing
     speaks against it."""
-    needs, have, cuda = (
-        NEEDS.get((stack, recipe), Needs(FIRST_WITH_FP8)),
-        capability(gpu),
-        facts.software.cuda,
-    )
+    have, cuda = capability(gpu), facts.software.cuda
     if have < needs.first or (needs.below and have >= needs.below):
         limit = f"{dotted(needs.first)} or higher" + (
             f" and below {dotted(needs.below)}" if needs.below else ""

@@ -23,6 +23,7 @@ and run on a CPU. https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/conf
 from __future__ import annotations
 
 from fp8doctor.analysis.layers import flops_share_pct
+from fp8doctor.analysis.versions import has_op_configs
 from fp8doctor.diagnosis.treatments import convert_again
 from fp8doctor.facts import Facts, Linear, Network
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -34,6 +35,15 @@ MX = Treatment(
     code="config = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_RCEIL)\n"
     "quantize_(model, config, filter_fn=lambda module, name: isinstance(module, nn.Linear))",
 )
+
+
+OLD_MX = Treatment(
+    name="real-mx-kernel",
+    summary=MX.summary,
+    code='config = MXLinearConfig.from_recipe_name("mxfp8_cublas")   # torchao.prototype.mx_formats\n'
+    "quantize_(model, config, filter_fn=lambda module, name: isinstance(module, nn.Linear))",
+)
+"""The same before torchao 0.17."""
 
 
 @check(
@@ -64,7 +74,11 @@ def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
             "recipe": first.recipe,
             "first": first.name,
         },
-        treatment=float8(facts) if first.kind.startswith("torchao.float8.") else MX,
+        treatment=float8(facts)
+        if first.kind.startswith("torchao.float8.")
+        else MX
+        if has_op_configs(facts)
+        else OLD_MX,
     )
 
 

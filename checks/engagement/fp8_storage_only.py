@@ -2,8 +2,8 @@
 
 Looks at: layers that hold their weight in FP8 without being made for training: Hugging Face's
 FP8Linear (checkpoints with `quant_method: fp8`) and FbgemmFp8Linear, torchao tensors made by
-`quantize_` (Float8WeightOnlyConfig, Float8DynamicActivationFloat8WeightConfig), and plain float8
-parameters.
+`quantize_` (Float8WeightOnlyConfig, Float8DynamicActivationFloat8WeightConfig) or by Unsloth's
+`load_in_fp8`, and plain float8 parameters.
 
 Why it costs time. FP8 training pays in three GEMMs of a layer: output, input gradient, weight
 gradient. Stored FP8 weights give the first one at best. In the backward pass they are converted

@@ -36,6 +36,7 @@ from fp8doctor.analysis.layers import (
     may_be_taken,
     would_be_converted,
 )
+from fp8doctor.analysis.versions import has_op_configs
 from fp8doctor.cost import (
     GpuSpec,
     amdahl,
@@ -146,6 +147,13 @@ REASONS = {
 lines."""
 
 
+OLD_EXPERTS = (
+    "# MoETrainingConfig: torchao.prototype.moe_training.conversion_utils, torchao 0.12 to 0.16\n"
+    'quantize_(model, MoETrainingConfig(), filter_fn=lambda module, name: type(module).__name__ == "{kind}")'
+)
+"""The lines for experts before torchao 0.17."""
+
+
 @check(
     "MOD004",
     "partial-conversion",
@@ -204,7 +212,8 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
 def lines(why: str, layers: list[Linear], left: list[Linear], facts: Facts) -> str | None:
     """The lines with what only this model has: the class of its experts, the layers to leave out."""
     if why == "experts":
-        return REASONS[why][-1].format(kind=layers[0].kind.rpartition(".")[2])
+        code = REASONS[why][-1] if has_op_configs(facts) else OLD_EXPERTS
+        return code.format(kind=layers[0].kind.rpartition(".")[2])
     if why != "filter" or any(linear.stack == "transformer_engine" for linear in facts.network.linears):
         return None
     out = [linear.name for linear in facts.network.linears if linear not in left and may_be_taken(linear)]

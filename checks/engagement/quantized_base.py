@@ -1,8 +1,9 @@
 """FP8 training on top of 4- or 8-bit weights
 
 Looks at: the weights of every layer (bitsandbytes, NF4 and other torchao tensors, by their class
-and dtype), the quantization method in the model's configuration (gptq, awq, ...), and whether FP8
-training was asked for or is in the model.
+and dtype), the quantization method in the model's configuration (gptq, awq, gpt-oss's mxfp4, ...),
+unless it was dequantised while it was loaded, and whether FP8 training was asked for or is in the
+model.
 
 Why it costs time. FP8 training starts from 16- or 32-bit weights, which it casts anew in every
 step. A quantized weight has to be dequantised first, each time, and its packed data has another
@@ -59,9 +60,16 @@ METHODS = (
     "bitnet",
     "spqr",
     "auto-round",
+    "mxfp4",
+    "nvfp4",
+    "gguf",
+    "fp_quant",
+    "fouroversix",
+    "sinq",
+    "metal",
 )
-"""Methods of a configuration that mean 8 bits or fewer and never FP8. Source: ``QuantizationMethod`` in
-transformers 5.23."""
+"""Methods of a configuration that mean 8 bits or fewer and never FP8. Source: ``QuantizationMethod`` and the
+configurations in transformers 5.23; quanto, quark and compressed-tensors know FP8 too."""
 
 ONE_OF_THEM = Treatment(
     name="one-precision",

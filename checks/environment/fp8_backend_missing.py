@@ -2,7 +2,7 @@
 
 Looks at: the backend that Accelerate will import, which a process of its own tried to import. It is
 the one that ACCELERATE_FP8_BACKEND names, else the first installed of torchao, Transformer Engine
-and MS-AMP. Of models with MX or NVFP4 layers also whether torchao loaded its compiled kernels.
+and MS-AMP. Of models with MX layers also whether torchao loaded its compiled kernels.
 
 Why it matters. Accelerate looks for a package's folder and its version, not whether it imports. A
 half-installed backend therefore passes `Accelerator()` and fails in `prepare`. Transformer Engine
@@ -26,11 +26,11 @@ https://github.com/pytorch/ao/blob/v0.18.0/torchao/__init__.py (skipped kernels)
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.facts import Environment, Facts, Package, Software, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.known_errors import recognise
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
@@ -45,66 +45,11 @@ INSTALL = {
 """What to run when nothing more is known."""
 
 
-class Reason(NamedTuple):
-    """A known import error: how to recognise it, what it means, and what mends it."""
+NOT_INSTALLED = re.compile(r"^ModuleNotFoundError: No module named '?(torchao|transformer_engine|msamp)'?$")
 
-    pattern: str
-    meaning: str
-    treatment: str
-
-
-REASONS = (
-    Reason(
-        r"undefined symbol: cublasLt",
-        "Transformer Engine was linked against a newer cuBLAS than the one that torch brings.",
-        'pip install --upgrade nvidia-cublas   # or "transformer-engine[pytorch]==2.12.0", or 2.17 and newer',
-    ),
-    Reason(
-        r"libcudnn\S*: undefined symbol|undefined symbol: \S*cudnn",
-        "Parts of two cuDNN versions are mixed in one process: pip's and the system's.",
-        'export LD_LIBRARY_PATH=$(python -c "import nvidia.cudnn as c; print(c.__path__[0])")/lib   # '
-        "or import transformer_engine before cuDNN is used",
-    ),
-    Reason(
-        r"libcudnn\S*: cannot open shared object|cudnn shared object not found",
-        "The loader finds no cuDNN for Transformer Engine.",
-        'export LD_LIBRARY_PATH=$(python -c "import nvidia.cudnn as c; print(c.__path__[0])")/lib',
-    ),
-    Reason(
-        r"requires cuDNN [\d.]+ or later",
-        "Transformer Engine refuses a cuDNN before 9.12 from 2.20 on; torch 2.8 to 2.10 bring 9.10 from pip.",
-        "pip install --upgrade nvidia-cudnn-cu12   # with CUDA 13 nvidia-cudnn-cu13; or "
-        '"transformer-engine[pytorch]<2.20"',
-    ),
-    Reason(
-        r"undefined symbol: _Z\w*(c10|torch|at)\d",
-        "The compiled extension was built for another torch.",
-        "pip install --force-reinstall --no-cache-dir --no-deps --no-build-isolation "
-        "transformer_engine_torch",
-    ),
-    Reason(
-        r"No module named '?transformer_engine_torch|Could not find shared object file"
-        r"|empty `transformer-engine` meta package",
-        "Transformer Engine's torch extension, which is built from source, is not installed.",
-        'pip install --no-build-isolation "transformer-engine[pytorch]"',
-    ),
-    Reason(
-        r"package version mismatch",
-        "Transformer Engine's distributions have different versions.",
-        'pip install --force-reinstall --no-build-isolation "transformer-engine[pytorch]"',
-    ),
-    Reason(
-        r"^ModuleNotFoundError: No module named '?(torchao|transformer_engine|msamp)'?$",
-        "It is not installed.",
-        "",
-    ),
-)
-"""The first that fits. Sources: the issues above, and the texts of
-https://github.com/NVIDIA/TransformerEngine/blob/02e278fd821a2daf52d1641777d0c2724eaef659/transformer_engine/common/__init__.py"""
-
-BLOCK_RECIPES = ("mx", "nvfp4")
-"""Beginnings of the recipes whose casts are compiled kernels of torchao; its Float8Linear needs none. Source:
-torchao 0.18."""
+BLOCK_RECIPES = ("mx",)
+"""Beginnings of the recipes whose casts are compiled kernels of torchao; its Float8Linear needs none, and its
+NVFP4Linear is Triton's. Source: torchao 0.18."""
 
 
 @check("ENV004", "fp8-backend-missing", area="environment", severity="error")
@@ -141,7 +86,8 @@ def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
 
 def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
     package = PACKAGES[backend]
-    reason = next((each for each in REASONS if re.search(each.pattern, error)), None)
+    known = next(iter(recognise(error)), None)
+    meaning = known.cause if known else "It is not installed." if NOT_INSTALLED.search(error) else ""
     version = facts.software.packages[package].version if package in facts.software.packages else None
     by_name = facts.environment.variables.get("ACCELERATE_FP8_BACKEND") == backend
     why = (
@@ -152,7 +98,7 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
     return Finding(
         title=f"The FP8 backend {package}{f' {version}' if version else ''} cannot be imported",
         explanation=f"{why}, and in a fresh process importing it raises {error.rstrip('.')}."
-        + (f" {reason.meaning}" if reason else ""),
+        + (f" {meaning}" if meaning else ""),
         evidence={
             "backend": backend,
             "error": error,
@@ -162,7 +108,7 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
         treatment=Treatment(
             name="install-fp8-backend",
             summary="install what the error names",
-            code=(reason.treatment if reason else "") or INSTALL[backend],
+            code=known.lines if known else INSTALL[backend],
         ),
     )
 

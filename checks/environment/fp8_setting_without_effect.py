@@ -7,8 +7,9 @@ Why it costs time. A setting with no reader fails silently: the run keeps anothe
 than the one that was tuned. Accelerate reads ACCELERATE_FP8_* and nothing without that prefix. Of
 those it reads only the ones of the backend in use. Under DeepSpeed it hands Transformer Engine no
 recipe at all, which then runs its own default. It leaves out whatever equals its own defaults, so
-`most_recent` never arrives and Transformer Engine computes `max`. DeepSpeed itself trains in FP8
-with no key of its configuration.
+`most_recent` never arrives and Transformer Engine computes `max`. Transformer Engine itself dropped
+`override_linear_precision` in 2.0 and `interval` in 2.2, and passes over both without a word.
+DeepSpeed itself trains in FP8 with no key of its configuration.
 
 What to do. Use the name that is read, or drop the setting.
 
@@ -21,7 +22,8 @@ every backend.
 Evidence: read in accelerate 1.15.0 (`utils/dataclasses.py`, `accelerator.py: _prepare_deepspeed`
 passes `fp8_recipe_handler`, which is None for TERecipeKwargs; the launcher's defaults also in 1.4.0
 to 1.9.0), searched for in torchao 0.18 and transformers 5.23; LLaMA-Factory sets the first two.
-https://github.com/hiyouga/LlamaFactory/issues/9500
+`DelayedScaling` of Transformer Engine 1.13, 2.0, 2.1, 2.2 and 2.20.2 (run: it takes both arguments
+and has neither). https://github.com/hiyouga/LlamaFactory/issues/9500
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py
 """
 
@@ -29,9 +31,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from fp8doctor.analysis.fp8_request import launched_with_fp8
+from fp8doctor.analysis.versions import installed
 from fp8doctor.facts import Environment, Facts, Package, Software, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -62,6 +65,15 @@ DEFAULTS = {
 }
 """Backend -> what follows the prefix in its variables -> the value that changes nothing. Source: the recipe
 classes in accelerate 1.15 ``utils/dataclasses.py``; the launcher writes the same values."""
+
+DROPPED = {
+    "OVERRIDE_FPROP": ("2.0", "override_linear_precision"),
+    "OVERRIDE_DGRAD": ("2.0", "override_linear_precision"),
+    "OVERRIDE_WGRAD": ("2.0", "override_linear_precision"),
+    "INTERVAL": ("2.2", "interval"),
+}
+"""What follows the prefix -> the first Transformer Engine whose recipe does not have it, and its name there.
+Source: ``common/recipe/__init__.py`` of 1.13, 2.0, 2.1 and 2.2."""
 
 E4M3_UNTIL = Version("1.8.0")
 """First accelerate that writes FORMAT=HYBRID by default instead of E4M3. Source: ``commands/launch.py`` of
@@ -186,11 +198,7 @@ def recipe_settings(facts: Facts, backend: str | None) -> list[Idle]:
                         f"unset {name}",
                     )
                 )
-            elif owner == "TE" and under_deepspeed(facts):
-                why = (
-                    "Under DeepSpeed Accelerate hands Transformer Engine no recipe, which runs its default "
-                    "DelayedScaling()."
-                )
+            elif owner == "TE" and (why := unread_by_transformer_engine(facts, suffix)):
                 idle.append(Idle(name, value, why, f"unset {name}"))
     algorithm = PREFIX + "AMAX_COMPUTE_ALGO"
     if backend == "TE" and not launched and variables.get(algorithm, "").lower() == "most_recent":
@@ -204,6 +212,20 @@ def recipe_settings(facts: Facts, backend: str | None) -> list[Idle]:
     return idle
 
 
+def unread_by_transformer_engine(facts: Facts, suffix: str) -> str | None:
+    """Tell why a variable of Transformer Engine's own does not reach its recipe; None when it does."""
+    if under_deepspeed(facts):
+        return (
+            "Under DeepSpeed Accelerate hands Transformer Engine no recipe, which runs its default "
+            "DelayedScaling()."
+        )
+    since, setting = DROPPED.get(suffix, ("", ""))
+    version = installed(facts, "transformer_engine")
+    if not since or version is None or version < Version(since):
+        return None
+    return f"Transformer Engine dropped {setting} in {since}, and passes over it without a word."
+
+
 def changes_nothing(value: str, default: str) -> bool:
     """Whether the value is the default, in any spelling of a truth value that ``str_to_bool`` of Accelerate
     knows."""
@@ -212,13 +234,8 @@ def changes_nothing(value: str, default: str) -> bool:
 
 
 def old_launcher(facts: Facts) -> bool:
-    version = (
-        facts.software.packages["accelerate"].version if "accelerate" in facts.software.packages else None
-    )
-    try:
-        return version is not None and Version(version) < E4M3_UNTIL
-    except InvalidVersion:
-        return False
+    version = installed(facts, "accelerate")
+    return version is not None and version < E4M3_UNTIL
 
 
 def under_deepspeed(facts: Facts) -> bool:

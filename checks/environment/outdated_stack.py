@@ -42,7 +42,7 @@ class Since(NamedTuple):
 
 
 NEWS = (
-    Since("transformer_engine", "2.11", "less Python work in the forward of its modules (TE#2377, TE#2400)"),
+    Since("transformer_engine", "2.10", "less Python work in the forward of its modules (TE#2377, TE#2400)"),
     Since("transformer_engine", "2.12", "less of it again, in forward and attribute access (TE#2439)"),
     Since("transformer_engine", "2.14", "cheaper quantized tensors (TE#2559)"),
     Since("transformer_engine", "2.16", "a cheaper autocast (TE#2957)"),

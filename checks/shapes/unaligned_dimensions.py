@@ -4,11 +4,11 @@ Looks at: in and out features of every FP8 layer, and the tokens of one step whe
 yours. When FP8 was asked for or is in the model, also the ordinary Linears that a converter has to
 leave out. The output head in 16 bits is no disease, whatever the vocabulary.
 
-Why it costs time. FP8 kernels want every side to be a multiple of 16: MX formats 32, blockwise
-scaling and NVFP4 128. A training step multiplies the weight (out x in), its transpose, and, for the
-weight gradient, activations whose inner side is the tokens; so in, out and tokens all count. A
-layer that breaks the rule either raises on a GPU ("divisible by 16"), or was skipped by the
-converter and runs in 16 bits.
+Why it costs time. FP8 kernels want every side to be a multiple of 16: MX formats 32, torchao's
+blockwise scaling and NVFP4 128. A training step multiplies the weight (out x in), its transpose,
+and, for the weight gradient, activations whose inner side is the tokens; so in, out and tokens all
+count. A layer that breaks the rule either raises on a GPU ("divisible by 16"), or was skipped by
+the converter and runs in 16 bits.
 
 What to do. Pad to the next multiple: widths in the configuration, tokens in the collator. A head's
 classes stay what they are: leave it out of the conversion.
@@ -44,12 +44,14 @@ MX_MULTIPLE = 32
 """Elements; one scale for each block of 32. Source: OCP Microscaling Formats specification 1.0."""
 
 BLOCK_MULTIPLE = 128
-"""Elements; blockwise scaling and NVFP4. Source: torchao 0.18 ``blockwise_fp8_training``, ``nvfp4_training``;
-TE 2.20."""
+"""Elements; torchao's blockwise scaling and NVFP4. Source: torchao 0.18 ``blockwise_fp8_training``,
+``nvfp4_training``. Transformer Engine pads its blocks: 16 is enough (2.19 ``cublaslt_gemm.cu:209``,
+``quantizer.cpp:1982``)."""
 
 TE_FORWARD_TOKENS = 8
 """Elements; tokens of a te.Linear whose weight is frozen, so that no GEMM has them inside. Source: TE
-``assert_dim_for_fp8_exec``."""
+``assert_dim_for_fp8_exec``; MXFP8 and NVFP4 quantize no other tokens than whole blocks (2.19
+``quantizer.cpp:1514 and 1982``)."""
 
 WORTH_MENTIONING_PCT = 1.0
 """Share of the GEMM FLOPs, in per cent, below which skipped layers are not worth a change of the model: half
@@ -130,7 +132,7 @@ def what_it_means(raising: list[Linear], offenders: list[Linear]) -> str:
     """Explain the rule, and what does not get around it here."""
     pads = raising and all(linear.features.get("pad_inner_dim") for linear in raising)
     return (
-        "Every side of an FP8 GEMM must be a multiple of 16 (MX 32, blockwise and NVFP4 128): a "
+        "Every side of an FP8 GEMM must be a multiple of 16 (MX 32, torchao's blockwise and NVFP4 128): a "
         "converted layer that breaks this raises in the step, a converter with a filter leaves it in 16 bits."
         + (" A side that counts classes or patches is no width to pad." if offenders else "")
         + (" pad_inner_dim is on: it pads the tokens, not in and out." if pads else "")
@@ -159,7 +161,8 @@ def multiple_of(linear: Linear) -> int:
     words = f"{linear.recipe or ''} {linear.kind.rpartition('.')[2]} {linear.weight_class or ''}".lower()
     if "mx" in words:
         return MX_MULTIPLE
-    return BLOCK_MULTIPLE if "nvfp4" in words or "block" in words else MULTIPLE
+    in_blocks = linear.stack != "transformer_engine" and ("nvfp4" in words or "block" in words)
+    return BLOCK_MULTIPLE if in_blocks else MULTIPLE
 
 
 def unaligned(linear: Linear) -> bool:
@@ -177,7 +180,8 @@ def tokens_divisor(linear: Linear) -> int:
     if linear.role == "experts":
         return 1
     if linear.stack == "transformer_engine":
-        return multiple_of(linear) if linear.requires_grad else TE_FORWARD_TOKENS
+        whole_blocks = linear.recipe in ("mxfp8", "nvfp4")
+        return multiple_of(linear) if linear.requires_grad or whole_blocks else TE_FORWARD_TOKENS
     if linear.recipe == "rowwise_with_gw_hp" or linear.features.get("pad_inner_dim"):
         return 1
     return multiple_of(linear)

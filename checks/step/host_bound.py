@@ -12,8 +12,8 @@ of every healthy step. Nor is uncompiled FP8 at many tokens host-bound: there th
 casts. It fires where the GPU is idle for more than 10 % of even the shortest step that the rounds
 allow: other programs on the host make some rounds longer.
 
-What to do. Fewer launches, or more work for each: compile; CUDA graphs; a larger batch in fewer
-micro-batches.
+What to do. Fewer launches, or more work for each: compile; a larger batch in fewer micro-batches;
+CUDA graphs, which `torch.compile` uses only with `mode="reduce-overhead"` or `"max-autotune"`.
 
     per_device_train_batch_size=4, gradient_accumulation_steps=8    # before
     per_device_train_batch_size=8, gradient_accumulation_steps=4    # after: half the launches

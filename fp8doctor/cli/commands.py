@@ -13,6 +13,7 @@ import click
 from fp8doctor.cli.comparison import compare
 from fp8doctor.cli.console import (
     complain,
+    complain_of_known,
     complain_of_ourselves,
     complain_of_usage,
     show_json,
@@ -30,6 +31,7 @@ from fp8doctor.cli.delivery import (
     replay_and_deliver,
     writable,
 )
+from fp8doctor.cli.explain import explain, summary
 from fp8doctor.cli.options import FILE, list_options, output_options, positive, seconds, version, with_options
 from fp8doctor.cli.run import run
 from fp8doctor.cli.traces import trace as trace_
@@ -37,7 +39,7 @@ from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.errors import UserError
 
 if TYPE_CHECKING:
-    from fp8doctor.registry import Check
+    pass
 
 DEMO = Path(__file__).parents[1] / "demo.json"
 
@@ -81,6 +83,7 @@ class Commands(click.Group):
             code = FAILED
         except UserError as error:
             complain(str(error), error.detail)
+            complain_of_known(f"{error} {error.detail}")
             code = FAILED
         except Exception as error:
             if isinstance(error, OSError) and error.errno in LOST_STREAM:
@@ -269,39 +272,4 @@ def list_(format: str, checks: tuple[Path, ...]) -> int:
     return OK
 
 
-@main.command()
-@click.argument("code")
-@list_options
-def explain(code: str, format: str, checks: tuple[Path, ...]) -> int:
-    """Show the manual page of a check."""
-    from fp8doctor import registry
-
-    catalogue = registry.discover(checks)
-    check = next((each for each in catalogue if code.upper() == each.code or code.lower() == each.name), None)
-    if check is None:
-        raise UserError(
-            f"no check has the code {code!r}{alike(code, catalogue)}; 'fp8doctor list' shows them all"
-        )
-    if format == "json":
-        show_json({**summary(check), "page": check.page})
-    else:
-        show_page(f"{check.code} {check.name} · {check.area} · {check.severity}\n\n{check.page}")
-    return OK
-
-
-def summary(check: Check) -> dict[str, Any]:
-    """A check as ``list`` and ``explain`` write it in JSON."""
-    return {
-        "code": check.code,
-        "name": check.name,
-        "area": check.area,
-        "severity": check.severity,
-        "title": check.title,
-    }
-
-
-def alike(code: str, catalogue: Sequence[Check]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(code.upper(), [check.code for check in catalogue])
-    return f" (there is {', '.join(near)})" if near else ""
+main.add_command(explain)

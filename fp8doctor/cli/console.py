@@ -120,6 +120,14 @@ def complain(sentence: str, detail: str = "") -> None:
         _say("\n".join(printable_lines(detail)))
 
 
+def complain_of_known(text: str) -> None:
+    """Say what is known of the error in a text, if anything is."""
+    from fp8doctor.known_errors import in_a_sentence
+
+    if known := in_a_sentence(text):
+        _say(known)
+
+
 def complain_of_usage(error: click.ClickException) -> None:
     with _or_nowhere():
         error.show()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import Struct
 
-from fp8doctor.cli.console import complain, progress, show, wants_ascii, wants_colour
+from fp8doctor.cli.console import complain, complain_of_known, progress, show, wants_ascii, wants_colour
 from fp8doctor.errors import UserError
 from fp8doctor.files import same_file, write_text
 from fp8doctor.finding import SEVERITIES, Severity
@@ -159,12 +159,14 @@ def examine_and_deliver(
         code = deliver(report, wanted)
         if failed := own_step_failed(report):
             complain(failed)
+            complain_of_known(failed)
             return FAILED
         if gate and gate.trace and not tell_of_traces(examination.traces, report, wanted):
             return FAILED
         return FOUND if gate and gate.is_missed_by(report) else code
     show_report(report, wanted)
     complain(examination.problem)
+    complain_of_known(examination.problem)
     return FAILED
 
 

@@ -168,14 +168,16 @@ def original(module: nn.Module | None) -> nn.Module | None:
 
 
 def quantization(tree: Tree) -> str | None:
-    """Read how the weights are quantized from the first configuration that says so (transformers)."""
+    """Read how the weights are quantized from the first configuration that says so (transformers), and does
+    not ask for them to be dequantised while they are loaded."""
     configs = (state_of(place.module).get("config") for place in tree.places)
     for config in {id(config): config for config in configs}.values():
         settings = read(config, "quantization_config")
-        method = (
-            settings.get("quant_method") if isinstance(settings, dict) else read(settings, "quant_method")
+        method, dequantised = (
+            settings.get(name) if isinstance(settings, dict) else read(settings, name)
+            for name in ("quant_method", "dequantize")
         )
-        if method is not None:
+        if method is not None and dequantised is not True:
             return scrub(str(read(method, "value", method)))
     return None
 

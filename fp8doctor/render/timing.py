@@ -13,6 +13,7 @@ from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.step_difference import parts_in_words, signed, waterfall, with_attention_together
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_conversion, is_of_first_window, recipe_of
+from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.wording import percent, plural
 
 COLUMNS = {
@@ -181,6 +182,7 @@ def _notes(trial: Trial, arms: list[Arm], fp8: bool) -> Iterator[str]:
         ],
     }
     yield from (f"{what}: {'; '.join(names)}." for what, names in told.items() if names)
+    yield from _known_errors(arms, fp8)
     if if_recorded(waits_for_time, trial) and recorded(trial, "budget_s") and trial.budget_s:
         known = recorded(trial, "elapsed_s")
         took_s = max(trial.budget_s, (trial.elapsed_s if known else None) or 0.0)
@@ -192,6 +194,16 @@ def _notes(trial: Trial, arms: list[Arm], fp8: bool) -> Iterator[str]:
         for path, reason in gaps.items()
         if path == "trial.arms.breakdown"
     )
+
+
+def _known_errors(arms: list[Arm], fp8: bool) -> Iterator[str]:
+    """Tell the cause of what stopped a variant, where its message is a known one."""
+    stopped: dict[str, list[str]] = {}
+    for each in arms:
+        known = None if each.tried and each.step_ms else in_a_sentence(each.reason or "")
+        if known:
+            stopped.setdefault(known, []).append(label(each.name, fp8))
+    yield from (f"{'; '.join(names)}: {known}." for known, names in stopped.items())
 
 
 def _is_scaled(found: Breakdown) -> bool:

@@ -38,8 +38,8 @@ ALL_GATHER_WEIGHT = "WeightWithDynamicFloat8CastTensor"
 NOT_FP8 = ("Int8MixedPrecisionTrainingLinearWeight", "BitNetTrainingLinearWeight")
 """Weights kept in 16 or 32 bits for INT8 or ternary GEMMs."""
 
-OP_CONFIG = "_float8_op_config"
-"""torchtitan's expert modules carry their FP8 configuration here and leave the weights alone."""
+OP_CONFIGS = ("_float8_op_config", "_mxfp8_op_config")
+"""torchtitan's expert modules carry their FP8 configuration in one of these and leave the weights alone."""
 
 _OPERANDS = (
     "input",
@@ -80,12 +80,16 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
             replace(each, kind=kind, stack=STACK, use="training", recipe=recipe, features=features)
             for each in described
         )
-    configured = OP_CONFIG in state_of(module) or read_class(type(module), OP_CONFIG) is not None
-    if not configured and not any(
+    if not configured(module) and not any(
         weight is not None and tensor_class(weight) for weight in parameters_of(module).values()
     ):
         return ()
     return tuple(by_weight(each, module) for each in plain.recognise(module, gaps))
+
+
+def configured(module: nn.Module) -> bool:
+    """Whether this is an expert module with an FP8 configuration of its own."""
+    return any(name in state_of(module) or read_class(type(module), name) is not None for name in OP_CONFIGS)
 
 
 def scaling(module: nn.Module) -> Scaling | None:
@@ -112,7 +116,7 @@ def by_weight(layer: Layer, module: nn.Module) -> Layer:
     weight = layer.weights[0]
     name = tensor_class(weight)
     if name is None:
-        config = read(module, OP_CONFIG)
+        config = next((found for name in OP_CONFIGS if (found := read(module, name)) is not None), None)
         return (
             replace(
                 layer,
@@ -228,7 +232,7 @@ def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
     """
     if ancestor(type(module), "torchao.", FLOAT8 + OTHERS) and isinstance(module, nn.Linear):
         return plain_linear(module).train(module.training)
-    if hasattr(module, OP_CONFIG):
+    if configured(module):
         raise NoTwin(f"{type(module).__name__} decides by its own configuration what runs in FP8")
     for name, weight in module._parameters.items():
         if weight is not None and tensor_class(weight) in TRAINING_WEIGHTS:

@@ -29,6 +29,9 @@ PREFIX = "transformer_engine.pytorch."
 VERIFIED = "1.0 to 2.20"
 
 GEMM_MODULES = ("Linear", "LayerNormLinear", "LayerNormMLP", "GroupedLinear", "BasicLinear")
+OPERATIONS = (".ops.basic.basic_linear.BasicLinear", ".ops.basic.grouped_linear.GroupedLinear")
+"""Operations of ``te.ops`` that hold weights; te.ops.Linear holds a BasicLinear."""
+
 RECIPES = {
     "DelayedScaling": "delayed",
     "Float8CurrentScaling": "current",
@@ -55,7 +58,7 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     """List a TE module's GEMMs: one, two in a LayerNormMLP, one per expert in a GroupedLinear."""
     base = ancestor(type(module), PREFIX + "module.base", ("TransformerEngineBaseModule",))
     kind = ancestor(type(module), PREFIX, GEMM_MODULES)
-    if kind is None or (base is None and not kind.endswith(".BasicLinear")):
+    if kind is None or (base is None and not kind.endswith(OPERATIONS)):
         return ()
     record = record_of(module, gaps)
     return tuple(
@@ -134,6 +137,9 @@ def record_of(module: Any, gaps: dict[str, str]) -> Record:
         "fp8_calibration": bool(state.get("fp8_calibration", False)),
         "fp8_ran_before": recipe is not None and not state["fp8"],
     }
+    for setting in ("disable_rht", "disable_stochastic_rounding"):
+        if isinstance(value := read(recipe, setting), bool):
+            features[setting] = value
     return Record(
         engaged=engaged, recipe=None if recipe is None else RECIPES.get(name, name), features=features
     )
@@ -199,7 +205,8 @@ def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
     """
     if any(subclass(weight) for weight in module._parameters.values() if weight is not None):
         raise NoTwin(f"the weights of {type(module).__name__} are kept in FP8 alone")
-    kind = (ancestor(type(module), PREFIX, GEMM_MODULES) or "").rpartition(".")[2]
+    whole = ancestor(type(module), PREFIX, GEMM_MODULES) or ""
+    kind = "" if whole.endswith(OPERATIONS) else whole.rpartition(".")[2]
     twin = in_plain_torch(module, kind) if compiled or kind == "Linear" else None
     return twin if twin is not None else without_fp8(module)
 

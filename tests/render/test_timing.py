@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+import torch
 
 from fp8doctor.analysis.step_difference import PARTS, REST
 from fp8doctor.facts import Arm, Facts, Family, recorded
@@ -15,6 +16,7 @@ from fp8doctor.render import markdown, text
 from fp8doctor.render.terminal import columns
 from fp8doctor.render.timing import COLUMNS, timing
 from fp8doctor.report import Report
+from fp8doctor.wording import error_in_words
 from tests.checks.arms import failed, ran, timed
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, replaced, unprofiled
 from tests.facts_of import DECODER_468M
@@ -265,3 +267,17 @@ def test_a_recipe_has_torchaos_own_name_and_the_table_of_a_large_model_fits() ->
     ]
     assert "  FP8, rowwise_with_gw_hp  not timed" in text.render(of(*arms, *waiting(*WIDE)))
     assert "  ms a step                       total  FP8 GEMM" in text.render(of(*arms, *waiting(*WIDE)))
+
+
+def test_what_is_known_of_an_error_that_stopped_variants_stands_below() -> None:
+    float8 = torch.ones(4).to(torch.float8_e4m3fn)
+    with pytest.raises(RuntimeError, match="Promotion") as caught:
+        float8 * torch.ones(4).bfloat16()
+    reason = error_in_words(caught.value)
+    arms = (*ARMS[:3], failed("as_is", reason), failed("recipe-rowwise", reason))
+    told = " ".join(notes(*arms))
+    assert (
+        "FP8, as it is; FP8, rowwise: A tensor in FP8 met one in another dtype outside an FP8 layer" in told
+    )
+    assert "More: fp8doctor explain MOD003." in told
+    assert told.count("A tensor in FP8 met one") == 1

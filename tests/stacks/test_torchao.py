@@ -201,16 +201,19 @@ def test_grouped_weights_of_0_12_to_0_16(name: str, recipe: str) -> None:
     )
 
 
-def test_torchtitans_expert_configuration() -> None:
-    kind = type("Float8GroupedExperts", (nn.Module,), {"_float8_op_config": prototypes.float8()})
-    experts = kind()
+@pytest.mark.parametrize(
+    ("name", "config", "recipe"),
+    [("_float8_op_config", prototypes.float8, "rowwise"), ("_mxfp8_op_config", prototypes.mxfp8, "mxfp8")],
+)
+def test_torchtitans_expert_configuration(name: str, config: Callable[[], Any], recipe: str) -> None:
+    experts = type("GroupedExperts", (nn.Module,), {name: config()})()
     experts.top_k = 2
     experts.w1 = nn.Parameter(torch.zeros(4, 64, 32))
     layer = only(experts)
     assert (layer.stack, layer.use, layer.recipe, layer.weight_class) == (
         "torchao",
         "training",
-        "rowwise",
+        recipe,
         None,
     )
 

@@ -13,6 +13,7 @@ from torch import nn
 from fp8doctor.facts import Linear, recorded
 from tests.examine.models import network
 from tests.stand_ins import transformer_engine as stand_in
+from tests.stand_ins.transformer_engine import OperationGroupedLinear
 
 
 @pytest.fixture(params=["quantization", "fp8"])
@@ -76,6 +77,12 @@ def test_grouped_linear_is_experts(te: ModuleType) -> None:
     (found,) = linears(layer)
     assert (found.gemms, found.role, found.in_features, found.out_features) == (4, "experts", 32, 64)
     assert found.flops_per_token == 2 * 2 * 32 * 64 * 3
+
+
+def test_grouped_linear_as_an_operation_is_experts(te: ModuleType) -> None:
+    (found,) = linears(OperationGroupedLinear(4, 32, 64))
+    assert (found.gemms, found.role, found.use) == (4, "experts", "training")
+    assert found.kind == "transformer_engine.pytorch.ops.basic.grouped_linear.GroupedLinear"
 
 
 def test_megatrons_subclass(te: ModuleType) -> None:

@@ -33,6 +33,16 @@ Float8CurrentScaling = _recipe("Float8CurrentScaling")
 MXFP8BlockScaling = _recipe("MXFP8BlockScaling")
 
 
+class NVFP4BlockScaling(Recipe):
+    """The two settings that want a GPU of compute capability 10.0 or 10.3; on by default (2.20)."""
+
+    def __init__(self, disable_rht: bool = False, disable_stochastic_rounding: bool = False) -> None:
+        self.disable_rht, self.disable_stochastic_rounding = disable_rht, disable_stochastic_rounding
+
+
+NVFP4BlockScaling.__module__ = "transformer_engine.common.recipe"
+
+
 class FP8GlobalStateManager:
     """Whether a forward runs under ``autocast(enabled=True)``, and with which recipe."""
 
@@ -153,13 +163,30 @@ class GroupedLinear(TransformerEngineBaseModule):
         )
 
 
+class OperationGroupedLinear(nn.Module):
+    """``te.ops.GroupedLinear``, an operation: it has no base class and no record of its forwards (2.20)."""
+
+    def __init__(self, num_groups: int, in_features: int, out_features: int) -> None:
+        super().__init__()
+        for i in range(num_groups):
+            self.register_parameter(f"weight{i}", nn.Parameter(torch.zeros(out_features, in_features)))
+
+
+OperationGroupedLinear.__name__ = OperationGroupedLinear.__qualname__ = "GroupedLinear"
+
 MODULES: dict[str, tuple[type, ...]] = {
     "transformer_engine.pytorch.module.base": (TransformerEngineBaseModule,),
     "transformer_engine.pytorch.module.linear": (Linear,),
     "transformer_engine.pytorch.module.layernorm_linear": (LayerNormLinear,),
     "transformer_engine.pytorch.module.layernorm_mlp": (LayerNormMLP,),
     "transformer_engine.pytorch.module.grouped_linear": (GroupedLinear,),
-    "transformer_engine.common.recipe": (DelayedScaling, Float8CurrentScaling, MXFP8BlockScaling),
+    "transformer_engine.pytorch.ops.basic.grouped_linear": (OperationGroupedLinear,),
+    "transformer_engine.common.recipe": (
+        DelayedScaling,
+        Float8CurrentScaling,
+        MXFP8BlockScaling,
+        NVFP4BlockScaling,
+    ),
 }
 for _name, _classes in MODULES.items():
     for _class in _classes:

@@ -110,6 +110,7 @@ def test_unknown_where_it_is_unknown_which_gpu_is_meant(monkeypatch: pytest.Monk
         ("gfx950", "healthy"),
         ("gfx1100", "sick"),
         ("gfx1201", "healthy"),
+        ("gfx1250", "healthy"),
     ],
 )
 def test_amd_by_architecture(monkeypatch: pytest.MonkeyPatch, architecture: str, outcome: str) -> None:

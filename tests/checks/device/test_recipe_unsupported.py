@@ -205,6 +205,42 @@ def test_transformer_engine(
     assert outcome_of("GPU002", look(model)).outcome == ("sick" if sick else "healthy")
 
 
+NO_RHT = {"disable_rht": True, "disable_stochastic_rounding": True}
+
+
+@pytest.mark.parametrize(
+    ("device_of", "settings", "outcome"),
+    [
+        (b200, {}, "healthy"),
+        (rtx5090, {}, "sick"),
+        (rtx5090, {"disable_rht": True}, "sick"),
+        (rtx5090, NO_RHT, "healthy"),
+        (h100, NO_RHT, "sick"),
+    ],
+)
+def test_nvfp4_of_transformer_engine_trains_by_default_on_10_x_only(
+    device_of: Callable[[], Device],
+    settings: dict[str, bool],
+    outcome: str,
+    te: ModuleType,
+    machine: Machine,
+    look: Look,
+) -> None:
+    machine(device_of())
+    model = nn.Sequential(te.Linear(64, 64))
+    with te.autocast(recipe=stand_in.NVFP4BlockScaling(**settings)):
+        model(torch.zeros(16, 64))
+    facts = look(model)
+    assert outcome_of("GPU002", facts).outcome == outcome
+    finding = finding_of("GPU002", facts)
+    if finding and device_of is rtx5090:
+        assert finding.treatment is not None
+        assert (
+            "NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True)" in finding.treatment.code
+        )
+        assert "gradients" in finding.explanation
+
+
 def test_mxfp8_that_accelerate_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, look: Look
 ) -> None:

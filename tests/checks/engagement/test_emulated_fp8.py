@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.quantization import quantize_
 
 from fp8doctor.checks.engagement.emulated_fp8 import emulated_fp8
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, Package
 from fp8doctor.finding import Finding, NotApplicable
 from tests import prototypes
 
@@ -44,6 +45,20 @@ def test_emulation_is_found_and_the_real_kernel_is_the_treatment(
     assert finding.treatment is not None
     assert finding.treatment.name == treatment
     assert emulated_fp8(look(build(False))) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "config"), [("0.16.0", "MXLinearConfig"), ("0.18.0", "MXFP8TrainingOpConfig")]
+)
+def test_real_mx_kernel_in_the_words_of_the_installed_torchao(look: Look, version: str, config: str) -> None:
+    facts = look(mx(emulate=True))
+    packages = {**facts.software.packages, "torchao": Package(version=version, imported=True)}
+    finding = emulated_fp8(
+        msgspec.structs.replace(facts, software=msgspec.structs.replace(facts.software, packages=packages))
+    )
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert config in finding.treatment.code
 
 
 def test_one_of_two(look: Look) -> None:

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from fp8doctor.checks.engagement.partial_conversion import HEALTHY, partial_conversion
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, Package
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.engagement.accelerated import prepare
 from tests.examine.models import llama_8b, lora
@@ -182,6 +182,18 @@ def test_experts_are_not_seen(look: Look) -> None:
     assert finding.treatment.kind == "python"
     exec(finding.treatment.code, {"model": model})
     assert partial_conversion(look(model)) is None
+
+
+def test_experts_in_the_words_of_an_older_torchao(look: Look) -> None:
+    facts = look(with_experts("Mixtral"))
+    packages = {**facts.software.packages, "torchao": Package(version="0.16.0", imported=True)}
+    older = msgspec.structs.replace(
+        facts, software=msgspec.structs.replace(facts.software, packages=packages)
+    )
+    finding = fired(older, "experts")
+    assert finding.treatment is not None
+    assert "MoETrainingConfig()" in finding.treatment.code
+    assert "Float8TrainingOpConfig" not in finding.treatment.code
 
 
 def test_the_printed_filter_leaves_out_what_this_model_has_to_leave_out(look: Look) -> None:

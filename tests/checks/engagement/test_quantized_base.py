@@ -14,7 +14,7 @@ from torch import nn
 from torchao.float8 import convert_to_float8_training
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-from fp8doctor.checks.engagement.quantized_base import SICK, quantized_base
+from fp8doctor.checks.engagement.quantized_base import METHODS, SICK, quantized_base
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
 from tests.examine.models import llama
@@ -81,7 +81,15 @@ def test_treatment_staying_quantized_without_fp8_makes_it_silent(look: Look) -> 
 
 @pytest.mark.parametrize(
     ("method", "sick"),
-    [("gptq", True), ("bitsandbytes", True), ("fp8", False), ("torchao", False), (None, False)],
+    [
+        ("gptq", True),
+        ("bitsandbytes", True),
+        ("mxfp4", True),
+        ("fp8", False),
+        ("torchao", False),
+        ("quanto", False),
+        (None, False),
+    ],
 )
 def test_the_method_in_a_configuration_of_transformers(
     look: Look, monkeypatch: pytest.MonkeyPatch, method: str | None, sick: bool
@@ -97,6 +105,31 @@ def test_the_method_in_a_configuration_of_transformers(
     facts = look(model)
     assert facts.network.quantization == method
     assert isinstance(quantized_base(facts), Finding) is sick
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_base_that_was_dequantised_while_it_was_loaded_is_healthy(
+    look: Look, monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    """gpt-oss's MXFP4 as it has to be loaded to be trained."""
+    from transformers import Mxfp4Config
+
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    model = llama()
+    settings = Mxfp4Config(dequantize=True)
+    model.config.quantization_config = {"dequantize": True, "quant_method": "mxfp4"} if saved else settings
+    facts = look(model)
+    assert facts.network.quantization is None
+    assert not isinstance(quantized_base(facts), Finding)
+    settings.dequantize = False
+    model.config.quantization_config = settings
+    assert isinstance(quantized_base(look(model)), Finding)
+
+
+def test_methods_are_those_of_transformers() -> None:
+    from transformers.utils.quantization_config import QuantizationMethod
+
+    assert set(METHODS) <= {each.value for each in QuantizationMethod}
 
 
 def test_bitsandbytes_layers() -> None:

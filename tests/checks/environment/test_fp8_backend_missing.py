@@ -156,6 +156,19 @@ def test_no_backend_at_all() -> None:
     )
 
 
+def test_nvfp4_layers_of_torchao_need_no_compiled_kernels(
+    look: Callable[..., Facts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are Triton's."""
+    linear = prototypes.module("nvfp4_training.nvfp4_training").NVFP4Linear
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.ops, "loaded_libraries", set())
+    facts = look(nn.Sequential(linear(128, 128)))
+    assert [each.recipe for each in facts.network.linears] == ["nvfp4"]
+    assert facts.software.torchao_libraries == 0
+    assert outcome_of("ENV004", facts).outcome == "not_applicable"
+
+
 def test_mx_layers_without_torchaos_kernels(
     look: Callable[..., Facts], monkeypatch: pytest.MonkeyPatch
 ) -> None:

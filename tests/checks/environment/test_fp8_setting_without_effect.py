@@ -152,10 +152,11 @@ def test_the_real_launcher_with_a_recipe_of_the_other_backend() -> None:
 
 @pytest.mark.parametrize("owner", sorted(DEFAULTS))
 def test_every_variable_of_a_backend_is_idle_under_another(owner: str) -> None:
+    old = {**BOTH, "transformer_engine": "1.13.0"}
     for suffix, default in DEFAULTS[owner].items():
         changed = "false" if default == "true" else "true" if default == "false" else default + "1"
         for backend in DEFAULTS:
-            found = idle(facts({PREFIX + suffix: changed, PREFIX + "BACKEND": backend}))
+            found = idle(facts({PREFIX + suffix: changed, PREFIX + "BACKEND": backend}, old))
             assert found == (() if backend == owner else (PREFIX + suffix,)), (suffix, backend)
 
 
@@ -189,6 +190,24 @@ def test_transformer_engine_gets_no_recipe_under_deepspeed() -> None:
         facts({**variables, "ACCELERATE_USE_DEEPSPEED": "true"}), training=NOT_RECORDED
     )
     assert idle(by_launcher) == (PREFIX + "AMAX_HISTORY_LEN", PREFIX + "USE_MXFP8_BLOCK_SCALING")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "value", "dropped_in", "kept_until"),
+    [("OVERRIDE_DGRAD", "true", "2.0.0", "1.13.0"), ("INTERVAL", "4", "2.2.0", "2.1.0")],
+)
+def test_what_transformer_engine_dropped_has_no_effect(
+    suffix: str, value: str, dropped_in: str, kept_until: str
+) -> None:
+    variables = {PREFIX + "BACKEND": "TE", PREFIX + suffix: value}
+    for version in (dropped_in, "2.20.2"):
+        finding = finding_of("ENV002", facts(variables, {**BOTH, "transformer_engine": version}))
+        assert finding is not None
+        assert finding.evidence["settings"] == (PREFIX + suffix,)
+        assert f"dropped {'interval' if suffix == 'INTERVAL' else 'override'}" in finding.explanation
+        assert finding.treatment is not None
+        assert finding.treatment.code == f"unset {PREFIX + suffix}"
+    assert idle(facts(variables, {**BOTH, "transformer_engine": kept_until})) == ()
 
 
 def test_most_recent_set_by_hand_never_arrives() -> None:

@@ -195,7 +195,12 @@ def layer(**changes: Any) -> Linear:
         ({"recipe": "mxfp8"}, (1056, 4096), True),
         ({"recipe": "blockwise"}, (1056, 4096), False),
         ({"recipe": "float8_block_scaling", "stack": "transformer_engine"}, (1152, 4096), True),
+        ({"recipe": "blockwise", "stack": "transformer_engine"}, (2880, 1040), True),
+        ({"recipe": "blockwise", "stack": "transformer_engine"}, (1032, 4096), False),
         ({"recipe": "nvfp4"}, (1120, 4096), False),
+        ({"recipe": "nvfp4", "stack": "transformer_engine"}, (1040, 4096), True),
+        ({"recipe": "nvfp4", "stack": "transformer_engine"}, (1032, 4096), False),
+        ({"recipe": "mxfp8", "stack": "transformer_engine"}, (1040, 4096), False),
         ({"recipe": None, "kind": "torchao.prototype.mx_formats.mx_linear.MXLinear"}, (1040, 4096), False),
         (
             {"recipe": None, "kind": "torchao.prototype.blockwise_fp8_training.linear.Float8BlockwiseLinear"},
@@ -215,9 +220,13 @@ def test_multiples_by_recipe(changes: dict[str, Any], sides: tuple[int, int], si
     assert (unaligned_dimensions(facts) is None) == silent
 
 
-def test_frozen_transformer_engine_layers_want_eight_tokens() -> None:
-    assert tokens_divisor(layer(stack="transformer_engine", recipe="delayed", requires_grad=False)) == 8
-    assert tokens_divisor(layer(stack="transformer_engine", recipe="delayed", requires_grad=True)) == 16
+@pytest.mark.parametrize(
+    ("recipe", "frozen", "trained"),
+    [("delayed", 8, 16), ("blockwise", 8, 16), ("mxfp8", 32, 32), ("nvfp4", 16, 16)],
+)
+def test_tokens_of_transformer_engine_by_recipe(recipe: str, frozen: int, trained: int) -> None:
+    assert tokens_divisor(layer(stack="transformer_engine", recipe=recipe, requires_grad=False)) == frozen
+    assert tokens_divisor(layer(stack="transformer_engine", recipe=recipe, requires_grad=True)) == trained
 
 
 def test_padding_goes_to_the_sequence_where_there_is_one() -> None:

@@ -1,0 +1,167 @@
+"""The command that explains: a check by its code or name, an error by its text, a page by the words in it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fp8doctor.cli.console import show_json, show_page
+from fp8doctor.cli.delivery import OK, WIDEST
+from fp8doctor.cli.options import list_options
+from fp8doctor.errors import UserError
+
+if TYPE_CHECKING:
+    from fp8doctor.known_errors import KnownError
+    from fp8doctor.registry import Check
+
+MOST_WORDS = 3
+"""More words than these are an error's text, not what somebody looks for."""
+
+SHORTEST_WORD = 3
+"""Characters of a word that is looked for."""
+
+LONGEST_CODE = 40
+"""Characters; what is longer is not repeated in an answer."""
+
+
+@click.command()
+@click.argument("asked", nargs=-1, required=True, metavar="CODE|WORDS|ERROR|-")
+@list_options
+def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> int:
+    """Show the page of a check, or what is known of an error by its text; - reads a traceback from stdin."""
+    from fp8doctor import registry
+    from fp8doctor.known_errors import recognise
+
+    text = _from_stdin() if asked == ("-",) else " ".join(asked)
+    catalogue = registry.discover(checks)
+    check = next((each for each in catalogue if text.strip().lower() in (each.code.lower(), each.name)), None)
+    if check is not None:
+        page = f"{check.code} {check.name} · {check.area} · {check.severity}\n\n{check.page}"
+        _show(format, {**summary(check), "page": check.page}, page)
+    elif errors := recognise(text):
+        told = {"errors": [error._asdict() for error in errors]}
+        _show(format, told, "\n\n".join(_error_page(error, catalogue) for error in errors))
+    elif found := speaking_of(text, catalogue):
+        lines = (f"{each.code} {each.name}: {each.title}" for each in found)
+        more = f"More: fp8doctor explain {found[0].code}"
+        _show(format, {"checks": list(map(summary, found))}, "\n".join((*lines, "", more)))
+    else:
+        raise UserError(_not_known(text, catalogue))
+    return OK
+
+
+def _from_stdin() -> str:
+    return sys.stdin.buffer.read().decode("utf-8", "replace")
+
+
+def _show(format: str, data: dict[str, Any], page: str) -> None:
+    if format == "json":
+        show_json(data)
+    else:
+        show_page(page)
+
+
+def _error_page(error: KnownError, catalogue: Sequence[Check]) -> str:
+    """Write what is known of an error, in the words of the table: nothing of the user's text is repeated."""
+    finders = [f"{check.code} {check.name}" for check in catalogue if check.code in error.codes]
+    found = f"Found by: {', '.join(finders)}. fp8doctor explain {error.codes[0]}" if finders else ""
+    lines = (f"    {line}" for whole in error.lines.split("\n") for line in _narrow(whole))
+    return "\n".join(
+        (
+            *_wrapped(error.says),
+            "",
+            *_wrapped(f"Cause. {error.cause}"),
+            "",
+            "What to do.",
+            "",
+            *lines,
+            "",
+            *_wrapped(f"Versions: {error.versions}."),
+            *_wrapped(found),
+            *_wrapped(f"Source: {error.source}."),
+        )
+    )
+
+
+def _narrow(line: str) -> Iterator[str]:
+    """Write the comment of a long line above it."""
+    code, mark, comment = line.partition("   # ")
+    if mark and len(line) > WIDEST - 4:
+        yield f"# {comment}"
+        yield code
+    else:
+        yield line
+
+
+def _wrapped(text: str) -> Iterator[str]:
+    from fp8doctor.render.terminal import wrap
+
+    yield from wrap(text.split(), WIDEST)
+
+
+def speaking_of(text: str, catalogue: Sequence[Check]) -> list[Check]:
+    """Find the checks of a few words: one is in the title or the name, or all are in the page. The page
+    that has them together comes first."""
+    words = [word for word in text.lower().split() if len(word) >= SHORTEST_WORD]
+    if not 0 < len(words) <= MOST_WORDS or re.search(r":|Error|Exception", text):
+        return []
+    patterns = [re.compile(rf"(?<!\w){re.escape(word)}(?!\w)") for word in words]
+
+    phrase = " ".join(text.lower().split())
+
+    def rank(check: Check) -> tuple[bool, int, int]:
+        heading = f"{check.area} {check.name} {check.title}".lower()
+        page = check.page.lower()
+        return (
+            len(words) > 1 and phrase in " ".join(page.split()),
+            sum(pattern.search(heading) is not None for pattern in patterns),
+            min(len(pattern.findall(page)) for pattern in patterns),
+        )
+
+    ranks = {check.code: rank(check) for check in catalogue}
+    return sorted(
+        (check for check in catalogue if any(ranks[check.code])),
+        key=lambda each: ranks[each.code],
+        reverse=True,
+    )
+
+
+def _not_known(text: str, catalogue: Sequence[Check]) -> str:
+    """Say that nothing is known, without repeating what may be a secret."""
+    from fp8doctor.facts.scrub import scrub
+    from fp8doctor.known_errors import KNOWN_ERRORS
+
+    word = scrub(text.strip())
+    if word and len(word.split()) == 1 and len(word) <= LONGEST_CODE:
+        return (
+            f"no check has the code {word!r}{alike(word, catalogue)}, and no page speaks of it; "
+            "'fp8doctor list' shows them all"
+        )
+    return (
+        f"this text holds none of the {len(KNOWN_ERRORS)} messages that are known, so nothing can be said of "
+        "it; 'fp8doctor list' shows what is checked, and 'fp8doctor model.py' or 'fp8doctor run train.py' "
+        "looks at the job itself"
+    )
+
+
+def summary(check: Check) -> dict[str, Any]:
+    """A check as ``list`` and ``explain`` write it in JSON."""
+    return {
+        "code": check.code,
+        "name": check.name,
+        "area": check.area,
+        "severity": check.severity,
+        "title": check.title,
+    }
+
+
+def alike(code: str, catalogue: Sequence[Check]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(code.upper(), [check.code for check in catalogue])
+    return f" (there is {', '.join(near)})" if near else ""

@@ -1,0 +1,157 @@
+"""Messages of Accelerate, transformers and Unsloth."""
+
+from __future__ import annotations
+
+from fp8doctor.known_errors.known_error import KnownError
+
+UNSLOTH = "unsloth/models"
+
+HUGGING_FACE = (
+    KnownError(
+        says="Using `fp8` precision requires `transformer_engine` or `MS-AMP` to be installed; Tried to "
+        "train "
+        "with `fp8` and auto-detect backend, but no FP8-compatible backend was installed",
+        pattern=r"Using `fp8` precision requires `transformer_engine` or `MS-AMP` to be installed"
+        r"|Tried to train with `fp8` and auto-detect backend, but no FP8-compatible backend was installed",
+        cause="Accelerate finds no FP8 backend: torchao, Transformer Engine and MS-AMP are all missing.",
+        lines="pip install torchao",
+        versions="accelerate 1.6 to 1.15; the text leaves torchao out, which is taken as well",
+        source="accelerate/state.py:935, accelerator.py:501 (1.15.0)",
+        codes=("ENV004",),
+    ),
+    KnownError(
+        says="Passing in an FP8 configuration requires setting `mixed_precision='fp8'`",
+        pattern=r"Passing in an FP8 configuration requires setting `mixed_precision='fp8'`",
+        cause="An FP8 recipe was handed to Accelerator(), and the precision is another one: the argument "
+        "says so, "
+        "or a variable or config file of the launcher does.",
+        lines='accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs()])',
+        versions="accelerate 1.6 to 1.15; 1.8.0 and 1.8.1 raise it whenever only the launcher asked for FP8",
+        source="accelerate/accelerator.py:512 (1.15.0, raised on a CPU)",
+        codes=("ENV001", "ENV008"),
+    ),
+    KnownError(
+        says="torchao with FSDP2 and cpu_ram_efficient_loading is not supported",
+        pattern=r"torchao with FSDP2 and cpu_ram_efficient_loading is not supported",
+        cause="`accelerate launch` switches on loading on the first rank only, which torchao's conversion "
+        "does "
+        "not survive.",
+        lines="accelerate launch --fsdp_cpu_ram_efficient_loading false train.py",
+        versions="accelerate 1.8 to 1.15",
+        source="accelerate/accelerator.py:525 (1.15.0)",
+    ),
+    KnownError(
+        says="`AcceleratorState` object has no attribute `fsdp_plugin`",
+        pattern=r"`AcceleratorState` object has no attribute `fsdp_plugin`",
+        cause="accelerate 1.8 asks for FSDP's settings whenever its FP8 backend is torchao, without FSDP "
+        "too.",
+        lines='pip install --upgrade "accelerate>=1.9"',
+        versions="accelerate 1.8.0 and 1.8.1",
+        source="accelerate/accelerator.py and state.py (1.8.0, raised on a CPU)",
+    ),
+    KnownError(
+        says="MXFP8 block scaling is not available: ...",
+        pattern=r"MXFP8 block scaling is not available\b",
+        cause="ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING or use_mxfp8_block_scaling asks for MXFP8, which "
+        "Transformer Engine has on compute capability 10.x only.",
+        lines="unset ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING",
+        versions="accelerate 1.11 to 1.15",
+        source="accelerate/utils/transformer_engine.py:168 (1.15.0)",
+        codes=("GPU002",),
+    ),
+    KnownError(
+        says="The current device has compute capability of ... which is insufficient for FP8 mixed precision "
+        "training. Will use FP16 instead.",
+        pattern=r"insufficient for FP8 mixed precision training \(requires a GPU Hopper/Ada",
+        cause="Accelerate turned fp8 into fp16, on a warning: the first GPU that nvidia-smi names is older "
+        "than "
+        "Ada.",
+        lines='accelerator = Accelerator(mixed_precision="bf16")',
+        versions="accelerate 1.4 to 1.15",
+        source="accelerate/state.py:940 (1.15.0)",
+        codes=("GPU003", "GPU001"),
+    ),
+    KnownError(
+        says="FP8 quantized models is only supported on GPUs with compute capability >= 8.9 (or 9.0)",
+        pattern=r"FP8 quantized models is only supported on GPUs with compute capability >= (8\.9|9\.0)",
+        cause="This GPU cannot run the checkpoint's FP8 layers; transformers loads them in BF16 where it "
+        "can.",
+        lines="AutoModelForCausalLM.from_pretrained(name, "
+        "quantization_config=FineGrainedFP8Config(dequantize=True))",
+        versions="transformers 5.23 warns and dequantises for quant_method fp8, and raises for fbgemm_fp8",
+        source="transformers/quantizers/quantizer_finegrained_fp8.py:53, quantizer_fbgemm_fp8.py:73 (5.23.0)",
+        codes=("GPU001",),
+    ),
+    KnownError(
+        says="You cannot perform fine-tuning on purely quantized models",
+        pattern=r"You cannot perform fine-tuning on purely quantized models",
+        cause="A Trainer got a quantized model (FP8, 4 or 8 bits) without adapters: such weights get no "
+        "gradient.",
+        lines="model = get_peft_model(model, LoraConfig())   # to save memory; for speed BF16 weights and "
+        "convert_to_float8_training(model)",
+        versions="transformers with Trainer, 5.23 included",
+        source="transformers/trainer_utils.py:133 (5.23.0, raised on a CPU)",
+        codes=("MOD003", "MOD009"),
+    ),
+    KnownError(
+        says="The model you are trying to fine-tune is quantized with ... but that quantization method do "
+        "not "
+        "support training",
+        pattern=r"that quantization method do not support training",
+        cause="The checkpoint's quantization has no backward in transformers, with adapters either.",
+        lines="AutoModelForCausalLM.from_pretrained(name, "
+        "quantization_config=FineGrainedFP8Config(dequantize=True))   # of an FP8 checkpoint",
+        versions="transformers with Trainer, 5.23 included",
+        source="transformers/trainer_utils.py:140 (5.23.0, raised on a CPU)",
+        codes=("MOD003", "MOD009"),
+    ),
+    KnownError(
+        says="Unsloth: On the fly `load_in_fp8` requires H100 GPUs or after (or torch 2.9.0+, or torchao "
+        "0.15.0+)",
+        pattern=r"Unsloth: (On the fly )?`load_in_fp8` requires (H100 GPUs or after|torch 2\.9\.0\+"
+        r"|torchao 0\.15\.0\+)",
+        cause="load_in_fp8 quantizes the weights while it loads them, on compute capability 9.0 and higher "
+        "only. "
+        "It saves memory; it is not FP8 training.",
+        lines="FastLanguageModel.from_pretrained(name, load_in_16bit=True)   # or load_in_4bit=True",
+        versions="Unsloth 2026.10",
+        source=f"{UNSLOTH}/loader_utils.py:4508 to 4528 (2026.10.9)",
+        codes=("MOD003",),
+    ),
+    KnownError(
+        says="Unsloth: `load_in_fp8` is not compatible with full finetuning",
+        pattern=r"Unsloth: `load_in_fp8` is not compatible with",
+        cause="Weights that load_in_fp8 quantized get no gradient, so that only adapters can be trained on "
+        "them, "
+        "and no other load_in_ fits beside it.",
+        lines="FastLanguageModel.from_pretrained(name, full_finetuning=True, float8_training=True)   # FP8 "
+        "training, on compute capability 12.x; or without load_in_fp8",
+        versions="Unsloth 2026.10",
+        source=f"{UNSLOTH}/loader_utils.py:4496 and 4499 (2026.10.9)",
+        codes=("MOD003",),
+    ),
+    KnownError(
+        says="Unsloth: float8_training = ... has not been measured faster than bfloat16 on ...",
+        pattern=r"Unsloth: float8_training( = '\w+')? (has not been measured faster than bfloat16"
+        r"|trained slower than bfloat16|needs compute capability 8\.9\+|with tensorwise scaling gives NaN "
+        r"|needs the model on an NVIDIA GPU)",
+        cause="Unsloth runs its float8_training by name only where it timed it faster (compute capability "
+        "12.x); "
+        "on 8.9 with one scale per tensor it saw NaN gradients.",
+        lines='config = Float8LinearConfig.from_recipe_name("tensorwise")\n'
+        "# float8_training=config asks for it by hand on Hopper and Blackwell; on Ada train in BF16",
+        versions="Unsloth 2026.10",
+        source=f"{UNSLOTH}/float8_training.py:195 to 225 (2026.10.9)",
+    ),
+    KnownError(
+        says="Unsloth: FP8 quantization is only supported on L4 and higher GPUs with compute capability 8.9",
+        pattern=r"Unsloth: (FBGEMM )?FP8 quantization is only supported on (L4|H100) and higher GPUs",
+        cause="The checkpoint's weights are in FP8, and this GPU has no tensor cores for them (FBGEMM's "
+        "layers "
+        "want Hopper).",
+        lines="FastLanguageModel.from_pretrained(name)   # the 16- or 4-bit checkpoint of the same model",
+        versions="Unsloth 2026.10",
+        source=f"{UNSLOTH}/_utils.py:9421 and 9431 (2026.10.9)",
+        codes=("GPU001",),
+    ),
+)
