@@ -20,7 +20,7 @@ LOADING = (
     ),
     KnownError(
         says="libcudnn...: undefined symbol",
-        pattern=r"libcudnn\S*: undefined symbol|undefined symbol: \S*cudnn",
+        pattern=r"libcudnn\S{0,40}: undefined symbol|undefined symbol: \S{0,200}cudnn",
         cause="Parts of two cuDNN versions are mixed in one process: pip's and the system's.",
         lines=f"{CUDNN_PATH}   # or import transformer_engine before cuDNN is used",
         versions="any",
@@ -29,7 +29,7 @@ LOADING = (
     ),
     KnownError(
         says="libcudnn...: cannot open shared object file; cudnn shared object not found",
-        pattern=r"libcudnn\S*: cannot open shared object|cudnn shared object not found",
+        pattern=r"libcudnn\S{0,40}: cannot open shared object|cudnn shared object not found",
         cause="The loader finds no cuDNN for Transformer Engine.",
         lines=CUDNN_PATH,
         versions="the second text from Transformer Engine 2.11 on",
@@ -61,7 +61,7 @@ LOADING = (
     ),
     KnownError(
         says="undefined symbol: _ZN3c10...",
-        pattern=r"undefined symbol: _Z\w*(c10|torch|at)\d",
+        pattern=r"undefined symbol: _Z\w{0,200}?(c10|torch|at)\d",
         cause="The compiled extension was built for another torch.",
         lines="pip install --force-reinstall --no-cache-dir --no-deps --no-build-isolation "
         "transformer_engine_torch",

@@ -94,7 +94,7 @@ TORCH_AND_TORCHAO = (
     ),
     KnownError(
         says="\"add_stub\" not implemented for 'Float8_e4m3fn' (or another kernel)",
-        pattern=r"\"\w+\" not implemented for '(Float8_|Float4_)\w+'",
+        pattern=r"\"\w{1,80}\" not implemented for '(Float8_|Float4_)\w+'",
         cause="An ordinary operation ran on a tensor in FP8. FP8 dtypes have casts and scaled GEMMs only: "
         "the "
         "model itself was cast to float8, or an FP8 checkpoint was loaded into ordinary layers.",
@@ -136,8 +136,7 @@ TORCH_AND_TORCHAO = (
         r"|Recomputed values for the following tensors have different metadata"
         r"|trying to save more tensors during recomputation)",
         cause="The recompute did not do what the forward did. In FP8 jobs: Transformer Engine's autocast is "
-        "closed when torch's checkpoint recomputes, so that the layers run in BF16; or one of the two passes "
-        "is compiled and the other is not.",
+        "closed when torch's checkpoint recomputes, so that the layers run in BF16.",
         lines="x = te.checkpoint(block, x)   # in the place of torch.utils.checkpoint, around Transformer "
         "Engine's layers",
         versions="use_reentrant=False; with reentrant checkpointing nothing is raised",
@@ -158,10 +157,10 @@ TORCH_AND_TORCHAO = (
     KnownError(
         says="attempting to run aten...., this is not supported",
         pattern=r"attempting to run aten\.[\w.]+, this is not supported",
-        cause="An operation reached torchao's Float8TrainingTensor that it has no FP8 form for, such as one "
-        "between a float8 all-gather and the layer.",
-        lines="Float8LinearConfig(enable_fsdp_float8_all_gather=False)   # or leave that module out by "
-        "module_filter_fn",
+        cause="An operation reached torchao's Float8TrainingTensor that it has no FP8 form for.",
+        lines="convert_to_float8_training(model, module_filter_fn=lambda module, name: name not in NAMES)  "
+        " # "
+        "without the module that the traceback names",
         versions="torchao 0.10 to 0.18",
         source="torchao/float8/float8_training_tensor.py:375 (0.18.0, raised on a CPU)",
     ),
@@ -214,7 +213,7 @@ TORCH_AND_TORCHAO = (
     ),
     KnownError(
         says="mxfp8_quantize_... requires CUDA, SM 10.x, and CUDA 12.8+; SM100 kernels not available",
-        pattern=r"mxfp8_quantize_\w+ requires CUDA, SM 10\.x, and CUDA 12\.8\+"
+        pattern=r"mxfp8_quantize_\w{1,40} requires CUDA, SM 10\.x, and CUDA 12\.8\+"
         r"|SM100 kernels not available\. Please use torchao CUDA 12\.8\+ build",
         cause="MXFP8 needs a GPU of compute capability 10.x and a torchao built with CUDA 12.8 or newer.",
         lines="config = Float8LinearConfig()   # FP8 with one scale per tensor runs on 8.9 and higher",
@@ -224,7 +223,7 @@ TORCH_AND_TORCHAO = (
     ),
     KnownError(
         says="mxfp8_quantize_... requires additional Python runtime package(s)",
-        pattern=r"mxfp8_quantize_\w+ requires additional Python runtime package\(s\)",
+        pattern=r"mxfp8_quantize_\w{1,40} requires additional Python runtime package\(s\)",
         cause="torchao's MXFP8 casts for experts are CuTe DSL kernels, whose two packages it does not "
         "install.",
         lines="pip install nvidia-cutlass-dsl apache-tvm-ffi",

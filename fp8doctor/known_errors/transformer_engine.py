@@ -116,9 +116,7 @@ TRANSFORMER_ENGINE = (
     KnownError(
         says="Unable to find any suitable algorithms; Unable to find suitable cuBLAS GEMM algorithm",
         pattern=r"Unable to find (any suitable algorithms|suitable cuBLAS GEMM algorithm)",
-        cause="cuBLASLt has no FP8 kernel for these sizes or this recipe on this GPU; often a cuBLAS older "
-        "than "
-        "the GPU.",
+        cause="cuBLASLt has no FP8 kernel for these sizes or this recipe on this GPU.",
         lines="pip install --upgrade nvidia-cublas   # with CUDA 12 nvidia-cublas-cu12",
         versions="Transformer Engine 1.13 to 2.19",
         source="transformer_engine/common/gemm/cublaslt_gemm.cu:770 (main), 255 (1.13)",

@@ -408,6 +408,14 @@ def test_long_text_is_read_from_its_end() -> None:
     assert recognise("0 " * 700_000 + "RuntimeError: derivative for aten::_scaled_mm is not implemented")
 
 
+@pytest.mark.parametrize(
+    "word", ["libcudnn", "mxfp8_quantize_", '"', "_Z", "undefined symbol: _Z", "NVRTC_ERROR_", "Unsloth: "]
+)
+def test_hostile_text_takes_no_longer_than_any_other(word: str) -> None:
+    """A pattern that begins at each of these words and reads on to the end would take hours."""
+    assert recognise(word * (600_000 // len(word))) == ()
+
+
 def test_codes_are_those_of_checks() -> None:
     known = {check.code for check in registry.discover()}
     assert {code for error in KNOWN_ERRORS for code in error.codes} <= known
