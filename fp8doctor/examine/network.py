@@ -16,7 +16,7 @@ from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import class_name, lineage
 from fp8doctor.stacks.looking import buffers_of, children_of, is_a, parameters_of, read, state_of
-from fp8doctor.stacks.tensors import dtype_name, is_float8, stored
+from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, whole_size
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 CONFIGS = ("config", "model_args", "args", "params")
@@ -44,7 +44,7 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
             continue
         names.setdefault(id(parameter), []).append(name)
         unique[id(parameter)] = parameter
-    counts = {key: packed.get(key) or parameter.numel() for key, parameter in unique.items()}
+    counts = {key: packed.get(key) or whole_size(parameter) for key, parameter in unique.items()}
     dtypes: Counter[str] = Counter()
     for key, parameter in unique.items():
         dtypes[dtype_name(stored(parameter) if key in packed else parameter)] += counts[key]
