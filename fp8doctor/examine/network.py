@@ -9,7 +9,7 @@ from torch import nn
 
 from fp8doctor.examine.blocks import find_blocks
 from fp8doctor.examine.compile_marks import forward_of_torch
-from fp8doctor.examine.linears import PRETRAINED, describe, elements, find_layers
+from fp8doctor.examine.linears import PRETRAINED, describe, elements, find_layers, is_convolution
 from fp8doctor.examine.walk import Place, Tree, parameters, wrapped_child
 from fp8doctor.facts import Network
 from fp8doctor.facts.scrub import scrub
@@ -75,6 +75,7 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         wrappers=wrappers(tree.root),
         vocabulary=vocabulary,
         hidden_size=hidden_size,
+        channel_widths=channel_widths(tree),
     )
 
 
@@ -114,6 +115,20 @@ def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]
         (size for name in HIDDEN if type(size := read(config, name)) is int), read(table, "embedding_dim")
     )
     return vocabulary, hidden
+
+
+def channel_widths(tree: Tree) -> tuple[int, ...]:
+    """Find the widths of norms, embeddings and convolutions: what a model calls its channels."""
+    found: set[int] = set()
+    for place in tree.places:
+        own = {name: each for name, each in parameters_of(place.module).items() if each is not None}
+        found.update(each.shape[0] for name, each in own.items() if each.dim() == 1 and name != "bias")
+        weight = own.get("weight")
+        if weight is not None and is_embedding(place):
+            found.add(weight.shape[-1])
+        elif weight is not None and is_convolution(place):
+            found.update(weight.shape[:2])
+    return tuple(sorted(found - {0}))
 
 
 def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:
