@@ -11,9 +11,9 @@ count. A layer that breaks the rule either raises on a GPU ("divisible by 16"), 
 the converter and runs in 16 bits.
 
 What to do. Pad to the next multiple: widths in the configuration, tokens in the collator. A head's
-classes, and the patches or tokens that a mixing layer runs over, stay what they are: leave these layers
-out of the conversion. A mixing layer is told by its sides, which no norm, embedding, convolution or
-head has; one that is by chance as wide as the channels (gMixer) is taken for a width.
+classes, and the patches or tokens that a mixing layer runs over, stay what they are: leave these
+layers out of the conversion. A mixing layer is told by its sides, which no norm, embedding,
+convolution or head has; one that is by chance as wide as the channels (gMixer) is not told apart.
 
     DataCollatorWithPadding(tokenizer)                        # before: 1003 tokens
     DataCollatorWithPadding(tokenizer, pad_to_multiple_of=16) # after: 1008 tokens
@@ -162,8 +162,8 @@ def counts_classes(linear: Linear, network: Network) -> bool:
 def on_channels(network: Network) -> Callable[[Linear], bool]:
     """Tell which Linears lie between channels: what is as wide as a norm, or leads to a Linear that is.
 
-    A Linear of an MLP-Mixer runs over patches, and only its own kind is as wide. Where few are joined so, what
-    was seen is not what the model calls its channels, and all of them may lie between channels.
+    A Linear of an MLP-Mixer runs over patches, and only its own kind is as wide. Where few are joined so,
+    what was seen is not what the model calls its channels, and all of them may lie between channels.
     """
     widths = set(network.channel_widths) if recorded(network, "channel_widths") else set()
     widths |= {linear.in_features for linear in network.linears if linear.role == "head"}
