@@ -11,7 +11,9 @@ count. A layer that breaks the rule either raises on a GPU ("divisible by 16"), 
 the converter and runs in 16 bits.
 
 What to do. Pad to the next multiple: widths in the configuration, tokens in the collator. A head's
-classes stay what they are: leave it out of the conversion.
+classes, and the patches or tokens that a mixing layer runs over, stay what they are: leave these
+layers out of the conversion. A mixing layer is told by its sides, which no norm, embedding,
+convolution or head has; one that is by chance as wide as the channels (gMixer) is not told apart.
 
     DataCollatorWithPadding(tokenizer)                        # before: 1003 tokens
     DataCollatorWithPadding(tokenizer, pad_to_multiple_of=16) # after: 1008 tokens
@@ -27,6 +29,8 @@ https://github.com/pytorch/ao/issues/3111 https://github.com/NVIDIA/TransformerE
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.layers import would_be_converted
@@ -75,6 +79,8 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     skipped = [
         each for each in linears if would_be_converted(each, rewritten=True, padded=True) and unaligned(each)
     ]
+    channels = on_channels(facts.network)
+    skipped = [linear for linear in skipped if channels(linear)]
     if sum(linear.flops_share_pct or 0.0 for linear in skipped) < WORTH_MENTIONING_PCT:
         skipped = []
     tokens = facts.workload.tokens if facts.workload.batch_source == "given" else None
@@ -84,8 +90,9 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
         return None
     offenders = raising + skipped
     classifiers = [linear for linear in raising if counts_classes(linear, facts.network)]
-    padded = [linear for linear in offenders if not counts_classes(linear, facts.network)]
-    causes, changes = [], widened(padded)
+    across = [linear for linear in raising if not channels(linear)]
+    padded = [linear for linear in offenders if linear not in (*classifiers, *across)]
+    causes, changes = [], [*widened(padded), *left_as_they_are(classifiers, across)]
     if raising:
         have = "has" if len(raising) == 1 else "have"
         causes.append(f"{len(raising)} of {plural(len(fp8), 'FP8 layer')} {have} sides that raise on a GPU")
@@ -94,10 +101,6 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
         causes.append(
             f"{plural(len(skipped), 'Linear')} ({share:.0f} % of the GEMM FLOPs) cannot be converted"
         )
-    changes += [
-        f"# {each.name}: {each.out_features} classes stay what they are; leave it out of the conversion"
-        for each in classifiers
-    ]
     if ragged:
         causes.append(f"{tokens} tokens a step are not a multiple of {tokens_multiple}")
         changes.append(
@@ -116,8 +119,8 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
             "in_features": offenders[0].in_features if offenders else None,
             "out_features": offenders[0].out_features if offenders else None,
         },
-        treatment=keep_in_bf16([each.name for each in classifiers], facts)
-        if classifiers and not (padded or ragged)
+        treatment=keep_in_bf16([each.name for each in (*classifiers, *across)], facts)
+        if (classifiers or across) and not (padded or ragged)
         else Treatment(
             name="pad-dimensions" if offenders else "pad-tokens",
             summary="pad to the next multiple: widths in the configuration, tokens in the collator"
@@ -154,6 +157,34 @@ def counts_classes(linear: Linear, network: Network) -> bool:
     if linear.role != "head":
         return False
     return not recorded(network, "vocabulary") or linear.out_features != network.vocabulary
+
+
+def on_channels(network: Network) -> Callable[[Linear], bool]:
+    """Tell which Linears lie between channels: what is as wide as a norm, or leads to a Linear that is.
+
+    A Linear of an MLP-Mixer runs over patches, and only its own kind is as wide. Where few are joined so,
+    what was seen is not what the model calls its channels, and all of them may lie between channels.
+    """
+    widths = set(network.channel_widths) if recorded(network, "channel_widths") else set()
+    widths |= {linear.in_features for linear in network.linears if linear.role == "head"}
+    sides = [frozenset((linear.in_features, linear.out_features)) for linear in network.linears]
+    while new := [each for each in sides if each & widths and not each <= widths]:
+        widths.update(*new)
+    few = sum(each <= widths for each in sides) < len(sides) / 2
+    return lambda linear: few or linear.in_features in widths
+
+
+def left_as_they_are(classifiers: list[Linear], across: list[Linear]) -> list[str]:
+    """Write what is not padded, a line for each head and for each shape that lies across the channels."""
+    shapes = {(each.in_features, each.out_features): each.name for each in reversed(across)}
+    return [
+        f"# {each.name}: {each.out_features} classes stay what they are; leave it out of the conversion"
+        for each in classifiers
+    ] + [
+        f"# {name}: no norm, embedding or convolution is {k} or {n} wide; where that counts patches or "
+        "tokens it stays what it is: leave it out of the conversion"
+        for (k, n), name in sorted(shapes.items())
+    ]
 
 
 def multiple_of(linear: Linear) -> int:

@@ -33,9 +33,8 @@ class Run(click.Command):
     """Everything from the script, or from ``-m``, on is the script's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        at = first_word(args, set(options_with_value(self)))
-        module = next((n for n, arg in enumerate(args[:at]) if arg == "-m"), None)
-        at = module if module is not None else len(args) if at is None else at
+        at = first_word(args, set(options_with_value(self)), ("-m",))
+        at = len(args) if at is None else at
         ctx.meta["script"] = args[at:]
         return super().parse_args(ctx, args[:at])
 

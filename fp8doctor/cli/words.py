@@ -13,12 +13,17 @@ def options_with_value(command: click.Command) -> Iterator[str]:
             yield from parameter.opts
 
 
-def first_word(args: Sequence[str], with_value: set[str]) -> int | None:
-    """Where the first word stands that is neither an option nor the value of one."""
+def first_word(args: Sequence[str], with_value: set[str], words: tuple[str, ...] = ()) -> int | None:
+    """Where the first word stands that is neither an option nor the value of one.
+
+    What begins like one of ``words`` is no option.
+    """
     is_value = False
     for at, arg in enumerate(args):
         if is_value:
             is_value = False
+        elif arg.startswith(words):
+            return at
         elif arg == "--":
             return None
         elif arg.startswith("--"):

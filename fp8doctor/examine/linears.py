@@ -116,6 +116,11 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
     )
 
 
+def is_convolution(place: Place) -> bool:
+    """Whether this is one of torch's convolutions or a class derived from them."""
+    return place.kind.descends_from("torch.nn.", "Conv1d", "Conv2d", "Conv3d")
+
+
 def elements(layer: Layer) -> int:
     """Count the elements of the weight as the layer multiplies it, packed or not."""
     return layer.in_features * layer.out_features * layer.gemms
@@ -209,9 +214,7 @@ def _ends(
 ) -> set[int]:
     """Find the last layer behind the blocks, or behind convolutions, where its output has a width that no
     layer takes; and such layers beside it in a module of their own, as those of a detector."""
-    convolves = any(
-        place.kind.descends_from("torch.nn.", "Conv1d", "Conv2d", "Conv3d") for place in tree.places
-    )
+    convolves = any(map(is_convolution, tree.places))
     if not candidates or not (blocks or convolves):
         return set()
     taken = {layer.in_features for _, layer in found}

@@ -9,14 +9,14 @@ from torch import nn
 
 from fp8doctor.examine.blocks import find_blocks
 from fp8doctor.examine.compile_marks import forward_of_torch
-from fp8doctor.examine.linears import PRETRAINED, describe, elements, find_layers
+from fp8doctor.examine.linears import PRETRAINED, describe, elements, find_layers, is_convolution
 from fp8doctor.examine.walk import Place, Tree, parameters, wrapped_child
 from fp8doctor.facts import Network
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import class_name, lineage
 from fp8doctor.stacks.looking import buffers_of, children_of, is_a, parameters_of, read, state_of
-from fp8doctor.stacks.tensors import dtype_name, is_float8, stored
+from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, whole_size
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 CONFIGS = ("config", "model_args", "args", "params")
@@ -44,7 +44,7 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
             continue
         names.setdefault(id(parameter), []).append(name)
         unique[id(parameter)] = parameter
-    counts = {key: packed.get(key) or parameter.numel() for key, parameter in unique.items()}
+    counts = {key: packed.get(key) or whole_size(parameter) for key, parameter in unique.items()}
     dtypes: Counter[str] = Counter()
     for key, parameter in unique.items():
         dtypes[dtype_name(stored(parameter) if key in packed else parameter)] += counts[key]
@@ -75,6 +75,7 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         wrappers=wrappers(tree.root),
         vocabulary=vocabulary,
         hidden_size=hidden_size,
+        channel_widths=channel_widths(tree),
     )
 
 
@@ -114,6 +115,20 @@ def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]
         (size for name in HIDDEN if type(size := read(config, name)) is int), read(table, "embedding_dim")
     )
     return vocabulary, hidden
+
+
+def channel_widths(tree: Tree) -> tuple[int, ...]:
+    """Find the widths of norms, embeddings and convolutions: what a model calls its channels."""
+    found: set[int] = set()
+    for place in tree.places:
+        own = {name: each for name, each in parameters_of(place.module).items() if each is not None}
+        found.update(each.shape[0] for name, each in own.items() if each.dim() == 1 and name != "bias")
+        weight = own.get("weight")
+        if weight is not None and is_embedding(place):
+            found.add(weight.shape[-1])
+        elif weight is not None and is_convolution(place):
+            found.update(weight.shape[:2])
+    return tuple(sorted(found - {0}))
 
 
 def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:

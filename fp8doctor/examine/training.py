@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,12 +14,13 @@ from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.conversion import examine_conversion
 from fp8doctor.examine.dynamo import examine_dynamo
 from fp8doctor.examine.kv_cache import cache_holder, cache_switch, use_cache
+from fp8doctor.examine.optimizer import innermost, outside, unwrapped
 from fp8doctor.examine.walk import Tree, parameters
 from fp8doctor.facts import TrainerArguments, Training
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.lineage import class_name
-from fp8doctor.stacks.looking import forward_of, is_a, read, state_of
+from fp8doctor.stacks.looking import forward_of, read, state_of
 
 FIRST = 5
 """Names that stand for a longer list."""
@@ -63,7 +63,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         cache_switch=cache_switch(tree, arguments),
         cache_holder=cache_holder(tree, cache_switch(tree, arguments)),
         alloc_retries=examine_allocator(gaps),
-        optimizer_stepped=None if optimizer is None else bool(read(unwrapped(optimizer), "state")),
+        optimizer_stepped=None if optimizer is None else bool(read(innermost(optimizer), "state")),
         parameters_outside_optimizer=None
         if optimizer is None
         else NOT_RECORDED
@@ -129,40 +129,3 @@ def trainer_arguments(arguments: Any) -> TrainerArguments | None:
         mixed_precision=settings.get("mixed_precision"),
         checkpointing=checkpointing,
     )
-
-
-def unwrapped(optimizer: Any) -> Any:
-    """The optimizer inside Accelerate's wrapper."""
-    return state_of(optimizer).get("optimizer", optimizer)
-
-
-def outside(
-    optimizer: Any, found: list[nn.Parameter], gaps: dict[str, str], *, others: Sequence[Any] = ()
-) -> list[nn.Parameter] | None:
-    """Find trainable parameters in no group of the optimizer or of the others; None when its groups cannot
-    tell.
-
-    DeepSpeed's optimizers and torchao's CPU offload hold copies, and Muon takes matrices only, so that others
-    beside it do the rest.
-    """
-    inner = unwrapped(optimizer)
-    groups = [group for each in (inner, *map(unwrapped, others)) for group in each.param_groups]
-    inside = {id(each) for group in groups for each in group["params"]}
-    trainable = [
-        each
-        for each in found
-        if each.requires_grad and not is_a(each, nn.UninitializedParameter) and each.numel()
-    ]
-    left_out = [each for each in trainable if id(each) not in inside]
-    kind = class_name(type(inner))
-    if left_out and kind.endswith(".Muon"):
-        gaps["training.parameters_outside_optimizer"] = (
-            "Muon takes matrices only; the optimizer of the other parameters was not given"
-        )
-        return None
-    if left_out and len(left_out) == len(trainable) and not kind.startswith("torch.optim."):
-        gaps["training.parameters_outside_optimizer"] = (
-            f"{kind.rpartition('.')[2]} holds none of the model's parameters; it may hold copies of them"
-        )
-        return None
-    return left_out

@@ -160,6 +160,9 @@ class Network(Record, frozen=True, kw_only=True):
     """Classes that wrap the root, outermost first: OptimizedModule, DistributedDataParallel, ..."""
     vocabulary: int | None = NOT_RECORDED
     hidden_size: int | None = NOT_RECORDED
+    channel_widths: tuple[int, ...] = NOT_RECORDED
+    """How wide the norms, embeddings and convolutions are, ascending; a norm by its parameters of one
+    dimension."""
     configured_name: str | None = NOT_RECORDED
     """Last part of the name or path in the model's configuration, such as ``Llama-3.1-8B``; None without
     one."""

@@ -98,7 +98,7 @@ class Examination:
             workload=workload,
             batch=batch.value,
             loss=loss,
-            optimizer=optimizer,
+            optimizer=optimizer if owner.wrapper is None else owner.wrapper,
             other_optimizers=tuple(each for each in owner.optimizers if each is not optimizer),
             autocast=autocast,
             around=captured.around if captured is not None else nullcontext,

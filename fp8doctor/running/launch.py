@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import re
+import resource
 import select
 import signal
 import sys
@@ -34,7 +35,10 @@ from fp8doctor.running.settings import Settings
 
 LOWEST_NUMBER = 200
 """File descriptors of ours stand above those that a script meets: its first file has the number that it would
-have."""
+have. Where fewer may be open, they are among the last."""
+
+LAST = 4
+"""How many numbers the last are: two for ours, and two that were handed on may lie there. A choice."""
 
 TICK_S = 0.2
 """How often it is looked whether the script's process is still there."""
@@ -56,7 +60,7 @@ class Script:
 
     @property
     def is_module(self) -> bool:
-        return self.arguments[0] == "-m"
+        return self.arguments[0].startswith("-m")
 
     @property
     def file(self) -> Path | None:
@@ -66,7 +70,8 @@ class Script:
     @property
     def name(self) -> str:
         """What the user would recognise."""
-        return self.arguments[1] if self.file is None else self.file.name
+        first = self.arguments[0]
+        return (first[2:] or self.arguments[1]) if self.file is None else self.file.name
 
     @property
     def command(self) -> list[str]:
@@ -115,7 +120,9 @@ class _Pipes:
         """Turn this process into the script. Does not return."""
         os.close(self.listen)
         os.close(self.reported)
-        tell, wait = (fcntl.fcntl(each, fcntl.F_DUPFD, LOWEST_NUMBER) for each in (self.tell, self.wait))
+        _close_stand_ins()
+        lowest = min(LOWEST_NUMBER, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - LAST)
+        tell, wait = (fcntl.fcntl(each, fcntl.F_DUPFD, lowest) for each in (self.tell, self.wait))
         package = Path(fp8doctor.__file__).resolve()
         python_path = os.environ.get("PYTHONPATH")
         request = {
@@ -137,6 +144,13 @@ class _Pipes:
         """Leave the ends that are the script's to the script."""
         os.close(self.tell)
         os.close(self.wait)
+
+
+def _close_stand_ins() -> None:
+    """Close what stands in for the standard streams that Python found closed: the script finds them so."""
+    for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
+        if stream is None:
+            os.close(number)
 
 
 def _pipe() -> tuple[int, int]:
@@ -221,8 +235,6 @@ def _flush() -> None:
 
 def _die_of(number: int) -> None:
     """End by the signal that ended the script, so that whoever waits sees the same."""
-    import resource
-
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)

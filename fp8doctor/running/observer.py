@@ -24,7 +24,7 @@ from fp8doctor.running.at_end import after_the_script, call_at_end, why_nothing_
 from fp8doctor.running.capture import Capture
 from fp8doctor.running.examination import Examination
 from fp8doctor.running.messages import Listener, Note, Observed, Progress, Stepped
-from fp8doctor.running.ownership import owner
+from fp8doctor.running.ownership import held, owner_of
 from fp8doctor.running.recording import CUT_SHORT, Recording
 from fp8doctor.running.settings import Settings
 from fp8doctor.running.signals import signals_deferred
@@ -195,7 +195,7 @@ class Observer:
     def look(self, stepper: Stepper, optimizer: Optimizer) -> None:
         """Examine what is there, in case no more is seen."""
         self.looked = stepper
-        self.facts = self.examination.early(owner(held(optimizer)), optimizer)
+        self.facts = self.examination.early(owner_of(optimizer), optimizer)
         gc.collect()  # what was looked at refers to itself, and would keep a model that the script deletes
         self.channel.send(Observed(self.facts.to_dict(), complete=False))
 
@@ -206,7 +206,7 @@ class Observer:
         """
         if self.looked is not main:
             self.look(main, optimizer)
-        found = owner(held(optimizer))
+        found = owner_of(optimizer)
         self.share = found.share if found is not None else 0.0
         function = frames_compiled() > self.frames_before and found is not None and not found.compiled
         modules = () if found is None or function else found.callable
@@ -226,7 +226,7 @@ class Observer:
         observation = self.window.observation(self.names(), self.share)
         self.captured = self.window.captured
         self.job, self.facts = self.examination.whole(
-            owner(held(optimizer)), optimizer, self.window, observation, closure=main.closure
+            owner_of(optimizer), optimizer, self.window, observation, closure=main.closure
         )
         self.forget()
         self.channel.send(Observed(self.facts.to_dict(), complete=True))
@@ -333,8 +333,3 @@ class Observer:
             self.facts = msgspec.structs.replace(self.facts, observed=observation)
             self.channel.send(Observed(self.facts.to_dict(), complete=False))
         return steps
-
-
-def held(optimizer: Optimizer) -> list[Any]:
-    """The parameters in an optimizer's groups."""
-    return [each for group in optimizer.param_groups for each in group["params"]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -13,8 +13,10 @@ from torch.optim.optimizer import Optimizer
 
 from fp8doctor.examine.compile_marks import compile_mark
 from fp8doctor.examine.kind import Kind
+from fp8doctor.examine.optimizer import written_back
 from fp8doctor.loading.job import is_trainer
-from fp8doctor.stacks.looking import children_of, modules_of, parameters_of, read, state_of
+from fp8doctor.stacks.looking import children_of, modules_of, parameters_of, read, read_class, state_of
+from fp8doctor.stacks.tensors import whole_size
 
 MOST = 0.5
 """Share of the stepped parameters, by their elements, that a module has to own to be the model."""
@@ -39,6 +41,37 @@ class Ownership:
     """The transformers Trainer of this model, or None."""
     optimizers: tuple[Optimizer, ...]
     """All that are alive."""
+    wrapper: Any = None
+    """The optimizer around the one that steps, if that steps copies of the parameters."""
+
+
+def owner_of(optimizer: Optimizer) -> Ownership | None:
+    """Find the model that an optimizer trains, be it by copies that a wrapper around it writes back."""
+    stepped = held(optimizer)
+    if (found := owner(stepped)) is not None:
+        return found
+    copies = {id(each) for each in stepped}
+    for wrapper in _wrappers(optimizer):
+        found = owner(each for each in written_back(wrapper) if id(each) not in copies)
+        if found is not None:
+            return replace(found, wrapper=wrapper)
+    return None
+
+
+def held(optimizer: Optimizer) -> list[Any]:
+    """The parameters in an optimizer's groups."""
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _wrappers(optimizer: Optimizer) -> Iterator[Any]:
+    """The objects that hold an optimizer and step like one themselves."""
+    kinds: dict[type, bool] = {}
+    for each in gc.get_objects():
+        kind = type(each)
+        if kind not in kinds:
+            kinds[kind] = all(read_class(kind, name) is not None for name in ("step", "zero_grad"))
+        if kinds[kind] and any(value is optimizer for value in state_of(each).values()):
+            yield each
 
 
 def owner(stepped: Iterable[nn.Parameter]) -> Ownership | None:
@@ -46,7 +79,7 @@ def owner(stepped: Iterable[nn.Parameter]) -> Ownership | None:
 
     Goes through all objects once (0.1 to 0.3 s). Modules that ``gc.freeze()`` has hidden are not found.
     """
-    wanted = {id(each): each.numel() for each in stepped}
+    wanted = {id(each): whole_size(each) for each in stepped}
     total = sum(wanted.values())
     modules, trainers, optimizers = _alive()
     roots = _outermost(modules)

@@ -41,6 +41,12 @@ def stored(tensor: Tensor) -> Tensor:
         tensor = inner[0]
 
 
+def whole_size(parameter: Tensor) -> int:
+    """Count the elements of a parameter, the whole of it where ZeRO-3 keeps only a part in this process."""
+    whole = read(parameter, "ds_numel")
+    return whole if isinstance(whole, int) else parameter.numel()
+
+
 def stored_bytes(tensor: Tensor) -> int:
     """Count the bytes that a parameter occupies in this process, the scales of a quantized one included."""
     return sum(each.numel() * each.element_size() for each in plain(tensor))

@@ -26,6 +26,7 @@ from tests.examine.models import (
     qwen3_moe,
     vit,
 )
+from tests.stand_ins.deepspeed_optimizer import partition
 
 LLAMA_LAYER = (
     "self_attn.q_proj",
@@ -108,6 +109,15 @@ def test_conv1d_of_gpt2_is_transposed() -> None:
     assert facts.ties == (("transformer.wte.weight", "lm_head.weight"),)
     assert (facts.vocabulary, facts.hidden_size) == (256, 64)
     assert facts.linears[-1].role == "head"
+
+
+def test_parameters_that_zero_3_has_taken_away_are_counted_whole() -> None:
+    whole, model = network(llama()), llama()
+    for each in model.parameters():
+        partition(each)
+    facts = network(model)
+    assert (facts.parameters, facts.dtypes) == (whole.parameters, whole.dtypes)
+    assert facts.linears == whole.linears
 
 
 def test_tied_embeddings_count_once() -> None:

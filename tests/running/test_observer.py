@@ -20,6 +20,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
@@ -33,6 +34,7 @@ from fp8doctor.running.recording import CUT_SHORT, GAVE_WAY
 from fp8doctor.running.settings import Settings
 from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
+from tests.stand_ins.deepspeed_optimizer import ZeroOptimizer
 
 
 class Block(nn.Module):
@@ -438,6 +440,36 @@ def test_a_wrapped_model(observer: Observer, heard: Heard) -> None:
     assert facts.observed.calls == 1
     assert len(facts.network.linears) == 4
     assert facts.workload.batch_size == 8
+
+
+@pytest.mark.parametrize("original", [True, False])
+def test_a_model_whose_parameters_are_flat(observer: Observer, heard: Heard, original: bool) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = FullyShardedDataParallel(Net(), use_orig_params=original, device_id=torch.device("cpu"))
+        train(model, WARMUP + STEPS)
+    finally:
+        dist.destroy_process_group()
+    facts = heard.facts
+    assert len(facts.network.linears) == 4
+    assert facts.observed.share_pct == 100
+    assert facts.training.parameters_outside_optimizer == 0
+
+
+def test_an_optimizer_of_deepspeed_that_steps_copies(observer: Observer, heard: Heard) -> None:
+    model = Net()
+    optimizer = ZeroOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+    for _ in range(WARMUP + STEPS):
+        model(torch.randn(8, 16)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    facts = heard.facts
+    assert len(facts.network.linears) == 4
+    assert (facts.observed.calls, facts.observed.share_pct) == (1, 100)
+    assert facts.workload.batch_source == "given"
+    assert facts.training.optimizer == f"{ZeroOptimizer.__module__}.ZeroOptimizer"
+    assert facts.training.optimizer_stepped
+    assert facts.training.parameters_outside_optimizer == 0
 
 
 def test_a_job_under_accelerate(observer: Observer, heard: Heard, forget_accelerate: None) -> None:

@@ -122,13 +122,51 @@ def test_a_script_sees_what_it_would_see(tmp_path: Path, gate: list[str]) -> Non
     assert "imported no torch" in our_err
 
 
-def test_a_module_sees_what_it_would_see(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [["-m", "pkg.train"], ["-mpkg.train"]])
+def test_a_module_sees_what_it_would_see(tmp_path: Path, named: list[str]) -> None:
     package = tmp_path / "pkg"
     package.mkdir()
     (package / "__init__.py").write_text("")
     script(package, PROBE)
-    (_, out, _), (_, our_out, our_err) = both(["-m", "pkg.train", "--lr", "1"], tmp_path)
+    (_, out, _), (_, our_out, our_err) = both([*named, "--lr", "1"], tmp_path)
     assert json.loads(our_out) == json.loads(out), our_err
+
+
+STREAMS = """
+import os, sys
+closed = [each is None for each in (sys.stdin, sys.stdout, sys.stderr)]
+files = [number for number in range(64) if os.path.exists(f"/proc/self/fd/{number}")]
+print("lost")
+with open("seen", "w") as file:
+    print(closed, files, file=file)
+"""
+
+
+def test_streams_that_are_closed_are_closed_for_the_script(tmp_path: Path) -> None:
+    script(tmp_path, STREAMS)
+    seen = []
+    for command in (["train.py"], ["-m", "fp8doctor", "run", "train.py"]):
+        shell = ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, *command]
+        done = subprocess.run(
+            shell, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True, check=False
+        )
+        seen.append((done.returncode, (tmp_path / "seen").read_text()))
+        assert "Traceback" not in done.stderr
+    assert seen[1] == seen[0]
+
+
+def test_a_low_limit_of_open_files(tmp_path: Path) -> None:
+    script(tmp_path, "print(open('train.py').fileno())")
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -n 32; exec "$@"', "sh", sys.executable, "-m", "fp8doctor", "run", "train.py"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+    assert "imported no torch" in done.stderr
 
 
 def test_a_sitecustomize_of_the_user_is_imported(tmp_path: Path) -> None:
@@ -237,6 +275,7 @@ def test_its_own_process_is_the_one_that_was_started(tmp_path: Path) -> None:
     [
         ([], "no script was named"),
         (["-m"], "no script was named"),
+        (["-o", "-mx", "-m"], "no script was named"),
         (["nosuch.py"], "no such file: nosuch.py"),
         (["--steps", "2", "train.py"], "2 is not in the range x>=3"),
         (["-o", "train.py", "train.py"], "would overwrite"),

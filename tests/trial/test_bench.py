@@ -17,6 +17,7 @@ from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is, eager_bf16
 from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.copies.step import optimizer_for
 from fp8doctor.trial.measure import bench, timer
 from fp8doctor.trial.measure.budget import Budget
@@ -223,6 +224,14 @@ def test_what_does_not_fit_even_then_says_so(memory: Memory) -> None:
     assert not arms["heavy"].tried
     assert arms["heavy"].why is Reason.OUT_OF_MEMORY
     assert arms["heavy"].reason == "the GPU's memory is too small for it, even beside bf16 alone"
+
+
+def test_an_optimizer_of_copies_has_no_twin() -> None:
+    model = Decoder(1)
+    copies = torch.optim.SGD([each.detach().clone() for each in model.parameters()], lr=0.1)
+    job = Job(model=model, target=Target(), workload=Workload(), optimizer=copies)
+    with pytest.raises(NotReplicable, match="SGD holds none of the parameters that are trained"):
+        optimizer_for(job, model.parameters(), {id(each): each for each in model.parameters()})
 
 
 def test_the_learning_rate_is_not_zero_and_moves_no_weight() -> None:

@@ -137,6 +137,10 @@ def optimizer_for(
                 }
             )
     kind = type(getattr(job.optimizer, "optimizer", job.optimizer))
+    if not groups:
+        raise NotReplicable(
+            f"its optimizer {kind.__name__} holds none of the parameters that are trained; it may hold copies"
+        )
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise NotReplicable(

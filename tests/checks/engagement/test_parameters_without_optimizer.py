@@ -18,6 +18,7 @@ from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.engagement.accelerated import prepare
 from tests.examine.models import llama, lora
+from tests.stand_ins.deepspeed_optimizer import ZeroOptimizer
 
 Look = Callable[..., Facts]
 
@@ -170,9 +171,16 @@ def test_an_optimizer_that_is_a_callable_is_unknown() -> None:
     assert (outcome.outcome, "does not call it" in (outcome.reason or "")) == ("unknown", True)
 
 
+def test_deepspeed_trains_what_it_writes_back(look: Look) -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    optimizer = ZeroOptimizer(sgd(model.parameters()))
+    assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
+    model[1] = convert_to_float8_training(nn.Linear(32, 32))
+    assert found(look(model, optimizer=optimizer)).evidence["first"] == ("1.weight", "1.bias")
+
+
 class Copies:
-    """A stand-in for DeepSpeed's optimizer, which holds flat copies of the parameters and is no
-    torch.optim.Optimizer."""
+    """An optimizer that holds copies of the parameters, and nothing else, and is no torch.optim.Optimizer."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.param_groups = [{"params": [each.detach().clone() for each in parameters]}]

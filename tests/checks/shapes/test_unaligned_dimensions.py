@@ -171,6 +171,68 @@ def test_widths_beside_classes_are_padded(look: Look) -> None:
     assert "# head: 1000 classes stay what they are" in finding.treatment.code
 
 
+class Mixer(nn.Module):
+    """MLP-Mixer, two blocks of it: one MLP of each runs over the 196 patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 64, 16, 16)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"tokens": mlp(196, 96), "norm": nn.LayerNorm(64), "channels": mlp(64, 128)})
+            for _ in range(2)
+        )
+        self.head = nn.Linear(64, 16)
+
+
+def test_a_number_of_patches_is_not_padded(look: Look) -> None:
+    """196 is what the size of the image gives: the layers are left in BF16, in a line that runs."""
+    finding = unaligned_dimensions(look(convert_to_float8_training(Mixer().bfloat16())))
+    assert isinstance(finding, Finding)
+    assert finding.title == "4 of 9 FP8 layers have sides that raise on a GPU"
+    assert finding.treatment is not None
+    assert finding.treatment.name == "keep-in-bf16"
+    assert finding.treatment.layers == tuple(f"blocks.{b}.tokens.{n}" for b in (0, 1) for n in (0, 2))
+    again = Mixer().bfloat16()
+    exec(with_imports(finding.treatment.code), {"model": again})
+    assert unaligned_dimensions(look(again)) is None
+
+
+def test_a_width_beside_patches_is_padded(look: Look) -> None:
+    model = Mixer()
+    model.blocks[0]["channels"][0] = nn.Linear(64, 100)  # type: ignore[index]
+    finding = unaligned_dimensions(look(convert_to_float8_training(model.bfloat16())))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert finding.treatment.name == "pad-dimensions"
+    assert "nn.Linear(64, 100)  ->  nn.Linear(64, 112)" in finding.treatment.code
+    assert "nn.Linear(196" not in finding.treatment.code
+    assert (
+        "# blocks.0.tokens.0: no norm, embedding or convolution is 196 or 96 wide" in finding.treatment.code
+    )
+
+
+def test_patches_are_no_candidates(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    assert unaligned_dimensions(look(Mixer())) is None
+
+
+def test_a_width_that_only_linears_have_is_a_width(look: Look) -> None:
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 100), nn.Linear(100, 104), nn.Linear(104, 64))
+    finding = unaligned_dimensions(look(convert_to_float8_training(model.bfloat16())))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert "nn.Linear(100, 104)  ->  nn.Linear(112, 112)" in finding.treatment.code
+
+
+def test_where_the_norms_are_of_something_else_all_widths_are_widths(look: Look) -> None:
+    """Flux: its norms have no parameters but those of the queries and keys."""
+    model = nn.Sequential(nn.RMSNorm(32), nn.Linear(100, 104), nn.Linear(104, 100))
+    finding = unaligned_dimensions(look(convert_to_float8_training(model.bfloat16())))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert "nn.Linear(100, 104)  ->  nn.Linear(112, 112)" in finding.treatment.code
+
+
 def test_without_fp8_it_does_not_apply(look: Look) -> None:
     assert isinstance(unaligned_dimensions(look(mlp(1000), tokens=1003)), NotApplicable)
 
