@@ -251,7 +251,7 @@ class Observer:
             recording.problem = sentence(error)
         if recording.problem is not None:
             gaps["observed.breakdown"] = gaps["observed.fp8_gemms"] = recording.problem
-            self.channel.send(Note(f"no step of the script was profiled: {recording.problem}"))
+            self.channel.send(Note(f"no step was profiled: {recording.problem}"))
         self.facts = msgspec.structs.replace(self.facts, observed=observed, gaps=gaps)
         self.channel.send(Observed(self.facts.to_dict(), complete=True))
         if self.settings.stop:

@@ -26,8 +26,8 @@ from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
 
-GAVE_WAY = "the script started a profiler of its own"
-CUT_SHORT = "the script ended before one more step could be profiled"
+GAVE_WAY = "another profiler was started in this process"
+CUT_SHORT = "there was no more step after the window"
 
 COPY_FROM_HOST = "Memcpy HtoD"
 """Begins the name of such a copy in a trace."""
