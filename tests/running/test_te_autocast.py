@@ -45,6 +45,7 @@ def test_the_copies_run_under_the_scripts_own(monkeypatch: pytest.MonkeyPatch) -
             train(recipe)
     finally:
         observer.handle.remove()
+        observer.watch.__exit__(None, None, None)
     [job] = jobs
     assert not te.FP8GlobalStateManager.enabled
     with Bench(job, [], torch.device("cpu")).variant(job.model).around():
