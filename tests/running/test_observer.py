@@ -506,6 +506,15 @@ def test_a_script_that_ends_while_a_step_is_profiled(observer: Observer, heard: 
     assert [each for each in profiler.events() if each.name == "aten::sum"]
 
 
+def test_a_step_that_takes_too_long_to_be_profiled(
+    observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fp8doctor.running.recording.LONGEST_MS", 0.0)
+    train(Net(), WARMUP + STEPS)
+    assert observer.done
+    assert heard.notes == ["no step was profiled: a step takes 0 s, and its profile would be too large"]
+
+
 def test_what_a_step_ran(observer: Observer, heard: Heard) -> None:
     train(Net(), WARMUP + STEPS + PROFILED)
     seen = heard.facts.observed
