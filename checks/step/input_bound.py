@@ -1,7 +1,8 @@
 """The step waits for its data
 
 Looks at: real steps of a script under `fp8doctor run`. Of each, how long the training thread waited
-inside torch's DataLoader; with a GPU only waits at whose end the GPU had nothing left to do.
+inside torch's DataLoader; with a GPU only as long as that had nothing to do. Of one more step,
+which is profiled, the copies from the host to the GPU that no other work of the GPU covered.
 
 Why it costs time. A step is as slow as its slowest part. While it waits for a batch no GEMM runs,
 in FP8 as little as in BF16, and whatever makes the GEMMs faster makes the wait longer. A comparison
@@ -13,6 +14,7 @@ training where that is possible. Then look at FP8 again.
     DataLoader(dataset, batch_size=16)                                            # before
     DataLoader(dataset, batch_size=16, num_workers=8, persistent_workers=True)    # after
     DataLoader(..., pin_memory=True, prefetch_factor=4)    # with a GPU, and many small batches
+    batch = batch.to("cuda", non_blocking=True)            # from pinned memory, while it computes
 
 A loader that is not torch's is not seen; what lies between two steps is told beside it.
 
@@ -22,7 +24,7 @@ https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
 
 from __future__ import annotations
 
-from fp8doctor.analysis.waiting import MOST_PCT, waiting
+from fp8doctor.analysis.waiting import MOST_PCT, Waiting, waiting
 from fp8doctor.facts import Facts, Observation
 from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
 from fp8doctor.registry import check
@@ -31,10 +33,12 @@ from fp8doctor.wording import percent
 
 @check("STP008", "input-bound", area="step", severity="warning")
 def input_bound(facts: Facts) -> Finding | NotApplicable | None:
-    if facts.observed.data_ms is None:
-        return NotApplicable(reason="no batch of the watched steps came from a DataLoader of torch")
     waits = waiting(facts)
-    if waits.data_ms is None or waits.data_pct < MOST_PCT:
+    if waits.copies_pct >= MOST_PCT and waits.copies_pct > waits.data_pct:
+        return copies(waits)
+    if waits.data_ms is None:
+        return NotApplicable(reason="no batch of the watched steps came from a DataLoader of torch")
+    if waits.data_pct < MOST_PCT:
         return None
     return Finding(
         title=f"The step waits {waits.data_ms:.1f} of {waits.step_ms:.1f} ms for its data "
@@ -54,6 +58,30 @@ def input_bound(facts: Facts) -> Finding | NotApplicable | None:
             summary="let worker processes prepare the batches while the model computes",
             code="loader = DataLoader(dataset, batch_size=batch_size, num_workers=8, persistent_workers=True"
             ", pin_memory=True)",
+            kind="sketch",
+        ),
+    )
+
+
+def copies(waits: Waiting) -> Finding:
+    """Blame the copies of the batch."""
+    return Finding(
+        title=f"The step waits {waits.copies_ms:.1f} of {waits.step_ms:.1f} ms for copies from the host to "
+        f"the GPU ({percent(waits.copies_pct)})",
+        explanation="Seen in one profiled step of the script, where no other work of the GPU covered them. "
+        "Copies out of pinned memory that nothing waits for run while the GPU computes.",
+        evidence={
+            "copies_ms": waits.copies_ms,
+            "step_ms": waits.step_ms,
+            "share_pct": waits.copies_pct,
+            "data_ms": waits.data_ms,
+        },
+        saving_ms=Saving(low=0.0, high=waits.copies_ms, basis="measured"),
+        treatment=Treatment(
+            name="copy-beside-the-work",
+            summary="copy the next batch out of pinned memory while the GPU computes",
+            code="loader = DataLoader(dataset, batch_size=batch_size, num_workers=8, pin_memory=True)\n"
+            'batch = batch.to("cuda", non_blocking=True)',
             kind="sketch",
         ),
     )

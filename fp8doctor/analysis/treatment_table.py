@@ -73,6 +73,7 @@ BY_HAND = frozenset(
         "convert-first",
         "convert-the-rest",
         "convert-with-torchao",
+        "copy-beside-the-work",
         "current-scaling",
         "default-backend",
         "default-stance",

@@ -23,6 +23,15 @@ class Waiting(Struct, frozen=True):
     before_forward_ms: float | None
     """From the end of a step to the next call of the model, that wait included; None where none was seen."""
 
+    copies_ms: float
+    """Copies from the host to the GPU that nothing covered, of the one step that was profiled; 0 where none
+    was."""
+
+    @property
+    def copies_pct(self) -> float:
+        """Share of the step in such copies."""
+        return 100 * self.copies_ms / self.step_ms
+
     @property
     def data_pct(self) -> float:
         """Share of the step that is spent in the loader."""
@@ -30,8 +39,8 @@ class Waiting(Struct, frozen=True):
 
     @property
     def else_ms(self) -> float:
-        """What lies between two steps and is not the loader."""
-        return max(0.0, (self.before_forward_ms or 0.0) - (self.data_ms or 0.0))
+        """What lies between two steps and is neither the loader nor such a copy."""
+        return max(0.0, (self.before_forward_ms or 0.0) - (self.data_ms or 0.0) - self.copies_ms)
 
 
 def waiting(facts: Facts) -> Waiting:
@@ -41,6 +50,7 @@ def waiting(facts: Facts) -> Waiting:
         step_ms=median(observed.steps_ms),
         data_ms=None if observed.data_ms is None else median(observed.data_ms),
         before_forward_ms=None if observed.before_forward_ms is None else median(observed.before_forward_ms),
+        copies_ms=observed.host_copies_ms if recorded(observed, "host_copies_ms") else 0.0,
     )
 
 
@@ -60,13 +70,12 @@ def waiting_first(facts: Facts) -> str:
         told.append(
             f"waits for its data {waits.data_ms:.1f} of {waits.step_ms:.1f} ms ({percent(waits.data_pct)})"
         )
-    copies_ms = facts.observed.host_copies_ms if recorded(facts, "observed.host_copies_ms") else 0.0
-    copies_pct = 100 * copies_ms / waits.step_ms
-    if copies_pct >= MOST_PCT:
-        told.append(f"waits for copies from the host to the GPU {copies_ms:.1f} ms ({percent(copies_pct)})")
-    rest_pct = 100 * (waits.else_ms - copies_ms) / waits.step_ms
+    if waits.copies_pct >= MOST_PCT:
+        copies = f"{waits.copies_ms:.1f} ms ({percent(waits.copies_pct)})"
+        told.append(f"waits for copies from the host to the GPU {copies}")
+    rest_pct = 100 * waits.else_ms / waits.step_ms
     if rest_pct >= MOST_PCT:
-        rest = f"{waits.else_ms - copies_ms:.1f} ms ({percent(rest_pct)}) before the model is called"
+        rest = f"{waits.else_ms:.1f} ms ({percent(rest_pct)}) before the model is called"
         told.append(
             f"spends {rest} on something else: copies of the batch, logging, checkpoints, a loader that is "
             "not torch's"

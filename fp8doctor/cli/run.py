@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,10 +111,11 @@ def run(
 
     script = checked_script(ctx.meta["script"])
     place = place_of(os.environ)
-    if place is not None and stop:
+    if place is not None and (stop or trial):
         raise UserError(
-            f"--stop is for one process, and a launcher started {place.world_size}: ranks that stop at "
-            "different steps wait for each other, and copies of one rank's model for all others"
+            f"{'--stop' if stop else '--trial'} is for one process, and a launcher started "
+            f"{place.world_size}: ranks that stop at different steps wait for each other, and copies of one "
+            "rank's model for all others"
         )
     reports = place is None or place.rank == 0
     gated = reports and options["fail_on"] in SEVERITIES
@@ -138,6 +141,8 @@ def run(
 
         for sentence in what_was_not_seen(seen, settings.warmup + settings.steps):
             complain(sentence)
+        if trial is None and not (stop or wanted.quiet) and seen.ranks is None and could_be_timed(seen.facts):
+            complain(no_trial(script.arguments))
         if seen.facts is None:
             return FAILED if gated else OK
         facts = msgspec.structs.replace(seen.facts, assumed_gpu=wanted.assume_gpu)
@@ -148,6 +153,30 @@ def run(
     say = complain if reports and not wanted.quiet else lambda text: None
     others = None if place is None else Gathering(place) if reports else Telling(place)
     return (run_below if gated else run_beside)(script, settings, say, report, others)
+
+
+def could_be_timed(facts: Facts | None) -> bool:
+    """Whether copies of what was watched could have been timed on a GPU."""
+    from fp8doctor.facts import recorded
+
+    return (
+        facts is not None
+        and recorded(facts, "observed.clock")
+        and facts.observed.clock == "cuda"
+        and not recorded(facts, "trial")
+    )
+
+
+def no_trial(arguments: Sequence[str]) -> str:
+    """Say why no copy was timed, and the lines that do it."""
+    from fp8doctor.facts.scrub import scrub
+
+    command = scrub(shlex.join(arguments))
+    return (
+        "no copies of the model were timed: a variant that fails could take the training's GPU context with "
+        f"it. To time them: fp8doctor run --stop {command} (after the watched steps, and ends the script) or "
+        f"fp8doctor run --trial {command} (when the script has ended)"
+    )
 
 
 def of_many(facts: Facts, ranks: Ranks) -> Facts:

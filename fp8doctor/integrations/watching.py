@@ -108,6 +108,8 @@ class Watching:
 
         def close() -> None:
             steps = observer.closed()
+            if observer.done:  # the window was watched to its end
+                return
             observer.done = True
             observer.forget()
             self._heard.notes.append(

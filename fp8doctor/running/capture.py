@@ -101,15 +101,15 @@ class Capture:
     def move(self, device: torch.device) -> None:
         """Move what was kept."""
         self.batch = _each(self.batch, lambda each: each.to(device))
-        self._gradients = {at: each.to(device) for at, each in self._gradients.items()}
+        self._gradients.update({at: each.to(device) for at, each in self._gradients.items()})
 
     def loss(self) -> Callable[[Any, Any], torch.Tensor] | None:
         """A loss with the gradients that were seen; None where the output carries the loss or none came."""
-        if self.own_loss or not self._gradients:
+        gradients = self._gradients
+        if self.own_loss or not gradients:
             return None
 
         def loss(output: Any, batch: Any) -> torch.Tensor:
-            gradients = self._gradients
             parts = [
                 (each * gradients[position].to(each.device, each.dtype)).sum()
                 for position, each in enumerate(tensors(output))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import statistics
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -232,8 +233,10 @@ class Observer:
         self.channel.send(Observed(self.facts.to_dict(), complete=True))
         if self.settings.budget_s is None:
             self.job = self.captured = None
-        on_gpu = observation is not None and observation.clock == "cuda"
-        self.recording = Recording(on_gpu=on_gpu)
+        assert observation is not None  # the fewest steps that can be asked for are enough
+        self.recording = Recording(
+            on_gpu=observation.clock == "cuda", step_ms=statistics.median(observation.steps_ms)
+        )
         self.recording.begin()
         if self.recording.problem is not None:
             self.finish()
@@ -251,7 +254,7 @@ class Observer:
             recording.problem = sentence(error)
         if recording.problem is not None:
             gaps["observed.breakdown"] = gaps["observed.fp8_gemms"] = recording.problem
-            self.channel.send(Note(f"no step of the script was profiled: {recording.problem}"))
+            self.channel.send(Note(f"no step was profiled: {recording.problem}"))
         self.facts = msgspec.structs.replace(self.facts, observed=observed, gaps=gaps)
         self.channel.send(Observed(self.facts.to_dict(), complete=True))
         if self.settings.stop:

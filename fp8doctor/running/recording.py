@@ -26,8 +26,12 @@ from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
 
-GAVE_WAY = "the script started a profiler of its own"
-CUT_SHORT = "the script ended before one more step could be profiled"
+GAVE_WAY = "another profiler was started in this process"
+CUT_SHORT = "there was no more step after the window"
+
+LONGEST_MS = 10_000.0
+"""A step that is profiled, in ms, at most. A choice: a host launches some 100,000 kernels a second, and the
+profile of a million takes a GB and ten seconds of the script's process."""
 
 COPY_FROM_HOST = "Memcpy HtoD"
 """Begins the name of such a copy in a trace."""
@@ -42,9 +46,9 @@ class Recording:
     A process has one profiler at a time. One that the script starts meanwhile ends this one first.
     """
 
-    def __init__(self, *, on_gpu: bool) -> None:
+    def __init__(self, *, on_gpu: bool, step_ms: float) -> None:
         self.on_gpu = on_gpu
-        self.problem: str | None = why_not_profiled() or (ANOTHER_PROFILER if _another_is_ready() else None)
+        self.problem: str | None = _why_not(step_ms)
         """Why nothing is recorded; None while something is."""
         self._profile: Any = None
         self._started = False
@@ -129,6 +133,12 @@ class Recording:
         if self.on_gpu and not step.on_gpu:
             raise UnreadableDocument("the profiler saw nothing of the GPU")
         return step
+
+
+def _why_not(step_ms: float) -> str | None:
+    if step_ms > LONGEST_MS:
+        return f"a step takes {step_ms / 1e3:.0f} s, and its profile would be too large"
+    return why_not_profiled() or (ANOTHER_PROFILER if _another_is_ready() else None)
 
 
 def _another_is_ready() -> bool:

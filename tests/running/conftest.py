@@ -44,7 +44,7 @@ def heard() -> Heard:
 @pytest.fixture
 def observer(heard: Heard) -> Iterator[Observer]:
     settings = Settings("train.py", STEPS, WARMUP, stop=False, budget_s=None, device=None)
-    observer = Observer(heard, settings)  # type: ignore[arg-type]
+    observer = Observer(heard, settings)
     observer.install()
     yield observer
     observer.handle.remove()

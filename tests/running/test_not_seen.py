@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fp8doctor.cli.run import what_was_not_seen
-from fp8doctor.facts import Facts
+from fp8doctor.cli.run import could_be_timed, no_trial, what_was_not_seen
+from fp8doctor.facts import Facts, Observation, Trial
 from fp8doctor.running.launch import checked_script
 from fp8doctor.running.seen import Seen
 
@@ -42,6 +42,26 @@ END = " Its process ended without Python's own end: os._exit, exec, a signal or 
 )
 def test_the_sentence(seen: Seen, said: str | None) -> None:
     assert what_was_not_seen(seen, 15) == ([] if said is None else [said])
+
+
+@pytest.mark.parametrize(
+    ("facts", "could"),
+    [
+        (None, False),
+        (Facts(), False),
+        (Facts(observed=Observation(clock="host")), False),
+        (Facts(observed=Observation(clock="cuda")), True),
+        (Facts(observed=Observation(clock="cuda"), trial=Trial()), False),
+    ],
+)
+def test_where_copies_could_have_been_timed(facts: Facts | None, could: bool) -> None:
+    assert could_be_timed(facts) == could
+
+
+def test_the_line_that_times_copies() -> None:
+    said = no_trial(["train.py", "--name", "a b", "--token", f"hf_{'a1' * 17}"])
+    assert "To time them: fp8doctor run --stop train.py --name 'a b' --token " in said
+    assert "hf_" not in said
 
 
 def test_notes_come_first() -> None:

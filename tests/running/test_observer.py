@@ -498,7 +498,7 @@ def test_a_script_with_a_profiler_of_its_own(observer: Observer, heard: Heard) -
     steps = [each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]
     assert len(steps) == WARMUP + STEPS + 1
     assert len(heard.facts.observed.steps_ms) == STEPS
-    assert heard.notes == [f"no step of the script was profiled: {ANOTHER_PROFILER}"]
+    assert heard.notes == [f"no step was profiled: {ANOTHER_PROFILER}"]
     assert heard.facts.gaps["observed.breakdown"] == ANOTHER_PROFILER
 
 
@@ -512,7 +512,7 @@ def test_a_script_whose_profiler_warms_up(observer: Observer, heard: Heard) -> N
             train(model, 1, optimizer=optimizer)
             profiler.step()
     assert len([each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]) == 2
-    assert heard.notes == [f"no step of the script was profiled: {ANOTHER_PROFILER}"]
+    assert heard.notes == [f"no step was profiled: {ANOTHER_PROFILER}"]
 
 
 @pytest.mark.parametrize("steps", [0, 1])
@@ -524,18 +524,27 @@ def test_a_script_that_starts_its_profiler_while_ours_is_there(
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         train(model, 3, optimizer=optimizer)
     assert len([each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]) == 3
-    assert heard.notes == [f"no step of the script was profiled: {GAVE_WAY}"]
+    assert heard.notes == [f"no step was profiled: {GAVE_WAY}"]
     assert observer.done
 
 
 def test_a_script_that_ends_while_a_step_is_profiled(observer: Observer, heard: Heard) -> None:
     train(Net(), WARMUP + STEPS + 1)
     observer.closed()
-    assert heard.notes == [f"no step of the script was profiled: {CUT_SHORT}"]
+    assert heard.notes == [f"no step was profiled: {CUT_SHORT}"]
     assert len(heard.facts.observed.steps_ms) == STEPS
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         torch.ones(3).sum()
     assert [each for each in profiler.events() if each.name == "aten::sum"]
+
+
+def test_a_step_that_takes_too_long_to_be_profiled(
+    observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fp8doctor.running.recording.LONGEST_MS", 0.0)
+    train(Net(), WARMUP + STEPS)
+    assert observer.done
+    assert heard.notes == ["no step was profiled: a step takes 0 s, and its profile would be too large"]
 
 
 def test_what_a_step_ran(observer: Observer, heard: Heard) -> None:

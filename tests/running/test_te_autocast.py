@@ -35,7 +35,7 @@ def train(recipe: te.Recipe) -> None:
 def test_the_copies_run_under_the_scripts_own(monkeypatch: pytest.MonkeyPatch) -> None:
     te.install(monkeypatch)
     recipe = te.Float8CurrentScaling()
-    settings = Settings("train.py", 3, 1, stop=True, budget_s=None, device=None)
+    settings = Settings("train.py", 3, 1, stop=True, budget_s=1.0, device=None)
     observer = Observer(Heard(), settings)  # type: ignore[arg-type]
     jobs: list[Any] = []
     monkeypatch.setattr(observer, "stop", lambda: jobs.append(observer.job))
@@ -45,6 +45,7 @@ def test_the_copies_run_under_the_scripts_own(monkeypatch: pytest.MonkeyPatch) -
             train(recipe)
     finally:
         observer.handle.remove()
+        observer.watch.__exit__(None, None, None)
     [job] = jobs
     assert not te.FP8GlobalStateManager.enabled
     with Bench(job, [], torch.device("cpu")).variant(job.model).around():

@@ -1,0 +1,127 @@
+"""A trial when the script has ended: what the script wrote and how it ended stand."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.running import observer as observing
+from fp8doctor.running.at_end import AskedToEnd, after_the_script, why_nothing_follows
+from fp8doctor.running.observer import Observer
+from fp8doctor.running.settings import Settings
+from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
+from tests.running.test_script import run, script
+
+TRAIN = """
+import sys
+import torch
+
+def main():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Dropout())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(8):
+        loss = model(torch.ones(8, 16)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(loss.item())
+    model.eval()
+
+main()
+print(torch.rand(1).item())
+sys.exit(3)
+"""
+
+
+@pytest.fixture
+def registered(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What is to be called at the end; the trial itself is stood for by a note."""
+    calls: list[object] = []
+    monkeypatch.setattr(observing, "call_at_end", calls.append)
+    settings = Settings("train.py", STEPS, WARMUP, stop=False, budget_s=1.0, device="cpu")
+    observer.settings = observer.examination.settings = settings
+    return calls
+
+
+def train(steps: int = WARMUP + STEPS + PROFILED) -> None:
+    model = torch.nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(8, 16)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def test_a_script_that_failed(
+    observer: Observer, heard: Heard, registered: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train()
+    assert registered == [observer.time_at_end]
+    monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
+    observer.time_at_end()
+    assert heard.notes == [
+        "copies of the model were not timed to the end: the script ended with an exception"
+    ]
+    assert not recorded(heard.facts, "trial")
+    assert observer.job is None
+
+
+def test_a_trial_that_is_interrupted(
+    observer: Observer, heard: Heard, registered: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timed(*given: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(observer.examination, "timed", timed)
+    before = signal.getsignal(signal.SIGTERM)
+    train()
+    observer.time_at_end()
+    assert heard.notes == ["copies of the model were not timed to the end: AskedToEnd: SIGTERM arrived"]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_script_with_a_handler_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sys, "last_value", raising=False)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        assert why_nothing_follows() is None
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        assert why_nothing_follows() == ("the script handles SIGTERM itself, and may have been asked to end")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_what_is_written_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    def write() -> None:
+        print("by Python")
+        os.write(1, b"by C\n")
+        subprocess.run(["echo", "by a process"], check=True)
+        signal.raise_signal(signal.SIGHUP)
+
+    with pytest.raises(AskedToEnd), after_the_script():
+        write()
+    print("after")
+    out, err = capfd.readouterr()
+    assert out == "after\n"
+    assert set(err.splitlines()) == {"by Python", "by C", "by a process"}
+
+
+@pytest.mark.slow
+def test_the_scripts_output_and_exit_code_stand(tmp_path: Path) -> None:
+    arguments = script(tmp_path, TRAIN)
+    plain = run(arguments, tmp_path)
+    options = ["--steps", "3", "--warmup", "1", "--trial", "--device", "cpu", "--budget", "0.1"]
+    code, out, err = run(["-m", "fp8doctor", "run", *options, "--save", "report.json", *arguments], tmp_path)
+    assert (code, out) == plain[:2] == (3, plain[1]), err
+    facts = Facts.from_dict(json.loads((tmp_path / "report.json").read_text())["facts"])
+    as_is = facts.trial.arms[0]
+    assert (as_is.name, facts.trial.device) == ("as_is", "cpu")
+    assert as_is.step_ms
