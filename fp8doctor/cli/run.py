@@ -110,10 +110,10 @@ def run(
 
     script = checked_script(ctx.meta["script"])
     place = place_of(os.environ)
-    if place is not None and stop:
+    if place is not None and (stop or trial):
         raise UserError(
-            f"--stop is for one process, and a launcher started {place.world_size}: ranks that stop at "
-            "different steps wait for each other, and copies of one rank's model for all others"
+            f"--stop and --trial are for one process, and a launcher started {place.world_size}: ranks that "
+            "stop at different steps wait for each other, and copies of one rank's model for all others"
         )
     reports = place is None or place.rank == 0
     gated = reports and options["fail_on"] in SEVERITIES
