@@ -1,7 +1,8 @@
 """One rank is slower than the others
 
 Looks at: the real steps of every rank on this host under `fp8doctor run`. Of each, the step, the
-wait for data, and the time before the model is called; and the GPUs, whether they are alike.
+wait for data, the time before the model is called, and what its GPU computes in a profiled step;
+and the GPUs, whether they are alike.
 
 Why it costs time. Ranks meet in every step, when gradients or shards are exchanged, and the fastest
 waits for the slowest. All then take the same time for a step, so that the step alone does not tell
@@ -16,7 +17,8 @@ evaluation on one rank, a GPU that is held back.
     if dist.get_rank() == 0 and step % 500 == 0:   # after
         log_images(model, batch)
 
-What a rank does between its forward and its optimizer's step is not told apart from waiting.
+What the host of a rank does between its forward and its optimizer's step is not told apart from
+waiting.
 
 Evidence: https://docs.pytorch.org/docs/stable/notes/ddp.html
 https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
@@ -41,7 +43,8 @@ TREATMENT = Treatment(
 
 @check("DST004", "straggler-rank", area="distributed", severity="warning")
 def straggler_rank(facts: Facts) -> Finding | NotApplicable | None:
-    if not recorded(facts, "ranks") and facts.training.distributed is None:
+    alone = recorded(facts, "training.distributed") and facts.training.distributed is None
+    if alone and not recorded(facts, "ranks"):
         return NotApplicable(reason="one process")
     timed = timed_ranks(facts)
     if len(timed) < 2:

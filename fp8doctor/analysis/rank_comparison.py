@@ -57,9 +57,25 @@ def told(read: Callable[[Observation], float | None], observed: Observation) -> 
         return None
 
 
+def exposed_ms(observed: Observation) -> float | None:
+    """Read the communication of the profiled step that no other work of the GPU covered."""
+    if observed.clock != "cuda":
+        return None
+    return observed.breakdown.families_ms.get("communication", 0.0)
+
+
+def _computing(observed: Observation) -> float | None:
+    """Read what the GPU did in the profiled step beside communication."""
+    if observed.clock != "cuda":
+        return None
+    parts = observed.breakdown.families_ms
+    return sum(parts.values()) - parts.get("communication", 0.0)
+
+
 PARTS: dict[str, Callable[[Observation], float | None]] = {
     "waiting for data": _data,
     "before its forward": _before_forward,
+    "of its GPU's computing": _computing,
 }
 """What a rank does before the others can go on -> how it is read, in ms."""
 

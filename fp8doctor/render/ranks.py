@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fp8doctor.analysis.rank_comparison import PARTS, step_ms, told
+from fp8doctor.analysis.rank_comparison import PARTS, exposed_ms, step_ms, told
 from fp8doctor.facts import Facts, Rank, if_recorded, recorded
 from fp8doctor.wording import plural
 
@@ -59,3 +59,5 @@ def _line(rank: Rank) -> Iterator[str]:
     for what, read in PARTS.items():
         if (ms := told(read, rank.observed)) is not None:
             yield f"{ms:.1f} ms {what}"
+    if ms := told(exposed_ms, rank.observed):
+        yield f"{ms:.1f} ms of communication alone"

@@ -7,8 +7,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Gpu, Rank, Ranks, recorded
+from fp8doctor.facts import Facts, Gpu, Observation, Rank, Ranks, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.running.seen import Seen
 from fp8doctor.wording import plural
@@ -72,9 +74,16 @@ def rank_of(number: int, seen: Seen) -> Rank:
         error=seen.error,
         steps=seen.all_steps,
         complete=seen.complete,
-        observed=facts.observed if facts is not None and recorded(facts, "observed") else NOT_RECORDED,
+        observed=_window(facts.observed) if facts and recorded(facts, "observed") else NOT_RECORDED,
         gpu=gpu_of(facts) if facts is not None else NOT_RECORDED,
     )
+
+
+def _window(observed: Observation) -> Observation:
+    """The window with its breakdown, without the single kernels and modules of that."""
+    if not recorded(observed, "breakdown"):
+        return observed
+    return replace(observed, breakdown=replace(observed.breakdown, groups=(), modules=()))
 
 
 def gpu_of(facts: Facts) -> Gpu | None:

@@ -9,7 +9,17 @@ import pytest
 
 from fp8doctor.cli.run import of_many
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Distributed, Facts, Gpu, Observation, Rank, Ranks, Training
+from fp8doctor.facts import (
+    Breakdown,
+    Distributed,
+    Facts,
+    Gpu,
+    KernelGroup,
+    Observation,
+    Rank,
+    Ranks,
+    Training,
+)
 from fp8doctor.running import meeting
 from fp8doctor.running.meeting import Gathering, Telling
 from fp8doctor.running.ranks import Place, place_of, rank_of, what_became_of
@@ -82,6 +92,13 @@ def test_the_record_of_a_rank() -> None:
     assert rank_of(0, Seen(ended=True, error="ValueError: no")).end == "raised"
     assert rank_of(0, Seen()).end == "killed"
     assert rank_of(0, Seen(watched(5.0))).gpu is None
+
+
+def test_a_breakdown_travels_without_its_kernels() -> None:
+    whole = Breakdown(families_ms={"communication": 3.0}, groups=(KernelGroup(name="k"),), modules=())
+    facts = Facts(observed=Observation(steps_ms=(1.0,) * 3, clock="cuda", breakdown=whole))
+    told = rank_of(1, Seen(facts)).observed.breakdown
+    assert (told.families_ms, told.groups) == ({"communication": 3.0}, ())
 
 
 @pytest.fixture
