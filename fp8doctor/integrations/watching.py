@@ -108,6 +108,8 @@ class Watching:
 
         def close() -> None:
             steps = observer.closed()
+            if observer.done:  # all but a profile was there
+                return
             observer.done = True
             observer.forget()
             self._heard.notes.append(
