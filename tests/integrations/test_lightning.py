@@ -23,7 +23,8 @@ lightning = pytest.importorskip("lightning.pytorch")
 from fp8doctor.integrations.lightning import FP8DoctorCallback  # noqa: E402
 
 STEPS, WARMUP = 3, 2
-WATCHED = WARMUP + STEPS
+PROFILED = WARMUP + STEPS + 2
+"""Steps until the one after the window is profiled, which the one before it prepares."""
 
 
 class Net(lightning.LightningModule):  # type: ignore[misc, name-defined]
@@ -65,7 +66,7 @@ class Pair(Net):
         return [*small, torch.optim.AdamW(self.inner.parameters())]
 
 
-def fit(model: Any, *callbacks: Any, steps: int = WATCHED + 2, **options: Any) -> Any:
+def fit(model: Any, *callbacks: Any, steps: int = PROFILED + 1, **options: Any) -> Any:
     torch.manual_seed(0)
     random.seed(0)
     trainer = lightning.Trainer(
@@ -142,7 +143,7 @@ def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_optimizers_that_are_stepped_by_hand() -> None:
     watching = callback()
-    fit(Pair(), watching, steps=WATCHED)
+    fit(Pair(), watching, steps=PROFILED)
     assert watching.report is not None
     observed = watching.report.facts.observed
     assert len(observed.steps_ms) == STEPS
@@ -151,7 +152,7 @@ def test_optimizers_that_are_stepped_by_hand() -> None:
 
 def test_accumulated_gradients() -> None:
     watching = callback()
-    fit(made(), watching, steps=2 * WATCHED, accumulate_grad_batches=2)
+    fit(made(), watching, steps=2 * PROFILED, accumulate_grad_batches=2)
     assert watching.report is not None
     assert watching.report.facts.workload.accumulate == 2
 
@@ -177,6 +178,17 @@ def test_a_training_that_fails_in_the_window(capfd: Any) -> None:
     assert left_behind(model) == []
     assert watching.report is not None
     assert "the training ended after 3 steps, before 5 were watched" in capfd.readouterr().err
+
+
+def test_a_training_that_ends_before_a_step_is_profiled(capfd: Any) -> None:
+    model, watching = made(), callback()
+    fit(model, watching, steps=PROFILED - 1)
+    assert watching.report is not None
+    assert len(watching.report.facts.observed.steps_ms) == STEPS
+    err = capfd.readouterr().err
+    assert "no step of the script was profiled" in err
+    assert "the training ended" not in err
+    assert left_behind(model) == []
 
 
 def test_other_processes_are_silent(capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,8 @@ from fp8doctor.running.calls import ATTRIBUTE
 from tests.test_readme import fenced
 
 STEPS, WARMUP = 3, 2
-PROFILED = 2
-"""Steps after them until one was profiled."""
-WATCHED = WARMUP + STEPS
+PROFILED = WARMUP + STEPS + 2
+"""Steps until the one after the window is profiled, which the one before it prepares."""
 
 Make = Callable[..., Trainer]
 
@@ -38,7 +37,7 @@ def make(tmp_path: Path, forget_accelerate: None) -> Make:
         kind: type[Trainer] = Trainer,
         fp8: bool = False,
         small: bool = False,
-        steps: int = WATCHED + 2,
+        steps: int = PROFILED + 1,
         **options: Any,
     ) -> Trainer:
         torch.manual_seed(0)
@@ -129,6 +128,7 @@ def test_a_training_is_watched_and_ends_as_without_it(make: Make, capfd: Any) ->
     assert facts.training.trainer.kind.endswith("TrainingArguments")
     assert facts.training.optimizer == "torch.optim.adamw.AdamW"
     assert facts.training.gradients_seen
+    assert facts.observed.breakdown is not None
     assert facts.training.conversion is None
 
 
@@ -149,7 +149,7 @@ def test_a_gate_stops_the_training(make: Make, tmp_path: Path, capfd: Any) -> No
     trainer = make(callback(fail_on="warning", output=path, ignore="ENV,MOD"), fp8=True)
     with pytest.raises(ReportFailed, match="CMP001"):
         trainer.train()
-    assert trainer.state.global_step == WATCHED + PROFILED - 1  # it counts a step after its callbacks
+    assert trainer.state.global_step == PROFILED - 1  # the Trainer counts a step after its callbacks
     assert left_behind(trainer) == []
     assert json.loads(path.read_text())["verdict"]["status"]
     assert "CMP001" not in capfd.readouterr().err
@@ -172,8 +172,8 @@ def test_a_training_that_ends_before_the_window(make: Make, capfd: Any) -> None:
     trainer = make(watching)
     trainer.train()
     assert watching.report is not None
-    assert len(watching.report.facts.observed.steps_ms) == STEPS + 2
-    assert "the training ended after 7 steps, before 12 were watched" in capfd.readouterr().err
+    assert len(watching.report.facts.observed.steps_ms) == PROFILED + 1 - WARMUP
+    assert "the training ended after 8 steps, before 12 were watched" in capfd.readouterr().err
     assert left_behind(trainer) == []
     trainer.train()
     assert "fp8doctor" not in capfd.readouterr().err
@@ -210,7 +210,7 @@ def test_what_fails_here_is_told_in_a_sentence(
     monkeypatch.setattr(f"fp8doctor.integrations.watching.{part}", fail)
     trainer = make(callback(output=tmp_path / "report.txt"))
     trainer.train()
-    assert trainer.state.global_step == WATCHED + 2
+    assert trainer.state.global_step == PROFILED + 1
     assert "fp8doctor: it could not go on: KeyError: 'a defect of ours'" in capfd.readouterr().err
     assert left_behind(trainer) == []
 
@@ -248,7 +248,7 @@ def test_nothing_is_compiled_again(make: Make) -> None:
     torch._dynamo.reset()
     watching, frames = callback(), Frames()
     make(watching, frames, small=True, torch_compile=True, torch_compile_backend="eager").train()
-    assert len(frames.counts) == WATCHED + 2
+    assert len(frames.counts) == PROFILED + 1
     assert len(set(frames.counts)) == 1
     assert watching.report is not None
     observed = watching.report.facts.observed
@@ -280,7 +280,7 @@ def test_a_trainer_of_trl(tmp_path: Path, forget_accelerate: None, capfd: Any) -
     arguments = trl.SFTConfig(
         str(tmp_path / "out"),
         per_device_train_batch_size=2,
-        max_steps=WATCHED,
+        max_steps=PROFILED,
         report_to=[],
         use_cpu=True,
         save_strategy="no",
