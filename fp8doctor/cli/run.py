@@ -212,6 +212,8 @@ def what_was_not_seen(seen: Seen, needed: int) -> list[str]:
         return [*sentences, f"the script ended {taken}: the report is of what was seen until then.{end}"]
     if seen.stepped_in_fork:
         why = "a process that it forked trains, and only the script's own process is watched"
+    elif seen.error is not None:
+        why = f"the script failed before its first, {seen.error}"
     else:
         why = (
             "no optimizer of torch took a step in the script's process. What it starts in processes of "

@@ -87,6 +87,9 @@ JOBS = (
 )
 SAME = ("plain", "trainer", "te", "lora", "fsdp2", "sft")
 
+NARROW, SHORT = ["--width", "1024"], ["--hidden", "1024", "--length", "512"]
+"""Sizes of part ``same``, whose weights are written to a disk."""
+
 FOREIGN_DATA = """
 import json, random, sys
 from pathlib import Path
@@ -133,9 +136,8 @@ def main() -> int:
             rows.append({"job": job.name, **table(job, out, arguments)})
             print(f"{part} {rows[-1]}", file=sys.stderr, flush=True)
             failed |= rows[-1]["held"] == "NO"
-        text = tabulate(rows, headers="keys", tablefmt="github")
-        (out / f"{part}.md").write_text(text + "\n")
-        print(text + "\n", flush=True)
+            (out / f"{part}.md").write_text(tabulate(rows, headers="keys", tablefmt="github") + "\n")
+        print(tabulate(rows, headers="keys", tablefmt="github") + "\n", flush=True)
     return int(failed)
 
 
@@ -242,7 +244,9 @@ def same(job: Job, out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     for name, ours in (("plain", []), ("watched", ["-m", "fp8doctor", "run", "-o", "report.txt"])):
         work = out.parent / f"{out.name}_work" / f"{job.name}_{name}"
         work.mkdir(parents=True)
-        words, environment = command(job, work, arguments, "--deterministic", "--output", "weights.pt")
+        smaller = [] if arguments.tiny else NARROW if "--width" in job.sizes else SHORT
+        switches = ("--deterministic", "--output", "weights.pt")
+        words, environment = command(job, work, arguments, *smaller, *switches)
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         printed, seconds, code = ran([*ours, *words], environment, work)
         losses = [line for line in printed.splitlines() if line.startswith("loss ")]

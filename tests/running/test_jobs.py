@@ -50,3 +50,11 @@ def test_a_script_that_ends_before_its_window(tmp_path: Path) -> None:
     assert "without Python's own end: os._exit" in err
     assert "train.py: 6 parameters" in err
     assert "This model uses no FP8" in err
+
+
+def test_a_script_that_fails_before_its_first_step(tmp_path: Path) -> None:
+    text = "import torch\nmodel = torch.nn.Linear(2, 2)\nopen('rows.bin')\n"
+    code, out, err = run(["-m", "fp8doctor", "run", *script(tmp_path, text)], tmp_path)
+    assert (code, out) == (1, "")
+    assert err.index("Traceback") < err.index("fp8doctor: no training step was seen")
+    assert "the script failed before its first, FileNotFoundError" in err

@@ -581,6 +581,76 @@ def test_two_optimizers_share_a_model(observer: Observer, heard: Heard) -> None:
     assert heard.facts.training.parameters_outside_optimizer == 0
 
 
+class Work:
+    """Stands in for the module ``time`` of the window's clock: it goes on where a script works."""
+
+    def __init__(self) -> None:
+        self.done_ms = 0.0
+
+    def takes(self, ms: float) -> None:
+        self.done_ms += ms
+
+    def perf_counter(self) -> float:
+        return self.done_ms / 1e3
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Work:
+    work = Work()
+    monkeypatch.setattr("fp8doctor.running.clock.time", work)
+    return work
+
+
+def test_a_step_is_all_its_micro_batches(observer: Observer, heard: Heard, work: Work) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(WARMUP + STEPS):
+        for rows in (8, 8, 4):
+            model(torch.randn(rows, 16)).pow(2).mean().backward()
+            work.takes(10)
+        work.takes(5)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert heard.facts.observed.steps_ms == pytest.approx((35,) * STEPS)
+    assert heard.facts.workload.accumulate == 3
+
+
+@pytest.mark.parametrize("steps_of_small", [1, 2])
+def test_a_step_is_that_of_the_larger_of_two_models(
+    steps_of_small: int, observer: Observer, heard: Heard, work: Work
+) -> None:
+    large, small = Net(3), Net(1)
+    of_large = torch.optim.SGD(large.parameters(), lr=0.01)
+    of_small = torch.optim.SGD(small.parameters(), lr=0.01)
+    for _ in range(WARMUP + STEPS):
+        for _ in range(steps_of_small):
+            train(small, 1, optimizer=of_small)
+            work.takes(7)
+        train(large, 1, optimizer=of_large)
+        work.takes(10)
+    assert heard.facts.observed.steps_ms == pytest.approx((10 + 7 * steps_of_small,) * STEPS)
+    assert len(heard.facts.network.linears) == 6
+
+
+def test_two_optimizers_of_a_model_take_one_step(observer: Observer, heard: Heard, work: Work) -> None:
+    model = Net()
+    both = [torch.optim.SGD(model.blocks[at].parameters(), lr=0.01) for at in (0, 1)]
+    for _ in range(WARMUP + STEPS):
+        model(torch.randn(8, 16)).pow(2).mean().backward()
+        for each in both:
+            work.takes(6)
+            each.step()
+            each.zero_grad()
+    assert heard.facts.observed.steps_ms == pytest.approx((12,) * STEPS)
+    assert heard.facts.observed.calls == 1
+
+
+def test_a_script_that_never_steps(observer: Observer, heard: Heard) -> None:
+    Net()(torch.randn(8, 16)).sum().backward()
+    assert observer.closed() == 0
+    assert heard.messages == []
+
+
 class Preempted(Exception):
     """What a script's own handler raises."""
 
