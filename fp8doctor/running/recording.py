@@ -86,7 +86,9 @@ class Recording:
             self._make_room()
 
     def _prepare(self) -> None:
-        self._profile = profile(use_device="cuda" if self.on_gpu else None, record_shapes=True)
+        self._profile = profile(
+            use_kineto=True, use_device="cuda" if self.on_gpu else None, record_shapes=True
+        )  # without Kineto no kernels are recorded
         self._profile._prepare_trace()
         own, recording = self._own, self
 

@@ -82,7 +82,7 @@ def test_a_rank_0_that_raises_ends_at_once(tmp_path: Path) -> None:
 def test_stop_is_refused(tmp_path: Path) -> None:
     for code, _, err in ranks(["--stop", *script(tmp_path, "print(1)")], tmp_path):
         assert code == 2
-        assert "--stop and --trial are for one process, and a launcher started 2" in err
+        assert "--stop is for one process, and a launcher started 2" in err
 
 
 def test_ddp_with_float8_and_a_slow_rank(tmp_path: Path) -> None:
