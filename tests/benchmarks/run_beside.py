@@ -104,7 +104,10 @@ def main() -> int:
     for kind in kinds:
         row: dict[str, object] = {"under": kind, "beside": COMPARED_WITH[kind]}
         for clock, name in (("wall", "step ms"), ("cpu", "processor ms")):
-            more = [100 * (a / b - 1) for a, b in zip(took[kind][clock], took["python"][clock], strict=True)]
+            more = [
+                100 * (a / b - 1)
+                for a, b in zip(took[kind][clock], took[COMPARED_WITH[kind]][clock], strict=True)
+            ]
             row[name] = round(statistics.median(took[kind][clock]), 3)
             row[f"{name}, more %"] = (
                 f"{statistics.median(more):+.2f} ({min(more):+.2f} to {max(more):+.2f})"
