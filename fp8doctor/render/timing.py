@@ -7,10 +7,17 @@ from collections import Counter
 from collections.abc import Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import best_bf16, fair_bf16, fp8_totals, uses_fp8
 from fp8doctor.analysis.outcome import waits_for_time
-from fp8doctor.analysis.step_difference import parts_in_words, signed, waterfall, with_attention_together
+from fp8doctor.analysis.step_difference import (
+    parts_in_words,
+    signed,
+    watched_on_gpu,
+    waterfall,
+    with_attention_together,
+)
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_conversion, is_of_first_window, recipe_of
 from fp8doctor.known_errors import in_a_sentence
@@ -64,9 +71,9 @@ class Timing(Struct, frozen=True):
 
 
 def timing(facts: Facts) -> Timing | None:
-    """Write the measured steps; None when there was no trial or it has no rows."""
+    """Write the measured steps, of a script where no trial has rows; None when nothing was measured."""
     if not facts.arms():
-        return None
+        return _of_a_script(facts)
     fp8 = recorded(facts, "network") and uses_fp8(facts)
     order: dict[str, float] = {
         ArmName.BF16: 0,
@@ -84,6 +91,23 @@ def timing(facts: Facts) -> Timing | None:
     columns = (*COLUMNS, "idle") if any(row.parts for row in rows) else ()
     return Timing(
         rows, columns, _differences(facts), tuple(_notes(facts.trial, arms, fp8)), _basis(facts.trial)
+    )
+
+
+def _of_a_script(facts: Facts) -> Timing | None:
+    """Write the step of a watched script, what it waited for data among its idle time."""
+    watched = watched_on_gpu(facts)
+    if watched is None:
+        return None
+    arm = replace(watched, breakdown=facts.observed.breakdown)
+    fp8 = recorded(facts, "network") and uses_fp8(facts)
+    steps = plural(len(facts.observed.steps_ms), "step")
+    return Timing(
+        (_row(arm, fp8),),
+        (*COLUMNS, "idle"),
+        (),
+        tuple(_notes(Trial(), [arm], fp8)),
+        f"Timed: {steps} of the script on the GPU; one more was profiled.",
     )
 
 

@@ -12,6 +12,7 @@ from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.diagnosis.verdict import Verdict
 from fp8doctor.facts import (
     Blocks,
+    Breakdown,
     Checkpointing,
     Environment,
     Facts,
@@ -339,7 +340,27 @@ WATCHED = report(
         DECODER_468M,
         target=Target(kind="script", name="train.py", attribute=None),
         observed=Observation(
-            steps_ms=(412.3, 420.8, 409.1), warmup=5, data_ms=(55.0, 61.2, 58.4), before_forward_ms=None
+            steps_ms=(412.3, 420.8, 409.1),
+            clock="cuda",
+            warmup=5,
+            data_ms=(55.0, 61.2, 58.4),
+            before_forward_ms=None,
+            behind_ms=None,
+            fp8_gemms=1008,
+            graphs_run=0,
+            host_copies_ms=0.4,
+            breakdown=Breakdown(
+                families_ms={"gemm_fp8": 25.2, "gemm_16bit": 4.2, "cast": 273.6, "pointwise": 39.4},
+                idle_ms=69.9,
+                host_wait_pct=80.0,
+                busy_ms=342.4,
+                scale=1.0,
+                reliable=True,
+                kernels=20000,
+                unclassified_pct=0.0,
+                groups=(),
+                modules=(),
+            ),
         ),
     ),
     "The step waits for its data 58.4 of 412.3 ms (14 %). FP8 does not shorten that; mend it first. FP8 is "
