@@ -191,6 +191,7 @@ def watched_on_gpu(facts: Facts) -> Arm | None:
         rounds_ms=seen.steps_ms,
         graphs_run=seen.graphs_run,
         fp8_gemms=seen.fp8_gemms,
+        peak_gib=seen.peak_gib if recorded(seen, "peak_gib") else None,
         breakdown=msgspec.structs.replace(found, idle_ms=max(0.0, found.idle_ms - waited_ms)),
     )
 

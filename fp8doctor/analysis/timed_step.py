@@ -90,6 +90,7 @@ def _observed(facts: Facts, name: str, tokens: int | None) -> TimedStep:
         high_ms=found.high,
         rounds_ms=steps,
         tokens=tokens,
+        peak_gib=facts.observed.peak_gib if recorded(facts, "observed.peak_gib") else None,
         measured_on=gpu or ("the GPU" if on_gpu else "the host's clock"),
     )
 

@@ -43,6 +43,9 @@ class Observation(Record, frozen=True, kw_only=True):
     """Frames that Dynamo compiled during the window; a step that compiled tells nothing."""
     optimizers: tuple[str, ...] = NOT_RECORDED
     """Qualified classes of all optimizers that stepped, the one that holds most parameters first."""
+    peak_gib: float | None = NOT_RECORDED
+    """Most memory that torch had allocated on the model's GPU until the window ended, since the process began
+    or the script last reset it; None without a GPU."""
     share_pct: float = NOT_RECORDED
     """Share of the stepped parameters that the model owns, by their elements."""
     fp8_gemms: int | None = NOT_RECORDED

@@ -48,6 +48,10 @@ class Clock:
                 self._device = None
         return Moment(time.perf_counter(), event)
 
+    def peak_gib(self) -> float | None:
+        """Tell the most memory that torch has allocated on the GPU; None without one."""
+        return torch.cuda.max_memory_allocated(self._device) / 2**30 if self.on_gpu else None
+
     def settle(self, last: Moment) -> None:
         """Wait until the GPU has come to the last of the moments; by it both clocks are laid together."""
         if self.on_gpu:

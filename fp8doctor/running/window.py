@@ -103,6 +103,7 @@ class Window:
             compiled=frames_compiled() - self._frames,
             optimizers=optimizers,
             share_pct=100 * share,
+            peak_gib=clock.peak_gib(),
         )
 
     @property

@@ -346,6 +346,7 @@ WATCHED = report(
             data_ms=(55.0, 61.2, 58.4),
             before_forward_ms=None,
             behind_ms=None,
+            peak_gib=31.4,
             fp8_gemms=1008,
             graphs_run=0,
             host_copies_ms=0.4,

@@ -44,6 +44,7 @@ class Machine:
         monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: self.host / 1e3))
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
         monkeypatch.setattr(window, "Clock", lambda device: Clock(torch.device("cuda")))
 
@@ -87,7 +88,7 @@ def test_a_job_that_waits_for_the_gpu_after_every_step(machine: Machine) -> None
         model(10.0, 50.0)
 
     seen = machine.watched(step)
-    assert seen.clock == "cuda"
+    assert (seen.clock, seen.peak_gib) == ("cuda", 3)
     assert seen.steps_ms[1:] == pytest.approx((60, 60, 60))
     assert seen.before_forward_ms == pytest.approx((0, 0, 0, 0))  # the host's wait is the GPU's own work
     assert seen.launch_ms == pytest.approx((10, 10, 10, 10))
@@ -140,5 +141,5 @@ def test_a_step_that_is_captured_as_a_cuda_graph(machine: Machine) -> None:
         model(10.0, 0.0)
 
     seen = machine.watched(step)
-    assert (seen.clock, seen.behind_ms, seen.launch_ms) == ("host", None, None)
+    assert (seen.clock, seen.behind_ms, seen.launch_ms, seen.peak_gib) == ("host", None, None, None)
     assert seen.steps_ms == pytest.approx((10, 10, 10, 10))
