@@ -46,6 +46,7 @@ sys.exit(3)
 def registered(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What is to be called at the end; the trial itself is stood for by a note."""
     calls: list[object] = []
+    monkeypatch.delattr(sys, "last_value", raising=False)  # pytest sets it where a test fails
     monkeypatch.setattr(observing, "call_at_end", calls.append)
     settings = Settings("train.py", STEPS, WARMUP, stop=False, budget_s=1.0, device="cpu")
     observer.settings = observer.examination.settings = settings
