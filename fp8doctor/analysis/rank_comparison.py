@@ -11,6 +11,7 @@ from statistics import median
 
 from msgspec import Struct
 
+from fp8doctor.analysis.median_interval import interval
 from fp8doctor.facts import Facts, Gpu, Observation, Rank, Unrecorded, recorded
 
 LEAST_PCT = 10.0
@@ -98,8 +99,19 @@ def behind(facts: Facts) -> tuple[Behind, ...]:
         for each in _of(what, read, ranks, median(steps))
     ]
     with_cause = {each.rank for each in found if each.what in PARTS}
-    causes = [each for each in found if each.what in PARTS or each.rank not in with_cause]
+    causes = [
+        each
+        for each in found
+        if each.what in PARTS or (each.rank not in with_cause and _steps_longer(each.rank, ranks))
+    ]
     return tuple(sorted(causes, key=lambda each: -each.by_ms))
+
+
+def _steps_longer(rank: int, ranks: tuple[Rank, ...]) -> bool:
+    """Whether a rank's steps are longer than the others' beyond their own scatter."""
+    own = [ms for each in ranks if each.rank == rank for ms in each.observed.steps_ms]
+    others = [ms for each in ranks if each.rank != rank for ms in each.observed.steps_ms]
+    return interval(own).low > interval(others).high
 
 
 def _of(

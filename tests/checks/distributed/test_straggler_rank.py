@@ -60,6 +60,13 @@ def test_what_makes_its_steps_longer_is_told_once() -> None:
     assert [(each.rank, each.what) for each in behind(facts)] == [(1, "before its forward")]
 
 
+def test_steps_that_scatter_accuse_nobody() -> None:
+    scattered = Observation(
+        steps_ms=(80.0, 130.0, 90.0, 125.0, 120.0), data_ms=None, before_forward_ms=(1.0,) * 5
+    )
+    assert found(rank(0), Rank(rank=1, observed=scattered)) is None
+
+
 def test_the_worst_comes_first_and_the_next_are_told() -> None:
     finding = found(rank(0), rank(1, before=31.0), rank(2, data=60.0), rank(3), rank(4))
     assert isinstance(finding, Finding)
