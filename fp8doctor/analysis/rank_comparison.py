@@ -73,9 +73,14 @@ def _computing(observed: Observation) -> float | None:
     return sum(parts.values()) - parts.get("communication", 0.0)
 
 
-PARTS: dict[str, Callable[[Observation], float | None]] = {
+WAITS: dict[str, Callable[[Observation], float | None]] = {
     "waiting for data": _data,
     "before its forward": _before_forward,
+}
+"""What FP8 does not shorten -> how it is read, in ms."""
+
+PARTS: dict[str, Callable[[Observation], float | None]] = {
+    **WAITS,
     "of its GPU's computing": _computing,
 }
 """What a rank does before the others can go on -> how it is read, in ms."""
@@ -105,6 +110,17 @@ def behind(facts: Facts) -> tuple[Behind, ...]:
         if each.what in PARTS or (each.rank not in with_cause and _steps_longer(each.rank, ranks))
     ]
     return tuple(sorted(causes, key=lambda each: -each.by_ms))
+
+
+def slowest_first(facts: Facts) -> str:
+    """Which rank keeps the others waiting, to be told before anything about FP8; empty where none does."""
+    worst = next(iter(behind(facts)), None)
+    if worst is None or worst.what not in WAITS:
+        return ""
+    return (
+        f"Rank {worst.rank} keeps the others waiting: it takes {worst.own_ms:.1f} of {worst.step_ms:.1f} ms "
+        f"{worst.what}, they take {worst.others_ms:.1f} ms. FP8 does not shorten that; mend it first."
+    )
 
 
 def _steps_longer(rank: int, ranks: tuple[Rank, ...]) -> bool:
