@@ -11,6 +11,7 @@ from statistics import median
 
 from msgspec import Struct
 
+from fp8doctor.analysis.median_interval import interval
 from fp8doctor.facts import Facts, Gpu, Observation, Rank, Unrecorded, recorded
 
 LEAST_PCT = 10.0
@@ -72,9 +73,14 @@ def _computing(observed: Observation) -> float | None:
     return sum(parts.values()) - parts.get("communication", 0.0)
 
 
-PARTS: dict[str, Callable[[Observation], float | None]] = {
+WAITS: dict[str, Callable[[Observation], float | None]] = {
     "waiting for data": _data,
     "before its forward": _before_forward,
+}
+"""What FP8 does not shorten -> how it is read, in ms."""
+
+PARTS: dict[str, Callable[[Observation], float | None]] = {
+    **WAITS,
     "of its GPU's computing": _computing,
 }
 """What a rank does before the others can go on -> how it is read, in ms."""
@@ -98,8 +104,30 @@ def behind(facts: Facts) -> tuple[Behind, ...]:
         for each in _of(what, read, ranks, median(steps))
     ]
     with_cause = {each.rank for each in found if each.what in PARTS}
-    causes = [each for each in found if each.what in PARTS or each.rank not in with_cause]
+    causes = [
+        each
+        for each in found
+        if each.what in PARTS or (each.rank not in with_cause and _steps_longer(each.rank, ranks))
+    ]
     return tuple(sorted(causes, key=lambda each: -each.by_ms))
+
+
+def slowest_first(facts: Facts) -> str:
+    """Which rank keeps the others waiting, to be told before anything about FP8; empty where none does."""
+    worst = next(iter(behind(facts)), None)
+    if worst is None or worst.what not in WAITS:
+        return ""
+    return (
+        f"Rank {worst.rank} keeps the others waiting: it takes {worst.own_ms:.1f} of {worst.step_ms:.1f} ms "
+        f"{worst.what}, they take {worst.others_ms:.1f} ms. FP8 does not shorten that; mend it first."
+    )
+
+
+def _steps_longer(rank: int, ranks: tuple[Rank, ...]) -> bool:
+    """Whether a rank's steps are longer than the others' beyond their own scatter."""
+    own = [ms for each in ranks if each.rank == rank for ms in each.observed.steps_ms]
+    others = [ms for each in ranks if each.rank != rank for ms in each.observed.steps_ms]
+    return interval(own).low > interval(others).high
 
 
 def _of(

@@ -19,6 +19,7 @@ from fp8doctor.analysis.outcome import (
     never_ran_in_script,
     stays_in_bf16,
 )
+from fp8doctor.analysis.rank_comparison import slowest_first
 from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.analysis.waiting import waiting_first
 from fp8doctor.cost import micro_batches, step_tokens
@@ -31,9 +32,9 @@ from fp8doctor.wording import plural
 
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
-    """Give the answer, and before it what the steps of a watched script wait for."""
+    """Give the answer, and before it what the steps of a watched script, or its ranks, wait for."""
     answer = _of_precision(facts, findings)
-    first = if_recorded(waiting_first, facts)
+    first = if_recorded(waiting_first, facts) or if_recorded(slowest_first, facts)
     return msgspec.structs.replace(answer, summary=f"{first} {answer.summary}") if first else answer
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +26,13 @@ OPTIONS = ("-m", "fp8doctor", "run", "--steps", "4", "--warmup", "2")
 
 def ranks(arguments: list[str], folder: Path, before: tuple[str, ...] = OPTIONS) -> list[Ended]:
     """Start two ranks as a launcher does, without the launcher, which imports torch."""
-    job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": uuid.uuid4().hex}
+    job = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+    }
     processes = [
         subprocess.Popen(
             [sys.executable, *before, *arguments],
@@ -85,49 +93,89 @@ def test_stop_is_refused(tmp_path: Path) -> None:
         assert "--stop is for one process, and a launcher started 2" in err
 
 
-def test_ddp_with_float8_and_a_slow_rank(tmp_path: Path) -> None:
-    """Losses, weights and random numbers are the same bits; the slow rank is named with its times."""
-    job = [str(ROOT / "tests" / "running" / "ranks" / "job.py")]
-    job += "--width 32 --rows 16 --blocks 2 --steps 12 --slow 0.5".split()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    plain = together([sys.executable, "-c", FORKED, *job], tmp_path)
-    save = ["--save", "report.json"]
-    watched = together([*launcher, *OPTIONS, *save, *job], tmp_path)
-    assert plain[0] == watched[0] == 0, plain[2] + watched[2]
-    assert sorted(plain[1].splitlines()) == sorted(watched[1].splitlines())
-    assert watched[1].count("weights") == 2
-    saved = json.loads((tmp_path / "report.json").read_text())
-    assert watched[2].count("\nrank 0: ") == watched[2].count("\nrank 1: ") == 1
-    slow = next(each["evidence"] for each in saved["findings"] if each["code"] == "DST004")
-    assert (slow["rank"], slow["part"]) == (1, "before its forward")
-    assert slow["own_ms"] >= 500
+JOB = str(ROOT / "tests" / "running" / "ranks" / "job.py")
+
+JOBS = {
+    wrap: f"--wrap {wrap} --width 32 --rows 16 --blocks 2 --steps 10 {more}".split()
+    for wrap, more in {"ddp": "--slow 0.5", "fsdp2": ""}.items()
+}
+
+BOTH = """
+import json, os, sys
+from tests.running.ranks import job
+for port, arguments in json.loads(sys.argv[1]):
+    os.environ["MASTER_PORT"], sys.argv[1:] = port, arguments
+    job.main()
+"""
+"""The jobs after each other in one process, so that torch is imported once."""
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What the ranks of each job print without fp8doctor."""
+    wanted = json.dumps([[free_port(), arguments] for arguments in JOBS.values()])
+    ended = ranks([BOTH, wanted], tmp_path_factory.mktemp("plain"), ("-c",))
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    lines = [out.splitlines() for _, out, _ in ended]
+    return dict(zip(JOBS, map(list, zip(*lines, strict=True)), strict=True))
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def watched(
+    wrap: str, launcher: list[str], folder: Path, plain: list[str]
+) -> tuple[dict[str, Any], Facts, str]:
+    """Findings, facts and stderr of a job under ``run``, which trains to the same bits."""
+    command = [sys.executable, "-m", *launcher, *OPTIONS, "--save", "report.json", JOB, *JOBS[wrap]]
+    code, out, err = together(command, folder)
+    assert code == 0, err
+    assert out.count(" weights ") == 2
+    assert sorted(out.splitlines()) == plain
+    saved = json.loads((folder / "report.json").read_text())
     facts = Facts.from_dict(saved["facts"])
     assert [(each.rank, each.end, each.steps) for each in facts.ranks.processes] == [
-        (0, "ended", 12),
-        (1, "ended", 12),
+        (0, "ended", 10),
+        (1, "ended", 10),
     ]
+    assert err.count("\nrank 0: ") == err.count("\nrank 1: ") == 1
+    assert len(facts.linears()) == 4
+    return {each["code"]: each["evidence"] for each in saved["findings"]}, facts, err
+
+
+def test_ddp_with_float8_and_a_slow_rank_under_torchrun(tmp_path: Path, plain: dict[str, list[str]]) -> None:
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    found, facts, _ = watched("ddp", launcher, tmp_path, plain["ddp"])
+    assert (found["DST004"]["rank"], found["DST004"]["part"]) == (1, "before its forward")
+    assert found["DST004"]["own_ms"] >= 500
     distributed = facts.training.distributed
     assert distributed is not None
     assert (distributed.wrapper, distributed.backend, distributed.world_size) == ("DDP", "gloo", 2)
-    assert len(facts.linears()) == 4
 
 
-FORKED = """
-import os, runpy, socket, sys
-import torch, torchao.float8
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-os.environ.update(WORLD_SIZE="2", LOCAL_RANK="0", RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-child = os.fork()
-if not child:
-    os.environ.update(LOCAL_RANK="1", RANK="1")
-del sys.argv[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-if child:
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-"""Two ranks without fp8doctor that import torch once."""
+def test_fsdp2_with_float8_under_accelerate(tmp_path: Path, plain: dict[str, list[str]]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    launcher = [
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--main_process_port",
+        port,
+    ]
+    found, facts, err = watched("fsdp2", launcher, tmp_path, plain["fsdp2"])
+    assert found["DST001"]["shards"] == 2
+    assert (
+        "2 processes (FSDP2, gloo), timed in their own steps, in place: nothing of the model is copied."
+        in err
+    )
+    assert facts.training.distributed is not None
+    assert facts.training.distributed.wrapper == "FSDP2"
 
 
 def together(command: list[str], folder: Path) -> Ended:

@@ -8,6 +8,7 @@ from torch import nn
 
 from fp8doctor.analysis.rank_comparison import behind
 from fp8doctor.checks.distributed.straggler_rank import straggler_rank
+from fp8doctor.diagnosis.verdict import verdict
 from fp8doctor.facts import Distributed, Facts, Gpu, Observation, Rank, Ranks, Training
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.running.ranks import rank_of
@@ -58,6 +59,22 @@ def test_the_slow_one_is_named_with_its_part(slow: Rank, part: str) -> None:
 def test_what_makes_its_steps_longer_is_told_once() -> None:
     facts = job(rank(0), rank(1, step=150.0, before=51.0))
     assert [(each.rank, each.what) for each in behind(facts)] == [(1, "before its forward")]
+
+
+def test_the_verdict_tells_it_before_anything_about_fp8() -> None:
+    summary = verdict(job(rank(0), rank(1, before=31.0)), ()).summary
+    assert summary.startswith(
+        "Rank 1 keeps the others waiting: it takes 31.0 of 100.0 ms before its forward, they take 1.0 ms. "
+        "FP8 does not shorten that; mend it first. "
+    )
+    assert not verdict(job(rank(0), rank(1)), ()).summary.startswith("Rank")
+
+
+def test_steps_that_scatter_accuse_nobody() -> None:
+    scattered = Observation(
+        steps_ms=(80.0, 130.0, 90.0, 125.0, 120.0), data_ms=None, before_forward_ms=(1.0,) * 5
+    )
+    assert found(rank(0), Rank(rank=1, observed=scattered)) is None
 
 
 def test_the_worst_comes_first_and_the_next_are_told() -> None:
