@@ -63,14 +63,15 @@ def inspect_model(
     """Say what keeps FP8 from being faster on this model. The model and the process stay as they are.
 
     ``model`` is a ``torch.nn.Module`` or a transformers Trainer. ``batch`` is a mapping (keyword arguments),
-    a tuple (positional arguments) or a tensor. ``optimizer`` is an instance, or a callable that would build
-    one; the latter is not called on your model. ``autocast`` is the dtype the step runs under, ``accumulate``
-    the micro-batches of a step. ``trial`` times copies of the model for about ``budget_s`` seconds on
-    ``device`` (None: the current CUDA device, and without one nothing is timed; ``cpu`` works and says
-    nothing about a GPU). ``layers`` looks at a copy with so many blocks of every list of repeated blocks
-    instead, for a model that is too large or too slow to time: the report is about that smaller model, and
-    its name says so. Without it the trial cuts by itself where that pays, and predicts the step of the whole.
-    ``assume_gpu`` names the GPU whose costs are modelled; ``select`` and ``ignore`` hold prefixes of codes.
+    a tuple (positional arguments) or a tensor; a Trainer brings one of its own data. ``optimizer`` is an
+    instance, or a callable that would build one; the latter is not called on your model. ``autocast`` is the
+    dtype the step runs under, ``accumulate`` the micro-batches of a step. ``trial`` times copies of the model
+    for about ``budget_s`` seconds on ``device`` (None: the current CUDA device, and without one nothing is
+    timed; ``cpu`` works and says nothing about a GPU). ``layers`` looks at a copy with so many blocks of
+    every list of repeated blocks instead, for a model that is too large or too slow to time: the report is
+    about that smaller model, and its name says so. Without it the trial cuts by itself where that pays, and
+    predicts the step of the whole. ``assume_gpu`` names the GPU whose costs are modelled; ``select`` and
+    ``ignore`` hold prefixes of codes.
 
     Raises TypeError or ValueError in a sentence for what does not fit.
     """

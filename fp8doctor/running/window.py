@@ -116,7 +116,8 @@ class Window:
         self._step.waits.append((begin, end))
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not torch.is_grad_enabled():
+        recomputed = torch._C._current_graph_task_id() >= 0  # inside a backward pass, by checkpointing
+        if recomputed or not torch.is_grad_enabled():
             return None
         step = self._step
         step.calls += 1

@@ -551,6 +551,20 @@ def test_training_arguments_and_a_trainer(write: Write, forget_accelerate: None)
     assert type(job.model) is torch.nn.Linear
 
 
+def test_a_trainer_brings_a_batch_of_its_own_data(write: Write, forget_accelerate: None) -> None:
+    pytest.importorskip("transformers")
+    file = write(
+        "from transformers import Trainer, TrainingArguments\n"
+        "args = TrainingArguments('out', per_device_train_batch_size=3, use_cpu=True, report_to=[])\n"
+        "rows = [{'input': torch.ones(8), 'weight': torch.ones(1)}] * 5\n"
+        "trainer = Trainer(torch.nn.Linear(8, 8), args, train_dataset=rows)",
+        "with_data.py",
+    )
+    job = load(f"{file}:trainer")
+    assert {name: tuple(value.shape) for name, value in job.batch.items()} == {"input": (3, 8)}
+    assert load(f"{file}:trainer", batch=7).batch.shape == (7, 8)
+
+
 def test_locating_runs_nothing(write: Write) -> None:
     write("raise SystemExit", "never.py")
     source = locate("never.py:net")

@@ -23,6 +23,7 @@ from torch._dynamo.utils import counters
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from fp8doctor.facts import recorded
@@ -221,6 +222,20 @@ def test_micro_batches(observer: Observer, heard: Heard) -> None:
     train(model, WARMUP + STEPS, call=lambda x: model(x) + model(x[:4]).mean())
     assert heard.facts.observed.calls == 2
     assert heard.facts.workload.accumulate == 2
+
+
+def test_a_checkpointed_model_is_called_once(observer: Observer, heard: Heard) -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = checkpoint(self.model, x, use_reentrant=False)
+            return output
+
+    train(Outer(), WARMUP + STEPS)
+    assert heard.facts.observed.calls == 1
 
 
 def test_a_model_inside_another_that_is_never_called(observer: Observer, heard: Heard) -> None:
