@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fp8doctor.cli.console import complain
+from fp8doctor.cli.console import complain, complain_of_known
 from fp8doctor.cli.delivery import FAILED, OK, checked_options, deliver
 from fp8doctor.cli.options import report_options, seconds, with_options
 from fp8doctor.cli.words import first_word, options_with_value
@@ -141,6 +141,8 @@ def run(
 
         for sentence in what_was_not_seen(seen, settings.warmup + settings.steps):
             complain(sentence)
+        if seen.error is not None:
+            complain_of_known(seen.error)
         if trial is None and not (stop or wanted.quiet) and seen.ranks is None and could_be_timed(seen.facts):
             complain(no_trial(script.arguments))
         if seen.facts is None:

@@ -66,6 +66,8 @@ class _Attached:
         if self.channel.forked:
             return
         try:
+            if self.observer is not None and isinstance(getattr(sys, "last_value", None), Exception):
+                self.observer.guarded(self.observer.failed)
             steps = self.observer.closed() if self.observer is not None else 0
             taken = self.observer.taken if self.observer is not None else None
             self.channel.send(Ended(steps, taken, _uncaught()))

@@ -25,6 +25,7 @@ from fp8doctor.running.window import Window
 from fp8doctor.stacks.looking import without_modes
 
 NO_OWNER = "no module that is alive owns half of the parameters that the optimizer steps"
+FAILED_EARLY = "the script failed before its first step"
 NOT_SEEN_YET = "the script's steps were not watched to the end of the window"
 NO_CALL = "no training call of the model itself was seen in the window"
 COMPILED_FUNCTION = (
@@ -44,6 +45,10 @@ class Examination:
     def early(self, owner: Ownership | None, optimizer: Optimizer) -> Facts:
         """Examine what is there before a batch or a time is known."""
         return self._facts(owner, optimizer, Batch(None, None, NOT_SEEN_YET), None)[1]
+
+    def without_a_step(self) -> Facts:
+        """Examine what is there without a model, for a script that fails before its first step."""
+        return self._without_a_model(FAILED_EARLY)
 
     def whole(
         self,
@@ -76,9 +81,7 @@ class Examination:
         self, owner: Ownership | None, optimizer: Optimizer, batch: Batch, window: Window | None
     ) -> tuple[Job | None, Facts]:
         if owner is None:
-            facts = examine_surroundings(self.target)
-            gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
-            return None, msgspec.structs.replace(facts, gaps={**gaps, "network": NO_OWNER})
+            return None, self._without_a_model(NO_OWNER)
         captured = window.captured if window else None
         model: nn.Module = captured.module if captured is not None else owner.model
         loss = captured.loss() if captured is not None else None
@@ -107,6 +110,11 @@ class Examination:
         )
         with without_modes(), variables_put_back():
             return job, examine(job)
+
+    def _without_a_model(self, why: str) -> Facts:
+        facts = examine_surroundings(self.target)
+        gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
+        return msgspec.structs.replace(facts, gaps={**gaps, "network": why})
 
     def timed(self, job: Job, facts: Facts, budget_s: float) -> Facts:
         """Add a trial on copies to the facts, where there is something to time on."""

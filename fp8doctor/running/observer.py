@@ -322,6 +322,12 @@ class Observer:
         self.forget()
         self.channel.send(Note(why))
 
+    def failed(self) -> None:
+        """The script ends with an exception: tell what can be known of it if it took no step."""
+        if self.facts is None and not self.done:
+            self.facts = self.examination.without_a_step()
+            self.channel.send(Observed(self.facts.to_dict(), complete=False))
+
     def closed(self) -> int:
         """The process ends: tell of a window that was cut short; the steps that were seen."""
         steps = self.main.steps if self.main is not None else 0

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 PLAIN = ("torch.nn.parameter.Parameter", "torch.Tensor", "torch.nn.parameter.Buffer")
 
+FAKE = "torch._subclasses.fake_tensor.FakeTensor"
+
 TE_COLUMNWISE = ("_transpose", "_columnwise_data", "_columnwise_scale_inv")
 TE_DATA = ("_data", "_scale_inv", "_rowwise_data", "_rowwise_scale_inv", *TE_COLUMNWISE)
 """Where the quantized tensors of Transformer Engine keep their data, and the transposed copy of it that GEMMs
@@ -39,6 +41,11 @@ def stored(tensor: Tensor) -> Tensor:
         if not inner:
             return tensor
         tensor = inner[0]
+
+
+def has_data(tensor: Tensor) -> bool:
+    """Whether a tensor has numbers: those of the meta device and of FakeTensorMode have none."""
+    return not tensor.is_meta and class_name(type(tensor)) != FAKE
 
 
 def whole_size(parameter: Tensor) -> int:

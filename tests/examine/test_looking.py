@@ -174,6 +174,18 @@ def test_an_active_fake_tensor_mode() -> None:
         assert looked_at(model) == expected
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_trial_below_an_active_fake_tensor_mode(fake: bool) -> None:
+    model, batch = nn.Linear(8, 8), torch.ones(4, 8)
+    with FakeTensorMode():
+        if fake:
+            model, batch = nn.Linear(8, 8), torch.ones(4, 8)
+        trial = inspect_model(model, batch, device="cpu", budget_s=0.1).facts.trial
+    assert ("the model has no weights" in (trial.reason or "")) == fake
+    assert (len(trial.arms) > 0) != fake
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("how", ["script", "trace"])
 @pytest.mark.parametrize("where", ["alone", "child"])

@@ -52,9 +52,19 @@ def test_a_script_that_ends_before_its_window(tmp_path: Path) -> None:
     assert "This model uses no FP8" in err
 
 
+FAILS = """
+import torch
+model = torch.nn.Linear(2, 2)
+raise RuntimeError("Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: (1003x64)")
+"""
+
+
 def test_a_script_that_fails_before_its_first_step(tmp_path: Path) -> None:
-    text = "import torch\nmodel = torch.nn.Linear(2, 2)\nopen('rows.bin')\n"
-    code, out, err = run(["-m", "fp8doctor", "run", *script(tmp_path, text)], tmp_path)
+    env = environment(ACCELERATE_MIXED_PRECISION="fp8", ACCELERATE_FP8_BACKEND="TE")
+    code, out, err = run(["-m", "fp8doctor", "run", *script(tmp_path, FAILS)], tmp_path, env=env)
     assert (code, out) == (1, "")
     assert err.index("Traceback") < err.index("fp8doctor: no training step was seen")
-    assert "the script failed before its first, FileNotFoundError" in err
+    assert "the script failed before its first, RuntimeError: Expected trailing dimension" in err
+    assert "More: fp8doctor explain SHP001" in err
+    assert "No model was examined: the script failed before its first step." in err
+    assert "(ENV004)" in err

@@ -131,7 +131,9 @@ def test_a_batch_without_data_is_refused() -> None:
         batch=torch.empty((1, 8), dtype=torch.int64, device="meta"),
         rebuild=lambda layers: (Decoder(layers), None),
     ).reason
-    assert reason == "the batch has no data (meta device); give one, as example_batch() in a model file"
+    assert reason == (
+        "the batch has no data (meta device or fake tensors); give one, as example_batch() in a model file"
+    )
 
 
 class Memory:
@@ -247,7 +249,7 @@ def test_the_learning_rate_is_not_zero_and_moves_no_weight() -> None:
 
 
 def test_a_model_without_weights_that_nobody_can_cut_is_refused() -> None:
-    assert trial(model=on_meta(4)).reason == "the model has no weights (meta device)"
+    assert trial(model=on_meta(4)).reason == "the model has no weights (meta device or fake tensors)"
 
 
 def test_nothing_of_the_replicas_outlives_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from fp8doctor.facts import Health
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks.tensors import has_data
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import cleaned
@@ -49,11 +50,12 @@ class Bench:
         """The usual cuts, or the next smaller ones that fit. Raises `torch.OutOfMemoryError` when none do."""
         self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
         self._guard = Guard(job)
-        if job.rebuild is None and any(parameter.is_meta for parameter in job.model.parameters()):
-            raise NotReplicable("the model has no weights (meta device)")
-        if any(tensor.is_meta for tensor in tensors(job.batch)):
+        if job.rebuild is None and not all(map(has_data, job.model.parameters())):
+            raise NotReplicable("the model has no weights (meta device or fake tensors)")
+        if not all(map(has_data, tensors(job.batch))):
             raise NotReplicable(
-                "the batch has no data (meta device); give one, as example_batch() in a model file"
+                "the batch has no data (meta device or fake tensors); "
+                "give one, as example_batch() in a model file"
             )
         self.batch = move(job.batch, device)
         self.bases: list[nn.Module] = []

@@ -23,6 +23,7 @@ import torch
 
 from fp8doctor.facts import Trial, recorded
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks.tensors import has_data
 from fp8doctor.trial.copies.step import tensors
 from fp8doctor.trial.state import settings
 from fp8doctor.trial.state.optimizers import inner
@@ -143,7 +144,7 @@ def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from parts(getattr(tensor, name))
-    elif not tensor.is_meta and tensor.layout is torch.strided:
+    elif has_data(tensor) and tensor.layout is torch.strided:
         with suppress(NotImplementedError, RuntimeError):
             tensor.untyped_storage().data_ptr()
             yield tensor

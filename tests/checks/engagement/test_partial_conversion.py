@@ -259,7 +259,10 @@ def test_torchtunes_lora_is_no_linear() -> None:
         other, use="none", stack="torch", kind="torchtune.modules.peft.lora.LoRALinear"
     )
     network = msgspec.structs.replace(HEALTHY.network, linears=(converted, tuned))
-    assert fired(msgspec.structs.replace(HEALTHY, network=network), "class").evidence["missing_layers"] == 1
+    finding = fired(msgspec.structs.replace(HEALTHY, network=network), "class")
+    assert finding.evidence["missing_layers"] == 1
+    assert finding.treatment is not None
+    assert "# torchtune's LoRALinear is no nn.Linear: build the model without it" in finding.treatment.code
 
 
 @pytest.mark.parametrize(("part", "severity"), [("mlp", "info"), ("self_attn", None)])
