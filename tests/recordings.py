@@ -1,4 +1,5 @@
-"""The table of the recordings: ``python -m tests.recordings`` writes it, `tests.test_recorded` holds it."""
+"""The tables of the recordings: ``python -m tests.recordings`` writes them, `tests.test_recorded` and
+`tests.running.test_recorded` hold them."""
 
 from __future__ import annotations
 
@@ -8,23 +9,37 @@ from fp8doctor import Report, load_report
 from fp8doctor.facts import Facts
 from tests.readme import table
 
-RECORDED = Path(__file__).parent / "patients" / "recorded"
-PAGE = RECORDED / "README.md"
+HERE = Path(__file__).parent
 
-HEAD = """# The recordings
+HEADS = {
+    HERE / "patients" / "recorded": """# The recordings
 
 Reports of the patients in `tests/patients/`, saved on real GPUs by `tests/patients/record.py`. They are never
 edited. The verdict and the codes are what this version says of their facts; `python -m tests.recordings`
 writes this page.
 
-"""
+""",
+    HERE / "running" / "recorded": """# Scripts under `fp8doctor run`, recorded
+
+Reports of training scripts that ran under `fp8doctor run` on real GPUs, saved with `--save`; never edited.
+Those of `h200x2` ran on two GPUs with NCCL under torchrun (`tests/running/ranks/record.py`); with FSDP2 a
+mistake in the last lines of the script, since mended, ended it after all its steps. `te_loop_stopped`
+(`--stop`) and `eager_loop_timed_at_end` (`--trial`) are one plain loop with deterministic algorithms, in
+Transformer Engine and in eager torchao; the others are `examples/`, with the arguments of
+`tests/benchmarks/examples_gpu.py`. Where a report holds no profile, a defect of that day kept torch from
+recording kernels. The verdict and the codes are what this version says of their facts; `python -m
+tests.recordings` writes this page.
+
+""",
+}
+"""What the page of each folder begins with."""
 
 COLUMNS = ("recording", "GPU", "torch", "torchao", "TE", "recorded", "trial", "verdict", "codes")
 
 
-def page() -> str:
-    rows = [row(path.stem, load_report(path)) for path in sorted(RECORDED.glob("*.json"))]
-    return HEAD + table(COLUMNS, rows)
+def page(folder: Path) -> str:
+    rows = [row(path.stem, load_report(path)) for path in sorted(folder.glob("*.json"))]
+    return HEADS[folder] + table(COLUMNS, rows)
 
 
 def row(name: str, report: Report) -> tuple[str, ...]:
@@ -48,4 +63,5 @@ def version(facts: Facts, package: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for folder in HEADS:
+        (folder / "README.md").write_text(page(folder), encoding="utf-8")

@@ -113,6 +113,7 @@ def digest(model: nn.Module) -> str:
     whole = hashlib.sha256()
     for each in model.parameters():
         local = each.to_local() if hasattr(each, "to_local") else each
+        local = getattr(local, "_tensor", local)  # torchao's, which an all-gather in FP8 casts
         whole.update(local.detach().float().cpu().numpy().tobytes())
     return whole.hexdigest()[:16]
 

@@ -1,0 +1,82 @@
+"""Scripts that ran under ``fp8doctor run`` on GPUs replay to what each has to be told."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from fp8doctor import load_report
+from fp8doctor.facts import recorded
+from tests import recordings
+
+RECORDED = Path(__file__).parent / "recorded"
+
+TOLD: dict[str, tuple[str, ...]] = {
+    "h200-plain": (),
+    "h200-plain_small": ("SHP002", "STP001"),
+    "h200-te": (),
+    "h200-te_checkpointed": ("CKP002",),
+    "h200-lora": (),
+    "h200-lora_adapters_too": ("LORA003",),
+    "h200-lora_eager": ("CMP001", "STP002"),
+    "h200-fsdp2": (),
+    "h200-trainer": (),
+    "h200-trainer_eager": ("CMP001",),
+    "h200-trainer_overridden": ("ENV001", "MOD001"),
+    "h200-te_loop_stopped": ("ENV006", "STP007"),
+    "h200-eager_loop_timed_at_end": ("CMP001", "ENV006", "MEM001", "STP002"),
+    "h200x2-ddp_torchao": (),
+    "h200x2-fsdp2_float8_all_gather": (),
+    "h200x2-fsdp2_without_precompute": ("DST002",),
+}
+"""Codes of the warnings and errors, by recording; none of a job that is as it should be."""
+
+replayed = functools.cache(load_report)
+
+
+def test_every_recording_is_held() -> None:
+    assert {path.stem for path in RECORDED.glob("*.json")} == set(TOLD)
+
+
+def test_the_table_of_the_recordings_is_what_they_say() -> None:
+    written = (RECORDED / "README.md").read_text("utf-8").splitlines()
+    assert recordings.page(RECORDED).splitlines() == written, "python -m tests.recordings writes it again"
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_recording_is_told_what_it_has_to_be(name: str) -> None:
+    report = replayed(RECORDED / f"{name}.json")
+    grave = sorted(finding.code for finding in report.findings if finding.severity != "info")
+    assert tuple(grave) == TOLD[name]
+    assert not [outcome for outcome in report.outcomes if outcome.outcome == "crashed"]
+    assert bool(report.prescription) == bool(grave)
+
+
+PROFILED = [
+    name for name in TOLD if recorded(replayed(RECORDED / f"{name}.json").facts, "observed.breakdown")
+]
+
+
+def test_most_are_profiled() -> None:
+    assert len(PROFILED) == 8
+
+
+@pytest.mark.parametrize("name", PROFILED)
+def test_the_profiled_step_is_the_gpus(name: str) -> None:
+    seen = replayed(RECORDED / f"{name}.json").facts.observed
+    families = seen.breakdown.families_ms
+    assert seen.clock == "cuda"
+    assert seen.fp8_gemms > 0
+    assert families["gemm_fp8"] > 0
+    assert sum(families.values()) + seen.breakdown.idle_ms == pytest.approx(median(seen.steps_ms), rel=0.01)
+    assert seen.breakdown.unclassified_pct == 0
+
+
+@pytest.mark.parametrize("name", [name for name in TOLD if "x2" in name])
+def test_both_ranks_are_told_of(name: str) -> None:
+    facts = replayed(RECORDED / f"{name}.json").facts
+    assert recorded(facts, "ranks")
+    assert [rank.rank for rank in facts.ranks.processes] == [0, 1]
