@@ -44,7 +44,7 @@ def test_a_report_needs_no_stderr(stderr: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stderr", ["2>&-", pytest.param("2>/dev/full", marks=FULL)])
-@pytest.mark.parametrize("words", ["none.py", "demo --fail-on wrong", "explain NONE"])
+@pytest.mark.parametrize("words", ["none.py", "demo --fail-on wrong", "explain NONESUCH"])
 def test_a_sentence_that_cannot_be_said_keeps_its_exit_code(words: str, stderr: str, tmp_path: Path) -> None:
     done = shell(f"fp8doctor {words} {stderr}", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")

@@ -43,8 +43,7 @@ TREATMENT = Treatment(
 
 @check("DST004", "straggler-rank", area="distributed", severity="warning")
 def straggler_rank(facts: Facts) -> Finding | NotApplicable | None:
-    alone = recorded(facts, "training.distributed") and facts.training.distributed is None
-    if alone and not recorded(facts, "ranks"):
+    if not recorded(facts, "ranks") and alone(facts):
         return NotApplicable(reason="one process")
     timed = timed_ranks(facts)
     if len(timed) < 2:
@@ -54,6 +53,14 @@ def straggler_rank(facts: Facts) -> Finding | NotApplicable | None:
     if slower:
         return _slow(slower, len(timed), gpus)
     return _other_gpu(gpus) if gpus else None
+
+
+def alone(facts: Facts) -> bool:
+    """Whether this process is known to be the only one of its job."""
+    if not recorded(facts, "training.distributed"):
+        return False
+    distributed = facts.training.distributed
+    return distributed is None or distributed.world_size < 2
 
 
 def _slow(slower: tuple[Behind, ...], timed: int, gpus: dict[int, str]) -> Finding:

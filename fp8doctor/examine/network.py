@@ -121,7 +121,11 @@ def channel_widths(tree: Tree) -> tuple[int, ...]:
     """Find the widths of norms, embeddings and convolutions: what a model calls its channels."""
     found: set[int] = set()
     for place in tree.places:
-        own = {name: each for name, each in parameters_of(place.module).items() if each is not None}
+        own = {
+            name: each
+            for name, each in parameters_of(place.module).items()
+            if each is not None and not is_a(each, nn.UninitializedParameter)
+        }
         found.update(each.shape[0] for name, each in own.items() if each.dim() == 1 and name != "bias")
         weight = own.get("weight")
         if weight is not None and is_embedding(place):

@@ -84,6 +84,7 @@ def _send_and_end(trainer: Any, tell: int) -> None:
         try:
             sent = BATCH + _packed(_first(trainer))
         except Exception as error:
+            _log.debug("the Trainer's own batch could not be read", exc_info=True)
             sent = PROBLEM + error_in_words(error).encode()
         while sent:
             sent = sent[os.write(tell, sent) :]

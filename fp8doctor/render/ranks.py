@@ -48,10 +48,11 @@ def _kinds(facts: Facts) -> tuple[str, ...]:
 
 
 def _line(rank: Rank) -> Iterator[str]:
-    if rank.end in ENDS:
-        yield ENDS[rank.end]
+    end = rank.end if recorded(rank, "end") else None
+    if end in ENDS:
+        yield ENDS[end]
     if not recorded(rank, "observed"):
-        if rank.end != "not_seen":
+        if end != "not_seen":
             yield "no window of steps was seen"
         return
     if (step := told(step_ms, rank.observed)) is not None:
