@@ -327,8 +327,13 @@ def test_only_a_regular_file_of_a_reports_size_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_empty_stdin_is_no_report() -> None:
+    """Of a terminal, which is a device as /dev/null is, and of a pipe."""
     command = [sys.executable, "-m", "fp8doctor", "report", "/dev/stdin"]
-    for stdin in (subprocess.DEVNULL, subprocess.PIPE):
-        done = subprocess.run(command, stdin=stdin, input=None, capture_output=True, text=True, timeout=60)
+    for opened in (os.openpty, os.pipe):
+        ends = opened()
+        stdin = ends[1] if opened is os.openpty else ends[0]
+        done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=60)
+        for each in ends:
+            os.close(each)
         assert done.returncode == 2
         assert "is not a regular file" in done.stderr

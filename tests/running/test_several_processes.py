@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import uuid
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from fp8doctor.facts import Facts
+from tests.checks.environment.live import printed
 from tests.running.test_script import ROOT, TIMEOUT_S, environment, script
 
 pytestmark = pytest.mark.slow
@@ -100,41 +100,60 @@ JOBS = {
     for wrap, more in {"ddp": "--slow 0.5", "fsdp2": ""}.items()
 }
 
-BOTH = """
-import json, os, sys
-from tests.running.ranks import job
-for port, arguments in json.loads(sys.argv[1]):
-    os.environ["MASTER_PORT"], sys.argv[1:] = port, arguments
-    job.main()
+IMPORTED = """
+import os
+import runpy
+import sys
+import accelerate.commands.launch
+import torch._dynamo
+import torch._inductor.codegen.triton
+import torch.distributed.fsdp
+import torch.distributed.run
+import torchao.float8
 """
-"""The jobs after each other in one process, so that torch is imported once."""
+"""What launchers and ranks import: what runs in a fork of a process with these imports runs at once."""
+
+RANKS = """
+del sys.argv[0]
+store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+os.environ |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+for rank in "01":
+    if not os.fork():
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = rank
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        break
+else:
+    assert [os.wait()[1] for _ in "01"] == [0, 0]
+"""
+"""Two ranks that meet as a launcher's do, on a port that the system picks."""
+
+LAUNCHER = """
+_, folder, *sys.argv = sys.argv
+os.chdir(folder)
+before = os.dup(2)
+os.dup2(os.open("stderr", os.O_WRONLY | os.O_CREAT), 2)
+try:
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+finally:
+    os.dup2(before, 2)
+    sys.stderr.write(open("stderr").read())
+"""
+"""A launcher that is a module, in a folder, in which ``stderr`` holds what is written there."""
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What the ranks of each job print without fp8doctor."""
-    wanted = json.dumps([[free_port(), arguments] for arguments in JOBS.values()])
-    ended = ranks([BOTH, wanted], tmp_path_factory.mktemp("plain"), ("-c",))
-    assert [code for code, _, _ in ended] == [0, 0], ended
-    lines = [out.splitlines() for _, out, _ in ended]
-    return dict(zip(JOBS, map(list, zip(*lines, strict=True)), strict=True))
+def printed_by(program: str, *arguments: str, **variables: str) -> list[str]:
+    """Lines of stdout; it fails where the exit code is not 0."""
+    variables |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return printed(IMPORTED + program, *arguments, **variables).splitlines()
 
 
-def free_port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
-
-
-def watched(
-    wrap: str, launcher: list[str], folder: Path, plain: list[str]
-) -> tuple[dict[str, Any], Facts, str]:
+def watched(wrap: str, launcher: list[str], folder: Path) -> tuple[dict[str, Any], Facts, str]:
     """Findings, facts and stderr of a job under ``run``, which trains to the same bits."""
-    command = [sys.executable, "-m", *launcher, *OPTIONS, "--save", "report.json", JOB, *JOBS[wrap]]
-    code, out, err = together(command, folder)
-    assert code == 0, err
-    assert out.count(" weights ") == 2
-    assert sorted(out.splitlines()) == plain
+    plain = printed_by(RANKS, JOB, *JOBS[wrap], WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
+    out = printed_by(LAUNCHER, str(folder), *launcher, *OPTIONS, "--save", "report.json", JOB, *JOBS[wrap])
+    err = (folder / "stderr").read_text()
+    assert sum(" weights " in line for line in out) == 2, err
+    assert sorted(out) == sorted(plain)
     saved = json.loads((folder / "report.json").read_text())
     facts = Facts.from_dict(saved["facts"])
     assert [(each.rank, each.end, each.steps) for each in facts.ranks.processes] == [
@@ -146,9 +165,9 @@ def watched(
     return {each["code"]: each["evidence"] for each in saved["findings"]}, facts, err
 
 
-def test_ddp_with_float8_and_a_slow_rank_under_torchrun(tmp_path: Path, plain: dict[str, list[str]]) -> None:
+def test_ddp_with_float8_and_a_slow_rank_under_torchrun(tmp_path: Path) -> None:
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    found, facts, _ = watched("ddp", launcher, tmp_path, plain["ddp"])
+    found, facts, _ = watched("ddp", launcher, tmp_path)
     assert (found["DST004"]["rank"], found["DST004"]["part"]) == (1, "before its forward")
     assert found["DST004"]["own_ms"] >= 500
     distributed = facts.training.distributed
@@ -156,19 +175,9 @@ def test_ddp_with_float8_and_a_slow_rank_under_torchrun(tmp_path: Path, plain: d
     assert (distributed.wrapper, distributed.backend, distributed.world_size) == ("DDP", "gloo", 2)
 
 
-def test_fsdp2_with_float8_under_accelerate(tmp_path: Path, plain: dict[str, list[str]]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    launcher = [
-        "accelerate.commands.launch",
-        "--multi_gpu",
-        "--num_processes",
-        "2",
-        "--main_process_port",
-        port,
-    ]
-    found, facts, err = watched("fsdp2", launcher, tmp_path, plain["fsdp2"])
+def test_fsdp2_with_float8_under_accelerate(tmp_path: Path) -> None:
+    launcher = "accelerate.commands.launch --multi_gpu --num_processes 2 --main_process_port 0".split()
+    found, facts, err = watched("fsdp2", launcher, tmp_path)
     assert found["DST001"]["shards"] == 2
     assert (
         "2 processes (FSDP2, gloo), timed in their own steps, in place: nothing of the model is copied."
@@ -176,16 +185,3 @@ def test_fsdp2_with_float8_under_accelerate(tmp_path: Path, plain: dict[str, lis
     )
     assert facts.training.distributed is not None
     assert facts.training.distributed.wrapper == "FSDP2"
-
-
-def together(command: list[str], folder: Path) -> Ended:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment(OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=2 * TIMEOUT_S,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
