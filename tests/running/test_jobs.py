@@ -9,18 +9,18 @@ import pytest
 
 from fp8doctor.facts import Facts
 from tests.running.jobs import PLAIN_LOOP, TRAINER, TWO_STEPS
-from tests.running.test_script import environment, run, script
+from tests.running.test_script import environment, printed_here, run, script
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_plain_loop_with_eager_float8(tmp_path: Path) -> None:
+def test_a_plain_loop_with_eager_float8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*script(tmp_path, PLAIN_LOOP), "--steps", "12"]
-    plain = run(arguments, tmp_path)
+    plain = printed_here(arguments, tmp_path, capsys)
     options = ["--steps", "4", "--warmup", "2", "--save", "report.json"]
     code, out, err = run(["-m", "fp8doctor", "run", *options, *arguments], tmp_path)
-    assert plain[0] == 0, plain[2]
-    assert (code, out) == plain[:2]
+    assert (code, out) == (0, plain), err
+    assert len(plain.splitlines()) == 12 + 1
     assert "6 of 6 FP8 Linears run eagerly (CMP001)" in err
     saved = json.loads((tmp_path / "report.json").read_text())
     facts = Facts.from_dict(saved["facts"])

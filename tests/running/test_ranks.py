@@ -130,7 +130,9 @@ def test_ranks_that_end_in_the_ordinary_way(places: list[Place]) -> None:
     assert [each.observed.steps_ms[0] for each in own.ranks.processes] == [3.0, 10.0, 20.0]
 
 
-def test_rank_0_may_come_later_and_end_first(places: list[Place]) -> None:
+def test_rank_0_may_come_later_and_end_first(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "OTHERS_END_WITHIN_S", 60.0)
+    monkeypatch.setattr(meeting, "MEETS_WITHIN_S", 60.0)
     seen = Seen(watched(10.0), ended=True, all_steps=20)
     others = [
         threading.Thread(target=Telling(place).ended, args=(seen,), kwargs={"patient": False})

@@ -5,8 +5,10 @@ None of these scripts imports torch, so that a pair of runs takes a second.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -103,6 +105,15 @@ def script(folder: Path, text: str, name: str = "train.py") -> list[str]:
 def both(arguments: list[str], folder: Path, *ours: str, **options: Any) -> tuple[Any, Any]:
     plain = run(arguments, folder, **options)
     return plain, run(["-m", "fp8doctor", "run", *ours, *arguments], folder, **options)
+
+
+def printed_here(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the script prints in this process, which has torch imported: as without fp8doctor."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(SystemExit):
+        patch.setattr(sys, "argv", arguments)
+        capsys.readouterr()
+        runpy.run_path(str(folder / arguments[0]), run_name="__main__")
+    return capsys.readouterr().out
 
 
 def without_ours(stderr: str) -> str:
@@ -220,8 +231,13 @@ def test_it_ends_as_it_would_end_below_a_gate(tmp_path: Path, end: str) -> None:
 SIGNALLED = """
 import signal, sys, time
 got = []
+
+def handle(number, frame):
+    got.append(number)
+    print(number, flush=True)
+
 for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
-    signal.signal(getattr(signal, name), lambda number, frame: got.append(number))
+    signal.signal(getattr(signal, name), handle)
 print("ready", flush=True)
 while signal.SIGUSR1 not in got:
     time.sleep(0.01)
@@ -239,15 +255,17 @@ def test_signals_reach_the_script_once(tmp_path: Path, gate: list[str]) -> None:
     assert process.stdout.readline() == "ready\n"
     if gate:
         process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == f"{signal.SIGTERM:d}\n"
     else:
         os.killpg(process.pid, signal.SIGTERM)  # as torchrun and timeout do
-        time.sleep(0.1)
+        assert process.stdout.readline() == f"{signal.SIGTERM:d}\n"
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        assert process.stdout.readline() == f"{signal.SIGINT:d}\n"
     time.sleep(0.3)
     process.send_signal(signal.SIGUSR1)
     out, _ = process.communicate(timeout=TIMEOUT_S)
     expected = [signal.SIGTERM, signal.SIGUSR1] if gate else [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
-    assert out == f"{[int(each) for each in expected]}\n"
+    assert out == f"{signal.SIGUSR1:d}\n{[int(each) for each in expected]}\n"
     assert process.returncode == 5
 
 

@@ -18,6 +18,14 @@ from tests.running.test_script import ROOT, TIMEOUT_S, environment, script
 
 pytestmark = pytest.mark.slow
 
+MET = """
+import os, pathlib, signal, time
+pathlib.Path(os.environ["RANK"]).touch()
+while not (pathlib.Path("0").exists() and pathlib.Path("1").exists()):
+    time.sleep(0.02)
+"""
+"""Both scripts have begun, however long it took; how long a rank waits for another counts from here on."""
+
 Ended = tuple[int, str, str]
 """Exit code, stdout, stderr of a rank."""
 
@@ -52,7 +60,7 @@ def ranks(arguments: list[str], folder: Path, before: tuple[str, ...] = OPTIONS)
 
 
 def test_a_rank_that_raises_is_named_by_rank_0_alone(tmp_path: Path) -> None:
-    text = "import os\nprint(os.environ['RANK'])\nassert os.environ['RANK'] == '0', 'planted'\n"
+    text = MET + "print(os.environ['RANK'])\nassert os.environ['RANK'] == '0', 'planted'\n"
     zero, one = ranks(script(tmp_path, text), tmp_path)
     assert (zero[0], zero[1], one[0], one[1]) == (0, "0\n", 1, "1\n")
     assert "fp8doctor: rank 1 of 2 failed first: AssertionError: planted\n" in zero[2]
@@ -60,7 +68,7 @@ def test_a_rank_that_raises_is_named_by_rank_0_alone(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_killed(tmp_path: Path) -> None:
-    text = "import os, signal\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    text = MET + "if os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     zero, one = ranks(script(tmp_path, text), tmp_path)
     assert (zero[0], one[0]) == (0, -signal.SIGKILL)
     assert "rank 1 of 2 ended first, without Python's own end" in zero[2]
@@ -68,8 +76,8 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
 
 def test_a_rank_0_that_raises_ends_at_once(tmp_path: Path) -> None:
     """The launcher ends the others only when it has; until then rank 1 waits."""
-    text = (
-        "import os, pathlib, time\nif os.environ['RANK'] == '0':\n    raise SystemError('planted')\n"
+    text = MET + (
+        "if os.environ['RANK'] == '0':\n    raise SystemError('planted')\n"
         "while not pathlib.Path('ended').exists():\n    time.sleep(0.05)\n"
     )
     job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": uuid.uuid4().hex}
