@@ -16,7 +16,8 @@ from fp8doctor.finding import AREAS
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "checks" / "README.md").read_text("utf-8")
 STEP = re.compile(r"<!-- step: (?P<where>\S+) -->\n```\w+\n(?P<what>.*?)^```$", re.S | re.M)
-LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info", "recorded", "results")
+LEFT_OUT = shutil.ignore_patterns(".*", "build", "*.egg-info", "recorded", "results")
+"""What is compiled comes along, or each command compiles it again where PYTHONDONTWRITEBYTECODE is set."""
 
 
 def test_every_area_has_its_row() -> None:
