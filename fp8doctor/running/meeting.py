@@ -148,6 +148,8 @@ class Gathering:
             waits_on = patient and not failed and bool(self._open)
             if not more and not waits_on and time.monotonic() >= until:
                 break
+        while self._door is not None and self._listen(self._door):
+            pass  # what came meanwhile may be of another job
         self._close()
         for number in self._of_two_jobs():
             self._heard.pop(number, None)
