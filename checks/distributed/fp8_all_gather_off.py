@@ -27,6 +27,7 @@ https://pytorch.org/blog/training-using-float8-fsdp2/
 
 from __future__ import annotations
 
+from fp8doctor.analysis.accelerate_of_model import may_have_converted
 from fp8doctor.diagnosis.treatments import convert_again
 from fp8doctor.facts import Accelerate, Distributed, Facts, Linear, Network, Training
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
@@ -117,7 +118,9 @@ def wrapped_for_nothing(linears: list[Linear], facts: Facts) -> Finding:
         treatment=Treatment(
             name="no-float8-all-gather",
             summary="leave the flag off where FSDP2 does not shard the model",
-            code=f"export {VARIABLE}=false" if by_accelerate else convert_again(facts, config=OFF),
+            code=f"export {VARIABLE}=false"
+            if may_have_converted(facts)
+            else convert_again(facts, config=OFF),
         ),
     )
 

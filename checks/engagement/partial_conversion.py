@@ -28,6 +28,7 @@ https://github.com/meta-pytorch/torchtune/issues/2833
 
 from __future__ import annotations
 
+from fp8doctor.analysis.accelerate_of_model import may_have_converted
 from fp8doctor.analysis.layer_gain import would_lose
 from fp8doctor.analysis.layers import (
     NO_LINEAR,
@@ -273,11 +274,7 @@ def reason(linear: Linear, fp8: list[Linear], facts: Facts) -> str:
         and each.role != "experts"
         and not each.kind.endswith(".Conv1D")
     ]
-    accelerated = (
-        facts.training.accelerate
-        and facts.training.accelerate.prepared
-        and any(each.stack == "torchao" for each in fp8)
-    )
+    accelerated = may_have_converted(facts) and any(each.stack == "torchao" for each in fp8)
     return "end" if accelerated and linear in (ends[0], ends[-1]) else "filter"
 
 

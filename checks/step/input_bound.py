@@ -24,7 +24,7 @@ https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
 
 from __future__ import annotations
 
-from fp8doctor.analysis.waiting import MOST_PCT, Waiting, waiting
+from fp8doctor.analysis.waiting import Waiting, waiting
 from fp8doctor.facts import Facts, Observation
 from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
 from fp8doctor.registry import check
@@ -34,11 +34,11 @@ from fp8doctor.wording import percent
 @check("STP008", "input-bound", area="step", severity="warning")
 def input_bound(facts: Facts) -> Finding | NotApplicable | None:
     waits = waiting(facts)
-    if waits.copies_pct >= MOST_PCT and waits.copies_pct > waits.data_pct:
+    if waits.waits_for_copies and waits.copies_pct > waits.data_pct:
         return copies(waits)
     if waits.data_ms is None:
         return NotApplicable(reason="no batch of the watched steps came from a DataLoader of torch")
-    if waits.data_pct < MOST_PCT:
+    if not waits.waits_for_data:
         return None
     return Finding(
         title=f"The step waits {waits.data_ms:.1f} of {waits.step_ms:.1f} ms for its data "

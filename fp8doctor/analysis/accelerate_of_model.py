@@ -23,3 +23,15 @@ def was_prepared(facts: Facts) -> bool:
     """Whether Accelerate's ``prepare`` got this model."""
     accelerate = facts.accelerate()
     return accelerate is not None and accelerate.prepared
+
+
+NOT_FP8 = ("bf16", "no")
+"""Precisions under which ``prepare`` converts nothing. On an old GPU the state of fp8 says fp16."""
+
+
+def may_have_converted(facts: Facts) -> bool:
+    """Whether Accelerate's ``prepare`` got this model and may have converted it; else its script did."""
+    accelerate = facts.accelerate()
+    if accelerate is None or not accelerate.prepared:
+        return False
+    return not recorded(accelerate, "mixed_precision") or accelerate.mixed_precision not in NOT_FP8

@@ -12,6 +12,7 @@ from statistics import median
 from msgspec import Struct
 
 from fp8doctor.analysis.median_interval import interval
+from fp8doctor.analysis.waiting import LEAST_MS
 from fp8doctor.facts import Facts, Gpu, Observation, Rank, Unrecorded, recorded
 
 LEAST_PCT = 10.0
@@ -85,6 +86,9 @@ PARTS: dict[str, Callable[[Observation], float | None]] = {
 }
 """What a rank does before the others can go on -> how it is read, in ms."""
 
+EACH = {"waiting for data": "data_ms", "before its forward": "before_forward_ms"}
+"""What was timed in every step -> where its times are."""
+
 
 def timed_ranks(facts: Facts) -> tuple[Rank, ...]:
     """Keep the ranks whose window was seen."""
@@ -130,14 +134,22 @@ def _steps_longer(rank: int, ranks: tuple[Rank, ...]) -> bool:
     return interval(own).low > interval(others).high
 
 
+def _scatter_ms(observed: Observation, what: str) -> float:
+    """How far below its median a rank's wait may be; 0 for what is not timed in every step."""
+    found = interval(getattr(observed, EACH[what])) if what in EACH else None
+    return found.median - found.low if found is not None else 0.0
+
+
 def _of(
     what: str, read: Callable[[Observation], float | None], ranks: tuple[Rank, ...], step: float
 ) -> Iterator[Behind]:
     """Compare one part of the step: every rank with the median of the others."""
+    least = max(LEAST_MS, LEAST_PCT / 100 * step)
     values = {each.rank: ms for each in ranks if (ms := told(read, each.observed)) is not None}
+    scatters = {each.rank: _scatter_ms(each.observed, what) for each in ranks if each.rank in values}
     for rank, own in values.items():
         others = [ms for other, ms in values.items() if other != rank]
-        if others and own - median(others) >= LEAST_PCT / 100 * step:
+        if others and own - scatters[rank] - median(others) >= least:
             yield Behind(rank, what, own, median(others), step)
 
 

@@ -13,6 +13,12 @@ MOST_PCT = 10.0
 """Share of the step, in per cent, from which waiting is told before anything about FP8. A choice: three times
 what this tool calls even (3 %), so that mending it moves the step more than noise does."""
 
+LEAST_MS = 1.0
+"""Part of a step, in ms, below which it is not told, whatever its share. A choice: a loop in Python takes
+tenths of it between two steps, and more on a busy host."""
+
+MEND_FIRST = "FP8 does not shorten that; mend it first."
+
 
 class Waiting(Struct, frozen=True):
     """Medians of the watched steps, in ms."""
@@ -38,9 +44,29 @@ class Waiting(Struct, frozen=True):
         return 100 * (self.data_ms or 0.0) / self.step_ms
 
     @property
+    def waits_for_data(self) -> bool:
+        """Whether its wait in the loader has to be told."""
+        return counts(self.data_ms or 0.0, self.step_ms)
+
+    @property
+    def waits_for_copies(self) -> bool:
+        """Whether its wait for copies has to be told."""
+        return counts(self.copies_ms, self.step_ms)
+
+    @property
+    def told_ms(self) -> float:
+        """Waits that have names."""
+        return (self.data_ms or 0.0) + self.copies_ms
+
+    @property
     def else_ms(self) -> float:
         """What lies between two steps and is neither the loader nor such a copy."""
-        return max(0.0, (self.before_forward_ms or 0.0) - (self.data_ms or 0.0) - self.copies_ms)
+        return max(0.0, (self.before_forward_ms or 0.0) - self.told_ms)
+
+
+def counts(ms: float, step_ms: float) -> bool:
+    """Whether a part of a step is long enough to be told."""
+    return ms >= LEAST_MS and 100 * ms >= MOST_PCT * step_ms
 
 
 def waiting(facts: Facts) -> Waiting:
@@ -66,18 +92,18 @@ def waiting_first(facts: Facts) -> str:
     """What the step waits for, where that has to be told before anything about FP8; else empty."""
     waits = waiting(facts)
     told = []
-    if waits.data_ms is not None and waits.data_pct >= MOST_PCT:
+    if waits.data_ms is not None and waits.waits_for_data:
         told.append(
             f"waits for its data {waits.data_ms:.1f} of {waits.step_ms:.1f} ms ({percent(waits.data_pct)})"
         )
-    if waits.copies_pct >= MOST_PCT:
+    if waits.waits_for_copies:
         copies = f"{waits.copies_ms:.1f} ms ({percent(waits.copies_pct)})"
         told.append(f"waits for copies from the host to the GPU {copies}")
-    rest_pct = 100 * waits.else_ms / waits.step_ms
-    if rest_pct >= MOST_PCT:
-        rest = f"{waits.else_ms:.1f} ms ({percent(rest_pct)}) before the model is called"
+    if counts(waits.else_ms, waits.step_ms):
+        share = percent(100 * waits.else_ms / waits.step_ms)
+        rest = f"{waits.else_ms:.1f} ms ({share}) before the model is called"
         told.append(
             f"spends {rest} on something else: copies of the batch, logging, checkpoints, a loader that is "
             "not torch's"
         )
-    return f"The step {' and '.join(told)}. FP8 does not shorten that; mend it first." if told else ""
+    return f"The step {' and '.join(told)}. {MEND_FIRST}" if told else ""

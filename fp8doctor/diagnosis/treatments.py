@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 
 from fp8doctor.analysis import treatment_table
+from fp8doctor.analysis.accelerate_of_model import may_have_converted
 from fp8doctor.analysis.compile_coverage import cache_off, compile_treatment, is_inside, needs_compile
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.layer_gain import to_keep
@@ -37,8 +38,7 @@ def stay_in_bf16(facts: Facts, why: str = "nothing that was tried makes FP8 as f
 
 def without_fp8(facts: Facts) -> str:
     """Tell what leaves FP8 out, where it is asked for."""
-    variables, accelerate = facts.variables(), facts.accelerate()
-    if asked_by_environment(variables) or (accelerate and accelerate.prepared):
+    if asked_by_environment(facts.variables()) or may_have_converted(facts):
         return (
             '# leave FP8 out: Accelerator(mixed_precision="bf16"), or accelerate launch --mixed_precision '
             "bf16,\n# and unset ACCELERATE_FP8_BACKEND"
@@ -83,8 +83,7 @@ def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:
     linears = facts.linears()
     config = config or if_recorded(_config, linears) or ""
     arguments = [f"config={config}"] if config else []
-    accelerate = facts.accelerate()
-    if accelerate and accelerate.prepared:  # its own filter leaves out what is left out now
+    if may_have_converted(facts):  # its own filter leaves out what is left out now
         arguments += [f"module_filter_func=lambda layer, name: {only}"] if only else []
         return (
             'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs('
@@ -115,8 +114,7 @@ def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts
     if any(linear.stack == "transformer_engine" for linear in converted):
         return "# build these as torch.nn.Linear, not as te.Linear"
     leave = "lambda layer, name: name not in keep"
-    accelerate = facts.accelerate() if facts else None
-    if accelerate and accelerate.prepared:
+    if facts and may_have_converted(facts):
         return (
             'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs('
             f"module_filter_func={leave})])"

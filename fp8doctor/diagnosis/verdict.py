@@ -20,6 +20,7 @@ from fp8doctor.analysis.outcome import (
     stays_in_bf16,
 )
 from fp8doctor.analysis.rank_comparison import slowest_first
+from fp8doctor.analysis.script_overhead import script_overhead
 from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.analysis.waiting import waiting_first
 from fp8doctor.cost import micro_batches, step_tokens
@@ -34,7 +35,8 @@ from fp8doctor.wording import plural
 def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """Give the answer, and before it what the steps of a watched script, or its ranks, wait for."""
     answer = _of_precision(facts, findings)
-    first = if_recorded(waiting_first, facts) or if_recorded(slowest_first, facts)
+    told = filter(None, (if_recorded(each, facts) for each in (waiting_first, script_overhead)))
+    first = " ".join(told) or if_recorded(slowest_first, facts)
     return msgspec.structs.replace(answer, summary=f"{first} {answer.summary}") if first else answer
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -58,8 +58,10 @@ class Watch:
     forward registers modules. Whoever is done while such code may run calls `rest` and leaves the hook.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, registered: Callable[[tuple[nn.Module, ...]], None] | None = None) -> None:
+        """``registered`` is told of all modules that are put into others."""
         self.replacements: list[Replacement] = []
+        self.tell = registered
         self.resting = False
         self.problem: str | None = None
         """Why something was missed."""
@@ -83,6 +85,8 @@ class Watch:
         if torch.compiler.is_compiling() or self.resting:
             return
         try:
+            if self.tell is not None and new is not None:
+                self.tell((parent, new))
             old = children_of(parent).get(name)
             if (
                 old is not None

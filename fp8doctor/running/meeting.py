@@ -19,7 +19,7 @@ import msgspec
 
 from fp8doctor.facts import Rank, Ranks
 from fp8doctor.facts.record import UnreadableDocument, from_builtins, to_builtins
-from fp8doctor.running.ranks import Place, rank_of, what_became_of
+from fp8doctor.running.ranks import Place, named, rank_of, what_became_of
 from fp8doctor.running.seen import Seen
 
 OTHERS_END_WITHIN_S = 10.0
@@ -36,6 +36,8 @@ SENT_WITHIN_S = 2.0
 """How long a rank tries to hand on what it has to tell."""
 
 TICK_S = 0.05
+
+ANOTHER_JOB = "a job with the same MASTER_ADDR and MASTER_PORT"
 
 
 class Told(msgspec.Struct):
@@ -84,7 +86,7 @@ def _met(address: bytes) -> socket.socket:
     met.settimeout(SENT_WITHIN_S)
     try:
         met.connect(address)
-        if _user_of(met) != os.getuid():
+        if _peer_of(met)[1] != os.getuid():
             raise PermissionError("another user answers")
     except OSError:
         met.close()
@@ -92,9 +94,11 @@ def _met(address: bytes) -> socket.socket:
     return met
 
 
-def _user_of(peer: socket.socket) -> int:
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
+def _peer_of(met: socket.socket) -> tuple[int, int]:
+    """Tell process and user at the other end."""
+    credentials = met.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    process, user, _ = struct.unpack("3i", credentials)
+    return process, user
 
 
 class Gathering:
@@ -108,6 +112,8 @@ class Gathering:
         self._heard: dict[int, Told] = {}
         self._open: dict[socket.socket, bytes] = {}
         self._rank_at: dict[socket.socket, int] = {}
+        self._processes: dict[int, set[int]] = {}
+        """Those that told of a rank; of two, one is of another job that its launcher told the same."""
         self._door: socket.socket | None = self._opened()
 
     def _opened(self) -> socket.socket | None:
@@ -142,7 +148,11 @@ class Gathering:
             waits_on = patient and not failed and bool(self._open)
             if not more and not waits_on and time.monotonic() >= until:
                 break
+        while self._door is not None and self._listen(self._door):
+            pass  # what came meanwhile may be of another job
         self._close()
+        for number in self._of_two_jobs():
+            self._heard.pop(number, None)
         self._heard[self.place.rank] = Told(to_builtins(rank_of(self.place.rank, seen)), at_s, ())
         seen.ranks = self._together()
         seen.notes += self._notes()
@@ -155,7 +165,7 @@ class Gathering:
                 if each is door:
                     came, _ = door.accept()
                     came.setblocking(False)
-                    if _user_of(came) == os.getuid():
+                    if _peer_of(came)[1] == os.getuid():
                         self._open[came] = b""
                     else:
                         came.close()
@@ -174,6 +184,7 @@ class Gathering:
                 told = msgspec.json.decode(line, type=Told)
                 number = from_builtins(Rank, told.rank).rank
                 self._heard[number], self._rank_at[peer] = told, number
+                self._processes.setdefault(number, set()).add(_peer_of(peer)[0])
         if not chunk:
             self._gone(peer)
 
@@ -192,6 +203,9 @@ class Gathering:
     def _close(self) -> None:
         for each in (*self._open, *([self._door] if self._door is not None else [])):
             each.close()
+
+    def _of_two_jobs(self) -> list[int]:
+        return sorted(number for number, told_by in self._processes.items() if len(told_by) > 1)
 
     def _together(self) -> Ranks:
         place = self.place
@@ -213,6 +227,8 @@ class Gathering:
             for note in dict.fromkeys(told.notes)
         ]
         if self._door is None:
-            return [*own, "the other ranks were not heard: the place where they meet is taken"]
+            return [*own, f"the other ranks were not heard: {ANOTHER_JOB} is there already"]
+        if two := self._of_two_jobs():
+            own.append(f"left out, as {ANOTHER_JOB} runs beside this one: {named(two)}")
         order = sorted(self._heard, key=lambda number: self._heard[number].at_s)
         return [*own, *what_became_of(self._together(), order)]

@@ -24,6 +24,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.running.at_end import after_the_script, call_at_end, why_nothing_follows
 from fp8doctor.running.capture import Capture
 from fp8doctor.running.examination import Examination
+from fp8doctor.running.living import Living
 from fp8doctor.running.messages import Listener, Note, Observed, Progress, Stepped
 from fp8doctor.running.ownership import held, owner_of
 from fp8doctor.running.recording import CUT_SHORT, Recording
@@ -66,7 +67,8 @@ class Observer:
 
     def __init__(self, channel: Listener, settings: Settings) -> None:
         self.channel, self.settings = channel, settings
-        self.watch = Watch()
+        self.living = Living()
+        self.watch = Watch(self.living.note)
         self.examination = Examination(settings, self.watch, channel.send)
         self.steppers: dict[int, Stepper] = {}
         """By the first parameter."""
@@ -196,7 +198,7 @@ class Observer:
     def look(self, stepper: Stepper, optimizer: Optimizer) -> None:
         """Examine what is there, in case no more is seen."""
         self.looked = stepper
-        self.facts = self.examination.early(owner_of(optimizer), optimizer)
+        self.facts = self.examination.early(owner_of(optimizer, self.living), optimizer)
         gc.collect()  # what was looked at refers to itself, and would keep a model that the script deletes
         self.channel.send(Observed(self.facts.to_dict(), complete=False))
 
@@ -207,7 +209,7 @@ class Observer:
         """
         if self.looked is not main:
             self.look(main, optimizer)
-        found = owner_of(optimizer)
+        found = owner_of(optimizer, self.living)
         self.share = found.share if found is not None else 0.0
         function = frames_compiled() > self.frames_before and found is not None and not found.compiled
         modules = () if found is None or function else found.callable
@@ -227,7 +229,7 @@ class Observer:
         observation = self.window.observation(self.names(), self.share)
         self.captured = self.window.captured
         self.job, self.facts = self.examination.whole(
-            owner_of(optimizer), optimizer, self.window, observation, closure=main.closure
+            owner_of(optimizer, self.living), optimizer, self.window, observation, closure=main.closure
         )
         self.forget()
         self.channel.send(Observed(self.facts.to_dict(), complete=True))
@@ -310,6 +312,7 @@ class Observer:
         """Keep nothing of the script's alive."""
         self.window = None
         self.watch.rest()
+        self.living.forget()
         gc.collect()
 
     def give_up(self, why: str) -> None:

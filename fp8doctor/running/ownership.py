@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from fp8doctor.examine.compile_marks import compile_mark
 from fp8doctor.examine.kind import Kind
 from fp8doctor.examine.optimizer import written_back
 from fp8doctor.loading.job import is_trainer
+from fp8doctor.running.living import Living
 from fp8doctor.stacks.looking import children_of, modules_of, parameters_of, read, read_class, state_of
 from fp8doctor.stacks.tensors import whole_size
 
@@ -45,15 +45,17 @@ class Ownership:
     """The optimizer around the one that steps, if that steps copies of the parameters."""
 
 
-def owner_of(optimizer: Optimizer) -> Ownership | None:
+def owner_of(optimizer: Optimizer, living: Living) -> Ownership | None:
     """Find the model that an optimizer trains, be it by copies that a wrapper around it writes back."""
     stepped = held(optimizer)
-    if (found := owner(stepped)) is not None:
+    living.note([optimizer])
+    if (found := owner(stepped, living)) is not None:
         return found
     copies = {id(each) for each in stepped}
-    for wrapper in _wrappers(optimizer):
-        found = owner(each for each in written_back(wrapper) if id(each) not in copies)
+    for wrapper in _wrappers(optimizer, living):
+        found = owner((each for each in written_back(wrapper) if id(each) not in copies), living)
         if found is not None:
+            living.note([wrapper])
             return replace(found, wrapper=wrapper)
     return None
 
@@ -63,10 +65,10 @@ def held(optimizer: Optimizer) -> list[Any]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
-def _wrappers(optimizer: Optimizer) -> Iterator[Any]:
+def _wrappers(optimizer: Optimizer, living: Living) -> Iterator[Any]:
     """The objects that hold an optimizer and step like one themselves."""
     kinds: dict[type, bool] = {}
-    for each in gc.get_objects():
+    for each in living:
         kind = type(each)
         if kind not in kinds:
             kinds[kind] = all(read_class(kind, name) is not None for name in ("step", "zero_grad"))
@@ -74,14 +76,15 @@ def _wrappers(optimizer: Optimizer) -> Iterator[Any]:
             yield each
 
 
-def owner(stepped: Iterable[nn.Parameter]) -> Ownership | None:
+def owner(stepped: Iterable[nn.Parameter], living: Living) -> Ownership | None:
     """Find the model that owns most of the stepped parameters; None where no module owns half of them.
 
-    Goes through all objects once (0.1 to 0.3 s). Modules that ``gc.freeze()`` has hidden are not found.
+    Goes through all objects once (0.1 to 0.3 s), and notes what may be looked for again.
     """
     wanted = {id(each): whole_size(each) for each in stepped}
     total = sum(wanted.values())
-    modules, trainers, optimizers = _alive()
+    modules, trainers, optimizers = _alive(living)
+    living.note((*modules, *trainers, *optimizers))
     roots = _outermost(modules)
     owned = {id(each): _owned(each, wanted) for each in roots}
     model = max(roots, key=lambda each: owned[id(each)], default=None)
@@ -104,23 +107,23 @@ def owner(stepped: Iterable[nn.Parameter]) -> Ownership | None:
     )
 
 
-def _alive() -> tuple[list[nn.Module], list[Any], list[Optimizer]]:
+def _alive(living: Living) -> tuple[list[nn.Module], list[Any], list[Optimizer]]:
     """All modules, transformers Trainers and optimizers. A class is asked by its lineage: proxies lie."""
-    modules: list[nn.Module] = []
-    trainers: list[Any] = []
-    optimizers: list[Optimizer] = []
+    modules: dict[int, nn.Module] = {}
+    trainers: dict[int, Any] = {}
+    optimizers: dict[int, Optimizer] = {}
     look = "transformers" in sys.modules
-    for each in gc.get_objects():
+    for each in living:
         kind = type(each)
         if issubclass(kind, nn.Module):
             if "_modules" in state_of(each):
-                modules.append(each)
+                modules[id(each)] = each
         elif issubclass(kind, Optimizer):
             if "param_groups" in state_of(each):
-                optimizers.append(each)
+                optimizers[id(each)] = each
         elif look and kind.__name__.endswith("Trainer") and is_trainer(each):
-            trainers.append(each)
-    return modules, trainers, optimizers
+            trainers[id(each)] = each
+    return [*modules.values()], [*trainers.values()], [*optimizers.values()]
 
 
 def _marked(modules: list[nn.Module]) -> list[nn.Module]:

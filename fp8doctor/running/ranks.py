@@ -105,16 +105,19 @@ def what_became_of(ranks: Ranks, order: list[int]) -> list[str]:
     sentences = []
     if failed:
         first, *rest = failed
-        then = f"; after it {_named([each.rank for each in rest])}" if rest else ""
-        sentences.append(f"rank {first.rank} of {ranks.world_size} {_failed(first)}{then}")
+        then = f"; after it {named([each.rank for each in rest])}" if rest else ""
+        before = [by_rank[each] for each in order[: order.index(first.rank)]]
+        over = ", ".join(f"rank {each.rank}{_after(each)}" for each in before if each.end == "ended")
+        was = f"; ended before it, without an exception: {over}" if over else ""
+        sentences.append(f"rank {first.rank} of {ranks.world_size} {_failed(first)}{then}{was}")
     if running := [each.rank for each in ranks.processes if each.end == "running"]:
-        sentences.append(f"still running when rank 0 had ended: {_named(running)}")
+        sentences.append(f"still running when rank 0 had ended: {named(running)}")
     steps = {each.rank: each.steps for each in ranks.processes if each.end == "ended" and each.steps}
     if len(set(steps.values())) > 1:
         taken = ", ".join(f"rank {number} {plural(count, 'step')}" for number, count in steps.items())
         sentences.append(f"the ranks took different numbers of steps: {taken}")
     if missing := [each.rank for each in ranks.processes if each.end == "not_seen"]:
-        sentences.append(f"not heard of: {_named(missing)}")
+        sentences.append(f"not heard of: {named(missing)}")
     if elsewhere := ranks.world_size - len(ranks.processes):
         sentences.append(
             f"{elsewhere} of {ranks.world_size} ranks were not heard of: they are on other hosts, or "
@@ -123,14 +126,18 @@ def what_became_of(ranks: Ranks, order: list[int]) -> list[str]:
     return sentences
 
 
-def _failed(rank: Rank) -> str:
-    steps = (
+def _after(rank: Rank) -> str:
+    return (
         f" after {plural(rank.steps, 'step')}" if recorded(rank, "steps") and rank.steps is not None else ""
     )
+
+
+def _failed(rank: Rank) -> str:
     if rank.end == "raised":
-        return f"failed first{steps}: {rank.error}"
-    return f"ended first{steps}, without Python's own end: os._exit, exec, a signal or a crash"
+        return f"failed first{_after(rank)}: {rank.error}"
+    return f"ended first{_after(rank)}, without Python's own end: os._exit, exec, a signal or a crash"
 
 
-def _named(numbers: list[int]) -> str:
+def named(numbers: list[int]) -> str:
+    """Write ranks by their numbers."""
     return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fp8doctor.facts import recorded
 from fp8doctor.running.calls import ATTRIBUTE
+from fp8doctor.running.living import Living
 from fp8doctor.running.messages import Stepped
 from fp8doctor.running.observer import IDLE_STEPS, Observer
 from fp8doctor.running.ownership import owner
@@ -442,7 +443,20 @@ def test_stopping(observer: Observer) -> None:
 
 
 def test_nobody_owns_nothing() -> None:
-    assert owner([]) is None
+    assert owner([], Living()) is None
+
+
+@pytest.mark.parametrize("steps", [0, 1, WARMUP])
+def test_a_model_that_is_frozen(observer: Observer, heard: Heard, steps: int) -> None:
+    model = Net()
+    optimizer = train(model, steps) if steps else None
+    gc.freeze()
+    try:
+        train(model, WARMUP + STEPS, optimizer=optimizer)
+    finally:
+        gc.unfreeze()
+    assert len(heard.facts.network.linears) == 4
+    assert heard.facts.workload.batch_size == 8
 
 
 def test_a_wrapped_model(observer: Observer, heard: Heard) -> None:

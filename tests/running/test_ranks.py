@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 
@@ -199,6 +200,25 @@ def test_what_is_no_rank_is_not_heard(places: list[Place], monkeypatch: pytest.M
     stranger.close()
 
 
+def test_ranks_of_two_jobs_are_not_mixed(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "MEETS_WITHIN_S", 0.0)
+    monkeypatch.setattr(meeting, "OTHERS_END_WITHIN_S", 0.1)
+    processes: dict[object, int] = {}
+    monkeypatch.setattr(
+        meeting, "_peer_of", lambda met: (processes.setdefault(met, len(processes)), os.getuid())
+    )
+    gathering, late = Gathering(places[0]), Gathering(places[0])
+    for at, ms in ((1, 10.0), (2, 10.0), (1, 90.0)):
+        Telling(places[at]).ended(Seen(watched(ms), ended=True), patient=False)
+    own, other = Seen(watched(3.0), ended=True), Seen(watched(3.0), ended=True)
+    gathering.ended(own, patient=False)
+    late.ended(other, patient=False)
+    same = "a job with the same MASTER_ADDR and MASTER_PORT"
+    assert ends(own) == {0: "ended", 1: "not_seen", 2: "ended"}
+    assert own.notes[0] == f"left out, as {same} runs beside this one: rank 1"
+    assert other.notes == [f"the other ranks were not heard: {same} is there already"]
+
+
 def rank(number: int, end: str, steps: int | None = 20, error: str | None = None) -> Rank:
     return Rank(rank=number, end=end, steps=steps, error=error)  # type: ignore[arg-type]
 
@@ -221,6 +241,17 @@ def test_what_is_said_of_failures() -> None:
         "12 of 16 ranks were not heard of: they are on other hosts, or 'fp8doctor run' is not in front of "
         "them",
     ]
+
+
+def test_a_rank_that_left_before_the_first_failure_is_told() -> None:
+    ranks = Ranks(
+        world_size=2, of_host=2, processes=(rank(0, "raised", 10, "Error: closed"), rank(1, "ended", 9))
+    )
+    assert what_became_of(ranks, [1, 0]) == [
+        "rank 0 of 2 failed first after 10 steps: Error: closed; ended before it, without an exception: rank "
+        "1 after 9 steps"
+    ]
+    assert "before" not in what_became_of(ranks, [0, 1])[0]
 
 
 def test_what_is_said_of_uneven_steps() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from fp8doctor.checks.distributed.exposed_communication import exposed_communication
 from fp8doctor.facts import Breakdown, Distributed, Facts, Observation, Rank, Ranks, Training
@@ -37,6 +38,18 @@ def test_the_rank_that_waits_least_tells() -> None:
 
 def test_what_others_wait_for_is_no_communication() -> None:
     assert exposed_communication(job(40.0, 2.0)) is None
+
+
+def test_tenths_of_a_ms_are_not_told() -> None:
+    facts = job(40.0)
+    short = replace(
+        facts.observed,
+        steps_ms=(2.0,) * 3,
+        breakdown=replace(facts.observed.breakdown, families_ms={"communication": 0.5}),
+    )
+    assert (
+        exposed_communication(replace(facts, observed=short, ranks=Ranks(world_size=2, processes=()))) is None
+    )
 
 
 @pytest.mark.parametrize(

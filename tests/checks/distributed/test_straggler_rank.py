@@ -77,6 +77,15 @@ def test_steps_that_scatter_accuse_nobody() -> None:
     assert found(rank(0), Rank(rank=1, observed=scattered)) is None
 
 
+def test_waits_that_scatter_accuse_nobody() -> None:
+    late = Observation(steps_ms=STEP, data_ms=None, before_forward_ms=(1.0, 30.0, 40.0))
+    assert found(rank(0), Rank(rank=1, observed=late)) is None
+
+
+def test_tenths_of_a_ms_accuse_nobody() -> None:
+    assert found(rank(0, step=1.0, before=0.1), rank(1, step=1.0, before=0.7)) is None
+
+
 def test_the_worst_comes_first_and_the_next_are_told() -> None:
     finding = found(rank(0), rank(1, before=31.0), rank(2, data=60.0), rank(3), rank(4))
     assert isinstance(finding, Finding)

@@ -47,6 +47,19 @@ def test_emulation_is_found_and_the_real_kernel_is_the_treatment(
     assert emulated_fp8(look(build(False))) is None
 
 
+@pytest.mark.parametrize(("precision", "converts"), [("bf16", False), ("no", False), ("fp8", True)])
+def test_the_line_is_of_who_converted(
+    look: Look, forget_accelerate: None, precision: str, converts: bool
+) -> None:
+    from accelerate import Accelerator
+
+    finding = emulated_fp8(look(Accelerator(mixed_precision=precision, cpu=True).prepare(float8(True))))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert ("AORecipeKwargs" in finding.treatment.code) is converts
+    assert ("convert_to_float8_training" in finding.treatment.code) is not converts
+
+
 @pytest.mark.parametrize(
     ("version", "config"), [("0.16.0", "MXLinearConfig"), ("0.18.0", "MXFP8TrainingOpConfig")]
 )

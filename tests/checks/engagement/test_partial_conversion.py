@@ -111,6 +111,14 @@ def test_accelerate_leaves_out_the_first_and_the_last(look: Look, forget_acceler
     )
 
 
+def test_accelerate_in_bf16_leaves_out_nothing(look: Look, forget_accelerate: None) -> None:
+    from accelerate import Accelerator
+
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+    convert_to_float8_training(model, module_filter_fn=lambda module, name: name == "1")
+    fired(look(Accelerator(mixed_precision="bf16", cpu=True).prepare(model)), "filter")
+
+
 def test_conv1d_beside_a_converted_head(look: Look) -> None:
     sizes = {
         "n_layer": 1,

@@ -91,6 +91,13 @@ def test_a_quick_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     assert diagnose(facts).verdict.summary.startswith("FP8 is set up in ")
 
 
+@pytest.mark.parametrize("loader", [True, False])
+def test_tenths_of_a_ms_are_nobodys_wait(monkeypatch: pytest.MonkeyPatch, loader: bool) -> None:
+    facts = Work(monkeypatch, loads_s=0.0004, computes_s=0.001).facts(loader=loader)
+    assert not isinstance(input_bound(facts), Finding)
+    assert diagnose(facts).verdict.summary.startswith("FP8 is set up in ")
+
+
 def test_a_loader_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = Work(monkeypatch, loads_s=0.03, computes_s=0.05).facts(loader=False)
     assert isinstance(input_bound(facts), NotApplicable)
