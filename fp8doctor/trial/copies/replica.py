@@ -25,7 +25,7 @@ from fp8doctor.wording import error_in_words
 DISTRIBUTED = ("DistributedDataParallel", "DataParallel")
 """Wrappers that are taken off: one process is timed."""
 
-SHARDED = ("FullyShardedDataParallel", "FSDPModule", "DTensor")
+SHARDED = ("FullyShardedDataParallel", "FSDPModule", "DTensor", "DeepSpeedEngine")
 """Classes whose copies are not the same work: the model is refused."""
 
 

@@ -143,7 +143,8 @@ def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """List the plain tensors with data that a tensor is made of: itself, or what a subclass wraps."""
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from parts(getattr(tensor, name))
+            if isinstance(inner := getattr(tensor, name), torch.Tensor):  # a DTensor names its mesh too
+                yield from parts(inner)
     elif has_data(tensor) and tensor.layout is torch.strided:
         with suppress(NotImplementedError, RuntimeError):
             tensor.untyped_storage().data_ptr()

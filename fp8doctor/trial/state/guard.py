@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +26,9 @@ from fp8doctor.trial.copies.step import tensors
 from fp8doctor.trial.state.digest import attached, parts
 from fp8doctor.trial.state.optimizers import Settings, inner
 from fp8doctor.trial.state.reached import reached
+
+COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+"""Namespaces of torch's operators that exchange tensors between processes."""
 
 Refuse = Callable[[str], None]
 
@@ -97,7 +101,8 @@ class Guard:
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses every operator whose schema says that it writes to a storage of the user's.
+    """Refuses every operator whose schema says that it writes to a storage of the user's, and of several
+    processes every one that waits for the others.
 
     Dynamo compiles under it as without it, and nothing is compiled again when it is gone
     (``ignore_compile_internals``, torch 2.9 on; ``is_infra_mode`` before).
@@ -108,6 +113,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, storages: Mapping[int, str], refuse: Refuse) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._storages, self._refuse = storages, refuse
+        self._several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -121,6 +127,8 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._several and getattr(func, "namespace", None) in COLLECTIVES:
+            self._refuse(f"its step talks to other processes ({func}), which do not run this copy")
         schema = getattr(func, "_schema", None)
         if schema is not None and schema.is_mutable:
             for position, argument in enumerate(schema.arguments):

@@ -1,0 +1,75 @@
+"""One process of several is inspected while the others run on: nothing waits for them, nothing is sent to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fp8doctor import inspect_model
+from fp8doctor.facts.arm_names import Reason
+from tests.checks.distributed.sharded import blocks, processes, shard
+
+X = torch.ones(4, 64)
+
+
+class Talking(nn.Module):
+    """It averages over all processes in its forward, as a loss over gathered features does."""
+
+    heard = 0
+    """Times that the others answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = x.mean(0)
+        dist.all_reduce(mean)
+        Talking.heard += 1
+        out: torch.Tensor = self.layer(x - mean)
+        return out
+
+
+class DeepSpeedEngine(nn.Module):
+    """Stands in for DeepSpeed's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = blocks()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.module(x)
+        return out
+
+
+def times(model: nn.Module) -> Any:
+    trial = inspect_model(model, (X.to(next(model.parameters()).dtype),), device="cpu", budget_s=5).facts.trial
+    assert trial.arms == ()
+    assert trial.why == Reason.NOT_REPLICABLE
+    return trial.reason
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: shard(blocks()), "it is sharded over processes (FSDPModule)"),
+        (DeepSpeedEngine, "it is sharded over processes (DeepSpeedEngine)"),
+    ],
+)
+def test_what_is_sharded_is_not_copied(make: Callable[[], nn.Module], reason: str) -> None:
+    with processes(2):
+        assert times(make()) == reason
+
+
+def test_a_step_that_would_wait_for_the_others_is_not_begun() -> None:
+    Talking.heard = 0
+    with processes(2):
+        assert times(Talking()) == (
+            "its step talks to other processes (c10d.allreduce_.default), which do not run this copy"
+        )
+    assert Talking.heard == 0
