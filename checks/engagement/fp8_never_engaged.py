@@ -25,7 +25,7 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.h
 
 from __future__ import annotations
 
-from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script
+from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, watched_job
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -66,8 +66,8 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     if none_ran:
         return Finding(
             title=f"no FP8 GEMM ran in a training step with {plural(len(fp8), 'FP8 layer')}",
-            explanation=f"One profiled step of {'the script' if in_script else 'the job as it is'} holds no "
-            "FP8 GEMM: the layers are switched off, or the model never calls them.",
+            explanation=f"One profiled step of {watched_job(facts) if in_script else 'the job as it is'} "
+            "holds no FP8 GEMM: the layers are switched off, or the model never calls them.",
             evidence={"fp8_layers": len(fp8), "fp8_gemms": 0},
             treatment=describe("te-autocast", facts) if fp8[0].stack == "transformer_engine" else CALL_LAYERS,
         )

@@ -30,7 +30,7 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
 from fp8doctor.analysis.layers import in_words
-from fp8doctor.analysis.outcome import EVEN, measured_speed
+from fp8doctor.analysis.outcome import EVEN, measured_speed, watched_job
 from fp8doctor.analysis.step_difference import (
     SHOWN_MS,
     breakdown_of,
@@ -145,15 +145,16 @@ def in_a_script(now: Arm, facts: Facts) -> Finding | NotApplicable | None:
     it."""
     found = breakdown_of(now)
     if found is None or not now.step_ms:
-        return NotApplicable(reason=f"the script's step {why_unknown(now)}")
+        return NotApplicable(reason=f"{watched_job(facts)}'s step {why_unknown(now)}")
     casts, gemms = (found.families_ms.get(family, 0.0) for family in ("cast", "gemm_fp8"))
     unpaid = casts - MOST_SAVED * gemms
     if 100 * unpaid < SMALL_PCT * now.step_ms:
         return None
     return Finding(
         title=f"Casts cost {casts:.1f} ms a step, more than its FP8 GEMMs of {gemms:.1f} ms can save",
-        explanation=f"That is {percent(100 * casts / now.step_ms)} of the script's step of {now.step_ms:.1f} "
-        f"ms. GEMMs that take {gemms:.1f} ms in FP8 take {(1 + MOST_SAVED) * gemms:.1f} ms in BF16 at most.",
+        explanation=f"That is {percent(100 * casts / now.step_ms)} of {watched_job(facts)}'s step of "
+        f"{now.step_ms:.1f} ms. GEMMs that take {gemms:.1f} ms in FP8 take "
+        f"{(1 + MOST_SAVED) * gemms:.1f} ms in BF16 at most.",
         evidence={"casts_ms": casts, "fp8_gemms_ms": gemms, "step_ms": now.step_ms, "unpaid_ms": unpaid},
         treatment=treatment(facts),
     )

@@ -24,6 +24,7 @@ https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
 
 from __future__ import annotations
 
+from fp8doctor.analysis.outcome import watched_job
 from fp8doctor.analysis.waiting import Waiting, waiting
 from fp8doctor.facts import Facts, Observation
 from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
@@ -35,7 +36,7 @@ from fp8doctor.wording import percent
 def input_bound(facts: Facts) -> Finding | NotApplicable | None:
     waits = waiting(facts)
     if waits.waits_for_copies and waits.copies_pct > waits.data_pct:
-        return copies(waits)
+        return copies(waits, watched_job(facts))
     if waits.data_ms is None:
         return NotApplicable(reason="no batch of the watched steps came from a DataLoader of torch")
     if not waits.waits_for_data:
@@ -43,8 +44,8 @@ def input_bound(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"The step waits {waits.data_ms:.1f} of {waits.step_ms:.1f} ms for its data "
         f"({percent(waits.data_pct)})",
-        explanation=f"Seen in {len(facts.observed.steps_ms)} steps of the script, inside the DataLoader. As "
-        "long as the step waits, a faster GEMM makes the wait longer and the step no shorter.",
+        explanation=f"Seen in {len(facts.observed.steps_ms)} steps of {watched_job(facts)}, inside the "
+        "DataLoader. As long as the step waits, a faster GEMM makes the wait longer and the step no shorter.",
         evidence={
             "data_ms": waits.data_ms,
             "step_ms": waits.step_ms,
@@ -63,12 +64,12 @@ def input_bound(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def copies(waits: Waiting) -> Finding:
+def copies(waits: Waiting, job: str) -> Finding:
     """Blame the copies of the batch."""
     return Finding(
         title=f"The step waits {waits.copies_ms:.1f} of {waits.step_ms:.1f} ms for copies from the host to "
         f"the GPU ({percent(waits.copies_pct)})",
-        explanation="Seen in one profiled step of the script, where no other work of the GPU covered them. "
+        explanation=f"Seen in one profiled step of {job}, where no other work of the GPU covered them. "
         "Copies out of pinned memory that nothing waits for run while the GPU computes.",
         evidence={
             "copies_ms": waits.copies_ms,

@@ -49,6 +49,11 @@ def fp8_never_ran(trial: Trial) -> bool:
     return any(each.name == ArmName.AS_IS and why_of(each) is Reason.NO_FP8_GEMM for each in trial.arms)
 
 
+def watched_job(facts: Facts) -> str:
+    """Name what was watched: a script, or a training that a callback watched from within."""
+    return "the training" if recorded(facts, "target.kind") and facts.target.kind == "live" else "the script"
+
+
 def never_ran_in_script(facts: Facts) -> bool:
     """Whether a step of the watched script was profiled, and not one FP8 GEMM ran in it.
 

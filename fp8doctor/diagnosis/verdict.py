@@ -18,6 +18,7 @@ from fp8doctor.analysis.outcome import (
     measured_speed,
     never_ran_in_script,
     stays_in_bf16,
+    watched_job,
 )
 from fp8doctor.analysis.rank_comparison import slowest_first
 from fp8doctor.analysis.script_overhead import script_overhead
@@ -98,7 +99,7 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
 def _ran_in_script(facts: Facts) -> str:
     """Say that FP8 GEMMs ran in the profiled step of a watched script; empty where none was seen."""
     count = facts.observed.fp8_gemms if recorded(facts, "observed.fp8_gemms") else None
-    return f"{plural(count, 'FP8 GEMM')} ran in a step of the script" if count else ""
+    return f"{plural(count, 'FP8 GEMM')} ran in a step of {watched_job(facts)}" if count else ""
 
 
 KEEPS_FP8_OUT = ("environment", "engagement")
@@ -118,7 +119,8 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     if never_ran_in_script(facts):
         return Verdict(
             status="fp8_not_engaged",
-            summary="FP8 is set up and does not run: not one FP8 GEMM was seen in a step of the script.",
+            summary="FP8 is set up and does not run: not one FP8 GEMM was seen in a step of "
+            f"{watched_job(facts)}.",
             basis="measured",
         )
     ran = _ran_in_script(facts)

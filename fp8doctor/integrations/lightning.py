@@ -38,6 +38,9 @@ class FP8DoctorCallback(Watching, Callback):  # type: ignore[misc]
             # Lightning hands every optimizer a closure; only this one calls it several times.
             self._stepped(optimizer, closure=isinstance(optimizer, LBFGS))
 
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._paused()
+
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._end()
 

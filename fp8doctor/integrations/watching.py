@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -72,24 +73,32 @@ class Watching:
 
     def _begin(self, leads: bool, model: Any) -> None:
         """Watch a training that begins, or begins again after one that failed."""
-        fresh = self._observer is not None and not self._observer.taken
-        if not leads or self._over or fresh:
+        if not leads or self._over:
             return
-        self._abandon()
         self._guarded(lambda: self._observe(model))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the observer: a copy has watched nothing."""
+        return {**vars(self), "_observer": None}
 
     def _observe(self, model: Any) -> None:
         from fp8doctor.examine.conversion import is_fp8
         from fp8doctor.running.observer import Observer
         from fp8doctor.stacks.looking import modules_of
 
+        target = Target(kind="live", name=type(core(model)).__name__, attribute=None)
+        if self._observer is not None and not self._observer.taken:
+            self._observer.examination.target = target
+            return
+        self._abandon()
         self._heard = Heard()
         observer = Observer(self._heard, self._settings)
-        observer.examination.target = Target(kind="live", name=type(core(model)).__name__, attribute=None)
+        observer.examination.target = target
         if any(is_fp8(each) for _, each in modules_of(model)):
             observer.examination.watch = None  # a conversion was not seen
         observer.watch.__enter__()
         self._observer = observer
+        weakref.finalize(self, _let_go, observer).atexit = False
 
     def _stepped(self, optimizer: Any, *, closure: bool = False) -> None:
         """Note that an optimizer has taken a step; after the last of the window, report."""
@@ -98,6 +107,11 @@ class Watching:
         self._observer.stepped(optimizer, closure)
         if self._observer.done:
             self._finish()
+
+    def _paused(self) -> None:
+        """Something that is no training ran between two steps, such as an evaluation."""
+        if self._observer is not None:
+            self._observer.paused()
 
     def _end(self, *, failed: bool = False) -> None:
         """The training has ended: report what was seen where the window was not watched to its end."""
@@ -136,10 +150,9 @@ class Watching:
 
     def _abandon(self) -> None:
         """Take everything out of the training's way."""
-        self._converted()
         observer, self._observer = self._observer, None
-        if observer is not None and not observer.done:
-            observer.give_up("the training was not watched to its end")
+        if observer is not None:
+            _let_go(observer)
 
     def _tell(self) -> None:
         """Say what was not seen, and report the rest."""
@@ -167,6 +180,12 @@ class Watching:
             self._abandon()
             self._over = True
             say(f"fp8doctor: it could not go on: {error_in_words(error)}")
+
+
+def _let_go(observer: Observer) -> None:
+    observer.watch.__exit__(None, None, None)
+    if not observer.done:
+        observer.give_up("the training was not watched to its end")
 
 
 class Heard:

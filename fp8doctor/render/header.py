@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from statistics import median
 
+from fp8doctor.analysis.outcome import watched_job
 from fp8doctor.facts import Facts, Gpu, Package, Software, Workload, if_recorded, recorded
 from fp8doctor.wording import plural
 
@@ -92,9 +93,9 @@ def model(facts: Facts) -> str:
 
 
 def _own_step(facts: Facts) -> str:
-    """The step of the user's script, as it ran."""
+    """The step of the user's script or training, as it ran."""
     steps = facts.observed.steps_ms
-    return f"{median(steps):.1f} ms a step in {plural(len(steps), 'step')} of the script"
+    return f"{median(steps):.1f} ms a step in {plural(len(steps), 'step')} of {watched_job(facts)}"
 
 
 def _batch(workload: Workload) -> str:

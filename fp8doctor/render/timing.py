@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import best_bf16, fair_bf16, fp8_totals, uses_fp8
-from fp8doctor.analysis.outcome import waits_for_time
+from fp8doctor.analysis.outcome import waits_for_time, watched_job
 from fp8doctor.analysis.step_difference import (
     parts_in_words,
     signed,
@@ -107,7 +107,7 @@ def _of_a_script(facts: Facts) -> Timing | None:
         (*COLUMNS, "idle"),
         (),
         tuple(_notes(Trial(), [arm], fp8)),
-        f"Timed: {steps} of the script on the GPU; one more was profiled.",
+        f"Timed: {steps} of {watched_job(facts)} on the GPU; one more was profiled.",
     )
 
 

@@ -26,7 +26,7 @@ from fp8doctor.stacks.looking import without_modes
 
 NO_OWNER = "no module that is alive owns half of the parameters that the optimizer steps"
 FAILED_EARLY = "the script failed before its first step"
-NOT_SEEN_YET = "the script's steps were not watched to the end of the window"
+NOT_SEEN_YET = "the steps were not watched to the end of the window"
 NO_CALL = "no training call of the model itself was seen in the window"
 COMPILED_FUNCTION = (
     "a function of the script is compiled; marking a model that it may call would compile it again, so its "

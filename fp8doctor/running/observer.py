@@ -303,6 +303,11 @@ class Observer:
         if why is not None:
             self.channel.send(Note(f"copies of the model were not timed to the end: {why}"))
 
+    def paused(self) -> None:
+        """Between two steps something else ran, such as an evaluation: it is no part of the next."""
+        if self.window is not None:
+            self.guarded(self.window.begin_step_again)
+
     def names(self) -> tuple[str, ...]:
         """Classes of the optimizers, the largest first."""
         ordered = sorted(self.steppers.values(), key=lambda each: -each.elements)

@@ -65,6 +65,12 @@ class Window:
         self._step = _Step(self._step.ended)
         return len(self._done) >= self.steps
 
+    def begin_step_again(self) -> None:
+        """Leave out what ran since the last step's end, such as an evaluation; nothing of a step that called
+        the model already."""
+        if not self._step.calls:
+            self._step = _Step(self._clock.now())
+
     def end(self) -> None:
         """Take everything out of the script's way."""
         self._calls.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,26 @@ def test_optimizers_that_are_stepped_by_hand() -> None:
     observed = watching.report.facts.observed
     assert len(observed.steps_ms) == STEPS
     assert observed.optimizers[0] == "torch.optim.adamw.AdamW"
+
+
+def test_a_validation_is_no_part_of_a_step() -> None:
+    read: list[int] = []
+
+    class Validated(TensorDataset):
+        def __getitem__(self, number: int) -> Any:
+            read.append(number)
+            time.sleep(0.02)
+            return super().__getitem__(number)
+
+    model, watching = made(), callback()
+    model.validation_step = lambda batch, batch_idx: None
+    model.val_dataloader = lambda: DataLoader(Validated(torch.randn(8, 16)), batch_size=4)
+    fit(model, watching, val_check_interval=1, num_sanity_val_steps=0)
+    assert len(read) == 8 * (PROFILED + 1)
+    assert watching.report is not None
+    observed = watching.report.facts.observed
+    assert min(observed.data_ms) < 8 * 20
+    assert len(observed.steps_ms) == STEPS
 
 
 def test_accumulated_gradients() -> None:

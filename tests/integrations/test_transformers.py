@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
+import pickle
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy
 
 from fp8doctor.integrations import FP8DoctorCallback
 from fp8doctor.report import ReportFailed
@@ -119,6 +124,7 @@ def test_a_training_is_watched_and_ends_as_without_it(make: Make, capfd: Any) ->
     assert "fp8doctor" not in out
     assert err.count("LlamaForCausalLM: ") == 1
     assert "15 of 15 FP8 Linears run eagerly (CMP001)" in err
+    assert f"a step in {STEPS} steps of the training" in " ".join(err.split())
     report = watching.report
     assert report is not None
     facts = report.facts
@@ -232,6 +238,69 @@ def test_the_example_of_the_readme(make: Make, capfd: Any) -> None:
     }
     exec(compile(fenced("example: transformers"), "README.md", "exec"), names)
     assert "the training ended after 3 steps, before 15 were watched" in capfd.readouterr().err
+
+
+def test_an_evaluation_is_no_part_of_a_step(make: Make) -> None:
+    read: list[int] = []
+
+    class Evaluated(list[Any]):
+        def __getitem__(self, number: Any) -> Any:
+            read.append(number)
+            time.sleep(0.02)
+            return super().__getitem__(number)
+
+    watching = callback()
+    trainer = make(watching, eval_steps=1)
+    trainer.args.eval_strategy = IntervalStrategy.STEPS
+    trainer.eval_dataset = Evaluated(trainer.train_dataset[:8])
+    trainer.train()
+    assert len(read) == 8 * (PROFILED + 1)
+    assert watching.report is not None
+    observed = watching.report.facts.observed
+    assert min(observed.data_ms) < 8 * 20
+    assert (len(observed.steps_ms), observed.calls) == (STEPS, 1)
+
+
+def test_a_callback_of_two_trainers_names_the_model_that_is_trained(make: Make, capfd: Any) -> None:
+    watching = callback()
+    make(watching)
+    make(watching, small=True).train()
+    assert watching.report is not None
+    assert watching.report.facts.target.name == "Small"
+
+
+def test_a_copy_has_watched_nothing(make: Make, capfd: Any) -> None:
+    watching, copies = callback(), []
+
+    class Copying(TrainerCallback):
+        def on_step_end(self, *given: Any, **named: Any) -> None:
+            copies.append((copy.deepcopy(watching), pickle.loads(pickle.dumps(watching))))
+
+    make(watching, Copying()).train()
+    assert watching.report is not None
+    assert len(copies) == PROFILED + 1
+    for each in copies[WARMUP]:
+        trainer = make(each)
+        trainer.train()
+        assert each.report is not None
+        assert left_behind(trainer) == []
+
+
+def test_a_callback_that_is_let_go_leaves_nothing(make: Make) -> None:
+    class Interrupting(TrainerCallback):
+        def on_step_end(self, arguments: Any, state: Any, control: Any, **named: Any) -> None:
+            if state.global_step > WARMUP:
+                raise KeyboardInterrupt
+
+    watching = callback()
+    trainer = make(watching, Interrupting())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert left_behind(trainer) != []
+    trainer.remove_callback(watching)
+    del watching
+    gc.collect()
+    assert left_behind(trainer) == []
 
 
 class Frames(TrainerCallback):

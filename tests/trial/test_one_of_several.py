@@ -1,4 +1,4 @@
-"""One process of several is inspected while the others run on: nothing waits for them, nothing is sent to them."""
+"""One process of several is inspected while the others run on: nothing waits for them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ class DeepSpeedEngine(nn.Module):
 
 
 def times(model: nn.Module) -> Any:
-    trial = inspect_model(model, (X.to(next(model.parameters()).dtype),), device="cpu", budget_s=5).facts.trial
+    trial = inspect_model(
+        model, (X.to(next(model.parameters()).dtype),), device="cpu", budget_s=5
+    ).facts.trial
     assert trial.arms == ()
     assert trial.why == Reason.NOT_REPLICABLE
     return trial.reason
