@@ -7,12 +7,14 @@ DataLoader.
 
 from __future__ import annotations
 
+import fcntl
 import inspect
 import io
 import logging
 import os
 import select
 import signal
+import stat
 import time
 import warnings
 from collections.abc import Mapping
@@ -31,6 +33,9 @@ LONGEST_S = 30.0
 CHUNK = 1 << 20
 """Bytes that are read from the other process at a time."""
 
+LENGTH = 8
+"""Bytes that tell how long a message is."""
+
 BATCH, PROBLEM = b"b", b"p"
 """First byte of what the other process sends."""
 
@@ -45,7 +50,11 @@ def own_batch(trainer: Any, model: Any) -> Any:
         raise NoBatchError(sent[1:].decode())
     import torch
 
-    return _accepted(torch.load(io.BytesIO(sent[1:]), weights_only=False), model)
+    try:
+        batch = torch.load(io.BytesIO(sent[1:]), weights_only=False)
+    except Exception as error:
+        raise NoBatchError(error_in_words(error)) from error
+    return _accepted(batch, model)
 
 
 def _from_a_fork(trainer: Any) -> bytes:
@@ -61,23 +70,30 @@ def _from_a_fork(trainer: Any) -> bytes:
         return _heard(listen, time.monotonic() + LONGEST_S)
     finally:
         os.close(listen)
-        with suppress(ProcessLookupError, ChildProcessError):  # where the user has all children waited for
-            os.kill(child, signal.SIGKILL)
+        for end in (os.killpg, os.kill):  # what the data have started, and a child that leads no group yet
+            with suppress(ProcessLookupError, PermissionError):
+                end(child, signal.SIGKILL)
+        with suppress(ChildProcessError):  # where the user has all children waited for
             os.waitpid(child, 0)
 
 
 def _heard(listen: int, until: float) -> bytes:
-    parts: list[bytes] = []
+    """Hear a message whole; a process that the data have started may keep the other end open."""
+    heard = bytearray()
     while select.select([listen], [], [], max(0.0, until - time.monotonic()))[0]:
         if not (part := os.read(listen, CHUNK)):
-            return b"".join(parts)
-        parts.append(part)
+            break
+        heard += part
+        if len(heard) >= LENGTH and len(heard) == LENGTH + int.from_bytes(heard[:LENGTH]):
+            return bytes(heard[LENGTH:])
     return b""
 
 
 def _send_and_end(trainer: Any, tell: int) -> None:
     """In the child: send a batch, or why there is none. Does not return."""
     try:
+        os.setsid()
+        _open_anew()
         quiet = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(quiet, stream)
@@ -86,10 +102,23 @@ def _send_and_end(trainer: Any, tell: int) -> None:
         except Exception as error:
             _log.debug("the Trainer's own batch could not be read", exc_info=True)
             sent = PROBLEM + error_in_words(error).encode()
+        sent = len(sent).to_bytes(LENGTH) + sent
         while sent:
             sent = sent[os.write(tell, sent) :]
     finally:
         os._exit(0)
+
+
+def _open_anew() -> None:
+    """In the child: open the files anew that are read. Two processes that share one share its position."""
+    for each in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            reads = fcntl.fcntl(each, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+            if reads and stat.S_ISREG(os.fstat(each).st_mode):
+                own = os.open(f"/proc/self/fd/{each}", os.O_RDONLY)
+                os.lseek(own, os.lseek(each, 0, os.SEEK_CUR), os.SEEK_SET)
+                os.dup2(own, each, os.get_inheritable(each))
+                os.close(own)
 
 
 def _first(trainer: Any) -> Any:

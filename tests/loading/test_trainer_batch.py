@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -147,6 +150,72 @@ def test_data_that_raise(make: Make) -> None:
     assert workload.batch_source == "made up"
     assert workload.note is not None
     assert "the Trainer's own data gave none: " in workload.note
+
+
+class Lines(Counting):
+    """Reads a file that was opened before."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        path.write_text("".join(f"{each}\n" for each in range(1000)))
+        self.file = path.open()
+
+    def __getitem__(self, at: int) -> dict[str, Any]:
+        return {"input_ids": torch.full((LENGTH,), int(self.file.readline()) % 64)}
+
+
+def test_an_open_file_stays_where_it_is(make: Make, tmp_path: Path) -> None:
+    data = Lines(tmp_path / "lines")
+    with data.file:
+        assert inspect_model(make(data), trial=False).facts.workload.batch_source == "given"
+        assert data.file.readline() == "0\n"
+
+
+class Starting(Counting):
+    """Leaves a process behind, which keeps all files open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listen, self.tell = os.pipe()
+
+    def __getitem__(self, at: int) -> dict[str, Any]:
+        if not os.fork():
+            while True:
+                signal.pause()
+        return super().__getitem__(at)
+
+
+def test_a_process_that_the_data_have_started_ends_with_the_reading(make: Make) -> None:
+    data = Starting()
+    assert inspect_model(make(data), trial=False).facts.workload.batch_source == "given"
+    os.close(data.tell)
+    with os.fdopen(data.listen, "rb") as left:
+        assert left.read() == b""  # the last that could write has ended
+
+
+class Unreadable:
+    """Raises where it is read back."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def test_a_batch_that_cannot_be_read_back(make: Make) -> None:
+    class Sending(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return [Unreadable()]
+
+    note = inspect_model(make(Counting(), Sending), trial=False).facts.workload.note
+    assert note is not None
+    assert "the Trainer's own data gave none: ValueError: invalid literal" in note
+
+
+def test_a_part_of_a_batch_is_none() -> None:
+    listen, tell = os.pipe()
+    os.write(tell, (99).to_bytes(trainer_batch.LENGTH) + b"a part")
+    os.close(tell)
+    assert trainer_batch._heard(listen, time.monotonic() + 60) == b""
+    os.close(listen)
 
 
 class Endless(Counting):
