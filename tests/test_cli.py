@@ -22,7 +22,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from fp8doctor import cli
+from fp8doctor import cli, registry
+from fp8doctor.cli.explain import LONGEST_CODE, speaking_of
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import schema, tool
 from fp8doctor.errors import UserError
@@ -760,6 +761,21 @@ def test_explain_an_error_that_is_not_known() -> None:
     assert "hf_" not in fp8doctor("explain", text.split()[-1]).stderr
 
 
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_explain_nothing(text: str) -> None:
+    result = CliRunner().invoke(cli.main, ["explain", "-"], input=text)
+    assert result.exit_code == 2
+    assert "nothing to explain" in result.stderr
+
+
+def test_explain_looks_for_no_word_as_long_as_a_log() -> None:
+    """Ten megabytes in one word took 12 s to compile as a pattern."""
+    word = "x" * (LONGEST_CODE + 1)
+    check = msgspec.structs.replace(registry.discover()[0], page=f"{word} {word[1:]}")
+    assert speaking_of(word[1:], [check]) == [check]
+    assert speaking_of(word, [check]) == []
+
+
 @pytest.mark.parametrize(
     ("words", "first"),
     [
@@ -793,6 +809,7 @@ def test_explain_finds_the_words_of_a_user(words: str, first: str) -> None:
         ("list",),
         ("explain", "CMP001"),
         ("explain", "lora"),
+        ("explain", TRACEBACK),
         ("report", "saved.json"),
     ],
 )

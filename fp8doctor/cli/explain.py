@@ -26,7 +26,7 @@ SHORTEST_WORD = 3
 """Characters of a word that is looked for."""
 
 LONGEST_CODE = 40
-"""Characters; what is longer is not repeated in an answer."""
+"""Characters; what is longer is neither looked for nor repeated in an answer."""
 
 
 @click.command()
@@ -56,7 +56,10 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
 
 
 def _from_stdin() -> str:
-    return sys.stdin.buffer.read().decode("utf-8", "replace")
+    """Read to the end, of which alone something is looked for."""
+    from fp8doctor.known_errors import LONGEST
+
+    return sys.stdin.buffer.read()[-LONGEST:].decode("utf-8", "replace")
 
 
 def _show(format: str, data: dict[str, Any], page: str) -> None:
@@ -108,7 +111,9 @@ def speaking_of(text: str, catalogue: Sequence[Check]) -> list[Check]:
     """Find the checks of a few words: one is in the title or the name, or all are in the page. The page
     that has them together comes first."""
     words = [word for word in text.lower().split() if len(word) >= SHORTEST_WORD]
-    if not 0 < len(words) <= MOST_WORDS or re.search(r":|Error|Exception", text):
+    if not 0 < len(words) <= MOST_WORDS or max(map(len, words)) > LONGEST_CODE:
+        return []
+    if re.search(r":|Error|Exception", text):
         return []
     patterns = [re.compile(rf"(?<!\w){re.escape(word)}(?!\w)") for word in words]
 
@@ -136,8 +141,11 @@ def _not_known(text: str, catalogue: Sequence[Check]) -> str:
     from fp8doctor.facts.scrub import scrub
     from fp8doctor.known_errors import KNOWN_ERRORS
 
-    word = scrub(text.strip())
-    if word and len(word.split()) == 1 and len(word) <= LONGEST_CODE:
+    word = text.strip()
+    if not word:
+        return "nothing to explain was given; 'fp8doctor list' shows what is checked"
+    if len(word) <= LONGEST_CODE and len(word.split()) == 1:
+        word = scrub(word)
         return (
             f"no check has the code {word!r}{alike(word, catalogue)}, and no page speaks of it; "
             "'fp8doctor list' shows them all"

@@ -10,7 +10,7 @@ from fp8doctor.known_errors.loading import LOADING
 from fp8doctor.known_errors.torch_and_torchao import TORCH_AND_TORCHAO
 from fp8doctor.known_errors.transformer_engine import TRANSFORMER_ENGINE
 
-__all__ = ["KNOWN_ERRORS", "KnownError", "in_a_sentence", "recognise"]
+__all__ = ["KNOWN_ERRORS", "LONGEST", "KnownError", "in_a_sentence", "recognise"]
 
 KNOWN_ERRORS: tuple[KnownError, ...] = (
     *TORCH_AND_TORCHAO,

@@ -11,23 +11,27 @@ HUGGING_FACE = (
         says="Using `fp8` precision requires `transformer_engine` or `MS-AMP` to be installed; Tried to "
         "train "
         "with `fp8` and auto-detect backend, but no FP8-compatible backend was installed",
-        pattern=r"Using `fp8` precision requires `transformer_engine` or `MS-AMP` to be installed"
+        pattern=r"Using `fp8` precision requires `transformer_engine`( or `MS-AMP`)? to be installed"
         r"|Tried to train with `fp8` and auto-detect backend, but no FP8-compatible backend was installed",
-        cause="Accelerate finds no FP8 backend: torchao, Transformer Engine and MS-AMP are all missing.",
-        lines="pip install torchao",
-        versions="accelerate 1.6 to 1.15; the text leaves torchao out, which is taken as well",
-        source="accelerate/state.py:935, accelerator.py:501 (1.15.0)",
+        cause="Accelerate finds no FP8 backend: Transformer Engine, MS-AMP and, from accelerate 1.6 on, "
+        "torchao are all missing.",
+        lines='pip install torchao "accelerate>=1.6"',
+        versions="accelerate to 1.15; the text leaves torchao out, and in 2023 MS-AMP",
+        source="accelerate/state.py:935, accelerator.py:501 (1.15.0); axolotl#760",
         codes=("ENV004",),
     ),
     KnownError(
-        says="Passing in an FP8 configuration requires setting `mixed_precision='fp8'`",
-        pattern=r"Passing in an FP8 configuration requires setting `mixed_precision='fp8'`",
+        says="Passing in an FP8 configuration (or a `FP8RecipeKwargs` object) requires setting "
+        "`mixed_precision='fp8'`",
+        pattern=r"Passing in an? (FP8 configuration|`FP8RecipeKwargs` object) requires setting "
+        r"`mixed_precision='fp8'`",
         cause="An FP8 recipe was handed to Accelerator(), and the precision is another one: the argument "
         "says so, "
         "or a variable or config file of the launcher does.",
-        lines='accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs()])',
-        versions="accelerate 1.6 to 1.15; 1.8.0 and 1.8.1 raise it whenever only the launcher asked for FP8",
-        source="accelerate/accelerator.py:512 (1.15.0, raised on a CPU)",
+        lines='accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[recipe])',
+        versions="accelerate 1.6 to 1.15, before with the object's name; 1.8.0 and 1.8.1 "
+        "raise it whenever only the launcher asked for FP8",
+        source="accelerate/accelerator.py:512 (1.15.0, raised on a CPU); huggingface/accelerate#3086 (0.30)",
         codes=("ENV001", "ENV008"),
     ),
     KnownError(
@@ -43,11 +47,23 @@ HUGGING_FACE = (
     KnownError(
         says="`AcceleratorState` object has no attribute `fsdp_plugin`",
         pattern=r"`AcceleratorState` object has no attribute `fsdp_plugin`",
-        cause="accelerate 1.8 asks for FSDP's settings whenever its FP8 backend is torchao, without FSDP "
-        "too.",
-        lines='pip install --upgrade "accelerate>=1.9"',
-        versions="accelerate 1.8.0 and 1.8.1",
-        source="accelerate/accelerator.py and state.py (1.8.0, raised on a CPU)",
+        cause="Code asks for FSDP's settings where FSDP is not on. accelerate 1.8 does so itself whenever "
+        "its FP8 backend is torchao.",
+        lines='pip install --upgrade "accelerate>=1.9"   # of 1.8; else ask only where FSDP is on',
+        versions="accelerate 1.8.0 and 1.8.1 in FP8; any where the script asks",
+        source="accelerate/accelerator.py and state.py (1.8.0, raised on a CPU); huggingface/accelerate#1893",
+    ),
+    KnownError(
+        says="You must pass a model and an optimizer together to `accelerate.prepare()` when using "
+        "TransformerEngine",
+        pattern=r"You must pass a model and an optimizer together to `accelerate\.prepare\(\)` when using "
+        r"(TransformerEngine|MS-AMP)",
+        cause="Accelerate puts Transformer Engine's layers in the place of the model's, and the optimizer "
+        "has to get their parameters: one prepare() takes both.",
+        lines="model, optimizer = accelerator.prepare(model, optimizer)   # the loaders in the same call or "
+        "in one before it",
+        versions="accelerate with backend TE or MS-AMP, 1.15 included",
+        source="accelerate/accelerator.py:2124 and 2662 (1.15.0); kohya-ss/sd-scripts#2176",
     ),
     KnownError(
         says="MXFP8 block scaling is not available: ...",

@@ -10,7 +10,7 @@ CUDNN_PATH = 'export LD_LIBRARY_PATH=$(python -c "import nvidia.cudnn as c; prin
 LOADING = (
     KnownError(
         says="libtransformer_engine.so: undefined symbol: cublasLt...",
-        pattern=r"undefined symbol: cublasLt",
+        pattern=r"libtransformer_engine\S{0,80}: undefined symbol: cublasLt",
         cause="Transformer Engine was linked against a newer cuBLAS than the one that torch brings.",
         lines="pip install --upgrade nvidia-cublas   # or "
         '"transformer-engine[pytorch]==2.12.0", or 2.17 and newer',
@@ -30,8 +30,9 @@ LOADING = (
     KnownError(
         says="libcudnn...: cannot open shared object file; cudnn shared object not found",
         pattern=r"libcudnn\S{0,40}: cannot open shared object|cudnn shared object not found",
-        cause="The loader finds no cuDNN for Transformer Engine.",
-        lines=CUDNN_PATH,
+        cause="The loader finds no cuDNN of this version; in FP8 jobs it is Transformer Engine that wants "
+        "one.",
+        lines=f"{CUDNN_PATH}   # where pip's cuDNN is of the version that is named",
         versions="the second text from Transformer Engine 2.11 on",
         source=f"the dynamic loader; {COMMON}:433 (2.20.2); NVIDIA/TransformerEngine#1853",
         codes=("ENV004",),
@@ -50,7 +51,7 @@ LOADING = (
     ),
     KnownError(
         says="Transformer Engine requires cuDNN 9.12.0 or later, but the cuDNN runtime is ...",
-        pattern=r"requires cuDNN [\d.]+ or later",
+        pattern=r"Transformer Engine requires cuDNN [\d.]+ or later",
         cause="Transformer Engine refuses a cuDNN before 9.12 from 2.20 on; torch 2.8 to 2.10 bring 9.10 "
         "from pip.",
         lines="pip install --upgrade nvidia-cudnn-cu12   # with CUDA 13 nvidia-cudnn-cu13; or "
@@ -61,17 +62,18 @@ LOADING = (
     ),
     KnownError(
         says="undefined symbol: _ZN3c10...",
-        pattern=r"undefined symbol: _Z\w{0,200}?(c10|torch|at)\d",
+        pattern=r"undefined symbol: _Z\w{0,200}?(?<!\d)(3c10\w|5torch\d|2at\d)",
         cause="The compiled extension was built for another torch.",
         lines="pip install --force-reinstall --no-cache-dir --no-deps --no-build-isolation "
-        "transformer_engine_torch",
-        versions="any; flash-attn gives the same text, and is built again in the same way",
+        "transformer_engine_torch   # or the package whose .so file the text names",
+        versions="any; flash-attn, vLLM and every other extension of torch give the same text",
         source="the dynamic loader; NVIDIA/TransformerEngine#1684",
         codes=("ENV004",),
     ),
     KnownError(
         says="No module named 'transformer_engine_torch'; Found empty `transformer-engine` meta package",
-        pattern=r"No module named '?transformer_engine_torch|Could not find shared object file"
+        pattern=r"No module named '?transformer_engine_torch|Could not find shared object file for "
+        r"Transformer Engine torch"
         r"|empty `transformer-engine` meta package",
         cause="Transformer Engine's torch extension, which is built from source, is not installed.",
         lines='pip install --no-build-isolation "transformer-engine[pytorch]"',

@@ -94,7 +94,7 @@ TORCH_AND_TORCHAO = (
     ),
     KnownError(
         says="\"add_stub\" not implemented for 'Float8_e4m3fn' (or another kernel)",
-        pattern=r"\"\w{1,80}\" not implemented for '(Float8_|Float4_)\w+'",
+        pattern=r"\"(?!_tunable)\w{1,80}\" not implemented for '(Float8_|Float4_)\w+'",
         cause="An ordinary operation ran on a tensor in FP8. FP8 dtypes have casts and scaled GEMMs only: "
         "the "
         "model itself was cast to float8, or an FP8 checkpoint was loaded into ordinary layers.",
@@ -135,8 +135,9 @@ TORCH_AND_TORCHAO = (
         pattern=r"torch\.utils\.checkpoint: (A different number of tensors was saved during the original"
         r"|Recomputed values for the following tensors have different metadata"
         r"|trying to save more tensors during recomputation)",
-        cause="The recompute did not do what the forward did. In FP8 jobs: Transformer Engine's autocast is "
-        "closed when torch's checkpoint recomputes, so that the layers run in BF16.",
+        cause="The recompute did not do what the forward did. With Transformer Engine: its autocast is "
+        "closed when torch's checkpoint recomputes, so that the layers run in BF16. Other causes have "
+        "nothing to do with FP8, such as a router or a cache that answers otherwise the second time.",
         lines="x = te.checkpoint(block, x)   # in the place of torch.utils.checkpoint, around Transformer "
         "Engine's layers",
         versions="use_reentrant=False; with reentrant checkpointing nothing is raised",
@@ -156,7 +157,7 @@ TORCH_AND_TORCHAO = (
     ),
     KnownError(
         says="attempting to run aten...., this is not supported",
-        pattern=r"attempting to run aten\.[\w.]+, this is not supported",
+        pattern=r"(?<!dispatch: )attempting to run aten\.[\w.]+, this is not supported",
         cause="An operation reached torchao's Float8TrainingTensor that it has no FP8 form for.",
         lines="convert_to_float8_training(model, module_filter_fn=lambda module, name: name not in NAMES)  "
         " # "
@@ -179,10 +180,9 @@ TORCH_AND_TORCHAO = (
     KnownError(
         says="torch._dynamo hit config.recompile_limit (8)",
         pattern=r"torch\._dynamo hit config\.(recompile_limit|cache_size_limit|accumulated_\w+_limit)",
-        cause="A function was compiled eight times for eight different inputs, and runs eagerly from then "
-        "on; "
-        "eager FP8 layers are several times slower. Usual reasons: a KV cache that builds in training, and "
-        "batches of every length.",
+        cause="A function was compiled as often as the limit allows, for that many different inputs, and "
+        "runs eagerly from then on; eager FP8 layers are several times slower. Usual "
+        "reasons: a KV cache that builds in training, and batches of every length.",
         lines="model.config.use_cache = False   # and pad batches to a few lengths",
         versions="cache_size_limit in older torch",
         source="torch/_dynamo/convert_frame.py:1995 (2.13.0)",
@@ -191,7 +191,8 @@ TORCH_AND_TORCHAO = (
     KnownError(
         says="type fp8e4nv not supported in this architecture. The supported fp8 dtypes are ('fp8e4b15', "
         "'fp8e5')",
-        pattern=r"type fp8e4\w+ not supported in this architecture\. The supported fp8 dtypes are",
+        pattern=r"type fp8e4nv not supported in this architecture\. The supported fp8 dtypes are "
+        r"\('fp8e4b15'",
         cause="Triton compiles no float8_e4m3fn for this GPU: compute capability below 8.9.",
         lines="# BF16 on this GPU: torchao's emulate=True runs there, slowly",
         versions="read in Triton 3.6.0",

@@ -57,10 +57,12 @@ TRANSFORMER_ENGINE = (
         says="CublasLt version 12.1.3.x (or Cuda version 12.1) or higher required for FP8 execution on Ada",
         pattern=r"(CublasLt version 12\.1\.3\.x|Cuda version 12\.1) or higher required for FP8 execution "
         r"on Ada",
-        cause="On compute capability 8.9 Transformer Engine needs CUDA 12.1 or newer.",
-        lines="pip install --upgrade torch   # built with CUDA 12.1 or newer",
+        cause="On compute capability 8.9 Transformer Engine needs cuBLAS 12.1.3, of CUDA 12.1 update 1, or "
+        "newer: the first CUDA 12.1 is too old.",
+        lines="pip install --upgrade torch   # built with CUDA 12.4 or newer",
         versions="Transformer Engine 1.0 to 2.20",
-        source="transformer_engine/pytorch/quantization.py:156 (2.20.2)",
+        source="transformer_engine/pytorch/quantization.py:156 (2.20.2); "
+        "NVIDIA/TransformerEngine#955 and #682",
         codes=("GPU002",),
     ),
     KnownError(

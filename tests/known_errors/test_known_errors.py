@@ -192,6 +192,9 @@ QUOTED = {
     ),
     "undefined symbol: _ZN3c10": (
         "ImportError: transformer_engine_torch.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
+        "ImportError: vllm/_C.abi3.so: undefined symbol: _ZNK2at10TensorBase14const_data_ptrIiEEPKT_v",
+        "OSError: libtorchaudio.so: undefined symbol: _ZNK5torch8autograd4Node4nameEv",
+        "ImportError: flash_attn_2_cuda.so: undefined symbol: _ZN3c10ltERKNS_6SymIntEi",
     ),
     "No module named 'transformer_engine_torch'": (
         "ModuleNotFoundError: No module named 'transformer_engine_torch'",
@@ -257,8 +260,13 @@ QUOTED = {
     ),
     "Using `fp8` precision requires": (
         "ValueError: Using `fp8` precision requires `transformer_engine` or `MS-AMP` to be installed.",
+        "ValueError: Using `fp8` precision requires `transformer_engine` to be installed.",
         "ImportError: Tried to train with `fp8` and auto-detect backend, but no FP8-compatible backend was "
         "installed. Valid backends are: `torchao`, `transformer-engine`, and `msamp`.",
+    ),
+    "You must pass a model and an optimizer": (
+        "ValueError: You must pass a model and an optimizer together to `accelerate.prepare()` when using "
+        "TransformerEngine.",
     ),
     "torchao with FSDP2": (
         "ValueError: torchao with FSDP2 and cpu_ram_efficient_loading is not supported, setting "
@@ -338,6 +346,11 @@ def test_every_entry_has_been_raised_or_quoted() -> None:
             "accelerate.accelerator",
             "Tried to train with `fp8` and auto-detect backend, but no FP8-compatible",
         ),
+        (
+            "accelerate.accelerator",
+            "You must pass a model and an optimizer together to `accelerate.prepare()` when using "
+            "TransformerEngine.",
+        ),
         ("accelerate.accelerator", "torchao with FSDP2 and cpu_ram_efficient_loading is not supported"),
         ("accelerate.utils.transformer_engine", "MXFP8 block scaling is not available: {message}"),
         (
@@ -378,6 +391,15 @@ NEAR_MISSES = (
     "Device compute capability 8.0 found",
     "DDPOptimizer used bucket cap 26214400 and created 3 buckets.",
     "pkg_resources: package version mismatch",
+    "OSError: torch/lib/../../nvidia/cublas/lib/libcublas.so.11: undefined symbol: cublasLtGetStatusString, "
+    "version libcublasLt.so.11",
+    "ImportError: pywrap_tf.so: undefined symbol: _ZN4absl12lts_202206239StrFormat2Es",
+    "RuntimeError: cuDNN flash attention requires cuDNN 9.1.0 or later",
+    "OSError: Could not find shared object file libnccl-net.so",
+    "NotImplementedError: NF4Tensor dispatch: attempting to run aten.cat.default, this is not supported",
+    "RuntimeError: \"_tunable_scaled_gemm\" not implemented for 'Float8_e4m3fn'",
+    "ValueError(\"type fp8e4nv not supported in this architecture. The supported fp8 dtypes are ('fp8e4b8', "
+    "'fp8e5b16')\")",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
     "AttributeError: `AcceleratorState` object has no attribute `mixed_precision`",
     "KeyError: 'fp8'",
@@ -387,7 +409,13 @@ NEAR_MISSES = (
 
 @pytest.mark.parametrize("text", NEAR_MISSES)
 def test_text_that_only_looks_like_one_is_not_known(text: str) -> None:
+    """Messages of other libraries, and of other causes, that were seen in public issues."""
     assert recognise(text) == ()
+
+
+def test_older_text_of_an_entry_is_known() -> None:
+    old = "ValueError: Passing in a `FP8RecipeKwargs` object requires setting `mixed_precision='fp8'`."
+    assert recognise(old) == (by_start(PASSING),)
 
 
 def test_pasted_traceback_gives_each_of_its_errors_in_their_order() -> None:
