@@ -75,7 +75,7 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         wrappers=wrappers(tree.root),
         vocabulary=vocabulary,
         hidden_size=hidden_size,
-        channel_widths=channel_widths(tree),
+        channel_widths=channel_widths(tree, embeddings, names, unique),
     )
 
 
@@ -117,21 +117,21 @@ def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]
     return vocabulary, hidden
 
 
-def channel_widths(tree: Tree) -> tuple[int, ...]:
+def channel_widths(
+    tree: Tree, embeddings: list[Place], names: dict[int, list[str]], unique: dict[int, nn.Parameter]
+) -> tuple[int, ...]:
     """Find the widths of norms, embeddings and convolutions: what a model calls its channels."""
-    found: set[int] = set()
-    for place in tree.places:
-        own = {
-            name: each
-            for name, each in parameters_of(place.module).items()
-            if each is not None and not is_a(each, nn.UninitializedParameter)
-        }
-        found.update(each.shape[0] for name, each in own.items() if each.dim() == 1 and name != "bias")
-        weight = own.get("weight")
-        if weight is not None and is_embedding(place):
-            found.add(weight.shape[-1])
-        elif weight is not None and is_convolution(place):
-            found.update(weight.shape[:2])
+    found = {
+        each.shape[0]
+        for key, each in unique.items()
+        if each.dim() == 1 and not names[key][0].endswith("bias")
+    }
+    convolves = any(each.dim() > 2 for each in unique.values())
+    convolutions = filter(is_convolution, tree.places) if convolves else ()
+    for places, sides in ((embeddings, slice(-1, None)), (convolutions, slice(2))):
+        for place in places:
+            weight = unique.get(id(parameters_of(place.module).get("weight")))
+            found.update(() if weight is None else weight.shape[sides])
     return tuple(sorted(found - {0}))
 
 

@@ -89,7 +89,8 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 def configured(module: nn.Module) -> bool:
     """Whether this is an expert module with an FP8 configuration of its own."""
-    return any(name in state_of(module) or read_class(type(module), name) is not None for name in OP_CONFIGS)
+    state, kind = state_of(module), type(module)
+    return any(name in state or read_class(kind, name) is not None for name in OP_CONFIGS)
 
 
 def scaling(module: nn.Module) -> Scaling | None:

@@ -512,3 +512,11 @@ def test_sharded_by_fsdp2() -> None:
         "tensorwise",
     )
     assert layer.weight_class == "torchao.float8.fsdp_utils.WeightWithDynamicFloat8CastTensor"
+
+
+def test_channels_are_those_of_norms_embeddings_and_convolutions() -> None:
+    model = nn.Sequential(
+        nn.Embedding(90, 5), nn.LayerNorm(11), nn.Conv2d(3, 7, 2), nn.Linear(13, 17), nn.LazyLinear(19)
+    )
+    assert network(model).channel_widths == (3, 5, 7, 11)
+    assert network(nn.Sequential(nn.LazyBatchNorm1d(), nn.LazyConv1d(3, 3))).channel_widths == ()
