@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,6 +170,8 @@ def could_be_timed(facts: Facts | None) -> bool:
 
 def no_trial(arguments: Sequence[str]) -> str:
     """Say why no copy was timed, and the lines that do it."""
+    import shlex
+
     from fp8doctor.facts.scrub import scrub
 
     command = scrub(shlex.join(arguments))

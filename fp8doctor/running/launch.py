@@ -18,7 +18,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -130,7 +130,7 @@ class _Pipes:
             "reported": wait,
             "package": str(package),
             "python_path": python_path,
-            "settings": asdict(settings),
+            "settings": settings._asdict(),
         }
         folder = str(package.parent / "running" / "startup")
         environment = {

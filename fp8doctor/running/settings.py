@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 STEPS, WARMUP = 10, 5
 """Steps of the window and before it. Ten give a median whose range holds the true one with 98 %
 (`fp8doctor.analysis.median_interval`); compilation and the allocator settle within five, seen on the H200."""
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """How long the script is watched, and what happens afterwards."""
 
     script: str
