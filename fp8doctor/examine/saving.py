@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+import warnings
 from typing import Any
 
 import torch
@@ -83,7 +84,8 @@ def pickle_error(weight: Tensor) -> str | None:
 def storage_error(weight: Tensor) -> str | None:
     """Say why a weight's storage cannot be told, as safetensors 0.8 asks (``storage_ptr``)."""
     try:
-        weight.detach().untyped_storage().data_ptr()
+        with warnings.catch_warnings(action="ignore"):  # a fake tensor warns that it has none
+            weight.detach().untyped_storage().data_ptr()
     except Exception as error:
         _log.debug("the storage of a weight cannot be told", exc_info=True)
         return sentence(error)

@@ -107,7 +107,9 @@ def what_became_of(ranks: Ranks, order: list[int]) -> list[str]:
         first, *rest = failed
         then = f"; after it {named([each.rank for each in rest])}" if rest else ""
         before = [by_rank[each] for each in order[: order.index(first.rank)]]
-        over = ", ".join(f"rank {each.rank}{_after(each)}" for each in before if each.end == "ended")
+        over = ", ".join(
+            f"rank {each.rank}{_after(each)}" for each in before if each.end == "ended" and _after(each)
+        )
         was = f"; ended before it, without an exception: {over}" if over else ""
         sentences.append(f"rank {first.rank} of {ranks.world_size} {_failed(first)}{then}{was}")
     if running := [each.rank for each in ranks.processes if each.end == "running"]:

@@ -254,6 +254,13 @@ def test_a_rank_that_left_before_the_first_failure_is_told() -> None:
     assert "before" not in what_became_of(ranks, [0, 1])[0]
 
 
+def test_a_rank_whose_steps_are_not_known_is_not_blamed_for_the_failure_of_another() -> None:
+    ranks = Ranks(
+        world_size=2, of_host=2, processes=(rank(0, "raised", 0, "Error: closed"), rank(1, "ended", None))
+    )
+    assert what_became_of(ranks, [1, 0]) == ["rank 0 of 2 failed first after 0 steps: Error: closed"]
+
+
 def test_what_is_said_of_uneven_steps() -> None:
     ranks = Ranks(world_size=2, of_host=2, processes=(rank(0, "ended", 20), rank(1, "ended", 12)))
     assert what_became_of(ranks, [1, 0]) == [
