@@ -22,14 +22,11 @@ https://docs.pytorch.org/docs/stable/notes/ddp.html
 from __future__ import annotations
 
 from fp8doctor.analysis.rank_comparison import exposed_ms, step_ms, timed_ranks, told
-from fp8doctor.analysis.waiting import LEAST_MS
+from fp8doctor.analysis.waiting import counts
 from fp8doctor.facts import Breakdown, Distributed, Facts, Observation, Rank, Ranks, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
-
-MOST_PCT = 10.0
-"""Share of the step, in per cent, from which it is told. A choice, that of waiting for data (STP008)."""
 
 LINES = {
     "DDP": "with model.no_sync():     # every micro-batch but the last\n    loss.backward()",
@@ -62,7 +59,7 @@ def exposed_communication(facts: Facts) -> Finding | NotApplicable | None:
     of_ranks = [ms for each in ranks if (ms := told(exposed_ms, each.observed)) is not None]
     least = min([own, *of_ranks])
     share = 100 * least / step
-    if share < MOST_PCT or least < LEAST_MS:
+    if not counts(least, step):
         return None
     kind = distributed.wrapper if recorded(distributed, "wrapper") else None
     return Finding(

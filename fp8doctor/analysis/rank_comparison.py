@@ -12,12 +12,8 @@ from statistics import median
 from msgspec import Struct
 
 from fp8doctor.analysis.median_interval import interval
-from fp8doctor.analysis.waiting import LEAST_MS
+from fp8doctor.analysis.waiting import counts
 from fp8doctor.facts import Facts, Gpu, Observation, Rank, Unrecorded, recorded
-
-LEAST_PCT = 10.0
-"""Share of the step, in per cent, that a rank has to be behind the others. A choice: what is told before
-anything about FP8 (`fp8doctor.analysis.waiting`)."""
 
 
 class Behind(Struct, frozen=True):
@@ -144,12 +140,11 @@ def _of(
     what: str, read: Callable[[Observation], float | None], ranks: tuple[Rank, ...], step: float
 ) -> Iterator[Behind]:
     """Compare one part of the step: every rank with the median of the others."""
-    least = max(LEAST_MS, LEAST_PCT / 100 * step)
     values = {each.rank: ms for each in ranks if (ms := told(read, each.observed)) is not None}
     scatters = {each.rank: _scatter_ms(each.observed, what) for each in ranks if each.rank in values}
     for rank, own in values.items():
         others = [ms for other, ms in values.items() if other != rank]
-        if others and own - scatters[rank] - median(others) >= least:
+        if others and counts(own - scatters[rank] - median(others), step):
             yield Behind(rank, what, own, median(others), step)
 
 
