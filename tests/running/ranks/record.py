@@ -3,6 +3,7 @@
 Each job of `JOBS` is started with torchrun on two GPUs, as it is and under ``fp8doctor run``. What the ranks
 print has to be the same: it ends with a digest of their weights and the sum of the states of their random
 numbers. Reports go into FOLDER, as text and as JSON; ``summary.txt`` tells what was the same and found.
+The plain ones, and the watched ones whose diagnosis rests on no time, run side by side.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -40,9 +43,15 @@ JOBS = {
 }
 """Name -> arguments of `tests.running.ranks.job`."""
 
+NOT_TIMED = ("ddp_uneven_steps", "ddp_rank_raises", "ddp_rank_raises_first", "ddp_rank_killed")
+SIDE_BY_SIDE = 4
 
-def started(before: list[str], arguments: list[str]) -> tuple[int, list[str], str, float]:
-    """Exit code, lines of stdout in order of the ranks, stderr, and seconds of a job on two GPUs."""
+Done = tuple[int, list[str], str, float]
+"""Exit code, lines of stdout in order of the ranks, stderr, and seconds."""
+
+
+def started(before: list[str], arguments: list[str]) -> Done:
+    """Run a job on two GPUs."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     began = time.perf_counter()
     try:
@@ -60,12 +69,18 @@ def started(before: list[str], arguments: list[str]) -> tuple[int, list[str], st
     return done.returncode, sorted(done.stdout.splitlines()), done.stderr, time.perf_counter() - began
 
 
-def compared(name: str, folder: Path) -> list[str]:
-    """Run a job both ways; what is to be told of it."""
-    arguments = JOBS[name].split()
+def plain(name: str) -> Done:
+    return started([], JOBS[name].split())
+
+
+def watched(name: str, folder: Path) -> Done:
+    options = ["-m", "fp8doctor", "run", "--save", str(folder / f"{name}.json")]
+    return started(options, JOBS[name].split())
+
+
+def compared(name: str, folder: Path, plain: Done, watched: Done) -> list[str]:
+    """What is to be told of a job that ran both ways."""
     report = folder / f"{name}.json"
-    options = ["-m", "fp8doctor", "run", "--save", str(report)]
-    plain, watched = started([], arguments), started(options, arguments)
     (folder / f"{name}.txt").write_text(watched[2], encoding="utf-8")
     (folder / f"{name}.plain.txt").write_text(f"{plain[1]}\n{plain[2]}", encoding="utf-8")
     same = "the same" if plain[:2] == watched[:2] else "NOT THE SAME"
@@ -88,17 +103,27 @@ def compared(name: str, folder: Path) -> list[str]:
     return [*lines, *(f"   {line}" for line in said)]
 
 
+def by_name(names: Iterable[str], run: Callable[[str], Done], at_once: int) -> dict[str, Done]:
+    names = list(names)
+    with ThreadPoolExecutor(at_once) as pool:
+        return dict(zip(names, pool.map(run, names), strict=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*", default=list(JOBS), choices=list(JOBS))
     wanted = parser.parse_args()
     wanted.folder.mkdir(parents=True, exist_ok=True)
+    as_they_are = by_name(wanted.only, plain, SIDE_BY_SIDE)
     with (wanted.folder / "summary.txt").open("a", encoding="utf-8") as summary:
-        for name in wanted.only:
-            for line in compared(name, wanted.folder):
-                print(line, flush=True)
-                print(line, file=summary, flush=True)
+        timed = [[name] for name in wanted.only if name not in NOT_TIMED]
+        for group in [*timed, [name for name in wanted.only if name in NOT_TIMED]]:
+            under = by_name(group, lambda name: watched(name, wanted.folder), SIDE_BY_SIDE)
+            for name in group:
+                for line in compared(name, wanted.folder, as_they_are[name], under[name]):
+                    print(line, flush=True)
+                    print(line, file=summary, flush=True)
 
 
 if __name__ == "__main__":
