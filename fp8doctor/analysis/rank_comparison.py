@@ -63,11 +63,15 @@ def exposed_ms(observed: Observation) -> float | None:
 
 
 def _computing(observed: Observation) -> float | None:
-    """Read what the GPU did in the profiled step beside communication."""
+    """Read what the GPU did in the profiled step beside communication.
+
+    Times as profiled: the breakdown is held to the length of the window's steps, and what makes a profiled
+    step longer is the wait for the other ranks, in the kernels of their exchange.
+    """
     if observed.clock != "cuda":
         return None
-    parts = observed.breakdown.families_ms
-    return sum(parts.values()) - parts.get("communication", 0.0)
+    parts, scale = observed.breakdown.families_ms, observed.breakdown.scale
+    return scale * (sum(parts.values()) - parts.get("communication", 0.0))
 
 
 WAITS: dict[str, Callable[[Observation], float | None]] = {

@@ -59,7 +59,8 @@ class Breakdown(Record, frozen=True, kw_only=True):
     """Share of the profiled step's gaps that ended with a kernel whose launch came after the GPU had run dry;
     None without gaps."""
     busy_ms: float = NOT_RECORDED
-    """Union of all kernels over all streams, as profiled."""
+    """Union of all kernels over all streams, as profiled, less what kernels of communication waited for
+    beyond the unprofiled step."""
     scale: float = NOT_RECORDED
     """``busy_ms`` / step where the profiled kernels took longer than the unprofiled step, else 1."""
     reliable: bool = NOT_RECORDED

@@ -585,6 +585,16 @@ def test_more_busy_than_the_step_is_scaled_until_it_says_nothing(step_ms: float,
     assert told.reliable is reliable
 
 
+@pytest.mark.parametrize(("waited_ms", "communication_ms", "scale"), [(20.0, 10.0, 1.0), (4.0, 0.0, 1.1)])
+def test_waiting_for_other_ranks_beyond_the_step_makes_nothing_else_shorter(
+    waited_ms: float, communication_ms: float, scale: float
+) -> None:
+    step = at(50.0 * scale + waited_ms, cast=50.0 * scale, communication=waited_ms)
+    told = breakdown(Plan((), (Cut({}),)), [step], 50.0 + communication_ms, 1.0)
+    assert told.families_ms == pytest.approx({"cast": 50.0, "communication": communication_ms})
+    assert (told.scale, told.idle_ms) == pytest.approx((scale, 0.0))
+
+
 @pytest.mark.parametrize("tenths", [2, 16, 61, 297])
 def test_a_step_that_is_busy_throughout_is_never_idle_for_less_than_nothing(tenths: int) -> None:
     told = breakdown(Plan((), (Cut({}),)), [at(tenths / 10, cast=tenths / 10)], tenths / 10.7, 1.0)

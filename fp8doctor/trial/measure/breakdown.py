@@ -24,7 +24,8 @@ def breakdown(plan: Plan, steps: Sequence[ProfiledStep], step_ms: float, tokens_
     """Divide the step at full depth into its parts.
 
     ``steps`` are those of ``plan``'s cuts, ``step_ms`` is the unprofiled step at full depth for the tokens of
-    the step as it is.
+    the step as it is. What a profiled step is longer by is taken off the communication first: ranks are
+    profiled unequally fast, and who is early waits inside the kernels of the exchange.
     """
     names = list(dict.fromkeys(name for step in steps for name in step.families_ms))
     on_the_line = {
@@ -32,6 +33,10 @@ def breakdown(plan: Plan, steps: Sequence[ProfiledStep], step_ms: float, tokens_
     }
     parts = {name: value for name, value in on_the_line.items() if value > 0}
     busy = max(0.0, plan.full([step.busy_ms for step in steps]) / tokens_ratio)
+    waited = min(busy - step_ms, parts.get("communication", 0.0)) if step_ms > 0 else 0.0
+    if waited > 0:
+        parts["communication"] -= waited
+        busy -= waited
     clipped = -sum(value for value in on_the_line.values() if value < 0)
     scale = max(1.0, busy / step_ms) if step_ms > 0 else 1.0
     share = busy / (scale * sum(parts.values())) if parts else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -9,7 +10,7 @@ from torch import nn
 from fp8doctor.analysis.rank_comparison import behind
 from fp8doctor.checks.distributed.straggler_rank import straggler_rank
 from fp8doctor.diagnosis.verdict import verdict
-from fp8doctor.facts import Distributed, Facts, Gpu, Observation, Rank, Ranks, Training
+from fp8doctor.facts import Breakdown, Distributed, Facts, Gpu, Observation, Rank, Ranks, Training
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.running.ranks import rank_of
 from fp8doctor.running.seen import Seen
@@ -54,6 +55,23 @@ def test_the_slow_one_is_named_with_its_part(slow: Rank, part: str) -> None:
     assert finding.title.startswith(f"Rank 2 takes {finding.evidence['own_ms']:.1f} ms {part}, the others ")
     assert finding.saving_ms is not None
     assert finding.saving_ms.high == finding.evidence["own_ms"] - finding.evidence["others_ms"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("own_ms", "names"), [(32.0, False), (60.0, True)])
+def test_computing_is_compared_as_it_was_profiled(own_ms: float, names: bool) -> None:
+    """The profiled step of rank 0 waited for 33 ms more than its other steps, and is held to their length."""
+    waited = Breakdown(families_ms={"cast": 24.0, "communication": 26.0}, scale=4 / 3)
+    own = Breakdown(families_ms={"cast": own_ms}, scale=1.0)
+    ranks = [
+        msgspec.structs.replace(
+            each, observed=msgspec.structs.replace(each.observed, clock="cuda", breakdown=breakdown)
+        )
+        for each, breakdown in ((rank(0), waited), (rank(1), own))
+    ]
+    finding = found(*ranks)
+    assert isinstance(finding, Finding) is names
+    if isinstance(finding, Finding):
+        assert (finding.evidence["rank"], finding.evidence["others_ms"]) == (1, pytest.approx(32.0))
 
 
 def test_what_makes_its_steps_longer_is_told_once() -> None:
