@@ -283,13 +283,17 @@ def _named(name: str) -> _Rule | None:
     return _first(_NAME_RULES, name)
 
 
+_MATRICES = {
+    **dict.fromkeys(("aten::mm", "aten::bmm"), slice(2)),
+    **dict.fromkeys(("aten::addmm", "aten::baddbmm", "aten::_addmm_activation"), slice(1, 3)),
+}
+"""Operator -> which of its arguments are multiplied; the others are what is added and what is written to, of
+fp32 where products of 16 bits are summed up in fp32."""
+
+
 def _gemm(name: str, operator: str | None, input_types: Sequence[str]) -> Family:
     """By the types of the matrices, else by those in the name."""
-    matrices = (
-        input_types[1:]
-        if operator in ("aten::addmm", "aten::baddbmm", "aten::_addmm_activation")
-        else input_types
-    )
+    matrices = input_types[_MATRICES.get(operator or "", slice(None))]
     if any("Float8" in each for each in matrices):
         return "gemm_fp8"
     families = {_TYPES[each] for each in matrices if each in _TYPES}

@@ -414,6 +414,12 @@ def test_fp8_operator_is_an_fp8_gemm_whatever_the_kernel_but_its_casts_and_fills
         ("aten::mm", ("float", "float"), "gemm_fp32"),
         ("aten::addmm", ("c10::BFloat16", "float", "float", "Scalar"), "gemm_fp32"),
         ("aten::addmm", ("float", "c10::BFloat16", "c10::BFloat16", "Scalar"), "gemm_16bit"),
+        (
+            "aten::addmm",
+            ("float", "c10::BFloat16", "c10::BFloat16", "Scalar", "Scalar", "float"),
+            "gemm_16bit",
+        ),
+        ("aten::mm", ("c10::BFloat16", "c10::BFloat16", "float"), "gemm_16bit"),
         ("aten::bmm", ("c10::Half", "c10::Half"), "gemm_16bit"),
         ("aten::linear", ("c10::BFloat16", "c10::BFloat16", ""), "gemm_16bit"),
         ("aten::convolution", ("float", "float", "", "ScalarList"), "gemm_fp32"),
