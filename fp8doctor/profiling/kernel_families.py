@@ -164,7 +164,7 @@ _OPERATOR_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
     (
         "loss",
         re.compile(
-            r"^aten::.*(log_softmax|nll_loss|cross_entropy|kl_div|(mse|l1|huber|margin|embedding)_loss)"
+            r"^aten::.*(log_softmax|nll_loss|cross_entropy|kl_div|(mse|l1|huber|margin|embedding)_loss)|^\w*LogProb"
         ),
     ),
     (

@@ -517,6 +517,7 @@ def test_pointwise_kernel_serves_the_operator_around_it(operator: str, around: s
         ("aten::_foreach_add_", "optimizer"),
         ("aten::native_layer_norm_backward", "norm"),
         ("aten::_log_softmax_backward_data", "loss"),
+        ("ChunkedLogProbFunctionBackward", "loss"),
         ("aten::_softmax", "attention"),
         ("aten::_flash_attention_forward", "attention"),
         ("aten::embedding", "pointwise"),
