@@ -35,6 +35,8 @@ def healthy(facts: Facts) -> Finding | NotApplicable:
     measured = measured_speed(facts) if facts.trial.arms else None
     if measured is None and not fp8_never_ran(facts.trial):
         return NotApplicable(reason="the step was not timed")
+    if measured is not None and measured.status == "too_noisy":
+        return NotApplicable(reason="the timing is too noisy to tell whether FP8 is faster than BF16")
     if measured is None or measured.status != "fp8_faster":
         return NotApplicable(reason="FP8 is not faster than BF16 here")
     step_ms, bf16_step_ms = measured.as_is.step_ms or 0.0, measured.bf16.step_ms or 0.0

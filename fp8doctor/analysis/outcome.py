@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import log
 from typing import Literal
 
 from msgspec import Struct
@@ -18,7 +19,10 @@ EVEN = 0.03
 """A speedup within this of 1 is called even. A convention of this tool."""
 
 
-Speed = Literal["fp8_slower", "fp8_even", "fp8_faster"]
+SELF_CHECK_TOLERANCE = 0.02
+"""BF16 against its own replica must come out at 1.00 within this, or the trial is called unreliable."""
+
+Speed = Literal["fp8_slower", "fp8_even", "fp8_faster", "too_noisy"]
 
 
 class MeasuredSpeed(Struct, frozen=True):
@@ -39,9 +43,38 @@ def measured_speed(facts: Facts) -> MeasuredSpeed | None:
     if as_is is None or bf16 is None:
         return None
     speedup = ratio(bf16, as_is)
+    if is_noise(speedup, facts.trial):
+        return MeasuredSpeed("too_noisy", speedup, as_is, bf16)
     even = speedup.low <= 1 <= speedup.high or abs(speedup.median - 1) < EVEN
     status: Speed = "fp8_even" if even else "fp8_slower" if speedup.median < 1 else "fp8_faster"
     return MeasuredSpeed(status, speedup, as_is, bf16)
+
+
+def is_noise(speedup: Interval, trial: Trial) -> bool:
+    """Whether the timing is too noisy to tell which of two steps is faster, or that they are even.
+
+    Either the interval swallows the effect, or the step and its own copy, which are even, came out as far
+    apart as the two.
+    """
+    if swallows_effect(speedup):
+        return True
+    alike = trial.self_check_ratio if recorded(trial, "self_check_ratio") else None
+    if not alike or abs(alike - 1) <= SELF_CHECK_TOLERANCE:
+        return False
+    return abs(log(alike)) >= abs(log(speedup.median))
+
+
+def swallows_effect(speedup: Interval) -> bool:
+    """Whether the interval holds 1 although its median, or both its ends, lie beyond what is called even."""
+    apart = abs(speedup.median - 1) >= EVEN
+    return speedup.low <= 1 <= speedup.high and (
+        apart or (speedup.low < 1 - EVEN and speedup.high > 1 + EVEN)
+    )
+
+
+def is_decided(speedup: Interval) -> bool:
+    """Whether the interval leaves 1, or is within what is called even, so that more rounds tell no more."""
+    return not speedup.low <= 1 <= speedup.high or (speedup.low >= 1 - EVEN and speedup.high <= 1 + EVEN)
 
 
 def fp8_never_ran(trial: Trial) -> bool:

@@ -173,7 +173,9 @@ def main() -> None:
         callback=positive,
         help="Exit with 1 when FP8 is measured below X times the best BF16.",
     ),
-    click.option("--strict", is_flag=True, help="Exit with 1 when nothing could be measured."),
+    click.option(
+        "--strict", is_flag=True, help="Exit with 1 when nothing could be measured, or too noisily to tell."
+    ),
 )
 @output_options
 @click.option(

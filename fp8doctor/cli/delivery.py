@@ -120,9 +120,9 @@ class Gate(Struct, frozen=True):
     trace: Path | None = None
 
     def is_missed_by(self, report: Document) -> bool:
-        """Whether a measured speedup is too small, or, with ``--strict``, nothing was measured."""
+        """Whether a measured speedup is too small, or, with ``--strict``, none could be measured."""
         speedup = report.verdict.speedup
-        if self.strict and report.verdict.step_ms is None:
+        if self.strict and (report.verdict.step_ms is None or report.verdict.status == "too_noisy"):
             return True
         return self.min_speedup is not None and speedup is not None and speedup < self.min_speedup
 

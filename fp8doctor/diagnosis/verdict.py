@@ -13,11 +13,14 @@ from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import (
+    MeasuredSpeed,
     ceiling,
     fp8_never_ran,
+    is_noise,
     measured_speed,
     never_ran_in_script,
     stays_in_bf16,
+    swallows_effect,
     watched_job,
 )
 from fp8doctor.analysis.rank_comparison import slowest_first
@@ -167,14 +170,12 @@ def measured_verdict(facts: Facts) -> Verdict | None:
             tokens_per_s=tokens_per_s,
         )
     rate = f" ({tokens_per_s:,.0f} tokens/s)" if tokens_per_s else ""
-    now = (
-        f"FP8 runs at {measured.speedup.median:.2f}x of BF16: {as_is.step_ms:.1f} ms a step{rate}, best BF16 "
-        f"{measured.bf16.step_ms:.1f} ms."
-    )
+    noisy = measured.status == "too_noisy"
+    now = _too_noisy(measured, rate) if noisy else _speed(measured, rate)
     return Verdict(
         status=measured.status,
-        summary=f"{now}{_promise(facts)}{_most(facts)}{_caveat(facts.trial)}",
-        speedup=measured.speedup.median,
+        summary=f"{now}{_promise(facts)}{'' if noisy else _most(facts)}{_caveat(facts.trial)}",
+        speedup=None if noisy else measured.speedup.median,
         speedup_low=measured.speedup.low,
         speedup_high=measured.speedup.high,
         basis="measured",
@@ -182,6 +183,27 @@ def measured_verdict(facts: Facts) -> Verdict | None:
         step_ms=as_is.step_ms,
         bf16_step_ms=measured.bf16.step_ms,
         tokens_per_s=tokens_per_s,
+    )
+
+
+def _speed(measured: MeasuredSpeed, rate: str) -> str:
+    return (
+        f"FP8 runs at {measured.speedup.median:.2f}x of BF16: {measured.as_is.step_ms:.1f} ms a step{rate}, "
+        f"best BF16 {measured.bf16.step_ms:.1f} ms."
+    )
+
+
+def _too_noisy(measured: MeasuredSpeed, rate: str) -> str:
+    """Say that the timing does not tell whether FP8 is faster, and what keeps it from telling."""
+    speedup, rounds = measured.speedup, plural(len(measured.as_is.rounds_ms), "round")
+    why = (
+        f"BF16's time divided by FP8's lies between {speedup.low:.2f} and {speedup.high:.2f} over {rounds}"
+        if swallows_effect(speedup)
+        else "they are no further apart than a step and its own copy"
+    )
+    return (
+        f"The timing is too noisy to tell whether FP8 is faster than BF16: {why}. FP8 takes about "
+        f"{measured.as_is.step_ms:.1f} ms a step{rate}, the best BF16 {measured.bf16.step_ms:.1f} ms."
     )
 
 
@@ -195,7 +217,9 @@ def _achievable(facts: Facts) -> float | None:
     """Tell the speedup of the best step in FP8 over the BF16 of its like, where both were timed."""
     fp8 = best_fp8(facts)
     measure = fair_bf16(facts, fp8) if fp8 else None
-    return ratio(measure, fp8).median if measure and fp8 else None
+    if measure is None or fp8 is None or is_noise(speedup := ratio(measure, fp8), facts.trial):
+        return None
+    return speedup.median
 
 
 def _without_fp8(facts: Facts, as_is: Arm, bf16: Arm | None) -> Verdict:
@@ -248,10 +272,13 @@ def _promise(facts: Facts) -> str:
         if measure.name == ArmName.BF16_WITHOUT_CHECKPOINTING
         else ""
     )
-    return (
-        f" With {changes}: {prescribed.step_ms:.1f} ms, {ratio(measure, prescribed).median:.2f}x of "
-        f"BF16{alike}.{stays}"
+    speedup = ratio(measure, prescribed)
+    against = (
+        f"too close to BF16{alike} for this timing to tell them apart"
+        if is_noise(speedup, facts.trial)
+        else f"{speedup.median:.2f}x of BF16{alike}"
     )
+    return f" With {changes}: {prescribed.step_ms:.1f} ms, {against}.{stays}"
 
 
 def _most(facts: Facts) -> str:
@@ -273,11 +300,15 @@ def _offer(trial: Trial, bf16: Arm | None, fp8: Arm | None) -> str:
             if reasons
             else "What FP8 would give was not measured."
         )
-    recipe = recipe_of(fp8.name)
-    gain = ratio(bf16, fp8).median
+    recipe, gain = recipe_of(fp8.name), ratio(bf16, fp8)
+    if is_noise(gain, trial):
+        return (
+            f"The timing is too noisy to tell whether FP8 ({recipe}, compiled) would be faster: about "
+            f"{fp8.step_ms:.1f} ms a step, its best BF16 {bf16.step_ms:.1f} ms."
+        )
     return (
-        f"With FP8 ({recipe}, compiled) the step would take {fp8.step_ms:.1f} ms, {gain:.2f}x of its best "
-        f"BF16 ({bf16.step_ms:.1f} ms)."
+        f"With FP8 ({recipe}, compiled) the step would take {fp8.step_ms:.1f} ms, {gain.median:.2f}x of its "
+        f"best BF16 ({bf16.step_ms:.1f} ms)."
     )
 
 
@@ -290,11 +321,17 @@ def _caveat(trial: Trial) -> str:
     )
 
 
-Status = Literal["fp8_not_engaged", "no_fp8", "not_measured", "fp8_slower", "fp8_even", "fp8_faster"]
+Status = Literal[
+    "fp8_not_engaged", "no_fp8", "not_measured", "too_noisy", "fp8_slower", "fp8_even", "fp8_faster"
+]
+"""``too_noisy``: both steps were timed, and the timing does not tell which of them is faster."""
 
 
 class Verdict(Record, frozen=True, kw_only=True):
-    """The answer in one record. ``speedup`` is best BF16 / as it is; what was not measured is None."""
+    """The answer in one record. ``speedup`` is best BF16 / as it is; what was not measured is None.
+
+    Of a timing that is too noisy to tell, ``speedup`` is None and the interval says how much it leaves open.
+    """
 
     status: Status
     summary: Prose

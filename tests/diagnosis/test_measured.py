@@ -8,10 +8,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fp8doctor import load_report, registry
 from fp8doctor.analysis.arms import best_bf16, ratio
-from fp8doctor.analysis.outcome import stays_in_bf16
+from fp8doctor.analysis.median_interval import Interval
+from fp8doctor.analysis.outcome import is_decided, is_noise, stays_in_bf16, swallows_effect
+from fp8doctor.cli.delivery import Gate
 from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
@@ -149,14 +153,89 @@ def test_several_treatments_together_prove_none_of_them_alone() -> None:
     [
         (around(92.7), "fp8_even"),
         (around(90.5), "fp8_even"),
-        (around(80.0, spread=20.0), "fp8_even"),
+        (around(93.0, spread=2.0), "fp8_even"),
+        (around(80.0, spread=20.0), "too_noisy"),
+        (around(92.7, spread=20.0), "too_noisy"),
         (around(85.0), "fp8_faster"),
         (around(99.0), "fp8_slower"),
     ],
-    ids=["equal", "within 3 %", "interval holds 1", "faster", "slower"],
+    ids=[
+        "equal",
+        "within 3 %",
+        "interval holds 1",
+        "effect swallowed",
+        "open to both sides",
+        "faster",
+        "slower",
+    ],
 )
 def test_the_status(as_is: tuple[float, ...], status: str) -> None:
     assert diagnose(Of({**SLOW, "as_is": as_is}).facts()).verdict.status == status
+
+
+def test_a_timing_too_noisy_to_tell_gives_no_ratio() -> None:
+    report = diagnose(Of({**SLOW, "as_is": around(80.0, spread=20.0), "prescribed": "not asked"}).facts())
+    verdict = report.verdict
+    assert (verdict.status, verdict.speedup, verdict.achievable_speedup) == ("too_noisy", None, None)
+    assert (verdict.speedup_low, verdict.speedup_high) == pytest.approx((92.5 / 100, 92.5 / 60), rel=0.01)
+    assert verdict.summary == (
+        "The timing is too noisy to tell whether FP8 is faster than BF16: BF16's time divided by FP8's lies "
+        "between 0.93 and 1.54 over 6 rounds. FP8 takes about 80.0 ms a step (204,800 tokens/s), the best "
+        "BF16 92.7 ms."
+    )
+    assert not re.search(r"\dx", verdict.summary)
+    assert Gate(strict=True).is_missed_by(report)
+    assert not Gate(min_speedup=1.1).is_missed_by(report)
+    healthy = next(each for each in report.outcomes if each.code == "STP005")
+    assert healthy.reason == "the timing is too noisy to tell whether FP8 is faster than BF16"
+
+
+@pytest.mark.parametrize(
+    ("alike", "as_is", "status"),
+    [
+        (0.955, 97.0, "too_noisy"),
+        (0.955, 93.0, "too_noisy"),
+        (1.05, 97.0, "too_noisy"),
+        (0.985, 97.0, "fp8_slower"),
+        (0.955, 105.0, "fp8_slower"),
+        (1.05, 80.0, "fp8_faster"),
+    ],
+)
+def test_an_effect_no_larger_than_what_parts_a_step_from_its_copy_is_noise(
+    alike: float, as_is: float, status: str
+) -> None:
+    facts = Of({**SLOW, "as_is": around(as_is), "prescribed": "not asked"}).facts()
+    trial = msgspec.structs.replace(facts.trial, self_check_ratio=alike)
+    verdict = diagnose(msgspec.structs.replace(facts, trial=trial)).verdict
+    assert verdict.status == status
+    assert ("no further apart than a step and its own copy" in verdict.summary) == (status == "too_noisy")
+    assert (verdict.speedup is None) == (status == "too_noisy")
+
+
+def test_what_fp8_would_give_is_not_told_from_noise() -> None:
+    arms: dict[str, tuple[float, ...] | str] = {
+        "as_is": around(103.6),
+        "bf16_compiled": around(92.7),
+        "float8_tensorwise": around(88.3, spread=20.0),
+    }
+    verdict = diagnose(Of(arms).facts(without_fp8())).verdict
+    assert (verdict.status, verdict.achievable_speedup) == ("no_fp8", None)
+    assert "too noisy to tell whether FP8 (tensorwise, compiled) would be faster" in verdict.summary
+
+
+@given(
+    st.floats(0.5, 2.0), st.floats(0.0, 0.4), st.floats(0.0, 0.4), st.one_of(st.none(), st.floats(0.8, 1.25))
+)
+def test_what_is_told_is_told_by_the_interval(
+    middle: float, below: float, above: float, alike: float | None
+) -> None:
+    speedup = Interval(middle, middle - below, middle + above)
+    trial = Trial(self_check_ratio=alike)
+    if is_noise(speedup, trial) and alike in (None, 1.0):
+        assert speedup.low <= 1 <= speedup.high
+        assert not is_decided(speedup)
+    if swallows_effect(speedup):
+        assert is_noise(speedup, trial)
 
 
 def test_fp8_that_never_ran_is_an_error() -> None:

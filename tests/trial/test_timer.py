@@ -11,8 +11,12 @@ import pytest
 import torch
 
 from fp8doctor.analysis.median_interval import CONFIDENCE
+from fp8doctor.facts.arm_names import ArmName, conversion_to
+from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure import timer
+from fp8doctor.trial.measure.decided import is_decided
 from fp8doctor.trial.measure.timer import LEAST_ROUNDS, MOST_ROUNDS, STEPS_PER_VISIT, interleave, visit_ms
+from fp8doctor.trial.variant import ArmPlan, as_it_is
 
 CPU = torch.device("cpu")
 
@@ -42,6 +46,67 @@ def test_rounds_end_at_the_most_even_with_time_left(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: noise.uniform(1, 2))
     samples = interleave({("A", 0): lambda: None}, CPU, until=time.monotonic() + 3600)
     assert len(samples["A", 0]) == MOST_ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("decided_at", "rounds"), [(LEAST_ROUNDS, MOST_ROUNDS), (MOST_ROUNDS + 1, 2 * MOST_ROUNDS), (999, 60)]
+)
+def test_rounds_are_added_while_they_do_not_tell_what_is_asked(
+    monkeypatch: pytest.MonkeyPatch, decided_at: int, rounds: int
+) -> None:
+    noise = random.Random(1)
+    monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: noise.uniform(1, 2))
+    samples = interleave(
+        {("A", 0): lambda: None},
+        CPU,
+        until=time.monotonic() + 3600,
+        decided=lambda known: len(known["A", 0]) >= decided_at,
+    )
+    assert len(samples["A", 0]) == rounds
+
+
+def test_no_round_is_added_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: 10.0)
+    samples = interleave({("A", 0): lambda: None}, CPU, until=0.0, decided=lambda known: False)
+    assert len(samples["A", 0]) == LEAST_ROUNDS
+
+
+WHOLE = Plan((), (Cut({}),))
+AS_IS, BF16, COMPILED, NO_FP8, CONVERTED = (
+    ArmPlan(ArmName.AS_IS, as_it_is, fp8=True),
+    ArmPlan(ArmName.BF16, as_it_is, fp8=False),
+    ArmPlan(ArmName.BF16_COMPILED, as_it_is, fp8=False),
+    ArmPlan(ArmName.AS_IS, as_it_is, fp8=False),
+    ArmPlan(conversion_to("tensorwise"), as_it_is, fp8=True),
+)
+
+
+@pytest.mark.parametrize(
+    ("arms", "decided"),
+    [
+        ({AS_IS: [8, 9, 10, 9, 8], BF16: [20] * 5}, True),
+        ({AS_IS: [8, 11, 10, 12, 9], BF16: [20] * 5, COMPILED: [10] * 5}, False),
+        ({AS_IS: [10, 10.1, 9.9, 10, 10], BF16: [10] * 5}, True),
+        ({AS_IS: [8, 11, 10, 12, 9]}, True),
+        ({NO_FP8: [20] * 5, COMPILED: [10] * 5, CONVERTED: [8, 11, 10, 12, 9]}, False),
+        ({NO_FP8: [8, 11, 10, 12, 9], COMPILED: [10] * 5}, True),
+        ({NO_FP8: [7] * 5, COMPILED: [10] * 5, CONVERTED: [8, 11, 10, 12, 9]}, True),
+    ],
+    ids=[
+        "faster than one",
+        "of the fastest",
+        "even",
+        "alone",
+        "a conversion",
+        "no FP8 asked",
+        "as it is counts",
+    ],
+)
+def test_what_is_asked_is_fp8_against_the_fastest_bf16(
+    arms: dict[ArmPlan, list[float]], decided: bool
+) -> None:
+    samples = {(plan.name, 0): list(times) for plan, times in arms.items()}
+    assert is_decided(samples, WHOLE, list(arms)) is decided
 
 
 def test_rounds_end_when_every_arm_is_known_sharply(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate, unwrapped
 from fp8doctor.trial.copies.step import like, move, optimizer_for, own_loss, tensors, training_step
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples
+from fp8doctor.trial.measure.decided import is_decided
 from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.measure.evidence import compilations, compiled_so_far, executed
 from fp8doctor.trial.measure.finite import WatchedSteps
@@ -221,8 +222,15 @@ class Bench:
         }
         watched = {key: self._watched(key[0], each) for key, each in ready.items()}
         expected_ms = {key: 1e3 * each.step_s for key, each in ready.items()}
+        plans = [attempt.plan for attempt in attempts if attempt.ready]
         return interleave(
-            watched, self.device, until, self.observer.look, latest=latest, expected_ms=expected_ms
+            watched,
+            self.device,
+            until,
+            self.observer.look,
+            latest=latest,
+            expected_ms=expected_ms,
+            decided=lambda samples: is_decided(samples, self.plan, plans),
         )
 
     def _watched(self, arm: str, ready: Ready) -> Callable[[], object]:

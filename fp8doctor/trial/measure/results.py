@@ -9,6 +9,7 @@ import msgspec
 
 from fp8doctor.analysis.gpu_disturbance import disturbance
 from fp8doctor.analysis.median_interval import CONFIDENCE, interval
+from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
 from fp8doctor.facts import Arm, ArmCut, Breakdown, Trial
 from fp8doctor.facts.arm_names import ArmName, in_first_window, is_of_first_window
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -19,9 +20,6 @@ from fp8doctor.trial.measure.breakdown import breakdown
 from fp8doctor.trial.measure.device import gpu_name
 from fp8doctor.trial.measure.memory import full_peak, memory_parts
 from fp8doctor.trial.measure.profile_step import Tracer
-
-SELF_CHECK_TOLERANCE = 0.02
-"""BF16 against its own replica must come out at 1.00 within this, or the trial is called unreliable."""
 
 
 def report(

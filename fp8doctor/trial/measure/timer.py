@@ -29,6 +29,10 @@ LEAST_ROUNDS, MOST_ROUNDS = 5, 15
 """The range of five rounds covers the true median with 94 % (1 - 2 / 2^5,
 `fp8doctor.analysis.median_interval`); fewer do not reach 90 %, more sharpen it."""
 
+MOST_WHILE_UNDECIDED = 4
+"""Multiples of `MOST_ROUNDS` that are taken where what is asked stays undecided: four halve the interval. It
+is asked after each multiple only: an interval that is asked often leaves 1 by chance."""
+
 SHARP = 0.005
 """No further round is taken when half the interval of every arm is within this share of its median."""
 
@@ -75,12 +79,14 @@ def interleave(
     *,
     latest: float = math.inf,
     expected_ms: Mapping[tuple[str, int], float] | None = None,
+    decided: Callable[[dict[tuple[str, int], list[float]]], bool] = lambda samples: True,
 ) -> dict[tuple[str, int], list[float]]:
     """Visit every step once a round as long as the next round ends before ``until`` (``time.monotonic``), or
     until all are known sharply.
 
     `LEAST_ROUNDS` are taken whatever ``until`` says, as long as the next ends before ``latest``, and one in
-    any case. ``expected_ms`` says how long a step takes that was not visited yet.
+    any case. ``expected_ms`` says how long a step takes that was not visited yet. After `MOST_ROUNDS` they go
+    on only while ``decided`` says that the samples do not answer what is asked.
 
     A key is an arm and the number of a cut. Each round has an order of its own: a step that follows one that
     heats the GPU finds lower clocks, and that must not always be the same one. Longer visits, a deeper cut
@@ -93,11 +99,13 @@ def interleave(
     shuffle = random.Random(0).shuffle
     known_ms = dict(expected_ms or {})
     round_s = 0.0
-    for number in range(MOST_ROUNDS):
+    for number in range(MOST_WHILE_UNDECIDED * MOST_ROUNDS):
         began = time.monotonic()
         if number and began + round_s > latest:
             break
         if number >= LEAST_ROUNDS and (began + round_s > until or all(map(_sharp, samples.values()))):
+            break
+        if number and number % MOST_ROUNDS == 0 and decided(samples):
             break
         order = list(steps)
         shuffle(order)
