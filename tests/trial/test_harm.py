@@ -636,6 +636,29 @@ def test_the_timer_of_compile_workers_is_no_harm() -> None:
     timers[0].quit()
 
 
+def test_the_threads_of_autograd_are_no_harm() -> None:
+    """It runs a backward on a GPU, and one that is nested deeply, in a thread that Python did not start."""
+    asked: set[int] = set()
+
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, depth: int) -> torch.Tensor:
+            ctx.depth = depth
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+            asked.add(threading.current_thread().ident or 0)
+            if ctx.depth:
+                with torch.enable_grad():
+                    Nested.apply(torch.ones(1, requires_grad=True), ctx.depth - 1).sum().backward()
+            return gradient, None
+
+    deeply = lambda reach: Nested.apply(torch.ones(1, requires_grad=True), 70).sum().backward()  # noqa: E731
+    assert attempt(trained(deeply)).harm == ()
+    assert asked & {each.ident for each in threading.enumerate() if isinstance(each, threading._DummyThread)}
+
+
 def test_the_monitor_of_a_progress_bar_is_ended() -> None:
     """Inductor shows progress with tqdm, which starts a thread."""
     from tqdm import tqdm

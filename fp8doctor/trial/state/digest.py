@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -43,6 +45,9 @@ this tool."""
 Digest = dict[str, Any]
 """Item -> a value to compare."""
 
+LIBRARIES = frozenset({"site-packages", "dist-packages"})
+"""Folders that libraries are installed in."""
+
 WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 
 
@@ -52,7 +57,7 @@ def digest(job: Job) -> Digest:
         **of_the_users(job),
         "settings": settings.read(),
         "warning filters": list(warnings.filters),
-        "threads": {thread.ident for thread in threading.enumerate() if not _ends_by_itself(thread)},
+        "threads": {thread.ident for thread in threading.enumerate() if not _of_a_library(thread)},
         "child processes": _children(),
         "open files": _open_files(),
         FOLDER: _folder(),
@@ -189,12 +194,18 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _ends_by_itself(thread: threading.Thread) -> bool:
-    """Whether it is Inductor's timer (``subproc_worker_timer``, torch 2.11), which stops idle compile workers
-    and then ends."""
-    return (
-        getattr(getattr(thread, "_target", None), "__module__", "") == "torch._inductor.compile_worker.timer"
-    )
+def _of_a_library(thread: threading.Thread) -> bool:
+    """Whether a library keeps the thread for itself, which is no harm.
+
+    Python did not start it, as the one in which autograd runs a backward on a GPU: it becomes known when a
+    Function of Transformer Engine asks for the current thread. Or what it runs is an installed library's, as
+    Inductor's timer, which stops idle compile workers and then ends.
+    """
+    if isinstance(thread, threading._DummyThread):
+        return True
+    module = getattr(getattr(thread, "_target", None) or type(thread).run, "__module__", None) or ""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return not LIBRARIES.isdisjoint(Path(file).parts) and module.partition(".")[0] != "fp8doctor"
 
 
 def _children() -> set[str]:
