@@ -46,7 +46,18 @@ MODULES = {
 }
 """Name of a module -> the line that imports it."""
 
-COMMANDS = ("#", "export ", "unset ", "pip ", "fp8doctor ", "nvidia-smi", "accelerate ", "conda ", "uv ")
+COMMANDS = (
+    "#",
+    "export ",
+    "unset ",
+    "pip ",
+    "fp8doctor ",
+    "nvidia-smi",
+    "accelerate ",
+    "conda ",
+    "uv ",
+    "top ",
+)
 """How a line for a shell begins."""
 
 

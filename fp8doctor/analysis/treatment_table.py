@@ -110,6 +110,7 @@ BY_HAND = frozenset(
         "precompute-scales",
         "prepare-data-ahead",
         "product-in-bf16",
+        "quiet-host",
         "raise-recompile-limit",
         "real-fp8-kernel",
         "real-mx-kernel",

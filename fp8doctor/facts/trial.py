@@ -229,6 +229,26 @@ class Health(Record, frozen=True, kw_only=True):
     """Most of the GPU that they used at one time; None where NVML does not tell."""
 
 
+class HostLoad(Record, frozen=True, kw_only=True):
+    """The host while the arms were timed, as Linux counts it, in all windows together."""
+
+    window_s: float = NOT_RECORDED
+    cores: int = NOT_RECORDED
+    """Cores that this process may use; shares are of their time."""
+    others_pct: float = NOT_RECORDED
+    """What was used by others than this process."""
+    steal_pct: float = NOT_RECORDED
+    """What a hypervisor gave to other machines."""
+    waited_pct: float | None = NOT_RECORDED
+    """Share of the windows for which a thread of this process was ready and had no core, of the one that
+    waited the longest; None where Linux does not count it."""
+    throttled_pct: float | None = NOT_RECORDED
+    """Share of the periods in which the quota of the container's cores was used up; None without a quota."""
+    pace_low_ms: float = NOT_RECORDED
+    """Fastest time of a fixed piece of Python, timed once a visit."""
+    pace_median_ms: float = NOT_RECORDED
+
+
 class Trial(Record, frozen=True, kw_only=True):
     """The timed probe."""
 
@@ -254,6 +274,8 @@ class Trial(Record, frozen=True, kw_only=True):
     nothing."""
     health: Health | None = NOT_RECORDED
     """None on a CPU."""
+    host: HostLoad = NOT_RECORDED
+    """Not recorded where the system does not tell."""
     rows: dict[str, tuple[int, ...]] = NOT_RECORDED
     """Linear that is, or could be, in FP8 -> rows that it multiplied in each of its calls in one forward of a
     micro-batch; those that no hook saw are left out."""

@@ -30,6 +30,7 @@ from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.measure.evidence import compilations, compiled_so_far, executed
 from fp8doctor.trial.measure.finite import WatchedSteps
 from fp8doctor.trial.measure.health import Observer
+from fp8doctor.trial.measure.host import HostObserver
 from fp8doctor.trial.measure.memory import gradients_of, held
 from fp8doctor.trial.measure.timer import interleave
 from fp8doctor.trial.state.guard import Guard
@@ -71,7 +72,7 @@ class Bench:
         *larger, smallest = depth.plans(root, [names[name] for name in lists if name in names])
         if not any(map(self._fits, larger)):
             self._lay_out(smallest)
-        self.observer = Observer(device)
+        self.observer, self.host = Observer(device), HostObserver()
 
     def _fits(self, plan: depth.Plan) -> bool:
         """Lay the plan out; on a memory that is too small give back what was taken."""
@@ -223,15 +224,21 @@ class Bench:
         watched = {key: self._watched(key[0], each) for key, each in ready.items()}
         expected_ms = {key: 1e3 * each.step_s for key, each in ready.items()}
         plans = [attempt.plan for attempt in attempts if attempt.ready]
-        return interleave(
-            watched,
-            self.device,
-            until,
-            self.observer.look,
-            latest=latest,
-            expected_ms=expected_ms,
-            decided=lambda samples: is_decided(samples, self.plan, plans),
-        )
+        with self.host.window():
+            return interleave(
+                watched,
+                self.device,
+                until,
+                self._look,
+                latest=latest,
+                expected_ms=expected_ms,
+                decided=lambda samples: is_decided(samples, self.plan, plans),
+            )
+
+    def _look(self) -> None:
+        """Look at the GPU and at the host, once a visit."""
+        self.observer.look()
+        self.host.look()
 
     def _watched(self, arm: str, ready: Ready) -> Callable[[], object]:
         """Take the step, noting whose it is and whether something was compiled in it."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from fp8doctor.analysis import host_disturbance
 from fp8doctor.analysis.gpu_disturbance import disturbance
 from fp8doctor.analysis.median_interval import CONFIDENCE, interval
 from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
@@ -33,12 +34,7 @@ def report(
         if ratio and abs(ratio - 1) > SELF_CHECK_TOLERANCE
         else None
     )
-    reasons = [
-        reason
-        for reason in (apart, disturbance(health), _too_few(samples, final.samples if final else {}))
-        if reason
-    ]
-    return Trial(
+    trial = Trial(
         device=device.type,
         gpu=gpu_name(device),
         blocks={cleaned(stack.name): stack.count for stack in plan.stacks},
@@ -48,14 +44,21 @@ def report(
             [_arm(plan, attempt, final.samples) for attempt in final.attempts] if final else [],
         ),
         self_check_ratio=ratio,
-        reliable=not reasons,
         health=health,
+        host=tracer.bench.host.load(),
         gaps=tracer.gaps,
         why=None,
-        reason="; ".join(reasons) or None,
         budget_s=tracer.run.budget.seconds,
         elapsed_s=tracer.run.budget.spent_s,
     )
+    doubts = (
+        apart,
+        disturbance(health),
+        host_disturbance.doubt(trial),
+        _too_few(samples, final.samples if final else {}),
+    )
+    reason = "; ".join(filter(None, doubts)) or None
+    return msgspec.structs.replace(trial, reliable=reason is None, reason=reason)
 
 
 def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:

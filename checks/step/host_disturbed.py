@@ -1,0 +1,95 @@
+"""The host was busy while the step was timed
+
+Looks at: the host while the variants were timed (what others used of its cores, what a
+hypervisor or a quota took, how long a thread of the step waited for a core, and how evenly a
+fixed piece of Python ran), and whether the step waits for the host at all (STP001).
+
+Why it costs time. A step that waits for its host is as long as its launches take. Other
+programs on the same host make them up to 1.8 times as long, in some rounds more than in others.
+FP8, which launches more kernels, loses the most: a small model that is even on a quiet host
+(5.9 ms, 6.0 in BF16) came out at 0.72x on a busy one. Where the GPU sets the pace the host's
+load changes nothing, and this check is silent.
+
+What to do. Time again when the host is quiet, or on cores that nobody else uses. The verdict of
+this trial is marked as unreliable.
+
+    top -b -n 1 | head -n 20   # before: who uses the cores; `st` is what the hypervisor takes
+    fp8doctor model.py         # after: timed again
+
+Evidence: one H200, a small model with a graph break: 5.9 ms in FP8 and 6.0 in BF16 on a quiet
+host, 8.1 and 5.8 on a loaded one. What is counted: `/proc/stat`, `schedstat` of each thread, and
+the `cpu.stat` of a cgroup.
+https://docs.kernel.org/scheduler/sched-stats.html
+https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu
+"""
+
+from __future__ import annotations
+
+from fp8doctor.analysis.host_disturbance import disturbance, waiting_for_it
+from fp8doctor.facts import Arm, Breakdown, Facts, HostLoad, Trial
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.registry import check
+
+
+@check("STP009", "host-disturbed", area="step", severity="warning")
+def host_disturbed(facts: Facts) -> Finding | NotApplicable | None:
+    waiting = waiting_for_it(facts.trial)
+    if waiting is None:
+        return NotApplicable(reason="no step that was timed on a GPU waits for the host")
+    load = facts.trial.host
+    what = disturbance(load)
+    if what is None:
+        return None
+    step = "The step" if waiting.name == ArmName.AS_IS else "The BF16 step"
+    return Finding(
+        title=f"The host was disturbed while it set the pace: {what}",
+        explanation=f"{step} waits for the host, and was timed for {load.window_s:.0f} s on one that was not "
+        "its own. Steps with more launches, as those in FP8, lose the most: this verdict may be another on a "
+        "quiet host.",
+        evidence={
+            "others_pct": load.others_pct,
+            "steal_pct": load.steal_pct,
+            "waited_pct": load.waited_pct,
+            "throttled_pct": load.throttled_pct,
+            "python_median_ms": load.pace_median_ms,
+            "python_fastest_ms": load.pace_low_ms,
+            "cores": load.cores,
+            "window_s": load.window_s,
+        },
+        treatment=Treatment(
+            name="quiet-host",
+            summary="time again when the host is quiet",
+            code="top -b -n 1 | head -n 20   # who uses the cores; `st` is what the hypervisor takes\n"
+            "fp8doctor model.py   # again, when it is quiet",
+        ),
+    )
+
+
+def _beside(others_pct: float) -> Facts:
+    """A small model that waits for its host; made up, in the proportions of an H200."""
+    parts = Breakdown(
+        families_ms={"gemm_fp8": 2.0, "pointwise": 1.4},
+        idle_ms=2.5,
+        host_wait_pct=95.0,
+        busy_ms=3.4,
+        reliable=True,
+        kernels=900,
+        unclassified_pct=0.0,
+    )
+    now = Arm(name=ArmName.AS_IS, tried=True, step_ms=5.9, rounds_ms=(5.9,) * 15, breakdown=parts)
+    load = HostLoad(
+        window_s=12.0,
+        cores=16,
+        others_pct=others_pct,
+        steal_pct=0.0,
+        waited_pct=0.4,
+        throttled_pct=None,
+        pace_low_ms=0.30,
+        pace_median_ms=0.31,
+    )
+    return Facts(trial=Trial(device="cuda", arms=(now,), host=load))
+
+
+SICK = _beside(others_pct=94.0)
+HEALTHY = _beside(others_pct=11.0)
