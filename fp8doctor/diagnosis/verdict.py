@@ -11,6 +11,7 @@ from fp8doctor import registry
 from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, ratio, saved_ms, uses_fp8
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.layers import flops_share_pct
+from fp8doctor.analysis.loss_gap import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import (
     MeasuredSpeed,
@@ -174,7 +175,8 @@ def measured_verdict(facts: Facts) -> Verdict | None:
     now = _too_noisy(measured, rate) if noisy else _speed(measured, rate)
     return Verdict(
         status=measured.status,
-        summary=f"{now}{_promise(facts)}{'' if noisy else _most(facts)}{_caveat(facts.trial)}",
+        summary=f"{now}{_promise(facts)}{'' if noisy else _most(facts)}{_loss(facts.trial)}"
+        f"{_caveat(facts.trial)}",
         speedup=None if noisy else measured.speedup.median,
         speedup_low=measured.speedup.low,
         speedup_high=measured.speedup.high,
@@ -290,6 +292,12 @@ def _most(facts: Facts) -> str:
         if most
         else ""
     )
+
+
+def _loss(trial: Trial) -> str:
+    """Warn of an FP8 that does not learn what BF16 does; where it does, the table of times says so."""
+    gap = if_recorded(loss_gap, trial)
+    return f" {loss_in_words(trial)}" if (gap and gap.is_far) or non_finite_from(trial) else ""
 
 
 def _offer(trial: Trial, bf16: Arm | None, fp8: Arm | None) -> str:

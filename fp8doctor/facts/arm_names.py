@@ -18,6 +18,8 @@ class ArmName(StrEnum):
     """Everything that gained, together, where the best of it alone is faster."""
     SELF_CHECK = "bf16_again"
     """A replica of another arm, to check the timing against: of eager BF16, else of the step as it is."""
+    BF16_DISTURBED = "bf16_disturbed"
+    """BF16 whose weights were moved by a last bit: only its loss is followed."""
     WITHOUT_ADAPTERS = "without_adapters"
     BF16_WITHOUT_CHECKPOINTING = "bf16_without_checkpointing"
 

@@ -7,7 +7,9 @@ import msgspec
 from fp8doctor.facts import Arm, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName, Reason
 
-PARTS = {"breakdown": "trial.arms.breakdown", "numerics": "trial.numerics"}
+LOSSES = "losses"
+
+PARTS = {"breakdown": "trial.arms.breakdown", "numerics": "trial.numerics", LOSSES: "trial.losses"}
 """Parts that are no arms, as progress and ``skip`` call them -> the facts that are missing without them."""
 
 

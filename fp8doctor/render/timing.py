@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import best_bf16, fair_bf16, fp8_totals, uses_fp8
+from fp8doctor.analysis.loss_gap import loss_in_words
 from fp8doctor.analysis.outcome import waits_for_time, watched_job
 from fp8doctor.analysis.step_difference import (
     parts_in_words,
@@ -207,6 +208,8 @@ def _notes(trial: Trial, arms: list[Arm], fp8: bool) -> Iterator[str]:
     }
     yield from (f"{what}: {'; '.join(names)}." for what, names in told.items() if names)
     yield from _known_errors(arms, fp8)
+    if followed := if_recorded(loss_in_words, trial):
+        yield followed
     if if_recorded(waits_for_time, trial) and recorded(trial, "budget_s") and trial.budget_s:
         known = recorded(trial, "elapsed_s")
         took_s = max(trial.budget_s, (trial.elapsed_s if known else None) or 0.0)

@@ -19,11 +19,12 @@ from torch.utils.checkpoint import CheckpointError
 
 from fp8doctor.facts import Trial
 from fp8doctor.facts.arm_names import BASELINES, ArmName, Reason, is_conversion
-from fp8doctor.facts.no_number import NoNumber, without
+from fp8doctor.facts.no_number import LOSSES, NoNumber, without
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
+from fp8doctor.trial.layers.loss_curves import with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
@@ -140,7 +141,10 @@ def _with_optional_parts(window: Window, against: NoNumber | None) -> Trial:
         trial = report(tracer, attempts, samples, final)
         run.keep(trial)
         run.progress("measuring what FP8 does to each layer", NUMERICS)
-        return with_numerics(trial, bench, until=run.budget.numerics_until(), against=run.skip.get(NUMERICS))
+        trial = with_numerics(trial, bench, until=run.budget.numerics_until(), against=run.skip.get(NUMERICS))
+        run.keep(trial)
+        run.progress("following the loss in BF16 and FP8", LOSSES)
+        return with_loss_curves(trial, bench, until=run.budget.numerics_until(), against=run.skip.get(LOSSES))
     except DeviceLost as lost:
         lost.trial = without(trial, lost.arm, lost.no_number)
         raise

@@ -151,6 +151,26 @@ def optimizer_for(
     return cast(torch.optim.Optimizer, kind(groups, lr=RATE, **accepted))
 
 
+MADE_UP_RATE = 1e-4
+"""Learning rate of a loss that is followed without an optimizer of the user's: what fine-tuning commonly
+takes."""
+
+
+def own_rates(job: Job, parameters: Iterable[nn.Parameter], memo: Mapping[int, Any]) -> list[float]:
+    """Read the learning rates of the job's own optimizer, for each group that `optimizer_for` makes.
+
+    Before a warm-up's first step, which is at 0, the rate that it leads to.
+    """
+    if job.optimizer is None:
+        return [MADE_UP_RATE]
+    kept = {id(parameter) for parameter in parameters if parameter.requires_grad}
+    return [
+        float(group["lr"]) or float(group.get("initial_lr", 0.0))
+        for group in job.optimizer.param_groups
+        if any(id(memo.get(id(parameter))) in kept for parameter in group["params"])
+    ]
+
+
 def like(
     optimizer: torch.optim.Optimizer, twins: Mapping[int, nn.Parameter], settings: Mapping[str, Any]
 ) -> torch.optim.Optimizer:

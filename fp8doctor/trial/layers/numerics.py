@@ -84,15 +84,15 @@ def layer_numerics(bench: Bench, until: float, against: str | None = None) -> tu
     Raises `NotMeasured`, or what the model raises.
     """
     base = bench.bases[-1]
-    fp8 = _eager(base)
-    names = _fp8_layers(fp8)
+    fp8 = eager(base)
+    names = fp8_layers(fp8)
     if not names:
         return ()
     reason = against or made_up(bench.job, base, names)
     if reason is not None:
         raise NotMeasured(reason)
     as_is = bench.variant(fp8)
-    twin = eager_bf16(bench.variant(_eager(base)))
+    twin = eager_bf16(bench.variant(eager(base)))
     chosen = (
         names
         if len(names) <= MOST_LAYERS
@@ -130,14 +130,15 @@ def worth_measuring(bench: Bench) -> bool:
     """Whether the numerics would say something, so that time is kept for them."""
     base = bench.bases[-1]
     try:
-        names = _fp8_layers(_eager(base))
+        names = fp8_layers(eager(base))
         return bool(names) and made_up(bench.job, base, names) is None
     except Exception:  # which measuring them will meet too, and say
         _log.debug("looking for numerics to measure raises", exc_info=True)
         return False
 
 
-def _fp8_layers(model: nn.Module) -> list[str]:
+def fp8_layers(model: nn.Module) -> list[str]:
+    """Name the layers that train in FP8."""
     return [
         name
         for name, module in modules(model).items()
@@ -145,7 +146,8 @@ def _fp8_layers(model: nn.Module) -> list[str]:
     ]
 
 
-def _eager(base: nn.Module) -> nn.Module:
+def eager(base: nn.Module) -> nn.Module:
+    """Make a replica of the base without compile marks, over its very weights."""
     model = strip_compile_marks(replicate(base, share=True)[0])
     give_own_code(model)
     return model

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate, unwrapped
-from fp8doctor.trial.copies.step import like, move, optimizer_for, own_loss, tensors, training_step
+from fp8doctor.trial.copies.step import like, move, optimizer_for, own_loss, own_rates, tensors, training_step
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples
 from fp8doctor.trial.measure.decided import is_decided
 from fp8doctor.trial.measure.device import still_there
@@ -62,6 +62,8 @@ class Bench:
         self.batch = move(job.batch, device)
         self.bases: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.rates: list[list[float]] = []
+        """Of each cut: the learning rates of the job's own optimizer, one a group."""
         self._handed_out: list[Ready] = []
         self.at_work: str = ArmName.AS_IS
         """The arm that is built, timed or proven now."""
@@ -81,6 +83,7 @@ class Bench:
         except torch.OutOfMemoryError:
             self.bases.clear()
             self.optimizers.clear()
+            self.rates.clear()
         else:
             return True
         free(self.device)
@@ -93,6 +96,7 @@ class Bench:
             job, base, memo = cut_of(self.job, cut, self.device)
             self.bases.append(base.train())
             self.optimizers.append(optimizer_for(job, base.parameters(), memo))
+            self.rates.append(own_rates(job, base.parameters(), memo))
             self._first_step(cut)
 
     def _first_step(self, cut: depth.Cut) -> None:
@@ -250,6 +254,10 @@ class Bench:
             return result
 
         return step
+
+    def guarded(self) -> AbstractContextManager[object]:
+        """Refuse what would write to the original inside."""
+        return self._guard.armed()
 
     def health(self) -> Health | None:
         """Tell how the GPU was while it was timed; None on a CPU."""

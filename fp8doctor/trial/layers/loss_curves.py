@@ -1,0 +1,185 @@
+"""The loss of paired steps with a real learning rate: in FP8 as it is, in BF16, and in BF16 disturbed.
+
+Every run begins at the same weights, on copies of its own, and takes the same batch and the same random
+numbers. What the last bit of BF16 weights does to the loss is the measure of what FP8 does to it: training
+is sensitive enough for two orders of one sum to end at two losses. All runs are eager, so that the precision
+is all that differs. The smallest cut is trained, which may be a part of the model.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+import msgspec
+import torch
+from torch import nn
+
+from fp8doctor.facts import LossCurve, Trial, recorded
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts.no_number import LOSSES, PARTS
+from fp8doctor.stacks import recognise
+from fp8doctor.stacks.tensors import stored
+from fp8doctor.trial.arms import eager_bf16
+from fp8doctor.trial.copies.compiling import give_own_code
+from fp8doctor.trial.copies.depth import cleaned
+from fp8doctor.trial.copies.replica import NotReplicable, replicate
+from fp8doctor.trial.copies.step import like, move, own_loss, training_step
+from fp8doctor.trial.layers.made_up import made_up
+from fp8doctor.trial.layers.numerics import NotMeasured, eager, fp8_layers
+from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.device import still_there
+from fp8doctor.trial.state.undisturbed import free
+from fp8doctor.trial.treatments import NotTried, strip_compile_marks
+from fp8doctor.trial.treatments.registry import modules
+from fp8doctor.trial.variant import Variant, as_it_is
+from fp8doctor.wording import sentence
+
+_log = logging.getLogger("fp8doctor")
+
+STEPS, FEWEST_STEPS = 20, 5
+"""Steps of every run, and the fewest that are worth telling. A choice of time."""
+
+DISTURBED_RUNS = 2
+"""Runs with other last bits: a single one may end near the undisturbed one by chance."""
+
+BF16_BITS = 8
+"""Significant bits of BF16, the hidden one counted."""
+
+
+def with_loss_curves(trial: Trial, bench: Bench, until: float, against: str | None = None) -> Trial:
+    """Add the loss of paired steps to the trial, or the reason why there is none.
+
+    ``against`` is a reason not to begin. Raises `DeviceLost` where it took the GPU's context down, and
+    nothing else.
+    """
+    try:
+        if not any(arm.name == ArmName.AS_IS and arm.tried for arm in trial.arms):
+            raise NotMeasured("the step as it is has no number")
+        curves = loss_curves(bench, until, against)
+    except (NotMeasured, NotTried, NotReplicable) as error:
+        reason = str(error)
+    except torch.OutOfMemoryError:
+        reason = "the GPU's memory is too small for it"
+    except Exception as error:
+        _log.debug("following the loss raises", exc_info=True)
+        reason = f"it raises {sentence(error)}"
+    else:
+        return msgspec.structs.replace(trial, losses=curves)
+    still_there(bench.device, LOSSES)
+    gaps = dict(trial.gaps) if recorded(trial, "gaps") else {}
+    return msgspec.structs.replace(trial, gaps=gaps | {PARTS[LOSSES]: reason})
+
+
+def loss_curves(bench: Bench, until: float, against: str | None = None) -> tuple[LossCurve, ...]:
+    """Follow the loss of every run over the smallest cut; empty for a model without FP8.
+
+    Raises `NotMeasured`, or what the model raises.
+    """
+    base = bench.bases[0]
+    names = fp8_layers(eager(base))
+    if not names:
+        return ()
+    reason = against or why_not(bench, names)
+    if reason is not None:
+        raise NotMeasured(reason)
+    bench.let_go()
+    left_s = until - time.monotonic()
+    if left_s <= 0:
+        raise NotMeasured("the budget was used up before it")
+    run_until = time.monotonic() + left_s / (2 + DISTURBED_RUNS)  # a step in BF16 takes no longer
+    fp8 = _followed(bench, as_it_is, STEPS, until=run_until)
+    if len(fp8) < FEWEST_STEPS:
+        raise NotMeasured("the budget would not have been enough for it")
+    runs = [(str(ArmName.AS_IS), fp8), (str(ArmName.BF16), _followed(bench, eager_bf16, len(fp8)))]
+    for seed in range(DISTURBED_RUNS):
+        before = functools.partial(disturb, names=names, seed=seed)
+        runs.append((str(ArmName.BF16_DISTURBED), _followed(bench, eager_bf16, len(fp8), before)))
+    blocks = {cleaned(name): count for name, count in bench.plan.cuts[0].kept.items()}
+    rates = tuple(dict.fromkeys(bench.rates[0]))
+    return tuple(
+        LossCurve(
+            arm=arm,
+            losses=tuple(each if math.isfinite(each) else None for each in losses),
+            blocks=blocks,
+            learning_rates=rates,
+        )
+        for arm, losses in runs
+    )
+
+
+def why_not(bench: Bench, names: Sequence[str]) -> str | None:
+    """Tell why the loss would say nothing; None where nothing speaks against it."""
+    if recorded(bench.job.workload, "loss_source") and bench.job.workload.loss_source == "mean":
+        return "the loss is made up, the mean of the output; give one, as loss(output, batch) in a model file"
+    if not any(bench.rates[0]):
+        return "the optimizer's learning rate is 0"
+    return made_up(bench.job, bench.bases[0], names)
+
+
+def _followed(
+    bench: Bench,
+    change: Callable[[Variant], Variant],
+    steps: int,
+    before: Callable[[nn.Module], object] = lambda model: None,
+    until: float | None = None,
+) -> list[float]:
+    """Train a copy for so many steps, or until the clock, and return the loss of each.
+
+    ``before`` is done to the copy first.
+    """
+    model = strip_compile_marks(replicate(bench.bases[0])[0])
+    give_own_code(model)
+    before(model)
+    job = replace(bench.job, loss=own_loss(bench.job.loss, bench.device))
+    variant = change(Variant(model, move(bench.batch, bench.device), job.autocast, job.around))
+    step = training_step(job, variant, _optimizer(bench, model, variant), bench.device)
+    losses: list[float] = []
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            for number in range(steps):
+                if until is not None and time.monotonic() > until:
+                    break
+                torch.manual_seed(number)
+                random.seed(number)
+                with nullcontext() if number else bench.guarded():
+                    losses.append(float(step()))
+    finally:
+        del step, variant, model
+        free(bench.device)
+    return losses
+
+
+def _optimizer(bench: Bench, model: nn.Module, variant: Variant) -> torch.optim.Optimizer:
+    """Make the job's optimizer over the copy, with its own learning rates."""
+    trained = {id(parameter) for parameter in variant.model.parameters() if parameter.requires_grad}
+    of = model if trained <= set(map(id, model.parameters())) else variant.model
+    twins = dict(zip(map(id, bench.bases[0].parameters()), of.parameters(), strict=True))
+    optimizer = like(bench.optimizers[0], twins, {})
+    for group, rate in zip(optimizer.param_groups, bench.rates[0], strict=True):
+        group["lr"] = rate
+    return optimizer
+
+
+def disturb(model: nn.Module, names: Sequence[str], seed: int) -> None:
+    """Move every weight of the named layers by one unit in the last place of BF16, up or down.
+
+    Raises `NotMeasured` where a weight is in no 16 or 32 bits.
+    """
+    found = modules(model)
+    for name in names:
+        for weight in (each for layer in recognise(found[name], {}) for each in layer.weights):
+            data = stored(weight).detach()
+            if data.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+                raise NotMeasured(f"{name} stores its weight in {data.dtype}, which has no last bit of BF16")
+            generator = torch.Generator(data.device).manual_seed(seed)
+            sign = torch.randint(0, 2, data.shape, generator=generator, device=data.device) * 2 - 1
+            wide = data.float()
+            unit = torch.ldexp(torch.ones_like(wide), torch.frexp(wide).exponent - BF16_BITS)
+            data.copy_(torch.where(wide == 0, wide, wide + sign * unit))
