@@ -107,6 +107,7 @@ BY_HAND = frozenset(
         "pad-dimensions",
         "pad-to-few-lengths",
         "pad-tokens",
+        "pad-vocabulary",
         "precompute-scales",
         "prepare-data-ahead",
         "product-in-bf16",
