@@ -80,6 +80,7 @@ BY_HAND = frozenset(
         "enable-dynamo",
         "even-ranks",
         "expandable-segments",
+        "experts-by-grouped-gemm",
         "float8-all-gather",
         "fp16-on-this-gpu",
         "fp8-by-hand",
