@@ -124,6 +124,7 @@ BY_HAND = frozenset(
         "show-compile-errors",
         "show-graph-breaks",
         "size-as-named",
+        "smaller-optimizer-state",
         "spell-backend",
         "switches-off",
         "te-checkpoint",
