@@ -1,7 +1,7 @@
 """A GPU without FP8 tensor cores
 
 Looks at: the compute capability (NVIDIA) or architecture (AMD) of the GPUs that
-CUDA_VISIBLE_DEVICES leaves to this job.
+CUDA_VISIBLE_DEVICES leaves to this job; where it sees none, of the one that --assume-gpu names.
 
 Why it costs time. FP8 tensor cores begin with compute capability 8.9 (Ada: L4, L40S, RTX 4090) and
 9.0 (Hopper). The common belief that Ampere has them is wrong: an A100 (8.0), an A10 or an RTX 3090
@@ -29,7 +29,8 @@ from __future__ import annotations
 
 from fp8doctor.analysis.capability import FIRST_WITH_BF16, FIRST_WITH_FP8, capability
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.facts import Environment, Facts, Gpu
+from fp8doctor.cost import gpu_spec
+from fp8doctor.facts import Environment, Facts, Gpu, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -41,7 +42,7 @@ Source: ``scaled_mm_arch_allowed`` of torch main, which takes gfx1250 from ROCm 
 
 @check("GPU001", "no-fp8-tensor-cores", area="device", severity="error", invalidates_model=True)
 def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
-    visible = [gpu for gpu in facts.gpus if gpu.visible]
+    visible = [gpu for gpu in facts.gpus if gpu.visible] or assumed(facts)
     if not visible:
         return NotApplicable(reason="no GPU is visible")
     without = [gpu for gpu in visible if not has_fp8(gpu)]
@@ -80,6 +81,14 @@ def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
         if wanted
         else None,
     )
+
+
+def assumed(facts: Facts) -> list[Gpu]:
+    """The GPU that --assume-gpu names, for a job that sees none."""
+    if not recorded(facts, "assumed_gpu") or not facts.assumed_gpu:
+        return []
+    spec = gpu_spec(facts.assumed_gpu)
+    return [Gpu(name=spec.name, vendor="nvidia", compute_capability=spec.compute_capability)]
 
 
 def has_fp8(gpu: Gpu) -> bool:

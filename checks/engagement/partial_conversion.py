@@ -35,6 +35,7 @@ from fp8doctor.analysis.layers import (
     fits_fp8,
     flops_share_pct,
     may_be_taken,
+    too_small,
     would_be_converted,
 )
 from fp8doctor.analysis.versions import has_op_configs
@@ -243,14 +244,6 @@ def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
     return cost is not None and cost.saved_ms > casts_ms(
         tokens, linear.in_features, linear.out_features, gpu, compiled=True
     )
-
-
-def too_small(linear: Linear, *, rowwise: bool) -> bool:
-    """Apply torchao's rule, tuned on an H100. Source: ``_auto_filter_for_recipe`` in torchao 0.12 to 0.18."""
-    k, n = linear.in_features, linear.out_features
-    if rowwise:
-        return n <= 2048 or k <= 1024 or (n <= 4096 and k <= 2048)
-    return k <= 4096 and n <= 1024
 
 
 def reason(linear: Linear, fp8: list[Linear], facts: Facts) -> str:

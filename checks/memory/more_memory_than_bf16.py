@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from fp8doctor.analysis.arms import arm, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
-from fp8doctor.cost import gemms
+from fp8doctor.analysis.fp8_copies import copies_gib, keeps_copies
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, Workload, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -59,10 +59,6 @@ IN_WORDS = {
     "activations": "activations and temporaries",
 }
 """The parts of `MemoryParts`."""
-
-NEEDS_TRANSPOSED = ("8.9", "9.0", "12.0", "12.1")
-"""Compute capabilities whose FP8 GEMMs take one layout only. Source: ``is_non_tn_fp8_gemm_supported`` in
-``pytorch/utils.py`` of Transformer Engine 2.20; NVIDIA/TransformerEngine #1880."""
 
 
 @check("MEM001", "more-memory-than-bf16", area="memory", severity="warning", explained_by=("CMP001",))
@@ -173,21 +169,6 @@ def excess_in_words(parts: tuple[Part, ...]) -> str:
         f"{part.extra:+.1f} GiB {IN_WORDS[part.name]}" for part in reversed(parts) if part.extra <= -SHOWN_GIB
     ]
     return f" The difference: {', '.join(more + less)}." if more or less else ""
-
-
-def keeps_copies(linear: Linear) -> bool:
-    """Whether Transformer Engine keeps FP8 copies beside this weight."""
-    return linear.stack == "transformer_engine" and not (
-        recorded(linear, "features") and linear.features.get("primary_weights_in_fp8")
-    )
-
-
-def copies_gib(facts: Facts, layers: list[Linear]) -> float:
-    """Sum up FP8 copies of these weights: one each, or two where the GPU's GEMMs need the transposed one
-    too."""
-    gpu = next((gpu for gpu in facts.gpus if gpu.visible), None) if recorded(facts, "gpus") else None
-    copies = 2 if gpu is None or gpu.compute_capability in NEEDS_TRANSPOSED else 1
-    return copies * sum(linear.in_features * linear.out_features * gemms(linear) for linear in layers) / 2**30
 
 
 def treatment(facts: Facts, eager: list[Linear], copies: list[Linear]) -> Treatment | None:

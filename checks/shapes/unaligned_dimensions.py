@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fp8doctor.analysis.alignment import multiple_of, tokens_divisor
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.diagnosis.treatments import keep_in_bf16
@@ -39,23 +40,6 @@ from fp8doctor.facts import Environment, Facts, Linear, Network, Workload, recor
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
-
-MULTIPLE = 16
-"""Elements; tensorwise, rowwise and delayed scaling. Source: torch ``_check_scaled_mm_sizes``; TE asks in %16
-and out %8 of a forward, and 16 of both for the backward."""
-
-MX_MULTIPLE = 32
-"""Elements; one scale for each block of 32. Source: OCP Microscaling Formats specification 1.0."""
-
-BLOCK_MULTIPLE = 128
-"""Elements; torchao's blockwise scaling and NVFP4. Source: torchao 0.18 ``blockwise_fp8_training``,
-``nvfp4_training``. Transformer Engine pads its blocks: 16 is enough (2.19 ``cublaslt_gemm.cu:209``,
-``quantizer.cpp:1982``)."""
-
-TE_FORWARD_TOKENS = 8
-"""Elements; tokens of a te.Linear whose weight is frozen, so that no GEMM has them inside. Source: TE
-``assert_dim_for_fp8_exec``; MXFP8 and NVFP4 quantize no other tokens than whole blocks (2.19
-``quantizer.cpp:1514 and 1982``)."""
 
 WORTH_MENTIONING_PCT = 1.0
 """Share of the GEMM FLOPs, in per cent, below which skipped layers are not worth a change of the model: half
@@ -187,35 +171,10 @@ def left_as_they_are(classifiers: list[Linear], across: list[Linear]) -> list[st
     ]
 
 
-def multiple_of(linear: Linear) -> int:
-    """Tell what in and out of this layer must be multiples of, by its recipe or its class."""
-    words = f"{linear.recipe or ''} {linear.kind.rpartition('.')[2]} {linear.weight_class or ''}".lower()
-    if "mx" in words:
-        return MX_MULTIPLE
-    in_blocks = linear.stack != "transformer_engine" and ("nvfp4" in words or "block" in words)
-    return BLOCK_MULTIPLE if in_blocks else MULTIPLE
-
-
 def unaligned(linear: Linear) -> bool:
     """Whether an FP8 GEMM refuses this layer's weight."""
     multiple = multiple_of(linear)
     return linear.in_features % multiple != 0 or linear.out_features % multiple != 0
-
-
-def tokens_divisor(linear: Linear) -> int:
-    """Tell what the tokens must be a multiple of for this FP8 layer; 1 when none of its FP8 GEMMs has them
-    inside.
-
-    The tokens of one expert change from step to step and are nobody's to pad here.
-    """
-    if linear.role == "experts":
-        return 1
-    if linear.stack == "transformer_engine":
-        whole_blocks = linear.recipe in ("mxfp8", "nvfp4")
-        return multiple_of(linear) if linear.requires_grad or whole_blocks else TE_FORWARD_TOKENS
-    if linear.recipe == "rowwise_with_gw_hp" or linear.features.get("pad_inner_dim"):
-        return 1
-    return multiple_of(linear)
 
 
 def round_up(size: int, multiple: int) -> int:

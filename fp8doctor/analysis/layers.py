@@ -174,6 +174,14 @@ def would_be_converted(
     )
 
 
+def too_small(linear: Linear, *, rowwise: bool) -> bool:
+    """Apply torchao's rule, tuned on an H100. Source: ``_auto_filter_for_recipe`` in torchao 0.12 to 0.18."""
+    k, n = linear.in_features, linear.out_features
+    if rowwise:
+        return n <= 2048 or k <= 1024 or (n <= 4096 and k <= 2048)
+    return k <= 4096 and n <= 1024
+
+
 def flops_share_pct(linears: Iterable[Linear]) -> float:
     """Sum up the share of the model's GEMM FLOPs that these layers have, as far as it is known."""
     known = (linear for linear in linears if recorded(linear, "flops_share_pct"))

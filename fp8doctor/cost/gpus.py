@@ -29,6 +29,18 @@ GPUS = (
     GpuSpec(
         "A100", r"A100-SXM4?-80GB", "8.0", 312.0, None, 2.039, 108, "NVIDIA A100 80GB SXM datasheet, 2021"
     ),
+    GpuSpec(
+        "A10040GB",
+        r"A100-SXM4?-40GB",
+        "8.0",
+        312.0,
+        None,
+        1.555,
+        108,
+        "NVIDIA A100 architecture whitepaper v1.0, table 1",
+    ),
+    GpuSpec("L4", r"L4", "8.9", 121.0, 242.5, 0.300, 58, "NVIDIA L4 datasheet, 2023"),
+    GpuSpec("L40", r"L40", "8.9", 181.05, 362.0, 0.864, 142, "NVIDIA L40 datasheet, 2023"),
     GpuSpec("L40S", r"L40S", "8.9", 362.05, 733.0, 0.864, 142, "NVIDIA L40S datasheet, 2023"),
     GpuSpec(
         "RTX4090",
@@ -41,8 +53,10 @@ GPUS = (
         "NVIDIA Ada GPU architecture whitepaper v2.1, appendix A",
     ),
     GpuSpec("H100", r"H100( 80GB HBM3)?", "9.0", 989.4, 1978.9, 3.35, 132, "NVIDIA H100 SXM datasheet, 2023"),
+    GpuSpec("H100PCIE", r"H100 PCIe", "9.0", 756.5, 1513.0, 2.0, 114, "NVIDIA H100 PCIe datasheet, 2022"),
+    GpuSpec("H100NVL", r"H100 NVL", "9.0", 835.5, 1670.5, 3.9, 132, "NVIDIA H100 NVL datasheet, 2024"),
     GpuSpec("H200", r"H200", "9.0", 989.4, 1978.9, 4.8, 132, "NVIDIA H200 SXM datasheet, 2024"),
-    GpuSpec("B200", r"B200", "10.0", 2250.0, 4500.0, 8.0, 148, "NVIDIA HGX B200 datasheet, 2024"),
+    GpuSpec("B200", r"B200", "10.0", 2250.0, 4500.0, 7.7, 148, "NVIDIA HGX B200 datasheet, 2025"),
     GpuSpec(
         "RTX5090",
         r"GeForce RTX 5090",
@@ -54,11 +68,13 @@ GPUS = (
         "NVIDIA RTX Blackwell GPU architecture whitepaper v1.1, appendix A",
     ),
 )
-"""Of each name one board: H100 and H200 are the SXM ones, A100 the one of 80 GB.
+"""Of each row one board: NVL, PCIe, laptop and other memory are boards of their own, and what has no row has
+no datasheet here. AMD's are not among them: the efficiencies below were never seen on one.
 
-Multiprocessors that the datasheets leave out: A100 108 (NVIDIA A100 architecture whitepaper), H100 and H200
-132 (NVIDIA H100 architecture whitepaper, SXM5), B200 148 (``cudaDeviceProp.multiProcessorCount``); L40S from
-its 18176 CUDA cores, 128 each.
+Multiprocessors that the datasheets leave out: A100 108 (NVIDIA A100 architecture whitepaper); H100, its NVL
+and H200 132, H100 PCIe 114 (NVIDIA H100 architecture whitepaper); B200 148
+(``cudaDeviceProp.multiProcessorCount``); L4, L40 and L40S from their 7424 and 18176 CUDA cores, 128
+each.
 """
 
 DEFAULT_GPU = "H100"

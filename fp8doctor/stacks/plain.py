@@ -146,13 +146,35 @@ def experts(module: nn.Module) -> tuple[Layer, ...]:
 
 
 def multiplies_grouped(module: nn.Module) -> bool:
-    """Tell whether a module of experts multiplies by torch's grouped GEMM.
+    """Tell whether a module of experts multiplies by torch's grouped GEMM, or does when it is told to.
 
     Its forward names it, or transformers chooses its forward, the grouped one unless told otherwise.
     """
-    forward = read_class(type(module), "forward")
-    named = forward.__code__.co_names if isinstance(forward, FunctionType) else ()
+    named = _named_by_forward(module)
     return isinstance(read(module, "is_transposed"), bool) or any("grouped_mm" in each for each in named)
+
+
+OPERATOR_OF = {"batched_mm": "bmm", "eager": "linear"}
+"""Implementation of experts in transformers 5 that is not grouped -> what it multiplies by, ``linear`` one
+expert after the other. Source: ``integrations/moe.py``, 5.23."""
+
+OPERATORS = ("bmm", "baddbmm", "einsum", "linear")
+"""What forwards of experts multiply 3-D weights by, ``linear`` one expert after the other."""
+
+
+def multiplies_instead_by(module: nn.Module) -> str | None:
+    """Name what a module of experts multiplies by where that is surely not torch's grouped GEMM."""
+    if isinstance(read(module, "is_transposed"), bool):
+        chosen = read(read(module, "config"), "_experts_implementation")
+        return OPERATOR_OF.get(chosen) if isinstance(chosen, str) else None
+    named = _named_by_forward(module)
+    grouped = any("grouped_mm" in each for each in named)
+    return None if grouped else next((each for each in OPERATORS if each in named), None)
+
+
+def _named_by_forward(module: nn.Module) -> tuple[str, ...]:
+    forward = read_class(type(module), "forward")
+    return forward.__code__.co_names if isinstance(forward, FunctionType) else ()
 
 
 def expert_shape(module: nn.Module, name: str, weight: Tensor) -> tuple[int, int, bool]:

@@ -131,12 +131,15 @@ def by_weight(layer: Layer, module: nn.Module) -> Layer:
         )
     if name in TRAINING_WEIGHTS:
         config = read(local(weight), "config") or local(weight)
+        instead = plain.multiplies_instead_by(module) if layer.role == "experts" else None
         return replace(
             layer,
             stack=STACK,
-            use="training",
+            use="none" if instead else "training",
             recipe=weight_recipe(config),
-            features=layer.features | config_features(config),
+            features=layer.features
+            | config_features(config)
+            | ({"multiplied_by": instead} if instead else {}),
         )
     if name == ALL_GATHER_WEIGHT:
         return layer

@@ -1,4 +1,4 @@
-"""The compiled 454 M decoder under the name it had: nothing is wrong with it but the size that it is compared
+"""The compiled 454 M decoder under the name it had: its head is slow, and so is the size that it is compared
 by."""
 
 from __future__ import annotations
@@ -7,6 +7,5 @@ from decoder_454m_compiled import build_model, example_batch, loss
 
 __all__ = ["build_model", "example_batch", "loss"]
 
-MUST: tuple[str, ...] = ()
+MUST = ("SHP008",)
 MUST_NOT = ("CMP001", "CMP002", "CMP004", "MOD001", "MOD003", "SHP001")
-HEALTHY = True

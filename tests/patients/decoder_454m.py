@@ -10,7 +10,7 @@ import torch
 import torch.nn as nn
 from torchao.float8 import convert_to_float8_training
 
-MUST = ("CMP001",)
+MUST = ("CMP001", "SHP008")
 MUST_NOT = ("MOD001", "MOD003", "SHP001", "CMP002", "ENV001", "ENV003")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"

@@ -127,6 +127,22 @@ def test_amd_by_architecture(monkeypatch: pytest.MonkeyPatch, architecture: str,
         assert architecture.partition(":")[0] in finding.title
 
 
+@pytest.mark.parametrize(
+    ("name", "outcome"), [("A100", "sick"), ("L40S", "healthy"), (None, "not_applicable")]
+)
+def test_the_gpu_that_is_assumed_where_there_is_none(name: str | None, outcome: str) -> None:
+    layer = Linear(name="up", stack="torchao", use="training")
+    facts = Facts(
+        environment=Environment(variables={}), gpus=(), network=Network(linears=(layer,)), assumed_gpu=name
+    )
+    assert outcome_of("GPU001", facts).outcome == outcome
+    if outcome == "sick":
+        finding = finding_of("GPU001", facts)
+        assert finding is not None
+        assert finding.severity == "error"
+        assert finding.title == "A100 (8.0) has no FP8 tensor cores"
+
+
 def test_a_gpu_that_does_not_tell_its_capability_is_unknown() -> None:
     facts = Facts(
         environment=Environment(variables={}), gpus=(Gpu(name="NVIDIA X", vendor="nvidia", visible=True),)

@@ -90,9 +90,9 @@ def test_a_torch_without_cuda_uses_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_gpu_without_a_datasheet_models_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = finding_of("GPU005", machine(monkeypatch, gpu("NVIDIA L4", "GPU-c1", (8, 9), 24), cuda=None))
+    finding = finding_of("GPU005", machine(monkeypatch, gpu("NVIDIA L20", "GPU-c1", (8, 9), 24), cuda=None))
     assert finding is not None
-    assert finding.title.endswith("does not use the NVIDIA L4; no costs are modelled")
+    assert finding.title.endswith("does not use the NVIDIA L20; no costs are modelled")
     assert finding.explanation.startswith("No datasheet of this GPU is known here. ")
     assert finding.evidence["modelled"] is None
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
+from fp8doctor.analysis.alignment import tokens_divisor
 from fp8doctor.checks.shapes.unaligned_dimensions import (
     HEALTHY,
     SICK,
     padded_tokens,
-    tokens_divisor,
     unaligned_dimensions,
 )
 from fp8doctor.facts import Facts, Linear, Workload

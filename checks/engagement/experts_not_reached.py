@@ -1,0 +1,133 @@
+"""Experts that FP8 does not reach
+
+Looks at: 3-D expert weights: whether torchao's wrapper is around them, what their module multiplies
+them by, and their share of the GEMM FLOPs.
+
+Why it costs time. In a mixture of experts most of the work is in the experts. torchao converts them
+by a wrapper around the weight, which takes over `torch._grouped_mm` and the plain products (linear,
+mm, matmul) and no other operator. Llama 4's experts call `torch.bmm`, JetMoe takes one expert after
+the other out of the weight, and transformers does so too with `experts_implementation="eager"` or
+`"batched_mm"`: the wrapper is passed over without a word, and the experts run in 16 bits. And where
+each expert is small, torchao's own filter leaves all of them out; then FP8 can give little.
+
+What to do. Let the module multiply by the grouped GEMM; where its class has none, convert the other
+layers alone, and expect no more than they can give.
+
+    model.set_experts_implementation("eager")         # before: one expert after the other
+    model.set_experts_implementation("grouped_mm")    # after: the wrapper sees the product
+
+Experts that are wrapped and passed over are a warning; experts that are too small, with more than
+half of the FLOPs, are information.
+
+Evidence: run on a CPU with torchao 0.18 and transformers 5.23, its FP8 product counted: Mixtral 2
+calls a layer by grouped_mm, none by eager and batched_mm; Llama 4 and JetMoe none. The operators:
+https://github.com/pytorch/ao/blob/v0.18.0/torchao/prototype/moe_training/tensor.py
+Small experts lose: https://github.com/pytorch/torchtitan/issues/2086
+"""
+
+from __future__ import annotations
+
+from fp8doctor.analysis.layers import flops_share_pct, in_python, too_small
+from fp8doctor.cost import amdahl, gpu_spec, large_gemm_speedup, modelled_gpu
+from fp8doctor.facts import Facts, Linear, Network
+from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.registry import check
+from fp8doctor.wording import percent, plural
+
+MOST_PCT = 50.0
+"""Share of the GEMM FLOPs, in per cent, from which experts that stay in 16 bits decide what FP8 can give."""
+
+
+@check("MOD012", "experts-not-reached", area="engagement", severity="warning", changes_fp8=True)
+def experts_not_reached(facts: Facts) -> Finding | NotApplicable | None:
+    linears = facts.network.linears
+    experts = [linear for linear in linears if linear.role == "experts" and linear.gemms > 1]
+    if not experts:
+        return NotApplicable(reason="no 3-D expert weights in the model")
+    passed_over = [linear for linear in experts if linear.features.get("multiplied_by")]
+    if passed_over:
+        return not_overridden(passed_over, facts)
+    if not any(linear.use == "training" for linear in linears):
+        return NotApplicable(reason="no FP8 layer in the model")
+    left = [linear for linear in experts if linear.use == "none" and too_small(linear, rowwise=True)]
+    if flops_share_pct(left) < MOST_PCT:
+        return None
+    return too_small_to_convert(left, facts)
+
+
+def not_overridden(layers: list[Linear], facts: Facts) -> Finding:
+    """Tell of wrapped experts whose product the wrapper does not take over."""
+    first, share = layers[0], flops_share_pct(layers)
+    operators = sorted({str(linear.features["multiplied_by"]) for linear in layers})
+    of_share = f" ({percent(share)} of the GEMM FLOPs)" if share else ""
+    return Finding(
+        title=f"{plural(len(layers), 'expert weight')}{of_share} wrapped for FP8 and computed in 16 bits",
+        explanation=f"{first.kind.rpartition('.')[2]} multiplies by {' and '.join(operators)}"
+        f"{', one expert after the other' if operators == ['linear'] else ''}, which torchao's wrapper does "
+        "not take over: it knows the grouped GEMM.",
+        evidence={
+            "weights": len(layers),
+            "share_pct": round(share, 1),
+            "operators": tuple(operators),
+            "class": first.kind,
+            "first": first.name,
+        },
+        treatment=by_grouped_gemm(first, facts.network),
+    )
+
+
+def by_grouped_gemm(linear: Linear, network: Network) -> Treatment:
+    """Let the experts multiply by the grouped GEMM, by a setting where their class has one."""
+    name, summary = "experts-by-grouped-gemm", "let the experts multiply by torch's grouped GEMM"
+    if linear.features.get("grouped_gemm"):
+        call = in_python("set_experts_implementation", network)
+        return Treatment(name=name, summary=summary, code=f'{call}("grouped_mm")')
+    return Treatment(
+        name=name,
+        summary=f"{summary}; without one, convert the other layers alone",
+        code="y = torch._grouped_mm(x, self.weight.transpose(-2, -1), offs=offsets)   # in the forward of "
+        f"{linear.kind.rpartition('.')[2]}",
+    )
+
+
+def too_small_to_convert(layers: list[Linear], facts: Facts) -> Finding:
+    """Tell what FP8 can give where the experts stay out."""
+    share, first = flops_share_pct(layers), layers[0]
+    gpu = modelled_gpu(facts)
+    gpu = gpu if gpu is not None and gpu.fp8_tflops else gpu_spec("H100")
+    most = amdahl(max(0.0, 100.0 - share) / 100.0, large_gemm_speedup(gpu))
+    return Finding(
+        severity="info",
+        title=f"{percent(share)} of the GEMM FLOPs are in experts that stay in 16 bits",
+        explanation=f"Each expert is {first.in_features} x {first.out_features}, for which torchao's own "
+        f"filter expects FP8 to lose. FP8 makes the GEMMs at most {most:.2f}x as fast without them "
+        f"({gpu.name}, casts not counted).",
+        evidence={
+            "weights": len(layers),
+            "share_pct": round(share, 1),
+            "in_features": first.in_features,
+            "out_features": first.out_features,
+            "ceiling": round(most, 2),
+            "first": first.name,
+        },
+    )
+
+
+def _experts(multiplied_by: str | None) -> Facts:
+    experts = Linear(
+        name="layers.0.experts.gate_up_proj",
+        kind="transformers.models.llama4.modeling_llama4.Llama4TextExperts",
+        stack="torchao",
+        use="none" if multiplied_by else "training",
+        features={"grouped_gemm": False} | ({"multiplied_by": multiplied_by} if multiplied_by else {}),
+        in_features=5120,
+        out_features=16384,
+        gemms=16,
+        role="experts",
+        flops_share_pct=60.0,
+    )
+    return Facts(network=Network(linears=(experts,)))
+
+
+SICK = _experts(multiplied_by="bmm")
+HEALTHY = _experts(multiplied_by=None)

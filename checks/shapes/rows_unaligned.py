@@ -1,0 +1,124 @@
+"""Rows that the FP8 GEMM of a layer cannot take
+
+Looks at: the rows that each FP8 layer was seen to multiply in one forward, where they are not the
+tokens of the batch; the tokens themselves are SHP001's.
+
+Why it matters. The inner side of a weight gradient's GEMM is the rows, and FP8 kernels want it to
+be a multiple of 16 (MX formats 32, torchao's blockwise 128; Transformer Engine 8 where the weight
+is frozen). The conditioning of a diffusion model (time embedding, AdaLN) and the head over a
+pooled token see one row a sample: a batch of 4 samples is 4 rows, however long they are. The
+forward works, and the backward raises: "Expected self.size(1) to be divisible by 16, but got
+self.size(1)=4". A CPU computes any number of rows, so that it shows first on a GPU.
+
+What to do. Leave these layers out of the conversion: with so few rows they have nothing to gain.
+
+    convert_to_float8_training(model)                                                  # before
+    keep = {"time_embedding.linear_1", "time_embedding.linear_2"}                      # after
+    convert_to_float8_training(model, module_filter_fn=lambda layer, name: name not in keep)
+
+`pad_inner_dim=True` pads these rows, at the price of a copy, and is not told. Nor is a step that
+was timed on a GPU, which has proved that it runs.
+
+Evidence: run on torch's meta device (torch 2.13, torchao 0.18), whose kernel of `_scaled_mm` asks
+the same of its operands: a Float8Linear raises in the backward with 4 rows and not with 16.
+https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
+https://github.com/NVIDIA/TransformerEngine/issues/1422
+"""
+
+from __future__ import annotations
+
+from fp8doctor.analysis.alignment import tokens_divisor
+from fp8doctor.analysis.timed_step import as_is
+from fp8doctor.cost import rows_of
+from fp8doctor.diagnosis.treatments import keep_in_bf16
+from fp8doctor.facts import Facts, Linear, Network, Trial, Workload, recorded
+from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.registry import check
+from fp8doctor.wording import plural
+
+
+@check(
+    "SHP007",
+    "rows-unaligned",
+    area="shapes",
+    severity="error",
+    changes_fp8=True,
+    invalidates_model=True,
+)
+def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
+    linears = facts.network.linears
+    fp8 = [linear for linear in linears if linear.use == "training" and not linear.features.get("emulate")]
+    if not fp8:
+        return NotApplicable(reason="no FP8 layer in the model")
+    if facts.workload.batch_source != "given":
+        return NotApplicable(reason="the batch is not the user's")
+    if ran_on_a_gpu(facts):
+        return None
+    rows = {linear.name: rows_of(linear, facts) or 0 for linear in fp8}
+    found = [
+        linear
+        for linear in fp8
+        if rows[linear.name] != facts.workload.tokens and rows[linear.name] % tokens_divisor(linear)
+    ]
+    if not found:
+        return None
+    first = found[0]
+    seen, multiple = rows[first.name], tokens_divisor(first)
+    return Finding(
+        title=f"{plural(len(found), 'FP8 layer')} of {len(fp8)} "
+        f"{'sees' if len(found) == 1 else 'see'} {plural(seen, 'row')}, on which the step raises on a GPU",
+        explanation=f"{first.name} multiplies {plural(seen, 'row')} and not the {facts.workload.tokens} of "
+        f"the batch; the GEMM of its weight gradient wants a multiple of {multiple}. Counted in one forward.",
+        evidence={
+            "layers": len(found),
+            "fp8_layers": len(fp8),
+            "first": first.name,
+            "rows": seen,
+            "multiple": multiple,
+            "tokens": facts.workload.tokens,
+        },
+        treatment=keep_in_bf16([linear.name for linear in found], facts),
+    )
+
+
+def ran_on_a_gpu(facts: Facts) -> bool:
+    """Whether the step as it is was timed on a GPU, so that it does not raise."""
+    arm = as_is(facts)
+    return (
+        arm is not None
+        and recorded(facts, "trial.device")
+        and facts.trial.device != "cpu"
+        and recorded(arm, "step_ms")
+        and arm.step_ms is not None
+    )
+
+
+def _conditioned(samples: int) -> Facts:
+    """A block of a diffusion model, and the layer of its time embedding, which sees a row a sample."""
+
+    def linear(name: str) -> Linear:
+        return Linear(
+            name=name,
+            kind="torchao.float8.float8_linear.Float8Linear",
+            stack="torchao",
+            use="training",
+            recipe="tensorwise",
+            features={"pad_inner_dim": False},
+            weight_class=None,
+            in_features=1024,
+            out_features=1024,
+            requires_grad=True,
+            role="body",
+            adapter=None,
+        )
+
+    names = ("time_embedding", "blocks.0.up")
+    return Facts(
+        network=Network(linears=tuple(map(linear, names))),
+        workload=Workload(batch_source="given", batch_size=samples, tokens=samples * 4096),
+        trial=Trial(device="cpu", rows={"time_embedding": (samples,), "blocks.0.up": (samples * 4096,)}),
+    )
+
+
+SICK = _conditioned(samples=4)
+HEALTHY = _conditioned(samples=16)

@@ -1,0 +1,196 @@
+"""A GEMM left in 16 bits is slow for its sides
+
+Looks at: in and out features of the Linears that stay in 16 bits beside FP8 ones, and the 16-bit
+GEMMs of the profiled step where there is one, else the model of the step.
+
+Why it costs time. FP8 leaves the output head in 16 bits, and a vocabulary such as GPT-2's 50257 is
+no multiple of 8. Rows of such a matrix do not begin at 16 bytes, so cuBLAS cannot take the kernels
+that read whole vectors, and what runs has a sixth of the speed. The smaller the rest of the step
+gets in FP8, the larger the share of this one layer. Where a compiled region holds the layer,
+Inductor pads the GEMM by itself if that is faster; such layers are named only after a profile.
+
+What to do. Pad the side to a multiple of 64: the vocabulary in the model, not in the tokenizer. The
+new rows are never a label. Where head and embedding are tied, both grow.
+
+    model = GPT(GPT2Config(vocab_size=50257))                 # before: 124 TFLOP/s in the head
+    model = GPT(GPT2Config(vocab_size=50304))                 # after: a multiple of 64
+    model.resize_token_embeddings(pad_to_multiple_of=64)      # after, of a trained model
+
+It fires when padding saves 5 % of the step or more: by the profile, what its 16-bit GEMMs take
+beyond the model of them padded.
+
+Evidence: decoder of 454 M on one H200 (torch 2.11), 16384 tokens: the head of 1024 x 50257 takes
+40.7 ms in three GEMMs (`cutlass_75_tensorop_bf16_s1688gemm`, 124 TFLOP/s), one of 32000 outputs 4.0
+(about 800). 8 elements, and 64 on an A100, are what NVIDIA asks:
+https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html
+Inductor's `shape_padding`: https://github.com/pytorch/pytorch/blob/main/torch/_inductor/config.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fp8doctor.analysis.timed_step import as_is
+from fp8doctor.cost import GpuSpec, calls_of, gemms, micro_batches, modelled_gpu, rows_of, step_gemms_ms
+from fp8doctor.cost.eager import UNCERTAINTY
+from fp8doctor.cost.gemm import MULTIPLE
+from fp8doctor.cost.step import modelled_step
+from fp8doctor.facts import Facts, Linear, Network, Workload, recorded
+from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
+from fp8doctor.registry import check
+from fp8doctor.wording import plural
+
+PADDED = 64
+"""Elements to pad to: 128 bytes, what NVIDIA asks on an A100; 8 are enough elsewhere."""
+
+WORTH_PCT = 5.0
+"""Part of the step, in per cent, from which padding is worth a change of the model: twice the 2 % within
+which a step measured against itself repeats, and a margin."""
+
+
+class Step(NamedTuple):
+    """The step, and the GEMMs in it that run in 16 bits."""
+
+    ms: float
+    gemms_16bit_ms: float | None
+    """None where it was not profiled."""
+
+
+@check("SHP008", "slow-16-bit-gemm", area="shapes", severity="warning", about_shapes=True)
+def slow_16_bit_gemm(facts: Facts) -> Finding | NotApplicable | None:
+    linears = facts.network.linears
+    if not any(linear.use == "training" for linear in linears):
+        return NotApplicable(reason="no FP8 layer in the model")
+    gpu, step = modelled_gpu(facts), step_of(facts)
+    if gpu is None or step is None or facts.workload.tokens is None:
+        return NotApplicable(reason="the step was not timed, and cannot be modelled")
+    slow = [linear for linear in linears if is_slow(linear, profiled=step.gemms_16bit_ms is not None)]
+    if not slow:
+        return None
+    now, padded = (total_ms(slow, facts, gpu, pad=pad) for pad in (False, True))
+    saved = now - padded
+    if step.gemms_16bit_ms is not None:
+        in_16bit = [linear for linear in linears if linear.use == "none"]
+        saved = min(saved, step.gemms_16bit_ms - total_ms(in_16bit, facts, gpu, pad=True))
+    if saved < WORTH_PCT / 100 * step.ms:
+        return None
+    first = max(slow, key=lambda linear: linear.in_features * linear.out_features)
+    profiled = (
+        f" All 16-bit GEMMs of the profiled step take {step.gemms_16bit_ms:.1f} ms."
+        if step.gemms_16bit_ms is not None
+        else ""
+    )
+    return Finding(
+        title=f"{plural(len(slow), 'layer')} in 16 bits, {first.in_features} x {first.out_features}, "
+        f"{'runs' if len(slow) == 1 else 'run'} at a sixth of the speed: no multiple of {MULTIPLE}",
+        explanation=f"The GEMMs of {first.name} take {now:.1f} ms a step as they are and {padded:.1f} with "
+        f"sides that are multiples of {PADDED} (modelled on {gpu.name}).{profiled}",
+        evidence={
+            "layers": len(slow),
+            "first": first.name,
+            "in_features": first.in_features,
+            "out_features": first.out_features,
+            "tokens": facts.workload.tokens,
+            "now_ms": now,
+            "padded_ms": padded,
+            "step_ms": step.ms,
+            "profiled_16bit_gemms_ms": step.gemms_16bit_ms,
+        },
+        saving_ms=Saving(
+            low=saved * (1 - UNCERTAINTY), high=saved * (1 + UNCERTAINTY), basis="modelled", gpu=gpu.name
+        ),
+        treatment=padding(first, facts.network),
+    )
+
+
+def step_of(facts: Facts) -> Step | None:
+    """Find the step that was profiled, else the modelled one; None where there is neither."""
+    arm = as_is(facts)
+    if arm is not None and recorded(arm, "step_ms") and arm.step_ms:
+        breakdown = arm.breakdown if recorded(arm, "breakdown") else None
+        if breakdown is not None and facts.trial.device != "cpu":
+            return Step(arm.step_ms, breakdown.families_ms.get("gemm_16bit", 0.0))
+    modelled = modelled_step(facts)
+    return Step(modelled.step_ms, None) if modelled else None
+
+
+def is_slow(linear: Linear, *, profiled: bool) -> bool:
+    """Whether rows of this layer's matrices do not begin at 16 bytes; compiled, only a profile can tell."""
+    ragged = linear.in_features % MULTIPLE or linear.out_features % MULTIPLE
+    return bool(
+        ragged
+        and linear.use == "none"
+        and linear.dtype in ("bfloat16", "float16")
+        and linear.role != "experts"
+        and (profiled or linear.compiled is None)
+    )
+
+
+def total_ms(linears: Sequence[Linear], facts: Facts, gpu: GpuSpec, *, pad: bool) -> float:
+    """Model the GEMMs of these layers in one step, in 16 bits, as they are or padded."""
+    total = 0.0
+    for linear in linears:
+        rows, sides = rows_of(linear, facts) or 0, (linear.in_features, linear.out_features)
+        m, k, n = (round_up(each) if pad else each for each in (rows, *sides))
+        trained = linear.requires_grad is not False
+        once = step_gemms_ms(m, k, n, gpu, fp8=False, weight_gradient=trained) or 0.0
+        total += once * gemms(linear) * calls_of(linear, facts) * micro_batches(facts)
+    return total
+
+
+def round_up(side: int) -> int:
+    """Return the next multiple of `PADDED`, for sides that are none of `MULTIPLE`."""
+    return side if side % MULTIPLE == 0 else -(-side // PADDED) * PADDED
+
+
+def padding(linear: Linear, network: Network) -> Treatment:
+    """Pad the vocabulary where the layer is its head, else the layer."""
+    sides = (linear.in_features, linear.out_features)
+    vocabulary = network.vocabulary if recorded(network, "vocabulary") else None
+    if linear.role == "head" and vocabulary and vocabulary in sides:
+        wide = round_up(vocabulary)
+        transformers = recorded(network, "kind") and network.kind.startswith("transformers.")
+        return Treatment(
+            name="pad-vocabulary",
+            summary=f"pad the vocabulary of the model from {vocabulary} to {wide}, not the tokenizer's",
+            code=f"model.resize_token_embeddings(pad_to_multiple_of={PADDED})   # {vocabulary} -> {wide}"
+            if transformers
+            else f"vocab_size = {wide}   # not {vocabulary}: of the embedding and the head alike",
+        )
+    k, n = (round_up(side) for side in sides)
+    return Treatment(
+        name="pad-dimensions",
+        summary="pad the sides of the layer to multiples of 64",
+        code=f"nn.Linear{sides}  ->  nn.Linear({k}, {n})   # {linear.name}",
+    )
+
+
+def _decoder(vocabulary: int) -> Facts:
+    def linear(name: str, out_features: int, *, head: bool) -> Linear:
+        return Linear(
+            name=name,
+            stack="torch" if head else "torchao",
+            use="none" if head else "training",
+            recipe=None if head else "tensorwise",
+            features={},
+            in_features=1024,
+            out_features=out_features,
+            dtype="bfloat16",
+            requires_grad=True,
+            role="head" if head else "body",
+            adapter=None,
+            compiled=None if head else "",
+            checkpointed=None,
+            gemms=1,
+        )
+
+    linears = (linear("up", 4096, head=False), linear("head", vocabulary, head=True))
+    return Facts(
+        network=Network(linears=linears, vocabulary=vocabulary, blocks=(), trainable_parameters=10**8),
+        workload=Workload(batch_source="given", tokens=16384, sequence_length=1024, accumulate=1),
+    )
+
+
+SICK = _decoder(vocabulary=50257)
+HEALTHY = _decoder(vocabulary=50304)

@@ -1,0 +1,92 @@
+"""SHP007 on a model whose time embedding sees one row a sample."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, nn
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+from fp8doctor.examine import examine
+from fp8doctor.facts import Arm, Facts, Target, Trial, Workload
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.loading.job import Job
+from fp8doctor.trial.layers.rows import seen_beside
+from tests.checks.environment.live import finding_of, outcome_of
+
+
+class Conditioned(nn.Module):
+    """Blocks that a time embedding shifts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, 32))
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = self.time(x[:, 0])[:, None]
+        for block in self.blocks:
+            x = x + block(x + shift)
+        return x
+
+
+def counted(samples: int, *, keep: tuple[str, ...] = (), padded: bool = False) -> Facts:
+    """Facts with the rows that a trial on a CPU counts."""
+    model = convert_to_float8_training(
+        Conditioned().bfloat16(),
+        config=Float8LinearConfig(pad_inner_dim=padded),
+        module_filter_fn=lambda layer, name: name not in keep,
+    )
+    workload = Workload(
+        batch_source="given", batch_size=samples, sequence_length=16, tokens=16 * samples, accumulate=1
+    )
+    batch = torch.randn(samples, 16, 32, dtype=torch.bfloat16)
+    job = Job(model=model, target=Target(), workload=workload, batch=batch)
+    facts = examine(job)
+    seen, reason, _ = seen_beside(
+        job, facts, torch.device("cpu"), progress=lambda text, arm: None, reason_against=None
+    )
+    assert reason is None
+    return msgspec.structs.replace(facts, trial=Trial(device="cpu", rows=seen, arms=()))
+
+
+def test_rows_of_samples_are_found_and_the_filter_makes_it_silent() -> None:
+    facts = counted(samples=4)
+    finding = finding_of("SHP007", facts)
+    assert finding is not None
+    assert finding.severity == "error"
+    assert (finding.evidence["layers"], finding.evidence["rows"]) == (2, 4)
+    assert finding.treatment is not None
+    assert finding.treatment.layers == ("time.0", "time.2")
+    assert outcome_of("SHP001", facts).outcome == "healthy", "64 tokens are a multiple of 16"
+    mended = counted(samples=4, keep=finding.treatment.layers)
+    assert outcome_of("SHP007", mended).outcome == "healthy"
+
+
+def test_rows_that_are_padded_or_whole_are_not_told() -> None:
+    assert outcome_of("SHP007", counted(samples=4, padded=True)).outcome == "healthy"
+    assert outcome_of("SHP007", counted(samples=16)).outcome == "healthy"
+
+
+def test_a_batch_that_was_made_up_and_a_step_that_ran_on_a_gpu_accuse_nobody() -> None:
+    facts = counted(samples=4)
+    made_up = msgspec.structs.replace(facts.workload, batch_source="made up")
+    assert finding_of("SHP007", msgspec.structs.replace(facts, workload=made_up)) is None
+    ran = msgspec.structs.replace(
+        facts.trial, device="cuda", arms=(Arm(name=ArmName.AS_IS, tried=True, step_ms=1.0),)
+    )
+    assert outcome_of("SHP007", msgspec.structs.replace(facts, trial=ran)).outcome == "healthy"
+
+
+@pytest.mark.parametrize(("rows", "raises"), [(4, True), (16, False)])
+def test_torchao_raises_in_the_backward(rows: int, raises: bool) -> None:
+    """On the meta device, whose kernel asks what a GPU's asks."""
+    with torch.device("meta"):
+        layer = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)).bfloat16())
+        output = layer(torch.randn(rows, 32, dtype=torch.bfloat16, requires_grad=True))
+    if raises:
+        with pytest.raises(RuntimeError, match=r"divisible by 16, but got self.size\(1\)=4"):
+            output.sum().backward()
+    else:
+        output.sum().backward()
