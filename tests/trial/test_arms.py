@@ -14,7 +14,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.examine import examine
-from fp8doctor.facts import Facts, Target, Trial, Workload, recorded
+from fp8doctor.facts import Facts, Gpu, Target, Trial, Workload, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import arms
@@ -169,6 +169,52 @@ def test_transformer_engine_without_blocks_is_not_compiled_unasked(monkeypatch: 
     assert not {"compile-blocks", "compile-model"} & set(
         bases(job(InTransformerEngine(te.Linear, te.Linear)))
     )
+
+
+def on_gpu(facts: Facts, compute_capability: str, cuda: str) -> Facts:
+    gpu = Gpu(name="a GPU", vendor="nvidia", compute_capability=compute_capability, visible=True)
+    software = msgspec.structs.replace(facts.software, cuda=cuda)
+    return msgspec.structs.replace(facts, gpus=(gpu,), software=software)
+
+
+@pytest.mark.parametrize(
+    ("compute_capability", "cuda", "own", "tried"),
+    [
+        ("9.0", "13.0", te.DelayedScaling, ["te-current", "te-block"]),
+        ("9.0", "13.0", te.Float8CurrentScaling, ["te-delayed", "te-block"]),
+        ("9.0", "12.8", te.DelayedScaling, ["te-current"]),
+        ("8.9", "13.0", te.DelayedScaling, ["te-current"]),
+        ("10.0", "13.0", te.MXFP8BlockScaling, ["te-delayed", "te-current", "te-block"]),
+        ("12.0", "13.0", te.Float8CurrentScaling, ["te-delayed", "te-block"]),
+        ("8.0", "13.0", te.DelayedScaling, []),
+        ("9.0", "13.0", None, []),
+    ],
+    ids=lambda each: getattr(each, "__name__", each if isinstance(each, str) else None),
+)
+def test_transformer_engine_is_tried_in_the_recipes_that_are_legal_here(
+    compute_capability: str, cuda: str, own: Any, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    te.install(monkeypatch)
+    of = job(InTransformerEngine(te.Linear, te.Linear))
+    if own:
+        with te.autocast(recipe=own()):
+            of.model(torch.ones(4, 32))
+    found = {plan.name: plan for plan in arms(on_gpu(examine(of), compute_capability, cuda), [], of)}
+    assert [name for name in found if name.startswith("te-")] == tried
+    assert {found[name].base for name in tried} <= {"as_is"}
+
+
+def test_of_layers_without_autocast_the_recipes_are_tried_under_the_one_that_is_proposed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    te.install(monkeypatch)
+    of = job(InTransformerEngine(te.Linear, te.Linear))
+    found = {plan.name: plan for plan in arms(on_gpu(examine(of), "9.0", "13.0"), steps("te-autocast"), of)}
+    assert {name: found[name].base for name in ("te-current", "te-block")} == {
+        "te-current": "prescribed",
+        "te-block": "prescribed",
+    }
+    assert "te-delayed" not in found
 
 
 def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
