@@ -76,17 +76,16 @@ ENTERS = ("autocast_enter", "fp8_autocast_enter")
 its third and first arguments in 1.0 to 2.20."""
 
 
-@contextmanager
-def opened_with(recipe: Any) -> Iterator[None]:
-    """Give every FP8 autocast that is opened inside this recipe in the place of its own.
+def opened_with(recipe: Any) -> Callable[[], AbstractContextManager[None]]:
+    """Return a context in which every FP8 autocast that is opened gets this recipe in the place of its own.
 
-    The library's own test of a recipe is made of the one that is given.
+    The library's own test of a recipe is made of the one that is given. What stands in the place of the
+    library's function is one and the same each time, so that a graph that calls it is compiled once.
     """
     manager = _manager()
     name = next((each for each in ENTERS if each in vars(manager or type)), None)
     if name is None:
-        yield
-        return
+        return nullcontext
     own = vars(manager)[name]
     supported = getattr(sys.modules[manager.__module__], "check_recipe_support", None)
 
@@ -97,11 +96,17 @@ def opened_with(recipe: Any) -> Iterator[None]:
             supported(recipe)
         own.__func__(cls, enabled, calibrating, recipe if enabled else fp8_recipe, **more)
 
-    setattr(manager, name, classmethod(enter))
-    try:
-        yield
-    finally:
-        setattr(manager, name, own)
+    given = classmethod(enter)
+
+    @contextmanager
+    def instead() -> Iterator[None]:
+        setattr(manager, name, given)
+        try:
+            yield
+        finally:
+            setattr(manager, name, own)
+
+    return instead
 
 
 def _manager() -> Any:

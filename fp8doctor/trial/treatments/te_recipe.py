@@ -42,14 +42,14 @@ def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
     recipe = _recipe(TE_RECIPES[context.name].kind)
     for each in layers:
         each.fp8 = False  # what its next forward sets, so that an older one is not taken for it
-    outer, steps = variant.around, itertools.count()
+    outer, opened, steps = variant.around, opened_with(recipe), itertools.count()
 
     @contextmanager
     def around() -> Iterator[None]:
         number = next(steps)
         if number == 1:
             _prove(variant.model, recipe)
-        with opened_with(recipe), outer():
+        with opened(), outer():
             yield
         if number == 0:
             _prove(variant.model, recipe)
