@@ -8,12 +8,14 @@ from pathlib import Path
 import msgspec
 
 from fp8doctor import registry
+from fp8doctor.analysis.ledger import ledger
 from fp8doctor.cost.gpus import gpu_spec, modelled_gpu_name
 from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.diagnosis.verdict import verdict
 from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 
 def diagnose(
@@ -31,6 +33,7 @@ def diagnose(
     findings, outcomes = with_measured_savings(facts, findings, outcomes)
     proposed = prescribe(findings, facts)
     held = if_recorded(as_timed, proposed, facts)
+    kept = if_recorded(ledger, facts)
     return Document(
         tool=written_by or tool(),
         created_at=created_at or now(),
@@ -39,6 +42,7 @@ def diagnose(
         findings=findings,
         prescription=proposed if held is None else held,
         outcomes=outcomes,
+        ledger=NOT_RECORDED if kept is None else kept,
         modelled_gpu=modelled_gpu_name(facts),
     )
 

@@ -8,11 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fp8doctor.analysis.ledger import Ledger
 from fp8doctor.diagnosis.verdict import Verdict
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.contradictions import contradiction
 from fp8doctor.facts.record import Record, UnreadableDocument, decode, encode, from_builtins, to_builtins
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import SEVERITIES, Finding, Outcome, Saving, Severity, Treatment
 from fp8doctor.wording import quoted
 
@@ -57,6 +59,8 @@ class Document(Record, frozen=True, kw_only=True):
     """Its steps in order."""
     outcomes: tuple[Outcome, ...]
     """One for every check that was selected."""
+    ledger: Ledger = NOT_RECORDED
+    """What FP8 gives every GEMM, alone and in the step; left out where no shape was timed GEMM by GEMM."""
     modelled_gpu: str = ""
     """The GPU that modelled numbers are of: its name in the datasheet table; as assumed where it has none."""
 
