@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Facts
@@ -58,7 +56,7 @@ class Report(Document, frozen=True, kw_only=True):
     @classmethod
     def of(cls, document: Document) -> Report:
         """The public face of a document."""
-        fields = dict(zip(cls.__struct_fields__, msgspec.structs.astuple(document), strict=True))
+        fields = {name: getattr(document, name) for name in cls.__struct_fields__}
         return cls(**fields | {"prescription": Prescription(document.prescription, document.facts)})
 
     def save(self, path: str | Path) -> None:

@@ -15,7 +15,6 @@ from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.diagnosis.verdict import verdict
 from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 
 def diagnose(
@@ -33,7 +32,6 @@ def diagnose(
     findings, outcomes = with_measured_savings(facts, findings, outcomes)
     proposed = prescribe(findings, facts)
     held = if_recorded(as_timed, proposed, facts)
-    kept = if_recorded(ledger, facts)
     return Document(
         tool=written_by or tool(),
         created_at=created_at or now(),
@@ -42,7 +40,7 @@ def diagnose(
         findings=findings,
         prescription=proposed if held is None else held,
         outcomes=outcomes,
-        ledger=NOT_RECORDED if kept is None else kept,
+        ledger=if_recorded(ledger, facts),
         modelled_gpu=modelled_gpu_name(facts),
     )
 

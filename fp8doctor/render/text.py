@@ -173,7 +173,7 @@ class _Page:
 
     def ledger(self, report: Document) -> list[str]:
         """Write the GEMMs one by one, numbers flush right; where that is too wide, what it adds up to."""
-        if not recorded(report, "ledger"):
+        if report.ledger is None:
             return []
         found = ledger_table(report.ledger, uses_fp8(report.facts))
         numbers = [row for row in found.rows if len(row) > 1]

@@ -221,6 +221,7 @@ def test_the_report_has_it_in_the_json_and_with_v_on_the_screen() -> None:
 
 def test_a_report_without_it_has_no_such_key() -> None:
     report = Report.of(diagnose(facts(msgspec.structs.replace(WINS, gemms=msgspec.UNSET)), select=["SHP"]))
+    assert report.ledger is None
     assert "ledger" not in report.to_dict()
     render(report, verbose=True)
 
