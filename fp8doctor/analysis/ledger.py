@@ -50,6 +50,7 @@ class LedgerLine(Record, frozen=True, kw_only=True):
     fp8_ms: float | None
     """None where the recipe keeps it in BF16."""
     casts_ms: float
+    """Its part of the casts of the layer, which were timed together, by the bytes that they move."""
     net_ms: float
     """What FP8 saves of one call; negative where it costs."""
     step_ms: float

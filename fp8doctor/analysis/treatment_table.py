@@ -77,7 +77,6 @@ BY_HAND = frozenset(
         "convert-the-rest",
         "convert-with-torchao",
         "copy-beside-the-work",
-        "current-scaling",
         "default-backend",
         "default-stance",
         "enable-dynamo",
