@@ -16,7 +16,7 @@ from transformers import Llama4ForCausalLM, Llama4TextConfig
 
 from fp8doctor import inspect_model
 from fp8doctor.diagnosis.treatments import LINES, describe, keep_in_bf16, stay_in_bf16
-from fp8doctor.facts import Environment, Facts
+from fp8doctor.facts import Accelerate, Environment, Facts, Training
 from fp8doctor.finding import Treatment
 from fp8doctor.lines import OF_THE_SCRIPT, free_names
 from fp8doctor.registry import discover, run
@@ -142,6 +142,30 @@ def test_another_recipe_leaves_out_what_is_left_out_now(name: str) -> None:
     script = {"model": build()}
     exec(printed.code, script)
     assert [type(layer) is nn.Linear for layer in script["model"]] == [False, True, False]
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["own script", "Accelerate"])
+@pytest.mark.parametrize(
+    ("name", "kind", "asks_accelerate"),
+    [
+        ("te-delayed", "DelayedScaling", True),
+        ("te-current", "Float8CurrentScaling", False),
+        ("te-block", "Float8BlockScaling", False),
+        ("te-mxfp8", "MXFP8BlockScaling", True),
+    ],
+)
+def test_another_recipe_of_transformer_engine_is_asked_of_whoever_opens_the_autocast(
+    name: str, kind: str, asks_accelerate: bool, prepared: bool
+) -> None:
+    accelerate = Accelerate(mixed_precision="fp8", distributed="NO", prepared=prepared)
+    printed = describe(name, Facts(training=Training(accelerate=accelerate)))
+    assert printed is not None
+    assert printed.kind == "python"
+    compile(printed.code, name, "exec")
+    by_kwargs = prepared and asks_accelerate
+    assert (f"recipe={kind}()" in printed.code) is not by_kwargs
+    assert ("kwargs_handlers=[TERecipeKwargs(use_mxfp8_block_scaling=" in printed.code) is by_kwargs
+    assert ("convert_model(model)" in printed.code) is (prepared and not asks_accelerate)
 
 
 def test_to_stay_in_bf16_says_who_asked_for_fp8() -> None:

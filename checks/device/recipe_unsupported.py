@@ -33,44 +33,15 @@ its `nvfp4.rst`: "Training: SM 10.0, SM 10.3")
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from fp8doctor.analysis.capability import FIRST_WITH_FP8, capability
-from fp8doctor.facts import Environment, Facts, Gpu, Linear, Network, Software, recorded
+from fp8doctor.analysis.recipe_needs import NEEDS, Needs, needs, unmet
+from fp8doctor.facts import Environment, Facts, Gpu, Linear, Network, Software
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
-Version = tuple[int, ...]
-
-
-class Needs(NamedTuple):
-    """What a recipe of one stack runs on."""
-
-    first: Version
-    """Lowest CUDA compute capability."""
-    below: Version | None = None
-    """First compute capability on which it does not run any more."""
-    cuda: Version = (0,)
-    """Lowest CUDA version."""
-
-
-NEEDS = {
-    ("transformer_engine", "mxfp8"): Needs((10, 0), below=(12, 0)),
-    ("transformer_engine", "blockwise"): Needs((9, 0), cuda=(12, 9)),
-    ("transformer_engine", "nvfp4"): Needs((10, 0), below=(11, 0)),
-    ("torchao", "mxfp8"): Needs((10, 0), below=(11, 0), cuda=(12, 8)),
-    ("torchao", "nvfp4"): Needs((10, 0)),
-    ("torchao", "blockwise"): Needs((9, 0)),
-}
-"""Stack and recipe -> what it needs. Source: the functions named on the page, Transformer Engine 2.20 and
-torchao 0.18."""
-
 PLAIN_NVFP4 = Needs((10, 0))
 """Of Transformer Engine's NVFP4 without random Hadamard transform and stochastic rounding."""
-
-CUDA_FOR_TE_ON_ADA = (12, 1)
-"""CUDA version, and that of cuBLASLt. Source: ``check_fp8_support`` in Transformer Engine 1.0 to 2.20."""
 
 MXFP8_VARIABLE = "ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING"
 """Makes Accelerate's Transformer Engine backend ask for MXFP8, and raise where it is not there. Source:
@@ -129,8 +100,8 @@ def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no FP8 layer says with which recipe it runs")
     reasons = {
         (stack, recipe): reason
-        for (stack, recipe), needs in wanted.items()
-        if (reason := unmet(stack, recipe, needs, gpu, facts))
+        for (stack, recipe), needed in wanted.items()
+        if (reason := unmet(stack, recipe, needed, gpu, facts))
     }
     if not reasons:
         return None
@@ -165,35 +136,7 @@ def needs_of(linear: Linear) -> Needs:
     plain = linear.features.get("disable_rht") and linear.features.get("disable_stochastic_rounding")
     if plain and linear.recipe == "nvfp4":
         return PLAIN_NVFP4
-    return NEEDS.get((linear.stack, linear.recipe or ""), Needs(FIRST_WITH_FP8))
-
-
-def unmet(stack: str, recipe: str, needs: Needs, gpu: Gpu, facts: Facts) -> str | None:
-    """Tell why a recipe does not run: a need that is not met, else what the try raised. None when nothing
-    speaks against it."""
-    have, cuda = capability(gpu), facts.software.cuda
-    if have < needs.first or (needs.below and have >= needs.below):
-        limit = f"{dotted(needs.first)} or higher" + (
-            f" and below {dotted(needs.below)}" if needs.below else ""
-        )
-        return f"it needs compute capability {limit}, and {gpu.name} has {gpu.compute_capability}"
-    least = (
-        max(needs.cuda, CUDA_FOR_TE_ON_ADA)
-        if stack == "transformer_engine" and have == FIRST_WITH_FP8
-        else needs.cuda
-    )
-    if cuda and numbers(cuda) < least:
-        return f"it needs CUDA {dotted(least)}, and torch was built with {cuda}"
-    error = facts.recipe_tries.get(recipe) if stack == "torchao" and recorded(facts, "recipe_tries") else None
-    return f"a tiny GEMM raises {error}" if error else None
-
-
-def numbers(text: str) -> Version:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
-
-
-def dotted(version: Version) -> str:
-    return ".".join(map(str, version))
+    return needs(linear.stack, linear.recipe or "")
 
 
 def _machine(compute_capability: str) -> Facts:

@@ -31,7 +31,7 @@ https://github.com/triton-lang/triton/issues/11111
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, uses_fp8
-from fp8doctor.diagnosis.treatments import keep_in_bf16
+from fp8doctor.diagnosis.treatments import describe, keep_in_bf16
 from fp8doctor.facts import Arm, Facts, LayerNumerics, Linear, Network, Trial, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -133,11 +133,7 @@ def treatment(facts: Facts, layers: tuple[str, ...], sick: list[Arm]) -> Treatme
     )
     if not delayed or not any(each.name == ArmName.AS_IS for each in sick):
         return None
-    return Treatment(
-        name="current-scaling",
-        summary="scale by the values of the step itself",
-        code="recipe = Float8CurrentScaling()",
-    )
+    return describe("te-current", facts)
 
 
 def _overflow(*non_finite: str) -> Facts:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from fp8doctor.analysis.cast_shares import FROZEN_CAST_SHARE, cast_shares
 from fp8doctor.analysis.layers import fits_fp8
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import fp8_pays
@@ -50,20 +51,6 @@ with 8,192 tokens 0.46, 0.48, 0.63, with 32 x 256 tokens 0.45; 8B with 4,096 tok
 modules 0.31, rowwise 1.56. Alone, one shape varies by 1.4 between processes: 2048 x 512 with 8,192 tokens
 took 0.100 and 0.130 ms, 8192 x 2048 took 0.355 and 0.500, and by 2.0 with 16,384: 2048 x 2048 took 0.287 and
 0.570. Where the model of the step gives fewer than this share, those count."""
-
-FROZEN_CAST_SHARE = {
-    "tensorwise": 5.0 / 9.0,
-    "rowwise": 6.4 / 25.0,
-    "rowwise_with_gw_hp": 1.0,
-    "delayed": 3.0 / 4.7,
-    "current": 5.0 / 6.8,
-}
-"""Cast bytes of an activation in a frozen layer / in a trained one. Without a weight gradient, input and
-gradient are written once, as they lie.
-
-In the effective bytes of `fp8doctor.cost.casts`: two reads of 2 bytes and a write of 1, one read less with
-delayed scales. Rowwise takes what ``rowwise_with_gw_hp`` does, which casts them once in any case.
-"""
 
 REPEATS_WITHIN = 0.03
 """Share by which two kernels timed in turn may differ by chance; a step and its replica differ by 0.02."""
@@ -210,9 +197,26 @@ def _losing(found: dict[str, Gain], facts: Facts) -> dict[str, Gain]:
     """Pick those of all gains that are losses, as `losing` says."""
     rows = None if is_given(facts) else MANY_TOKENS
     layers = {linear.name: linear for linear in judged(facts)}
+    timed = {name: shape for shape in timed_shapes(facts) for name in shape.layers}
     return {
-        name: gain for name, gain in found.items() if gain.loses and _loses_at_best(layers[name], facts, rows)
+        name: gain
+        for name, gain in found.items()
+        if gain.loses
+        and _loses_at_best(layers[name], facts, rows)
+        and not _gains_with_weight_gradient_in_bf16(layers[name], timed.get(name))
     }
+
+
+def _gains_with_weight_gradient_in_bf16(linear: Linear, timed: LayerShape | None) -> bool:
+    """Whether only the weight gradient of a rowwise layer loses: a recipe of torchao keeps just that in
+    BF16."""
+    if linear.recipe != "rowwise" or timed is None or timed.casts_ms is None or not recorded(timed, "gemms"):
+        return False
+    shares = cast_shares(timed)
+    kept = [each for each in timed.gemms if each.layout != "weight_gradient"]
+    return sum(
+        each.bf16_ms - (each.fp8_ms or 0.0) - timed.casts_ms * shares[each.layout] for each in kept
+    ) > 0 and any(each.layout == "weight_gradient" for each in timed.gemms)
 
 
 def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from fp8doctor.analysis.te_recipes import TE_RECIPES
+
 KEEP_IN_BF16 = "keep-in-bf16"
 STAY_IN_BF16 = "stay-in-bf16"
 
@@ -42,6 +44,7 @@ TREATMENTS = {
     KEEP_IN_BF16: Traits("bf16"),
     STAY_IN_BF16: Traits("bf16", is_an_arm_already=True),
     "te-autocast": Traits(),
+    **{name: Traits("recipe", recipe=each.recipe) for name, each in TE_RECIPES.items()},
     "cache-off": Traits(),
     "autocast-bf16": Traits("precision", helps_bf16_too=True),
     "bf16-parameters": Traits("precision", helps_bf16_too=True),
@@ -74,7 +77,6 @@ BY_HAND = frozenset(
         "convert-the-rest",
         "convert-with-torchao",
         "copy-beside-the-work",
-        "current-scaling",
         "default-backend",
         "default-stance",
         "enable-dynamo",

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from fp8doctor import registry
+from fp8doctor.analysis.ledger import ledger
 from fp8doctor.cost.gpus import gpu_spec, modelled_gpu_name
 from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
@@ -39,6 +40,7 @@ def diagnose(
         findings=findings,
         prescription=proposed if held is None else held,
         outcomes=outcomes,
+        ledger=if_recorded(ledger, facts),
         modelled_gpu=modelled_gpu_name(facts),
     )
 

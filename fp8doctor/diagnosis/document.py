@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fp8doctor.analysis.ledger import Ledger
 from fp8doctor.diagnosis.verdict import Verdict
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
@@ -57,12 +58,17 @@ class Document(Record, frozen=True, kw_only=True):
     """Its steps in order."""
     outcomes: tuple[Outcome, ...]
     """One for every check that was selected."""
+    ledger: Ledger | None = None
+    """What FP8 gives every GEMM, alone and in the step; None, and not written, where no shape was timed GEMM
+    by GEMM."""
     modelled_gpu: str = ""
     """The GPU that modelled numbers are of: its name in the datasheet table; as assumed where it has none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Write the report as plain values, as `fp8doctor/report.schema.json` describes them."""
         data = to_builtins(self)
+        if self.ledger is None:
+            del data["ledger"]
         return {"schema_version": SCHEMA_VERSION, **data, "facts": self.facts.to_dict()}
 
     def to_json(self) -> str:

@@ -6,6 +6,7 @@ carries them out.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Collection, Sequence
 
@@ -15,6 +16,7 @@ from fp8doctor.analysis.compile_coverage import cache_off, compile_treatment, is
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.layer_gain import to_keep
 from fp8doctor.analysis.layers import in_python, may_be_taken
+from fp8doctor.analysis.te_recipes import TE_RECIPES
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.finding import Treatment
@@ -273,6 +275,42 @@ def _te_autocast(facts: Facts) -> Treatment:
     )
 
 
+def te_recipe(name: str, facts: Facts) -> Treatment:
+    """Another recipe of Transformer Engine, by the name of its treatment."""
+    kind, _, words = TE_RECIPES[name]
+    code = (
+        "# in the place of the autocast that is there now; before Transformer Engine 2.9 "
+        f"te.fp8_autocast(fp8_recipe=...)\n{_under_te_autocast(kind, 'batch')}"
+    )
+    if may_have_converted(facts):
+        code = _by_accelerate(name, kind)
+    return Treatment(name=name, summary=f"run Transformer Engine with {words}", code=code)
+
+
+def _under_te_autocast(kind: str, batch: str) -> str:
+    return f"with te.autocast(enabled=True, recipe={kind}()):\n    output = model({batch})"
+
+
+BY_ACCELERATE = {"te-delayed": "False", "te-mxfp8": "True"}
+"""Recipes that ``TERecipeKwargs`` can ask for -> its ``use_mxfp8_block_scaling``. Source: accelerate 1.15,
+``apply_fp8_autowrap``."""
+
+
+def _by_accelerate(name: str, kind: str) -> str:
+    """Return the lines for a model that Accelerate converts, whose wrapper opens the autocast."""
+    if name in BY_ACCELERATE:
+        return (
+            'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[TERecipeKwargs('
+            f"use_mxfp8_block_scaling={BY_ACCELERATE[name]})])"
+        )
+    return (
+        "# TERecipeKwargs knows delayed scaling and MXFP8 only, so the autocast is yours\n"
+        'accelerator = Accelerator(mixed_precision="bf16")\n'
+        "with torch.no_grad():\n    convert_model(model)   # before the optimizer is made\n"
+        f"{_under_te_autocast(kind, '**batch')}"
+    )
+
+
 def _keep_in_bf16(facts: Facts) -> Treatment | None:
     layers = to_keep(facts)
     return keep_in_bf16(layers, facts) if layers else None
@@ -290,6 +328,7 @@ LINES: dict[str, Callable[[Facts], Treatment | None]] = {
     "autocast-bf16": _autocast_bf16,
     "bf16-parameters": _bf16_parameters,
     "te-autocast": _te_autocast,
+    **{name: functools.partial(te_recipe, name) for name in TE_RECIPES},
     treatment_table.STAY_IN_BF16: stay_in_bf16,
 }
 """Every exploration, which a test holds to `fp8doctor.trial.explorations`, and giving FP8 up."""

@@ -90,6 +90,20 @@ class MemoryParts(Record, frozen=True, kw_only=True):
     peak comes before the last gradient."""
 
 
+Layout = Literal["output", "input_gradient", "weight_gradient"]
+"""One of the three GEMMs of a training Linear, in the order of a step."""
+
+
+class LayerGemm(Record, frozen=True, kw_only=True):
+    """One GEMM of a `LayerShape`, alone."""
+
+    layout: Layout = NOT_RECORDED
+    bf16_ms: float = NOT_RECORDED
+    fp8_ms: float | None = NOT_RECORDED
+    """The FP8 kernel without its casts; None where FP8 could not be timed, and where the recipe keeps this
+    GEMM in BF16."""
+
+
 class LayerShape(Record, frozen=True, kw_only=True):
     """The GEMMs of one (M, K, N) timed alone on this GPU, in the three layouts of training, and what the
     casts take."""
@@ -108,6 +122,9 @@ class LayerShape(Record, frozen=True, kw_only=True):
     bf16_ms: float = NOT_RECORDED
     """Output, input gradient and weight gradient together, of one layer in one micro-batch."""
     fp8_ms: float | None = NOT_RECORDED
+    gemms: tuple[LayerGemm, ...] = NOT_RECORDED
+    """The same GEMMs one by one, which together are ``bf16_ms`` and, but for those that stay in BF16,
+    ``fp8_ms``."""
     casts_ms: float | None = NOT_RECORDED
     """Compiled casts of input, weight and output gradient that the recipe needs."""
     reason: Prose | None = NOT_RECORDED

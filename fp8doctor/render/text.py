@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import recorded
+from fp8doctor.render.ledger import ledger_table
 from fp8doctor.render.screen import Entry, Line, Mark, Screen, first_screen
 from fp8doctor.render.support import for_support, not_timed
 from fp8doctor.render.terminal import columns, printable_line, printable_lines, to_ascii, wrap
@@ -93,6 +95,7 @@ class _Page:
             yield self.entry(entry)
         if verbose:
             yield self.rows(screen.outcomes)
+            yield self.ledger(report)
             yield self.gaps(report)
             yield self.joined(for_support(report.facts))
         yield [*self.not_looked_at(screen), *self.more(screen, hint=not (verbose or quiet))]
@@ -167,6 +170,20 @@ class _Page:
             else:
                 lines.append((head + "  ".join(cells[at].rjust(widths[at]) for at in shown)).rstrip())
         return lines
+
+    def ledger(self, report: Document) -> list[str]:
+        """Write the GEMMs one by one, numbers flush right; where that is too wide, what it adds up to."""
+        if report.ledger is None:
+            return []
+        found = ledger_table(report.ledger, uses_fp8(report.facts))
+        numbers = [row for row in found.rows if len(row) > 1]
+        widths = [max(map(columns, cells)) for cells in zip(*numbers, strict=True)]
+        lines = []
+        for row in found.rows:
+            cells = (row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))
+            lines.append(f"  {'  '.join(cells)}".rstrip())
+        table = [self.paint(lines[0], DIM), *lines[1:]] if max(map(columns, lines)) <= self.width else []
+        return table + [line for sentence in found.sentences for line in self.prose(sentence, 2)]
 
     def mark(self, mark: Mark) -> str:
         return self.paint(f"[{self.glyphs[mark]}]", COLOURS[mark])

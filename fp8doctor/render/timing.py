@@ -19,6 +19,7 @@ from fp8doctor.analysis.step_difference import (
     waterfall,
     with_attention_together,
 )
+from fp8doctor.analysis.te_recipes import TE_RECIPES
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_conversion, is_of_first_window, recipe_of
 from fp8doctor.known_errors import in_a_sentence
@@ -155,6 +156,8 @@ def label(name: str, fp8: bool) -> str:
     }
     if name in named:
         return named[name]
+    if name in TE_RECIPES:
+        return f"FP8, {TE_RECIPES[name].words}"
     if name.startswith(RECIPE):
         return f"FP8, {name.removeprefix(RECIPE).replace('-', '_')}"
     return f"FP8, {recipe_of(name)}, compiled" if is_conversion(name) else name.replace("-", " ")

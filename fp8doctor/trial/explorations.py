@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fp8doctor.analysis.compile_coverage import is_inside
 from fp8doctor.analysis.layer_gain import timed_shapes, to_keep
+from fp8doctor.analysis.te_recipes import TE_RECIPES, is_legal, own_recipes
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.treatments.optimizer import could_be_fused
@@ -86,6 +87,16 @@ def other_recipe(recipe: str) -> Callable[[TrialContext], bool]:
     return sensible
 
 
+def other_te_recipe(name: str) -> Callable[[TrialContext], bool]:
+    """Tell of layers of Transformer Engine whether this recipe is new to them, and may run here."""
+
+    def sensible(context: TrialContext) -> bool:
+        own = own_recipes(context.facts, opened="te-autocast" in context.proposed)
+        return bool(own) and TE_RECIPES[name].recipe not in own and is_legal(name, context.facts)
+
+    return sensible
+
+
 def compiled_as_one(context: TrialContext) -> bool:
     """Whether one compile mark covers the whole of a model with repeated blocks, and nothing is proposed
     about it."""
@@ -145,6 +156,7 @@ SENSIBLE: dict[str, Callable[[TrialContext], bool]] = {
     "bf16-parameters": in_fp32,
     "keep-in-bf16": some_lose,
     **{PREFIX + recipe.replace("_", "-"): other_recipe(recipe) for recipe in RECIPES},
+    **{name: other_te_recipe(name) for name in TE_RECIPES},
     "fused-optimizer": lambda context: could_be_fused(context.job),
     "compile-blocks": lambda context: te_is_eager(context) or compiled_as_one(context),
 }

@@ -30,6 +30,7 @@ def _recipe(name: str) -> type[Recipe]:
 
 DelayedScaling = _recipe("DelayedScaling")
 Float8CurrentScaling = _recipe("Float8CurrentScaling")
+Float8BlockScaling = _recipe("Float8BlockScaling")
 MXFP8BlockScaling = _recipe("MXFP8BlockScaling")
 
 
@@ -57,12 +58,26 @@ class FP8GlobalStateManager:
     def get_fp8_recipe(cls) -> Any:
         return cls.recipe
 
+    @classmethod
+    def autocast_enter(
+        cls,
+        enabled: bool = False,
+        calibrating: bool = False,
+        fp8_recipe: Any = None,
+        fp8_group: Any = None,
+        _graph: bool = False,
+    ) -> None:
+        """What an autocast calls when it is opened, by these names; ``fp8_autocast_enter`` before 2.9."""
+        cls.enabled, cls.recipe = enabled, fp8_recipe or DelayedScaling()
+
 
 @contextmanager
 def autocast(enabled: bool = True, recipe: Any = None) -> Iterator[None]:
     """The context that the real one is called from; 1.x calls it ``fp8_autocast``."""
     before = FP8GlobalStateManager.enabled, FP8GlobalStateManager.recipe
-    FP8GlobalStateManager.enabled, FP8GlobalStateManager.recipe = enabled, recipe or DelayedScaling()
+    manager = FP8GlobalStateManager
+    enter = manager.autocast_enter if hasattr(manager, "autocast_enter") else manager.fp8_autocast_enter
+    enter(enabled=enabled, calibrating=False, fp8_recipe=recipe, fp8_group=None, _graph=False)
     try:
         yield
     finally:
@@ -183,6 +198,7 @@ MODULES: dict[str, tuple[type, ...]] = {
     "transformer_engine.pytorch.ops.basic.grouped_linear": (OperationGroupedLinear,),
     "transformer_engine.common.recipe": (
         DelayedScaling,
+        Float8BlockScaling,
         Float8CurrentScaling,
         MXFP8BlockScaling,
         NVFP4BlockScaling,
@@ -212,6 +228,10 @@ def install(monkeypatch: pytest.MonkeyPatch, flavour: str = "quantization") -> M
     library = sys.modules["transformer_engine.pytorch"]
     for each in (Linear, LayerNormLinear, LayerNormMLP, GroupedLinear):
         setattr(library, each.__name__, each)
+    if flavour == "fp8":
+        enter = vars(FP8GlobalStateManager)["autocast_enter"]
+        monkeypatch.setattr(FP8GlobalStateManager, "fp8_autocast_enter", enter, raising=False)
+        monkeypatch.delattr(FP8GlobalStateManager, "autocast_enter")
     setattr(library, "autocast" if flavour == "quantization" else "fp8_autocast", autocast)
     sys.modules[state].FP8GlobalStateManager = FP8GlobalStateManager  # type: ignore[attr-defined]
     return library

@@ -14,7 +14,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.examine import examine
-from fp8doctor.facts import Facts, Target, Trial, Workload, recorded
+from fp8doctor.facts import Facts, Gpu, Target, Trial, Workload, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import arms
@@ -23,7 +23,7 @@ from fp8doctor.trial.layers.shapes import distinct
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.run import TrialRun
-from fp8doctor.trial.variant import ArmPlan
+from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama, lora
 from tests.stand_ins import transformer_engine as te
@@ -169,6 +169,103 @@ def test_transformer_engine_without_blocks_is_not_compiled_unasked(monkeypatch: 
     assert not {"compile-blocks", "compile-model"} & set(
         bases(job(InTransformerEngine(te.Linear, te.Linear)))
     )
+
+
+def on_gpu(facts: Facts, compute_capability: str, cuda: str) -> Facts:
+    gpu = Gpu(name="a GPU", vendor="nvidia", compute_capability=compute_capability, visible=True)
+    software = msgspec.structs.replace(facts.software, cuda=cuda)
+    return msgspec.structs.replace(facts, gpus=(gpu,), software=software)
+
+
+@pytest.mark.parametrize(
+    ("compute_capability", "cuda", "own", "tried"),
+    [
+        ("9.0", "13.0", te.DelayedScaling, ["te-current", "te-block"]),
+        ("9.0", "13.0", te.Float8CurrentScaling, ["te-delayed", "te-block"]),
+        ("9.0", "12.8", te.DelayedScaling, ["te-current"]),
+        ("8.9", "13.0", te.DelayedScaling, ["te-current"]),
+        ("10.0", "13.0", te.MXFP8BlockScaling, ["te-delayed", "te-current", "te-block"]),
+        ("12.0", "13.0", te.Float8CurrentScaling, ["te-delayed", "te-block"]),
+        ("8.0", "13.0", te.DelayedScaling, []),
+        ("9.0", "13.0", None, []),
+    ],
+    ids=lambda each: getattr(each, "__name__", each if isinstance(each, str) else None),
+)
+def test_transformer_engine_is_tried_in_the_recipes_that_are_legal_here(
+    compute_capability: str, cuda: str, own: Any, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    te.install(monkeypatch)
+    of = job(InTransformerEngine(te.Linear, te.Linear))
+    if own:
+        with te.autocast(recipe=own()):
+            of.model(torch.ones(4, 32))
+    found = {plan.name: plan for plan in arms(on_gpu(examine(of), compute_capability, cuda), [], of)}
+    assert [name for name in found if name.startswith("te-")] == tried
+    assert {found[name].base for name in tried} <= {"as_is"}
+
+
+class InItsOwnAutocast(nn.Module):
+    """A model whose forward opens the autocast, so that nothing outside of it names the recipe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = InTransformerEngine(te.Linear, te.Linear)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with te.autocast(recipe=te.DelayedScaling()):
+            return self.inner(x)
+
+
+def test_a_trial_takes_every_step_of_an_arm_under_its_recipe_and_leaves_the_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stand-in has no FP8 GEMM, which is all that such an arm then lacks."""
+    te.install(monkeypatch)
+    seen: dict[str, set[str]] = {}
+    forward = te.Linear.forward
+
+    def watched(layer: te.Linear, x: torch.Tensor) -> torch.Tensor:
+        out = forward(layer, x)
+        seen.setdefault(layer.__dict__.get("arm", "user"), set()).add(type(layer.fp8_meta["recipe"]).__name__)
+        return out
+
+    def named(plan: ArmPlan) -> ArmPlan:
+        def make(variant: Variant) -> Variant:
+            made = plan.make(variant)
+            for module in made.model.modules():
+                module.__dict__["arm"] = plan.name
+            return made
+
+        return replace(plan, make=make)
+
+    monkeypatch.setattr(te.Linear, "forward", watched)
+    of = job(InItsOwnAutocast(), batch=torch.ones(4, 32), loss=lambda output, batch: output.sum())
+    of.model(of.batch)
+    found = arms(on_gpu(examine(of), "9.0", "13.0"), [], of)
+    tried = [named(plan) for plan in found if plan.name in ("as_is", "te-current", "te-block")]
+    result = conduct(of, [], tried, TrialRun(torch.device("cpu"), Budget(600)))
+    assert {each.reason for each in result.arms} == {"no FP8 GEMM was seen in its step"}
+    assert result.harm == ()
+    of.model(of.batch)
+    assert seen == {
+        "user": {"DelayedScaling"},
+        "as_is": {"DelayedScaling"},
+        "te-current": {"Float8CurrentScaling"},
+        "te-block": {"Float8BlockScaling"},
+    }
+
+
+def test_of_layers_without_autocast_the_recipes_are_tried_under_the_one_that_is_proposed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    te.install(monkeypatch)
+    of = job(InTransformerEngine(te.Linear, te.Linear))
+    found = {plan.name: plan for plan in arms(on_gpu(examine(of), "9.0", "13.0"), steps("te-autocast"), of)}
+    assert {name: found[name].base for name in ("te-current", "te-block")} == {
+        "te-current": "prescribed",
+        "te-block": "prescribed",
+    }
+    assert "te-delayed" not in found
 
 
 def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:

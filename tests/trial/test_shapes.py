@@ -121,6 +121,20 @@ def test_every_distinct_shape_is_timed_once_the_largest_first() -> None:
     assert all(shape.bf16_ms > 0 and shape.fp8_ms and shape.fp8_ms > 0 for shape in found)
 
 
+@pytest.mark.parametrize(("recipe", "in_fp8"), [("tensorwise", 3), ("rowwise", 3), ("rowwise_with_gw_hp", 2)])
+def test_every_gemm_of_a_shape_is_timed_apart(recipe: str, in_fp8: int) -> None:
+    for shape in probed(decoder(recipe, frozen=recipe == "tensorwise")):
+        assert [each.layout for each in shape.gemms] == list(gemms.LAYOUTS[: 3 if shape.trained else 2])
+        assert sum(each.bf16_ms for each in shape.gemms) == pytest.approx(shape.bf16_ms)
+        times = [each.fp8_ms for each in shape.gemms if each.fp8_ms]
+        assert len(times) == min(in_fp8, len(shape.gemms))
+        assert shape.fp8_ms is not None
+        if in_fp8 == 3:
+            assert sum(times) == pytest.approx(shape.fp8_ms)
+        else:
+            assert sum(times) < shape.fp8_ms, "the GEMM that stays in BF16 is a part of it"
+
+
 def test_layers_of_one_shape_are_one() -> None:
     assert {shape.layers for shape in probed(decoder())} == {
         ("0.q", "1.q"),
@@ -312,6 +326,7 @@ def test_an_fp8_gemm_that_fails_costs_the_fp8_of_its_shape(monkeypatch: pytest.M
         "RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED",
     )
     assert found["0.k"].bf16_ms > 0
+    assert [each.fp8_ms for each in found["0.k"].gemms] == [None] * 3
     assert found["0.up"].fp8_ms
 
 

@@ -14,10 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fp8doctor.facts import LayerShape
+from fp8doctor.facts import LayerShape, Layout
 from fp8doctor.trial.layers import casts
 
 Operation = Callable[[], object]
+
+LAYOUTS: tuple[Layout, ...] = ("output", "input_gradient", "weight_gradient")
+"""What `bf16_gemms` and `fp8_gemms` compute, in their order."""
+
+KEPT_IN_BF16 = "weight gradient, kept in bf16"
+"""Name of the GEMM among those in FP8 that the recipe leaves in BF16."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ def fp8_gemms(of: Operands, shape: LayerShape, fast: bool) -> dict[str, Operatio
     if not shape.trained:
         return gemms
     if shape.recipe == "rowwise_with_gw_hp":
-        return gemms | {"weight gradient, kept in bf16": lambda: of.gradient.t() @ of.input}
+        return gemms | {KEPT_IN_BF16: lambda: of.gradient.t() @ of.input}
     return gemms | {
         "fp8 weight gradient": lambda: scaled_mm(
             gradient.view(n, m), input.view(k, m).t(), one, one, fast=False

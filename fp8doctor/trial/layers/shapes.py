@@ -8,10 +8,11 @@ timed without what they could be fused with.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 import torch
@@ -20,11 +21,18 @@ from torch import Tensor
 from fp8doctor.analysis.layer_gain import judged
 from fp8doctor.analysis.layers import flops_share_pct, would_be_converted
 from fp8doctor.cost import calls_of, rows_of
-from fp8doctor.facts import Facts, LayerShape, Linear
+from fp8doctor.facts import Facts, LayerGemm, LayerShape, Linear
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers import casts
-from fp8doctor.trial.layers.gemms import Operands, Operation, bf16_gemms, fp8_gemms
+from fp8doctor.trial.layers.gemms import (
+    KEPT_IN_BF16,
+    LAYOUTS,
+    Operands,
+    Operation,
+    bf16_gemms,
+    fp8_gemms,
+)
 from fp8doctor.trial.measure.device import DeviceLost, still_there
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.wording import percent, sentence
@@ -247,14 +255,40 @@ def _with_gemms(shape: LayerShape, bench: Timer, fast: bool) -> LayerShape:
         still_there(bench.device, ARM)
         times = bench.turns(bf16)
         return msgspec.structs.replace(
-            shape, bf16_ms=sum(times.values()), fp8_ms=None, casts_ms=None, reason=sentence(error)
+            shape,
+            bf16_ms=sum(times.values()),
+            fp8_ms=None,
+            gemms=_one_by_one(times, bf16, ()),
+            casts_ms=None,
+            reason=sentence(error),
         )
     # In turns of a BF16 GEMM and an FP8 one: each has the clocks that the other had.
     times = bench.turns(
         {name: operation for pair in zip(bf16.items(), fp8.items(), strict=True) for name, operation in pair}
     )
     in_bf16, in_fp8 = (sum(times[name] for name in each) for each in (bf16, fp8))
-    return msgspec.structs.replace(shape, bf16_ms=in_bf16, fp8_ms=in_fp8, casts_ms=None, reason=None)
+    return msgspec.structs.replace(
+        shape,
+        bf16_ms=in_bf16,
+        fp8_ms=in_fp8,
+        gemms=_one_by_one(times, bf16, fp8),
+        casts_ms=None,
+        reason=None,
+    )
+
+
+def _one_by_one(
+    times: Mapping[str, float], bf16: Collection[str], fp8: Collection[str]
+) -> tuple[LayerGemm, ...]:
+    """Tell the times of each layout; ``bf16`` and ``fp8`` name the operations in the order of `LAYOUTS`."""
+    return tuple(
+        LayerGemm(
+            layout=layout,
+            bf16_ms=times[in_bf16],
+            fp8_ms=None if in_fp8 in (None, KEPT_IN_BF16) else times[in_fp8],
+        )
+        for layout, in_bf16, in_fp8 in itertools.zip_longest(LAYOUTS[: len(bf16)], bf16, fp8)
+    )
 
 
 def _with_casts(shapes: list[LayerShape], bench: Timer, until: float) -> list[LayerShape]:

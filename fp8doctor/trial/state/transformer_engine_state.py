@@ -71,6 +71,44 @@ def open_autocast() -> Callable[[], AbstractContextManager[object]]:
     return partial(autocast_with, _manager().get_fp8_recipe()) if autocast_is_open() else nullcontext
 
 
+ENTERS = ("autocast_enter", "fp8_autocast_enter")
+"""What an autocast calls of the manager when it is opened: from 2.9 on, and before. Recipe and the switch are
+its third and first arguments in 1.0 to 2.20."""
+
+
+def opened_with(recipe: Any) -> Callable[[], AbstractContextManager[None]]:
+    """Return a context in which every FP8 autocast that is opened gets this recipe in the place of its own.
+
+    The library's own test of a recipe is made of the one that is given. What stands in the place of the
+    library's function is one and the same each time, so that a graph that calls it is compiled once.
+    """
+    manager = _manager()
+    name = next((each for each in ENTERS if each in vars(manager or type)), None)
+    if name is None:
+        return nullcontext
+    own = vars(manager)[name]
+    supported = getattr(sys.modules[manager.__module__], "check_recipe_support", None)
+
+    def enter(
+        cls: Any, /, enabled: bool = False, calibrating: bool = False, fp8_recipe: Any = None, **more: Any
+    ) -> None:
+        if enabled and supported is not None:
+            supported(recipe)
+        own.__func__(cls, enabled, calibrating, recipe if enabled else fp8_recipe, **more)
+
+    given = classmethod(enter)
+
+    @contextmanager
+    def instead() -> Iterator[None]:
+        setattr(manager, name, given)
+        try:
+            yield
+        finally:
+            setattr(manager, name, own)
+
+    return instead
+
+
 def _manager() -> Any:
     managers = (getattr(sys.modules.get(name), "FP8GlobalStateManager", None) for name in MODULES)
     return next((each for each in managers if each is not None), None)

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from fp8doctor.checks.numerics.non_finite import HEALTHY, SICK, non_finite
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, Linear, Network, Trial
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.trial.treatments import carry_out
+from fp8doctor.trial.treatments import carry_out, treatments
 from tests.checks.arms import failed, ran
 from tests.checks.numerics.outliers import Overflowing, batch, decoder, in_fp8
 from tests.checks.trials import tried
@@ -121,3 +121,14 @@ def test_a_layer_that_overflows_alone_under_finite_steps_is_a_warning() -> None:
     )
     assert "down gives it." in finding.explanation
     assert "BF16" in finding.explanation
+
+
+def test_transformer_engine_is_given_current_scaling_which_the_trial_can_carry_out() -> None:
+    layer = Linear(name="up", stack="transformer_engine", use="training", recipe="delayed")
+    arms = (ran("as_is", non_finite=("loss",)), ran("bf16", non_finite=()))
+    trial = Trial(device="cuda", arms=arms, numerics=())
+    finding = non_finite(Facts(network=Network(linears=(layer,)), trial=trial))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert finding.treatment.name == "te-current"
+    assert finding.treatment.name in treatments()

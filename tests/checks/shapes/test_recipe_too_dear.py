@@ -12,7 +12,7 @@ from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor.checks.shapes.recipe_too_dear import recipe_too_dear
-from fp8doctor.facts import Arm, Facts
+from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from tests.checks.arms import failed, ran, timed
 from tests.checks.trials import tried
@@ -65,6 +65,25 @@ def test_names_of_torchao_come_back_from_names_of_arms(look: Look) -> None:
     assert finding.treatment is not None
     assert finding.treatment.name == "recipe-rowwise-with-gw-hp"
     exec(finding.treatment.code, vars(torchao.float8) | {"model": mlp()})
+
+
+def test_transformer_engines_recipes_are_compared_too() -> None:
+    layer = Linear(name="up", stack="transformer_engine", use="training", recipe="current")
+    arms = (
+        ran("as_is", 100.0),
+        ran("te-delayed", 94.0, base="as_is"),
+        ran("te-block", 112.0, base="as_is"),
+        failed("te-mxfp8", "Device compute capability 10.0 or higher required for MXFP8 execution."),
+    )
+    finding = recipe_too_dear(
+        Facts(network=Network(linears=(layer,)), trial=Trial(device="cuda", gpu="NVIDIA H200", arms=arms))
+    )
+    assert isinstance(finding, Finding)
+    assert finding.title == "The recipe delayed is 1.06x as fast as current"
+    assert finding.evidence["blockwise_step_ms"] == 112.0
+    assert finding.treatment is not None
+    assert finding.treatment.name == "te-delayed"
+    assert "te.autocast(enabled=True, recipe=DelayedScaling())" in finding.treatment.code
 
 
 def test_tensorwise_on_wide_layers(look: Look) -> None:

@@ -1,0 +1,174 @@
+"""The ledger of the GEMMs: what FP8 gives every distinct shape in each of its three GEMMs, and how much of
+the step that explains.
+
+A line is one GEMM of one shape: the BF16 kernel, the FP8 kernel alone, the casts that only this GEMM needs
+(`fp8doctor.analysis.cast_shares`), and the net, what FP8 saves of one call. Times the calls of a step the
+lines add up to what single layers let expect of the step. Beside it stands what the profiled steps show:
+GEMMs and casts in BF16, less those in FP8. What is left over is no single layer's: casts that share a kernel
+with the norm or the activation before them, or that layers with one input share, caches, clocks, eager casts.
+
+Transformer Engine's own yardstick is counted likewise: its ``benchmarks/gemm`` times output, input gradient
+and weight gradient of a configuration's shapes, pre-quantised (the FP8 kernel alone here) and with
+quantisation (with the casts here). `Ledger.speedup` is its quotient with quantisation: a 5B on an H200 NVL
+(hidden 4096, 15,872 tokens) has 1.69 with delayed scaling, 1.58 with current and 1.40 with block scaling, and
+1.90 to 1.92 pre-quantised. Casts here are what torch.compile makes of them, alone, so they are dearer than
+in a step, and of Transformer Engine's recipes they stand for its kernels, which move the same bytes. Block
+scaling is not timed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fp8doctor.analysis.arms import fair_bf16, fp8_totals, uses_fp8
+from fp8doctor.analysis.cast_shares import cast_shares
+from fp8doctor.analysis.layer_gain import timed_shapes
+from fp8doctor.analysis.step_difference import waterfall
+from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, traits
+from fp8doctor.cost import calls_of, gemms, micro_batches
+from fp8doctor.facts import Arm, Facts, LayerShape, Layout, Linear, recorded
+from fp8doctor.facts.arm_names import is_conversion, recipe_of
+from fp8doctor.facts.record import Record
+
+OTHER_WORK = (KEEP_IN_BF16, "larger-batch", "checkpointing-off", "adapters-to-bf16")
+"""Treatments after which the step has other GEMMs than those that were timed alone."""
+
+
+class LedgerLine(Record, frozen=True, kw_only=True):
+    """One GEMM of one shape."""
+
+    m: int
+    k: int
+    n: int
+    recipe: str
+    layout: Layout
+    layers: int
+    """Layers of this shape."""
+    calls: int
+    """How often a step computes it, in all layers and micro-batches; with checkpointing the output twice."""
+    bf16_ms: float
+    fp8_ms: float | None
+    """None where the recipe keeps it in BF16."""
+    casts_ms: float
+    """Its part of the casts of the layer, which were timed together, by the bytes that they move."""
+    net_ms: float
+    """What FP8 saves of one call; negative where it costs."""
+    step_ms: float
+    """The same of a step."""
+
+
+class Ledger(Record, frozen=True, kw_only=True):
+    """All lines, their sums over a step, and what the step shows."""
+
+    lines: tuple[LedgerLine, ...]
+    """Those that save most first, the GEMMs of a shape together."""
+    layers: int
+    """FP8 layers that the lines are of."""
+    bf16_ms: float
+    fp8_ms: float
+    """Without the casts; with what stays in BF16."""
+    casts_ms: float
+    net_ms: float
+    """What single layers let expect that FP8 saves of a step."""
+    speedup: float
+    """BF16 GEMMs / FP8 GEMMs and casts."""
+    fp8_arm: str | None
+    """The profiled arm that it is held to; None where none has this work."""
+    bf16_arm: str | None
+    step_saved_ms: float | None
+    """GEMMs and casts of ``bf16_arm`` less those of ``fp8_arm``."""
+    unexplained_ms: float | None
+    """``step_saved_ms`` less ``net_ms``."""
+
+
+def ledger(facts: Facts) -> Ledger | None:
+    """Keep the ledger of a trial on a GPU; None where no shape was timed GEMM by GEMM with its casts."""
+    if not recorded(facts, "network.linears"):
+        return None
+    known = {linear.name: linear for linear in facts.network.linears}
+    shapes = [
+        each
+        for each in timed_shapes(facts)
+        if each.casts_ms is not None
+        and recorded(each, "gemms")
+        and any(name in known for name in each.layers)
+    ]
+    if not shapes:
+        return None
+    by_shape = [
+        list(_lines(shape, [known[name] for name in shape.layers if name in known], facts))
+        for shape in shapes
+    ]
+    by_shape.sort(key=lambda lines: -sum(each.step_ms for each in lines))
+    lines = tuple(line for each in by_shape for line in each)
+    bf16 = sum(line.calls * line.bf16_ms for line in lines)
+    fp8 = sum(line.calls * (line.bf16_ms if line.fp8_ms is None else line.fp8_ms) for line in lines)
+    casts = sum(line.calls * line.casts_ms for line in lines)
+    net = sum(line.step_ms for line in lines)
+    arms = _arms(facts, {shape.recipe for shape in shapes})
+    saved = _saved_ms(*arms) if arms else None
+    return Ledger(
+        lines=lines,
+        layers=sum(each[0].layers for each in by_shape),
+        bf16_ms=bf16,
+        fp8_ms=fp8,
+        casts_ms=casts,
+        net_ms=net,
+        speedup=bf16 / (fp8 + casts),
+        fp8_arm=arms[0].name if arms else None,
+        bf16_arm=arms[1].name if arms else None,
+        step_saved_ms=saved,
+        unexplained_ms=None if saved is None else saved - net,
+    )
+
+
+def _lines(shape: LayerShape, linears: list[Linear], facts: Facts) -> Iterator[LedgerLine]:
+    """Write the lines of one shape."""
+    shares = cast_shares(shape)
+    once = [micro_batches(facts) * gemms(linear) * calls_of(linear, facts) for linear in linears]
+    again = [count for count, linear in zip(once, linears, strict=True) if _is_recomputed(linear)]
+    for gemm in shape.gemms:
+        casts = (shape.casts_ms or 0.0) * shares[gemm.layout] if gemm.fp8_ms is not None else 0.0
+        net = gemm.bf16_ms - gemm.fp8_ms - casts if gemm.fp8_ms is not None else 0.0
+        calls = sum(once) + (sum(again) if gemm.layout == "output" else 0)
+        yield LedgerLine(
+            m=shape.m,
+            k=shape.k,
+            n=shape.n,
+            recipe=shape.recipe,
+            layout=gemm.layout,
+            layers=len(linears),
+            calls=calls,
+            bf16_ms=gemm.bf16_ms,
+            fp8_ms=gemm.fp8_ms,
+            casts_ms=casts,
+            net_ms=net,
+            step_ms=calls * net,
+        )
+
+
+def _is_recomputed(linear: Linear) -> bool:
+    return recorded(linear, "checkpointed") and linear.checkpointed is not None
+
+
+def _arms(facts: Facts, recipes: set[str]) -> tuple[Arm, Arm] | None:
+    """Pick the FP8 step whose GEMMs and casts are those that were timed, with the fair BF16; both profiled.
+
+    The prescription comes first: its casts are compiled, as those that were timed alone.
+    """
+    for fp8 in reversed(fp8_totals(facts)):
+        treatments = fp8.treatments if recorded(fp8, "treatments") else ()
+        if uses_fp8(facts):
+            same = not any(each in OTHER_WORK or traits(each).recipe for each in treatments)
+        else:
+            same = is_conversion(fp8.name) and recipes == {recipe_of(fp8.name)}
+        bf16 = fair_bf16(facts, fp8) if same else None
+        if bf16 and recorded(fp8, "breakdown") and recorded(bf16, "breakdown") and waterfall(fp8, bf16):
+            return fp8, bf16
+    return None
+
+
+def _saved_ms(fp8: Arm, bf16: Arm) -> float | None:
+    """Tell what GEMMs and casts take less in FP8; what casts do of a norm's work is not theirs."""
+    found = waterfall(fp8, bf16)
+    return None if found is None else -(found.parts_ms["GEMMs"] + found.parts_ms["casts"])

@@ -1,0 +1,66 @@
+"""What ``-v`` adds of the GEMMs one by one: a table, and how much of the step it explains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from msgspec import Struct
+
+from fp8doctor.analysis.ledger import Ledger, LedgerLine
+from fp8doctor.analysis.step_difference import signed
+from fp8doctor.render.timing import label
+from fp8doctor.wording import plural
+
+HEADS = ("ms of one GEMM, alone", "calls", "BF16", "FP8", "casts", "saved", "saved a step")
+
+
+class LedgerTable(Struct, frozen=True):
+    """The table, as it is shown: a row with one cell names the shape of those below it."""
+
+    rows: tuple[tuple[str, ...], ...]
+    sentences: tuple[str, ...]
+
+
+def ledger_table(ledger: Ledger, fp8: bool) -> LedgerTable:
+    """Write the ledger; ``fp8`` says whether the model as it is has FP8 layers."""
+    rows: list[tuple[str, ...]] = []
+    for shape, lines in groupby(ledger.lines, _shape):
+        rows += [(shape,), *map(_cells, lines)]
+    return LedgerTable((HEADS, *rows), tuple(_sentences(ledger, fp8)))
+
+
+def _shape(line: LedgerLine) -> str:
+    return f"{line.m} x {line.k} x {line.n} {line.recipe}, {plural(line.layers, 'layer')}"
+
+
+def _cells(line: LedgerLine) -> tuple[str, ...]:
+    in_fp8 = line.fp8_ms is not None
+    return (
+        f"  {line.layout.replace('_', ' ')}",
+        f"{line.calls:,}",
+        f"{line.bf16_ms:.3f}",
+        f"{line.fp8_ms:.3f}" if in_fp8 else "in BF16",
+        f"{line.casts_ms:.3f}" if in_fp8 else "-",
+        signed_finely(line.net_ms) if in_fp8 else "-",
+        signed(line.step_ms) if in_fp8 else "-",
+    )
+
+
+def signed_finely(ms: float) -> str:
+    """Write what one GEMM saves, in thousandths of a millisecond."""
+    return f"{'−' if ms < 0 else '+'}{abs(ms):.3f}"
+
+
+def _sentences(ledger: Ledger, fp8: bool) -> Iterator[str]:
+    yield (
+        f"Timed alone, the GEMMs of {plural(ledger.layers, 'layer')} take {ledger.bf16_ms:,.1f} ms of a step "
+        f"in BF16, in FP8 {ledger.fp8_ms:,.1f} and their casts {ledger.casts_ms:,.1f}: "
+        f"{ledger.speedup:.2f}x, saved {signed(ledger.net_ms)} ms."
+    )
+    if ledger.fp8_arm and ledger.bf16_arm and ledger.step_saved_ms is not None:
+        yield (
+            f"In the step GEMMs and casts save {signed(ledger.step_saved_ms)} ms "
+            f"({label(ledger.fp8_arm, fp8)}, against {label(ledger.bf16_arm, fp8)}). "
+            f"Not explained by single layers: {signed(ledger.unexplained_ms or 0.0)} ms."
+        )
