@@ -93,7 +93,7 @@ def test_most_are_profiled() -> None:
 @pytest.mark.parametrize(("name", "code"), INFOS.items())
 def test_what_costs_little_is_told_without_a_warning(name: str, code: str) -> None:
     report = replayed(RECORDED / f"{name}.json")
-    assert [finding.code for finding in report.findings if finding.severity == "info"] == [code]
+    assert code in [finding.code for finding in report.findings if finding.severity == "info"]
 
 
 @pytest.mark.parametrize("name", PROFILED)
