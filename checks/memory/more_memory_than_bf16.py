@@ -71,7 +71,8 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     eager = [linear for linear in fp8 if linear.compiled is None]
     compiled = not eager and now.graphs_run != 0
-    bf16 = arm(facts.trial, ArmName.BF16_COMPILED if compiled else ArmName.BF16)
+    forms = (ArmName.BF16_AS_COMPILED, ArmName.BF16_COMPILED) if compiled else (ArmName.BF16,)
+    bf16 = next((found for form in forms if (found := arm(facts.trial, form))), None)
     if bf16 is None or not bf16.peak_gib:
         return NotApplicable(
             reason=f"BF16 was not measured {'compiled' if compiled else 'eagerly'}, as the step is"

@@ -21,7 +21,8 @@ def timed_on(trial: Trial) -> str:
 
 
 def best_bf16(facts: Facts) -> Arm | None:
-    """Find the fastest BF16 arm of the same model; without FP8 the job as it is counts too."""
+    """Find the best BF16 of the same model: the fastest of the forms that were timed; without FP8 the job as
+    it is counts too."""
     names = BF16_BASELINES if uses_fp8(facts) else BASELINES
     timed = [found for name in names if (found := arm(facts.trial, name))]
     return min(timed, key=lambda each: each.step_ms or 0.0, default=None)

@@ -8,14 +8,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import arm, base_of, best_bf16, saved_ms, timed_on
-from fp8doctor.analysis.compile_coverage import cache_off, compile_all
+from fp8doctor.analysis.arms import arm, base_of, saved_ms, timed_on
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import stays_in_bf16
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, STAY_IN_BF16
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.treatments import describe, keep_in_bf16, stay_in_bf16, without_fp8
+from fp8doctor.diagnosis.treatments import as_best, describe, keep_in_bf16, stay_in_bf16
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import SEVERITIES, Finding, Saving, Treatment
@@ -126,24 +125,6 @@ def held_to_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment
         if treatment is not None:
             treatments.append(treatment)
     return treatments
-
-
-def as_best(bf16: Treatment, facts: Facts) -> Treatment:
-    """To stay in BF16, in the lines that make the BF16 that was timed fastest."""
-    best, network = best_bf16(facts), facts.network
-    if best is None:
-        return bf16
-    if best.name == ArmName.BF16:
-        return msgspec.structs.replace(
-            bf16, summary=bf16.summary.replace(", compiled", ""), code=without_fp8(facts)
-        )
-    lines = compile_all(network) if network.blocks else ["model = torch.compile(model)"]
-    cache = (
-        [cache_off(facts)]
-        if network.blocks and recorded(facts, "training.use_cache") and facts.training.use_cache is True
-        else []
-    )
-    return msgspec.structs.replace(bf16, code="\n".join([without_fp8(facts), *lines, *cache]))
 
 
 def _was_timed(facts: Facts) -> bool:

@@ -10,15 +10,25 @@ import functools
 import re
 from collections.abc import Callable, Collection, Sequence
 
+from msgspec.structs import replace
+
 from fp8doctor.analysis import treatment_table
 from fp8doctor.analysis.accelerate_of_model import may_have_converted
-from fp8doctor.analysis.compile_coverage import cache_off, compile_treatment, is_inside, needs_compile
+from fp8doctor.analysis.arms import best_bf16
+from fp8doctor.analysis.compile_coverage import (
+    cache_off,
+    compile_all,
+    compile_treatment,
+    is_inside,
+    needs_compile,
+)
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.layer_gain import to_keep
 from fp8doctor.analysis.layers import in_python, may_be_taken
 from fp8doctor.analysis.te_recipes import TE_RECIPES
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
-from fp8doctor.facts import Facts, Linear, if_recorded, recorded
+from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
 
@@ -36,6 +46,34 @@ def stay_in_bf16(facts: Facts, why: str = "nothing that was tried makes FP8 as f
         summary=f"stay in BF16, compiled: {why}",
         code=f"{without_fp8(facts)}\nmodel = torch.compile(model)   # or block by block, as timed",
     )
+
+
+def as_best(bf16: Treatment, facts: Facts) -> Treatment:
+    """To stay in BF16, in the lines that make the BF16 that was timed fastest."""
+    best = best_bf16(facts)
+    if best is None:
+        return bf16
+    how = {ArmName.BF16: "", ArmName.BF16_AS_COMPILED: ", under your own torch.compile"}
+    return replace(
+        bf16,
+        summary=bf16.summary.replace(", compiled", how.get(ArmName(best.name), ", compiled")),
+        code="\n".join([without_fp8(facts), *compiled_as(best, facts)]),
+    )
+
+
+def compiled_as(bf16: Arm, facts: Facts) -> list[str]:
+    """Write the lines that compile BF16 as this arm was; where the user's own form was to be timed too, they
+    say whether it stays."""
+    if bf16.name == ArmName.BF16_AS_COMPILED:
+        return ["# leave your own torch.compile as it is"]
+    compiles_otherwise = any(each.name == ArmName.BF16_AS_COMPILED for each in facts.trial.arms)
+    own = ["# leave out your own torch.compile"] if compiles_otherwise else []
+    if bf16.name == ArmName.BF16:
+        return own
+    network = facts.network
+    lines = compile_all(network) if network.blocks else ["model = torch.compile(model)"]
+    cached = network.blocks and recorded(facts, "training.use_cache") and facts.training.use_cache is True
+    return [*own, *lines, *([cache_off(facts)] if cached else [])]
 
 
 def without_fp8(facts: Facts) -> str:

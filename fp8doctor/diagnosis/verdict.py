@@ -30,7 +30,7 @@ from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.analysis.waiting import waiting_first
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName, is_conversion, recipe_of
+from fp8doctor.facts.arm_names import ArmName, is_conversion, keeps_users_compilation, recipe_of
 from fp8doctor.facts.paths import path_of
 from fp8doctor.facts.record import Prose, Record
 from fp8doctor.finding import Basis, Finding
@@ -309,13 +309,14 @@ def _offer(trial: Trial, bf16: Arm | None, fp8: Arm | None) -> str:
             else "What FP8 would give was not measured."
         )
     recipe, gain = recipe_of(fp8.name), ratio(bf16, fp8)
+    how = "under your own torch.compile" if keeps_users_compilation(fp8.name) else "compiled"
     if is_noise(gain, trial):
         return (
-            f"The timing is too noisy to tell whether FP8 ({recipe}, compiled) would be faster: about "
+            f"The timing is too noisy to tell whether FP8 ({recipe}, {how}) would be faster: about "
             f"{fp8.step_ms:.1f} ms a step, its best BF16 {bf16.step_ms:.1f} ms."
         )
     return (
-        f"With FP8 ({recipe}, compiled) the step would take {fp8.step_ms:.1f} ms, {gain.median:.2f}x of its "
+        f"With FP8 ({recipe}, {how}) the step would take {fp8.step_ms:.1f} ms, {gain.median:.2f}x of its "
         f"best BF16 ({bf16.step_ms:.1f} ms)."
     )
 

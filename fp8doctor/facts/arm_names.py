@@ -12,6 +12,9 @@ class ArmName(StrEnum):
     AS_IS = "as_is"
     BF16 = "bf16"
     BF16_COMPILED = "bf16_compiled"
+    """Block by block, or whole where there are no blocks, with the compiler's own settings."""
+    BF16_AS_COMPILED = "bf16_as_compiled"
+    """As the user compiles the job, where that is another form than `BF16_COMPILED`."""
     PRESCRIBED = "prescribed"
     """Everything together that is prescribed: what findings proposed, and what the trial found beside it."""
     COMBINATION = "combination"
@@ -24,16 +27,19 @@ class ArmName(StrEnum):
     BF16_WITHOUT_CHECKPOINTING = "bf16_without_checkpointing"
 
 
-BF16_BASELINES = (ArmName.BF16, ArmName.BF16_COMPILED)
+BF16_BASELINES = (ArmName.BF16, ArmName.BF16_COMPILED, ArmName.BF16_AS_COMPILED)
+"""The forms of BF16 that the user could write; `fp8doctor.analysis.arms.best_bf16` is the fastest of them."""
+
 BASELINES = (ArmName.AS_IS, *BF16_BASELINES)
 
 _CONVERSION = "float8_"
+_AS_COMPILED = "_as_compiled"
 _FIRST_WINDOW = "_first"
 
 
-def conversion_to(recipe: str) -> str:
-    """The name of the arm that converts a model without FP8."""
-    return _CONVERSION + recipe
+def conversion_to(recipe: str, *, as_compiled: bool = False) -> str:
+    """The name of the arm that converts a model without FP8, and leaves it compiled as it is or not."""
+    return _CONVERSION + recipe + (_AS_COMPILED if as_compiled else "")
 
 
 def is_conversion(name: str) -> bool:
@@ -43,7 +49,12 @@ def is_conversion(name: str) -> bool:
 
 def recipe_of(conversion: str) -> str:
     """The recipe that a conversion converts to."""
-    return conversion.removeprefix(_CONVERSION)
+    return conversion.removeprefix(_CONVERSION).removesuffix(_AS_COMPILED)
+
+
+def keeps_users_compilation(name: str) -> bool:
+    """Whether the arm runs under the user's own compile marks in place of the trial's."""
+    return name.endswith(_AS_COMPILED)
 
 
 def in_first_window(name: str) -> str:

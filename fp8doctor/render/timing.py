@@ -21,7 +21,13 @@ from fp8doctor.analysis.step_difference import (
 )
 from fp8doctor.analysis.te_recipes import TE_RECIPES
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName, is_conversion, is_of_first_window, recipe_of
+from fp8doctor.facts.arm_names import (
+    ArmName,
+    is_conversion,
+    is_of_first_window,
+    keeps_users_compilation,
+    recipe_of,
+)
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.wording import percent, plural
 
@@ -80,6 +86,7 @@ def timing(facts: Facts) -> Timing | None:
     order: dict[str, float] = {
         ArmName.BF16: 0,
         ArmName.BF16_COMPILED: 1,
+        ArmName.BF16_AS_COMPILED: 1.2,
         ArmName.AS_IS: 1.5 if fp8 else -1,
         ArmName.PRESCRIBED: 2,
     }
@@ -149,6 +156,7 @@ def label(name: str, fp8: bool) -> str:
         ArmName.AS_IS: f"{'FP8, a' if fp8 else 'A'}s it is",
         ArmName.BF16: "BF16",
         ArmName.BF16_COMPILED: "BF16, compiled",
+        ArmName.BF16_AS_COMPILED: "BF16, your own compile",
         ArmName.BF16_WITHOUT_CHECKPOINTING: "BF16, checkpointing off",
         ArmName.PRESCRIBED: "FP8, prescribed",
         ArmName.COMBINATION: "FP8, all that gained",
@@ -160,7 +168,10 @@ def label(name: str, fp8: bool) -> str:
         return f"FP8, {TE_RECIPES[name].words}"
     if name.startswith(RECIPE):
         return f"FP8, {name.removeprefix(RECIPE).replace('-', '_')}"
-    return f"FP8, {recipe_of(name)}, compiled" if is_conversion(name) else name.replace("-", " ")
+    if is_conversion(name):
+        how = "your own compile" if keeps_users_compilation(name) else "compiled"
+        return f"FP8, {recipe_of(name)}, {how}"
+    return name.replace("-", " ")
 
 
 def _row(arm: Arm, fp8: bool) -> Row:

@@ -25,7 +25,7 @@ __all__ = ["Budget", "DeviceLost", "TrialRun", "choose_device", "lost_with", "ru
 
 
 def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRun) -> Trial:
-    """Time the model's shapes, then the job as it is, both BF16 baselines and the prescription.
+    """Time the model's shapes, then the job as it is, every form of BF16 and the prescription.
 
     Raises `DeviceLost` when an arm left the GPU unusable for this process; it carries the trial that was
     known before, if there is one. Nothing that the model raises gets out.

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from fp8doctor.analysis.arms import uses_fp8
@@ -26,12 +25,13 @@ from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.explorations import TrialContext, explorations
-from fp8doctor.trial.treatments import TreatmentContext, known, strip_compile_marks, to_bf16, treatments
+from fp8doctor.trial.treatments import TreatmentContext, known, treatments, without_compile_marks
 from fp8doctor.trial.treatments.adapters import without_adapters
+from fp8doctor.trial.treatments.bf16 import eager_bf16, in_form
 from fp8doctor.trial.treatments.checkpointing import keep_activations
-from fp8doctor.trial.treatments.compilation import block_by_block
+from fp8doctor.trial.treatments.compilation import compiles_otherwise
 from fp8doctor.trial.treatments.precision import mostly_fp32
-from fp8doctor.trial.variant import ArmPlan, Change, Variant, as_it_is
+from fp8doctor.trial.variant import ArmPlan, Change, as_it_is
 
 RECIPES = ("tensorwise", "rowwise")
 """torchao recipes that are tried on a model without FP8."""
@@ -66,22 +66,25 @@ class ArmBuilder:
     job: Job
 
     def baselines(self, in_fp8: bool) -> list[ArmPlan]:
-        """Plan eager and compiled BF16, without the one that equals the step as it is."""
+        """Plan every form of BF16 that the user could write, without the one that equals the step as it
+        is."""
         compiled = any(linear.compiled is not None for linear in self.facts.network.linears)
-        own, plans = self.own_autocast(), []
-        if in_fp8 or compiled or own:
-            plans.append(ArmPlan(ArmName.BF16, eager_bf16, own, fp8=False))
-        if in_fp8 or not compiled or own:
-            plans.append(
-                ArmPlan(
-                    ArmName.BF16_COMPILED,
-                    functools.partial(compiled_bf16, facts=self.facts),
-                    own,
-                    fp8=False,
-                    compiled=True,
-                )
-            )
-        return plans
+        own = self.own_autocast()
+        forms = {
+            ArmName.BF16: in_fp8 or compiled or bool(own),
+            ArmName.BF16_COMPILED: in_fp8 or not compiled or bool(own) or self.compiles_otherwise,
+            ArmName.BF16_AS_COMPILED: (in_fp8 or bool(own)) and self.compiles_otherwise,
+        }
+        return [
+            ArmPlan(form, in_form(form, self.facts), own, fp8=False, compiled=form != ArmName.BF16)
+            for form, is_another in forms.items()
+            if is_another
+        ]
+
+    @functools.cached_property
+    def compiles_otherwise(self) -> bool:
+        """Whether the user compiles the job, and in another form than the trial's own."""
+        return compiles_otherwise(self.job.model, self.facts)
 
     def own_autocast(self) -> tuple[str, ...]:
         """Name the treatment that brings an fp32 step without autocast to BF16 before it is compared; none
@@ -93,19 +96,21 @@ class ArmBuilder:
         )
 
     def conversions(self) -> list[ArmPlan]:
-        """Convert a model without FP8, compiled, one arm for each recipe."""
+        """Convert a model without FP8, one arm for each recipe, and one more where the user compiles it in
+        another form than the trial's own."""
         compilation = "compile-blocks" if any(map(has_loop, self.facts.network.blocks)) else "compile-model"
         plans = []
         for recipe in RECIPES:
-            names = (*self.own_autocast(), f"convert-{recipe}", compilation)
-            make = chain(
-                on_model(strip_compile_marks),
-                *(self.change(Treatment(name=name, summary="", code="")) for name in names),
-            )
-            plans.append(
-                ArmPlan(conversion_to(recipe), make, names, fp8=True, base=ArmName.AS_IS, compiled=True)
-            )
+            names = (*self.own_autocast(), f"convert-{recipe}")
+            plans.append(self.conversion(conversion_to(recipe), (*names, compilation), without_compile_marks))
+            if self.compiles_otherwise:
+                plans.append(self.conversion(conversion_to(recipe, as_compiled=True), names))
         return plans
+
+    def conversion(self, name: str, names: tuple[str, ...], first: Change = as_it_is) -> ArmPlan:
+        """Carry these treatments out on a model without FP8, after what comes first."""
+        make = chain(first, *(self.change(Treatment(name=each, summary="", code="")) for each in names))
+        return ArmPlan(name, make, names, fp8=True, base=ArmName.AS_IS, compiled=True)
 
     def prescribed(self, as_is: ArmPlan, proposals: Sequence[Treatment]) -> ArmPlan:
         """Put everything that can be carried out into one arm."""
@@ -154,19 +159,15 @@ class ArmBuilder:
         plans = []
         unasked = explorations(TrialContext(self.facts, self.job, ()))
         if "checkpointing-off" in unasked and uses_fp8(self.facts):
-            compiled = TrialContext(self.facts, self.job, base.treatments).compiled
-            make = chain(
-                functools.partial(compiled_bf16, facts=self.facts) if compiled else eager_bf16,
-                on_model(keep_activations),
-            )
+            form = self.form_of(base)
             plans.append(
                 ArmPlan(
                     ArmName.BF16_WITHOUT_CHECKPOINTING,
-                    make,
+                    chain(in_form(form, self.facts), on_model(keep_activations)),
                     fp8=False,
-                    base=ArmName.BF16_COMPILED if compiled else ArmName.BF16,
+                    base=form,
                     explored=True,
-                    compiled=compiled,
+                    compiled=form != ArmName.BF16,
                 )
             )
         if self.facts.network.adapter_parameters:
@@ -181,6 +182,13 @@ class ArmBuilder:
                 )
             )
         return plans
+
+    def form_of(self, plan: ArmPlan) -> ArmName:
+        """Name the form of BF16 that is compiled as this arm is."""
+        if not TrialContext(self.facts, self.job, plan.treatments).compiled:
+            return ArmName.BF16
+        own = self.compiles_otherwise and not any(traits(name).compiles for name in plan.treatments)
+        return ArmName.BF16_AS_COMPILED if own else ArmName.BF16_COMPILED
 
     def change(self, treatment: Treatment) -> Change:
         """Turn a treatment into a change of the variant."""
@@ -207,29 +215,6 @@ def together(base: ArmPlan, winners: Sequence[ArmPlan], name: str) -> ArmPlan:
         change,
         tokens_ratio=ratio,
         compiled=compiled,
-    )
-
-
-def eager_bf16(variant: Variant) -> Variant:
-    """Take FP8 and every compile mark out."""
-    return in_bf16(replace(variant, model=to_bf16(strip_compile_marks(variant.model))))
-
-
-def compiled_bf16(variant: Variant, facts: Facts) -> Variant:
-    """Take FP8 out and compile block by block."""
-    return in_bf16(
-        replace(
-            variant, model=block_by_block(to_bf16(strip_compile_marks(variant.model), compiled=True), facts)
-        )
-    )
-
-
-def in_bf16(variant: Variant) -> Variant:
-    """Add BF16 autocast where the parameters are fp32 and nothing else makes the GEMMs BF16."""
-    return (
-        replace(variant, autocast=torch.bfloat16)
-        if variant.autocast is None and mostly_fp32(variant.model)
-        else variant
     )
 
 

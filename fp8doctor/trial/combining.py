@@ -1,7 +1,7 @@
 """The second phase: what explorations gained becomes the prescription, and that is timed.
 
 The trial's window tells which explorations gained beyond doubt. The total of a single one was measured there.
-Several are put together and timed in a final window, beside the step as it is, both BF16 baselines and the
+Several are put together and timed in a final window, beside the step as it is, every form of BF16 and the
 best of them alone: each round of it shares clocks and heat. The fastest total is the prescription.
 """
 

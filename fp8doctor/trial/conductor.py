@@ -1,6 +1,6 @@
 """The conductor of a trial: it builds the arms in their order within the budget, and drops those that fail.
 
-What is dropped last comes first: the step as it is, both BF16 baselines, the prescription, single treatments,
+What is dropped last comes first: the step as it is, every form of BF16, the prescription, single treatments,
 explorations. An arm that fails (out of memory, a compile error) costs itself and nothing else. An arm without
 proof that it ran what its label says has a reason instead of a number. `fp8doctor.trial.measure.budget` tells
 whether an optional arm still fits. The profile that proves a compared arm also explains it
@@ -232,6 +232,7 @@ def arm_in_words(arm: str) -> str:
         ArmName.AS_IS: "the step as it is",
         ArmName.BF16: "BF16",
         ArmName.BF16_COMPILED: "BF16, compiled",
+        ArmName.BF16_AS_COMPILED: "BF16, compiled as the job is",
         ArmName.SELF_CHECK: "a copy to check the timing against",
     }
     return named.get(arm, arm.replace("_", " "))

@@ -25,6 +25,8 @@ class Variant:
     optimizer: Mapping[str, Any] | None = None
     """Settings of the optimizer that differ from the job's, such as ``fused``; None shares the optimizer of
     the other arms."""
+    step_as_compiled: bool = True
+    """Whether a training step that the user compiled stays compiled."""
 
 
 Change = Callable[[Variant], Variant]

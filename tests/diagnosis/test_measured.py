@@ -554,6 +554,43 @@ def test_the_plan_stays_in_the_bf16_that_was_fastest(
     assert last.code == "\n".join(filter(None, ["# leave out the conversion to FP8", lines]))
 
 
+@pytest.mark.parametrize(
+    ("own_ms", "summary", "lines"),
+    [
+        (80.0, "stay in BF16, under your own torch.compile: ", "# leave your own torch.compile as it is"),
+        (
+            99.0,
+            "stay in BF16, compiled: ",
+            "# leave out your own torch.compile\nfor block in model.blocks:\n    block.compile()",
+        ),
+    ],
+    ids=["his own is best", "block by block is best"],
+)
+def test_fp8_is_judged_against_the_users_own_form_of_bf16(own_ms: float, summary: str, lines: str) -> None:
+    arms = {**SLOW, "as_is": around(102.0), "bf16_as_compiled": around(own_ms), "prescribed": around(101.0)}
+    facts = Of(arms, bases={}).facts()
+    report, best_ms = diagnose(facts), min(own_ms, 92.7)
+    assert report.verdict.bf16_step_ms == best_ms
+    assert report.verdict.speedup == pytest.approx(best_ms / 102.0, abs=0.005)
+    last = report.prescription[-1].treatment
+    assert last.summary.startswith(summary)
+    assert last.code == f"# leave out the conversion to FP8\n{lines}"
+    assert "  BF16, your own compile" in render(report)
+
+
+def test_the_faster_form_of_a_conversion_stands_and_says_which_it_is() -> None:
+    arms: dict[str, tuple[float, ...] | str] = {
+        "as_is": around(92.7),
+        "float8_tensorwise": around(88.3),
+        "float8_tensorwise_as_compiled": around(80.0),
+    }
+    report = diagnose(Of(arms).facts(without_fp8()))
+    assert "With FP8 (tensorwise, under your own torch.compile) the step would take 80.0" in (
+        report.verdict.summary
+    )
+    assert "  FP8, tensorwise, your own compile" in render(report)
+
+
 def test_arms_of_different_windows_are_compared_as_widely_as_both_allow() -> None:
     one = Arm(name="a", rounds_ms=(9.0, 10.0, 10.0, 10.0, 10.0, 11.0))
     other = Arm(name="b", rounds_ms=(19.0, 19.5, 20.0, 20.0, 20.0, 20.5, 21.0))

@@ -274,6 +274,7 @@ def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
     found = bases(job(model))
     assert found == {
         **BASELINES,
+        "bf16_as_compiled": None,
         "recipe-tensorwise": "as_is",
         "recipe-rowwise-with-gw-hp": "as_is",
         "compile-blocks": "as_is",

@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 
@@ -28,6 +29,27 @@ def context_of(compiled: Any) -> Callable[[Any], Any] | None:
         cells = dict(zip(compiled.__code__.co_freevars, compiled.__closure__ or (), strict=False))
         context = cells["self"].cell_contents if "self" in cells else None
     return context if callable(context) else None
+
+
+def has_settings(compiled: Any) -> bool:
+    """Whether ``torch.compile`` was given a backend, a mode, options or shapes that are not its default."""
+    mine, default = context_of(compiled), context_of(torch.compile(_nothing))
+    return mine is not None and any(
+        getattr(mine, name, None) != getattr(default, name, None) for name in ("compiler_config", "_dynamic")
+    )
+
+
+def _nothing() -> None:
+    """Stand for any function."""
+
+
+def own_step(function: Any, *, as_compiled: bool) -> Any:
+    """Give a variant the user's training step: where it is compiled, with a code object of its own, or
+    eager."""
+    context, inner = context_of(function), getattr(function, "_torchdynamo_orig_callable", None)
+    if context is None or not isinstance(inner, types.FunctionType):
+        return function
+    return context(clone_function(inner)) if as_compiled else inner
 
 
 def is_wrapper(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fp8doctor.loading.job import Job
+from fp8doctor.trial.copies.compiling import own_step
 from fp8doctor.trial.copies.replica import NotReplicable, replicate
 from fp8doctor.trial.variant import Variant
 
@@ -92,6 +93,7 @@ def training_step(
     """
 
     model, batch = variant.model, variant.batch
+    own = own_step(job.training_step, as_compiled=variant.step_as_compiled)
 
     def step() -> torch.Tensor:
         for _ in range(job.workload.accumulate):
@@ -99,8 +101,8 @@ def training_step(
                 torch.autocast(device.type, dtype=variant.autocast) if variant.autocast else nullcontext(),
                 variant.around(),
             ):
-                output = None if job.training_step else call(model, batch)
-                loss = job.training_step(model, batch) if job.training_step else loss_of(job, output, batch)
+                output = None if own else call(model, batch)
+                loss = own(model, batch) if own else loss_of(job, output, batch)
             loss.backward()
             del output
         optimizer.step()

@@ -28,7 +28,6 @@ from fp8doctor.facts import LayerNumerics, Trial, recorded
 from fp8doctor.stacks import NoTwin, recognise
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
 from fp8doctor.stacks.transformer_engine import as_before
-from fp8doctor.trial.arms import eager_bf16
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import NotReplicable, replicate
 from fp8doctor.trial.copies.step import call, loss_of, tensors
@@ -38,6 +37,7 @@ from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import NotTried, strip_compile_marks
+from fp8doctor.trial.treatments.bf16 import eager_bf16
 from fp8doctor.trial.treatments.registry import modules
 from fp8doctor.trial.variant import Variant
 from fp8doctor.wording import sentence

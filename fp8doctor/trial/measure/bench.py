@@ -35,7 +35,7 @@ from fp8doctor.trial.measure.memory import gradients_of, held
 from fp8doctor.trial.measure.timer import interleave
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import free
-from fp8doctor.trial.treatments import NotTried, strip_compile_marks
+from fp8doctor.trial.treatments import NotTried, without_compile_marks
 from fp8doctor.trial.variant import Variant
 from fp8doctor.wording import sentence
 
@@ -102,14 +102,13 @@ class Bench:
     def _first_step(self, cut: depth.Cut) -> None:
         """One eager step under the guard, which also sees what is executed and what is recomputed, and makes
         the optimizer's state."""
-        probe = strip_compile_marks(replicate(self.bases[-1], share=True)[0])
-        give_own_code(probe)
-        with self._guard.armed(), executed(probe) as ran:
+        probe = without_compile_marks(self.variant(replicate(self.bases[-1], share=True)[0]))
+        give_own_code(probe.model)
+        with self._guard.armed(), executed(probe.model) as ran:
             WatchedSteps(
-                training_step(self.job, self.variant(probe), self.optimizers[-1], self.device),
-                self.optimizers[-1],
+                training_step(self.job, probe, self.optimizers[-1], self.device), self.optimizers[-1]
             )()
-        lists = {each: probe.get_submodule(each) for each in map(cleaned, cut.kept)}
+        lists = {each: probe.model.get_submodule(each) for each in map(cleaned, cut.kept)}
         blocks = [f"{name}.{child}" for name, held in lists.items() for child, _ in held.named_children()]
         missed = sum(not ran.within(cleaned(block)) for block in blocks)
         if missed:

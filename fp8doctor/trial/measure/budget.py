@@ -22,6 +22,7 @@ convention of this tool, as `LATEST` and `LAST_PROFILE` are."""
 BEGUN_LATE: dict[str, float] = {
     ArmName.BF16: 2.0,
     ArmName.BF16_COMPILED: 2.0,
+    ArmName.BF16_AS_COMPILED: 2.0,
     ArmName.PRESCRIBED: 1.0,
     ArmName.SELF_CHECK: 1.0,
 }

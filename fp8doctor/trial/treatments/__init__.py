@@ -16,7 +16,7 @@ write stands in the check that names it; for what the trial proposes by itself
 """
 
 from fp8doctor.trial.treatments.bf16 import to_bf16
-from fp8doctor.trial.treatments.compilation import compile_blocks, strip_compile_marks
+from fp8doctor.trial.treatments.compilation import compile_blocks, strip_compile_marks, without_compile_marks
 from fp8doctor.trial.treatments.convert import to_float8
 from fp8doctor.trial.treatments.live import carry_out
 from fp8doctor.trial.treatments.registry import (
@@ -40,4 +40,5 @@ __all__ = [
     "to_bf16",
     "to_float8",
     "treatments",
+    "without_compile_marks",
 ]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from dataclasses import replace
 
+import torch
 from torch import nn
 
+from fp8doctor.analysis.arms import best_bf16
+from fp8doctor.facts import Facts, if_recorded
+from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.stacks import NoTwin, bf16_twin
-from fp8doctor.trial.treatments.compilation import block_by_block, strip_compile_marks
+from fp8doctor.trial.copies.compiling import give_wrappers_own_code
+from fp8doctor.trial.treatments.compilation import block_by_block, without_compile_marks
+from fp8doctor.trial.treatments.precision import mostly_fp32
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out, swap
-from fp8doctor.trial.variant import Variant
+from fp8doctor.trial.variant import Change, Variant
 
 
 @carries_out("keep-in-bf16")
@@ -29,11 +36,46 @@ def keep_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
 
 @carries_out("stay-in-bf16")
 def stay_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
-    """Leave no layer in FP8, and compile."""
-    return replace(
-        variant,
-        model=block_by_block(to_bf16(strip_compile_marks(variant.model), compiled=True), context.facts),
-    )
+    """Leave no layer in FP8, in the form of BF16 that was timed fastest; compiled where none was timed."""
+    best = if_recorded(best_bf16, context.facts)
+    form = best.name if best and best.name in BF16_BASELINES else ArmName.BF16_COMPILED
+    return in_form(form, context.facts)(variant)
+
+
+def in_form(form: str, facts: Facts) -> Change:
+    """Make this form of BF16 from the job; the lines that a user would write for it are in
+    `fp8doctor.diagnosis.treatments`."""
+    forms: dict[str, Change] = {
+        ArmName.BF16: eager_bf16,
+        ArmName.BF16_COMPILED: functools.partial(compiled_bf16, facts=facts),
+        ArmName.BF16_AS_COMPILED: bf16_as_compiled,
+    }
+    return forms[form]
+
+
+def eager_bf16(variant: Variant) -> Variant:
+    """Take FP8 and every compile mark out."""
+    bare = without_compile_marks(variant)
+    return _under_autocast(replace(bare, model=to_bf16(bare.model)))
+
+
+def compiled_bf16(variant: Variant, facts: Facts) -> Variant:
+    """Take FP8 out, and compile block by block in place of the user's own marks."""
+    bare = without_compile_marks(variant)
+    return _under_autocast(replace(bare, model=block_by_block(to_bf16(bare.model, compiled=True), facts)))
+
+
+def bf16_as_compiled(variant: Variant) -> Variant:
+    """Take FP8 out, and leave the user's own compile marks with their settings."""
+    model = to_bf16(variant.model, compiled=True)
+    give_wrappers_own_code(model)
+    return _under_autocast(replace(variant, model=model))
+
+
+def _under_autocast(variant: Variant) -> Variant:
+    """Add BF16 autocast where the parameters are fp32 and nothing else makes the GEMMs BF16."""
+    missing = variant.autocast is None and mostly_fp32(variant.model)
+    return replace(variant, autocast=torch.bfloat16) if missing else variant
 
 
 def to_bf16(model: nn.Module, compiled: bool = False, only: Collection[str] | None = None) -> nn.Module:

@@ -12,9 +12,11 @@ from torch import nn
 
 from fp8doctor.analysis.compile_coverage import has_loop, is_inside, needs_compile
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
-from fp8doctor.facts import Facts, Linear, recorded
-from fp8doctor.trial.copies.compiling import give_wrappers_own_code, is_wrapper
+from fp8doctor.facts import CompileMark, Facts, Linear, recorded
+from fp8doctor.trial.copies.compiling import give_wrappers_own_code, has_settings, is_wrapper
+from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.treatments.cache import without_cache
+from fp8doctor.trial.treatments.live import root_of
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out, modules
 from fp8doctor.trial.variant import Variant
 
@@ -99,6 +101,38 @@ def compile_blocks(
         compile_places(places, settings)
     give_wrappers_own_code(model)
     return model
+
+
+def without_compile_marks(variant: Variant) -> Variant:
+    """Take every compile mark off the model, and off the training step."""
+    return replace(variant, model=strip_compile_marks(variant.model), step_as_compiled=False)
+
+
+def compiles_otherwise(model: nn.Module, facts: Facts) -> bool:
+    """Whether the user's compile marks make something else than `block_by_block` with its default settings.
+
+    Marks on Linears alone make nothing of a model in BF16.
+    """
+    known = facts.training.compile_marks if recorded(facts, "training.compile_marks") else ()
+    marks = [each.name for each in known if not _is_idle(each)]
+    if {linear.name for linear in facts.network.linears}.issuperset(marks):
+        return False
+    root, lists = root_of(model), lists_of(facts)
+    named, names = modules(root), {id(module): cleaned(name) for name, module in root.named_modules()}
+    places = [place for name in lists if name in named for place in called_within(named[name])]
+    called = {names[id(parent._modules[child])] for parent, child in places}
+    if set(marks) != (called if lists else {""}):
+        return True
+    return any(has_settings(each) for module in model.modules() for each in _compiled_of(module))
+
+
+def _is_idle(mark: CompileMark) -> bool:
+    return recorded(mark, "compiles") and mark.compiles is False
+
+
+def _compiled_of(module: nn.Module) -> tuple[Any, ...]:
+    """List what may hold a compile mark of this very module."""
+    return module, module._compiled_call_impl, module.__dict__.get("forward"), type(module).forward
 
 
 def called_within(container: nn.Module) -> Iterator[tuple[nn.Module, str]]:

@@ -91,6 +91,9 @@ def test_like_is_compared_with_like(look: Look) -> None:
     assert isinstance(finding, Finding)
     assert finding.evidence["compared_with"] == "bf16_compiled"
     assert finding.treatment is None, "the cause is not known"
+    own = ran("bf16_as_compiled", peak_gib=24.7, graphs_run=4)
+    like_it = timed(look(model, tokens=4096), *peaks(24.7, 24.7, 21.7, graphs_run=4), own)
+    assert more_memory_than_bf16(like_it) is None
 
 
 def made_of(arm: Arm, **parts: float) -> Arm:

@@ -1,0 +1,212 @@
+"""The BF16 that FP8 is compared with: in every form that the user could write, his own compile marks among
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torchao.float8 import convert_to_float8_training
+
+from fp8doctor.examine import examine
+from fp8doctor.facts import Target, Workload
+from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, is_conversion
+from fp8doctor.finding import Treatment
+from fp8doctor.loading.job import Job
+from fp8doctor.trial.arms import arms
+from fp8doctor.trial.copies.compiling import give_own_code
+from fp8doctor.trial.copies.replica import replicate
+from fp8doctor.trial.treatments import carry_out
+from fp8doctor.trial.treatments.compilation import compiles_otherwise
+from fp8doctor.trial.variant import ArmPlan, Variant
+from tests.checks.arms import ran, timed
+from tests.checks.trials import tried
+from tests.examine.models import Stacked
+
+TOKENS = torch.arange(64).reshape(4, 16)
+
+
+def float8(model: nn.Module) -> nn.Module:
+    return convert_to_float8_training(model, module_filter_fn=lambda layer, name: "head" not in name)
+
+
+def in_place(model: nn.Module, **settings: Any) -> nn.Module:
+    model.compile(**settings)
+    return model
+
+
+def assigned(model: nn.Module) -> nn.Module:
+    model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
+    return model
+
+
+def by_block(model: Stacked, **settings: Any) -> nn.Module:
+    for block in model.blocks:
+        block.compile(**settings)
+    return model
+
+
+def blocks_wrapped(model: Stacked) -> nn.Module:
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = torch.compile(block)  # type: ignore[assignment]
+    return model
+
+
+def with_head(model: Stacked) -> nn.Module:
+    model.head = torch.compile(model.head)  # type: ignore[assignment]
+    return by_block(model)
+
+
+def every_linear(model: Stacked) -> nn.Module:
+    for module in list(model.modules()):
+        if isinstance(module, nn.Linear):
+            module.compile()
+    return model
+
+
+WHOLE: list[Callable[[Any], nn.Module]] = [torch.compile, in_place, assigned]
+
+
+def job(model: nn.Module, **fields: Any) -> Job:
+    return Job(
+        **{
+            "model": model.train(),
+            "target": Target(),
+            "workload": Workload(accumulate=1),
+            "batch": TOKENS,
+            **fields,
+        }
+    )
+
+
+def plans(of: Job) -> dict[str, ArmPlan]:
+    return {plan.name: plan for plan in arms(examine(of), [], of)}
+
+
+@pytest.mark.parametrize("compiled", [*WHOLE, with_head, lambda model: by_block(model, mode="max-autotune")])
+def test_bf16_is_timed_as_the_user_compiles_it_too(compiled: Callable[[Any], nn.Module]) -> None:
+    found = plans(job(compiled(float8(Stacked().bfloat16()))))
+    assert [name for name in found if name in BF16_BASELINES] == list(BF16_BASELINES)
+    assert found[ArmName.BF16_AS_COMPILED].compiled
+
+
+@pytest.mark.parametrize("compiled", [lambda model: model, by_block, blocks_wrapped, every_linear])
+def test_no_form_is_timed_twice(compiled: Callable[[Any], nn.Module]) -> None:
+    found = plans(job(compiled(float8(Stacked().bfloat16()))))
+    assert [name for name in found if name in BF16_BASELINES] == [ArmName.BF16, ArmName.BF16_COMPILED]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"mode": "max-autotune"}, {"dynamic": True}, {"backend": "aot_eager"}], ids=str
+)
+def test_settings_of_the_users_own_are_a_form_of_their_own(settings: dict[str, Any]) -> None:
+    """A model without blocks is compiled whole by the trial too."""
+
+    def is_another(**settings: Any) -> bool:
+        model = in_place(nn.Sequential(nn.Linear(32, 32), nn.ReLU()), **settings)
+        compiled = torch.compile(model[1], **settings)
+        of = nn.Sequential(model[0], compiled)
+        return compiles_otherwise(of, examine(job(of, batch=torch.ones(2, 32))))
+
+    whole = nn.Sequential(nn.Linear(32, 32), nn.ReLU())
+    for given, another in (({}, False), ({"mode": "default"}, False), (settings, True)):
+        of = job(torch.compile(whole, **given), batch=torch.ones(2, 32))
+        assert compiles_otherwise(of.model, examine(of)) is another
+    assert is_another(**settings)
+
+
+@pytest.mark.parametrize("compiled", WHOLE)
+def test_the_users_marks_and_settings_stay_on_the_bf16_twin(compiled: Callable[[Any], nn.Module]) -> None:
+    of = job(compiled(float8(Stacked().bfloat16())))
+    replica = replicate(of.model, share=True)[0]
+    give_own_code(replica)
+    made = plans(of)[ArmName.BF16_AS_COMPILED].make(Variant(replica, TOKENS)).model
+    marks = [mark.form for mark in examine(job(made)).training.compile_marks]
+    assert marks == [mark.form for mark in examine(of).training.compile_marks]
+    assert not any("Float8" in type(module).__name__ for module in made.modules())
+
+
+@pytest.mark.parametrize(
+    ("fastest", "forms"),
+    [("bf16", []), ("bf16_compiled", ["in_place"] * 3), ("bf16_as_compiled", ["wrapped"])],
+)
+def test_staying_in_bf16_is_carried_out_in_the_form_that_was_fastest(fastest: str, forms: list[str]) -> None:
+    model = torch.compile(float8(Stacked().bfloat16()))
+    times = {"as_is": 100.0, "bf16": 95.0, "bf16_compiled": 95.0, "bf16_as_compiled": 95.0, fastest: 90.0}
+    facts = timed(examine(job(model)), *(ran(name, ms) for name, ms in times.items()))
+    changed = carry_out([Treatment(name="stay-in-bf16", summary="", code="")], model, facts)
+    assert [mark.form for mark in examine(job(changed)).training.compile_marks] == forms
+
+
+def test_a_model_without_fp8_is_converted_in_both_forms() -> None:
+    found = plans(job(torch.compile(Stacked().bfloat16())))
+    conversions = {name: plan.treatments for name, plan in found.items() if is_conversion(name)}
+    assert conversions == {
+        "float8_tensorwise": ("convert-tensorwise", "compile-blocks"),
+        "float8_tensorwise_as_compiled": ("convert-tensorwise",),
+        "float8_rowwise": ("convert-rowwise", "compile-blocks"),
+        "float8_rowwise_as_compiled": ("convert-rowwise",),
+    }
+    assert [name for name in found if name in BF16_BASELINES] == [ArmName.BF16, ArmName.BF16_COMPILED]
+    assert [name for name in plans(job(by_block(Stacked().bfloat16()))) if is_conversion(name)] == [
+        "float8_tensorwise",
+        "float8_rowwise",
+    ]
+
+
+def test_checkpointing_off_is_measured_in_the_form_that_the_job_has() -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    def checkpointed() -> Stacked:
+        model = float8(Stacked().bfloat16())
+        for number, block in enumerate(model.blocks):  # type: ignore[arg-type]
+            model.blocks[number] = checkpoint_wrapper(block)  # type: ignore[index, operator]
+        return model  # type: ignore[return-value]
+
+    assert plans(job(in_place(checkpointed())))["bf16_without_checkpointing"].base == "bf16_as_compiled"
+    assert plans(job(checkpointed()))["bf16_without_checkpointing"].base == "bf16"
+
+
+class Gpt(nn.Module):
+    """Blocks and head of one width, with the loss inside the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Stacked()
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = self.inner(tokens)
+        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+@pytest.mark.slow
+def test_every_form_of_bf16_runs_compiled_as_it_says() -> None:
+    model = torch.compile(float8(Gpt().bfloat16()), backend="aot_eager")
+    facts = tried(model, (TOKENS, TOKENS), "as_is", *BF16_BASELINES)
+    ran = {arm.name: (arm.reason, arm.fp8_gemms, arm.graphs_run) for arm in facts.trial.arms}
+    assert {name: (reason, gemms == 0) for name, (reason, gemms, _) in ran.items()} == {
+        "as_is": (None, False),
+        **dict.fromkeys(BF16_BASELINES, (None, True)),
+    }
+    graphs = {name: count for name, (_, _, count) in ran.items()}
+    assert graphs["bf16"] == 0
+    assert graphs["bf16_as_compiled"] == graphs["as_is"] == 1
+
+
+@pytest.mark.slow
+def test_a_compiled_training_step_is_the_users_own_form_and_no_other_arm_has_it() -> None:
+    def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch).float().mean()
+
+    compiled = torch.compile(step, backend="aot_eager")
+    model = float8(Stacked().bfloat16())
+    facts = tried(model, TOKENS, "as_is", *BF16_BASELINES, training_step=compiled)
+    graphs = {arm.name: arm.graphs_run for arm in facts.trial.arms if arm.tried}
+    assert graphs.keys() == {"as_is", *BF16_BASELINES}
+    assert graphs["bf16"] == 0
+    assert graphs["bf16_as_compiled"] == graphs["as_is"]
+    assert graphs["bf16_compiled"] == 3
