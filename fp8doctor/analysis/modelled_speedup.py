@@ -25,6 +25,13 @@ class ModelledSpeedup(Struct, frozen=True):
         return f"About {self.as_is:.2f}x of the best BF16 as it is{later} (modelled on {self.gpu})."
 
 
+def beside_timed_step(facts: Facts) -> ModelledSpeedup | None:
+    """Model what BF16 would take beside a step that was timed on a GPU; None where the model is of another
+    GPU."""
+    assumed = facts.assumed_gpu if recorded(facts, "assumed_gpu") else None
+    return modelled_speedup(facts) if facts.trial.device == "cuda" and not assumed else None
+
+
 def modelled_speedup(facts: Facts) -> ModelledSpeedup | None:
     """Model the speedup; None where the cost model has no numbers for a part of the step."""
     if recorded(facts, "training.use_cache") and facts.training.use_cache:

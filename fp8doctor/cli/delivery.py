@@ -121,7 +121,7 @@ class Gate(Struct, frozen=True):
 
     def is_missed_by(self, report: Document) -> bool:
         """Whether a measured speedup is too small, or, with ``--strict``, none could be measured."""
-        speedup = report.verdict.speedup
+        speedup = report.verdict.speedup if report.verdict.basis == "measured" else None
         if self.strict and (report.verdict.step_ms is None or report.verdict.status == "too_noisy"):
             return True
         return self.min_speedup is not None and speedup is not None and speedup < self.min_speedup

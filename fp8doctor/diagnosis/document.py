@@ -78,7 +78,8 @@ class Document(Record, frozen=True, kw_only=True):
     def worst(self) -> Severity | None:
         """Return the gravest severity among the findings and the verdict; None when nothing was found."""
         grades = [SEVERITIES.index(finding.severity or "info") for finding in self.findings]
-        if self.verdict.status in ("fp8_not_engaged", "fp8_slower"):
+        slower = self.verdict.status == "fp8_slower" and self.verdict.basis == "measured"
+        if slower or self.verdict.status == "fp8_not_engaged":
             grades.append(SEVERITIES.index("error"))
         return SEVERITIES[max(grades)] if grades else None
 

@@ -12,9 +12,10 @@ from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, ratio, 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.analysis.loss_gap import loss_gap, loss_in_words, non_finite_from
-from fp8doctor.analysis.modelled_speedup import modelled_speedup
+from fp8doctor.analysis.modelled_speedup import beside_timed_step, modelled_speedup
 from fp8doctor.analysis.outcome import (
     MeasuredSpeed,
+    Speed,
     ceiling,
     fp8_never_ran,
     is_noise,
@@ -30,7 +31,13 @@ from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.analysis.waiting import waiting_first
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName, is_conversion, keeps_users_compilation, recipe_of
+from fp8doctor.facts.arm_names import (
+    BF16_BASELINES,
+    ArmName,
+    is_conversion,
+    keeps_users_compilation,
+    recipe_of,
+)
 from fp8doctor.facts.paths import path_of
 from fp8doctor.facts.record import Prose, Record
 from fp8doctor.finding import Basis, Finding
@@ -48,7 +55,7 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
 def _of_precision(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """Give the measured verdict, else the expected one. FP8 that was asked for and is missing stays so."""
     try:
-        measured = measured_verdict(facts)
+        measured = measured_verdict(facts, findings)
         if measured is not None and measured.status != "no_fp8":
             return measured
         expected = expected_verdict(facts, findings)
@@ -149,8 +156,11 @@ NO_FP8 = "This model uses no FP8. "
 """How the summary of a timed model without FP8 begins."""
 
 
-def measured_verdict(facts: Facts) -> Verdict | None:
-    """Give the verdict of a trial; None when nothing was timed."""
+def measured_verdict(facts: Facts, findings: Sequence[Finding] = ()) -> Verdict | None:
+    """Give the verdict of a trial; None when nothing was timed.
+
+    ``findings`` say whether a baseline that is missing can be modelled.
+    """
     if not recorded(facts, "trial") or not recorded(facts, "network"):
         return None
     as_is, bf16 = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
@@ -161,15 +171,7 @@ def measured_verdict(facts: Facts) -> Verdict | None:
     tokens_per_s = _tokens_per_s(facts, as_is)
     measured = measured_speed(facts)
     if measured is None:
-        tried = next((each.reason for each in facts.trial.arms if each.name == ArmName.BF16), None)
-        return Verdict(
-            status="not_measured",
-            summary=f"FP8 takes {as_is.step_ms:.1f} ms a step. No BF16 baseline could be timed: "
-            f"{tried or 'it was not tried'}.{_caveat(facts.trial)}",
-            basis="measured",
-            step_ms=as_is.step_ms,
-            tokens_per_s=tokens_per_s,
-        )
+        return _without_bf16(facts, as_is, is_what_it_seems(findings))
     rate = f" ({tokens_per_s:,.0f} tokens/s)" if tokens_per_s else ""
     noisy = measured.status == "too_noisy"
     now = _too_noisy(measured, rate) if noisy else _speed(measured, rate)
@@ -206,6 +208,43 @@ def _too_noisy(measured: MeasuredSpeed, rate: str) -> str:
     return (
         f"The timing is too noisy to tell whether FP8 is faster than BF16: {why}. FP8 takes about "
         f"{measured.as_is.step_ms:.1f} ms a step{rate}, the best BF16 {measured.bf16.step_ms:.1f} ms."
+    )
+
+
+EVEN_WHEN_MODELLED = 0.15
+"""A modelled speedup within this of 1 is called even: those of seven timed jobs are at most so far off
+(`tests/analysis/test_modelled_speedup.py`)."""
+
+
+def _without_bf16(facts: Facts, as_is: Arm, can_be_modelled: bool) -> Verdict:
+    """Hold the step that was timed to a modelled BF16, where there is a model of it."""
+    assert as_is.step_ms is not None
+    tried = next((each.reason for each in facts.trial.arms if each.name in BF16_BASELINES), None)
+    timed = (
+        f"FP8 takes {as_is.step_ms:.1f} ms a step. No BF16 baseline could be timed: "
+        f"{tried or 'it was not tried'}."
+    )
+    expects = if_recorded(beside_timed_step, facts) if can_be_modelled else None
+    answer = Verdict(
+        status="not_measured",
+        summary=f"{timed}{_caveat(facts.trial)}",
+        basis="measured",
+        step_ms=as_is.step_ms,
+        tokens_per_s=_tokens_per_s(facts, as_is),
+    )
+    if expects is None:
+        return answer
+    speedup, bf16_ms = expects.as_is, as_is.step_ms * expects.as_is
+    status: Speed = "fp8_slower" if speedup < 1 else "fp8_faster"
+    return msgspec.structs.replace(
+        answer,
+        status="fp8_even" if abs(speedup - 1) < EVEN_WHEN_MODELLED else status,
+        summary=f"{timed} The best BF16 would take about {bf16_ms:.1f} ms, so that FP8 runs at about "
+        f"{speedup:.2f}x of it (modelled on {expects.gpu}).{_caveat(facts.trial)}",
+        basis="modelled",
+        speedup=speedup,
+        bf16_step_ms=bf16_ms,
+        achievable_speedup=max(expects.as_is, expects.compiled),
     )
 
 
@@ -337,7 +376,8 @@ Status = Literal[
 
 
 class Verdict(Record, frozen=True, kw_only=True):
-    """The answer in one record. ``speedup`` is best BF16 / as it is; what was not measured is None.
+    """The answer in one record. ``speedup`` is best BF16 / as it is; what was neither measured nor modelled
+    is None.
 
     Of a timing that is too noisy to tell, ``speedup`` is None and the interval says how much it leaves open.
     """

@@ -136,7 +136,7 @@ def first_screen(report: Document, *, quiet: bool = False) -> Screen:
 
 def _all_clear(report: Document) -> str:
     """Write what to say when no check found anything."""
-    if report.verdict.status == "fp8_slower":
+    if report.verdict.status == "fp8_slower" and report.verdict.basis == "measured":
         return "FP8 is slower than BF16 here, and no check of this version explains why."
     if report.verdict.basis == "modelled" and (report.verdict.achievable_speedup or 1.0) < 1:
         return (

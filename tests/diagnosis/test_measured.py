@@ -251,18 +251,53 @@ def test_fp8_that_never_ran_is_an_error() -> None:
             {"as_is": "the GPU's memory is too small for it"},
             "The step could not be timed: the GPU's memory is too small for it.",
         ),
-        (
-            {"as_is": around(90.0), "bf16": "there is no BF16 form of X yet"},
-            "No BF16 baseline could be timed: there is no BF16 form of X yet.",
-        ),
+        ({"as_is": around(90.0)}, "No BF16 baseline could be timed: it was not tried."),
     ],
 )
 def test_what_could_not_be_timed_is_not_measured(
     arms: dict[str, tuple[float, ...] | str], sentence: str
 ) -> None:
-    verdict = diagnose(Of(arms).facts()).verdict
+    verdict = diagnose(Of(arms, device="cpu").facts()).verdict
     assert verdict.status == "not_measured"
     assert sentence in verdict.summary
+
+
+def alone(name: str) -> tuple[Facts, Facts]:
+    """A recorded job, and the same with the times of its BF16 lost."""
+    facts = load_report(RECORDED / f"h200-{name}.json").facts
+    arms = tuple(
+        each if each.name == "as_is" else Of({})._arm(each.name, Reason.NO_TIME_LEFT)
+        for each in facts.trial.arms
+        if each.name in ("as_is", "bf16", "bf16_compiled")
+    )
+    return facts, msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms))
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("decoder_468m", "fp8_slower"), ("decoder_468m_compiled", "fp8_even")]
+)
+def test_a_bf16_that_was_not_timed_is_modelled_beside_the_step_that_was(name: str, status: str) -> None:
+    """A modelled speedup near 1 is even: the model is not good enough to tell its sign."""
+    known, lost = (diagnose(facts).verdict for facts in alone(name))
+    assert (lost.status, lost.basis, lost.step_ms) == (status, "modelled", known.step_ms)
+    assert lost.bf16_step_ms == pytest.approx(known.bf16_step_ms, rel=0.15)
+    assert lost.summary.startswith(
+        f"FP8 takes {known.step_ms:.1f} ms a step. No BF16 baseline could be timed: no_time_left. The best "
+        f"BF16 would take about {lost.bf16_step_ms:.1f} ms, so that FP8 runs at about {lost.speedup:.2f}x of "
+        "it (modelled on H200)."
+    )
+
+
+def test_a_modelled_speedup_fails_no_gate() -> None:
+    known, lost = (msgspec.structs.replace(diagnose(facts), findings=()) for facts in alone("decoder_468m"))
+    assert (known.reaches("error"), lost.reaches("error")) == (True, False)
+    gate = Gate(min_speedup=1.0)
+    assert (gate.is_missed_by(known), gate.is_missed_by(lost)) == (True, False)
+
+
+def test_bf16_of_another_gpu_is_not_modelled_beside_the_step() -> None:
+    assumed = msgspec.structs.replace(alone("decoder_468m")[1], assumed_gpu="H100")
+    assert diagnose(assumed).verdict.status == "not_measured"
 
 
 def without_fp8() -> Facts:

@@ -14,7 +14,7 @@ from fp8doctor.checks.compilation import whole_model_compile as check
 from fp8doctor.checks.compilation.whole_model_compile import whole_model_compile
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
-from tests.checks.arms import ran, timed
+from tests.checks.arms import failed, ran, timed
 from tests.checks.trials import tried
 from tests.examine.models import Stacked
 
@@ -86,6 +86,31 @@ def test_the_treatment_makes_it_silent(facts: Facts, look: Look) -> None:
 
 def test_without_the_other_arm(facts: Facts, look: Look) -> None:
     assert isinstance(whole_model_compile(timed(look(compiled()), ran("as_is"))), NotApplicable)
+
+
+def cuts_that_took(facts: Facts, seconds: tuple[float, float], reason: str | None = None) -> Facts:
+    """Only the whole graph was timed, at 4 and 12 of 28 blocks."""
+    (cut,) = facts.trial.arms[0].cuts
+    cuts = tuple(
+        msgspec.structs.replace(cut, blocks={"blocks": kept}, warm_up_s=each)
+        for kept, each in zip((4, 12), seconds, strict=True)
+    )
+    arms = (ran("as_is", cuts=cuts), *([failed("compile-blocks", reason)] if reason else []))
+    found = timed(facts, *arms)
+    return msgspec.structs.replace(found, trial=msgspec.structs.replace(found.trial, blocks={"blocks": 28}))
+
+
+def test_what_the_whole_took_is_enough(facts: Facts) -> None:
+    finding = whole_model_compile(cuts_that_took(facts, (48.0, 76.0), "the budget was used up before it"))
+    assert isinstance(finding, Finding)
+    assert finding.title == "The model is compiled as one: 132 s to compile, about 38 s block by block"
+    assert "it was not timed (the budget was used up before it)." in finding.explanation
+    assert finding.evidence["step_of_blocks_ms"] is None
+
+
+def test_a_graph_that_grows_little_is_no_finding(facts: Facts) -> None:
+    assert whole_model_compile(cuts_that_took(facts, (8.0, 10.0))) is None
+    assert isinstance(whole_model_compile(cuts_that_took(facts, (10.0, 8.0))), NotApplicable)
 
 
 def test_cuts_are_carried_on_to_the_full_depth(facts: Facts) -> None:
