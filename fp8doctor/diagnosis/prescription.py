@@ -13,6 +13,7 @@ from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import stays_in_bf16
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, STAY_IN_BF16
+from fp8doctor.diagnosis.conversion import conversion
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import as_best, describe, keep_in_bf16, stay_in_bf16
 from fp8doctor.facts import Facts, if_recorded, recorded
@@ -86,6 +87,8 @@ def as_timed(proposed: Sequence[Step], facts: Facts) -> tuple[Step, ...]:
         _of_the_total(proposed, facts) if recorded(facts, "trial") else list(proposed),
         stays_in_bf16(facts),
     )
+    named = {step.treatment.name for step in steps}
+    steps += [step for step in conversion(facts) if step.treatment.name not in named]
     others = [step for step in steps if step.treatment.name != STAY_IN_BF16]
     gives_up = [step for step in steps if step.treatment.name == STAY_IN_BF16]
     if saved is not None:

@@ -135,7 +135,7 @@ def first_screen(report: Document, *, quiet: bool = False) -> Screen:
 
 
 def _all_clear(report: Document) -> str:
-    """Write what to say when no check found anything."""
+    """Write what to say when no check found anything; nothing where the trial found something by itself."""
     if report.verdict.status == "fp8_slower" and report.verdict.basis == "measured":
         return "FP8 is slower than BF16 here, and no check of this version explains why."
     if report.verdict.basis == "modelled" and (report.verdict.achievable_speedup or 1.0) < 1:
@@ -143,7 +143,7 @@ def _all_clear(report: Document) -> str:
             "The cost model expects FP8 to be slower than BF16 here, and no check explains why; only a "
             "trial on the GPU tells."
         )
-    return "Nothing was found that should be changed."
+    return "" if report.prescription else "Nothing was found that should be changed."
 
 
 def _only_environment(report: Document) -> bool:

@@ -1,0 +1,73 @@
+"""How to convert a model without FP8 the way that was timed fastest, where that pays on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, ratio, saved_ms, timed_on, uses_fp8
+from fp8doctor.analysis.compile_coverage import compile_treatment
+from fp8doctor.analysis.layers import may_be_taken, would_be_converted
+from fp8doctor.analysis.outcome import EVEN
+from fp8doctor.analysis.treatment_table import traits
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.treatments import describe, names_in_python
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts.arm_names import ArmName, keeps_users_compilation, recipe_of
+from fp8doctor.finding import Saving, Treatment
+
+
+def conversion(facts: Facts) -> list[Step]:
+    """List what makes the fastest FP8 of a model that has none; nothing where it is not faster than the best
+    BF16 beyond doubt."""
+    if not recorded(facts, "trial") or not recorded(facts, "network") or uses_fp8(facts):
+        return []
+    now, bf16, fp8 = arm(facts.trial, ArmName.AS_IS), best_bf16(facts), best_fp8(facts)
+    if facts.trial.device == "cpu" or now is None or bf16 is None or fp8 is None:
+        return []
+    speedup, saved = ratio(bf16, fp8), saved_ms(now, fp8)
+    made_of = fp8.treatments if recorded(fp8, "treatments") else ()
+    if not made_of or speedup.low <= 1 or speedup.median < 1 + EVEN:
+        return []
+    title = f"With all of it a step takes {fp8.step_ms:.1f} ms, the best BF16 {bf16.step_ms:.1f} ms"
+    saving = Saving(low=saved.low, high=saved.high, basis="measured", gpu=timed_on(facts.trial))
+    first, *others = treatments(facts, fp8.name, made_of)
+    return [
+        Step(code="", mends=(), title=title, treatment=first, saving_ms=saving),
+        *(Step(code="", mends=(), title=f"Timed with {first.name}", treatment=each) for each in others),
+    ]
+
+
+def treatments(facts: Facts, fp8: str, names: tuple[str, ...]) -> Iterator[Treatment]:
+    """Describe what the arm ``fp8`` consists of; the conversion first, which is what it is about."""
+    for name in sorted(names, key=lambda each: traits(each).family != "convert"):
+        if traits(name).family == "convert":
+            yield convert(facts, name, fp8)
+        elif traits(name).compiles:
+            yield compiled(facts)
+        elif described := describe(name, facts):
+            yield described
+
+
+def convert(facts: Facts, name: str, fp8: str) -> Treatment:
+    """Convert what the arm converted, before what the user compiles himself."""
+    recipe, linears = recipe_of(fp8), facts.network.linears
+    kept = [each.name for each in linears if may_be_taken(each) and not would_be_converted(each)]
+    sets = names_in_python(kept)
+    lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
+    arguments = ["model"]
+    arguments += [] if recipe == "tensorwise" else [f'config=Float8LinearConfig.from_recipe_name("{recipe}")']
+    arguments += ["module_filter_fn=lambda layer, name: name not in keep"] if sets else []
+    own = ["# before your own torch.compile, which stays as it is"] if keeps_users_compilation(fp8) else []
+    return Treatment(
+        name=name,
+        summary=f"convert to FP8 ({recipe})",
+        code="\n".join([*own, *lines, f"convert_to_float8_training({', '.join(arguments)})"]),
+    )
+
+
+def compiled(facts: Facts) -> Treatment:
+    """Compile what was converted, in place of what the user compiles himself."""
+    found = compile_treatment(facts, [each for each in facts.network.linears if would_be_converted(each)])
+    otherwise = any(keeps_users_compilation(each.name) for each in facts.trial.arms)
+    note = "# leave out your own torch.compile\n" if otherwise else ""
+    return Treatment(name=found.name, summary=found.summary, code=note + found.code)

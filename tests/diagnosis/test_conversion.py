@@ -1,0 +1,101 @@
+"""How to convert a model without FP8, in the lines that make what was timed fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor.diagnosis.conversion import conversion
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.examine import examine
+from fp8doctor.facts import Arm, Facts, Target, Workload
+from fp8doctor.loading.job import Job
+from fp8doctor.render.text import render
+from fp8doctor.trial.treatments import carry_out
+from tests.checks.arms import ran, timed
+from tests.examine.models import Stacked, network
+
+BLOCKS = ran("float8_tensorwise", 90.0, treatments=("convert-tensorwise", "compile-blocks"))
+OWN = ran("float8_rowwise_as_compiled", 80.0, treatments=("convert-rowwise",))
+
+
+def of(model: nn.Module, *arms: Arm, device: str = "cuda") -> Facts:
+    batch = torch.arange(64).reshape(4, 16)
+    job = Job(model=model, target=Target(), workload=Workload(accumulate=1), batch=batch)
+    return timed(examine(job), ran("as_is", 100.0), *arms, device=device)
+
+
+def recipes(model: nn.Module) -> dict[str, str | None]:
+    return {each.name: each.recipe for each in network(model).linears if each.use == "training"}
+
+
+@pytest.mark.parametrize(
+    ("compiled", "arm", "recipe", "marks"),
+    [
+        (lambda model: model, BLOCKS, "tensorwise", 3),
+        (torch.compile, OWN, "rowwise", 0),
+    ],
+    ids=["block by block", "his own"],
+)
+def test_the_lines_make_what_was_timed(
+    compiled: Callable[[nn.Module], nn.Module], arm: Arm, recipe: str, marks: int
+) -> None:
+    """Run, and carried out on the live model: every Linear but the head, and compiled as the arm was."""
+    steps = conversion(of(compiled(Stacked().bfloat16()), arm))
+    assert [step.treatment.name for step in steps] == list(arm.treatments)
+    by_lines = Stacked().bfloat16()
+    for step in steps:
+        exec(step.treatment.code, {"model": by_lines})
+    expected = {f"blocks.{i}.{name}": recipe for i in range(3) for name in ("up", "down")}
+    assert recipes(by_lines) == expected
+    assert sum(block._compiled_call_impl is not None for block in by_lines.blocks) == marks
+    live = compiled(Stacked().bfloat16())
+    changed = carry_out([step.treatment for step in steps], live, of(live))
+    assert recipes(changed) == expected
+
+
+def test_the_first_step_tells_what_all_of_it_saves() -> None:
+    first, second = conversion(of(Stacked().bfloat16(), ran("bf16_compiled", 95.0), BLOCKS))
+    assert first.title == "With all of it a step takes 90.0 ms, the best BF16 95.0 ms"
+    assert first.saving_ms is not None
+    assert (first.saving_ms.middle, first.saving_ms.basis) == (10.0, "measured")
+    assert (second.title, second.saving_ms) == ("Timed with convert-tensorwise", None)
+    assert "your own" not in first.treatment.code + second.treatment.code
+
+
+def test_lines_in_place_of_the_users_own_compile_say_so() -> None:
+    model = torch.compile(Stacked().bfloat16())
+    second = conversion(of(model, BLOCKS, ran("float8_tensorwise_as_compiled", 95.0)))[1]
+    assert second.treatment.code.startswith("# leave out your own torch.compile\nfor block in ")
+    own = conversion(of(model, BLOCKS, OWN))
+    assert [step.treatment.name for step in own] == ["convert-rowwise"]
+    assert own[0].treatment.code.splitlines()[-3] == "# before your own torch.compile, which stays as it is"
+
+
+def test_fp32_weights_are_told_their_autocast() -> None:
+    arm = ran("float8_tensorwise", 60.0, treatments=("autocast-bf16", "convert-tensorwise", "compile-blocks"))
+    names = [step.treatment.name for step in conversion(of(Stacked(), arm))]
+    assert names == ["convert-tensorwise", "autocast-bf16", "compile-blocks"]
+
+
+@pytest.mark.parametrize(
+    ("arms", "device"),
+    [
+        ((), "cuda"),
+        ((BLOCKS,), "cpu"),
+        ((ran("float8_tensorwise", 98.0, treatments=BLOCKS.treatments),), "cuda"),
+        ((BLOCKS, ran("bf16_compiled", 85.0)), "cuda"),
+    ],
+    ids=["not timed", "on a CPU", "even", "BF16 is faster"],
+)
+def test_nothing_is_converted_that_does_not_pay(arms: tuple[Arm, ...], device: str) -> None:
+    assert conversion(of(Stacked().bfloat16(), *arms, device=device)) == []
+
+
+def test_the_report_holds_it() -> None:
+    report = diagnose(of(Stacked().bfloat16(), BLOCKS))
+    assert [step.treatment.name for step in report.prescription] == ["convert-tensorwise", "compile-blocks"]
+    assert "Treatment: convert to FP8 (tensorwise)\n" in render(report)
