@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch.nn import functional
 from torchao.float8 import convert_to_float8_training
 
+from fp8doctor import inspect_model
 from fp8doctor.examine import examine
 from fp8doctor.facts import Target, Workload
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, is_conversion
@@ -210,3 +212,15 @@ def test_a_compiled_training_step_is_the_users_own_form_and_no_other_arm_has_it(
     assert graphs["bf16"] == 0
     assert graphs["bf16_as_compiled"] == graphs["as_is"]
     assert graphs["bf16_compiled"] == 3
+
+
+def test_a_compiled_training_step_keeps_the_entries_that_it_has() -> None:
+    def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch).float().mean()
+
+    compiled, model = torch.compile(step, backend="eager"), float8(Stacked().bfloat16())
+    compiled(model, TOKENS)
+    before = _debug_get_cache_entry_list(step.__code__)
+    trial = inspect_model(model, TOKENS, training_step=compiled, device="cpu", budget_s=0.1).facts.trial
+    assert trial.arms[0].tried
+    assert len(_debug_get_cache_entry_list(step.__code__)) == len(before) == 1

@@ -28,7 +28,7 @@ from fp8doctor.facts import LayerNumerics, Trial, recorded
 from fp8doctor.stacks import NoTwin, recognise
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
 from fp8doctor.stacks.transformer_engine import as_before
-from fp8doctor.trial.copies.compiling import give_own_code
+from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.replica import NotReplicable, replicate
 from fp8doctor.trial.copies.step import call, loss_of, tensors
 from fp8doctor.trial.layers.made_up import made_up
@@ -163,8 +163,9 @@ def _step(bench: Bench, variant: Variant) -> None:
     """Take one micro-batch forward and backward."""
     job, model, batch = bench.job, variant.model, variant.batch
     with _around(bench, variant)(), variant.around():
-        output = None if job.training_step else call(model, batch)
-        loss = job.training_step(model, batch) if job.training_step else loss_of(job, output, batch)
+        own = own_step(job.training_step, as_compiled=False)
+        output = None if own else call(model, batch)
+        loss = own(model, batch) if own else loss_of(job, output, batch)
     loss.backward()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from fp8doctor.facts import Facts
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies import depth
-from fp8doctor.trial.copies.compiling import give_own_code
+from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import OriginalTouched, unwrapped
 from fp8doctor.trial.copies.step import call, move, tensors
@@ -78,6 +79,7 @@ def seen(job: Job, lists: Iterable[str], wanted: Iterable[str], device: torch.de
 
     Raises whatever the forward does.
     """
+    job = replace(job, training_step=own_step(job.training_step, as_compiled=False))
     original = unwrapped(job.model)
     names = {cleaned(name): name for name, _ in original.named_modules()}
     plan = depth.plans(original, [names[name] for name in lists if name in names])[-1]
