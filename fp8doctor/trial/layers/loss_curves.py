@@ -26,7 +26,6 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.no_number import LOSSES, PARTS
 from fp8doctor.stacks import recognise
 from fp8doctor.stacks.tensors import stored
-from fp8doctor.trial.arms import eager_bf16
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, replicate
@@ -37,6 +36,7 @@ from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import NotTried, strip_compile_marks
+from fp8doctor.trial.treatments.bf16 import eager_bf16
 from fp8doctor.trial.treatments.registry import modules
 from fp8doctor.trial.variant import Variant, as_it_is
 from fp8doctor.wording import sentence
