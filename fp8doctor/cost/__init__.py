@@ -7,7 +7,14 @@ far it is off: tests/benchmarks/cost_model.py.
 """
 
 from fp8doctor.cost.casts import casts_ms, weight_casts_ms
-from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of, step_tokens
+from fp8doctor.cost.counts import (
+    calls_of,
+    gemms,
+    micro_batches,
+    rows_of,
+    rows_seen,
+    step_tokens,
+)
 from fp8doctor.cost.eager import Balance, eager_balance, eager_cast_saving
 from fp8doctor.cost.gemm import amdahl, gemm_ms, large_gemm_speedup, step_gemms_ms
 from fp8doctor.cost.gpus import GPUS, GpuSpec, gpu_spec, memory_ms, modelled_gpu
@@ -32,6 +39,7 @@ __all__ = [
     "micro_batches",
     "modelled_gpu",
     "rows_of",
+    "rows_seen",
     "step_gemms_ms",
     "step_tokens",
     "weight_casts_ms",
