@@ -201,3 +201,12 @@ def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
 
     total = sum(map(by_rows, facts.network.linears)) / 100.0
     return sum(map(by_rows, known)) / total if total else 0.0
+
+
+def main_rows(facts: Facts) -> int | None:
+    """Tell the rows of one call that most of the GEMM FLOPs are done with; None where nobody counted them."""
+    work: dict[int, float] = {}
+    for linear in facts.linears():
+        if (seen := rows_seen(linear, facts)) and recorded(linear, "flops_share_pct"):
+            work[max(seen)] = work.get(max(seen), 0.0) + sum(seen) * (linear.flops_share_pct or 0.0)
+    return max(work, key=lambda rows: work[rows], default=None)

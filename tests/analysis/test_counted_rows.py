@@ -12,11 +12,13 @@ from torchao.float8 import convert_to_float8_training
 from fp8doctor import cost
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.checks.engagement.partial_conversion import partial_conversion
+from fp8doctor.checks.shapes.unaligned_dimensions import unaligned_dimensions
 from fp8doctor.cost.step import modelled_step
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Linear, Target, Trial, Workload
 from fp8doctor.finding import Finding
 from fp8doctor.loading.job import Job
+from fp8doctor.render.header import model
 
 SAMPLES, TOKENS, WIDTH = 4, 4096, 2048
 
@@ -97,3 +99,20 @@ def test_a_layer_that_is_called_twice_counts_twice() -> None:
     assert more.families_ms["gemm_fp8"] / once.families_ms["gemm_fp8"] == pytest.approx(
         1 + up / whole, rel=0.1
     )
+
+
+def test_the_first_lines_say_what_most_of_the_work_is_done_with() -> None:
+    facts = counted(dit())
+    assert model(facts).endswith("4096 rows")
+    images = msgspec.structs.replace(facts.workload, tokens=None)
+    assert model(msgspec.structs.replace(facts, workload=images)).endswith(", 4096 rows")
+    frames = msgspec.structs.replace(facts.workload, sequence_length=8192, tokens=4 * 8192)
+    said = model(msgspec.structs.replace(facts, workload=frames))
+    assert said.endswith("4 x 8192 tokens, 4096 rows in most layers")
+
+
+def test_tokens_that_no_fp8_layer_multiplies_need_no_padding() -> None:
+    ragged = msgspec.structs.replace(dit().workload, tokens=TOKENS + 1)
+    facts = msgspec.structs.replace(dit(), workload=ragged)
+    assert isinstance(unaligned_dimensions(facts), Finding)
+    assert unaligned_dimensions(counted(facts)) is None

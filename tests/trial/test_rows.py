@@ -91,7 +91,8 @@ def frames(blocks: int = 3) -> Job:
 def test_an_encoder_and_a_decoder_see_different_rows() -> None:
     found, gap = seen(replace(job(t5()), batch=sentences()))
     assert gap is None
-    assert len(found) == 3 * 6 + 3 * 10
+    assert len(found) == 3 * 6 + 3 * 10 + 1
+    assert found["lm_head"] == (4 * 4,)
     for number in range(3):
         assert (
             found[f"encoder.block.{number}.layer.0.SelfAttention.q"]

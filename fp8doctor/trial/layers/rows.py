@@ -55,9 +55,9 @@ def seen_beside(
     reason = reason_against or (NO_BATCH if job.batch is None else None)
     if reason is not None:
         return NOT_RECORDED, reason, []
-    wanted = [linear.name for linear in of_interest(facts)]
-    if not wanted:
+    if not of_interest(facts):
         return {}, None, []
+    wanted = [linear.name for linear in facts.network.linears]
     progress("counting the rows of its layers", ARM)
     rows, reason, before, put_back = NOT_RECORDED, None, of_the_users(job), []
     try:
@@ -84,13 +84,29 @@ def seen(job: Job, lists: Iterable[str], wanted: Iterable[str], device: torch.de
     model = strip_compile_marks(cut_of(job, plan.cuts[0], device)[1].train())
     give_own_code(model)
     batch = move(job.batch, device)
-    modules = {cleaned(name): module for name, module in model.named_modules()}
-    twins = _twins(original, plan, modules)
-    layers = {name: module for name in wanted if (module := modules.get(_twin(name, twins))) is not None}
+    layers = found(original, plan, model, wanted)
     autocast = torch.autocast(device.type, dtype=job.autocast) if job.autocast else nullcontext()
-    with Guard(job).armed(), _counted(layers.values()) as rows, torch.no_grad(), autocast:
+    with Guard(job).armed(), counted(layers.values()) as rows, torch.no_grad(), autocast:
         job.training_step(model, batch) if job.training_step else call(model, batch)
     return {name: tuple(rows[module]) for name, module in layers.items() if any(rows[module])}
+
+
+def found(
+    original: nn.Module, plan: depth.Plan, model: nn.Module, wanted: Iterable[str]
+) -> dict[str, nn.Module]:
+    """Find the modules of a cut that stand for the ``wanted`` layers, by their names in the whole model.
+
+    A part of a fused module, such as ``mlp.fc1``, has the rows of the module.
+    """
+    modules = {cleaned(name): module for name, module in model.named_modules()}
+    twins = _twins(original, plan, modules)
+    layers = {}
+    for name in wanted:
+        twin = _twin(name, twins)
+        module = modules.get(twin) or modules.get(twin.rpartition(".")[0])
+        if module is not None:
+            layers[name] = module
+    return layers
 
 
 def _twins(original: nn.Module, plan: depth.Plan, modules: Mapping[str, nn.Module]) -> dict[str, str]:
@@ -113,7 +129,7 @@ def _twin(name: str, twins: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _counted(layers: Iterable[nn.Module]) -> Iterator[dict[nn.Module, list[int]]]:
+def counted(layers: Iterable[nn.Module]) -> Iterator[dict[nn.Module, list[int]]]:
     """Count the rows of the first tensor that each layer is called with, call by call."""
     rows: dict[nn.Module, list[int]] = {layer: [] for layer in layers}
 
