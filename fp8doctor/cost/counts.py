@@ -33,6 +33,12 @@ def calls_of(linear: Linear, facts: Facts) -> int:
     return max(1, round(sum(seen) / max(seen))) if any(seen) else 1
 
 
+def products_of(linear: Linear, facts: Facts) -> int:
+    """Count the GEMMs with so many rows in one forward, over all calls and all experts of a 3-D weight."""
+    together = gemms(linear) > 1 and linear.role == "experts" and any(rows_seen(linear, facts))
+    return calls_of(linear, facts) * (1 if together else gemms(linear))
+
+
 def rows_seen(linear: Linear, facts: Facts) -> tuple[int, ...]:
     """Return the rows of every call in one forward; empty where nobody counted them.
 

@@ -19,6 +19,8 @@ from fp8doctor.facts import Facts, Linear, Target, Trial, Workload
 from fp8doctor.finding import Finding
 from fp8doctor.loading.job import Job
 from fp8doctor.render.header import model
+from fp8doctor.render.timing import timing
+from tests.checks.arms import ran, timed
 
 SAMPLES, TOKENS, WIDTH = 4, 4096, 2048
 
@@ -116,3 +118,17 @@ def test_tokens_that_no_fp8_layer_multiplies_need_no_padding() -> None:
     facts = msgspec.structs.replace(dit(), workload=ragged)
     assert isinstance(unaligned_dimensions(facts), Finding)
     assert unaligned_dimensions(counted(facts)) is None
+
+
+def test_a_made_up_batch_decides_on_the_rows_of_experts() -> None:
+    facts = counted(dit())
+    experts = tuple(
+        msgspec.structs.replace(each, role="experts") if conditioning(each) else each
+        for each in facts.linears()
+    )
+    facts = msgspec.structs.replace(facts, network=msgspec.structs.replace(facts.network, linears=experts))
+    made_up = msgspec.structs.replace(facts.workload, batch_source="made up")
+    for work, said in ((facts.workload, 0), (made_up, 1)):
+        shown = timing(timed(msgspec.structs.replace(facts, workload=work), ran("as_is")))
+        assert shown is not None
+        assert sum("The router gives each expert its rows" in note for note in shown.notes) == said

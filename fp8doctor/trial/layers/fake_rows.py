@@ -124,7 +124,7 @@ def seen(job: Job, lists: list[str], wanted: list[str]) -> rows.Rows:
     for module in model.modules():
         fakes.take_over(module)
     batch = fakes.of(job.batch)
-    layers = rows.found(original, plan, model, wanted)
+    layers, _ = rows.found(original, plan, model, wanted)
     autocast = torch.autocast("cpu", dtype=job.autocast) if job.autocast else nullcontext()
     with mode, rows.counted(layers.values()) as calls, torch.no_grad(), autocast:
         job.training_step(model, batch) if job.training_step else call(model, batch)
