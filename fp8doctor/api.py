@@ -97,6 +97,8 @@ def inspect_model(
     try:
         if trial:
             facts = _timed(job, facts, device, budget_s, selected, ignored)
+        if not recorded(facts, "trial"):
+            facts = _with_rows(job, facts)
         return Report.of(diagnose(facts, select=selected, ignore=ignored))
     except UserError as error:
         raise ValueError(str(error)) from None
@@ -172,6 +174,13 @@ def _timed(
     except DeviceLost as lost:
         trial = lost_with(lost, run)
     return msgspec.structs.replace(facts, trial=trial)
+
+
+def _with_rows(job: Job, facts: Facts) -> Facts:
+    """The facts with the rows of every layer, where no trial counts them."""
+    from fp8doctor.trial import with_rows
+
+    return with_rows(job, facts)
 
 
 def _cut(job: Job, network: Network, layers: int) -> Job:

@@ -175,9 +175,8 @@ def _answer(check: Check, facts: Facts) -> Finding | Outcome:
             answer = _well_formed(check.function(facts))
     except Unrecorded as missing:
         path = path_of(missing)
-        return Outcome(
-            code=check.code, outcome="unknown", reason=why_missing(facts, path), missing=path, area=check.area
-        )
+        reason = missing.reason or why_missing(facts, path)
+        return Outcome(code=check.code, outcome="unknown", reason=reason, missing=path, area=check.area)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

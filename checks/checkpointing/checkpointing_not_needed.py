@@ -24,7 +24,7 @@ https://docs.pytorch.org/docs/stable/checkpoint.html
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm, base_of, ratio
+from fp8doctor.analysis.arms import arm_in_time, base_of, ratio
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.diagnosis.treatments import checkpointing_off
 from fp8doctor.facts import Arm, Blocks, Checkpointing, Facts, Gpu, Network, Training, Trial, recorded
@@ -41,7 +41,7 @@ fragments of the allocator and for workspaces. A convention of this tool, on the
 def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
     if all(each.active is False for each in facts.training.checkpointing):
         return NotApplicable(reason="no activation checkpointing")
-    without = arm(facts.trial, "checkpointing-off")
+    without = arm_in_time(facts.trial, "checkpointing-off")
     with_it = base_of(facts.trial, without) if without else None
     free = free_gib(facts.gpus)
     if (

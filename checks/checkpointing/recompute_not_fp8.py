@@ -1,12 +1,14 @@
 """Checkpointing recomputes Transformer Engine's layers in BF16
 
 Looks at: Transformer Engine layers inside a checkpointed region, whose function recomputes it,
-where FP8's autocast is opened, and what the layers and the trial say of it.
+where FP8's autocast is opened, and the FP8 GEMMs of one step against what the layers should run:
+one each in the forward, in the recompute and for either gradient.
 
 Why it costs time. The recompute runs inside the backward, where the autocast around the forward
 is closed again. torch's checkpoint does not know of it: reentrant, the recompute runs in BF16
-without a word; not reentrant, it raises "A different number of tensors was saved during the
-original forward and recomputation".
+without a word, and so do both gradients, which take what it saved; not reentrant, it raises "A
+different number of tensors was saved during the original forward and recomputation". An autocast
+that the model's own forward opens around its call of checkpoint is closed by then too.
 
 What to do. Use Transformer Engine's own checkpoint, which opens FP8 again; or open the autocast in
 the checkpointed function itself, so that the recompute passes through it.
@@ -22,10 +24,12 @@ https://github.com/NVIDIA/TransformerEngine/issues/415
 
 from __future__ import annotations
 
+from fp8doctor.analysis.due_gemms import all_fp8, counted_gemms, due_gemms, ran_in_bf16_later
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.facts import Checkpointing, Facts, Linear, Network, Training, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of
+from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -45,10 +49,13 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     inside = [(linear, region) for linear in te if (region := region_of(linear, facts))]
     if not inside:
         return NotApplicable(reason="no Transformer Engine layer is checkpointed by torch's function")
-    sick = [(linear, region) for linear, region in inside if not region.opens_fp8_autocast]
     raised = recorded(facts, "trial") and why_of(facts.trial) is Reason.RECOMPUTE_DIFFERS
-    recomputed_in_fp8 = facts.training.gradients_seen and all(linear.engaged for linear, _ in sick)
-    if not sick or (recomputed_in_fp8 and not raised):
+    missing = ran_in_bf16_later(facts, [linear for linear, _ in inside])
+    sick = inside if missing else [each for each in inside if not each[1].opens_fp8_autocast]
+    recomputed_in_fp8 = missing is False or (
+        facts.training.gradients_seen and all(linear.engaged for linear, _ in sick)
+    )
+    if not sick or (recomputed_in_fp8 and not raised and not missing):
         return None
     first, region = sick[0]
     watched = recorded(facts, "observed")  # its last forward is that of a training step
@@ -57,7 +64,7 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
         for linear, each in sick
     )
     closed = region.active is True and any(AROUND_THE_MODEL in each for each in facts.training.forward_chain)
-    known = raised or in_bf16 or closed
+    known = raised or missing or in_bf16 or closed
     layers = plural(len(sick), "Transformer Engine layer")
     return Finding(
         severity="error" if known else "info",
@@ -66,6 +73,8 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
         explanation=(
             "The step raised CheckpointError: the recompute saved other tensors than the forward."
             if raised
+            else by_the_count(facts)
+            if missing
             else "They ran in FP8 before, and their last forward, which is the recompute of a backward, did "
             "not."
             if in_bf16
@@ -81,6 +90,7 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
             "region": region.name,
             "form": region.form,
             "reentrant": region.reentrant,
+            **(gemms_of(facts) if missing else {}),
         },
         treatment=Treatment(
             name="te-checkpoint",
@@ -88,6 +98,24 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
             code=code(facts, region),
         ),
     )
+
+
+def by_the_count(facts: Facts) -> str:
+    """Tell what a step ran, and what it should have run."""
+    due = due_gemms(facts, all_fp8(facts))
+    return (
+        f"One step ran {counted_gemms(facts)} FP8 GEMMs. The FP8 layers should run {sum(due)}: "
+        f"{due.forward} in the forward, {due.recomputed} recomputed, {due.gradients} for gradients. "
+        "What comes after the forward ran in BF16."
+    )
+
+
+def gemms_of(facts: Facts) -> dict[str, Value | tuple[Value, ...]]:
+    """Return the evidence of the count."""
+    return {
+        "fp8_gemms": counted_gemms(facts),
+        "fp8_gemms_due": sum(due_gemms(facts, all_fp8(facts))),
+    }
 
 
 def ran_before(linear: Linear) -> bool:

@@ -25,7 +25,7 @@ https://docs.pytorch.org/docs/stable/checkpoint.html
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm, base_of, ratio, uses_fp8
+from fp8doctor.analysis.arms import arm_in_time, base_of, ratio, uses_fp8
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.facts import Arm, Checkpointing, Facts, Linear, Network, Training, Trial
 from fp8doctor.facts.arm_names import ArmName
@@ -72,7 +72,7 @@ def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
 
 def pair(trial: Trial, name: str) -> tuple[Arm, Arm] | None:
     """Return an arm that checkpoints and the one of this name that takes it away, if both were timed."""
-    without = arm(trial, name)
+    without = arm_in_time(trial, name)
     with_it = base_of(trial, without) if without else None
     return None if without is None or with_it is None else (with_it, without)
 

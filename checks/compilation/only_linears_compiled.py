@@ -35,6 +35,7 @@ from fp8doctor.analysis.compile_coverage import (
     is_inside,
     needs_compile,
 )
+from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, Training
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
@@ -66,7 +67,7 @@ def only_linears_compiled(facts: Facts) -> Finding | NotApplicable | None:
     few_beside = len(alone) - len(inside) <= BESIDE_AT_MOST
     if not inside and few_beside:
         return None
-    share = sum(linear.flops_share_pct or 0.0 for linear in alone)
+    share = flops_share_pct(alone, facts)
     return Finding(
         title=f"{len(alone)} of {len(compiled)} compiled FP8 Linears are compiled one by one",
         explanation=f"Each is a region of its own ({percent(share)} of the GEMM FLOPs), so that no cast is "

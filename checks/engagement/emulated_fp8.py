@@ -70,7 +70,7 @@ def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
         evidence={
             "emulated_layers": len(emulated),
             "fp8_layers": len(fp8),
-            "flops_share_pct": round(flops_share_pct(emulated), 1),
+            "flops_share_pct": round(flops_share_pct(emulated, facts), 1),
             "recipe": first.recipe,
             "first": first.name,
         },

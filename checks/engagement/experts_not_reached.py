@@ -50,14 +50,14 @@ def experts_not_reached(facts: Facts) -> Finding | NotApplicable | None:
     if not any(linear.use == "training" for linear in linears):
         return NotApplicable(reason="no FP8 layer in the model")
     left = [linear for linear in experts if linear.use == "none" and too_small(linear, rowwise=True)]
-    if flops_share_pct(left) < MOST_PCT:
+    if flops_share_pct(left, facts) < MOST_PCT:
         return None
     return too_small_to_convert(left, facts)
 
 
 def not_overridden(layers: list[Linear], facts: Facts) -> Finding:
     """Tell of wrapped experts whose product the wrapper does not take over."""
-    first, share = layers[0], flops_share_pct(layers)
+    first, share = layers[0], flops_share_pct(layers, facts)
     operators = sorted({str(linear.features["multiplied_by"]) for linear in layers})
     of_share = f" ({percent(share)} of the GEMM FLOPs)" if share else ""
     return Finding(
@@ -92,7 +92,7 @@ def by_grouped_gemm(linear: Linear, network: Network) -> Treatment:
 
 def too_small_to_convert(layers: list[Linear], facts: Facts) -> Finding:
     """Tell what FP8 can give where the experts stay out."""
-    share, first = flops_share_pct(layers), layers[0]
+    share, first = flops_share_pct(layers, facts), layers[0]
     gpu = modelled_gpu(facts)
     gpu = gpu if gpu is not None and gpu.fp8_tflops else gpu_spec("H100")
     most = amdahl(max(0.0, 100.0 - share) / 100.0, large_gemm_speedup(gpu))

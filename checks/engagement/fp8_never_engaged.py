@@ -6,7 +6,8 @@ itself notes it, and at the FP8 GEMMs in one training step of a trial or of a wa
 Why it costs time. A te.Linear outside te.autocast is an ordinary BF16 layer with two to three times
 the host cost of nn.Linear. A converted layer that the model never calls does nothing at all: fused
 LoRA kernels and fused cross-entropy read .weight, MultiheadAttention reads out_proj.weight. The
-module count looks right and not one FP8 GEMM runs.
+module count looks right and not one FP8 GEMM runs, or, with a batch of yours, a quarter less than
+one each in the forward and for either gradient.
 
 What to do. Open the autocast around the forward that trains, and leave no enabled=False inside it.
 
@@ -25,6 +26,8 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.h
 
 from __future__ import annotations
 
+from fp8doctor.analysis.due_gemms import all_fp8, counted_gemms, due_gemms
+from fp8doctor.analysis.layer_gain import is_given
 from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, watched_job
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
@@ -32,6 +35,10 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
+
+MISSING = 0.25
+"""Share of the FP8 GEMMs that a step should run and did not. A choice: six times the 4 % by which count and
+sum differ where all is well (`fp8doctor.analysis.due_gemms`)."""
 
 CALL_LAYERS = Treatment(
     name="call-converted-layers",
@@ -71,12 +78,40 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
             evidence={"fp8_layers": len(fp8), "fp8_gemms": 0},
             treatment=describe("te-autocast", facts) if fp8[0].stack == "transformer_engine" else CALL_LAYERS,
         )
+    if finding := some_never_ran(facts, fp8):
+        return finding
     ran = recorded(facts, "observed.fp8_gemms") and facts.observed.fp8_gemms
     if not ran and not recorded(facts, "trial") and all(linear.engaged is None for linear in fp8):
         return NotApplicable(
             reason="these layers keep no note of it; only a trial shows whether they run in FP8"
         )
     return None
+
+
+def some_never_ran(facts: Facts, fp8: list[Linear]) -> Finding | None:
+    """Tell of FP8 GEMMs that a step should have run and did not; what a checkpoint recomputes is left to
+    CKP002."""
+    counted = counted_gemms(facts)
+    if counted is None or not all_fp8(facts) or recomputed(facts) or not is_given(facts):
+        return None
+    due = sum(due_gemms(facts, fp8))
+    if counted >= (1 - MISSING) * due:
+        return None
+    return Finding(
+        severity="warning",
+        title=f"{counted} FP8 GEMMs ran in a training step; {plural(len(fp8), 'FP8 layer')} should run {due}",
+        explanation="Each runs one in the forward and one for each gradient. The others ran in another "
+        "precision, or not at all: the model reads weights without calling the layers, or skips them.",
+        evidence={"fp8_layers": len(fp8), "fp8_gemms": counted, "fp8_gemms_due": due},
+        treatment=CALL_LAYERS,
+    )
+
+
+def recomputed(facts: Facts) -> bool:
+    """Whether something is, or may be, recomputed in the backward."""
+    return bool(recorded(facts, "trial.recomputed") and facts.trial.recomputed) or any(
+        each.active is not False for each in facts.training.checkpointing
+    )
 
 
 def _te(engaged: bool) -> Facts:

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
+from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.facts import Facts, Linear, Network, Use, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -99,7 +100,7 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
         evidence={
             "stored_linears": len(stored),
             "linears": len(facts.network.linears),
-            "flops_share_pct": round(sum(linear.flops_share_pct or 0.0 for linear in stored), 1),
+            "flops_share_pct": round(flops_share_pct(stored, facts), 1),
             "float8_parameters": facts.network.float8_parameters,
             "trainable_parameters": facts.network.trainable_parameters,
             "classes": tuple(kinds),

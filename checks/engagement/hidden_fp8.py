@@ -72,7 +72,7 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
         evidence={
             "fp8_layers": len(hidden),
             "linears": len(facts.network.linears),
-            "flops_share_pct": flops_share_pct(hidden),
+            "flops_share_pct": flops_share_pct(hidden, facts),
             "precision": said,
         },
         treatment=Treatment(

@@ -3,7 +3,8 @@
 Looks at: the layers that stayed in 16 or 32 bits beside FP8 ones, their share of the GEMM FLOPs,
 and why they stayed. Only layers that FP8 would pay for count: not the output head, routers,
 LoRA's adapters, sides that are no multiple of 16 (SHP001), or layers that torchao's own filter
-calls too small.
+calls too small. Shares and gains are by the rows that each layer was seen to multiply: the
+conditioning of a diffusion model sees one a sample, not all tokens.
 
 Why it costs time. What is not converted runs at BF16's speed, and bounds the whole: with a share p
 of the GEMM time in FP8 at s times the speed, the GEMMs get 1 / (1 - p + p / s) times as fast. Half
@@ -29,7 +30,7 @@ https://github.com/meta-pytorch/torchtune/issues/2833
 from __future__ import annotations
 
 from fp8doctor.analysis.accelerate_of_model import may_have_converted
-from fp8doctor.analysis.layer_gain import would_lose
+from fp8doctor.analysis.layer_gain import is_given, would_lose
 from fp8doctor.analysis.layers import (
     NO_LINEAR,
     fits_fp8,
@@ -47,7 +48,7 @@ from fp8doctor.cost import (
     large_gemm_speedup,
     linear_cost,
     modelled_gpu,
-    step_tokens,
+    rows_of,
 )
 from fp8doctor.diagnosis.treatments import convert_all_but
 from fp8doctor.facts import (
@@ -59,7 +60,6 @@ from fp8doctor.facts import (
     Use,
     Workload,
     if_recorded,
-    recorded,
 )
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -175,13 +175,13 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
         for linear in linears
         if would_be_converted(linear, roles=("body", "experts"), rewritten=True) and pays(linear, fp8, facts)
     ]
-    done, missing = flops_share_pct(fp8), flops_share_pct(left)
+    done, missing = flops_share_pct(fp8, facts), flops_share_pct(left, facts)
     if missing < WORTH_MENTIONING_PCT:
         return None
     why: dict[str, list[Linear]] = {}
     for linear in left:
         why.setdefault(reason(linear, fp8, facts), []).append(linear)
-    shares = {each: flops_share_pct(members) for each, members in why.items()}
+    shares = {each: flops_share_pct(members, facts) for each, members in why.items()}
     chosen = missing - shares.get("filter", 0.0) < WORTH_MENTIONING_PCT and done >= MOST * (done + missing)
     main = max(shares, key=lambda each: shares[each])
     _, name, summary, code = REASONS[main]
@@ -234,15 +234,13 @@ def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
         return False
     if if_recorded(would_lose, linear, facts, fp8[0].recipe):
         return False
-    tokens = (
-        step_tokens(facts) if recorded(facts, "workload") and facts.workload.batch_source == "given" else None
-    )
-    if not tokens or linear.role == "experts":
+    rows = rows_of(linear, facts) if is_given(facts) else None
+    if not rows or linear.role == "experts":
         return True
     gpu = gpu_with_fp8(facts)
-    cost = linear_cost(linear, tokens, gpu)
+    cost = linear_cost(linear, rows, gpu)
     return cost is not None and cost.saved_ms > casts_ms(
-        tokens, linear.in_features, linear.out_features, gpu, compiled=True
+        rows, linear.in_features, linear.out_features, gpu, compiled=True
     )
 
 

@@ -115,7 +115,7 @@ def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
             "fp8_layers": len(fp8),
             "asked_by": asked,
             "classes": tuple(sorted({quantized_as(linear) for linear in quantized})) or (str(method),),
-            "flops_share_pct": round(flops_share_pct(quantized), 1),
+            "flops_share_pct": round(flops_share_pct(quantized, facts), 1),
             "first": quantized[0].name if quantized else None,
         },
         treatment=ONE_OF_THEM,

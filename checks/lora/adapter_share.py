@@ -45,7 +45,7 @@ def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
     if not network.adapter_parameters:
         return NotApplicable(reason="no LoRA adapters in the model")
     adapters = [linear for linear in network.linears if linear.adapter == "adapter"]
-    flops = flops_share_pct(adapters)
+    flops = flops_share_pct(adapters, facts)
     shares = (
         f"{percent(100 * network.adapter_parameters / network.parameters)} of the parameters and "
         f"{percent(flops)} of the GEMM FLOPs"

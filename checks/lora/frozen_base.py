@@ -31,11 +31,12 @@ from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.cost import (
     Balance,
+    calls_of,
     gemms,
     linear_cost,
     micro_batches,
     modelled_gpu,
-    step_tokens,
+    rows_of,
     weight_casts_ms,
 )
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, Workload, recorded
@@ -74,7 +75,7 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
             "frozen_linears": len(frozen),
             "fp8_linears": len(fp8),
             "first": frozen[0].name,
-            "flops_share_pct": flops_share_pct(frozen),
+            "flops_share_pct": flops_share_pct(frozen, facts),
             "frozen_weights_gib": sum(
                 linear.in_features * linear.out_features * gemms(linear) for linear in frozen
             )
@@ -98,17 +99,19 @@ def is_stored_in_fp8(linear: Linear) -> bool:
 def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:
     """Weigh what the two GEMMs of these layers save in FP8 against casting their weights; None when it cannot
     be modelled."""
-    gpu, tokens = modelled_gpu(facts), step_tokens(facts)
-    if gpu is None or tokens is None:
+    gpu = modelled_gpu(facts)
+    if gpu is None:
         return None
     accumulate = micro_batches(facts)
     casts = saved = 0.0
     for linear in frozen:
-        cost = linear_cost(linear, tokens, gpu)
+        rows = rows_of(linear, facts)
+        cost = linear_cost(linear, rows, gpu) if rows else None
         if cost is None:
             return None
-        saved += accumulate * gemms(linear) * cost.saved_ms
-        casts += accumulate * gemms(linear) * weight_casts_ms(linear.in_features, linear.out_features, gpu)
+        times = accumulate * gemms(linear) * calls_of(linear, facts)
+        saved += times * cost.saved_ms
+        casts += times * weight_casts_ms(linear.in_features, linear.out_features, gpu)
     return Balance(casts, saved, gpu.name)
 
 

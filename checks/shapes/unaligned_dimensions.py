@@ -34,7 +34,8 @@ from collections.abc import Callable
 
 from fp8doctor.analysis.alignment import multiple_of, tokens_divisor
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.analysis.layers import would_be_converted
+from fp8doctor.analysis.layers import flops_share_pct, would_be_converted
+from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import Environment, Facts, Linear, Network, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -65,10 +66,11 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     ]
     channels = on_channels(facts.network)
     skipped = [linear for linear in skipped if channels(linear)]
-    if sum(linear.flops_share_pct or 0.0 for linear in skipped) < WORTH_MENTIONING_PCT:
+    if flops_share_pct(skipped, facts) < WORTH_MENTIONING_PCT:
         skipped = []
     tokens = facts.workload.tokens if facts.workload.batch_source == "given" else None
-    tokens_multiple = max((tokens_divisor(linear) for linear in fp8), default=1)
+    of_tokens = (each for each in fp8 if tokens in (rows_seen(each, facts) or (tokens,)))
+    tokens_multiple = max(map(tokens_divisor, of_tokens), default=1)
     ragged = tokens is not None and tokens % tokens_multiple != 0
     if not (raising or skipped or ragged):
         return None
@@ -81,7 +83,7 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
         have = "has" if len(raising) == 1 else "have"
         causes.append(f"{len(raising)} of {plural(len(fp8), 'FP8 layer')} {have} sides that raise on a GPU")
     if skipped:
-        share = sum(linear.flops_share_pct or 0.0 for linear in skipped)
+        share = flops_share_pct(skipped, facts)
         causes.append(
             f"{plural(len(skipped), 'Linear')} ({share:.0f} % of the GEMM FLOPs) cannot be converted"
         )

@@ -6,13 +6,29 @@ from collections.abc import Sequence
 
 from fp8doctor.analysis.median_interval import Interval, interval
 from fp8doctor.analysis.treatment_table import that_help_bf16_too
-from fp8doctor.facts import Arm, Facts, Trial, recorded
-from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
+from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, recorded
+from fp8doctor.facts.arm_names import (
+    BASELINES,
+    BF16_BASELINES,
+    LEFT_OUT_FOR_TIME,
+    ArmName,
+    is_conversion,
+)
+from fp8doctor.facts.no_number import why_of
 
 
 def arm(trial: Trial, name: str) -> Arm | None:
     """Return the arm of that name, if it was timed."""
     return next((each for each in trial.arms if each.name == name and each.tried), None)
+
+
+def arm_in_time(trial: Trial, name: str) -> Arm | None:
+    """Return the arm of that name, if it was timed. Raises `Unrecorded` where only time was lacking, so that
+    what it would have told is unknown."""
+    planned = next((each for each in trial.arms if each.name == name and not each.tried), None)
+    if planned is not None and why_of(planned) in LEFT_OUT_FOR_TIME:
+        raise Unrecorded(Arm, "step_ms", f"{name}: {planned.reason}")
+    return arm(trial, name)
 
 
 def timed_on(trial: Trial) -> str:

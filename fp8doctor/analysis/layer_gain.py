@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import msgspec
 
 from fp8doctor.analysis.cast_shares import FROZEN_CAST_SHARE, cast_shares
-from fp8doctor.analysis.layers import fits_fp8
+from fp8doctor.analysis.layers import fits_fp8, flops_share_pct
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import fp8_pays
 from fp8doctor.cost import (
@@ -293,7 +293,7 @@ def losing_body(facts: Facts) -> dict[str, Gain]:
 def loss_pct(of: Iterable[Gain], of_all: Iterable[Gain], facts: Facts) -> float:
     """Divide what these layers lose at least by all GEMMs of the model in BF16, in per cent."""
     in_bf16 = sum(gain.times * gain.bf16_ms for gain in of_all)
-    share_pct = sum(linear.flops_share_pct or 0.0 for linear in judged(facts))
+    share_pct = flops_share_pct(judged(facts), facts)
     return -sum(gain.most_ms for gain in of) / in_bf16 * share_pct
 
 

@@ -9,7 +9,8 @@ from keyword import iskeyword
 
 from msgspec import Struct
 
-from fp8doctor.facts import Linear, Network, recorded
+from fp8doctor.cost import rows_seen, step_tokens
+from fp8doctor.facts import Facts, Linear, Network, recorded
 
 KEEP_IT_IN_MODULE = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
 """Wrappers that hold the model's attributes behind ``module``; the others hand them on."""
@@ -99,15 +100,15 @@ def layer_label(linear: Linear) -> str:
     return f"te.{name}" if linear.stack == "transformer_engine" else name
 
 
-def fp8_layers(linears: tuple[Linear, ...]) -> tuple[Layers, ...]:
+def fp8_layers(facts: Facts) -> tuple[Layers, ...]:
     """Count the layers in FP8 by class, the rarest first; ``te.Linear`` and ``Float8Linear`` are always among
     them."""
     found: dict[tuple[str, bool], list[Linear]] = {("te.Linear", False): [], ("Float8Linear", False): []}
-    for linear in linears:
+    for linear in facts.network.linears:
         if linear.use in ("training", "storage"):
             found.setdefault((layer_label(linear), linear.use == "storage"), []).append(linear)
     kinds = (
-        Layers(label, len(members), flops_share_pct(members), storage_only)
+        Layers(label, len(members), flops_share_pct(members, facts), storage_only)
         for (label, storage_only), members in found.items()
     )
     return tuple(sorted(kinds, key=lambda layers: layers.count))
@@ -182,7 +183,36 @@ def too_small(linear: Linear, *, rowwise: bool) -> bool:
     return k <= 4096 and n <= 1024
 
 
-def flops_share_pct(linears: Iterable[Linear]) -> float:
-    """Sum up the share of the model's GEMM FLOPs that these layers have, as far as it is known."""
-    known = (linear for linear in linears if recorded(linear, "flops_share_pct"))
-    return sum(linear.flops_share_pct or 0.0 for linear in known)
+def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
+    """Sum up the share of the model's GEMM FLOPs that these layers have, as far as it is known, by their
+    counted rows.
+
+    Experts keep the share of a token's visits, because the router decides their rows anew in every step.
+    """
+    known = [each for each in linears if recorded(each, "flops_share_pct")]
+    counted = {sum(rows) for each in facts.linears() if (rows := rows_seen(each, facts))}
+    tokens = step_tokens(facts) or max(counted, default=0)
+    if counted <= {tokens}:
+        return sum(each.flops_share_pct or 0.0 for each in known)
+
+    def by_rows(linear: Linear) -> float:
+        seen = () if linear.role == "experts" else rows_seen(linear, facts)
+        return (linear.flops_share_pct or 0.0) * (sum(seen) or tokens)
+
+    total = sum(map(by_rows, facts.network.linears)) / 100.0
+    return sum(map(by_rows, known)) / total if total else 0.0
+
+
+def main_rows(facts: Facts) -> int | None:
+    """Tell the rows of one call that most of the GEMM FLOPs are done with; None where nobody counted them."""
+    work: dict[int, float] = {}
+    for linear in facts.linears():
+        if (seen := rows_seen(linear, facts)) and recorded(linear, "flops_share_pct"):
+            work[max(seen)] = work.get(max(seen), 0.0) + sum(seen) * (linear.flops_share_pct or 0.0)
+    return max(work, key=lambda rows: work[rows], default=None)
+
+
+def expert_rows(facts: Facts) -> list[int] | None:
+    """List the rows that were counted of experts, call by call; None in a model without experts."""
+    experts = [each for each in facts.linears() if recorded(each, "role") and each.role == "experts"]
+    return [rows for each in experts for rows in rows_seen(each, facts)] if experts else None

@@ -15,7 +15,7 @@ from msgspec import Struct
 from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.analysis.step_difference import breakdown_of, part_ms
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, traits
-from fp8doctor.cost import calls_of, gemms, linear_cost, micro_batches, modelled_gpu, rows_of
+from fp8doctor.cost import linear_cost, micro_batches, modelled_gpu, products_of, rows_of
 from fp8doctor.facts import Arm, Breakdown, Facts, recorded
 from fp8doctor.finding import Basis
 
@@ -142,7 +142,7 @@ def _by_datasheet(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
     bf16 = best = 0.0
     for linear in facts.network.linears:
         rows = rows_of(linear, facts) or facts.workload.tokens
-        count = gemms(linear) * calls_of(linear, facts)
+        count = products_of(linear, facts)
         cost = linear_cost(linear, rows, gpu, own_recipe=False) if rows else None
         if cost is None:
             return None

@@ -7,7 +7,15 @@ far it is off: tests/benchmarks/cost_model.py.
 """
 
 from fp8doctor.cost.casts import casts_ms, weight_casts_ms
-from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of, step_tokens
+from fp8doctor.cost.counts import (
+    calls_of,
+    gemms,
+    micro_batches,
+    products_of,
+    rows_of,
+    rows_seen,
+    step_tokens,
+)
 from fp8doctor.cost.eager import Balance, eager_balance, eager_cast_saving
 from fp8doctor.cost.gemm import amdahl, gemm_ms, large_gemm_speedup, step_gemms_ms
 from fp8doctor.cost.gpus import GPUS, GpuSpec, gpu_spec, memory_ms, modelled_gpu
@@ -31,7 +39,9 @@ __all__ = [
     "memory_ms",
     "micro_batches",
     "modelled_gpu",
+    "products_of",
     "rows_of",
+    "rows_seen",
     "step_gemms_ms",
     "step_tokens",
     "weight_casts_ms",

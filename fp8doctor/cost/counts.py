@@ -21,18 +21,29 @@ def gemms(linear: Linear) -> int:
 
 
 def rows_of(linear: Linear, facts: Facts) -> int | None:
-    """Count the rows of one call: as the trial saw them, else the tokens of a micro-batch; None if
+    """Count the rows of one call: as they were counted, else the tokens of a micro-batch; None if
     unknown."""
-    seen = _seen_rows(linear, facts)
-    return max(seen) if seen else step_tokens(facts)
+    seen = rows_seen(linear, facts)
+    return max(seen) if any(seen) else step_tokens(facts)
 
 
 def calls_of(linear: Linear, facts: Facts) -> int:
     """Count the calls with so many rows in one forward; 1 if unknown."""
-    seen = _seen_rows(linear, facts)
+    seen = rows_seen(linear, facts)
     return max(1, round(sum(seen) / max(seen))) if any(seen) else 1
 
 
-def _seen_rows(linear: Linear, facts: Facts) -> tuple[int, ...]:
-    rows = facts.trial.rows if recorded(facts, "trial.rows") else {}
-    return rows.get(linear.name, ())
+def products_of(linear: Linear, facts: Facts) -> int:
+    """Count the GEMMs with so many rows in one forward, over all calls and all experts of a 3-D weight."""
+    together = gemms(linear) > 1 and linear.role == "experts" and any(rows_seen(linear, facts))
+    return calls_of(linear, facts) * (1 if together else gemms(linear))
+
+
+def rows_seen(linear: Linear, facts: Facts) -> tuple[int, ...]:
+    """Return the rows of every call in one forward; empty where nobody counted them.
+
+    The trial counts them on real tensors. Without one they are those of a forward on fake tensors.
+    """
+    timed = facts.trial.rows if recorded(facts, "trial.rows") else {}
+    fake = facts.workload.rows if recorded(facts, "workload.rows") else {}
+    return timed.get(linear.name) or fake.get(linear.name, ()) if timed or fake else ()

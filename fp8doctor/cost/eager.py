@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from fp8doctor.cost.casts import COMPILED_CAST_BYTES, casts_ms
-from fp8doctor.cost.counts import gemms, micro_batches, step_tokens
+from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of
 from fp8doctor.cost.gpus import modelled_gpu
 from fp8doctor.cost.linear import linear_cost
 from fp8doctor.cost.step import FP8_HOST_MS, HOST_MS, between_ms, uncompiled
@@ -33,16 +33,17 @@ class Balance(Struct, frozen=True):
 def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
     """Weigh the eager casts of these layers against what their FP8 GEMMs save; None when it cannot be
     modelled."""
-    gpu, tokens = modelled_gpu(facts), step_tokens(facts)
-    if gpu is None or tokens is None:
+    gpu = modelled_gpu(facts)
+    if gpu is None:
         return None
     casts = host = saved = 0.0
     for linear in eager:
-        cost = linear_cost(linear, tokens, gpu)
-        if cost is None:
+        rows = rows_of(linear, facts)
+        cost = linear_cost(linear, rows, gpu) if rows else None
+        if not rows or cost is None:
             return None
-        count = gemms(linear)
-        casts += count * casts_ms(tokens, linear.in_features, linear.out_features, gpu, compiled=False)
+        count = gemms(linear) * calls_of(linear, facts)
+        casts += count * casts_ms(rows, linear.in_features, linear.out_features, gpu, compiled=False)
         host += count * FP8_HOST_MS["eager"]
         saved += count * cost.saved_ms
     times = micro_batches(facts)
@@ -56,20 +57,22 @@ def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
     when the tokens or the GPU are unknown, or FP8 cannot run.
     """
     gpu = modelled_gpu(facts)
-    tokens = step_tokens(facts)
-    if gpu is None or tokens is None or gpu.fp8_tflops is None:
+    if gpu is None or gpu.fp8_tflops is None:
         return None
     how = uncompiled(facts)
     busy = host = 0.0
     for linear in eager:
-        count = gemms(linear)
-        shape = (tokens, linear.in_features, linear.out_features)
+        rows = rows_of(linear, facts)
+        if not rows:
+            return None
+        count = gemms(linear) * calls_of(linear, facts)
+        shape = (rows, linear.in_features, linear.out_features)
         known = recorded(linear, "recipe") and linear.recipe in COMPILED_CAST_BYTES
         recipe = linear.recipe if known and linear.recipe else "tensorwise"
         busy += count * (
             casts_ms(*shape, gpu, compiled=False) - casts_ms(*shape, gpu, compiled=True, recipe=recipe)
         )
-        busy += count * (between_ms(linear, tokens, gpu, how) - between_ms(linear, tokens, gpu, "compiled"))
+        busy += count * (between_ms(linear, rows, gpu, how) - between_ms(linear, rows, gpu, "compiled"))
         host += count * (
             FP8_HOST_MS["eager"] - FP8_HOST_MS["compiled"] + HOST_MS["eager"] - HOST_MS["compiled"]
         )

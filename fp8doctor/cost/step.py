@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.cost.casts import COMPILED_CAST_BYTES, TE_CAST_BYTES, casts_ms
-from fp8doctor.cost.counts import gemms, micro_batches, step_tokens
+from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of, step_tokens
 from fp8doctor.cost.gemm import gemm_ms, step_gemms_ms
 from fp8doctor.cost.gpus import GpuSpec, memory_ms, modelled_gpu
 from fp8doctor.facts import Facts, Family, Linear, Network, recorded
@@ -97,8 +97,7 @@ def modelled_step(
     """Model the step of this model on ``gpu``, or on the modelled one; None where facts or numbers are
     missing."""
     gpu = gpu or modelled_gpu(facts)
-    tokens = step_tokens(facts)
-    if gpu is None or tokens is None or not recorded(facts, "network.linears"):
+    if gpu is None or not recorded(facts, "network.linears"):
         return None
     families: dict[Family, float] = dict.fromkeys(
         ("gemm_fp8", "gemm_16bit", "cast", "attention", "pointwise", "loss"), 0.0
@@ -106,20 +105,21 @@ def modelled_step(
     host = kernels = 0.0
     how = uncompiled(facts)
     for linear in facts.network.linears:
-        parts = layer_ms(linear, tokens, gpu, how)
+        rows, calls = rows_of(linear, facts), calls_of(linear, facts)
+        parts = layer_ms(linear, rows, gpu, how) if rows else None
         if parts is None:
             return None
         for family, time in parts.items():
-            families[family] += time
+            families[family] += calls * time
         mode = mode_of(linear)
-        count = gemms(linear)
+        count = calls * gemms(linear)
         host += count * HOST_MS["compiled" if linear.compiled is not None else "eager"]
         kernels += count * KERNELS
         if linear.use == "training":
             host += count * FP8_HOST_MS[mode]
             kernels += count * FP8_KERNELS[mode]
-    families["attention"] += attention_ms(facts, tokens, gpu)
-    families["loss"] += loss_ms(facts, tokens, gpu, LOSS_BYTES[loss])
+    families["attention"] += attention_ms(facts, gpu)
+    families["loss"] += loss_ms(facts, gpu, LOSS_BYTES[loss])
     accumulate = micro_batches(facts)
     families = {family: time * accumulate for family, time in families.items()}
     families["optimizer"] = optimizer_ms(facts.network, gpu)
@@ -128,8 +128,8 @@ def modelled_step(
     return ModelledStep(families, busy, host, max(busy + GAP_MS * kernels * accumulate, host), gpu.name)
 
 
-def layer_ms(linear: Linear, tokens: int, gpu: GpuSpec, eager_how: str) -> dict[Family, float] | None:
-    """Model one Linear and its surroundings in one micro-batch; None when there are no numbers for it."""
+def layer_ms(linear: Linear, rows: int, gpu: GpuSpec, eager_how: str) -> dict[Family, float] | None:
+    """Model one call of a Linear and its surroundings; None when there are no numbers for it."""
     fp8 = linear.use == "training"
     recipe = linear.recipe if recorded(linear, "recipe") else None
     features = linear.features if recorded(linear, "features") else {}
@@ -140,7 +140,7 @@ def layer_ms(linear: Linear, tokens: int, gpu: GpuSpec, eager_how: str) -> dict[
         or (linear.dtype == "float32" and linear.adapter != "adapter")
     ):
         return None
-    m, k, n = tokens, linear.in_features, linear.out_features
+    m, k, n = rows, linear.in_features, linear.out_features
     eager = linear.compiled is None
     cast = 0.0
     if fp8 and linear.stack == "transformer_engine" and recipe in TE_CAST_BYTES:
@@ -160,7 +160,7 @@ def layer_ms(linear: Linear, tokens: int, gpu: GpuSpec, eager_how: str) -> dict[
     if forward is None or both is None:
         return None
     again = recorded(linear, "checkpointed") and linear.checkpointed is not None
-    around = between_ms(linear, tokens, gpu, eager_how if eager else "compiled")
+    around = between_ms(linear, rows, gpu, eager_how if eager else "compiled")
     in_16bit = 0.0
     if fp8 and recipe == "rowwise_with_gw_hp" and trained:
         in_16bit = gemm_ms(k, m, n, gpu, fp8=False) or 0.0
@@ -183,10 +183,15 @@ def mode_of(linear: Linear) -> str:
     return "eager" if linear.compiled is None else "compiled"
 
 
-def attention_ms(facts: Facts, tokens: int, gpu: GpuSpec) -> float:
-    """Model attention of every layer that has a query projection, causal in a model with a vocabulary."""
+def attention_ms(facts: Facts, gpu: GpuSpec) -> float:
+    """Model attention of every layer that has a query projection, causal in a model with a vocabulary.
+
+    A layer that sees more rows than the tokens, as an encoder beside a decoder, has longer sequences in
+    proportion.
+    """
     length = facts.workload.sequence_length if recorded(facts, "workload.sequence_length") else None
-    if not length:
+    tokens = step_tokens(facts)
+    if not length or not tokens:
         return 0.0
     causal = 0.5 if has_vocabulary(facts.network) else 1.0
     total = 0.0
@@ -196,21 +201,28 @@ def attention_ms(facts: Facts, tokens: int, gpu: GpuSpec) -> float:
             continue
         width = linear.in_features if last in FUSED_QUERIES else linear.out_features
         again = recorded(linear, "checkpointed") and linear.checkpointed is not None
-        flops = 4.0 * tokens * length * width * causal * (1 + BACKWARD_OF_ATTENTION + (1 if again else 0))
+        rows = rows_of(linear, facts) or tokens
+        longest = length * rows / tokens
+        flops = (
+            4.0
+            * calls_of(linear, facts)
+            * rows
+            * longest
+            * width
+            * causal
+            * (1 + BACKWARD_OF_ATTENTION + (1 if again else 0))
+        )
         total += flops / (
             gpu.bf16_tflops * 1e9 * ATTENTION_EFFICIENCY[64 if width <= NARROW_HEADS_UP_TO else 128]
         )
     return total
 
 
-def loss_ms(facts: Facts, tokens: int, gpu: GpuSpec, bytes_per_logit: float) -> float:
+def loss_ms(facts: Facts, gpu: GpuSpec, bytes_per_logit: float) -> float:
     """Model the cross entropy over the head's outputs."""
-    logits = (
-        max((linear.out_features for linear in facts.network.linears if linear.role == "head"), default=0)
-        if has_vocabulary(facts.network)
-        else 0
-    )
-    return memory_ms(bytes_per_logit * tokens * logits, gpu)
+    heads = (linear for linear in facts.network.linears if linear.role == "head")
+    logits = max((linear.out_features * (rows_of(linear, facts) or 0) for linear in heads), default=0)
+    return memory_ms(bytes_per_logit * logits, gpu) if has_vocabulary(facts.network) else 0.0
 
 
 def has_vocabulary(network: Network) -> bool:
@@ -266,12 +278,12 @@ embeddings in fp32, op by op: 8.5 and 16.2 ms more than compiled in Llamas of 4 
 2048. One H200, torch 2.11, transformers 5.17, November 2026."""
 
 
-def between_ms(linear: Linear, tokens: int, gpu: GpuSpec, how: str) -> float:
-    """Model the share of one Linear in one micro-batch; ``how`` is a key of `BETWEEN_BYTES`."""
+def between_ms(linear: Linear, rows: int, gpu: GpuSpec, how: str) -> float:
+    """Model the share of one call of a Linear; ``how`` is a key of `BETWEEN_BYTES`."""
     if linear.role == "head":
         return 0.0
     wide = 2 if linear.dtype == "float32" else 1
-    return wide * memory_ms(BETWEEN_BYTES[how] * tokens * (linear.in_features + linear.out_features), gpu)
+    return wide * memory_ms(BETWEEN_BYTES[how] * rows * (linear.in_features + linear.out_features), gpu)
 
 
 def uncompiled(facts: Facts) -> str:

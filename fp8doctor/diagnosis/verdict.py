@@ -136,7 +136,9 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         )
     ran = _ran_in_script(facts)
     expects = if_recorded(modelled_speedup, facts) if is_what_it_seems(findings) else None
-    setup = f"{len(in_fp8)} of {len(linears)} Linears ({flops_share_pct(in_fp8):.0f} % of the GEMM FLOPs)"
+    setup = (
+        f"{len(in_fp8)} of {len(linears)} Linears ({flops_share_pct(in_fp8, facts):.0f} % of the GEMM FLOPs)"
+    )
     return Verdict(
         status="not_measured",
         summary=f"FP8 is set up in {setup}{f', and {ran}' if ran else ''}. Whether it is faster than BF16 "

@@ -204,6 +204,9 @@ class Workload(Record, frozen=True, kw_only=True):
     sequence_length: int | None = NOT_RECORDED
     tokens: int | None = NOT_RECORDED
     """Rows of the GEMMs in one micro-batch (M): batch × sequence, or the batch where there is no sequence."""
+    rows: dict[str, tuple[int, ...]] = NOT_RECORDED
+    """Linear -> rows that it multiplies in each of its calls in one forward of a micro-batch, by a forward on
+    fake tensors; those that it does not call are left out. Not recorded where a trial counts them."""
     note: Prose | None = NOT_RECORDED
     """How a made-up batch was made."""
     loss_source: Literal["given", "output.loss", "mean"] = NOT_RECORDED

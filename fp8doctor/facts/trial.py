@@ -309,8 +309,9 @@ class Trial(Record, frozen=True, kw_only=True):
     host: HostLoad = NOT_RECORDED
     """Not recorded where the system does not tell."""
     rows: dict[str, tuple[int, ...]] = NOT_RECORDED
-    """Linear that is, or could be, in FP8 -> rows that it multiplied in each of its calls in one forward of a
-    micro-batch; those that no hook saw are left out."""
+    """Linear -> rows that it multiplied in each of its calls in one forward of a micro-batch; where a weight
+    holds many experts, those of each. What was not seen is left out. Empty where none is, or could be, in
+    FP8."""
     shapes: tuple[LayerShape, ...] = NOT_RECORDED
     """The distinct shapes of the Linears; of a model without FP8, of those that a conversion would take. On a
     CPU they say nothing about a GPU."""

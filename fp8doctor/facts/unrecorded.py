@@ -20,9 +20,9 @@ T = TypeVar("T")
 class Unrecorded(Exception):
     """A fact was read that was not recorded."""
 
-    def __init__(self, kind: type, field: str) -> None:
+    def __init__(self, kind: type, field: str, reason: str | None = None) -> None:
         super().__init__(f"{kind.__name__}.{field} was not recorded")
-        self.kind, self.field = kind, field
+        self.kind, self.field, self.reason = kind, field, reason
 
 
 class Fact(property):

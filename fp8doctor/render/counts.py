@@ -18,7 +18,7 @@ def counts(facts: Facts) -> tuple[str, ...]:
 
 
 def _fp8_counts(facts: Facts) -> tuple[str, ...]:
-    *rarer, commonest = fp8_layers(facts.network.linears)
+    *rarer, commonest = fp8_layers(facts)
     return *(_kind(layers, facts) for layers in rarer), _kind(commonest, facts, last=True)
 
 
@@ -93,6 +93,6 @@ def _lora(facts: Facts) -> str:
         if recorded(network, "parameters") and network.parameters
         else []
     )
-    flops = flops_share_pct(linear for linear in facts.linears() if linear.adapter == "adapter")
+    flops = flops_share_pct((linear for linear in facts.linears() if linear.adapter == "adapter"), facts)
     shares += [f"{percent(flops)} of GEMM FLOPs"] if flops else []
     return f"LoRA {', '.join(shares) or 'on'}"

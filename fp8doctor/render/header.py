@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from statistics import median
 
+from fp8doctor.analysis.layers import main_rows
 from fp8doctor.analysis.outcome import watched_job
-from fp8doctor.facts import Facts, Gpu, Package, Software, Workload, if_recorded, recorded
+from fp8doctor.facts import Facts, Gpu, Package, Software, if_recorded, recorded
 from fp8doctor.wording import plural
 
 SHOWN_PACKAGES = {"torchao": "torchao", "transformer_engine": "TE"}
@@ -87,7 +88,7 @@ def model(facts: Facts) -> str:
     name = target.name if recorded(target, "name") and target.name else "model"
     counted = recorded(facts, "network.parameters")
     known = [f"{quantity(facts.network.parameters)} parameters"] if counted else []
-    known += [_batch(facts.workload)] if recorded(facts, "workload") else []
+    known += [_batch(facts)] if recorded(facts, "workload") else []
     known += [step] if (step := if_recorded(_own_step, facts)) else []
     return f"{name}: {', '.join(known)}" if known else name
 
@@ -98,14 +99,17 @@ def _own_step(facts: Facts) -> str:
     return f"{median(steps):.1f} ms a step in {plural(len(steps), 'step')} of {watched_job(facts)}"
 
 
-def _batch(workload: Workload) -> str:
+def _batch(facts: Facts) -> str:
+    workload, rows = facts.workload, main_rows(facts)
     size = workload.batch_size if recorded(workload, "batch_size") else None
     length = workload.sequence_length if recorded(workload, "sequence_length") else None
     tokens = workload.tokens if recorded(workload, "tokens") else None
     if size and length:
         text = f"{size} x {length} tokens"
-    elif tokens:
-        text = f"{tokens} rows"
+        if rows not in (None, tokens):
+            text += f", {rows} rows in most layers"
+    elif rows or tokens:
+        text = f"{rows or tokens} rows"
     else:
         why = workload.note if recorded(workload, "note") and workload.batch_source is None else None
         return why or "batch unknown"

@@ -255,8 +255,10 @@ def _calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
     answer.
 
     A step that is slower than BF16 is not called healthy where no check of it found anything. Checks that
-    only wait to be timed decide where there are no others: that nothing was timed is said below.
+    only wait to be timed decide where there are no others: that nothing was timed is said below. Nor is an
+    area healthy where the budget left no time for a step that would tell.
     """
+    untimed = {each.area for each in report.outcomes if _lacks_an_arm(each)}
     slower = report.verdict.status in ("fp8_slower", "fp8_not_engaged")
     marks: dict[str, set[Mark]] = {}
     for outcome in sorted(report.outcomes, key=_waits_to_be_timed):
@@ -271,7 +273,7 @@ def _calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
             marks.setdefault(area, set()).add("not_applicable" if unexplained else mark)
     order: tuple[Mark, ...] = ("healthy", "unknown", "not_applicable")
     return tuple(
-        Line(next(mark for mark in order if mark in marks[area]), area)
+        Line("unknown" if area in untimed else next(mark for mark in order if mark in marks[area]), area)
         for area in sorted(marks, key=_position)
     )
 
@@ -279,6 +281,11 @@ def _calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
 def _waits_to_be_timed(outcome: Outcome) -> bool:
     """Whether a check lacks nothing but a trial, or steps that were watched of a script or of its ranks."""
     return recorded(outcome, "missing") and outcome.missing in ("trial", "observed", "ranks")
+
+
+def _lacks_an_arm(outcome: Outcome) -> bool:
+    """Whether a check lacks a step that the trial had no time for."""
+    return recorded(outcome, "missing") and outcome.missing == "trial.arms.step_ms"
 
 
 def _outcomes(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:

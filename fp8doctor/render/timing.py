@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import best_bf16, fair_bf16, fp8_totals, uses_fp8
+from fp8doctor.analysis.layers import expert_rows
 from fp8doctor.analysis.loss_gap import loss_in_words
 from fp8doctor.analysis.outcome import waits_for_time, watched_job
 from fp8doctor.analysis.step_difference import (
@@ -98,9 +99,20 @@ def timing(facts: Facts) -> Timing | None:
     arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
     rows = _together([_row(arm, fp8) for arm in arms])
     columns = (*COLUMNS, "idle") if any(row.parts for row in rows) else ()
-    return Timing(
-        rows, columns, _differences(facts), tuple(_notes(facts.trial, arms, fp8)), _basis(facts.trial)
-    )
+    notes = (*_notes(facts.trial, arms, fp8), *_routing(facts))
+    return Timing(rows, columns, _differences(facts), notes, _basis(facts.trial))
+
+
+def _routing(facts: Facts) -> Iterator[str]:
+    """Say that a made-up batch decides on the rows of experts."""
+    rows = expert_rows(facts)
+    made_up = recorded(facts, "workload.batch_source") and facts.workload.batch_source == "made up"
+    if rows is not None and made_up:
+        had = f" (here {min(rows)} to {max(rows)})" if rows else ""
+        yield (
+            f"The router gives each expert its rows{had}, and the batch is made up: in training they are "
+            "others, and so are the times of the experts."
+        )
 
 
 def _of_a_script(facts: Facts) -> Timing | None:

@@ -15,13 +15,14 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import arms
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers import rows, shapes
+from fp8doctor.trial.layers.fake_rows import with_rows
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.device import DeviceLost, choose_device, gpu_name
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.state import dynamo_state
 from fp8doctor.trial.state.digest import CONTEXT, with_harm
 
-__all__ = ["Budget", "DeviceLost", "TrialRun", "choose_device", "lost_with", "run_trial"]
+__all__ = ["Budget", "DeviceLost", "TrialRun", "choose_device", "lost_with", "run_trial", "with_rows"]
 
 
 def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRun) -> Trial:

@@ -100,11 +100,13 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
     # Loading may have changed variables and imports: the surroundings are read again.
     facts = examine(job)
     channel.send(Examined(facts.to_dict()))
+    from fp8doctor.trial import with_rows
+
+    tried = None
     if asked["trial"] is not None:
-        request = TrialRequest(**asked["trial"])
-        tried = _trial(channel, job, facts, request, asked["skip"])
-        if tried is not None:
-            channel.send(Examined(msgspec.structs.replace(facts, trial=tried).to_dict()))
+        tried = _trial(channel, job, facts, TrialRequest(**asked["trial"]), asked["skip"])
+    counted = with_rows(job, facts) if tried is None else msgspec.structs.replace(facts, trial=tried)
+    channel.send(Examined(counted.to_dict()))
 
 
 def _trial(

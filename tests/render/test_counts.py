@@ -80,7 +80,10 @@ def test_every_kind_of_layer_is_named_and_counted() -> None:
 
 def test_the_two_best_known_classes_are_counted_even_at_zero() -> None:
     assert counts(Facts(network=Network(linears=(PLAIN,))))[:2] == ("te.Linear 0", "Float8Linear 0 of 1")
-    assert fp8_layers(()) == (Layers("te.Linear", 0, 0), Layers("Float8Linear", 0, 0))
+    assert fp8_layers(Facts(network=Network(linears=()))) == (
+        Layers("te.Linear", 0, 0),
+        Layers("Float8Linear", 0, 0),
+    )
 
 
 def test_a_layer_whose_use_nobody_recorded_leaves_the_count_unknown() -> None:

@@ -12,14 +12,26 @@ import jsonschema
 import pytest
 from msgspec.structs import replace
 
+from fp8doctor import registry
 from fp8doctor.diagnosis.document import schema
 from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.diagnosis.treatments import stay_in_bf16
-from fp8doctor.facts import Distributed, Dynamo, Facts, Gpu, Health, LayerShape, Trial
+from fp8doctor.facts import (
+    Checkpointing,
+    Distributed,
+    Dynamo,
+    Facts,
+    Gpu,
+    Health,
+    LayerShape,
+    Training,
+    Trial,
+)
 from fp8doctor.finding import Outcome, Saving
 from fp8doctor.render import markdown, text
 from fp8doctor.render.screen import first_screen
 from fp8doctor.render.terminal import columns
+from tests.checks.arms import failed, ran, timed
 from tests.facts_of import DECODER_468M
 from tests.render.reports import EAGER, EAGER_DECODER, LORA, ON_A_GPU, SCREENS, UNALIGNED, report
 
@@ -132,6 +144,22 @@ def test_what_waits_for_a_trial_decides_only_an_area_of_its_own() -> None:
         "device": "not_applicable",
         "checkpointing": "unknown",
     }
+
+
+def test_an_area_is_not_healthy_where_the_budget_left_no_time_for_a_step_that_tells() -> None:
+    arms = (
+        failed("checkpointing-off", "the budget of 60 s would not have been enough for it"),
+        ran("as_is"),
+    )
+    region = Checkpointing(name="blocks.0", form="wrapper", active=True)
+    facts = timed(Facts(training=Training(checkpointing=(region,))), *arms)
+    findings, outcomes = registry.run(registry.select(registry.discover(), ["CKP001"]), facts)
+    assert findings == ()
+    assert (outcomes[0].outcome, outcomes[0].missing) == ("unknown", "trial.arms.step_ms")
+    assert outcomes[0].reason == ("checkpointing-off: the budget of 60 s would not have been enough for it")
+    healthy = Outcome(code="CKP002", area="checkpointing", outcome="healthy")
+    shown = replace(EAGER_DECODER, findings=(), prescription=(), outcomes=(healthy, *outcomes))
+    assert [(line.area, line.mark) for line in first_screen(shown).areas] == [("checkpointing", "unknown")]
 
 
 def test_a_saving_is_told_once_where_its_step_is() -> None:

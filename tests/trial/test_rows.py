@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import MixtralConfig, MixtralForCausalLM, T5Config, T5ForConditionalGeneration
 
 import fp8doctor.trial
 from fp8doctor.examine import examine
@@ -91,7 +91,8 @@ def frames(blocks: int = 3) -> Job:
 def test_an_encoder_and_a_decoder_see_different_rows() -> None:
     found, gap = seen(replace(job(t5()), batch=sentences()))
     assert gap is None
-    assert len(found) == 3 * 6 + 3 * 10
+    assert len(found) == 3 * 6 + 3 * 10 + 1
+    assert found["lm_head"] == (4 * 4,)
     for number in range(3):
         assert (
             found[f"encoder.block.{number}.layer.0.SelfAttention.q"]
@@ -282,3 +283,25 @@ def test_a_trial_begins_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trial.rows["frames"] == (512,)
     assert {shape.m for shape in trial.shapes} == {512, 64, 16, TOKENS}
     assert "trial.rows" not in trial.gaps
+
+
+def test_the_experts_of_one_weight_have_the_rows_that_the_router_gave_them() -> None:
+    config = MixtralConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        vocab_size=64,
+        use_cache=False,
+    )
+    model = MixtralForCausalLM(config).bfloat16()
+    found, gap = seen(replace(job(model), batch={"input_ids": torch.arange(48).view(2, 24)}))
+    assert gap is None
+    experts = {name: each for name, each in found.items() if ".experts." in name}
+    assert len(experts) == 2
+    for each in experts.values():
+        assert len(each) in (1, 2, 3, 4)
+        assert sum(each) == 48 * 2

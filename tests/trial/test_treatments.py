@@ -220,6 +220,27 @@ def test_checkpoint_wrappers_are_taken_off() -> None:
     ] == [2, 1]
 
 
+@pytest.mark.parametrize(
+    "order", ["compiled inside", "compiled around", "in place inside", "in place around"]
+)
+def test_a_checkpoint_wrapper_goes_and_the_compile_mark_beside_it_stays(order: str) -> None:
+    model = Stacked().bfloat16()
+    for number, block in enumerate(model.blocks):
+        inside, in_place = order.endswith("inside"), order.startswith("in place")
+        made = block if inside else checkpoint_wrapper(block)
+        if in_place:
+            made.compile(backend="eager")
+        else:
+            made = torch.compile(made, backend="eager")
+        model.blocks[number] = checkpoint_wrapper(made) if inside else made
+    before = training(model)
+    assert [each.name for each in before.checkpointing] == ["blocks.0", "blocks.1", "blocks.2"]
+    after = training(applied("checkpointing-off", model).model)
+    assert after.checkpointing == ()
+    assert [each.name for each in after.compile_marks] == [each.name for each in before.compile_marks]
+    assert len(after.compile_marks) == 3
+
+
 class CallsIt(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import OriginalTouched, unwrapped
 from fp8doctor.trial.copies.step import call, move, tensors
+from fp8doctor.trial.layers.expert_rows import ExpertRows
 from fp8doctor.trial.layers.shapes import of_interest
 from fp8doctor.trial.measure.bench import cut_of
 from fp8doctor.trial.measure.device import still_there
@@ -56,9 +57,9 @@ def seen_beside(
     reason = reason_against or (NO_BATCH if job.batch is None else None)
     if reason is not None:
         return NOT_RECORDED, reason, []
-    wanted = [linear.name for linear in of_interest(facts)]
-    if not wanted:
+    if not of_interest(facts):
         return {}, None, []
+    wanted = [linear.name for linear in facts.network.linears]
     progress("counting the rows of its layers", ARM)
     rows, reason, before, put_back = NOT_RECORDED, None, of_the_users(job), []
     try:
@@ -86,13 +87,36 @@ def seen(job: Job, lists: Iterable[str], wanted: Iterable[str], device: torch.de
     model = strip_compile_marks(cut_of(job, plan.cuts[0], device)[1].train())
     give_own_code(model)
     batch = move(job.batch, device)
+    layers, weights = found(original, plan, model, wanted)
+    experts = ExpertRows(weights.values())
+    autocast = torch.autocast(device.type, dtype=job.autocast) if job.autocast else nullcontext()
+    with Guard(job).armed(), counted(layers.values()) as rows, torch.no_grad(), autocast, experts:
+        job.training_step(model, batch) if job.training_step else call(model, batch)
+    of_all = {name: tuple(rows[module]) for name, module in layers.items()}
+    of_all |= {name: tuple(experts.of(weight)) for name, weight in weights.items()}
+    return {name: each for name, each in of_all.items() if any(each)}
+
+
+def found(
+    original: nn.Module, plan: depth.Plan, model: nn.Module, wanted: Iterable[str]
+) -> tuple[dict[str, nn.Module], dict[str, nn.Parameter]]:
+    """Find the modules of a cut that stand for the ``wanted`` layers, and the 3-D weights of those that hold
+    many experts, by their names in the whole model.
+
+    A part of a fused module, such as ``mlp.fc1``, has the rows of the module.
+    """
     modules = {cleaned(name): module for name, module in model.named_modules()}
     twins = _twins(original, plan, modules)
-    layers = {name: module for name in wanted if (module := modules.get(_twin(name, twins))) is not None}
-    autocast = torch.autocast(device.type, dtype=job.autocast) if job.autocast else nullcontext()
-    with Guard(job).armed(), _counted(layers.values()) as rows, torch.no_grad(), autocast:
-        job.training_step(model, batch) if job.training_step else call(model, batch)
-    return {name: tuple(rows[module]) for name, module in layers.items() if any(rows[module])}
+    layers, weights = {}, {}
+    for name in wanted:
+        twin = _twin(name, twins)
+        holder = modules.get(twin.rpartition(".")[0])
+        weight = None if holder is None else holder._parameters.get(twin.rpartition(".")[2])
+        if weight is not None and weight.dim() == 3:
+            weights[name] = weight
+        elif (module := modules.get(twin) or holder) is not None:
+            layers[name] = module
+    return layers, weights
 
 
 def _twins(original: nn.Module, plan: depth.Plan, modules: Mapping[str, nn.Module]) -> dict[str, str]:
@@ -115,7 +139,7 @@ def _twin(name: str, twins: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _counted(layers: Iterable[nn.Module]) -> Iterator[dict[nn.Module, list[int]]]:
+def counted(layers: Iterable[nn.Module]) -> Iterator[dict[nn.Module, list[int]]]:
     """Count the rows of the first tensor that each layer is called with, call by call."""
     rows: dict[nn.Module, list[int]] = {layer: [] for layer in layers}
 

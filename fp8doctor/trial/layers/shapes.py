@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fp8doctor.analysis.layer_gain import judged
 from fp8doctor.analysis.layers import flops_share_pct, would_be_converted
-from fp8doctor.cost import calls_of, rows_of
+from fp8doctor.cost import rows_of
 from fp8doctor.facts import Facts, LayerGemm, LayerShape, Linear
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
@@ -145,19 +145,12 @@ def distinct(facts: Facts) -> list[tuple[LayerShape, float]]:
                 linear.requires_grad,
             )
             found.setdefault(key, []).append(linear)
-    flops = {
-        key: key[0] * sum((linear.flops_share_pct or 0.0) * calls_of(linear, facts) for linear in linears)
-        for key, linears in found.items()
-    }
-    scale = flops_share_pct(linear for linears in found.values() for linear in linears) / (
-        sum(flops.values()) or 1.0
-    )
     shapes = [
         (
             LayerShape(
                 m=m, k=k, n=n, recipe=recipe, trained=trained, layers=tuple(each.name for each in linears)
             ),
-            scale * flops[m, k, n, recipe, trained],
+            flops_share_pct(linears, facts),
         )
         for (m, k, n, recipe, trained), linears in found.items()
     ]

@@ -19,6 +19,7 @@ from fp8doctor.checks.checkpointing.recompute_not_fp8 import recompute_not_fp8
 from fp8doctor.facts import Facts, Trial
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.finding import Finding, NotApplicable
+from tests.checks.arms import ran, timed
 from tests.examine.models import llama
 from tests.stand_ins import transformer_engine as stand_in
 
@@ -174,3 +175,40 @@ def test_without_transformer_engine_the_question_does_not_arise(look: Look) -> N
     assert isinstance(
         recompute_not_fp8(look(nn.Sequential(checkpoint_wrapper(nn.Linear(4, 4))))), NotApplicable
     )
+
+
+class Around(nn.Module):
+    """Opens the autocast in its own forward, around the calls of checkpoint; it is closed when the recompute
+    comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        import transformer_engine.pytorch as te
+
+        with te.fp8_autocast(enabled=True):
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=True)
+        return x
+
+
+@pytest.mark.parametrize(("counted", "sick"), [(4, True), (15, False), (16, False)])
+def test_the_count_tells_where_the_autocast_is_around_the_call(counted: int, sick: bool, look: Look) -> None:
+    as_is = ran("as_is", fp8_gemms=counted, cuts=())
+    finding = recompute_not_fp8(timed(look(Around()), as_is))
+    if not sick:
+        assert finding is None
+        return
+    assert isinstance(finding, Finding)
+    assert finding.severity == "error"
+    assert finding.evidence["fp8_gemms"] == counted
+    assert finding.evidence["fp8_gemms_due"] in (12, 16)
+    assert finding.explanation.startswith("One step ran 4 FP8 GEMMs. The FP8 layers should run ")
+
+
+def test_the_count_acquits_an_autocast_that_is_not_known(look: Look) -> None:
+    facts = look(model(wrap=reentrant))
+    assert isinstance(recompute_not_fp8(facts), Finding)
+    assert recompute_not_fp8(timed(facts, ran("as_is", fp8_gemms=8, cuts=()))) is None

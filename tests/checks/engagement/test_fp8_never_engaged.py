@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model
+from fp8doctor.checks.engagement.fp8_never_engaged import fp8_never_engaged
+from fp8doctor.finding import Finding
 from fp8doctor.report import Report
+from tests.checks.arms import ran, timed
 from tests.stand_ins import transformer_engine as te
 
 
@@ -59,3 +63,16 @@ def test_converted_layers_that_are_never_called_are_seen_by_the_trial() -> None:
 def test_without_a_trial_layers_that_note_nothing_are_not_judged() -> None:
     model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))
     assert outcome(inspect_model(model, torch.ones(16, 32), trial=False)) == "not_applicable"
+
+
+@pytest.mark.parametrize(("counted", "sick"), [(9, False), (7, False), (6, True)])
+def test_far_fewer_gemms_than_the_layers_should_run(counted: int, sick: bool) -> None:
+    model = convert_to_float8_training(nn.Sequential(*(nn.Linear(32, 32) for _ in range(3))))
+    facts = inspect_model(model, torch.ones(16, 32, requires_grad=True), trial=False).facts
+    linears = tuple(msgspec.structs.replace(each, flops_per_token=6.0 * 32 * 32) for each in facts.linears())
+    facts = msgspec.structs.replace(facts, network=msgspec.structs.replace(facts.network, linears=linears))
+    finding = fp8_never_engaged(timed(facts, ran("as_is", fp8_gemms=counted, cuts=())))
+    assert isinstance(finding, Finding) is sick
+    if isinstance(finding, Finding):
+        assert finding.title == "6 FP8 GEMMs ran in a training step; 3 FP8 layers should run 9"
+        assert finding.severity == "warning"

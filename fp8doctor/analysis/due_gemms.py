@@ -1,0 +1,109 @@
+"""The FP8 GEMMs that one step should run, layer by layer, held to those that were counted in it.
+
+A layer runs one GEMM in the forward, one more where it is recomputed, one for the gradient of its input where
+something trainable comes before it, and one for that of its weight where the weight is trained. Of all steps
+that were recorded on GPUs and ran as they should, the count is the sum to within 4 % or three GEMMs: fused
+modules, cuts and micro-batches included. A checkpoint that stops recomputing early spares a GEMM of each
+region. Frozen layers of torchao that are not compiled run up to one more each, for a gradient that nobody
+takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fp8doctor.cost import gemms, micro_batches, rows_seen
+from fp8doctor.facts import Arm, Facts, Linear, recorded
+from fp8doctor.facts.arm_names import ArmName
+
+WITHIN = 0.1
+"""Share of all GEMMs below which a difference tells nothing: three GEMMs are 7 % of the smallest job that was
+recorded."""
+
+
+class Due(NamedTuple):
+    """FP8 GEMMs of some layers in one step."""
+
+    forward: int
+    recomputed: int
+    gradients: int
+
+
+def counted_gemms(facts: Facts) -> int | None:
+    """Tell how many FP8 GEMMs a step of the job ran on a GPU; None where none was seen, or nobody counted."""
+    arm = _as_is(facts)
+    if arm is not None and facts.trial.device != "cpu":
+        return arm.fp8_gemms or None
+    on_gpu = recorded(facts, "observed.clock") and facts.observed.clock == "cuda"
+    return facts.observed.fp8_gemms or None if on_gpu and recorded(facts, "observed.fp8_gemms") else None
+
+
+def due_gemms(facts: Facts, linears: Iterable[Linear]) -> Due:
+    """Sum up what these layers should run in the step whose GEMMs were counted, which may be one of a cut."""
+    left_out = _left_out(facts)
+    forward = recomputed = gradients = 0
+    for linear in linears:
+        if not linear.name.startswith(left_out):
+            times = gemms(linear) * (len(rows_seen(linear, facts)) or 1) * micro_batches(facts)
+            forward += times
+            recomputed += times * (recorded(linear, "checkpointed") and linear.checkpointed is not None)
+            gradients += times * _gradients(linear)
+    return Due(forward, recomputed, gradients)
+
+
+def all_fp8(facts: Facts) -> list[Linear]:
+    """List the layers whose FP8 GEMMs are counted; empty where one of them runs none that can be told.
+
+    Emulated FP8 has none, the router decides on those of experts, and what a user's own configuration leaves
+    in 16 bits is not read.
+    """
+    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    told = all(
+        linear.recipe != "custom" and linear.role != "experts" and not linear.features.get("emulate")
+        for linear in fp8
+    )
+    return fp8 if told else []
+
+
+def ran_in_bf16_later(facts: Facts, suspects: Iterable[Linear]) -> bool | None:
+    """Whether these layers ran in FP8 in the forward alone, by the count; None where it does not tell.
+
+    It tells where what they run later is enough of all to be seen, and says which it is nearer to.
+    """
+    counted = counted_gemms(facts)
+    if counted is None or not (fp8 := all_fp8(facts)):
+        return None
+    due, theirs = due_gemms(facts, fp8), due_gemms(facts, suspects)
+    half = (theirs.recomputed + theirs.gradients) / 2
+    return None if half <= WITHIN * sum(due) else counted < sum(due) - half
+
+
+def _gradients(linear: Linear) -> int:
+    """Count the FP8 GEMMs of its backward, from the FLOPs that were counted for a token."""
+    passes = 3 if linear.requires_grad else 2
+    if recorded(linear, "flops_per_token") and linear.flops_per_token:
+        one = 2.0 * linear.in_features * linear.out_features * gemms(linear)
+        passes = round(linear.flops_per_token / one)
+    in_16_bits = linear.recipe == "rowwise_with_gw_hp" and linear.requires_grad
+    return max(0, passes - 1 - in_16_bits)
+
+
+def _left_out(facts: Facts) -> tuple[str, ...]:
+    """Name the blocks that the cut whose GEMMs were counted does not have, as the names of layers begin."""
+    arm = _as_is(facts)
+    if arm is None or not recorded(arm, "cuts") or not arm.cuts:
+        return ()
+    kept = arm.cuts[-1].blocks
+    return tuple(
+        f"{name}.{number}."
+        for name, count in facts.trial.blocks.items()
+        for number in range(kept.get(name, count), count)
+    )
+
+
+def _as_is(facts: Facts) -> Arm | None:
+    """Find the step as it is, if its GEMMs were counted."""
+    return next(
+        (arm for arm in facts.arms() if arm.name == ArmName.AS_IS and recorded(arm, "fp8_gemms")), None
+    )

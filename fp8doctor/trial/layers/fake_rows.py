@@ -1,0 +1,163 @@
+"""The rows that each layer multiplies, where nothing is timed: a forward on fake tensors counts them.
+
+Fake tensors have sizes and no data, so that a cut of any model runs through in a moment, without a GPU. What
+they touch may keep them: a mask that a user's function caches would be fake in the next real step. So the
+forward runs in a process that is forked for it. It cannot change anything of the user's, and is ended when it
+takes too long. FP8 layers run as the Linears that they were, whose rows are the same.
+
+It takes some tenths of a second, and is no part of examining: only a report of FP8 layers asks for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import time
+import warnings
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts.record import settle
+from fp8doctor.loading.job import Job
+from fp8doctor.trial.copies import depth
+from fp8doctor.trial.copies.compiling import give_own_code
+from fp8doctor.trial.copies.depth import cleaned
+from fp8doctor.trial.copies.replica import replicate, unwrapped
+from fp8doctor.trial.copies.step import call
+from fp8doctor.trial.layers import rows
+from fp8doctor.trial.treatments import strip_compile_marks, to_bf16
+from fp8doctor.wording import error_in_words
+
+_log = logging.getLogger("fp8doctor")
+
+LONGEST_S = 10.0
+"""Seconds that the forward may take. A choice: the decoders, encoders and mixtures that were tried take less
+than one."""
+
+FAILED = b"!"
+"""First byte of a reason; rows are a document of JSON."""
+
+
+def with_rows(job: Job, facts: Facts) -> Facts:
+    """Add the rows of every layer to the facts of a job that is not timed, or the reason why they are not
+    known."""
+    if not any(linear.use == "training" for linear in facts.linears()):
+        return facts
+    reason = rows.NO_BATCH if job.batch is None else None
+    told = _from_a_fork(job, facts) if reason is None else b""
+    if reason is None and told[:1] not in (FAILED, b""):
+        counted = msgspec.json.decode(told, type=dict[str, tuple[int, ...]])
+        return msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, rows=counted))
+    gaps = facts.gaps if recorded(facts, "gaps") else {}
+    reason = (
+        reason
+        or told[1:].decode()
+        or f"a forward on fake tensors ended early, or took over {LONGEST_S:.0f} s"
+    )
+    return msgspec.structs.replace(facts, gaps={**gaps, "workload.rows": reason})
+
+
+def _from_a_fork(job: Job, facts: Facts) -> bytes:
+    """Fork, and hear what the child tells; nothing where it ends early or takes too long."""
+    listen, tell = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads beside a fork
+        child = os.fork()
+    if not child:
+        _tell_and_end(job, facts, tell)
+    os.close(tell)
+    heard, until = bytearray(), time.monotonic() + LONGEST_S
+    try:
+        while select.select([listen], [], [], max(0.0, until - time.monotonic()))[0]:
+            if not (part := os.read(listen, 1 << 16)):
+                return bytes(heard)
+            heard += part
+        return b""
+    finally:
+        os.close(listen)
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        with suppress(ChildProcessError):  # where the user has all children waited for
+            os.waitpid(child, 0)
+
+
+def _tell_and_end(job: Job, facts: Facts, tell: int) -> None:
+    """In the child: tell the rows, or why they are not known. Does not return."""
+    try:
+        quiet = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(quiet, stream)
+        torch.set_num_threads(1)  # a pool of threads does not survive a fork
+        try:
+            lists = [blocks.name for blocks in facts.network.blocks]
+            told = msgspec.json.encode(seen(job, lists, [linear.name for linear in facts.network.linears]))
+        except Exception as error:
+            _log.debug("a forward on fake tensors raises", exc_info=True)
+            told = FAILED + str(settle(f"a forward on fake tensors raises {error_in_words(error)}")).encode()
+        while told:
+            told = told[os.write(tell, told) :]
+    finally:
+        os._exit(0)
+
+
+def seen(job: Job, lists: list[str], wanted: list[str]) -> rows.Rows:
+    """Count the rows of every call of the ``wanted`` layers, in this process. Raises whatever the forward
+    does."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    original = unwrapped(job.model)
+    names = {cleaned(name): name for name, _ in original.named_modules()}
+    plan = depth.plans(original, [names[name] for name in lists if name in names])[-1]
+    copied = replicate(job.model, cuts=plan.cuts[0].indices, share=True)[0]
+    model = to_bf16(strip_compile_marks(copied)).train()
+    give_own_code(model)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = _Fakes(mode)
+    for module in model.modules():
+        fakes.take_over(module)
+    batch = fakes.of(job.batch)
+    layers, _ = rows.found(original, plan, model, wanted)
+    autocast = torch.autocast("cpu", dtype=job.autocast) if job.autocast else nullcontext()
+    with mode, rows.counted(layers.values()) as calls, torch.no_grad(), autocast:
+        job.training_step(model, batch) if job.training_step else call(model, batch)
+    return {name: tuple(calls[module]) for name, module in layers.items() if any(calls[module])}
+
+
+class _Fakes:
+    """Fake tensors of the CPU in the place of real ones, one for each."""
+
+    def __init__(self, mode: Any) -> None:
+        self._mode = mode
+        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def take_over(self, module: nn.Module) -> None:
+        """Put fakes in the place of a module's own parameters and buffers."""
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                held[name] = tensor if tensor is None else self._of(tensor)  # type: ignore[assignment]
+
+    def of(self, value: Any) -> Any:
+        """Put fakes in the place of all tensors of a batch; containers keep their kind."""
+        if isinstance(value, torch.Tensor):
+            return self._of(value)
+        if isinstance(value, Mapping):
+            return {key: self.of(each) for key, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self.of, value))
+        return value
+
+    def _of(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in self._made:
+            with self._mode:
+                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+                made = nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+            self._made[id(tensor)] = tensor, made
+        return self._made[id(tensor)][1]
