@@ -7,9 +7,11 @@ import msgspec
 from fp8doctor.facts import Arm, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName, Reason
 
-LOSSES = "losses"
-
-PARTS = {"breakdown": "trial.arms.breakdown", "numerics": "trial.numerics", LOSSES: "trial.losses"}
+PARTS = {
+    "breakdown": "trial.arms.breakdown",
+    "numerics": "trial.numerics",
+    "losses": "trial.losses",
+}
 """Parts that are no arms, as progress and ``skip`` call them -> the facts that are missing without them."""
 
 

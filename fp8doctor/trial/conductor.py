@@ -19,12 +19,12 @@ from torch.utils.checkpoint import CheckpointError
 
 from fp8doctor.facts import Trial
 from fp8doctor.facts.arm_names import BASELINES, ArmName, Reason, is_conversion
-from fp8doctor.facts.no_number import LOSSES, NoNumber, without
+from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
-from fp8doctor.trial.layers.loss_curves import with_loss_curves
+from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench

@@ -12,11 +12,10 @@ from torch import nn
 
 from fp8doctor.facts import LossCurve, Workload
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.facts.no_number import LOSSES
 from fp8doctor.trial.arms import as_it_is, eager_bf16
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers import loss_curves
-from fp8doctor.trial.layers.loss_curves import disturb, why_not
+from fp8doctor.trial.layers.loss_curves import LOSSES, disturb, why_not
 from fp8doctor.trial.layers.numerics import NotMeasured
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.bench import Bench

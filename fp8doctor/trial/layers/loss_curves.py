@@ -23,7 +23,6 @@ from torch import nn
 
 from fp8doctor.facts import LossCurve, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.facts.no_number import LOSSES, PARTS
 from fp8doctor.stacks import recognise
 from fp8doctor.stacks.tensors import stored
 from fp8doctor.trial.copies.compiling import give_own_code
@@ -42,6 +41,9 @@ from fp8doctor.trial.variant import Variant, as_it_is
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
+
+LOSSES = "losses"
+"""This part's name in progress and ``skip``, as if it were an arm."""
 
 STEPS, FEWEST_STEPS = 20, 5
 """Steps of every run, and the fewest that are worth telling. A choice of time."""
@@ -74,7 +76,7 @@ def with_loss_curves(trial: Trial, bench: Bench, until: float, against: str | No
         return msgspec.structs.replace(trial, losses=curves)
     still_there(bench.device, LOSSES)
     gaps = dict(trial.gaps) if recorded(trial, "gaps") else {}
-    return msgspec.structs.replace(trial, gaps=gaps | {PARTS[LOSSES]: reason})
+    return msgspec.structs.replace(trial, gaps=gaps | {"trial.losses": reason})
 
 
 def loss_curves(bench: Bench, until: float, against: str | None = None) -> tuple[LossCurve, ...]:
