@@ -16,7 +16,8 @@ quicker to compile.
     for block in model.layers:                       # after: two more lines
         block.compile()
 
-Where the blocks are compiled already and a layer beside them is not, compile that one alone.
+Where the blocks are compiled already and a layer beside them is not, compile that one alone; the
+head of a vocabulary is better left out of the conversion (SHP004).
 
     model.head.compile()
 
@@ -30,8 +31,9 @@ https://github.com/pytorch/ao/issues/1199 https://docs.pytorch.org/ao/main/workf
 from __future__ import annotations
 
 from fp8doctor.analysis.compile_coverage import compile_treatment, idle_marks, is_below, needs_compile
-from fp8doctor.analysis.layers import in_words
+from fp8doctor.analysis.layers import in_words, makes_logits
 from fp8doctor.cost import eager_balance, eager_cast_saving
+from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import Blocks, Facts, Linear, Network, Training, Workload
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
@@ -85,7 +87,9 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
             "modelled_gemms_saved_ms": balance.gemms_saved_ms if balance else None,
         },
         saving_ms=eager_cast_saving(facts, eager),
-        treatment=compile_treatment(
+        treatment=keep_in_bf16([linear.name for linear in eager], facts)
+        if len(eager) < len(fp8) and all(makes_logits(linear, facts.network) for linear in eager)
+        else compile_treatment(
             facts,
             [linear for linear in fp8 if linear in eager or any(is_below(linear, mark) for mark in idle)],
         ),

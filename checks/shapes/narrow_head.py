@@ -6,10 +6,10 @@ a step. On a GPU the trial times them alone, in BF16 and in FP8 with compiled ca
 Why it costs time. A head with a handful of classes and a router with a few dozen experts read the
 whole stream of activations for a result of a few columns: their GEMMs are bound by memory, and
 casting that stream moves more bytes than the GEMM itself. What FP8 rounds here goes straight into
-the loss or into the choice of the experts, so that it harms accuracy too. A head as wide as a
-vocabulary is another matter: with enough tokens it may well gain. What is named here is modelled to
-lose by more than 25 % with 65,536 tokens in a micro-batch too. Where the whole step was timed
-without it in FP8 and gained less than it was to lose, nothing is said.
+the loss or into the choice of the experts, so that it harms accuracy too. What is named here is
+modelled to lose by more than 25 % with 65,536 tokens in a micro-batch too; where the whole step was
+timed without it in FP8 and gained less than it was to lose, it is not. A head as wide as a
+vocabulary may well gain with enough tokens, and is told as information, for its rounding alone.
 
 What to do. Leave it out of the conversion.
 
@@ -37,9 +37,10 @@ from fp8doctor.analysis.layer_gain import (
     losing_apart,
     saving,
 )
+from fp8doctor.analysis.layers import makes_logits
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import Facts, Linear, Network, Workload
+from fp8doctor.facts import Facts, Linear, Network, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -52,13 +53,14 @@ def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
     apart = [linear for linear in facts.network.linears if linear.use == "training" and linear.role in APART]
     if not apart:
         return NotApplicable(reason="no head or router is in FP8")
-    if not gains(facts).keys() & {linear.name for linear in apart}:
+    wide = [linear for linear in apart if makes_logits(linear, facts.network)]
+    if not wide and not gains(facts).keys() & {linear.name for linear in apart}:
         return NotApplicable(
             reason="its shape, recipe or tokens are not known, or the GPU has no FP8 or no datasheet"
         )
     found, saved = losing_apart(facts), saved_by(facts, KEEP_IN_BF16)
     if not found or acquitted(found.values(), saved):
-        return None
+        return vocabulary_in_fp8(wide[0], facts) if wide else None
     layers = [linear for linear in apart if linear.name in found]
     first, gain = layers[0], found[layers[0].name]
     roles = {role: sum(linear.role == role for linear in layers) for role in APART}
@@ -83,6 +85,23 @@ def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
         },
         saving_ms=saving(found.values()),
         treatment=keep_in_bf16(tuple(linear.name for linear in layers), facts),
+    )
+
+
+def vocabulary_in_fp8(head: Linear, facts: Facts) -> Finding:
+    """Tell of a head that may well gain, and whose rounding goes into the loss."""
+    return Finding(
+        severity="info",
+        title=f"The head of a vocabulary of {head.out_features:,} is in FP8: {head.name}",
+        explanation="It need not be slower, and what FP8 rounds there goes straight into the loss: recipes "
+        "that are known to train keep it in BF16.",
+        evidence={
+            "first": head.name,
+            "in_features": head.in_features,
+            "out_features": head.out_features,
+            "compiled": head.compiled is not None if recorded(head, "compiled") else None,
+        },
+        treatment=keep_in_bf16([head.name], facts),
     )
 
 

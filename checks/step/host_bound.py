@@ -3,6 +3,8 @@
 Looks at: how long the GPU is idle in a step as it is, which is the unprofiled step less the time
 its kernels take, and whether its gaps end with kernels that were launched after it had run dry.
 In a watched script what it waited for data is left out, and whether the host runs ahead is asked.
+Where nothing was timed and the batch is yours, a step of Transformer Engine is modelled: launches
+that take 25 % longer than kernels, and a step that is as much slower than compiled BF16.
 
 Why it costs time. Every kernel is launched by Python on the host. FP8 adds launches: about 83 for
 each uncompiled layer of torchao, and 0.9 ms of host time instead of 0.15 for each layer of
@@ -34,11 +36,14 @@ from fp8doctor.analysis.compile_coverage import (
     has_loop,
     needs_compile,
 )
+from fp8doctor.analysis.layer_gain import MANY_TOKENS
 from fp8doctor.analysis.layers import in_its_place
+from fp8doctor.analysis.modelled_host import HostBound, modelled_host_bound
 from fp8doctor.analysis.outcome import measured_speed
 from fp8doctor.analysis.step_difference import breakdown_of, profiled_on_gpu, waits_for_the_host
 from fp8doctor.analysis.waiting import host_is_ahead
 from fp8doctor.cost import micro_batches
+from fp8doctor.diagnosis.treatments import stay_in_bf16
 from fp8doctor.facts import (
     Arm,
     Blocks,
@@ -54,7 +59,7 @@ from fp8doctor.facts import (
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
-from fp8doctor.wording import percent
+from fp8doctor.wording import percent, plural
 
 MOST = 0.5
 """Share of the BF16 step above which idle time sets its pace: most of it."""
@@ -71,6 +76,10 @@ GRAPHS = "reduce-overhead"
     explained_by=("ENV006", "CMP001", "CMP002", "CMP003", "CMP005", "SHP003"),
 )
 def host_bound(facts: Facts) -> Finding | NotApplicable | None:
+    if not recorded(facts, "trial") and not recorded(facts, "observed"):
+        found_in_model = modelled_host_bound(facts)
+        if found_in_model is not None:
+            return modelled(found_in_model, facts)
     profiled = profiled_on_gpu(facts)
     if isinstance(profiled, NotApplicable):
         return profiled
@@ -97,6 +106,46 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
         },
         severity="info" if not uses_fp8(facts) or (measured and measured.status == "fp8_faster") else None,
         treatment=treatment(facts),
+    )
+
+
+def modelled(found: HostBound, facts: Facts) -> Finding:
+    """Tell of a step that was not timed: what the host takes, and from how many tokens on FP8 pays."""
+    step, layers = found.step, sum(linear.use == "training" for linear in facts.network.linears)
+    tokens = facts.workload.tokens
+    then = (
+        f"With about {found.pays_from:,} tokens in a micro-batch FP8 pays."
+        if found.pays_from
+        else f"Up to {MANY_TOKENS:,} none makes FP8 faster here."
+    )
+    return Finding(
+        title=f"Launching {plural(layers, 'layer')} of Transformer Engine takes the host longer than the GPU "
+        "computes",
+        explanation=f"With {tokens:,} tokens the host takes {step.host_ms:.1f} ms a step and the GPU "
+        f"{step.busy_ms:.1f}, and compiled BF16 {found.bf16.step_ms:.1f} (modelled on {step.gpu}). {then}",
+        evidence={
+            "host_ms": step.host_ms,
+            "busy_ms": step.busy_ms,
+            "bf16_step_ms": found.bf16.step_ms,
+            "speedup": round(found.speedup.as_is, 2),
+            "tokens": tokens,
+            "pays_from_tokens": found.pays_from,
+            "fp8_layers": layers,
+        },
+        treatment=more_tokens(facts.workload, found.pays_from)
+        if found.pays_from
+        else stay_in_bf16(facts, "the host launches FP8 slower than the GPU computes in BF16"),
+    )
+
+
+def more_tokens(workload: Workload, tokens: int) -> Treatment:
+    """Write a micro-batch of so many tokens."""
+    now = workload.batch_size or 1
+    batch = now * tokens // (workload.tokens or tokens)
+    return Treatment(
+        name="more-tokens",
+        summary=f"put {tokens:,} tokens into a micro-batch, and accumulate over fewer",
+        code=f"batch_size = {batch}   # from {now}, or longer sequences: {tokens:,} tokens",
     )
 
 

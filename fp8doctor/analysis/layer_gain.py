@@ -28,7 +28,7 @@ from fp8doctor.cost import (
     rows_of,
     step_tokens,
 )
-from fp8doctor.cost.casts import TE_CAST_BYTES
+from fp8doctor.cost.casts import TE_CAST_BYTES, recipe_on
 from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.cost.gpus import GpuSpec
 from fp8doctor.facts import Facts, LayerShape, Linear, recorded
@@ -123,7 +123,14 @@ def timed_shapes(facts: Facts) -> tuple[LayerShape, ...]:
 
 def judged(facts: Facts) -> list[Linear]:
     """List FP8 layers that are as wide as FP8 kernels want them and multiply every token once."""
-    linears = facts.network.linears
+    linears, gpu = facts.network.linears, modelled_gpu(facts)
+    if gpu is not None:
+        linears = tuple(
+            msgspec.structs.replace(linear, recipe=recipe_on(linear, gpu))
+            if linear.stack == "transformer_engine"
+            else linear
+            for linear in linears
+        )
     return [
         linear
         for linear in linears

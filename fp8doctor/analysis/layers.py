@@ -149,6 +149,12 @@ def may_be_taken(linear: Linear) -> bool:
     )
 
 
+def makes_logits(linear: Linear, network: Network) -> bool:
+    """Whether this is the head of a vocabulary."""
+    known = recorded(network, "vocabulary") and network.vocabulary is not None
+    return known and linear.role == "head" and linear.out_features == network.vocabulary
+
+
 def would_be_converted(
     linear: Linear,
     *,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from fp8doctor.cost.gemm import KERNEL_LAUNCH_MS
 from fp8doctor.cost.gpus import GpuSpec, memory_ms
+from fp8doctor.facts import Linear, recorded
 
 EAGER_CASTS = 2
 """Times each of input, weight and output gradient is cast in one step: once for each layout."""
@@ -54,6 +55,23 @@ COMPILED_CAST_KERNELS = 9
 
 TE_CAST_BYTES = {"delayed": 4.7, "current": 6.8}
 """Bytes per element of input, weight and output gradient: 0.435 and 0.638 ms at (16384, 4096, 16384)."""
+
+
+TE_DEFAULT_RECIPE = {"8.9": "delayed", "9.0": "delayed", "12.0": "current", "12.1": "current"}
+"""Compute capability -> the recipe that Transformer Engine's autocast takes when it is given none. Source:
+``get_default_fp8_recipe`` in 2.20; on 10.x it is MXFP8, whose casts were not measured."""
+
+
+def recipe_on(linear: Linear, gpu: GpuSpec) -> str | None:
+    """Tell how a layer scales: by its record, and before Transformer Engine's first forward by its default.
+
+    None for a layer of Transformer Engine that ran in BF16.
+    """
+    known = linear.recipe if recorded(linear, "recipe") else None
+    ran_in_bf16 = recorded(linear, "engaged") and linear.engaged is False
+    if known is not None or linear.stack != "transformer_engine" or ran_in_bf16:
+        return known
+    return TE_DEFAULT_RECIPE.get(gpu.compute_capability)
 
 
 def casts_ms(m: int, k: int, n: int, gpu: GpuSpec, *, compiled: bool, recipe: str = "tensorwise") -> float:

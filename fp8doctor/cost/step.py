@@ -15,7 +15,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.casts import COMPILED_CAST_BYTES, TE_CAST_BYTES, casts_ms
+from fp8doctor.cost.casts import COMPILED_CAST_BYTES, TE_CAST_BYTES, casts_ms, recipe_on
 from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of, step_tokens
 from fp8doctor.cost.gemm import gemm_ms, step_gemms_ms
 from fp8doctor.cost.gpus import GpuSpec, memory_ms, modelled_gpu
@@ -131,7 +131,7 @@ def modelled_step(
 def layer_ms(linear: Linear, rows: int, gpu: GpuSpec, eager_how: str) -> dict[Family, float] | None:
     """Model one call of a Linear and its surroundings; None when there are no numbers for it."""
     fp8 = linear.use == "training"
-    recipe = linear.recipe if recorded(linear, "recipe") else None
+    recipe = recipe_on(linear, gpu)
     features = linear.features if recorded(linear, "features") else {}
     if (
         linear.role == "experts"

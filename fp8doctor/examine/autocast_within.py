@@ -1,4 +1,7 @@
-"""An autocast that the user's own code opens inside the step, which no look from outside can see in force."""
+"""An autocast that the user's own code opens inside the step, which no look from outside can see in force.
+
+Transformer Engine's, of the same name, changes no dtype of torch's own operators.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from typing import Any
 import torch
 
 from fp8doctor.examine.checkpoint_calls import LIBRARIES
-from fp8doctor.examine.code_names import names_in
+from fp8doctor.examine.checkpointing import TRANSFORMER_ENGINE, package
+from fp8doctor.examine.code_names import names_in, owners
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.walk import Tree
 from fp8doctor.stacks.lineage import home
@@ -32,6 +36,9 @@ def _opens(link: Any) -> bool:
     if not isinstance(code, CodeType):
         return False
     used = set(names_in(code))
+    of_others = {name for name in used if package(function.__globals__.get(name)) == TRANSFORMER_ENGINE}
     bound = [function.__globals__[name] for name in used if name in function.__globals__]
     bound += [cell.cell_contents for cell in function.__closure__ or () if cell != type(cell)()]
-    return "autocast" in used or any(isinstance(value, torch.autocast) for value in bound)
+    return not of_others.issuperset(owners("autocast", code)) or any(
+        isinstance(value, torch.autocast) for value in bound
+    )

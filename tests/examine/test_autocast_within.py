@@ -12,6 +12,7 @@ from torch import nn
 from fp8doctor.examine.autocast_within import opens_autocast
 from fp8doctor.examine.walk import walk
 from tests.examine.models import llama
+from tests.stand_ins import transformer_engine
 
 BOUND = torch.autocast("cpu", dtype=torch.bfloat16)
 
@@ -39,6 +40,28 @@ def named(model: Any, batch: Any) -> Any:
             return model(batch)
 
     return inner()
+
+
+te: Any = None
+"""Transformer Engine, as a script imports it."""
+
+
+def in_fp8(model: Any, batch: Any) -> Any:
+    with te.autocast(enabled=True):
+        return model(batch)
+
+
+def in_fp8_and_in_bf16(model: Any, batch: Any) -> Any:
+    with te.autocast(enabled=True), torch.autocast("cpu"):
+        return model(batch)
+
+
+@pytest.mark.parametrize(("step", "found"), [(in_fp8, False), (in_fp8_and_in_bf16, True)])
+def test_transformer_engines_autocast_is_not_torchs(
+    step: Callable[..., Any], found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(step.__globals__, "te", transformer_engine.install(monkeypatch))
+    assert opens_autocast(walk(nn.Linear(4, 4)), step) is found
 
 
 def in_a_closure() -> Callable[..., Any]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from fp8doctor.analysis.compile_coverage import WHY_WRAPPED
 from fp8doctor.checks.compilation.compile_without_effect import compile_without_effect
@@ -233,3 +234,17 @@ def eager(facts: Facts) -> Finding:
 
 def test_bf16_does_not_need_it(look: Look) -> None:
     assert isinstance(eager_float8(look(Decoder().bfloat16(), tokens=4096)), NotApplicable)
+
+
+def test_an_eager_head_of_a_vocabulary_beside_compiled_blocks_is_left_out(look: Look) -> None:
+    config = LlamaConfig(
+        hidden_size=256, intermediate_size=512, num_hidden_layers=2, vocab_size=512, use_cache=False
+    )
+    with torch.device("meta"):
+        model = convert_to_float8_training(LlamaForCausalLM(config).bfloat16())
+    for layer in model.model.layers:
+        layer.compile()
+    finding = eager_float8(look(model, tokens=4096))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert (finding.treatment.name, finding.treatment.layers) == ("keep-in-bf16", ("lm_head",))

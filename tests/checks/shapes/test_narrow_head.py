@@ -100,8 +100,18 @@ def test_routers_are_blamed(look: Look) -> None:
 
 
 @pytest.mark.parametrize("tokens", [TOKENS, 512], ids=["many tokens", "few tokens"])
-def test_a_head_as_wide_as_a_vocabulary_is_healthy(tokens: int, look: Look) -> None:
-    assert outcome_of("SHP004", look(converted(causal), tokens=tokens)).outcome == "healthy"
+def test_a_head_as_wide_as_a_vocabulary_is_told_without_a_warning(tokens: int, look: Look) -> None:
+    finding = finding_of("SHP004", look(converted(causal), tokens=tokens))
+    assert finding is not None
+    assert finding.severity == "info"
+    assert finding.saving_ms is None
+    assert finding.treatment is not None
+    keep = finding.treatment.layers
+    assert keep == ("lm_head",)
+    mended = convert_to_float8_training(
+        on_meta(causal), module_filter_fn=lambda layer, name: name not in keep
+    )
+    assert outcome_of("SHP004", look(mended, tokens=tokens)).outcome == "not_applicable"
 
 
 @pytest.mark.parametrize(
