@@ -266,3 +266,31 @@ def test_nothing_of_the_replicas_outlives_the_trial(monkeypatch: pytest.MonkeyPa
     assert trial(AS_IS, BF16, model=Decoder(3)).arms[0].tried
     assert weights
     assert [weight() for weight in weights if weight() is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("mark", "as_one"),
+    [
+        (lambda model: None, False),
+        (lambda model: model.blocks[0].compile(), False),
+        (lambda model: model.head.compile(), False),
+        (lambda model: model.blocks.compile(), False),  # which nobody calls
+        (lambda model: model.compile(), True),
+        (torch.compile, True),
+    ],
+    ids=["no mark", "a block", "beside the blocks", "a ModuleList", "in place", "wrapped"],
+)
+def test_one_graph_holds_several_blocks_where_what_holds_them_is_compiled(
+    mark: Callable[[nn.Module], nn.Module | None], as_one: bool
+) -> None:
+    model = Decoder(2)
+    wrapped = mark(model)
+    job = Job(model=model if wrapped is None else wrapped, target=Target(), workload=Workload())
+    assert bench.compiled_as_one(job, ["blocks"]) is as_one
+
+
+def test_one_graph_holds_the_blocks_of_a_step_that_is_compiled() -> None:
+    step = torch.compile(lambda model, batch: model(batch).mean())
+    job = Job(model=Decoder(2), target=Target(), workload=Workload(), training_step=step)
+    assert bench.compiled_as_one(job, ["blocks"])
+    assert not bench.compiled_as_one(job, []), "it has none"

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from fp8doctor.errors import UserError
+from fp8doctor.examine.compile_marks import compile_mark, step_mark
+from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import Health
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
@@ -71,7 +73,10 @@ class Bench:
         """The outermost modules that ran again in the backward of the first step."""
         root = unwrapped(job.model)
         names = {cleaned(name): name for name, _ in root.named_modules()}
-        *larger, smallest = depth.plans(root, [names[name] for name in lists if name in names])
+        cut = [names[name] for name in lists if name in names]
+        self.as_one = compiled_as_one(job, cut)
+        """Whether one graph holds several blocks, so that each depth is compiled anew."""
+        *larger, smallest = depth.plans(root, cut, as_one=self.as_one)
         if not any(map(self._fits, larger)):
             self._lay_out(smallest)
         self.observer, self.host = Observer(device), HostObserver()
@@ -277,6 +282,19 @@ class Bench:
             ready.step, ready.model = _gone, None
         self._handed_out.clear()
         free(self.device)
+
+
+def compiled_as_one(job: Job, lists: Sequence[str]) -> bool:
+    """Whether the step, a list of blocks or what holds one is compiled."""
+    holders = (
+        module
+        for name, module in job.model.named_modules()
+        if not name or any(f"{cleaned(each)}.".startswith(f"{cleaned(name)}.") for each in lists)
+    )
+    marks = (compile_mark(module, "", Kind(type(module))) for module in holders)
+    return bool(lists) and (
+        step_mark(job.training_step) is not None or any(mark and mark.compiles is not False for mark in marks)
+    )
 
 
 def cut_of(job: Job, cut: depth.Cut, device: torch.device) -> tuple[Job, nn.Module, Mapping[int, Any]]:
