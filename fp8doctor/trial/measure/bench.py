@@ -34,6 +34,7 @@ from fp8doctor.trial.measure.finite import WatchedSteps
 from fp8doctor.trial.measure.health import Observer
 from fp8doctor.trial.measure.host import HostObserver
 from fp8doctor.trial.measure.memory import gradients_of, held
+from fp8doctor.trial.measure.overrun import Overrun, given_up
 from fp8doctor.trial.measure.timer import interleave
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import free
@@ -46,13 +47,24 @@ _log = logging.getLogger("fp8doctor")
 LEAST_WARM_UP, MOST_WARM_UP = 3, 10
 """Steps of an arm before it is timed: until one compiles nothing, within these bounds."""
 
+FURTHER_CUT_SHARE = 0.25
+"""Time to compile the blocks of a deeper cut / of the first, whose kernels are in the caches then: 0.2 to 0.4
+in four trials of an 8B Llama on an H200 (torch 2.11). One graph of several blocks takes longer than the
+first."""
+
 
 class Bench:
     """The replicas of all cuts, with one set of weights and one optimizer state per cut."""
 
-    def __init__(self, job: Job, lists: Sequence[str], device: torch.device) -> None:
-        """The usual cuts, or the next smaller ones that fit. Raises `torch.OutOfMemoryError` when none do."""
+    def __init__(
+        self, job: Job, lists: Sequence[str], device: torch.device, *, interrupts: bool = False
+    ) -> None:
+        """The usual cuts, or the next smaller ones that fit. Raises `torch.OutOfMemoryError` when none do.
+
+        ``interrupts`` says that a build may be ended by an alarm of the process.
+        """
         self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
+        self.interrupts = interrupts
         self._guard = Guard(job)
         if job.rebuild is None and not all(map(has_data, job.model.parameters())):
             raise NotReplicable("the model has no weights (meta device or fake tensors)")
@@ -136,22 +148,32 @@ class Bench:
         twins = dict(zip(map(id, self.bases[number].parameters()), variant.model.parameters(), strict=True))
         return like(shared, twins, variant.optimizer or {})
 
-    def build(self, attempt: Attempt) -> None:
+    def build(self, attempt: Attempt, until: float = math.inf) -> None:
         """Make the arm at every cut and warm it up; on failure note the reason and free what it took.
 
-        The replica of the self-check is made at the first cut only.
+        The replica of the self-check is made at the first cut only. The build is given up when the clock
+        (``time.monotonic``) passes ``until``, and before a further cut that would.
         """
         self.at_work, began = attempt.plan.name, time.monotonic()
         try:
-            for number, base in enumerate(
-                self.bases[:1] if attempt.plan.name == ArmName.SELF_CHECK else self.bases
-            ):
-                replica = replicate(base, share=True)[0]
-                give_own_code(replica)
-                variant = attempt.plan.make(self.variant(replica))
-                optimizer = self._optimizer(variant, number)
-                step = training_step(self.job, variant, optimizer, self.device)
-                attempt.ready.append(self._warm(step, variant.model, optimizer))
+            with given_up(until, interrupts=self.interrupts):
+                for number, base in enumerate(
+                    self.bases[:1] if attempt.plan.name == ArmName.SELF_CHECK else self.bases
+                ):
+                    if number and time.monotonic() + self._further_s(attempt.ready[0]) > until:
+                        raise Overrun
+                    replica = replicate(base, share=True)[0]
+                    give_own_code(replica)
+                    variant = attempt.plan.make(self.variant(replica))
+                    optimizer = self._optimizer(variant, number)
+                    step = training_step(self.job, variant, optimizer, self.device)
+                    attempt.ready.append(self._warm(step, variant.model, optimizer))
+        except Overrun:
+            took_s = time.monotonic() - began
+            attempt.no_number = NoNumber(
+                Reason.NO_TIME_LEFT,
+                f"it was given up after {took_s:.0f} s, because no time was left to build it",
+            )
         except NotTried as error:
             attempt.no_number = NoNumber(Reason.NOT_APPLICABLE, str(error))
         except (NotReplicable, OriginalTouched) as error:
@@ -168,6 +190,11 @@ class Bench:
                 optimizer.zero_grad(set_to_none=True)
             still_there(self.device, attempt.plan.name)
             free(self.device)
+
+    def _further_s(self, first: Ready) -> float:
+        """Estimate the least that a deeper cut takes by what the first one took to compile."""
+        compiling_s = first.warm_up_s - LEAST_WARM_UP * first.step_s
+        return compiling_s * (1.0 if self.as_one else FURTHER_CUT_SHARE)
 
     def _warm(
         self, step: Callable[[], torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
