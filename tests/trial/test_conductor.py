@@ -529,7 +529,9 @@ def test_the_copy_of_the_check_is_not_proven(monkeypatch: pytest.MonkeyPatch) ->
     )
     at: list[bench.Bench] = []
     made = bench.Bench.__init__
-    monkeypatch.setattr(bench.Bench, "__init__", lambda self, *of: (at.append(self), made(self, *of))[1])
+    monkeypatch.setattr(
+        bench.Bench, "__init__", lambda self, *of, **how: (at.append(self), made(self, *of, **how))[1]
+    )
     result = trial(
         job(blocks=3),
         AS_IS,

@@ -22,7 +22,7 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.tensors import has_data
 from fp8doctor.trial.copies import depth
-from fp8doctor.trial.copies.compiling import give_own_code
+from fp8doctor.trial.copies.compiling import give_own_code, records_cuda_graphs
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate, unwrapped
 from fp8doctor.trial.copies.step import like, move, optimizer_for, own_loss, own_rates, tensors, training_step
@@ -39,7 +39,7 @@ from fp8doctor.trial.measure.timer import interleave
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import NotTried, strip_compile_marks
-from fp8doctor.trial.variant import Variant
+from fp8doctor.trial.variant import ArmPlan, Variant
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
@@ -47,10 +47,8 @@ _log = logging.getLogger("fp8doctor")
 LEAST_WARM_UP, MOST_WARM_UP = 3, 10
 """Steps of an arm before it is timed: until one compiles nothing, within these bounds."""
 
-FURTHER_CUT_SHARE = 0.25
-"""Time to compile the blocks of a deeper cut / of the first, whose kernels are in the caches then: 0.2 to 0.4
-in four trials of an 8B Llama on an H200 (torch 2.11). One graph of several blocks takes longer than the
-first."""
+Classes = dict[type[nn.Module], type[nn.Module]]
+"""Class of a module -> its subclass with code of its own."""
 
 
 class Bench:
@@ -157,17 +155,7 @@ class Bench:
         self.at_work, began = attempt.plan.name, time.monotonic()
         try:
             with given_up(until, interrupts=self.interrupts):
-                for number, base in enumerate(
-                    self.bases[:1] if attempt.plan.name == ArmName.SELF_CHECK else self.bases
-                ):
-                    if number and time.monotonic() + self._further_s(attempt.ready[0]) > until:
-                        raise Overrun
-                    replica = replicate(base, share=True)[0]
-                    give_own_code(replica)
-                    variant = attempt.plan.make(self.variant(replica))
-                    optimizer = self._optimizer(variant, number)
-                    step = training_step(self.job, variant, optimizer, self.device)
-                    attempt.ready.append(self._warm(step, variant.model, optimizer))
+                self._build_cuts(attempt, until)
         except Overrun:
             took_s = time.monotonic() - began
             attempt.no_number = NoNumber(
@@ -191,10 +179,46 @@ class Bench:
             still_there(self.device, attempt.plan.name)
             free(self.device)
 
+    def _build_cuts(self, attempt: Attempt, until: float) -> None:
+        """Make the arm at every cut. What is compiled block by block is compiled for the deepest and serves
+        the others."""
+        numbers = range(1 if attempt.plan.name == ArmName.SELF_CHECK else len(self.bases))
+        made: dict[int, Ready] = {}
+        own: Classes = {}
+        for number in numbers if self.as_one else reversed(numbers):
+            if made and time.monotonic() + self._further_s(next(iter(made.values()))) > until:
+                raise Overrun
+            ready = self._at_cut(attempt.plan, number, own)
+            if made and own and ready.compiled.graphs and ready.compiled.recompilations != 0:
+                ready = self._at_cut(attempt.plan, number, {})
+            elif made and own:  # as many as the cut that compiled them
+                ready.compiled.graphs = next(iter(made.values())).compiled.graphs
+            made[number] = ready
+            if not self._serves_others(ready.model):
+                own = {}
+        attempt.ready = [made[number] for number in numbers]
+
+    def _at_cut(self, plan: ArmPlan, number: int, own: Classes) -> Ready:
+        """Make the arm at one cut and warm it up; ``own`` are the classes with code of its own."""
+        replica = replicate(self.bases[number], share=True)[0]
+        give_own_code(replica, own)
+        variant = plan.make(self.variant(replica))
+        optimizer = self._optimizer(variant, number)
+        step = training_step(self.job, variant, optimizer, self.device)
+        return self._warm(step, variant.model, optimizer)
+
+    def _serves_others(self, model: nn.Module | None) -> bool:
+        """Whether what was compiled for an arm at one cut is what the others run: graphs of single blocks,
+        and no recorded kernels."""
+        lists = [stack.name for stack in self.plan.stacks]
+        return model is not None and not (
+            self.as_one or one_graph(model, lists) or records_cuda_graphs(model)
+        )
+
     def _further_s(self, first: Ready) -> float:
-        """Estimate the least that a deeper cut takes by what the first one took to compile."""
-        compiling_s = first.warm_up_s - LEAST_WARM_UP * first.step_s
-        return compiling_s * (1.0 if self.as_one else FURTHER_CUT_SHARE)
+        """Estimate the least that a further cut takes by the first: one graph of more blocks compiles longer,
+        and single blocks are compiled already."""
+        return first.warm_up_s if self.as_one else LEAST_WARM_UP * first.step_s
 
     def _warm(
         self, step: Callable[[], torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
@@ -313,15 +337,18 @@ class Bench:
 
 def compiled_as_one(job: Job, lists: Sequence[str]) -> bool:
     """Whether the step, a list of blocks or what holds one is compiled."""
+    return bool(lists) and (step_mark(job.training_step) is not None or one_graph(job.model, lists))
+
+
+def one_graph(model: nn.Module, lists: Sequence[str]) -> bool:
+    """Whether a list of blocks or what holds one is compiled in the model."""
     holders = (
         module
-        for name, module in job.model.named_modules()
+        for name, module in model.named_modules()
         if not name or any(f"{cleaned(each)}.".startswith(f"{cleaned(name)}.") for each in lists)
     )
     marks = (compile_mark(module, "", Kind(type(module))) for module in holders)
-    return bool(lists) and (
-        step_mark(job.training_step) is not None or any(mark and mark.compiles is not False for mark in marks)
-    )
+    return any(mark and mark.compiles is not False for mark in marks)
 
 
 def cut_of(job: Job, cut: depth.Cut, device: torch.device) -> tuple[Job, nn.Module, Mapping[int, Any]]:
