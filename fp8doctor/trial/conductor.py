@@ -36,6 +36,7 @@ from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measu
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import (
+    AHEAD_SHARE,
     ASKED_WITHIN,
     ESSENTIAL_WITHIN,
     UNASKED_WITHIN,
@@ -125,7 +126,10 @@ def _bench(job: Job, lists: Sequence[str], run: TrialRun) -> Bench | NoNumber:
 def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
     """Build, time and prove the arms, then add the optional parts."""
     bench, run, budget = tracer.bench, tracer.run, tracer.run.budget
+    if not bench.as_one:
+        run.ahead.begin([each.plan.name for each in attempts if _is_compiled_ahead(each)])
     _build(bench, attempts, run)
+    run.ahead.end()
     enough_s = _enough_s(attempts, budget)
     timed = [attempt for attempt in attempts if attempt.no_number is None]
     costs, explored = _costs(timed), [attempt.plan.name for attempt in timed if explores(attempt.plan)]
@@ -182,7 +186,7 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
     """Make every arm that is not skipped and has time left; the step as it is always has."""
     for attempt in attempts:
         if attempt.no_number is None and attempt.plan.name != ArmName.AS_IS:
-            attempt.no_number = _no_time_for(attempt.plan, attempts, run.budget)
+            attempt.no_number = _no_time_for(attempt.plan, attempts, run)
         if attempt.no_number is not None:
             continue
         if attempt.plan.name == ArmName.SELF_CHECK and not any(
@@ -191,12 +195,23 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
             attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK)
         run.progress(f"building {arm_in_words(attempt.plan.name)}", attempt.plan.name)
         essential = _essential(attempt.plan, attempts)
-        bench.build(attempt, run.budget.build_until(_costs(attempts), essential=essential))
+        until = run.budget.build_until(_costs(attempts), essential=essential)
+        bench.build(attempt, until)
+        if attempt.why is Reason.OUT_OF_MEMORY and run.ahead.end():  # whose memory it may have been
+            attempt.no_number = None
+            bench.build(attempt, until)
 
 
-def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> NoNumber | None:
+def _is_compiled_ahead(attempt: Attempt) -> bool:
+    """Whether the arm may be compiled by others meanwhile: what is built first is not."""
+    plan = attempt.plan
+    return attempt.no_number is None and plan.fp8 is True and plan.name != ArmName.AS_IS
+
+
+def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> NoNumber | None:
     """Tell why the arm may not be begun. The first BF16 may begin late; any other needs room for all that it
     will take."""
+    budget = run.budget
     spent_s, essential = budget.spent_s, _essential(plan, attempts)
     if spent_s > (ESSENTIAL_WITHIN if essential else 1.0) * budget.seconds:
         return budget.used_up
@@ -204,6 +219,8 @@ def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> 
     cost = _expected(plan, costs)
     if essential or cost is None:
         return None
+    if plan.name in run.ahead.done():
+        cost = replace(cost, build_s=AHEAD_SHARE * cost.build_s)
     needed = plan.name in NEEDED or (is_conversion(plan.name) and not any(map(is_conversion, costs)))
     within = WITHIN if needed else UNASKED_WITHIN if plan.explored else ASKED_WITHIN
     fits = budget.fits(cost, plan.name, costs, spent_s, within=within)

@@ -14,19 +14,24 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target, Trial
 from fp8doctor.facts.record import settle
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.loading.target import locate
 from fp8doctor.wording import error_in_words
+from fp8doctor.worker.ahead import HELPING, Helpers
 from fp8doctor.worker.messages import Done, Examined, Failure, Lost, Message, Mistake, Stage, Traced
 from fp8doctor.worker.request import TrialRequest
+
+if TYPE_CHECKING:
+    from fp8doctor.diagnosis.document import Step
 
 _log = logging.getLogger("fp8doctor")
 
@@ -67,6 +72,9 @@ def serve(request: str) -> None:
     """The child: examine what the request names, send everything as it comes."""
     asked = json.loads(request)
     _die_with(asked["parent"])
+    if HELPING in asked:
+        _help(asked)
+        return
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     channel = _Channel(asked)
     try:
@@ -101,26 +109,22 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
     facts = examine(job)
     channel.send(Examined(facts.to_dict()))
     if asked["trial"] is not None:
-        request = TrialRequest(**asked["trial"])
-        tried = _trial(channel, job, facts, request, asked["skip"])
+        tried = _trial(channel, job, facts, asked)
         if tried is not None:
             channel.send(Examined(msgspec.structs.replace(facts, trial=tried).to_dict()))
 
 
-def _trial(
-    channel: _Channel, job: Job, facts: Facts, request: TrialRequest, skip: dict[str, str]
-) -> Trial | None:
+def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> Trial | None:
     """Time the job and what the checks would change about it; None where there is nothing to time it on."""
-    from fp8doctor.diagnosis.diagnose import hypotheses
     from fp8doctor.trial import Budget, DeviceLost, TrialRun, run_trial
+    from fp8doctor.trial.ahead import how_many
     from fp8doctor.trial.measure.device import choose_device
 
+    request, skip = TrialRequest(**asked["trial"]), asked["skip"]
     device = choose_device(request.device)
     if device is None:
         return None
-    proposed = hypotheses(
-        facts, select=request.select, ignore=request.ignore, checks=tuple(map(Path, request.checks))
-    )
+    proposed = _proposed(facts, request)
 
     def progress(text: str, arm: str | None) -> None:
         channel.send(Stage(text, timing=True, arm=arm))
@@ -134,11 +138,49 @@ def _trial(
         channel.send(Examined(msgspec.structs.replace(facts, trial=trial).to_dict()))
 
     try:
-        run = TrialRun(device, Budget(request.budget_s), progress, skip, keep, keep_trace, own_process=True)
+        run = TrialRun(
+            device,
+            Budget(request.budget_s),
+            progress,
+            skip,
+            keep,
+            keep_trace,
+            own_process=True,
+            ahead=Helpers(asked, str(device), how_many(device) if not skip else 0),
+        )
         return run_trial(job, facts, proposed, run)
     except DeviceLost as lost:
         channel.send(Lost(lost.arm, str(lost)))
         os._exit(1)
+
+
+def _proposed(facts: Facts, request: TrialRequest) -> tuple[Step, ...]:
+    """Propose what a trial is to time, by the facts from before it."""
+    from fp8doctor.diagnosis.diagnose import hypotheses
+
+    before = msgspec.structs.replace(facts, trial=NOT_RECORDED)
+    checks = tuple(map(Path, request.checks))
+    return hypotheses(before, select=request.select, ignore=request.ignore, checks=checks)
+
+
+def _help(asked: dict[str, Any]) -> None:
+    """Be a helper: load the target, wait for the work, and name on stdout what is compiled."""
+    told = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    from fp8doctor.loading import model_file
+    from fp8doctor.trial.ahead import compile_arms, confine
+    from fp8doctor.trial.measure.device import choose_device
+
+    device = choose_device(asked[HELPING])
+    if device is None:
+        return
+    confine(device)
+    model_file.WEIGHTS_SHARE = 0.0  # what a function cuts to size is never built whole
+    job = load(asked["target"], layers=asked["layers"], batch=asked["batch"], seq=asked["seq"])
+    work = json.loads(sys.stdin.read())
+    facts, request = Facts.from_dict(work["facts"]), TrialRequest(**asked["trial"])
+    for name in compile_arms(job, facts, _proposed(facts, request), work["arms"], device):
+        os.write(told, f"{name}\n".encode())
 
 
 def _kept(trace: Path, file: Path) -> Traced:

@@ -55,11 +55,18 @@ class Bench:
     """The replicas of all cuts, with one set of weights and one optimizer state per cut."""
 
     def __init__(
-        self, job: Job, lists: Sequence[str], device: torch.device, *, interrupts: bool = False
+        self,
+        job: Job,
+        lists: Sequence[str],
+        device: torch.device,
+        *,
+        interrupts: bool = False,
+        smallest: bool = False,
     ) -> None:
         """The usual cuts, or the next smaller ones that fit. Raises `torch.OutOfMemoryError` when none do.
 
-        ``interrupts`` says that a build may be ended by an alarm of the process.
+        ``interrupts`` says that a build may be ended by an alarm of the process, ``smallest`` that the
+        smallest of all cuts will do.
         """
         self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
         self.interrupts = interrupts
@@ -86,9 +93,11 @@ class Bench:
         cut = [names[name] for name in lists if name in names]
         self.as_one = compiled_as_one(job, cut)
         """Whether one graph holds several blocks, so that each depth is compiled anew."""
-        *larger, smallest = depth.plans(root, cut, as_one=self.as_one)
-        if not any(map(self._fits, larger)):
-            self._lay_out(smallest)
+        *larger, last = depth.plans(root, cut, as_one=self.as_one)
+        if smallest:
+            self._lay_out(depth.Plan((), last.cuts[:1]))
+        elif not any(map(self._fits, larger)):
+            self._lay_out(last)
         self.observer, self.host = Observer(device), HostObserver()
 
     def _fits(self, plan: depth.Plan) -> bool:

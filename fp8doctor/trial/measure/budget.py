@@ -44,6 +44,10 @@ DEARER_FP8 = 2.5
 """Time to build compiled FP8 / compiled BF16: 1.5 to 3.5, in the median 2.6 of nine models on an H200 (torch
 2.11)."""
 
+AHEAD_SHARE = 0.4
+"""Time to build what was compiled ahead / to build it cold: a second cut, which finds the caches filled, took
+0.2 to 0.4 of the first of an 8B Llama (H200, torch 2.11); with several cuts, only the first was cold."""
+
 PROFILE_STEPS, PROFILE_S, PROOF_STEPS = 6.0, 0.3, 3.0
 """A profile takes so many steps and seconds at each cut (seen: 3 to 9 steps; warming up, tracing, reading), a
 plain proof so many steps of the deepest (1.3 to 4)."""
