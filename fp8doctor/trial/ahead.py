@@ -22,14 +22,24 @@ from fp8doctor.trial.measure.bench import Bench
 MOST_HELPERS, CORES_EACH = 2, 6
 """Helpers at most, and the cores that each of them and the trial need: a compilation keeps several busy."""
 
+LAYERS = 2
+"""Layers that a helper has the model file build, where its function takes their number: the fewest that are a
+list of repeated blocks."""
+
 MEMORY_SHARE, FREE_SHARE = 0.2, 0.6
 """Shares of the GPU's memory: that one helper may take, and that has to be free when helpers are started."""
 
 
-def how_many(device: torch.device) -> int:
+LARGEST_GIB = 4.0
+"""Weights of a model that helpers load too where nothing cuts it while it is built. A choice: each helper has
+them in the host's memory once more."""
+
+
+def how_many(job: Job, device: torch.device) -> int:
     """Return the number of helpers that there is room for; none beside a trial on a CPU, which needs the
     cores."""
-    if device.type != "cuda":
+    weights = sum(each.numel() * each.element_size() for each in job.model.parameters())
+    if device.type != "cuda" or (job.rebuild is None and weights > LARGEST_GIB * 2**30):
         return 0
     free, total = torch.cuda.mem_get_info(device)
     cores = len(os.sched_getaffinity(0))

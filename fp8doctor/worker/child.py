@@ -117,7 +117,7 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
 def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> Trial | None:
     """Time the job and what the checks would change about it; None where there is nothing to time it on."""
     from fp8doctor.trial import Budget, DeviceLost, TrialRun, run_trial
-    from fp8doctor.trial.ahead import how_many
+    from fp8doctor.trial.ahead import LAYERS, how_many
     from fp8doctor.trial.measure.device import choose_device
 
     request, skip = TrialRequest(**asked["trial"]), asked["skip"]
@@ -137,6 +137,7 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> 
     def keep(trial: Trial) -> None:
         channel.send(Examined(msgspec.structs.replace(facts, trial=trial).to_dict()))
 
+    fewer = {**asked, "layers": LAYERS} if job.rebuild and asked["layers"] is None else asked
     try:
         run = TrialRun(
             device,
@@ -146,7 +147,7 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> 
             keep,
             keep_trace,
             own_process=True,
-            ahead=Helpers(asked, str(device), how_many(device) if not skip else 0),
+            ahead=Helpers(fewer, str(device), how_many(job, device) if not skip else 0),
         )
         return run_trial(job, facts, proposed, run)
     except DeviceLost as lost:
@@ -167,7 +168,6 @@ def _help(asked: dict[str, Any]) -> None:
     """Be a helper: load the target, wait for the work, and name on stdout what is compiled."""
     told = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    from fp8doctor.loading import model_file
     from fp8doctor.trial.ahead import compile_arms, confine
     from fp8doctor.trial.measure.device import choose_device
 
@@ -175,7 +175,6 @@ def _help(asked: dict[str, Any]) -> None:
     if device is None:
         return
     confine(device)
-    model_file.WEIGHTS_SHARE = 0.0  # what a function cuts to size is never built whole
     job = load(asked["target"], layers=asked["layers"], batch=asked["batch"], seq=asked["seq"])
     work = json.loads(sys.stdin.read())
     facts, request = Facts.from_dict(work["facts"]), TrialRequest(**asked["trial"])

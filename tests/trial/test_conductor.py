@@ -408,14 +408,15 @@ def test_explorations_go_first_when_the_time_is_short(monkeypatch: pytest.Monkey
         explored("unasked", as_it_is, AS_IS),
         explored("measurement", as_it_is, AS_IS, ()),
     )
-    late = (Reason.NOT_EXPECTED_TO_FIT, "the budget of 600 s has no room for the 1 s that it takes")
-    assert {name: (arm.why, arm.reason) for name, arm in arms.items()} == {
-        "as_is": (None, None),
-        "bf16": (None, None),
+    late = Reason.NOT_EXPECTED_TO_FIT
+    assert {name: arm.why for name, arm in arms.items()} == {
+        "as_is": None,
+        "bf16": None,
         "proposal": late,
         "unasked": late,
         "measurement": late,
     }
+    assert (arms["proposal"].reason or "").startswith("the budget of 600 s has no room for the ")
 
 
 @pytest.mark.parametrize("spent", [0.5, 0.7, 1.5, 2.5])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 
 import fp8doctor
 from fp8doctor.examine import examine
-from fp8doctor.facts import Facts, Target
+from fp8doctor.facts import Facts, Target, Workload
+from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.trial import ahead
 from fp8doctor.trial.variant import ArmPlan, as_it_is
@@ -24,6 +26,8 @@ from tests.trial.test_conductor import job
 from tests.worker.test_trial import MODEL
 
 pytestmark = pytest.mark.slow
+
+SMALL = Job(model=torch.nn.Linear(2, 2), target=Target(), workload=Workload())
 
 ASKED: dict[str, Any] = {"target": "m.py", "layers": None, "batch": None, "seq": None, "trial": None}
 
@@ -59,7 +63,17 @@ def test_one_that_dies_or_hangs_costs_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_trial_on_a_cpu_has_the_cores_for_itself() -> None:
-    assert ahead.how_many(torch.device("cpu")) == 0
+    assert ahead.how_many(SMALL, torch.device("cpu")) == 0
+
+
+def test_a_large_model_that_nothing_cuts_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70, 80))
+    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda pid: set(range(32)))
+    with torch.device("meta"):
+        large = replace(SMALL, model=torch.nn.Linear(2**16, 2**16))
+    assert ahead.how_many(large, torch.device("cuda", 0)) == 0
+    cut = replace(large, rebuild=lambda layers: (large.model, None))
+    assert ahead.how_many(cut, torch.device("cuda", 0)) == 2
 
 
 @pytest.mark.parametrize(("free", "cores", "count"), [(70, 16, 1), (70, 32, 2), (70, 6, 0), (40, 32, 0)])
@@ -68,7 +82,7 @@ def test_helpers_are_as_many_as_there_is_room_for(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80))
     monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda pid: set(range(cores)))
-    assert ahead.how_many(torch.device("cuda", 0)) == count
+    assert ahead.how_many(SMALL, torch.device("cuda", 0)) == count
 
 
 def test_arms_are_built_at_one_block_and_those_that_fail_are_not_named(
