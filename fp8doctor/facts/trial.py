@@ -322,4 +322,7 @@ class Trial(Record, frozen=True, kw_only=True):
     gaps: dict[str, Prose] = NOT_RECORDED
     """Dotted path of a fact of the trial that is missing, such as ``trial.shapes`` -> the reason."""
     budget_s: float | None = NOT_RECORDED
+    enough_s: float | None = NOT_RECORDED
+    """Budget in which the arms that were left out for time are expected to fit too; None where none was, and
+    where nothing tells."""
     elapsed_s: float | None = NOT_RECORDED

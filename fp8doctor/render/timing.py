@@ -237,16 +237,21 @@ def _notes(trial: Trial, arms: list[Arm], fp8: bool) -> Iterator[str]:
     if followed := if_recorded(loss_in_words, trial):
         yield followed
     if if_recorded(waits_for_time, trial) and recorded(trial, "budget_s") and trial.budget_s:
-        known = recorded(trial, "elapsed_s")
-        took_s = max(trial.budget_s, (trial.elapsed_s if known else None) or 0.0)
-        twice, beyond = 2 * trial.budget_s, 30 * max(1, round((took_s + trial.budget_s) / 30))
-        yield f"More time for the rest: --budget {twice if took_s < 1.2 * trial.budget_s else beyond:g}."
+        yield f"More time for the rest: --budget {_enough_s(trial, trial.budget_s):g}."
     gaps = trial.gaps if recorded(trial, "gaps") else {}
     yield from (
         f"Where the time goes is not known of every variant: {reason}."
         for path, reason in gaps.items()
         if path == "trial.arms.breakdown"
     )
+
+
+def _enough_s(trial: Trial, budget_s: float) -> float:
+    """Take the budget that the rest is expected to fit in; of an older recording guess it."""
+    if recorded(trial, "enough_s") and trial.enough_s:
+        return max(trial.enough_s, budget_s)
+    took_s = max(budget_s, (trial.elapsed_s if recorded(trial, "elapsed_s") else None) or 0.0)
+    return 2 * budget_s if took_s < 1.2 * budget_s else 30 * max(1, round((took_s + budget_s) / 30))
 
 
 def _known_errors(arms: list[Arm], fp8: bool) -> Iterator[str]:

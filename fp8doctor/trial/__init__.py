@@ -39,6 +39,7 @@ def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRu
         with current:
             return _with_shapes(job, facts, prescription, run)
     finally:
+        run.ahead.end()
         dynamo_state.stop_new_workers(workers)
 
 
@@ -72,6 +73,7 @@ def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: Tria
         job, facts, device, until=until, progress=run.progress, reason_against=run.skip.get(shapes.ARM)
     )
     facts = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, shapes=timed))
+    run.ahead.know(facts)
     planned = arms(facts, prescription, job)
 
     def whole(trial: Trial) -> Trial:

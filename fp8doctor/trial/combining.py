@@ -71,7 +71,7 @@ def best_total(window: Window, against: NoNumber | None) -> Final | None:
     both = Attempt(plan, no_number=against)
     if both.no_number is None:
         window.tracer.run.progress("building what gained, together", ArmName.COMBINATION)
-        window.tracer.bench.build(both)
+        window.tracer.bench.build(both, window.tracer.run.budget.build_until({}, essential=False))
     return Final([single, both], samples) if both.no_number else _faster_of(window, single, both)
 
 
@@ -116,7 +116,7 @@ def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
     attempts = [*references, single, both]
     run.progress("timing what gained, together", ArmName.COMBINATION)
     until = run.budget.end - run.budget.closing_s()
-    samples = tracer.bench.time(attempts, until, run.budget.window_latest())
+    samples = tracer.bench.time(attempts, until, run.budget.window_latest({}))
     if Window(tracer, attempts, samples).gain(both, single).median > 0:
         both.plan = replace(both.plan, name=ArmName.PRESCRIBED)
         tracer.prove(both)

@@ -10,7 +10,7 @@ whether an optional arm still fits. The profile that proves a compared arm also 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -18,7 +18,14 @@ import torch
 from torch.utils.checkpoint import CheckpointError
 
 from fp8doctor.facts import Trial
-from fp8doctor.facts.arm_names import BASELINES, ArmName, Reason, is_conversion
+from fp8doctor.facts.arm_names import (
+    BASELINES,
+    BF16_BASELINES,
+    LEFT_OUT_FOR_TIME,
+    ArmName,
+    Reason,
+    is_conversion,
+)
 from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
@@ -28,7 +35,16 @@ from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.budget import BEGUN_LATE, MUST_BEGIN_SHARE, Budget, Cost, expected
+from fp8doctor.trial.measure.budget import (
+    AHEAD_SHARE,
+    ASKED_WITHIN,
+    ESSENTIAL_WITHIN,
+    UNASKED_WITHIN,
+    WITHIN,
+    Budget,
+    Cost,
+    expected,
+)
 from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
 from fp8doctor.trial.measure.pairs import time_in_pairs
 from fp8doctor.trial.measure.profile_step import Tracer
@@ -70,7 +86,7 @@ def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialR
 def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
     """Run the trial itself; the caller puts back what it leaves behind."""
     run.progress("copying the model to the device", None)
-    bench = _bench(job, lists, run.device)
+    bench = _bench(job, lists, run)
     if isinstance(bench, NoNumber):
         return _without_times(run, bench)
     numerics = NUMERICS not in run.skip and worth_measuring(bench)
@@ -91,10 +107,10 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
     return msgspec.structs.replace(trial, elapsed_s=run.budget.spent_s)
 
 
-def _bench(job: Job, lists: Sequence[str], device: torch.device) -> Bench | NoNumber:
+def _bench(job: Job, lists: Sequence[str], run: TrialRun) -> Bench | NoNumber:
     """Make the bench, or say why there can be none."""
     try:
-        return Bench(job, lists, device)
+        return Bench(job, lists, run.device, interrupts=run.own_process)
     except (NotReplicable, OriginalTouched) as error:
         return NoNumber(Reason.NOT_REPLICABLE, str(error))
     except torch.OutOfMemoryError:
@@ -110,35 +126,42 @@ def _bench(job: Job, lists: Sequence[str], device: torch.device) -> Bench | NoNu
 def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
     """Build, time and prove the arms, then add the optional parts."""
     bench, run, budget = tracer.bench, tracer.run, tracer.run.budget
+    if not bench.as_one:
+        run.ahead.begin([each.plan.name for each in attempts if _is_compiled_ahead(each)])
     _build(bench, attempts, run)
+    run.ahead.end()
+    enough_s = _enough_s(attempts, budget)
     timed = [attempt for attempt in attempts if attempt.no_number is None]
     costs, explored = _costs(timed), [attempt.plan.name for attempt in timed if explores(attempt.plan)]
     run.progress(f"timing {len(timed)} variants of the step", None)
-    samples = bench.time(timed, until=budget.window_until(costs, explored), latest=budget.window_latest())
+    samples = bench.time(
+        timed, until=budget.window_until(costs, explored), latest=budget.window_latest(costs)
+    )
     tracer.explain(timed, samples)
     for attempt in timed:
         if attempt.proof is None and attempt.plan.name != ArmName.SELF_CHECK:
             run.progress(f"proving what {arm_in_words(attempt.plan.name)} ran", attempt.plan.name)
             tracer.prove(attempt, explain=False)
     late = None if budget.final_fits(costs, explored, budget.spent_s) else budget.used_up
-    return _with_optional_parts(Window(tracer, attempts, samples), run.skipped(ArmName.COMBINATION) or late)
+    against = run.skipped(ArmName.COMBINATION) or late
+    return _with_optional_parts(Window(tracer, attempts, samples), against, enough_s)
 
 
-def _with_optional_parts(window: Window, against: NoNumber | None) -> Trial:
+def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: float | None) -> Trial:
     """Add the final window, pairs and numerics to the trial. A GPU that is lost here costs none of the times.
 
-    ``against`` forbids the final window.
+    ``against`` forbids the final window, ``enough_s`` is the budget that all arms would fit in.
     """
     tracer, attempts, samples = window.tracer, window.attempts, window.samples
     bench, run = tracer.bench, tracer.run
-    trial = report(tracer, attempts, samples)
+    trial = msgspec.structs.replace(report(tracer, attempts, samples), enough_s=enough_s)
     run.keep(trial)
     try:
         final = best_total(window, against)
         if final:
             tracer.explain(final.attempts, final.samples)
         time_in_pairs(tracer, attempts, samples)
-        trial = report(tracer, attempts, samples, final)
+        trial = msgspec.structs.replace(report(tracer, attempts, samples, final), enough_s=enough_s)
         run.keep(trial)
         run.progress("measuring what FP8 does to each layer", NUMERICS)
         trial = with_numerics(trial, bench, until=run.budget.numerics_until(), against=run.skip.get(NUMERICS))
@@ -163,7 +186,7 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
     """Make every arm that is not skipped and has time left; the step as it is always has."""
     for attempt in attempts:
         if attempt.no_number is None and attempt.plan.name != ArmName.AS_IS:
-            attempt.no_number = _no_time_for(attempt.plan, attempts, run.budget)
+            attempt.no_number = _no_time_for(attempt.plan, attempts, run)
         if attempt.no_number is not None:
             continue
         if attempt.plan.name == ArmName.SELF_CHECK and not any(
@@ -171,20 +194,47 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
         ):
             attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK)
         run.progress(f"building {arm_in_words(attempt.plan.name)}", attempt.plan.name)
-        bench.build(attempt)
+        essential = _essential(attempt.plan, attempts)
+        until = run.budget.build_until(_costs(attempts), essential=essential)
+        bench.build(attempt, until)
+        if attempt.why is Reason.OUT_OF_MEMORY and run.ahead.end():  # whose memory it may have been
+            attempt.no_number = None
+            bench.build(attempt, until)
 
 
-def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> NoNumber | None:
-    """Tell why the arm may not be begun. A needed arm may begin late; any other needs room for all that it
+def _is_compiled_ahead(attempt: Attempt) -> bool:
+    """Whether the arm may be compiled by others meanwhile: what is built first is not."""
+    plan = attempt.plan
+    return attempt.no_number is None and plan.fp8 is True and plan.name != ArmName.AS_IS
+
+
+def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> NoNumber | None:
+    """Tell why the arm may not be begun. The first BF16 may begin late; any other needs room for all that it
     will take."""
-    spent_s = budget.spent_s
-    if spent_s > BEGUN_LATE.get(plan.name, MUST_BEGIN_SHARE) * budget.seconds:
-        return budget.used_up if spent_s > budget.seconds else budget.too_short
+    budget = run.budget
+    spent_s, essential = budget.spent_s, _essential(plan, attempts)
+    if spent_s > (ESSENTIAL_WITHIN if essential else 1.0) * budget.seconds:
+        return budget.used_up
     costs = _costs(attempts)
+    cost = _expected(plan, costs)
+    if essential or cost is None:
+        return None
+    if plan.name in run.ahead.done():
+        cost = replace(cost, build_s=AHEAD_SHARE * cost.build_s)
     needed = plan.name in NEEDED or (is_conversion(plan.name) and not any(map(is_conversion, costs)))
-    cost = expected(costs, plan.base, name=plan.name, compiles=plan.compiled, unasked=plan.explored)
-    fits = needed or cost is None or budget.fits(cost, plan.name, costs, spent_s, unasked=plan.explored)
-    return None if fits else budget.too_short
+    within = WITHIN if needed else UNASKED_WITHIN if plan.explored else ASKED_WITHIN
+    fits = budget.fits(cost, plan.name, costs, spent_s, within=within)
+    return None if fits else budget.too_short(budget.takes_s(cost, plan.name, costs))
+
+
+def _essential(plan: ArmPlan, attempts: Sequence[Attempt]) -> bool:
+    """Whether the arm is one without which a trial says nothing: the step as it is, or the first BF16."""
+    first = not any(each.plan.name in BF16_BASELINES and each.ready for each in attempts)
+    return plan.name == ArmName.AS_IS or (plan.name in BF16_BASELINES and first)
+
+
+def _expected(plan: ArmPlan, costs: Mapping[str, Cost]) -> Cost | None:
+    return expected(costs, plan.base, name=plan.name, compiles=plan.compiled, fp8=bool(plan.fp8))
 
 
 def _costs(attempts: Sequence[Attempt]) -> dict[str, Cost]:
@@ -194,10 +244,26 @@ def _costs(attempts: Sequence[Attempt]) -> dict[str, Cost]:
             each.build_s,
             tuple(ready.step_s for ready in each.ready),
             any(_compiled(ready) for ready in each.ready),
+            bool(each.plan.fp8),
         )
         for each in attempts
         if each.ready
     }
+
+
+def _enough_s(attempts: Sequence[Attempt], budget: Budget) -> float | None:
+    """Return the budget in which nothing would be left out for time; None where nothing is, or where nobody
+    knows."""
+    spent_s, costs = budget.spent_s, _costs(attempts)
+    left: dict[str, Cost] = {}
+    for attempt in attempts:
+        if attempt.why in LEFT_OUT_FOR_TIME:
+            cost = _expected(attempt.plan, {**costs, **left})
+            if cost is None:
+                return None
+            left[attempt.plan.name] = replace(cost, build_s=max(cost.build_s, 2 * attempt.build_s))
+    explored = [each.plan.name for each in attempts if explores(each.plan)]
+    return budget.enough_s(costs, left, explored, spent_s) if left else None
 
 
 def _compiled(ready: Ready) -> bool:

@@ -14,19 +14,24 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target, Trial
 from fp8doctor.facts.record import settle
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.loading.target import locate
 from fp8doctor.wording import error_in_words
+from fp8doctor.worker.ahead import HELPING, Helpers
 from fp8doctor.worker.messages import Done, Examined, Failure, Lost, Message, Mistake, Stage, Traced
 from fp8doctor.worker.request import TrialRequest
+
+if TYPE_CHECKING:
+    from fp8doctor.diagnosis.document import Step
 
 _log = logging.getLogger("fp8doctor")
 
@@ -67,6 +72,9 @@ def serve(request: str) -> None:
     """The child: examine what the request names, send everything as it comes."""
     asked = json.loads(request)
     _die_with(asked["parent"])
+    if HELPING in asked:
+        _help(asked)
+        return
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     channel = _Channel(asked)
     try:
@@ -104,25 +112,22 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
 
     tried = None
     if asked["trial"] is not None:
-        tried = _trial(channel, job, facts, TrialRequest(**asked["trial"]), asked["skip"])
+        tried = _trial(channel, job, facts, asked)
     counted = with_rows(job, facts) if tried is None else msgspec.structs.replace(facts, trial=tried)
     channel.send(Examined(counted.to_dict()))
 
 
-def _trial(
-    channel: _Channel, job: Job, facts: Facts, request: TrialRequest, skip: dict[str, str]
-) -> Trial | None:
+def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> Trial | None:
     """Time the job and what the checks would change about it; None where there is nothing to time it on."""
-    from fp8doctor.diagnosis.diagnose import hypotheses
     from fp8doctor.trial import Budget, DeviceLost, TrialRun, run_trial
+    from fp8doctor.trial.ahead import LAYERS, how_many
     from fp8doctor.trial.measure.device import choose_device
 
+    request, skip = TrialRequest(**asked["trial"]), asked["skip"]
     device = choose_device(request.device)
     if device is None:
         return None
-    proposed = hypotheses(
-        facts, select=request.select, ignore=request.ignore, checks=tuple(map(Path, request.checks))
-    )
+    proposed = _proposed(facts, request)
 
     def progress(text: str, arm: str | None) -> None:
         channel.send(Stage(text, timing=True, arm=arm))
@@ -135,12 +140,49 @@ def _trial(
     def keep(trial: Trial) -> None:
         channel.send(Examined(msgspec.structs.replace(facts, trial=trial).to_dict()))
 
+    fewer = {**asked, "layers": LAYERS} if job.rebuild and asked["layers"] is None else asked
     try:
-        run = TrialRun(device, Budget(request.budget_s), progress, skip, keep, keep_trace, own_process=True)
+        run = TrialRun(
+            device,
+            Budget(request.budget_s),
+            progress,
+            skip,
+            keep,
+            keep_trace,
+            own_process=True,
+            ahead=Helpers(fewer, str(device), how_many(job, device) if not skip else 0),
+        )
         return run_trial(job, facts, proposed, run)
     except DeviceLost as lost:
         channel.send(Lost(lost.arm, str(lost)))
         os._exit(1)
+
+
+def _proposed(facts: Facts, request: TrialRequest) -> tuple[Step, ...]:
+    """Propose what a trial is to time, by the facts from before it."""
+    from fp8doctor.diagnosis.diagnose import hypotheses
+
+    before = msgspec.structs.replace(facts, trial=NOT_RECORDED)
+    checks = tuple(map(Path, request.checks))
+    return hypotheses(before, select=request.select, ignore=request.ignore, checks=checks)
+
+
+def _help(asked: dict[str, Any]) -> None:
+    """Be a helper: load the target, wait for the work, and name on stdout what is compiled."""
+    told = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    from fp8doctor.trial.ahead import compile_arms, confine
+    from fp8doctor.trial.measure.device import choose_device
+
+    device = choose_device(asked[HELPING])
+    if device is None:
+        return
+    confine(device)
+    job = load(asked["target"], layers=asked["layers"], batch=asked["batch"], seq=asked["seq"])
+    work = json.loads(sys.stdin.read())
+    facts, request = Facts.from_dict(work["facts"]), TrialRequest(**asked["trial"])
+    for name in compile_arms(job, facts, _proposed(facts, request), work["arms"], device):
+        os.write(told, f"{name}\n".encode())
 
 
 def _kept(trace: Path, file: Path) -> Traced:

@@ -238,6 +238,8 @@ def test_what_the_budget_left_no_time_for_stands_in_one_line_and_how_to_time_it_
     ]
     assert found.notes == ("More time for the rest: --budget 120.",)
     assert notes(*ARMS[:-1], budget_s=60.0) == ()
+    known = notes(*ARMS[:-1], *waiting(*WIDE), budget_s=60.0, elapsed_s=118.0, enough_s=90.0)
+    assert known == ("More time for the rest: --budget 90.",)
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,19 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Target, Trial, Workload
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.arms import as_it_is, eager_bf16
+from fp8doctor.trial.arms import as_it_is, eager_bf16, on_model
 from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.copies.compiling import records_cuda_graphs
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.copies.step import optimizer_for
 from fp8doctor.trial.measure import bench, timer
+from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.evidence import compiled_so_far
 from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.treatments import compile_blocks
 from fp8doctor.trial.variant import ArmPlan, Variant
-from tests.trial.test_conductor import Decoder
+from tests.trial.test_conductor import Block, Decoder
 
 pytestmark = pytest.mark.slow
 
@@ -266,3 +270,98 @@ def test_nothing_of_the_replicas_outlives_the_trial(monkeypatch: pytest.MonkeyPa
     assert trial(AS_IS, BF16, model=Decoder(3)).arms[0].tried
     assert weights
     assert [weight() for weight in weights if weight() is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("mark", "as_one"),
+    [
+        (lambda model: None, False),
+        (lambda model: model.blocks[0].compile(), False),
+        (lambda model: model.head.compile(), False),
+        (lambda model: model.blocks.compile(), False),  # which nobody calls
+        (lambda model: model.compile(), True),
+        (torch.compile, True),
+    ],
+    ids=["no mark", "a block", "beside the blocks", "a ModuleList", "in place", "wrapped"],
+)
+def test_one_graph_holds_several_blocks_where_what_holds_them_is_compiled(
+    mark: Callable[[nn.Module], nn.Module | None], as_one: bool
+) -> None:
+    model = Decoder(2)
+    wrapped = mark(model)
+    job = Job(model=model if wrapped is None else wrapped, target=Target(), workload=Workload())
+    assert bench.compiled_as_one(job, ["blocks"]) is as_one
+
+
+def test_one_graph_holds_the_blocks_of_a_step_that_is_compiled() -> None:
+    step = torch.compile(lambda model, batch: model(batch).mean())
+    job = Job(model=Decoder(2), target=Target(), workload=Workload(), training_step=step)
+    assert bench.compiled_as_one(job, ["blocks"])
+    assert not bench.compiled_as_one(job, []), "it has none"
+
+
+def frames_of(model: nn.Module, lists: list[str], **settings: Any) -> tuple[int, list[Any]]:
+    """Frames that were compiled to build an arm whose blocks are, and what is known of its cuts."""
+    job = Job(
+        model=model,
+        target=Target(),
+        workload=Workload(accumulate=1),
+        batch=torch.randint(0, 96, (1, 8)),
+        loss=mean,
+    )
+    of = bench.Bench(job, ["blocks"], torch.device("cpu"))
+    attempt = Attempt(
+        ArmPlan("compiled", on_model(compile_blocks, lists=lists, backend="aot_eager", **settings))
+    )
+    before = compiled_so_far().frames
+    of.build(attempt)
+    frames = compiled_so_far().frames - before
+    of.close()
+    assert attempt.no_number is None
+    return frames, [ready.compiled for ready in attempt.ready]
+
+
+def test_blocks_are_compiled_once_for_all_cuts() -> None:
+    frames, (shallow, deep) = frames_of(Decoder(26), ["blocks"])
+    assert frames == deep.graphs == shallow.graphs
+    assert (shallow.recompilations, shallow.left_eager) == (0, ())
+
+
+def test_one_graph_is_compiled_anew_for_every_cut() -> None:
+    frames, (shallow, deep) = frames_of(Decoder(26), [])
+    assert frames == deep.graphs + shallow.graphs
+    assert shallow.recompilations == deep.recompilations == 0
+
+
+class Numbered(Block):
+    """A block that is compiled for the number of its model's blocks."""
+
+    blocks = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1.0 if self.blocks == 4 else 2.0)
+
+
+def test_what_is_compiled_again_for_another_cut_has_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions for both cuts together would reach the limit at which Dynamo leaves a function eager."""
+    model = Decoder(26)
+    model.blocks = nn.ModuleList(Numbered(16) for _ in range(26))
+    replicate = bench.replicate
+
+    def numbered(*given: Any, **how: Any) -> Any:
+        copy, memo = replicate(*given, **how)
+        for block in copy.blocks:
+            block.blocks = len(copy.blocks)
+        return copy, memo
+
+    monkeypatch.setattr(bench, "replicate", numbered)
+    _, (shallow, deep) = frames_of(model, ["blocks"])
+    assert shallow.graphs == deep.graphs
+    assert shallow.recompilations == deep.recompilations == 0
+
+
+@pytest.mark.parametrize(("mode", "recorded"), [(None, False), ("reduce-overhead", True)])
+def test_kernels_that_are_recorded_serve_one_replica_only(mode: str | None, recorded: bool) -> None:
+    in_place, wrapped = Decoder(1), torch.compile(Decoder(1), mode=mode)
+    in_place.blocks[0].compile(mode=mode)
+    assert [records_cuda_graphs(each) for each in (in_place, wrapped)] == [recorded] * 2

@@ -63,6 +63,19 @@ def test_a_short_model_without_weights_is_cut() -> None:
     assert kept(llama(16), "model.layers") == [{"model.layers": 4}, {"model.layers": 12}]
 
 
+def test_what_is_compiled_as_one_is_cut_shallower() -> None:
+    as_one = [cuts(made) for made in plans(llama(32), ["model.layers"], as_one=True)]
+    assert as_one == [
+        [{"model.layers": shallow}, {"model.layers": deep}] for shallow, deep in ((2, 6), (1, 3))
+    ]
+
+
+@pytest.mark.parametrize(("blocks", "whole"), [(15, True), (16, False)])
+def test_what_is_compiled_as_one_is_cut_from_fewer_blocks_on(blocks: int, whole: bool) -> None:
+    lists = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(8, 8) for _ in range(blocks))})
+    assert plans(lists, ["layers"], as_one=True)[0].whole is whole
+
+
 def test_names_of_wrapped_modules_are_those_of_the_facts() -> None:
     assert cleaned("model._orig_mod.layers.0._checkpoint_wrapped_module.mlp") == "model.layers.0.mlp"
 

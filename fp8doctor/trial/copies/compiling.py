@@ -52,6 +52,17 @@ def own_step(function: Any, *, as_compiled: bool) -> Any:
     return context(clone_function(inner)) if as_compiled else inner
 
 
+def records_cuda_graphs(model: nn.Module) -> bool:
+    """Whether kernels of a compiled module are recorded, with the addresses of this very model."""
+    marks = (
+        mark
+        for module in model.modules()
+        for mark in (module, module.__dict__.get("_compiled_call_impl"), module.__dict__.get("forward"))
+    )
+    settings = (getattr(context_of(mark), "compiler_config", None) or {} for mark in marks)
+    return any(each.get("triton.cudagraphs") for each in settings)
+
+
 def is_wrapper(module: nn.Module) -> bool:
     """Whether ``module`` is what ``torch.compile(m)`` returns."""
     return any(
@@ -60,15 +71,15 @@ def is_wrapper(module: nn.Module) -> bool:
     )
 
 
-def give_own_code(model: nn.Module) -> None:
+def give_own_code(model: nn.Module, own: dict[type[nn.Module], type[nn.Module]] | None = None) -> None:
     """Give every module of ``model`` a subclass of its class with code objects of its own for ``forward`` and
-    other methods.
+    other methods. Models that are given the same ``own``, which is filled, share what is compiled.
 
     Dynamo keeps its compiled graphs per code object, at most eight: without this, arms of one class push each
     other, and the user, into eager. A graph that breaks in a method makes that method a frame of its own. The
     classes keep name and module, and isinstance holds.
     """
-    own: dict[type[nn.Module], type[nn.Module]] = {}
+    own = {} if own is None else own
     for module in model.modules():
         kind = type(module)
         if kind not in own:

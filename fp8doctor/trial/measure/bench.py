@@ -14,13 +14,15 @@ import torch
 from torch import nn
 
 from fp8doctor.errors import UserError
+from fp8doctor.examine.compile_marks import compile_mark, step_mark
+from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import Health
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.tensors import has_data
 from fp8doctor.trial.copies import depth
-from fp8doctor.trial.copies.compiling import give_own_code
+from fp8doctor.trial.copies.compiling import give_own_code, records_cuda_graphs
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate, unwrapped
 from fp8doctor.trial.copies.step import like, move, optimizer_for, own_loss, own_rates, tensors, training_step
@@ -32,11 +34,12 @@ from fp8doctor.trial.measure.finite import WatchedSteps
 from fp8doctor.trial.measure.health import Observer
 from fp8doctor.trial.measure.host import HostObserver
 from fp8doctor.trial.measure.memory import gradients_of, held
+from fp8doctor.trial.measure.overrun import Overrun, given_up
 from fp8doctor.trial.measure.timer import interleave
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import NotTried, without_compile_marks
-from fp8doctor.trial.variant import Variant
+from fp8doctor.trial.variant import ArmPlan, Variant
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
@@ -44,13 +47,29 @@ _log = logging.getLogger("fp8doctor")
 LEAST_WARM_UP, MOST_WARM_UP = 3, 10
 """Steps of an arm before it is timed: until one compiles nothing, within these bounds."""
 
+Classes = dict[type[nn.Module], type[nn.Module]]
+"""Class of a module -> its subclass with code of its own."""
+
 
 class Bench:
     """The replicas of all cuts, with one set of weights and one optimizer state per cut."""
 
-    def __init__(self, job: Job, lists: Sequence[str], device: torch.device) -> None:
-        """The usual cuts, or the next smaller ones that fit. Raises `torch.OutOfMemoryError` when none do."""
+    def __init__(
+        self,
+        job: Job,
+        lists: Sequence[str],
+        device: torch.device,
+        *,
+        interrupts: bool = False,
+        smallest: bool = False,
+    ) -> None:
+        """The usual cuts, or the next smaller ones that fit. Raises `torch.OutOfMemoryError` when none do.
+
+        ``interrupts`` says that a build may be ended by an alarm of the process, ``smallest`` that the
+        smallest of all cuts will do.
+        """
         self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
+        self.interrupts = interrupts
         self._guard = Guard(job)
         if job.rebuild is None and not all(map(has_data, job.model.parameters())):
             raise NotReplicable("the model has no weights (meta device or fake tensors)")
@@ -71,9 +90,14 @@ class Bench:
         """The outermost modules that ran again in the backward of the first step."""
         root = unwrapped(job.model)
         names = {cleaned(name): name for name, _ in root.named_modules()}
-        *larger, smallest = depth.plans(root, [names[name] for name in lists if name in names])
-        if not any(map(self._fits, larger)):
-            self._lay_out(smallest)
+        cut = [names[name] for name in lists if name in names]
+        self.as_one = compiled_as_one(job, cut)
+        """Whether one graph holds several blocks, so that each depth is compiled anew."""
+        *larger, last = depth.plans(root, cut, as_one=self.as_one)
+        if smallest:
+            self._lay_out(depth.Plan((), last.cuts[:1]))
+        elif not any(map(self._fits, larger)):
+            self._lay_out(last)
         self.observer, self.host = Observer(device), HostObserver()
 
     def _fits(self, plan: depth.Plan) -> bool:
@@ -130,22 +154,22 @@ class Bench:
         twins = dict(zip(map(id, self.bases[number].parameters()), variant.model.parameters(), strict=True))
         return like(shared, twins, variant.optimizer or {})
 
-    def build(self, attempt: Attempt) -> None:
+    def build(self, attempt: Attempt, until: float = math.inf) -> None:
         """Make the arm at every cut and warm it up; on failure note the reason and free what it took.
 
-        The replica of the self-check is made at the first cut only.
+        The replica of the self-check is made at the first cut only. The build is given up when the clock
+        (``time.monotonic``) passes ``until``, and before a further cut that would.
         """
         self.at_work, began = attempt.plan.name, time.monotonic()
         try:
-            for number, base in enumerate(
-                self.bases[:1] if attempt.plan.name == ArmName.SELF_CHECK else self.bases
-            ):
-                replica = replicate(base, share=True)[0]
-                give_own_code(replica)
-                variant = attempt.plan.make(self.variant(replica))
-                optimizer = self._optimizer(variant, number)
-                step = training_step(self.job, variant, optimizer, self.device)
-                attempt.ready.append(self._warm(step, variant.model, optimizer))
+            with given_up(until, interrupts=self.interrupts):
+                self._build_cuts(attempt, until)
+        except Overrun:
+            took_s = time.monotonic() - began
+            attempt.no_number = NoNumber(
+                Reason.NO_TIME_LEFT,
+                f"it was given up after {took_s:.0f} s, because no time was left to build it",
+            )
         except NotTried as error:
             attempt.no_number = NoNumber(Reason.NOT_APPLICABLE, str(error))
         except (NotReplicable, OriginalTouched) as error:
@@ -162,6 +186,47 @@ class Bench:
                 optimizer.zero_grad(set_to_none=True)
             still_there(self.device, attempt.plan.name)
             free(self.device)
+
+    def _build_cuts(self, attempt: Attempt, until: float) -> None:
+        """Make the arm at every cut. What is compiled block by block is compiled for the deepest and serves
+        the others."""
+        numbers = range(1 if attempt.plan.name == ArmName.SELF_CHECK else len(self.bases))
+        made: dict[int, Ready] = {}
+        own: Classes = {}
+        for number in numbers if self.as_one else reversed(numbers):
+            if made and time.monotonic() + self._further_s(next(iter(made.values()))) > until:
+                raise Overrun
+            ready = self._at_cut(attempt.plan, number, own)
+            if made and own and ready.compiled.graphs and ready.compiled.recompilations != 0:
+                ready = self._at_cut(attempt.plan, number, {})
+            elif made and own:  # as many as the cut that compiled them
+                ready.compiled.graphs = next(iter(made.values())).compiled.graphs
+            made[number] = ready
+            if not self._serves_others(ready.model):
+                own = {}
+        attempt.ready = [made[number] for number in numbers]
+
+    def _at_cut(self, plan: ArmPlan, number: int, own: Classes) -> Ready:
+        """Make the arm at one cut and warm it up; ``own`` are the classes with code of its own."""
+        replica = replicate(self.bases[number], share=True)[0]
+        give_own_code(replica, own)
+        variant = plan.make(self.variant(replica))
+        optimizer = self._optimizer(variant, number)
+        step = training_step(self.job, variant, optimizer, self.device)
+        return self._warm(step, variant.model, optimizer)
+
+    def _serves_others(self, model: nn.Module | None) -> bool:
+        """Whether what was compiled for an arm at one cut is what the others run: graphs of single blocks,
+        and no recorded kernels."""
+        lists = [stack.name for stack in self.plan.stacks]
+        return model is not None and not (
+            self.as_one or one_graph(model, lists) or records_cuda_graphs(model)
+        )
+
+    def _further_s(self, first: Ready) -> float:
+        """Estimate the least that a further cut takes by the first: one graph of more blocks compiles longer,
+        and single blocks are compiled already."""
+        return first.warm_up_s if self.as_one else LEAST_WARM_UP * first.step_s
 
     def _warm(
         self, step: Callable[[], torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
@@ -276,6 +341,22 @@ class Bench:
             ready.step, ready.model = _gone, None
         self._handed_out.clear()
         free(self.device)
+
+
+def compiled_as_one(job: Job, lists: Sequence[str]) -> bool:
+    """Whether the step, a list of blocks or what holds one is compiled."""
+    return bool(lists) and (step_mark(job.training_step) is not None or one_graph(job.model, lists))
+
+
+def one_graph(model: nn.Module, lists: Sequence[str]) -> bool:
+    """Whether a list of blocks or what holds one is compiled in the model."""
+    holders = (
+        module
+        for name, module in model.named_modules()
+        if not name or any(f"{cleaned(each)}.".startswith(f"{cleaned(name)}.") for each in lists)
+    )
+    marks = (compile_mark(module, "", Kind(type(module))) for module in holders)
+    return any(mark and mark.compiles is not False for mark in marks)
 
 
 def cut_of(job: Job, cut: depth.Cut, device: torch.device) -> tuple[Job, nn.Module, Mapping[int, Any]]:

@@ -7,6 +7,7 @@ arm is begun, time is kept for the least window, the profiles of what is compare
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,39 +15,42 @@ from dataclasses import dataclass, field
 from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, Reason, is_conversion
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.measure import timer
+from fp8doctor.trial.treatments.recipe import PREFIX as RECIPE
 
-MUST_BEGIN_SHARE = 0.6
-"""Share of the budget after which only the arms of `BEGUN_LATE` are begun; what they compile may end later. A
-convention of this tool, as `LATEST` and `LAST_PROFILE` are."""
+WITHIN = 1.25
+"""Budgets within which everything ends but the step as it is and the first BF16: no other arm is begun that
+is not expected to, and what compiles longer is given up where that can be done. The project's bound."""
 
-BEGUN_LATE: dict[str, float] = {
-    ArmName.BF16: 2.0,
-    ArmName.BF16_COMPILED: 2.0,
-    ArmName.BF16_AS_COMPILED: 2.0,
-    ArmName.PRESCRIBED: 1.0,
-    ArmName.SELF_CHECK: 1.0,
-}
-"""How late each essential arm may still start, in multiples of the budget. One graph of 24 FP8 blocks
-compiles for 80 s, and that step alone says nothing. The copy that checks the timing costs 0.3 to 2.2 s."""
+ESSENTIAL_WITHIN, ESSENTIAL_S = 2.0, 60.0
+"""Budgets, or seconds where these are more, within which the step as it is and the first BF16 are built. One
+graph of 24 FP8 blocks compiles for 80 s, and that step alone says nothing."""
+
+ASKED_WITHIN, UNASKED_WITHIN = 1.05, 1.0
+"""Budgets within which a finding's own proposal, and what no finding proposes, is expected to fit. The rest
+of the trial is rather overestimated, and a proposal that is timed alone is worth a few seconds."""
+
+LATE_WINDOW_SHARE = 0.12
+"""Share of the budget that a window has which begins when nothing is left."""
 
 NUMERICS_SHARE, CLOSING_SHARE = 0.08, 0.05
 """Shares of the budget kept for the numerics, where they can say something, and for the end: letting go of
 everything and looking at what was changed (3.5 s after an 8B Llama)."""
 
-DEARER = 1.5
-"""Time to build an exploration / time to build the arm that it changes. Rowwise recipes compiled 1.2 to 1.6
+DEARER_RECIPE = 1.5
+"""Time to build the first other recipe / time to build the arm that it changes. Rowwise compiled 1.2 to 1.6
 times as long as tensorwise in five models on an H200 (torch 2.11)."""
 
-ASKED_OVER = 1.05
-"""Budgets within which a finding's own proposal is expected to fit. The rest of the trial is rather
-overestimated, and a proposal that is timed alone is worth a few seconds."""
+DEARER_FP8 = 2.5
+"""Time to build compiled FP8 / compiled BF16: 1.5 to 3.5, in the median 2.6 of nine models on an H200 (torch
+2.11)."""
+
+AHEAD_SHARE = 0.4
+"""Time to build what was compiled ahead / to build it cold: a second cut, which finds the caches filled, took
+0.2 to 0.4 of the first of an 8B Llama (H200, torch 2.11); with several cuts, only the first was cold."""
 
 PROFILE_STEPS, PROFILE_S, PROOF_STEPS = 6.0, 0.3, 3.0
 """A profile takes so many steps and seconds at each cut (seen: 3 to 9 steps; warming up, tracing, reading), a
 plain proof so many steps of the deepest (1.3 to 4)."""
-
-LATEST = 2.0
-"""Budgets after which no round is timed any more, not even one of the least."""
 
 LAST_PROFILE = 2.0
 """Budgets after which only the step as it is is profiled. Without profiles the times stay unexplained, so a
@@ -66,6 +70,7 @@ class Cost:
     steps_s: tuple[float, ...]
     """One step at each cut."""
     compiles: bool = False
+    fp8: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,16 +96,21 @@ class Budget:
         """Make the reason for what it leaves no time for."""
         return NoNumber(Reason.NO_TIME_LEFT, f"the budget of {self.seconds:g} s was used up before it")
 
-    @property
-    def too_short(self) -> NoNumber:
+    def too_short(self, takes_s: float) -> NoNumber:
         """Make the reason for what is not expected to fit into its rest."""
         return NoNumber(
-            Reason.NOT_EXPECTED_TO_FIT, f"the budget of {self.seconds:g} s would not have been enough for it"
+            Reason.NOT_EXPECTED_TO_FIT,
+            f"the budget of {self.seconds:g} s has no room for the {max(1.0, takes_s):.0f} s that it takes",
         )
+
+    @property
+    def closing_share(self) -> float:
+        """The share of the numerics and the end."""
+        return CLOSING_SHARE + (NUMERICS_SHARE if self.numerics else 0.0)
 
     def closing_s(self) -> float:
         """Sum up the numerics and the end."""
-        return self.seconds * (CLOSING_SHARE + (NUMERICS_SHARE if self.numerics else 0.0))
+        return self.seconds * self.closing_share
 
     def after_window_s(self, costs: Mapping[str, Cost]) -> float:
         """Sum up what follows the window."""
@@ -112,15 +122,42 @@ class Budget:
             + self.closing_s()
         )
 
-    def fits(
-        self, cost: Cost, name: str, costs: Mapping[str, Cost], spent_s: float, *, unasked: bool
-    ) -> bool:
-        """Whether one more arm, beside those that were built, can be built and timed within the budget."""
+    def takes_s(self, cost: Cost, name: str, costs: Mapping[str, Cost]) -> float:
+        """Sum up what one more arm takes beside those that were built: its build, its share of the least
+        window, and its profiles or proof."""
         every = {**costs, name: cost}
-        ends_s = (
-            spent_s + cost.build_s + timer.LEAST_ROUNDS * round_s(every.values()) + self.after_window_s(every)
-        )
-        return ends_s <= self.seconds * (1.0 if unasked else ASKED_OVER)
+        after = self.after_window_s(every) - self.after_window_s(costs)
+        return cost.build_s + timer.LEAST_ROUNDS * round_s([cost]) + max(0.0, after)
+
+    def fits(
+        self, cost: Cost, name: str, costs: Mapping[str, Cost], spent_s: float, *, within: float
+    ) -> bool:
+        """Whether one more arm, beside those that were built, can be built and timed within so many
+        budgets."""
+        every = {**costs, name: cost}
+        return spent_s + cost.build_s + self.after_builds_s(every) <= self.seconds * within
+
+    def after_builds_s(self, costs: Mapping[str, Cost]) -> float:
+        """Sum up the least window and what follows it."""
+        return timer.LEAST_ROUNDS * round_s(costs.values()) + self.after_window_s(costs)
+
+    def build_until(self, costs: Mapping[str, Cost], *, essential: bool) -> float:
+        """Return the clock at which the build of an arm is given up, so that what was built can be timed."""
+        whole_s = max(ESSENTIAL_WITHIN * self.seconds, ESSENTIAL_S) if essential else WITHIN * self.seconds
+        return self.began + whole_s - self.after_builds_s(costs)
+
+    def enough_s(
+        self, costs: Mapping[str, Cost], left: Mapping[str, Cost], explored: Iterable[str], spent_s: float
+    ) -> float:
+        """Return the budget in which the arms that were left out are built and timed too, ``spent_s`` being
+        the seconds until all others were built.
+
+        What is put together of those that gained is in it. In steps of ten seconds.
+        """
+        every = {**costs, **left}
+        builds_s = sum(cost.build_s for cost in left.values())
+        parts = spent_s + builds_s + self.after_builds_s(every) - self.closing_s() + final_s(every, explored)
+        return 10.0 * math.ceil(parts / (1.0 - self.closing_share) / 10.0)
 
     def window_until(self, costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
         """Return the clock until which rounds are added to the least ones."""
@@ -130,15 +167,18 @@ class Budget:
         """Whether what gained can be put together and timed."""
         return spent_s + final_s(costs, explored) + self.closing_s() <= self.seconds
 
-    def window_latest(self) -> float:
+    def window_latest(self, costs: Mapping[str, Cost]) -> float:
         """Return the clock after which not even the least rounds go on; a late window has some of the budget
         all the same."""
         return max(
-            self.began + LATEST * self.seconds, time.monotonic() + (1 - MUST_BEGIN_SHARE) * self.seconds
+            self.began + WITHIN * self.seconds - self.after_window_s(costs),
+            time.monotonic() + LATE_WINDOW_SHARE * self.seconds,
         )
 
     def numerics_until(self) -> float:
-        return max(self.end, time.monotonic() + NUMERICS_SHARE * self.seconds)
+        """Return the clock after which no layer is compared any more."""
+        late = min(self.began + WITHIN * self.seconds, time.monotonic() + NUMERICS_SHARE * self.seconds)
+        return max(self.end, late)
 
 
 def round_s(costs: Iterable[Cost]) -> float:
@@ -163,22 +203,27 @@ def compared(costs: Mapping[str, Cost]) -> dict[str, Cost]:
 
 
 def expected(
-    costs: Mapping[str, Cost], base: str | None, *, name: str, compiles: bool, unasked: bool
+    costs: Mapping[str, Cost], base: str | None, *, name: str, compiles: bool, fp8: bool = False
 ) -> Cost | None:
     """Estimate what the arm ``name`` will cost: as much as its ``base``, or as the dearest that compiles when
     it compiles too.
 
-    Compiling blocks costs a part of a base that is compiled as one graph. None when there is nothing to go
-    by.
+    Compiling blocks costs a part of a base that is compiled as one graph, FP8 more than BF16, and another
+    recipe as much as the last one, which was dearer than the base. None when there is nothing to go by.
     """
     like = costs.get(base or ArmName.AS_IS) or costs.get(ArmName.AS_IS)
     if like is None:
         return None
     if name == BLOCKWISE and like.compiles:
-        return Cost(BLOCKWISE_SHARE * like.build_s, like.steps_s, like.compiles)
-    compiles = compiles or like.compiles
-    builds = [like.build_s, *(cost.build_s for cost in costs.values() if compiles and cost.compiles)]
-    return Cost(max(builds) * (DEARER if unasked else 1.0), like.steps_s, compiles)
+        return Cost(BLOCKWISE_SHARE * like.build_s, like.steps_s, like.compiles, like.fp8)
+    recipes = [cost.build_s for other, cost in costs.items() if other.startswith(RECIPE)]
+    if name.startswith(RECIPE) and recipes:
+        return Cost(max(recipes), like.steps_s, like.compiles, like.fp8)
+    compiles, fp8 = compiles or like.compiles, fp8 or like.fp8
+    alike = [cost for cost in costs.values() if compiles and cost.compiles and (fp8 or not cost.fp8)]
+    dearer = DEARER_FP8 if fp8 and not any(cost.fp8 for cost in alike) else 1.0
+    build_s = max(like.build_s, *(dearer * cost.build_s for cost in alike), 0.0)
+    return Cost(build_s * (DEARER_RECIPE if name.startswith(RECIPE) else 1.0), like.steps_s, compiles, fp8)
 
 
 def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.measure.attempt import Attempt, Samples
+from fp8doctor.trial.measure.budget import WITHIN
 from fp8doctor.trial.measure.profile_step import Tracer
 
 
@@ -21,9 +22,10 @@ def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples)
     if reference is None:
         return
     budget = tracer.run.budget
-    latest = budget.window_latest()
+    latest = budget.window_latest({})
     for attempt in attempts:
-        if attempt.why is not Reason.OUT_OF_MEMORY or budget.spent_s > budget.seconds:
+        takes_s = reference.build_s + attempt.build_s  # at the least: what runs out of memory does so early
+        if attempt.why is not Reason.OUT_OF_MEMORY or budget.spent_s + takes_s > WITHIN * budget.seconds:
             continue
         beside = reference.plan.name
         tracer.run.progress(f"timing {attempt.plan.name} beside {beside} alone", attempt.plan.name)
@@ -46,7 +48,7 @@ def _pair(
     bench.let_go()
     beside, again = Attempt(reference.plan), Attempt(attempt.plan)
     for each in (beside, again):
-        bench.build(each)
+        bench.build(each, tracer.run.budget.build_until({}, essential=False))
     if again.why is Reason.OUT_OF_MEMORY:
         sentence = f"the GPU's memory is too small for it, even beside {reference.plan.name} alone"
         again.no_number = NoNumber(Reason.OUT_OF_MEMORY, sentence)

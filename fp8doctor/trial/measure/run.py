@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
-from fp8doctor.facts import Trial
+from fp8doctor.facts import Facts, Trial
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.measure.budget import Budget
@@ -16,6 +17,38 @@ from fp8doctor.trial.measure.budget import Budget
 KeepTrace = Callable[[str, Path], object]
 """Takes the name of an arm and the trace of its step at the deepest cut, a file that is removed
 afterwards."""
+
+
+class Ahead(Protocol):
+    """Compiles arms beside the trial, before it comes to them."""
+
+    def know(self, facts: Facts) -> None:
+        """Take the facts that the arms are planned with."""
+
+    def begin(self, arms: Sequence[str]) -> None:
+        """Have the arms compiled, the first of them first."""
+
+    def done(self) -> frozenset[str]:
+        """Name the arms that are compiled."""
+
+    def end(self) -> bool:
+        """End all that is done beside the trial, and tell whether there was any."""
+
+
+class Nobody:
+    """Compiles nothing."""
+
+    def know(self, facts: Facts) -> None:
+        pass
+
+    def begin(self, arms: Sequence[str]) -> None:
+        pass
+
+    def done(self) -> frozenset[str]:
+        return frozenset()
+
+    def end(self) -> bool:
+        return False
 
 
 def _ignore(*_: object) -> None:
@@ -39,6 +72,8 @@ class TrialRun:
     """Receives the trace of every arm that is profiled."""
     own_process: bool = False
     """Whether the process is there for the trial, and no user's."""
+    ahead: Ahead = field(default_factory=Nobody)
+    """Who compiles beside the trial until it times the arms."""
 
     def skipped(self, arm: str) -> NoNumber | None:
         """Tell why the arm is left out; None when it is not."""
