@@ -228,9 +228,11 @@ def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> N
 
 
 def _essential(plan: ArmPlan, attempts: Sequence[Attempt]) -> bool:
-    """Whether the arm is one without which a trial says nothing: the step as it is, or the first BF16."""
+    """Whether the arm is one without which a trial says nothing: the step as it is, the first BF16, or BF16
+    compiled as the user compiles."""
     first = not any(each.plan.name in BF16_BASELINES and each.ready for each in attempts)
-    return plan.name == ArmName.AS_IS or (plan.name in BF16_BASELINES and first)
+    own = plan.name in (ArmName.AS_IS, ArmName.BF16_AS_COMPILED)
+    return own or (plan.name in BF16_BASELINES and first)
 
 
 def _expected(plan: ArmPlan, costs: Mapping[str, Cost]) -> Cost | None:
