@@ -38,6 +38,8 @@ UNASKED = ("no_time_left", "not_expected_to_fit", "still_compiling")
 
 NOT_AN_ANSWER = ("bf16_again",)
 KEEP = "keep-in-bf16"
+NAMED = ("torchao", "transformer_engine", "transformers")
+"""Packages whose versions stand above the tables."""
 
 
 @dataclass
@@ -211,6 +213,8 @@ def table(out: Path, settings: Mapping[str, Mapping[str, Any]]) -> tuple[str, li
     if errors and statistics.median(errors) > MEDIAN_TIME:
         missed.append(f"median time error {percent(statistics.median(errors))}")
     lines = [
+        *ran_on(out),
+        "",
         "| job | caches | verdict | speedup, predicted | plain | sign | trial | arms asked |",
         "|---|---|---|---|---|---|---|---|",
         *(line for each in held for line in each.summary),
@@ -226,6 +230,19 @@ def table(out: Path, settings: Mapping[str, Mapping[str, Any]]) -> tuple[str, li
         *(f"- {each.replace(' | ', ' ')}" for each in missed),
     ]
     return "\n".join(lines) + "\n", missed
+
+
+def ran_on(out: Path) -> list[str]:
+    """Name the GPUs and versions of all reports, each once."""
+    found = (report["facts"] for path in sorted(out.glob("*/cold.json")) if (report := read(path)))
+    return list(dict.fromkeys(map(machine_of, found)))
+
+
+def machine_of(facts: Mapping[str, Any]) -> str:
+    software = facts["software"]
+    gpus = [gpu["name"] for gpu in facts["gpus"] if gpu.get("visible")][:1] or ["no GPU"]
+    packages = [f"{name} {each['version']}" for name, each in software["packages"].items() if name in NAMED]
+    return " · ".join((*gpus, f"torch {software['torch']}", *packages, f"Python {software['python']}"))
 
 
 def each_of(held: Sequence[Held], what: str) -> Iterator[float]:

@@ -121,7 +121,7 @@ def idle_share(step: Callable[[], object], step_ms: float) -> float | None:
         on_gpu = sorted(
             (each.start_ns(), each.start_ns() + each.duration_ns())
             for each in events
-            if each.device_type() == torch.autograd.DeviceType.CUDA
+            if each.device_type() == torch.autograd.DeviceType.CUDA and not each.is_user_annotation()
         )
     except (RuntimeError, AttributeError):
         return None

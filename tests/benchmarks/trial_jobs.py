@@ -37,8 +37,11 @@ JOBS = HERE / "jobs"
 SHARED = "plain"
 """What the jobs import, and no job."""
 
-LOADING_S, PLAIN_S = 240.0, 150.0
-"""Seconds after which a run is ended: of a trial beside three times its budget, and of a plain script."""
+LOADING_S, PLAIN_S = 120.0, 120.0
+"""Seconds after which a run is ended: of a trial beside twice its budget, and of a plain script."""
+
+ON_CPU = 5
+"""So many times as long with ``--tiny``."""
 
 LAST = 300
 """Characters of what a failed process said that are kept."""
@@ -143,7 +146,7 @@ class JobRun:
         command += ["--budget", f"{budget:g}", "--save", str(self.folder / f"{kind}.json")]
         command += ["--device", "cpu"] if self.bench.arguments.tiny else []
         began = time.monotonic()
-        error = ran(command, self.environment, 3 * budget + LOADING_S, self.folder / f"{kind}.log")
+        error = self.ran(command, 2 * budget + LOADING_S, self.folder / f"{kind}.log")
         self.note(kind, {"seconds": time.monotonic() - began, "error": error})
         print(f"{self.name}: {kind} {error or f'{time.monotonic() - began:.0f} s'}", flush=True)
 
@@ -153,13 +156,18 @@ class JobRun:
         for variant, changes in held_to_plain.wanted(self.report(), self.by_hand()).items():
             log = self.folder / f"plain-{variant}.log"
             command = [sys.executable, str(HERE / "plain_step.py"), str(self.path), *changes]
-            error = ran(command, self.environment, PLAIN_S, log)
+            error = self.ran(command, PLAIN_S, log)
             said = log.with_suffix(".out").read_text().strip().splitlines()
             known[variant] = {"error": error} if error or not said else json.loads(said[-1])
             known[variant]["changes"] = changes
             (self.folder / "plain.json").write_text(json.dumps(known, indent=1))
             self.bench.write_table()
             print(f"{self.name}: {variant} {known[variant]}", flush=True)
+
+    def ran(self, command: Sequence[str], limit_s: float, log: Path) -> str | None:
+        """Run a process on the job's GPU; return why it failed, or None."""
+        slower = ON_CPU if self.bench.arguments.tiny else 1
+        return ran(command, self.environment, slower * limit_s, log)
 
     def report(self) -> Any:
         """The report whose arms the plain scripts repeat."""
@@ -169,7 +177,7 @@ class JobRun:
         """Ask the job's file which changes it can be made to."""
         log = self.folder / "variants.log"
         command = [sys.executable, str(HERE / "plain_step.py"), str(self.path), "--variants"]
-        failed = ran(command, self.environment, PLAIN_S, log)
+        failed = self.ran(command, PLAIN_S, log)
         names: list[str] = [] if failed else json.loads(log.with_suffix(".out").read_text().splitlines()[-1])
         return names
 
@@ -210,7 +218,7 @@ def main() -> int:
         threading.Lock(),
     )
     names: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for name in arguments.names or known:
+    for name in arguments.names or sorted(known, key=lambda name: -bench.settings[name].get("COLD_S", 0)):
         names.put(name)
     bench.out.mkdir(parents=True, exist_ok=True)
     workers = [threading.Thread(target=worker, args=(bench, names, gpu)) for gpu in range(arguments.gpus)]
