@@ -80,6 +80,16 @@ def test_a_plain_script_that_is_faster_is_told_by_its_arm_and_can_turn_the_sign(
     assert "job cold: 51 s" in held.missed
 
 
+def test_a_job_whose_trial_failed_is_missed_and_keeps_its_plain_times(tmp_path: Path) -> None:
+    folder = folder_of_a_job(tmp_path, {})
+    (folder / "cold.json").unlink()
+    (folder / "runs.json").write_text(json.dumps({"cold": {"seconds": 9.0, "error": "exit 2: no such file"}}))
+    held = held_to_plain.hold(folder, {})
+    assert "exit 2: no such file" in held.summary[0]
+    assert held.missed == ["job cold: no trial"]
+    assert len(held.variants) == 4
+
+
 def test_an_arm_is_made_by_hand_from_its_treatments(tmp_path: Path) -> None:
     report = json.loads(RECORDED.read_text())
     assert held_to_plain.changes_of("prescribed", report) == ["compile-blocks"]

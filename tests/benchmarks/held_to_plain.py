@@ -117,6 +117,8 @@ def hold(folder: Path, settings: Mapping[str, Any]) -> Held:
             why = runs[kind].get("error") or (report or {}).get("verdict", {}).get("summary", "no report")
             held.summary.append(f"| {name} | {kind} | no trial: {cell(why)} | | | | |")
             held.missed.append(f"{name} {kind}: no trial")
+            for variant, known in plain.items():
+                hold_arm(held, f"{name} {kind} | {variant}", None, known)
             continue
         hold_report(held, f"{name} {kind}", report, plain, seconds_allowed(kind, settings))
     return held
