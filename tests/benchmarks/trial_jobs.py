@@ -22,6 +22,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -103,12 +104,11 @@ def ran(command: Sequence[str], environment: Mapping[str, str], limit_s: float, 
 class JobRun:
     """One job on one GPU."""
 
-    def __init__(self, bench: Bench, name: str, gpu: int) -> None:
+    def __init__(self, bench: Bench, name: str, gpu: int, caches: Path) -> None:
         self.bench, self.name = bench, name
         self.folder, self.path = bench.out / name, JOBS / f"{name}.py"
-        caches = self.folder / "caches"
         shutil.rmtree(self.folder, ignore_errors=True)
-        caches.mkdir(parents=True)
+        self.folder.mkdir(parents=True)
         te, needs = bench.arguments.te, bench.settings[name].get("NEEDS", ())
         found = [str(ROOT), *([te] if te and "transformer_engine" in needs else [])]
         self.environment = {
@@ -131,7 +131,6 @@ class JobRun:
         for kind in ("cold", "warm") if self.bench.arguments.warm else ("cold",):
             self.examine(kind)
         self.time_plainly()
-        shutil.rmtree(self.folder / "caches", ignore_errors=True)
 
     def note(self, what: str, value: Any) -> None:
         """Keep what became of a run, and write the table anew."""
@@ -190,7 +189,8 @@ def worker(bench: Bench, names: queue.SimpleQueue[str], gpu: int) -> None:
         except queue.Empty:
             return
         try:
-            JobRun(bench, name, gpu).all()
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as caches:
+                JobRun(bench, name, gpu, Path(caches)).all()
         except (OSError, ValueError, KeyError) as error:
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
 
