@@ -41,6 +41,9 @@ SHARED = "plain"
 LOADING_S, PLAIN_S = 120.0, 120.0
 """Seconds after which a run is ended: of a trial beside twice its budget, and of a plain script."""
 
+ENDING_S = 10.0
+"""Seconds that an interrupted process has to end by itself."""
+
 ON_CPU = 5
 """So many times as long with ``--tiny``."""
 
@@ -77,6 +80,16 @@ def settings_of(path: Path) -> dict[str, Any]:
     return found
 
 
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and those of its group. fp8doctor ends its own worker when it is interrupted."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(ENDING_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def ran(command: Sequence[str], environment: Mapping[str, str], limit_s: float, log: Path) -> str | None:
     """Run a process; return why it failed, or None. Its stderr goes to ``log``, its stdout beside it."""
     with log.open("w") as errors, log.with_suffix(".out").open("w") as output:
@@ -92,10 +105,7 @@ def ran(command: Sequence[str], environment: Mapping[str, str], limit_s: float, 
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            end(process)
     if code is None:
         return f"ended after {limit_s:.0f} s"
     return None if code == 0 else f"exit {code}: {log.read_text(errors='replace').strip()[-LAST:]}"
