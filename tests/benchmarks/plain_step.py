@@ -1,10 +1,11 @@
-"""Time one variant of a patient's training step in plain PyTorch, without fp8doctor: the truth that a trial
-is held to.
+"""Time one variant of a job's training step in plain PyTorch, without fp8doctor: the truth that a trial is
+held to.
 
-``python tests/benchmarks/plain_step.py PATIENT.py VARIANT`` prints one JSON line: the median step in ms and
-the peak in GiB. VARIANT is as_is, bf16, bf16_compiled or prescribed (compiled block by block). Steps run for
-seconds before and while they are timed: a GPU at its power limit is slower in the long run of a training than
-in a burst.
+``python tests/benchmarks/plain_step.py JOB.py CHANGE...`` prints one JSON line: the median step in ms, the
+peak in GiB, and the share of the step in which the GPU ran nothing. CHANGE is a name of the job's
+``VARIANTS``, with ``=LAYER,LAYER`` where it takes layers; they are made one after the other. ``--variants``
+prints the names. Steps run for seconds before and while they are timed: a GPU at its power limit is slower in
+the long run of a training than in a burst.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ import math
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,61 +29,55 @@ from torch import nn
 WARM_UP, STEPS = 5, 12
 """At least so many steps before, and in, the timed window."""
 
-WARM_UP_S, WINDOW_S = 2.0, 3.0
+WARM_UP_S, WINDOW_S = 1.5, 3.0
 """At least so many seconds of steps, compilation not counted."""
 
 
-def patient(path: str) -> object:
-    spec = importlib.util.spec_from_file_location("patient", path)
+def loaded(path: Path) -> ModuleType:
+    """Run the job's file, with its folder on the path as a script has it."""
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["patient"] = module
+    sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
 
 
-def in_bf16(model: nn.Module) -> nn.Module:
-    """Every Float8Linear replaced by an nn.Linear over the same weight."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child).__name__ == "Float8Linear":
-                plain = nn.Linear(
-                    child.in_features, child.out_features, bias=child.bias is not None, device="meta"
-                )
-                plain.weight, plain.bias = child.weight, child.bias
-                setattr(parent, name, plain)
+def changed(job: Any, model: nn.Module, changes: Sequence[str]) -> nn.Module:
+    """Make the changes by hand, one after the other."""
+    for change in changes:
+        name, _, layers = change.partition("=")
+        model = job.VARIANTS[name](model, *([layers.split(",")] if layers else []))
     return model
 
 
-def blocks(model: nn.Module) -> list[nn.Module]:
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
-    return list(max(lists, key=len))
+def training_step(job: Any, changes: Sequence[str]) -> Callable[[], torch.Tensor]:
+    """Build the job with its changes; the step is what a training loop runs."""
+    made = job.build_model()
+    model, optimizer = made if isinstance(made, tuple) else (made, None)
+    model = changed(job, model, changes)
+    if optimizer is None:
+        trained = [each for each in model.parameters() if each.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
+    batch, dtype = job.example_batch(), getattr(job, "autocast", None)
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
 
-
-def main(path: str, variant: str) -> None:
-    job = patient(path)
-    model = job.build_model()  # type: ignore[attr-defined]
-    batch = job.example_batch()  # type: ignore[attr-defined]
-    for module in model.modules():
-        if variant != "as_is":
-            module._compiled_call_impl = None
-    if variant.startswith("bf16"):
-        in_bf16(model)
-    if variant in ("bf16_compiled", "prescribed"):
-        for block in blocks(model):
-            block.compile()
-    optimizer = torch.optim.AdamW(
-        [each for each in model.parameters() if each.requires_grad], lr=1e-5, fused=True
-    )
-
-    def step() -> None:
-        output = model(**batch) if isinstance(batch, dict) else model(batch)
-        loss = job.loss(output, batch) if hasattr(job, "loss") else output.loss  # type: ignore[attr-defined]
+    def step() -> torch.Tensor:
+        with torch.autocast(kind, dtype=dtype) if dtype else nullcontext():
+            output = model(**batch) if isinstance(batch, dict) else model(batch)
+            loss = job.loss(output, batch) if hasattr(job, "loss") else output.loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
 
+    return step
+
+
+def warmed_up(step: Callable[[], object]) -> int:
+    """Run steps until the window may begin; return how many it should have."""
     for _ in range(WARM_UP):
         step()
     torch.cuda.synchronize()
@@ -86,7 +86,12 @@ def main(path: str, variant: str) -> None:
         step()
         torch.cuda.synchronize()
         steps += 1
-    steps = max(STEPS, math.ceil(WINDOW_S * steps / (time.monotonic() - began)))
+    return max(STEPS, math.ceil(WINDOW_S * steps / (time.monotonic() - began)))
+
+
+def timed(step: Callable[[], object]) -> dict[str, float | None]:
+    """Time the step on the GPU."""
+    steps = warmed_up(step)
     torch.cuda.reset_peak_memory_stats()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
     for mark in marks[:-1]:
@@ -95,18 +100,56 @@ def main(path: str, variant: str) -> None:
     marks[-1].record()
     torch.cuda.synchronize()
     times = sorted([a.elapsed_time(b) for a, b in itertools.pairwise(marks)][1:])
-    quarter = len(times) // 4
-    spread = {"quarter_ms": times[quarter], "three_quarters_ms": times[-1 - quarter]}
-    print(
-        json.dumps(
-            {
-                "step_ms": statistics.median(times),
-                **spread,
-                "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
-            }
+    quarter, median = len(times) // 4, statistics.median(times)
+    return {
+        "step_ms": median,
+        "quarter_ms": times[quarter],
+        "three_quarters_ms": times[-1 - quarter],
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "idle_share": idle_share(step, median),
+    }
+
+
+def idle_share(step: Callable[[], object], step_ms: float) -> float | None:
+    """Tell the share of the unprofiled step in which no kernel ran, from one profiled step; None where the
+    profiler fails."""
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            step()
+            torch.cuda.synchronize()
+        events = profile.profiler.kineto_results.events()
+        on_gpu = sorted(
+            (each.start_ns(), each.start_ns() + each.duration_ns())
+            for each in events
+            if each.device_type() == torch.autograd.DeviceType.CUDA and not each.is_user_annotation()
         )
-    )
+    except (RuntimeError, AttributeError):
+        return None
+    busy, until = 0, 0
+    for start, end in on_gpu:
+        busy += max(0, end - max(start, until))
+        until = max(until, end)
+    return max(0.0, 1 - busy / 1e6 / step_ms)
+
+
+def tried(step: Callable[[], object]) -> dict[str, float | None]:
+    """Take two steps on a CPU, whose time says nothing."""
+    step()
+    began = time.perf_counter()
+    step()
+    return {"step_ms": 1e3 * (time.perf_counter() - began), "peak_gib": None, "idle_share": None}
+
+
+def main(path: str, *changes: str) -> None:
+    """Time what the arguments name and print it."""
+    job = loaded(Path(path).resolve())
+    if changes == ("--variants",):
+        print(json.dumps(list(job.VARIANTS)))
+        return
+    torch.manual_seed(0)
+    step = training_step(job, changes)
+    print(json.dumps(timed(step) if torch.cuda.is_available() else tried(step)))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*sys.argv[1:])

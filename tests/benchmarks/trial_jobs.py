@@ -1,0 +1,256 @@
+"""Hold the trial's predictions to plain scripts, on jobs that nothing else here uses: ``trial_jobs.py OUT
+[NAME ...] [--gpus N] [--te FOLDER] [--budget S] [--warm] [--tiny]``
+
+Each job of `jobs/` is examined by ``fp8doctor JOB --save`` with empty compile caches, with ``--warm`` once
+more with the caches kept; then `plain_step.py` times its variants in processes of their own that do not
+import fp8doctor. With ``--gpus N`` so many jobs run side by side, each on a GPU of its own. OUT/table.md is
+written anew after every run, and OUT/JOB holds the reports and the plain times; a run into the same OUT
+leaves other jobs there as they are. Exits with 1 when a bound of `held_to_plain.py` is missed. ``--tiny``
+tries the tool on a CPU, whose times are held to nothing: it exits with 1 when a job has no trial or a plain
+script fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import held_to_plain
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+JOBS = HERE / "jobs"
+SHARED = "plain"
+"""What the jobs import, and no job."""
+
+LOADING_S, PLAIN_S = 120.0, 120.0
+"""Seconds after which a run is ended: of a trial beside twice its budget, and of a plain script."""
+
+ENDING_S = 10.0
+"""Seconds that an interrupted process has to end by itself."""
+
+ON_CPU = 5
+"""So many times as long with ``--tiny``."""
+
+LAST = 300
+"""Characters of what a failed process said that are kept."""
+
+
+@dataclass
+class Bench:
+    """What all jobs of this run share."""
+
+    out: Path
+    settings: Mapping[str, Mapping[str, Any]]
+    arguments: argparse.Namespace
+    lock: threading.Lock
+
+    def write_table(self) -> list[str]:
+        """Write the table of all that is known so far."""
+        with self.lock:
+            text, missed = held_to_plain.table(self.out, self.settings)
+            (self.out / "table.md").write_text(text)
+        return missed
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """Read the constants of a job's file without running it."""
+    found: dict[str, Any] = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            try:
+                found[node.targets[0].id] = ast.literal_eval(node.value)
+            except ValueError:
+                continue
+    return found
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and those of its group. fp8doctor ends its own worker when it is interrupted."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(ENDING_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def ran(command: Sequence[str], environment: Mapping[str, str], limit_s: float, log: Path) -> str | None:
+    """Run a process; return why it failed, or None. Its stderr goes to ``log``, its stdout beside it."""
+    with log.open("w") as errors, log.with_suffix(".out").open("w") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | environment,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+            end(process)
+    if code is None:
+        return f"ended after {limit_s:.0f} s"
+    return None if code == 0 else f"exit {code}: {log.read_text(errors='replace').strip()[-LAST:]}"
+
+
+class JobRun:
+    """One job on one GPU."""
+
+    def __init__(self, bench: Bench, name: str, gpu: int, caches: Path) -> None:
+        self.bench, self.name = bench, name
+        self.folder, self.path = bench.out / name, JOBS / f"{name}.py"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        te, needs = bench.arguments.te, bench.settings[name].get("NEEDS", ())
+        found = [str(ROOT), *([te] if te and "transformer_engine" in needs else [])]
+        self.environment = {
+            "CUDA_VISIBLE_DEVICES": str(gpu),
+            "NO_COLOR": "1",
+            "PYTHONPATH": os.pathsep.join([*found, *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+            "TRITON_CACHE_DIR": str(caches / "triton"),
+            **({"TRIAL_JOBS_TINY": "1", "CUDA_VISIBLE_DEVICES": ""} if bench.arguments.tiny else {}),
+        }
+        given = ("transformer_engine",) if te else ()
+        self.missing = [each for each in needs if each not in given and not importlib.util.find_spec(each)]
+        self.runs: dict[str, Any] = {}
+
+    def all(self) -> None:
+        """Examine the job and time its plain scripts; what fails costs only itself."""
+        if self.missing:
+            self.note("skipped", f"{', '.join(self.missing)} is not installed")
+            return
+        for kind in ("cold", "warm") if self.bench.arguments.warm else ("cold",):
+            self.examine(kind)
+        self.time_plainly()
+
+    def note(self, what: str, value: Any) -> None:
+        """Keep what became of a run, and write the table anew."""
+        self.runs[what] = value
+        (self.folder / "runs.json").write_text(json.dumps(self.runs, indent=1))
+        self.bench.write_table()
+
+    def examine(self, kind: str) -> None:
+        """Run fp8doctor on the job's file, and keep its report."""
+        command = [sys.executable, "-m", "fp8doctor", str(self.path), "--fail-on", "never", "-q"]
+        budget = self.bench.arguments.budget
+        command += ["--budget", f"{budget:g}", "--save", str(self.folder / f"{kind}.json")]
+        command += ["--device", "cpu"] if self.bench.arguments.tiny else []
+        began = time.monotonic()
+        error = self.ran(command, 2 * budget + LOADING_S, self.folder / f"{kind}.log")
+        self.note(kind, {"seconds": time.monotonic() - began, "error": error})
+        print(f"{self.name}: {kind} {error or f'{time.monotonic() - began:.0f} s'}", flush=True)
+
+    def time_plainly(self) -> None:
+        """Time every variant that is wanted and that the job can be changed to by hand."""
+        known: dict[str, Any] = {}
+        for variant, changes in held_to_plain.wanted(self.report(), self.by_hand()).items():
+            log = self.folder / f"plain-{variant}.log"
+            command = [sys.executable, str(HERE / "plain_step.py"), str(self.path), *changes]
+            error = self.ran(command, PLAIN_S, log)
+            said = log.with_suffix(".out").read_text().strip().splitlines()
+            known[variant] = {"error": error} if error or not said else json.loads(said[-1])
+            known[variant]["changes"] = changes
+            (self.folder / "plain.json").write_text(json.dumps(known, indent=1))
+            self.bench.write_table()
+            print(f"{self.name}: {variant} {known[variant]}", flush=True)
+
+    def ran(self, command: Sequence[str], limit_s: float, log: Path) -> str | None:
+        """Run a process on the job's GPU; return why it failed, or None."""
+        slower = ON_CPU if self.bench.arguments.tiny else 1
+        return ran(command, self.environment, slower * limit_s, log)
+
+    def report(self) -> Any:
+        """The report whose arms the plain scripts repeat."""
+        return held_to_plain.read(self.folder / "cold.json") or held_to_plain.read(self.folder / "warm.json")
+
+    def by_hand(self) -> list[str]:
+        """Ask the job's file which changes it can be made to."""
+        log = self.folder / "variants.log"
+        command = [sys.executable, str(HERE / "plain_step.py"), str(self.path), "--variants"]
+        failed = self.ran(command, PLAIN_S, log)
+        names: list[str] = [] if failed else json.loads(log.with_suffix(".out").read_text().splitlines()[-1])
+        return names
+
+
+def worker(bench: Bench, names: queue.SimpleQueue[str], gpu: int) -> None:
+    """Take job after job for one GPU."""
+    while True:
+        try:
+            name = names.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as caches:
+                JobRun(bench, name, gpu, Path(caches)).all()
+        except (OSError, ValueError, KeyError) as error:
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+
+
+def main() -> int:
+    """Run the jobs and print the table."""
+    known = sorted(path.stem for path in JOBS.glob("*.py") if path.stem != SHARED)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--te", help="folder that holds Transformer Engine")
+    parser.add_argument("--budget", type=float, default=60.0)
+    parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(known):
+        parser.error(f"no such job: {', '.join(sorted(unknown))}")
+    bench = Bench(
+        arguments.out.resolve(),
+        {name: settings_of(JOBS / f"{name}.py") for name in known},
+        arguments,
+        threading.Lock(),
+    )
+    names: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in arguments.names or sorted(known, key=lambda name: -bench.settings[name].get("COLD_S", 0)):
+        names.put(name)
+    bench.out.mkdir(parents=True, exist_ok=True)
+    workers = [threading.Thread(target=worker, args=(bench, names, gpu)) for gpu in range(arguments.gpus)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join()
+    missed = bench.write_table()
+    print((bench.out / "table.md").read_text())
+    return int(failed(bench) if arguments.tiny else bool(missed))
+
+
+def failed(bench: Bench) -> bool:
+    """Whether a job that was not skipped has no trial, or a plain script failed."""
+    folders = [bench.out / name for name in bench.settings if (bench.out / name / "runs.json").exists()]
+    tried = [each for each in folders if "skipped" not in (held_to_plain.read(each / "runs.json") or {})]
+    plain = [each for folder in tried for each in (held_to_plain.read(folder / "plain.json") or {}).values()]
+    reports = [held_to_plain.read(folder / "cold.json") for folder in tried]
+    return any("error" in each for each in plain) or any(
+        not each or not held_to_plain.arms_of(each) for each in reports
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

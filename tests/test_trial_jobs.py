@@ -1,0 +1,105 @@
+"""The jobs of ``tests/benchmarks/trial_jobs.py`` build small and train without fp8doctor, and its table tells
+what is held from what is missed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmarks import held_to_plain, plain_step
+from tests.stand_ins.accelerate_state import forget
+
+JOBS = Path(plain_step.__file__).parent / "jobs"
+NAMES = sorted(path.stem for path in JOBS.glob("*.py") if path.stem != "plain")
+NEEDS = {"vit_h14": "timm", "te_decoder": "transformer_engine"}
+RECORDED = Path(__file__).parent / "patients" / "recorded" / "h200-llama_8b_float8.json"
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = set(sys.modules)
+    monkeypatch.setenv("TRIAL_JOBS_TINY", "1")
+    monkeypatch.setattr(sys, "path", [str(JOBS), *sys.path])
+    yield
+    forget()
+    for name in {"plain", *NAMES} - before:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_job_builds_small_and_trains_in_plain_pytorch(name: str) -> None:
+    if name in NEEDS and not importlib.util.find_spec(NEEDS[name]):
+        pytest.skip(f"{NEEDS[name]} is not installed")
+    job = plain_step.loaded(JOBS / f"{name}.py")
+    assert plain_step.training_step(job, ["bf16"])().isfinite()
+    made = job.build_model()
+    model = plain_step.changed(job, made[0] if isinstance(made, tuple) else made, ["bf16_compiled"])
+    kinds = [type(module).__name__ for module in model.modules() if module._compiled_call_impl]
+    assert len(kinds) >= 2
+    assert "Float8Linear" not in {type(module).__name__ for module in model.modules()}
+
+
+def folder_of_a_job(out: Path, times: dict[str, float]) -> Path:
+    report = json.loads(RECORDED.read_text())
+    folder = out / "job"
+    folder.mkdir()
+    plain: dict[str, Any] = {
+        name: {
+            "step_ms": arm["step_ms"] * times.get(name, 1.0),
+            "peak_gib": arm["peak_gib"],
+            "idle_share": 0.02,
+        }
+        for name, arm in held_to_plain.arms_of(report).items()
+        if arm["tried"]
+    }
+    (folder / "cold.json").write_text(json.dumps(report))
+    (folder / "plain.json").write_text(json.dumps(plain))
+    (folder / "runs.json").write_text(json.dumps({"cold": {"seconds": 90.0, "error": None}}))
+    return folder
+
+
+def test_plain_scripts_that_agree_miss_nothing(tmp_path: Path) -> None:
+    held = held_to_plain.hold(folder_of_a_job(tmp_path, {}), {})
+    assert "right" in held.summary[0]
+    assert max(held.errors) == max(held.memory_errors) == 0
+    assert not [each for each in held.missed if "not asked" not in each]
+
+
+def test_a_plain_script_that_is_faster_is_told_by_its_arm_and_can_turn_the_sign(tmp_path: Path) -> None:
+    held = held_to_plain.hold(folder_of_a_job(tmp_path, {"as_is": 0.25}), {"COLD_S": 10.0})
+    assert "WRONG" in held.summary[0]
+    assert "job cold: sign WRONG" in held.missed
+    assert "job cold | as_is: time 300.0 %" in held.missed
+    assert "job cold: 51 s" in held.missed
+
+
+def test_a_job_whose_trial_failed_is_missed_and_keeps_its_plain_times(tmp_path: Path) -> None:
+    folder = folder_of_a_job(tmp_path, {})
+    (folder / "cold.json").unlink()
+    (folder / "runs.json").write_text(json.dumps({"cold": {"seconds": 9.0, "error": "exit 2: no such file"}}))
+    held = held_to_plain.hold(folder, {})
+    assert "exit 2: no such file" in held.summary[0]
+    assert held.missed == ["job cold: no trial"]
+    assert len(held.variants) == 4
+
+
+def test_an_arm_is_made_by_hand_from_its_treatments(tmp_path: Path) -> None:
+    report = json.loads(RECORDED.read_text())
+    assert held_to_plain.changes_of("prescribed", report) == ["compile-blocks"]
+    recipe = next(arm for arm in held_to_plain.arms_of(report).values() if arm["name"] == "prescribed")
+    report["facts"]["trial"]["arms"].append(
+        recipe | {"name": "recipe-rowwise", "treatments": ["recipe-rowwise"], "base": "prescribed"}
+    )
+    assert held_to_plain.changes_of("recipe-rowwise", report) == ["compile-blocks", "recipe-rowwise"]
+    assert held_to_plain.wanted(report, ["as_is", "bf16", "compile-blocks"]) == {
+        "as_is": [],
+        "bf16": ["bf16"],
+        "prescribed": ["compile-blocks"],
+    }
