@@ -4,6 +4,7 @@ not."""
 from __future__ import annotations
 
 import functools
+import math
 from contextlib import nullcontext
 from types import MethodType
 from typing import Any
@@ -220,6 +221,15 @@ def test_modes_and_frozen_parameters_are_kept() -> None:
     replica = replicate(model)[0]
     assert not replica.training
     assert [p.requires_grad for p in replica.parameters()] == [p.requires_grad for p in model.parameters()]
+
+
+def test_an_imported_module_that_a_model_holds_is_the_copys_too() -> None:
+    model = Stack()
+    model.library, model.libraries = math, {"of": [torch.ops, torch.nn.functional]}  # type: ignore[assignment]
+    replica, _ = replicate(model)
+    runs_itself(model, replica)
+    assert replica.library is math
+    assert replica.libraries == model.libraries
 
 
 def test_what_cannot_be_copied_is_named() -> None:

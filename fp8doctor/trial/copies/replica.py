@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,7 +58,7 @@ def replicate(
         NotReplicable: naming the part and the reason.
     """
     wrapper_context, root = _unwrap(model)
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = _imported()
     dropped = {
         f"{name}.{i}"
         for name, keep in (cuts or {}).items()
@@ -88,6 +89,12 @@ def replicate(
         twin = memo[id(root.get_submodule(name))]
         twin._compiled_call_impl = context(twin._call_impl)
     return (wrapper_context(replica) if wrapper_context else replica), memo
+
+
+def _imported() -> dict[int, Any]:
+    """Let a copy hold the very module that the original imported, such as ``self.te = te``, which
+    `copy.deepcopy` refuses."""
+    return {id(each): each for each in list(sys.modules.values()) if isinstance(each, types.ModuleType)}
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
