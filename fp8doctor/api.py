@@ -59,6 +59,7 @@ def inspect_model(
     assume_gpu: str | None = None,
     select: str | Sequence[str] | None = None,
     ignore: str | Sequence[str] | None = None,
+    progress: bool = True,
 ) -> Report:
     """Say what keeps FP8 from being faster on this model. The model and the process stay as they are.
 
@@ -71,7 +72,8 @@ def inspect_model(
     every list of repeated blocks instead, for a model that is too large or too slow to time: the report is
     about that smaller model, and its name says so. Without it the trial cuts by itself where that pays, and
     predicts the step of the whole. ``assume_gpu`` names the GPU whose costs are modelled; ``select`` and
-    ``ignore`` hold prefixes of codes.
+    ``ignore`` hold prefixes of codes. While a trial runs, a terminal or a notebook shows what it does, unless
+    ``progress`` is False.
 
     Raises TypeError or ValueError in a sentence for what does not fit.
     """
@@ -96,7 +98,8 @@ def inspect_model(
         facts = _with_uncalled_optimizer(facts, optimizer)
     try:
         if trial:
-            facts = _timed(job, facts, device, budget_s, selected, ignored)
+            with _telling(progress) as tell:
+                facts = _timed(job, facts, device, budget_s, selected, ignored, tell)
         if not recorded(facts, "trial"):
             facts = _with_rows(job, facts)
         return Report.of(diagnose(facts, select=selected, ignore=ignored))
@@ -152,6 +155,18 @@ def _job(
     )
 
 
+@contextmanager
+def _telling(progress: bool) -> Iterator[Callable[[str], object]]:
+    """Give a function that says what is done to who watches a terminal or a notebook, and to nobody else."""
+    from fp8doctor.progress import progress_line, someone_watches
+
+    if not (progress and someone_watches()):
+        yield lambda text: None
+        return
+    with progress_line() as tell:
+        yield tell
+
+
 def _timed(
     job: Job,
     facts: Facts,
@@ -159,6 +174,7 @@ def _timed(
     budget_s: float,
     selected: Sequence[str],
     ignored: Sequence[str],
+    tell: Callable[[str], object],
 ) -> Facts:
     """The facts with the trial, where there is something to time the model on."""
     from fp8doctor.trial import Budget, DeviceLost, TrialRun, lost_with, run_trial
@@ -168,7 +184,7 @@ def _timed(
     if where is None:
         return facts
     proposed = hypotheses(facts, select=selected, ignore=ignored)
-    run = TrialRun(where, Budget(budget_s))
+    run = TrialRun(where, Budget(budget_s), lambda text, arm: tell(text))
     try:
         trial = run_trial(job, facts, proposed, run)
     except DeviceLost as lost:

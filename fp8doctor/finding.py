@@ -10,6 +10,7 @@ from msgspec.structs import force_setattr
 from fp8doctor.facts.record import Prose, Record, Value
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.lines import Kind, kind_of, with_imports
+from fp8doctor.wording import escaped
 
 Severity = Literal["info", "warning", "error"]
 Basis = Literal["measured", "modelled", "rule"]
@@ -87,6 +88,9 @@ class Finding(Record, frozen=True, kw_only=True):
     """None takes the severity of the check."""
     caused_by: tuple[str, ...] = ()
     """Codes of the other findings of the report that may explain this one away."""
+
+    def __repr__(self) -> str:
+        return f"<{' '.join(filter(None, (self.code, self.severity, self.name)))}: {escaped(self.title)}>"
 
 
 class NotApplicable(Record, frozen=True, kw_only=True):

@@ -11,8 +11,10 @@ from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Facts
 from fp8doctor.files import write_text
 from fp8doctor.finding import SEVERITIES, Finding, Severity
+from fp8doctor.wording import plural
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch.nn import Module
 
 
@@ -36,6 +38,10 @@ class Prescription(tuple[Step, ...]):
         from fp8doctor.trial.treatments import carry_out
 
         return carry_out((step.treatment for step in self), model, self.facts)
+
+    def __repr__(self) -> str:
+        lines = [f"{number}. {step!r}" for number, step in enumerate(self, 1)]
+        return "\n".join(lines) or "<Prescription: nothing to change>"
 
 
 class ReportFailed(Exception):
@@ -77,10 +83,29 @@ class Report(Document, frozen=True, kw_only=True):
             lines = [f"{f.code} {f.name}: {f.title}" for f in grave] or [self.verdict.summary]
             raise ReportFailed("fp8doctor found: " + "; ".join(lines), grave)
 
+    def plot(self) -> Figure:
+        """Draw where the step goes and what its difference from BF16 is made of.
+
+        Needs matplotlib, ``pip install 'fp8doctor[plot]'``. Raises `UserError` in a sentence without it, and
+        where nothing was timed.
+        """
+        from fp8doctor.render.plot import plot
+
+        return plot(self)
+
     def __str__(self) -> str:
         from fp8doctor.render.text import render
 
         return render(self)
+
+    def __repr__(self) -> str:
+        found = plural(len(self.findings), "finding")
+        return f"<Report: {self.verdict.status}, {found}, {plural(len(self.prescription), 'step')} to take>"
+
+    def _repr_html_(self) -> str:
+        from fp8doctor.render.html import fragment
+
+        return fragment(self)
 
     def _repr_markdown_(self) -> str:
         from fp8doctor.render.markdown import render

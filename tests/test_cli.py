@@ -357,7 +357,7 @@ def test_version() -> None:
         ("--trace", "."),
         ("--trace", "step.json", "--no-trial"),
         ("-o", "."),
-        ("--format", "html"),
+        ("--format", "pdf"),
         ("--fail-on", "sometimes"),
         ("-v", "-q"),
         ("--bogus",),
@@ -372,7 +372,7 @@ def test_version() -> None:
             for option in ("--load-timeout", "--budget", "--min-speedup")
             for value in ("0", "-1", "soon", "inf", "nan")
         ),
-        ("-o", "report.html"),
+        ("-o", "report.pdf"),
     ],
 )
 def test_wrong_usage(
@@ -547,6 +547,7 @@ def test_json_on_stdout_is_one_document(worker: Worker) -> None:
     [
         ("r.json", "{"),
         ("r.md", "## fp8doctor"),
+        ("r.html", "<!DOCTYPE html>"),
         ("r.txt", "fp8doctor "),
         ("r.log", "fp8doctor "),
         ("R.JSON", "{"),

@@ -57,7 +57,8 @@ def test_json_is_one_document(traces: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "begins"), [(".md", "## fp8doctor"), (".txt", "fp8doctor"), (".json", "{")]
+    ("suffix", "begins"),
+    [(".md", "## fp8doctor"), (".html", "<!DOCTYPE html>"), (".txt", "fp8doctor"), (".json", "{")],
 )
 def test_the_suffix_of_the_file_says_how(
     suffix: str, begins: str, traces: tuple[Path, Path], tmp_path: Path

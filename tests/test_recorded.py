@@ -15,8 +15,10 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import tool
 from fp8doctor.facts import recorded
 from fp8doctor.facts.no_number import why_of
+from fp8doctor.render import html
 from tests import recordings
 from tests.patients.record import patients
+from tests.render.sound_html import hold_sound
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
 RECORDINGS = sorted(RECORDED.glob("*.json"))
@@ -190,3 +192,10 @@ def test_blocks_in_pieces_without_a_counted_break_name_the_usual_cause() -> None
 def test_one_missing_fact_is_told_with_its_reason() -> None:
     screen = " ".join(str(replayed(RECORDED / "h200-decoder_468m.json")).split())
     assert "Not looked at: NUM002 (the weights are as an initialiser draws them," in screen
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
+def test_a_recording_is_a_sound_page_and_a_sound_fragment(recording: Path) -> None:
+    report = replayed(recording)
+    hold_sound(html.render(report))
+    hold_sound(report._repr_html_())

@@ -52,6 +52,8 @@ class Waterfall(msgspec.Struct, frozen=True):
     """Part -> difference; together they are ``difference_ms``."""
     fused_ms: float
     """Norm and pointwise work of ``against`` that ``of`` does in its cast kernels; not counted as casts."""
+    step_ms: float
+    """Step of ``of``."""
 
     @property
     def gemms_saved_ms(self) -> float:
@@ -134,7 +136,7 @@ def difference(of: Side, against: Side) -> Waterfall:
     parts[IDLE] = of.idle_ms - against.idle_ms
     whole = of.step_ms - against.step_ms
     parts[REST] = whole - sum(parts.values())
-    return Waterfall(of.name, against.name, whole, parts, fused)
+    return Waterfall(of.name, against.name, whole, parts, fused, of.step_ms)
 
 
 def parts_in_words(found: Waterfall) -> str:

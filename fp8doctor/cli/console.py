@@ -91,24 +91,10 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     elif not sys.stderr.isatty():
         yield complain
     else:
-        from threading import Event, Thread
+        from fp8doctor.progress import progress_line
 
-        from tqdm import tqdm
-
-        with tqdm(bar_format="{desc} {elapsed}", leave=False, file=sys.stderr) as bar:
-            ended = Event()
-
-            def tick() -> None:
-                while not ended.wait(0.5):
-                    bar.refresh()
-
-            thread = Thread(target=tick, daemon=True)
-            thread.start()
-            try:
-                yield bar.set_description_str
-            finally:
-                ended.set()
-                thread.join()
+        with progress_line() as say:
+            yield say
 
 
 def complain(sentence: str, detail: str = "") -> None:

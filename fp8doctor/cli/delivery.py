@@ -20,9 +20,9 @@ from fp8doctor.finding import SEVERITIES, Severity
 if TYPE_CHECKING:
     from fp8doctor.diagnosis.document import Document
 
-FORMATS = ("text", "json", "markdown")
+FORMATS = ("text", "json", "markdown", "html")
 
-FORMAT_OF_SUFFIX = {".txt": "text", ".json": "json", ".md": "markdown"}
+FORMAT_OF_SUFFIX = {".txt": "text", ".json": "json", ".md": "markdown", ".html": "html"}
 
 PLAIN_SUFFIXES = ("", ".log", ".out")
 
@@ -224,6 +224,10 @@ def rendered(report: Document, wanted: ReportOptions, **terminal: Any) -> str:
         from fp8doctor.render import markdown
 
         return markdown.render(report)
+    if wanted.format == "html":
+        from fp8doctor.render import html
+
+        return html.render(report)
     from fp8doctor.render import text
 
     return text.render(report, verbose=wanted.verbose, quiet=wanted.quiet, **terminal)

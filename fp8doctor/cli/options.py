@@ -78,8 +78,8 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
         click.option(
             "--format",
             type=click.Choice(FORMATS),
-            help="How to write the report; by default what the suffix of -o says (.txt, .json, .md), else "
-            "text.",
+            help="How to write the report; by default what the suffix of -o says (.txt, .json, .md, "
+            ".html), else text.",
         ),
         click.option(
             "-o",

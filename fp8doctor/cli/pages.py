@@ -23,7 +23,7 @@ page_options = with_options(
     click.option(
         "--format",
         type=click.Choice(FORMATS),
-        help="How to write it; by default what the suffix of -o says (.txt, .json, .md), else text.",
+        help="How to write it; by default what the suffix of -o says (.txt, .json, .md, .html), else text.",
     ),
     click.option("-o", "--output", metavar="FILE", type=FILE, help="Write it to a file instead of stdout."),
 )
@@ -64,10 +64,12 @@ def _rendered(
     colour: bool = False,
     ascii: bool = False,
 ) -> str:
-    from fp8doctor.render.sheet import as_markdown, as_text
+    from fp8doctor.render.sheet import as_html, as_markdown, as_text
 
     if wanted.format == "json":
         return json()
     if wanted.format == "markdown":
         return as_markdown(page())
+    if wanted.format == "html":
+        return as_html(page())
     return as_text(page(), width=width, colour=colour, ascii=ascii)

@@ -43,6 +43,11 @@ class Step(Record, frozen=True, kw_only=True):
     saving_ms: Saving | None = None
     """Of one step. Savings of several lines do not add up."""
 
+    def __repr__(self) -> str:
+        saving = self.saving_ms
+        saves = f", saves {saving.low:.1f} to {saving.high:.1f} ms a step ({saving.basis})" if saving else ""
+        return f"<{self.code or 'trial'} {self.treatment.name}: {quoted(self.treatment.summary)}{saves}>"
+
 
 class Document(Record, frozen=True, kw_only=True):
     """Everything fp8doctor has to say about one job."""

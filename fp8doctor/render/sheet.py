@@ -1,4 +1,4 @@
-"""A page of paragraphs and tables, as text for a terminal and as Markdown."""
+"""A page of paragraphs and tables, as text for a terminal, as Markdown and as HTML."""
 
 from __future__ import annotations
 
@@ -59,6 +59,13 @@ def as_text(sheet: Sheet, *, width: int, colour: bool = False, ascii: bool = Fal
 def as_markdown(sheet: Sheet) -> str:
     """The page as Markdown. Nothing that came from a file is read as Markdown or HTML."""
     return "\n\n".join(_markdown(sheet)) + "\n"
+
+
+def as_html(sheet: Sheet) -> str:
+    """The page as HTML. Nothing that came from a file is read as HTML."""
+    from fp8doctor.render.templates import fill
+
+    return fill("sheet.html.jinja", sheet=sheet)
 
 
 def _markdown(sheet: Sheet) -> Iterator[str]:

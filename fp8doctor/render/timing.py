@@ -14,6 +14,7 @@ from fp8doctor.analysis.layers import expert_rows
 from fp8doctor.analysis.loss_gap import loss_in_words
 from fp8doctor.analysis.outcome import waits_for_time, watched_job
 from fp8doctor.analysis.step_difference import (
+    Waterfall,
     parts_in_words,
     signed,
     watched_on_gpu,
@@ -63,6 +64,8 @@ class Row(Struct, frozen=True):
     """Why it was not timed; empty otherwise."""
     parts: tuple[str, ...] = ()
     """Milliseconds of every column of `Timing.columns`, ``-`` for none; empty if it was not profiled."""
+    arm: Arm | None = None
+    """What was timed, for renderers that draw it; None where nothing was."""
 
 
 class Timing(Struct, frozen=True):
@@ -77,6 +80,8 @@ class Timing(Struct, frozen=True):
     """What to know of the parts: what was scaled, what is unreliable, what no rule knows, what is missing."""
     basis: str
     """How the times were taken."""
+    waterfalls: tuple[Waterfall, ...] = ()
+    """The same differences in numbers; of and against are labels."""
 
 
 def timing(facts: Facts) -> Timing | None:
@@ -100,7 +105,8 @@ def timing(facts: Facts) -> Timing | None:
     rows = _together([_row(arm, fp8) for arm in arms])
     columns = (*COLUMNS, "idle") if any(row.parts for row in rows) else ()
     notes = (*_notes(facts.trial, arms, fp8), *_routing(facts))
-    return Timing(rows, columns, _differences(facts), notes, _basis(facts.trial))
+    found = _waterfalls(facts)
+    return Timing(rows, columns, tuple(map(_difference, found)), notes, _basis(facts.trial), found)
 
 
 def _routing(facts: Facts) -> Iterator[str]:
@@ -191,25 +197,31 @@ def _row(arm: Arm, fp8: bool) -> Row:
         return Row(label(arm.name, fp8), "", "", f"not timed: {arm.reason or 'no reason given'}")
     known = recorded(arm, "high_ms") and recorded(arm, "low_ms")
     spread = f" ± {(arm.high_ms - arm.low_ms) / 2:.1f}" if known and arm.high_ms and arm.low_ms else ""
-    found = _profiled(arm)
     return Row(
         label(arm.name, fp8),
         f"{arm.step_ms:,.1f}{spread}",
         f"{arm.peak_gib:.1f}" if recorded(arm, "peak_gib") and arm.peak_gib else "",
         "",
-        _parts(found) if found else (),
+        _parts(arm),
+        arm,
     )
+
+
+def parts_ms(arm: Arm) -> tuple[float, ...]:
+    """Milliseconds of every column of `Timing.columns`; empty where the step was not profiled."""
+    found = _profiled(arm)
+    if found is None:
+        return ()
+    families = found.families_ms
+    return (*(sum(families.get(each, 0.0) for each in column) for column in COLUMNS.values()), found.idle_ms)
 
 
 def _profiled(arm: Arm) -> Breakdown | None:
     return with_attention_together(arm) if arm.tried and recorded(arm, "breakdown") else None
 
 
-def _parts(breakdown: Breakdown) -> tuple[str, ...]:
-    times = [
-        sum(breakdown.families_ms.get(family, 0.0) for family in families) for families in COLUMNS.values()
-    ]
-    return tuple(f"{ms:,.1f}" if ms >= NONE_MS else "-" for ms in (*times, breakdown.idle_ms))
+def _parts(arm: Arm) -> tuple[str, ...]:
+    return tuple(f"{ms:,.1f}" if ms >= NONE_MS else "-" for ms in parts_ms(arm))
 
 
 def _notes(trial: Trial, arms: list[Arm], fp8: bool) -> Iterator[str]:
@@ -268,22 +280,22 @@ def _is_scaled(found: Breakdown) -> bool:
     return found.reliable and f"{found.scale:.2f}" != "1.00"
 
 
-def _differences(facts: Facts) -> tuple[str, ...]:
+def _waterfalls(facts: Facts) -> tuple[Waterfall, ...]:
+    """Divide the difference of each FP8 step that was profiled from the best BF16."""
     bf16 = best_bf16(facts) if recorded(facts, "network") else None
     if bf16 is None:
         return ()
     fp8 = uses_fp8(facts)
-    found = [
-        each
+    return tuple(
+        replace(each, of=label(each.of, fp8), against=label(bf16.name, fp8))
         for arm in fp8_totals(facts)
         if (arm.name == ArmName.AS_IS or fair_bf16(facts, arm) is bf16)
         and (each := if_recorded(waterfall, arm, bf16))
-    ]
-    return tuple(
-        f"{label(each.of, fp8)}, against {label(bf16.name, fp8)}: {signed(each.difference_ms)} ms = "
-        f"{parts_in_words(each)}."
-        for each in found
     )
+
+
+def _difference(found: Waterfall) -> str:
+    return f"{found.of}, against {found.against}: {signed(found.difference_ms)} ms = {parts_in_words(found)}."
 
 
 def _basis(trial: Trial) -> str:

@@ -135,6 +135,8 @@ def test_distribution_brings_every_check(
     fresh.install(distributions[kind])
     assert codes([fresh.command], tmp_path) == CODES
     assert codes([fresh.python, "-m", "fp8doctor"], tmp_path) == CODES
+    run([fresh.command, "demo", "--fail-on", "never", "-o", "demo.html"], tmp_path)
+    assert (tmp_path / "demo.html").read_text("utf-8").startswith("<!DOCTYPE html>")
 
 
 @pytest.mark.slow

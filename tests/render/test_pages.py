@@ -15,8 +15,9 @@ from fp8doctor.diagnosis.document import Tool
 from fp8doctor.diagnosis.traces import Traces, told
 from fp8doctor.facts.traced import TracedKernel, TracedStep
 from fp8doctor.render import comparison, traces
-from fp8doctor.render.sheet import Sheet, Table, as_markdown, as_text
+from fp8doctor.render.sheet import Sheet, Table, as_html, as_markdown, as_text
 from fp8doctor.render.terminal import columns
+from tests.render.sound_html import hold_sound, text
 from tests.render.test_screens import hold
 
 RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
@@ -126,6 +127,9 @@ def test_pages(name: str) -> None:
     sheet = PAGES[name]()
     hold(f"page_{name}.txt", as_text(sheet, width=100))
     hold(f"page_{name}.md", as_markdown(sheet))
+    said = text(hold_sound(as_html(sheet)))
+    cells = [cell for part in sheet.parts if isinstance(part, Table) for row in part.rows for cell in row]
+    assert all(" ".join(each.split()) in said for each in (*sheet.verdict, *cells, sheet.basis))
     for width in (40, 79, 80, 100, 120):
         lines = as_text(sheet, width=width).splitlines()
         assert all(line == line.rstrip() for line in lines)
@@ -147,6 +151,7 @@ def test_nothing_of_a_trace_steers_a_terminal_or_markdown() -> None:
     assert "\n#" not in as_text(sheet, width=100)
     assert "<script>" not in as_markdown(sheet)
     assert "\n# b" not in as_markdown(sheet)
+    hold_sound(as_html(sheet))
 
 
 def test_a_name_that_is_too_wide_is_cut_and_says_so() -> None:

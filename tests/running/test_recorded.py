@@ -10,7 +10,9 @@ import pytest
 
 from fp8doctor import load_report
 from fp8doctor.facts import recorded
+from fp8doctor.render import html
 from tests import recordings
+from tests.render.sound_html import hold_sound
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -75,6 +77,13 @@ def test_a_recording_is_told_what_it_has_to_be(name: str) -> None:
     assert tuple(grave) == TOLD[name]
     assert not [outcome for outcome in report.outcomes if outcome.outcome == "crashed"]
     assert bool(report.prescription) == bool(grave)
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_recording_is_a_sound_page_and_a_sound_fragment(name: str) -> None:
+    report = replayed(RECORDED / f"{name}.json")
+    hold_sound(html.render(report))
+    hold_sound(report._repr_html_())
 
 
 PROFILED = [

@@ -1,0 +1,39 @@
+"""The templates of HTML, and how they are filled: what comes from a report is escaped, always."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fp8doctor.render.terminal import printable
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def fill(template: str, **values: Any) -> str:
+    """Fill one of the templates of this folder."""
+    return _templates().get_template(template).render(values).lstrip()
+
+
+@functools.cache
+def _templates() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _shown(value: Any) -> Any:
+    """Replace in text, but not in markup, what a browser would obey or cannot be handed: control characters,
+    lone surrogates."""
+    if type(value) is not str:
+        return value
+    return "\n".join(map(printable, value.replace("\r\n", "\n").replace("\t", "    ").split("\n")))
