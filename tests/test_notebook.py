@@ -1,0 +1,142 @@
+"""Reports where they show themselves: in a notebook, at a prompt, as a figure, while they are made."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+
+from fp8doctor import api, inspect_model, load_report
+from fp8doctor.errors import UserError
+from fp8doctor.progress import progress_line, someone_watches
+from fp8doctor.render.timing import timing
+from fp8doctor.report import Prescription, Report
+from tests.render.reports import LORA
+from tests.render.sound_html import hold_sound
+from tests.render.test_html import DEMO
+
+NOTEBOOK = Path(__file__).parents[1] / "examples" / "notebook.ipynb"
+
+
+@pytest.fixture(scope="module")
+def demo() -> Report:
+    return load_report(DEMO)
+
+
+def shown(cell: str, names: dict[str, Any]) -> Any:
+    """What a cell shows: its last expression, as a notebook's kernel finds it."""
+    tree = ast.parse(cell)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "cell", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "cell", "eval"), names) if last else None
+
+
+@pytest.mark.slow
+def test_the_example_runs_and_shows_what_it_says() -> None:
+    pytest.importorskip("matplotlib", reason="the test extra brings it")
+    cells = [each for each in json.loads(NOTEBOOK.read_text("utf-8"))["cells"] if each["cell_type"] == "code"]
+    assert all(each["outputs"] == [] and each["execution_count"] is None for each in cells)
+    names: dict[str, Any] = {"__name__": "notebook"}
+    out = [shown("".join(each["source"]), names) for each in cells]
+    report, findings, prescription = (each for each in out[2:5])
+    hold_sound(report._repr_html_())
+    assert "CMP001" in repr(findings)
+    assert "compile" in repr(prescription)
+    assert "as it is" in out[5]
+    assert out[6].verdict.status == "fp8_slower"
+    assert type(out[7]).__name__ == "Figure"
+
+
+def test_what_a_prompt_shows_is_short(demo: Report) -> None:
+    assert repr(demo) == "<Report: fp8_slower, 2 findings, 1 step to take>"
+    assert repr(demo.findings[0]) == "<CMP001 warning eager-float8: 168 of 168 FP8 Linears run eagerly>"
+    assert repr(demo.prescription) == (
+        "1. <CMP001 compile-blocks: compile block by block, after the conversion to FP8, "
+        "saves 275.8 to 281.1 ms a step (measured)>"
+    )
+    assert repr(Prescription()) == "<Prescription: nothing to change>"
+
+
+def test_the_figure_has_the_bars_of_the_page(demo: Report) -> None:
+    pytest.importorskip("matplotlib", reason="the test extra brings it")
+    figure = demo.plot()
+    steps, *differences = figure.axes
+    found = timing(demo.facts)
+    assert found is not None
+    timed = [row for row in found.rows if row.arm]
+    labels = [each.get_text() for each in steps.get_yticklabels()]
+    assert labels == [f"{row.label}: {row.step} ms" for row in timed]
+    assert len(differences) == len(found.waterfalls) == 2
+    drawn = max(bar.get_x() + bar.get_width() for bar in steps.patches)
+    assert drawn == pytest.approx(371.8, abs=0.1)
+    figure.savefig(io.BytesIO())
+
+
+def test_without_matplotlib_a_sentence_says_what_to_install(
+    demo: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UserError, match=r"pip install 'fp8doctor\[plot\]'"):
+        demo.plot()
+
+
+def test_a_report_without_times_has_nothing_to_plot() -> None:
+    pytest.importorskip("matplotlib", reason="the test extra brings it")
+    with pytest.raises(UserError, match="no step was timed"):
+        LORA.plot()
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what it was shown."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("progress", "told"), [(True, True), (False, False)])
+def test_a_terminal_sees_what_is_done(progress: bool, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(job: Any, facts: Any, *rest: Any) -> Any:
+        rest[-1]("timing BF16")
+        return facts
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(api, "_timed", timed)
+    before = set(threading.enumerate())
+    inspect_model(nn.Sequential(nn.Linear(16, 16)), progress=progress)
+    assert ("timing BF16" in terminal.getvalue()) is told
+    assert set(threading.enumerate()) == before
+
+
+def test_a_log_sees_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert not someone_watches()
+    monkeypatch.setattr(sys, "stderr", None)
+    assert not someone_watches()
+
+
+def test_a_cell_of_a_notebook_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ZMQInteractiveShell:
+        """Named like the shell of Jupyter's kernel."""
+
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=ZMQInteractiveShell))
+    assert someone_watches()
+
+
+def test_the_line_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress_line() as tell:
+        tell("building BF16")
+        tell("timing 3 variants of the step")
+    assert "timing 3 variants of the step 00:00" in terminal.getvalue()
+    assert terminal.getvalue().split("\r")[-1].strip() == ""
