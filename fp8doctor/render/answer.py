@@ -63,9 +63,11 @@ def answer(report: Document) -> Answer:
 
 def _how_much(verdict: Verdict, what: str) -> str:
     """Say how many times slower or faster, as the two numbers beside it give it."""
-    of, against = verdict.step_ms, verdict.bf16_step_ms
-    if not of or not against or verdict.basis != "measured":
+    if verdict.basis == "modelled" and verdict.status in ("fp8_slower", "fp8_even", "fp8_faster"):
+        return f"{what}, by the cost model"
+    if not verdict.step_ms or not verdict.bf16_step_ms:
         return what
+    of, against = (max(round(ms, 1), 0.1) for ms in (verdict.step_ms, verdict.bf16_step_ms))
     if verdict.status == "fp8_slower" and of > against:
         return f"FP8 is {_times(of / against)} slower than BF16"
     if verdict.status == "fp8_faster" and against > of:
@@ -80,6 +82,6 @@ def _times(ratio: float) -> str:
 def _numbers(verdict: Verdict) -> str:
     if not verdict.step_ms:
         return ""
-    against = f" against {verdict.bf16_step_ms:,.1f} ms" if verdict.bf16_step_ms else ""
-    basis = f", {verdict.basis}" if verdict.basis else ""
-    return f"{verdict.step_ms:,.1f} ms{against} a step{basis}"
+    compared = verdict.bf16_step_ms and verdict.status != "no_fp8"
+    against = f" against {verdict.bf16_step_ms:,.1f} ms in BF16" if compared else ""
+    return f"{verdict.step_ms:,.1f} ms a step{against}, {verdict.basis or 'as it ran'}"

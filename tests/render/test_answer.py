@@ -1,0 +1,54 @@
+"""The four short lines at the top of a page."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from fp8doctor import load_report
+from fp8doctor.diagnosis.document import Document
+from fp8doctor.render.answer import answer
+from tests.render.reports import EAGER_DECODER
+from tests.render.test_html import DEMO
+
+
+def with_verdict(**fields: Any) -> Document:
+    return replace(EAGER_DECODER, verdict=replace(EAGER_DECODER.verdict, **fields))
+
+
+def test_the_ratio_is_that_of_the_two_numbers_beside_it() -> None:
+    said = answer(load_report(DEMO))
+    of, against = map(float, re.findall(r"([\d.]+) ms", said.numbers))
+    assert said.what == f"FP8 is {of / against:.1f}× slower than BF16"
+
+
+@pytest.mark.parametrize(
+    ("fields", "tone", "what", "numbers"),
+    [
+        (
+            {"status": "fp8_faster", "basis": "measured", "step_ms": 50.04, "bf16_step_ms": 60.0},
+            "good",
+            "FP8 is 1.20× faster than BF16",
+            "50.0 ms a step against 60.0 ms in BF16, measured",
+        ),
+        (
+            {"status": "fp8_slower", "basis": "modelled", "speedup": 0.4},
+            "bad",
+            "FP8 is slower than BF16, by the cost model",
+            "",
+        ),
+        (
+            {"status": "no_fp8", "basis": "measured", "step_ms": 5.0, "bf16_step_ms": 4.0},
+            "plain",
+            "No FP8 training here",
+            "5.0 ms a step, measured",
+        ),
+        ({"status": "a_later_one", "basis": None}, "plain", "a later one", ""),
+    ],
+)
+def test_what_a_verdict_is_called(fields: dict[str, Any], tone: str, what: str, numbers: str) -> None:
+    said = answer(with_verdict(**{"step_ms": None, "bf16_step_ms": None} | fields))
+    assert (said.tone, said.what, said.numbers) == (tone, what, numbers)
