@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
+import resource
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +25,9 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers import fake_rows
 from tests.trial.test_rows import Frames, frames
 from tests.trial.test_shapes import job
+
+FILES_OF_SELECT = 1024
+"""Files from which on ``select`` takes no more of them. Source: ``FD_SETSIZE`` of Linux."""
 
 
 def counted(of: Job) -> Facts:
@@ -110,6 +117,46 @@ def test_a_forward_that_cannot_be_run_leaves_them_unknown(
     if act is takes_for_ever:
         monkeypatch.setattr(fake_rows, "LONGEST_S", 0.5)
     assert reason(counted(replace(frames(), training_step=step))).startswith(told)
+
+
+def test_a_process_that_nobody_waits_for_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def alarm(*_: Any) -> dict[str, tuple[int, ...]]:
+        caught = signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL
+        return {"up": (int(signal.getitimer(signal.ITIMER_REAL)[0]), int(caught))}
+
+    monkeypatch.setattr(fake_rows, "seen", alarm)
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        left_s, caught = counted(frames()).workload.rows["up"]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert 0 < left_s <= 2 * fake_rows.LONGEST_S
+    assert not caught
+
+
+def test_a_process_that_holds_many_files_is_forked_too() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2 * FILES_OF_SELECT:
+        pytest.skip("a process may not hold so many files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * FILES_OF_SELECT), hard))
+    with open(os.devnull) as file:
+        held = [os.dup(file.fileno()) for _ in range(FILES_OF_SELECT)]
+        try:
+            assert counted(frames()).workload.rows["head"] == (16,)
+        finally:
+            for each in held:
+                os.close(each)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_system_that_gives_no_process_leaves_them_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", refuse)
+    before = set(os.listdir("/proc/self/fd"))
+    assert reason(counted(frames())).endswith("fake tensors: Resource temporarily unavailable")
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_without_a_batch_or_without_fp8_nothing_is_counted() -> None:

@@ -51,8 +51,12 @@ def with_rows(job: Job, facts: Facts) -> Facts:
     known."""
     if not any(linear.use == "training" for linear in facts.linears()):
         return facts
-    reason = rows.NO_BATCH if job.batch is None else None
-    told = _from_a_fork(job, facts) if reason is None else b""
+    reason, told = rows.NO_BATCH if job.batch is None else None, b""
+    if reason is None:
+        try:
+            told = _from_a_fork(job, facts)
+        except OSError as error:
+            reason = f"no process can be started for a forward on fake tensors: {error.strerror}"
     if reason is None and told[:1] not in (FAILED, b""):
         counted = msgspec.json.decode(told, type=dict[str, tuple[int, ...]])
         return msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, rows=counted))
@@ -66,17 +70,26 @@ def with_rows(job: Job, facts: Facts) -> Facts:
 
 
 def _from_a_fork(job: Job, facts: Facts) -> bytes:
-    """Fork, and hear what the child tells; nothing where it ends early or takes too long."""
+    """Fork, and hear what the child tells; nothing where it ends early or takes too long.
+
+    Raises `OSError` where the system gives no process or no pipe.
+    """
     listen, tell = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads beside a fork
-        child = os.fork()
-    if not child:
-        _tell_and_end(job, facts, tell)
-    os.close(tell)
-    heard, until = bytearray(), time.monotonic() + LONGEST_S
     try:
-        while select.select([listen], [], [], max(0.0, until - time.monotonic()))[0]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads beside a fork
+            child = os.fork()
+        if not child:
+            _tell_and_end(job, facts, tell)
+    except OSError:
+        os.close(listen)
+        raise
+    finally:
+        os.close(tell)
+    heard, until, ready = bytearray(), time.monotonic() + LONGEST_S, select.poll()
+    ready.register(listen, select.POLLIN)
+    try:
+        while ready.poll(1e3 * max(0.0, until - time.monotonic())):
             if not (part := os.read(listen, 1 << 16)):
                 return bytes(heard)
             heard += part
@@ -90,8 +103,13 @@ def _from_a_fork(job: Job, facts: Facts) -> bytes:
 
 
 def _tell_and_end(job: Job, facts: Facts, tell: int) -> None:
-    """In the child: tell the rows, or why they are not known. Does not return."""
+    """In the child: tell the rows, or why they are not known. Does not return.
+
+    Its own alarm ends it where a lock hangs that another thread held, and nobody is left to end it.
+    """
     try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, 2 * LONGEST_S)
         quiet = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(quiet, stream)
