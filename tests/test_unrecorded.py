@@ -35,11 +35,13 @@ KINDS = {
 Path_ = tuple[str, ...]
 
 WITHOUT_A_TRIAL = "it says so itself: whether that is so shows only in a trial"
+COMPUTED = "it computes what only a trial measures"
 OLDER = "recordings from before this fact are judged without it"
 
 ANSWERS_ALL_THE_SAME = {
     ("CMP005", "trial"): WITHOUT_A_TRIAL,
     ("MOD002", "trial"): WITHOUT_A_TRIAL,
+    ("MEM005", "trial"): COMPUTED,
     ("MEM003", "training.autocast_within"): OLDER,
 }
 """Check and fact whose absence changes the answer to another than unknown -> why the check may do without."""

@@ -62,8 +62,8 @@ def slow_16_bit_gemm(facts: Facts) -> Finding | NotApplicable | None:
     linears = facts.network.linears
     if not any(linear.use == "training" for linear in linears):
         return NotApplicable(reason="no FP8 layer in the model")
-    gpu, step = modelled_gpu(facts), step_of(facts)
-    if gpu is None or step is None or facts.workload.tokens is None:
+    tokens, gpu, step = facts.workload.tokens, modelled_gpu(facts), step_of(facts)
+    if gpu is None or step is None or tokens is None:
         return NotApplicable(reason="the step was not timed, and cannot be modelled")
     slow = [linear for linear in linears if is_slow(linear, profiled=step.gemms_16bit_ms is not None)]
     if not slow:
@@ -91,7 +91,7 @@ def slow_16_bit_gemm(facts: Facts) -> Finding | NotApplicable | None:
             "first": first.name,
             "in_features": first.in_features,
             "out_features": first.out_features,
-            "tokens": facts.workload.tokens,
+            "tokens": tokens,
             "now_ms": now,
             "padded_ms": padded,
             "step_ms": step.ms,

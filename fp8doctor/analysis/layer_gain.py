@@ -31,7 +31,7 @@ from fp8doctor.cost import (
 from fp8doctor.cost.casts import TE_CAST_BYTES, recipe_on
 from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.cost.gpus import GpuSpec
-from fp8doctor.facts import Facts, LayerShape, Linear, recorded
+from fp8doctor.facts import Facts, LayerShape, Linear, Unrecorded, recorded
 from fp8doctor.finding import Saving
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "current")
@@ -127,7 +127,7 @@ def judged(facts: Facts) -> list[Linear]:
     if gpu is not None:
         linears = tuple(
             msgspec.structs.replace(linear, recipe=recipe_on(linear, gpu))
-            if linear.stack == "transformer_engine"
+            if linear.stack == "transformer_engine" and linear.use == "training"
             else linear
             for linear in linears
         )
@@ -300,7 +300,10 @@ def losing_body(facts: Facts) -> dict[str, Gain]:
 def loss_pct(of: Iterable[Gain], of_all: Iterable[Gain], facts: Facts) -> float:
     """Divide what these layers lose at least by all GEMMs of the model in BF16, in per cent."""
     in_bf16 = sum(gain.times * gain.bf16_ms for gain in of_all)
-    share_pct = flops_share_pct(judged(facts), facts)
+    layers = judged(facts)
+    if not all(recorded(each, "flops_share_pct") for each in layers):
+        raise Unrecorded(Linear, "flops_share_pct")
+    share_pct = flops_share_pct(layers, facts)
     return -sum(gain.most_ms for gain in of) / in_bf16 * share_pct
 
 

@@ -205,7 +205,8 @@ def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
         seen = () if linear.role == "experts" else rows_seen(linear, facts)
         return (linear.flops_share_pct or 0.0) * (sum(seen) or tokens)
 
-    total = sum(map(by_rows, facts.network.linears)) / 100.0
+    of_all = (each for each in facts.network.linears if recorded(each, "flops_share_pct"))
+    total = sum(map(by_rows, of_all)) / 100.0
     return sum(map(by_rows, known)) / total if total else 0.0
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fp8doctor.cost.gemm import KERNEL_LAUNCH_MS
 from fp8doctor.cost.gpus import GpuSpec, memory_ms
-from fp8doctor.facts import Linear, recorded
+from fp8doctor.facts import Linear
 
 EAGER_CASTS = 2
 """Times each of input, weight and output gradient is cast in one step: once for each layout."""
@@ -67,10 +67,8 @@ def recipe_on(linear: Linear, gpu: GpuSpec) -> str | None:
 
     None for a layer of Transformer Engine that ran in BF16.
     """
-    known = linear.recipe if recorded(linear, "recipe") else None
-    ran_in_bf16 = recorded(linear, "engaged") and linear.engaged is False
-    if known is not None or linear.stack != "transformer_engine" or ran_in_bf16:
-        return known
+    if linear.recipe is not None or linear.stack != "transformer_engine" or linear.engaged is False:
+        return linear.recipe
     return TE_DEFAULT_RECIPE.get(gpu.compute_capability)
 
 

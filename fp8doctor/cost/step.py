@@ -131,7 +131,7 @@ def modelled_step(
 def layer_ms(linear: Linear, rows: int, gpu: GpuSpec, eager_how: str) -> dict[Family, float] | None:
     """Model one call of a Linear and its surroundings; None when there are no numbers for it."""
     fp8 = linear.use == "training"
-    recipe = recipe_on(linear, gpu)
+    recipe = recipe_on(linear, gpu) if fp8 else None
     features = linear.features if recorded(linear, "features") else {}
     if (
         linear.role == "experts"

@@ -100,7 +100,7 @@ def _own_step(facts: Facts) -> str:
 
 
 def _batch(facts: Facts) -> str:
-    workload, rows = facts.workload, main_rows(facts)
+    workload, rows = facts.workload, if_recorded(main_rows, facts)
     size = workload.batch_size if recorded(workload, "batch_size") else None
     length = workload.sequence_length if recorded(workload, "sequence_length") else None
     tokens = workload.tokens if recorded(workload, "tokens") else None

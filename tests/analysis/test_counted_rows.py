@@ -14,10 +14,13 @@ from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.checks.engagement.partial_conversion import partial_conversion
 from fp8doctor.checks.shapes.unaligned_dimensions import unaligned_dimensions
 from fp8doctor.cost.step import modelled_step
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Linear, Target, Trial, Workload
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Finding
 from fp8doctor.loading.job import Job
+from fp8doctor.render import text
 from fp8doctor.render.header import model
 from fp8doctor.render.timing import timing
 from tests.checks.arms import ran, timed
@@ -132,3 +135,15 @@ def test_a_made_up_batch_decides_on_the_rows_of_experts() -> None:
         shown = timing(timed(msgspec.structs.replace(facts, workload=work), ran("as_is")))
         assert shown is not None
         assert sum("The router gives each expert its rows" in note for note in shown.notes) == said
+
+
+@pytest.mark.parametrize("fact", ["name", "flops_share_pct"])
+def test_a_layer_of_which_a_fact_is_missing_costs_no_report(fact: str) -> None:
+    facts = counted(dit())
+    first, *others = facts.network.linears
+    linears = (msgspec.structs.replace(first, **{fact: NOT_RECORDED}), *others)
+    report = diagnose(
+        msgspec.structs.replace(facts, network=msgspec.structs.replace(facts.network, linears=linears))
+    )
+    assert not {each.code for each in report.outcomes if each.outcome == "crashed"}
+    assert "4096 rows" in text.render(report) or fact == "name"
