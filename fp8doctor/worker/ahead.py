@@ -33,7 +33,10 @@ class Helpers:
         request = {key: asked[key] for key in TOLD} | {HELPING: device, "parent": os.getpid()}
         self._facts: dict[str, Any] = {}
         self._done: set[str] = set()
-        self._processes = [_started(json.dumps(request)) for _ in range(count)]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        with suppress(OSError):  # the system may give no further process
+            for _ in range(count):
+                self._processes.append(_started(json.dumps(request)))
         for process in self._processes:
             threading.Thread(target=self._listen, args=(process,), daemon=True).start()
 

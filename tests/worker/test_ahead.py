@@ -62,6 +62,13 @@ def test_one_that_dies_or_hangs_costs_nothing(monkeypatch: pytest.MonkeyPatch) -
         assert of.done() == frozenset()
 
 
+def test_one_that_cannot_be_started_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["/nowhere/python", ""])
+    of = Helpers(ASKED, "cpu", 2)
+    of.begin(["a"])
+    assert not of.end()
+
+
 def test_a_trial_on_a_cpu_has_the_cores_for_itself() -> None:
     assert ahead.how_many(SMALL, torch.device("cpu")) == 0
 
