@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -74,10 +75,18 @@ def test_every_run_begins_at_the_same_weights_and_learns_at_the_users_rate() -> 
     assert disturbed[0] != disturbed[1]
 
 
-def test_dropout_draws_the_same_in_every_run() -> None:
+class NumpyDropout(nn.Module):
+    """Drops by NumPy's random numbers, as the masks of speech models in transformers do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.from_numpy(2.0 * (np.random.rand(*x.shape) < 0.5)).to(x)
+
+
+@pytest.mark.parametrize("dropout", [nn.Dropout(0.5), NumpyDropout()], ids=["torch", "NumPy"])
+def test_dropout_draws_the_same_in_every_run(dropout: nn.Module) -> None:
     """The third run differs from BF16 by the last bit alone, which moves a loss by less than dropout does."""
     model = stack(Block)
-    model.append(nn.Dropout(0.5))
+    model.append(dropout)
     curves = followed(fp8(model), optimizer=None)
     (bf16,), disturbed = of(curves, "bf16"), of(curves, "bf16_disturbed")
     spread = max(bf16) - min(bf16)  # type: ignore[type-var, operator]

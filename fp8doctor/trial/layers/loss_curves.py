@@ -12,6 +12,7 @@ import functools
 import logging
 import math
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -148,14 +149,21 @@ def _followed(
             for number in range(steps):
                 if until is not None and time.monotonic() > until:
                     break
-                torch.manual_seed(number)
-                random.seed(number)
+                _seed(number)
                 with nullcontext() if number else bench.guarded():
                     losses.append(float(step()))
     finally:
         del step, variant, model
         free(bench.device)
     return losses
+
+
+def _seed(number: int) -> None:
+    """Let whatever draws random numbers in a step draw the same in every run."""
+    torch.manual_seed(number)
+    random.seed(number)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(number)
 
 
 def _optimizer(bench: Bench, model: nn.Module, variant: Variant) -> torch.optim.Optimizer:
