@@ -70,6 +70,8 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
             evidence={"idle_layers": len(idle), "fp8_layers": len(fp8), "first": idle[0].name},
             treatment=describe("te-autocast", facts),
         )
+    if none_ran and all(recorded(each, "features") and each.features.get("emulate") for each in fp8):
+        return NotApplicable(reason="these layers emulate FP8, which takes no FP8 GEMM (MOD005)")
     if none_ran:
         return Finding(
             title=f"no FP8 GEMM ran in a training step with {plural(len(fp8), 'FP8 layer')}",

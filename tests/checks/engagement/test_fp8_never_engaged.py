@@ -6,11 +6,13 @@ import msgspec
 import pytest
 import torch
 from torch import nn
-from torchao.float8 import convert_to_float8_training
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor import inspect_model
 from fp8doctor.checks.engagement.fp8_never_engaged import fp8_never_engaged
-from fp8doctor.finding import Finding
+from fp8doctor.facts import Arm, Trial
+from fp8doctor.facts.arm_names import ArmName, Reason
+from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.report import Report
 from tests.checks.arms import ran, timed
 from tests.stand_ins import transformer_engine as te
@@ -76,3 +78,13 @@ def test_far_fewer_gemms_than_the_layers_should_run(counted: int, sick: bool) ->
     if isinstance(finding, Finding):
         assert finding.title == "6 FP8 GEMMs ran in a training step; 3 FP8 layers should run 9"
         assert finding.severity == "warning"
+
+
+@pytest.mark.parametrize("emulate", [True, False])
+def test_layers_that_emulate_fp8_are_no_layers_that_are_never_called(emulate: bool) -> None:
+    model = nn.Sequential(nn.Linear(32, 32))
+    convert_to_float8_training(model, config=Float8LinearConfig(emulate=emulate))
+    facts = inspect_model(model, torch.ones(16, 32), trial=False).facts
+    none_ran = Arm(name=ArmName.AS_IS, tried=False, why=Reason.NO_FP8_GEMM)
+    found = fp8_never_engaged(msgspec.structs.replace(facts, trial=Trial(device="cuda", arms=(none_ran,))))
+    assert isinstance(found, NotApplicable if emulate else Finding)
