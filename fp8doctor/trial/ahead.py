@@ -29,17 +29,18 @@ list of repeated blocks."""
 MEMORY_SHARE, FREE_SHARE = 0.2, 0.6
 """Shares of the GPU's memory: that one helper may take, and that has to be free when helpers are started."""
 
+LARGEST_GIB, LONGEST_LOAD_S = 4.0, 20.0
+"""Weights of a model, and the seconds that its file took to load, up to which helpers load it too where
+nothing cuts it while it is built. A choice: each helper has the weights in the host's memory once more, and a
+file that trains when it is imported would train again."""
 
-LARGEST_GIB = 4.0
-"""Weights of a model that helpers load too where nothing cuts it while it is built. A choice: each helper has
-them in the host's memory once more."""
 
-
-def how_many(job: Job, device: torch.device) -> int:
+def how_many(job: Job, device: torch.device, loaded_s: float = 0.0) -> int:
     """Return the number of helpers that there is room for; none beside a trial on a CPU, which needs the
     cores."""
     weights = sum(each.numel() * each.element_size() for each in job.model.parameters())
-    if device.type != "cuda" or (job.rebuild is None and weights > LARGEST_GIB * 2**30):
+    dear = weights > LARGEST_GIB * 2**30 or loaded_s > LONGEST_LOAD_S
+    if device.type != "cuda" or (job.rebuild is None and dear):
         return 0
     free, total = torch.cuda.mem_get_info(device)
     cores = len(os.sched_getaffinity(0))

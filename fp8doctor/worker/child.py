@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,7 +104,9 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
     target = locate(asked["target"]).target()
     channel.send(Examined(examine_surroundings(target).to_dict()))
     channel.send(Stage(f"loading {target.name}"))
+    began = time.monotonic()
     job = load(asked["target"], layers=asked["layers"], batch=asked["batch"], seq=asked["seq"])
+    loaded_s = time.monotonic() - began
     channel.send(Stage(f"examining {target.name}"))
     # Loading may have changed variables and imports: the surroundings are read again.
     facts = examine(job)
@@ -112,13 +115,16 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
 
     tried = None
     if asked["trial"] is not None:
-        tried = _trial(channel, job, facts, asked)
+        tried = _trial(channel, job, facts, asked, loaded_s)
     counted = with_rows(job, facts) if tried is None else msgspec.structs.replace(facts, trial=tried)
     channel.send(Examined(counted.to_dict()))
 
 
-def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> Trial | None:
-    """Time the job and what the checks would change about it; None where there is nothing to time it on."""
+def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any], loaded_s: float) -> Trial | None:
+    """Time the job and what the checks would change about it; None where there is nothing to time it on.
+
+    ``loaded_s`` is what loading it took.
+    """
     from fp8doctor.trial import Budget, DeviceLost, TrialRun, run_trial
     from fp8doctor.trial.ahead import LAYERS, how_many
     from fp8doctor.trial.measure.device import choose_device
@@ -150,7 +156,7 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> 
             keep,
             keep_trace,
             own_process=True,
-            ahead=Helpers(fewer, str(device), how_many(job, device) if not skip else 0),
+            ahead=Helpers(fewer, str(device), how_many(job, device, loaded_s) if not skip else 0),
         )
         return run_trial(job, facts, proposed, run)
     except DeviceLost as lost:

@@ -83,6 +83,17 @@ def test_a_large_model_that_nothing_cuts_is_not_loaded_again(monkeypatch: pytest
     assert ahead.how_many(cut, torch.device("cuda", 0)) == 2
 
 
+def test_a_file_that_takes_long_to_load_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may train when it is imported; a function that builds fewer layers does not."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70, 80))
+    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda pid: set(range(32)))
+    gpu = torch.device("cuda", 0)
+    assert ahead.how_many(SMALL, gpu, loaded_s=60.0) == 0
+    assert ahead.how_many(SMALL, gpu, loaded_s=2.0) == 2
+    cut = replace(SMALL, rebuild=lambda layers: (SMALL.model, None))
+    assert ahead.how_many(cut, gpu, loaded_s=60.0) == 2
+
+
 @pytest.mark.parametrize(("free", "cores", "count"), [(70, 16, 1), (70, 32, 2), (70, 6, 0), (40, 32, 0)])
 def test_helpers_are_as_many_as_there_is_room_for(
     free: int, cores: int, count: int, monkeypatch: pytest.MonkeyPatch
