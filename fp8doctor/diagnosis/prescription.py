@@ -124,7 +124,7 @@ def held_to_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment
             and about_shapes.issuperset(step.mends)
             and timed_shapes(facts)
         ):
-            treatment = describe(KEEP_IN_BF16, facts)
+            treatment = if_recorded(describe, KEEP_IN_BF16, facts)
         if treatment is not None:
             treatments.append(treatment)
     return treatments

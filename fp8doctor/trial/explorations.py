@@ -11,7 +11,7 @@ from fp8doctor.analysis.compile_coverage import is_inside
 from fp8doctor.analysis.layer_gain import gains, timed_shapes, to_keep
 from fp8doctor.analysis.te_recipes import TE_RECIPES, is_legal, own_recipes
 from fp8doctor.cost.step import modelled_step, with_linears, with_linears_compiled, with_recipe
-from fp8doctor.facts import Facts, Linear, recorded
+from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.treatments.optimizer import could_be_fused
 from fp8doctor.trial.treatments.precision import mostly_fp32
@@ -42,7 +42,9 @@ def explorations(context: TrialContext) -> list[str]:
     """List the treatments to try, the one that may save most first: what the time is not enough for is the
     last of them."""
     names = [
-        name for name, sensible in SENSIBLE.items() if name not in context.proposed and sensible(context)
+        name
+        for name, sensible in SENSIBLE.items()
+        if name not in context.proposed and if_recorded(sensible, context)
     ]
     return sorted(names, key=lambda name: -may_save(name, context))
 
@@ -50,6 +52,11 @@ def explorations(context: TrialContext) -> list[str]:
 def may_save(name: str, context: TrialContext) -> float:
     """Estimate the share of the step that a treatment saves: by the layers that were timed alone, else by the
     model of the step, else what it saved where it gained."""
+    saved = if_recorded(_modelled_saving, name, context)
+    return SAVED.get(name, RECIPE_SAVED) if saved is None else saved
+
+
+def _modelled_saving(name: str, context: TrialContext) -> float | None:
     facts = with_linears_compiled(context.facts, yes=True) if context.compiled else context.facts
     if name.startswith(PREFIX):
         changed = with_recipe(facts, name.removeprefix(PREFIX).replace("-", "_"))
@@ -63,7 +70,7 @@ def may_save(name: str, context: TrialContext) -> float:
         return -sum(gain.ms for layer, gain in gains(facts).items() if layer in kept) / before.step_ms
     after = modelled_step(changed) if changed else None
     if before is None or after is None:
-        return SAVED.get(name, RECIPE_SAVED)
+        return None
     return 1.0 - after.step_ms / before.step_ms
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
+from torch import nn
 
 from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.facts import Target, Workload
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.explorations import SAVED, TrialContext, may_save
+from fp8doctor.trial.explorations import SAVED, TrialContext, explorations, may_save
+from fp8doctor.trial.layers.shapes import of_interest
 
 RECORDED = Path(__file__).parent.parent / "patients" / "recorded"
 
@@ -46,3 +51,15 @@ def test_what_cannot_be_modelled_is_expected_to_save_what_it_did() -> None:
     of = TrialContext(nobody_knows, of.job, ())
     assert may_save("keep-in-bf16", of) == SAVED["keep-in-bf16"]
     assert may_save("cache-off", of) == SAVED["cache-off"]
+
+
+def test_layers_that_keep_no_record_of_their_recipe_stop_no_trial() -> None:
+    """As those of `te.ops`."""
+    of = context("te_fused")
+    lost = {"recipe": NOT_RECORDED, "engaged": NOT_RECORDED}
+    unknown = tuple(msgspec.structs.replace(each, **lost) for each in of.facts.linears())
+    network = msgspec.structs.replace(of.facts.network, linears=unknown)
+    facts = msgspec.structs.replace(of.facts, network=network)
+    job = replace(of.job, model=nn.Linear(2, 2, dtype=torch.bfloat16))
+    assert "te-autocast" not in explorations(TrialContext(facts, job, ()))
+    assert of_interest(facts) == []

@@ -21,7 +21,7 @@ from torch import Tensor
 from fp8doctor.analysis.layer_gain import judged
 from fp8doctor.analysis.layers import flops_share_pct, would_be_converted
 from fp8doctor.cost import rows_of
-from fp8doctor.facts import Facts, LayerGemm, LayerShape, Linear
+from fp8doctor.facts import Facts, LayerGemm, LayerShape, Linear, if_recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers import casts
@@ -159,7 +159,7 @@ def distinct(facts: Facts) -> list[tuple[LayerShape, float]]:
 
 def of_interest(facts: Facts) -> list[Linear]:
     """List the layers that are in FP8; on a model without any, those that a conversion would take."""
-    fp8 = judged(facts)
+    fp8 = if_recorded(judged, facts) or []
     if fp8 or any(linear.use == "training" for linear in facts.network.linears):
         return fp8
     return [linear for linear in facts.network.linears if would_be_converted(linear)]
