@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -55,11 +56,10 @@ class Helpers:
         return frozenset(self._done)
 
     def end(self) -> bool:
-        """End every helper, and tell whether there was one."""
+        """End every helper with all that it started, and tell whether there was one."""
         there = bool(self._processes)
         for process in self._processes:
-            process.kill()
-            process.wait()
+            _end(process)
         self._processes = []
         return there
 
@@ -78,6 +78,28 @@ def _started(request: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a helper, and the workers of its compiler: they would go on beside what is timed."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGSTOP)  # it starts no more of them
+        for pid in list(_started_by(process.pid)):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        process.kill()
+    process.wait()
+
+
+def _started_by(pid: int) -> Iterator[int]:
+    """Name the processes that one has started, and that these have, as far as the system tells."""
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                children = list(map(int, file.read().split()))
+            for child in children:
+                yield child
+                yield from _started_by(child)
 
 
 def _tell(process: subprocess.Popen[bytes], work: dict[str, Any]) -> None:

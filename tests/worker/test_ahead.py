@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,27 @@ def test_one_that_dies_or_hangs_costs_nothing(monkeypatch: pytest.MonkeyPatch) -
         of.begin(["a"])
         assert of.end()
         assert of.done() == frozenset()
+
+
+def test_what_a_helper_started_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of the compiler have workers of their own."""
+    sleep = "import time; time.sleep(1e6)"
+    worker = (
+        f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {sleep!r}]).pid); {sleep}"
+    )
+    code = f"import subprocess; subprocess.run([sys.executable, '-uc', {worker!r}])"
+    of = helpers(monkeypatch, code)
+    wait_for(lambda: bool(of.done()))
+    (pid,) = of.done()
+    assert is_alive(int(pid))
+    of.end()
+    wait_for(lambda: not is_alive(int(pid)))
+
+
+def is_alive(pid: int) -> bool:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def test_one_that_cannot_be_started_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
