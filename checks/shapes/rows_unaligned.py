@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.alignment import tokens_divisor
 from fp8doctor.analysis.timed_step import as_is
-from fp8doctor.cost import rows_of
+from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import Facts, Linear, Network, Trial, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable
@@ -54,16 +54,12 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="the batch is not the user's")
     if ran_on_a_gpu(facts):
         return None
-    rows = {linear.name: rows_of(linear, facts) or 0 for linear in fp8}
-    found = [
-        linear
-        for linear in fp8
-        if rows[linear.name] != facts.workload.tokens and rows[linear.name] % tokens_divisor(linear)
-    ]
+    rows = {linear.name: unaligned(linear, facts) for linear in fp8}
+    found = [linear for linear in fp8 if rows[linear.name]]
     if not found:
         return None
     first = found[0]
-    seen, multiple = rows[first.name], tokens_divisor(first)
+    seen, multiple = rows[first.name] or 0, tokens_divisor(first)
     return Finding(
         title=f"{plural(len(found), 'FP8 layer')} of {len(fp8)} "
         f"{'sees' if len(found) == 1 else 'see'} {plural(seen, 'row')}, on which the step raises on a GPU",
@@ -79,6 +75,12 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=keep_in_bf16([linear.name for linear in found], facts),
     )
+
+
+def unaligned(linear: Linear, facts: Facts) -> int | None:
+    """Find a call whose rows, beside the tokens, its FP8 GEMM cannot take."""
+    tokens, divisor = facts.workload.tokens, tokens_divisor(linear)
+    return next((rows for rows in rows_seen(linear, facts) if rows != tokens and rows % divisor), None)
 
 
 def ran_on_a_gpu(facts: Facts) -> bool:

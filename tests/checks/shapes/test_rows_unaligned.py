@@ -64,6 +64,16 @@ def test_rows_of_samples_are_found_and_the_filter_makes_it_silent() -> None:
     assert outcome_of("SHP007", mended).outcome == "healthy"
 
 
+def test_every_call_of_a_layer_counts_and_not_the_largest_alone() -> None:
+    facts = counted(samples=16)
+    rows = {**facts.trial.rows, "blocks.1": (16 * 16, 4)}
+    finding = finding_of(
+        "SHP007", msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, rows=rows))
+    )
+    assert finding is not None
+    assert (finding.evidence["first"], finding.evidence["rows"]) == ("blocks.1", 4)
+
+
 def test_rows_that_are_padded_or_whole_are_not_told() -> None:
     assert outcome_of("SHP007", counted(samples=4, padded=True)).outcome == "healthy"
     assert outcome_of("SHP007", counted(samples=16)).outcome == "healthy"
