@@ -26,13 +26,22 @@ from fp8doctor.cli.delivery import (
     INTERRUPTED,
     OK,
     WIDEST,
-    Gate,
     examine_and_deliver,
     replay_and_deliver,
     writable,
 )
 from fp8doctor.cli.explain import explain, summary
-from fp8doctor.cli.options import FILE, list_options, output_options, positive, seconds, version, with_options
+from fp8doctor.cli.options import (
+    FILE,
+    PYTHON,
+    gate_options,
+    list_options,
+    output_options,
+    seconds,
+    version,
+    with_options,
+)
+from fp8doctor.cli.project import ProjectCommand, TargetCommand
 from fp8doctor.cli.run import run
 from fp8doctor.cli.traces import trace as trace_
 from fp8doctor.cli.words import first_word, options_with_value
@@ -94,7 +103,7 @@ class Commands(click.Group):
         sys.exit(code if args else FAILED)
 
 
-class Examine(click.Command):
+class Examine(TargetCommand):
     """The command that has no name: in its usage and errors it is ``fp8doctor`` itself."""
 
     def make_context(
@@ -166,17 +175,9 @@ def main() -> None:
         type=FILE,
         help="Keep the profile of the step (Chrome trace, .gz compresses), and others' beside it.",
     ),
-    click.option(
-        "--min-speedup",
-        type=float,
-        metavar="X",
-        callback=positive,
-        help="Exit with 1 when FP8 is measured below X times the best BF16.",
-    ),
-    click.option(
-        "--strict", is_flag=True, help="Exit with 1 when nothing could be measured, or too noisily to tell."
-    ),
 )
+@PYTHON
+@gate_options
 @output_options
 @click.option(
     "--version",
@@ -197,8 +198,7 @@ def examine(
     budget: float,
     device: str | None,
     trace: Path | None,
-    min_speedup: float | None,
-    strict: bool,
+    python: str | None,
     **options: Any,
 ) -> int:
     """Says why FP8 training is slower than BF16 on your GPU and your model, and what to change.
@@ -217,24 +217,33 @@ def examine(
         if no_trial
         else TrialRequest(budget, device, tuple(options["select"]), tuple(options["ignore"]), folders, kept)
     )
-    gate = Gate(min_speedup, strict, trace)
     return examine_and_deliver(
-        target, options, gate, layers=layers, batch=batch, seq=seq, load_timeout=load_timeout, trial=trial
+        target,
+        options,
+        trace,
+        layers=layers,
+        batch=batch,
+        seq=seq,
+        load_timeout=load_timeout,
+        trial=trial,
+        python=python,
     )
 
 
 main.add_command(run)
 
 
-@main.command()
+@main.command(cls=ProjectCommand)
+@PYTHON
 @output_options
-def env(**options: Any) -> int:
+def env(python: str | None, **options: Any) -> int:
     """Look at the environment, the packages and the GPUs only."""
-    return examine_and_deliver(None, options, layers=None, batch=None, seq=None)
+    return examine_and_deliver(None, options, layers=None, batch=None, seq=None, python=python)
 
 
-@main.command("report")
+@main.command("report", cls=ProjectCommand)
 @click.argument("saved", type=click.Path(path_type=Path))
+@gate_options
 @output_options
 def report_(saved: Path, **options: Any) -> int:
     """Replay a saved report: the checks of this version over its facts."""
@@ -252,7 +261,7 @@ main.add_command(trace_)
 main.add_command(compare)
 
 
-@main.command("list")
+@main.command("list", cls=ProjectCommand)
 @list_options
 def list_(format: str, checks: tuple[Path, ...]) -> int:
     """Show all checks."""

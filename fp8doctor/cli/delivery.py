@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,9 @@ import click
 from msgspec import Struct
 
 from fp8doctor.cli.console import complain, complain_of_known, progress, show, wants_ascii, wants_colour
+from fp8doctor.cli.gate import Gate
 from fp8doctor.errors import UserError
 from fp8doctor.files import same_file, write_text
-from fp8doctor.finding import SEVERITIES, Severity
 
 if TYPE_CHECKING:
     from fp8doctor.diagnosis.document import Document
@@ -39,13 +40,12 @@ class ReportOptions(Struct, frozen=True):
     format: str
     output: Path | None
     save: Path | None
-    fail_on: Severity | None
-    """None: never."""
+    gate: Gate
     assume_gpu: str | None
     verbose: bool
     quiet: bool
     checks: dict[str, Any]
-    """``select``, ``ignore`` and ``checks`` as `fp8doctor.diagnosis.diagnose` takes them."""
+    """``select``, ``ignore``, ``checks`` and ``reasons`` as `fp8doctor.diagnosis.diagnose` takes them."""
 
 
 def checked_options(
@@ -63,7 +63,9 @@ def checked_options(
     for path in (output, save):
         if path is not None:
             writable(path)
-    keep_apart({"-o": output, "--save": save, "--trace": trace}, source)
+    written: dict[str, Path | None] = {"-o": output, "--save": save, "--trace": trace}
+    keep_apart(written, source)
+    keep_apart(written, options.get("baseline"))
     format = format_of(options["format"], output)
     chosen = {name: options[name] for name in ("select", "ignore", "checks")}
     registry.select(registry.discover(chosen["checks"]), chosen["select"], chosen["ignore"])
@@ -71,11 +73,11 @@ def checked_options(
         format=format,
         output=output,
         save=save,
-        fail_on=next((severity for severity in SEVERITIES if severity == options["fail_on"]), None),
+        gate=Gate.of(options),
         assume_gpu=options["assume_gpu"],
         verbose=options["verbose"],
         quiet=options["quiet"],
-        checks=chosen,
+        checks={**chosen, "reasons": options.get("reasons", {})},
     )
 
 
@@ -112,21 +114,6 @@ def keep_apart(written: dict[str, Path | None], source: Path | None) -> None:
             raise UserError(f"{one} and {other} name one file, {path}; name two")
 
 
-class Gate(Struct, frozen=True):
-    """What a measurement has to reach or to leave, besides ``--fail-on``."""
-
-    min_speedup: float | None = None
-    strict: bool = False
-    trace: Path | None = None
-
-    def is_missed_by(self, report: Document) -> bool:
-        """Whether a measured speedup is too small, or, with ``--strict``, none could be measured."""
-        speedup = report.verdict.speedup if report.verdict.basis == "measured" else None
-        if self.strict and (report.verdict.step_ms is None or report.verdict.status == "too_noisy"):
-            return True
-        return self.min_speedup is not None and speedup is not None and speedup < self.min_speedup
-
-
 def own_step_failed(report: Document) -> str | None:
     """Why the job's own training step raised in the trial; None when it did not."""
     from fp8doctor.facts import recorded
@@ -139,11 +126,11 @@ def own_step_failed(report: Document) -> str | None:
 
 
 def examine_and_deliver(
-    target: str | None, options: dict[str, Any], gate: Gate | None = None, **workload: Any
+    target: str | None, options: dict[str, Any], trace: Path | None = None, **workload: Any
 ) -> int:
     """Examine in a worker, diagnose, deliver. An incomplete report is printed, and written nowhere."""
     source = Path(target if os.path.exists(target) else target.rpartition(":")[0]) if target else None
-    wanted = checked_options(options, source, gate.trace if gate else None)
+    wanted = checked_options(options, source, trace)
 
     import msgspec
 
@@ -156,14 +143,14 @@ def examine_and_deliver(
         msgspec.structs.replace(examination.facts, assumed_gpu=wanted.assume_gpu), **wanted.checks
     )
     if examination.problem is None:
-        code = deliver(report, wanted)
+        deliver(report, wanted)
         if failed := own_step_failed(report):
             complain(failed)
             complain_of_known(failed)
             return FAILED
-        if gate and gate.trace and not tell_of_traces(examination.traces, report, wanted):
+        if trace and not tell_of_traces(examination.traces, report, wanted):
             return FAILED
-        return FOUND if gate and gate.is_missed_by(report) else code
+        return judged(report, wanted)
     show_report(report, wanted)
     complain(examination.problem)
     complain_of_known(examination.problem)
@@ -200,11 +187,13 @@ def replay_and_deliver(saved: Path, options: dict[str, Any]) -> int:
 
     from fp8doctor.diagnosis.diagnose import replay
 
-    return deliver(replay(saved, assume_gpu=wanted.assume_gpu, **wanted.checks), wanted)
+    report = replay(saved, assume_gpu=wanted.assume_gpu, **wanted.checks)
+    deliver(report, wanted)
+    return judged(report, wanted)
 
 
-def deliver(report: Document, wanted: ReportOptions) -> int:
-    """Write the report to where it was asked for; the exit code. Where one place fails, the other has it."""
+def deliver(report: Document, wanted: ReportOptions) -> None:
+    """Write the report to where it was asked for. Where one place fails, the other has it."""
     try:
         if wanted.output:
             write_text(wanted.output, rendered(report, wanted))
@@ -213,7 +202,18 @@ def deliver(report: Document, wanted: ReportOptions) -> int:
     finally:
         if wanted.save:
             write_text(wanted.save, report.to_json())
-    return FOUND if wanted.fail_on and report.reaches(wanted.fail_on) else OK
+
+
+def judged(report: Document, wanted: ReportOptions) -> int:
+    """Hold the report to the gate and say why it is missed; the exit code."""
+    return told(wanted.gate.missed(report))
+
+
+def told(missed: Sequence[str]) -> int:
+    """Say why the gate is missed, if it is; the exit code."""
+    if missed:
+        complain(f"exit {FOUND}: {'; '.join(missed)}")
+    return FOUND if missed else OK
 
 
 def rendered(report: Document, wanted: ReportOptions, **terminal: Any) -> str:

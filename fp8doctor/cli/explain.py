@@ -13,6 +13,7 @@ import click
 from fp8doctor.cli.console import show_json, show_page
 from fp8doctor.cli.delivery import OK, WIDEST
 from fp8doctor.cli.options import list_options
+from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ LONGEST_CODE = 40
 """Characters; what is longer is neither looked for nor repeated in an answer."""
 
 
-@click.command()
+@click.command(cls=ProjectCommand)
 @click.argument("asked", nargs=-1, required=True, metavar="CODE|WORDS|ERROR|-")
 @list_options
 def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> int:

@@ -42,6 +42,18 @@ def gpu(ctx: click.Context, parameter: click.Parameter, value: str | None) -> st
     return gpu_spec(value).name if value is not None else None
 
 
+def interpreter(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The file of an interpreter, which may be named as on a command line."""
+    if value is None:
+        return None
+    import shutil
+
+    found = shutil.which(value) or shutil.which(str(Path(value) / "bin" / "python"))
+    if found is None:
+        raise click.BadParameter(f"{value} is no interpreter", ctx, parameter)
+    return str(Path(found).absolute())
+
+
 def version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
         from fp8doctor.diagnosis.document import tool
@@ -129,6 +141,46 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
 
 
 output_options = report_options("stdout", "error")
+
+MIN_SPEEDUP, STRICT, MAX_REGRESSION = (
+    click.option(
+        "--min-speedup",
+        type=float,
+        metavar="X",
+        callback=positive,
+        help="Exit with 1 when FP8 is measured below X times the best BF16, or was not measured.",
+    ),
+    click.option(
+        "--strict", is_flag=True, help="Exit with 1 when nothing could be measured, or too noisily to tell."
+    ),
+    click.option(
+        "--max-regression",
+        type=float,
+        metavar="PCT",
+        callback=positive,
+        help="Per cent that the step may take longer than that of --baseline.",
+    ),
+)
+
+PYTHON = click.option(
+    "--python",
+    metavar="PATH",
+    callback=interpreter,
+    help="The Python that has your torch, where fp8doctor is in an environment of its own (pipx, uvx).",
+)
+
+gate_options = with_options(
+    MIN_SPEEDUP,
+    STRICT,
+    click.option(
+        "--baseline",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="Exit with 1 when the step takes longer than in this saved report, by more than "
+        "--max-regression (5 %).",
+    ),
+    MAX_REGRESSION,
+)
 
 list_options = with_options(
     click.option(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -23,10 +24,14 @@ def diagnose(
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
     checks: Sequence[Path] = (),
+    reasons: Mapping[str, str] = MappingProxyType({}),
     written_by: Tool | None = None,
     created_at: str | None = None,
 ) -> Document:
-    """Run the checks over ``facts`` and write the report. Raises `UserError` for an unknown code."""
+    """Run the checks over ``facts`` and write the report. Raises `UserError` for an unknown code.
+
+    ``reasons`` says why codes are ignored that ``ignore`` names.
+    """
     catalogue = registry.select(registry.discover(checks), select, ignore)
     findings, outcomes = registry.run(catalogue, facts)
     findings, outcomes = with_measured_savings(facts, findings, outcomes)
@@ -41,6 +46,7 @@ def diagnose(
         prescription=proposed if held is None else held,
         outcomes=outcomes,
         ledger=if_recorded(ledger, facts),
+        ignored=dict(reasons),
         modelled_gpu=modelled_gpu_name(facts),
     )
 
@@ -61,6 +67,7 @@ def replay(
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
     checks: Sequence[Path] = (),
+    reasons: Mapping[str, str] = MappingProxyType({}),
 ) -> Document:
     """Run the checks of this version over the facts of a saved report, with its time and tool kept. Raises
     `UserError`, also for a GPU that has no datasheet."""
@@ -70,5 +77,11 @@ def replay(
     if recorded(facts, "assumed_gpu") and facts.assumed_gpu:
         gpu_spec(facts.assumed_gpu)
     return diagnose(
-        facts, select=select, ignore=ignore, checks=checks, written_by=written_by, created_at=created_at
+        facts,
+        select=select,
+        ignore=ignore,
+        checks=checks,
+        reasons=reasons,
+        written_by=written_by,
+        created_at=created_at,
     )

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
+
 from fp8doctor.analysis.ledger import Ledger
 from fp8doctor.diagnosis.verdict import Verdict
 from fp8doctor.errors import UserError
@@ -66,6 +68,9 @@ class Document(Record, frozen=True, kw_only=True):
     ledger: Ledger | None = None
     """What FP8 gives every GEMM, alone and in the step; None, and not written, where no shape was timed GEMM
     by GEMM."""
+    ignored: dict[str, str] = field(default_factory=dict)
+    """Code, or how it begins -> why its checks were left out; not written where nothing is ignored with a
+    reason."""
     modelled_gpu: str = ""
     """The GPU that modelled numbers are of: its name in the datasheet table; as assumed where it has none."""
 
@@ -74,6 +79,8 @@ class Document(Record, frozen=True, kw_only=True):
         data = to_builtins(self)
         if self.ledger is None:
             del data["ledger"]
+        if not self.ignored:
+            del data["ignored"]
         return {"schema_version": SCHEMA_VERSION, **data, "facts": self.facts.to_dict()}
 
     def to_json(self) -> str:
