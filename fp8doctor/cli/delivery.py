@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,22 @@ from fp8doctor.files import same_file, write_text
 if TYPE_CHECKING:
     from fp8doctor.diagnosis.document import Document
 
-FORMATS = ("text", "json", "markdown", "html")
+FORMATS = ("text", "json", "markdown", "html", "github", "junit", "sarif")
 
-FORMAT_OF_SUFFIX = {".txt": "text", ".json": "json", ".md": "markdown", ".html": "html"}
+ON_STDOUT = "github"
+"""The format that only works on stdout; files that are named beside it are written by their suffixes."""
+
+BYTES = ("json", "junit", "sarif")
+"""Formats that say which encoding they are in."""
+
+FORMAT_OF_SUFFIX = {
+    ".txt": "text",
+    ".json": "json",
+    ".md": "markdown",
+    ".html": "html",
+    ".xml": "junit",
+    ".sarif": "sarif",
+}
 
 PLAIN_SUFFIXES = ("", ".log", ".out")
 
@@ -38,7 +51,11 @@ class ReportOptions(Struct, frozen=True):
     """What the options ask for, checked before any work begins."""
 
     format: str
-    output: Path | None
+    """Of stdout."""
+    outputs: tuple[tuple[Path, str], ...]
+    """Files, each with its format."""
+    code: Path | None
+    """The user's file that is looked at."""
     save: Path | None
     gate: Gate
     assume_gpu: str | None
@@ -49,29 +66,35 @@ class ReportOptions(Struct, frozen=True):
 
 
 def checked_options(
-    options: dict[str, Any], source: Path | None = None, trace: Path | None = None
+    options: dict[str, Any],
+    source: Path | None = None,
+    trace: Path | None = None,
+    code: Path | None = None,
 ) -> ReportOptions:
     """Check options before any work begins. Raises `UserError` or a usage error for what cannot be done.
 
-    ``source`` is the file that is read, ``trace`` another one that is to be written.
+    ``source`` is the file that is read, ``trace`` another one that is to be written, ``code`` the user's file
+    that is looked at.
     """
     from fp8doctor import registry
 
     if options["verbose"] and options["quiet"]:
         raise click.UsageError("-v and -q contradict each other.")
-    output, save = options["output"], options["save"]
-    for path in (output, save):
+    outputs, save = options["output"], options["save"]
+    for path in (*outputs, save):
         if path is not None:
             writable(path)
-    written: dict[str, Path | None] = {"-o": output, "--save": save, "--trace": trace}
+    written = [*(("-o", path) for path in outputs), ("--save", save), ("--trace", trace)]
     keep_apart(written, source)
     keep_apart(written, options.get("baseline"))
-    format = format_of(options["format"], output)
+    asked = options["format"]
+    formats = [format_of(None if asked == ON_STDOUT else asked, path) for path in outputs]
     chosen = {name: options[name] for name in ("select", "ignore", "checks")}
     registry.select(registry.discover(chosen["checks"]), chosen["select"], chosen["ignore"])
     return ReportOptions(
-        format=format,
-        output=output,
+        format=format_of(asked, None),
+        outputs=tuple(zip(outputs, formats, strict=True)),
+        code=code,
         save=save,
         gate=Gate.of(options),
         assume_gpu=options["assume_gpu"],
@@ -81,16 +104,17 @@ def checked_options(
     )
 
 
-def format_of(asked: str | None, output: Path | None) -> str:
-    """The format that is asked for, else the one that the file's suffix says. Raises a usage error where
-    neither does."""
+def format_of(asked: str | None, output: Path | None, formats: Sequence[str] = FORMATS) -> str:
+    """The format that is asked for, else the one of these that the file's suffix says. Raises a usage error
+    where neither does."""
     suffix = output.suffix.lower() if output else ""
-    if asked is None and suffix not in (*FORMAT_OF_SUFFIX, *PLAIN_SUFFIXES):
+    meant = "text" if suffix in PLAIN_SUFFIXES else FORMAT_OF_SUFFIX.get(suffix)
+    if asked is None and meant not in formats:
         raise click.UsageError(
             f"The format of {output} is not clear from {suffix!r}; give --format "
-            f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
+            f"{', '.join(formats[:-1])} or {formats[-1]}."
         )
-    return asked or FORMAT_OF_SUFFIX.get(suffix, "text")
+    return asked or meant or "text"
 
 
 def writable(path: Path) -> Path:
@@ -103,13 +127,13 @@ def writable(path: Path) -> Path:
     return path
 
 
-def keep_apart(written: dict[str, Path | None], source: Path | None) -> None:
+def keep_apart(written: Iterable[tuple[str, Path | None]], source: Path | None) -> None:
     """Refuse to write two things to one file, or anything over what is read. Raises `UserError`."""
-    files = {option: path for option, path in written.items() if path is not None}
-    for option, path in files.items():
+    files = [(option, path) for option, path in written if path is not None]
+    for option, path in files:
         if source is not None and same_file(path, source):
             raise UserError(f"{option} would overwrite {path}, which is read; name another file")
-    for (one, path), (other, same) in combinations(files.items(), 2):
+    for (one, path), (other, same) in combinations(files, 2):
         if same_file(path, same):
             raise UserError(f"{one} and {other} name one file, {path}; name two")
 
@@ -130,7 +154,7 @@ def examine_and_deliver(
 ) -> int:
     """Examine in a worker, diagnose, deliver. An incomplete report is printed, and written nowhere."""
     source = Path(target if os.path.exists(target) else target.rpartition(":")[0]) if target else None
-    wanted = checked_options(options, source, trace)
+    wanted = checked_options(options, source, trace, code=source)
 
     import msgspec
 
@@ -195,10 +219,12 @@ def replay_and_deliver(saved: Path, options: dict[str, Any]) -> int:
 def deliver(report: Document, wanted: ReportOptions) -> None:
     """Write the report to where it was asked for. Where one place fails, the other has it."""
     try:
-        if wanted.output:
-            write_text(wanted.output, rendered(report, wanted))
-        else:
+        for path, format in wanted.outputs:
+            write_text(path, rendered(report, wanted, format))
+        if not wanted.outputs or wanted.format == ON_STDOUT:
             show_report(report, wanted)
+        if wanted.format == ON_STDOUT:
+            add_step_summary(report)
     finally:
         if wanted.save:
             write_text(wanted.save, report.to_json())
@@ -216,24 +242,52 @@ def told(missed: Sequence[str]) -> int:
     return FOUND if missed else OK
 
 
-def rendered(report: Document, wanted: ReportOptions, **terminal: Any) -> str:
-    """The report in the format asked for; ``terminal`` is what `fp8doctor.render.text` should know of one."""
-    if wanted.format == "json":
+def add_step_summary(report: Document) -> None:
+    """Append the report to the summary of the step of GitHub's workflow, where it runs in one."""
+    file = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not file:
+        return
+    from fp8doctor.render import markdown
+
+    try:
+        with open(file, "a", encoding="utf-8") as summary:
+            summary.write(f"{markdown.render(report)}\n")
+    except OSError as error:
+        complain(f"cannot write to $GITHUB_STEP_SUMMARY: {error.strerror or error}")
+
+
+def rendered(report: Document, wanted: ReportOptions, format: str, **terminal: Any) -> str:
+    """The report in a format; ``terminal`` is what `fp8doctor.render.text` should know of one."""
+    if format == "json":
         return report.to_json()
-    if wanted.format == "markdown":
+    if format == "markdown":
         from fp8doctor.render import markdown
 
         return markdown.render(report)
-    if wanted.format == "html":
+    if format == "html":
         from fp8doctor.render import html
 
         return html.render(report)
+    if format in ("github", "junit", "sarif"):
+        return for_build_server(report, wanted, format)
     from fp8doctor.render import text
 
     return text.render(report, verbose=wanted.verbose, quiet=wanted.quiet, **terminal)
 
 
+def for_build_server(report: Document, wanted: ReportOptions, format: str) -> str:
+    """The report as annotations, test cases or results, at the user's file where it is below this folder."""
+    from fp8doctor.render import github, junit, sarif
+
+    here = Path.cwd()
+    absolute = wanted.code.absolute() if wanted.code and wanted.code.is_file() else None
+    file = absolute.relative_to(here).as_posix() if absolute and absolute.is_relative_to(here) else ""
+    if format == "junit":
+        return junit.render(report, fail_on=wanted.gate.fail_on, file=file)
+    return github.render(report, file=file) if format == "github" else sarif.render(report, file=file)
+
+
 def show_report(report: Document, wanted: ReportOptions) -> None:
     width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns) if sys.stdout.isatty() else WIDEST
-    text = rendered(report, wanted, width=width, colour=wants_colour(), ascii=wants_ascii())
-    show(text.encode() if wanted.format == "json" else text)
+    text = rendered(report, wanted, wanted.format, width=width, colour=wants_colour(), ascii=wants_ascii())
+    show(text.encode() if wanted.format in BYTES else text)

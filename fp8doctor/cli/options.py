@@ -90,15 +90,16 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
         click.option(
             "--format",
             type=click.Choice(FORMATS),
-            help="How to write the report; by default what the suffix of -o says (.txt, .json, .md, "
-            ".html), else text.",
+            help="How to write the report; by default what the suffix of -o says (.txt, .json, .md, .html, "
+            ".xml for junit, .sarif), else text.",
         ),
         click.option(
             "-o",
             "--output",
             metavar="FILE",
             type=FILE,
-            help=f"Write the report to a file instead of {stream}.",
+            multiple=True,
+            help=f"Write the report to a file instead of {stream}; repeatable.",
         ),
         click.option(
             "--save",

@@ -125,7 +125,7 @@ def run(
             "rank's model for all others"
         )
     reports = place is None or place.rank == 0
-    wanted = checked_options(options, script.file)
+    wanted = checked_options(options, script.file, code=script.file)
     gated = reports and wanted.gate.asks
     settings = Settings(
         script=script.name,

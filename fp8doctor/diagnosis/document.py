@@ -89,11 +89,14 @@ class Document(Record, frozen=True, kw_only=True):
 
     def worst(self) -> Severity | None:
         """Return the gravest severity among the findings and the verdict; None when nothing was found."""
-        grades = [SEVERITIES.index(finding.severity or "info") for finding in self.findings]
-        slower = self.verdict.status == "fp8_slower" and self.verdict.basis == "measured"
-        if slower or self.verdict.status == "fp8_not_engaged":
-            grades.append(SEVERITIES.index("error"))
+        found = [finding.severity or "info" for finding in self.findings]
+        grades = [SEVERITIES.index(each) for each in (*found, self.verdict_severity()) if each]
         return SEVERITIES[max(grades)] if grades else None
+
+    def verdict_severity(self) -> Severity | None:
+        """Return what the verdict counts as by itself; None where nothing is wrong with it."""
+        slower = self.verdict.status == "fp8_slower" and self.verdict.basis == "measured"
+        return "error" if slower or self.verdict.status == "fp8_not_engaged" else None
 
     def reaches(self, severity: Severity) -> bool:
         """Whether something is at or above ``severity``."""
