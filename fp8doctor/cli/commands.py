@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fp8doctor.cli import completion
 from fp8doctor.cli.comparison import compare
 from fp8doctor.cli.console import (
     complain,
@@ -52,6 +53,17 @@ if TYPE_CHECKING:
 
 DEMO = Path(__file__).parents[1] / "demo.json"
 
+HELP_NAMES: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+
+EXAMPLES = (
+    ("fp8doctor model.py", "time the step in FP8 and BF16 and say what to change"),
+    ("fp8doctor run train.py --lr 1e-4", "watch a training script as it is"),
+    ("fp8doctor model.py --no-trial --assume-gpu h200", "without a GPU, modelled for an H200"),
+    ("fp8doctor model.py --min-speedup 1.05 -o fp8.sarif", "a gate for a build server"),
+    ("fp8doctor explain CMP001 SHP", "the pages of a check, and of all that begin with SHP"),
+)
+"""Command lines and what they are for."""
+
 LOST_STREAM = (errno.EBADF, errno.EIO, errno.ENOSPC)
 """What printing the help to a closed or full stdout raises."""
 
@@ -64,6 +76,8 @@ class Commands(click.Group):
             args, {name for command in self.commands.values() for name in options_with_value(command)}
         )
         if at is None or args[at] not in self.commands:
+            if at is not None and not ctx.resilient_parsing:
+                refuse_mistyped(args[at], self.commands)
             return super().parse_args(ctx, ["", *args])
         return super().parse_args(ctx, [args[at], *args[:at], *args[at + 1 :]])
 
@@ -103,6 +117,19 @@ class Commands(click.Group):
         sys.exit(code if args else FAILED)
 
 
+def refuse_mistyped(word: str, commands: Iterable[str]) -> None:
+    """Raise a usage error for a word that is nearly a command, and names neither a file nor a module."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, commands, 1)
+    if not near or not word.isidentifier() or Path(word).exists() or Path(f"{word}.py").exists():
+        return
+    from importlib.machinery import PathFinder
+
+    if PathFinder.find_spec(word) is None:
+        raise click.UsageError(f"There is no command, file or module {word!r}. Did you mean {near[0]!r}?")
+
+
 class Examine(TargetCommand):
     """The command that has no name: in its usage and errors it is ``fp8doctor`` itself."""
 
@@ -110,7 +137,9 @@ class Examine(TargetCommand):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         return super().make_context(
-            parent.info_name if parent else info_name, args, max_content_width=WIDEST, **extra
+            parent.info_name if parent else info_name,
+            args,
+            **{"max_content_width": WIDEST, **HELP_NAMES, **extra},
         )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -121,10 +150,12 @@ class Examine(TargetCommand):
                     for name, command in main.commands.items()
                 ]
             )
+        with formatter.section("Examples"):
+            formatter.write_dl(EXAMPLES)
         super().format_options(ctx, formatter)
 
 
-@click.group(cls=Commands)
+@click.group(cls=Commands, context_settings=HELP_NAMES)
 def main() -> None:
     """Says why FP8 training is slower than BF16 on your GPU and your model, and what to change."""
 
@@ -133,7 +164,7 @@ def main() -> None:
     cls=Examine,
     epilog="Exit codes: 0 nothing at or above --fail-on, 1 findings at or above it, 2 no complete report.",
 )
-@click.argument("target")
+@click.argument("target", shell_complete=completion.targets)
 @with_options(
     click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Batch size of a made-up batch."),
     click.option(

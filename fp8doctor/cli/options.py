@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from fp8doctor.cli import completion
 from fp8doctor.cli.console import show_page
 from fp8doctor.cli.delivery import FORMATS
 from fp8doctor.cost import GPUS, gpu_spec
@@ -112,10 +113,16 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
             multiple=True,
             metavar="CODES",
             callback=codes,
+            shell_complete=completion.codes,
             help="Run only these checks: codes or how they begin, comma-separated; repeatable.",
         ),
         click.option(
-            "--ignore", multiple=True, metavar="CODES", callback=codes, help="Leave these checks out."
+            "--ignore",
+            multiple=True,
+            metavar="CODES",
+            callback=codes,
+            shell_complete=completion.codes,
+            help="Leave these checks out.",
         ),
         click.option(
             "--fail-on",
@@ -128,6 +135,7 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
             "--assume-gpu",
             metavar="NAME",
             callback=gpu,
+            shell_complete=completion.gpus,
             help=f"Model the costs of this GPU: {', '.join(spec.name for spec in GPUS)}, in any case.",
         ),
         CHECKS,
