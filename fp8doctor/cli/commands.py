@@ -45,6 +45,7 @@ from fp8doctor.cli.options import (
 from fp8doctor.cli.project import ProjectCommand, TargetCommand
 from fp8doctor.cli.run import run
 from fp8doctor.cli.traces import trace as trace_
+from fp8doctor.cli.why import why
 from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.errors import UserError
 
@@ -290,6 +291,7 @@ def demo(**options: Any) -> int:
 
 main.add_command(trace_)
 main.add_command(compare)
+main.add_command(why)
 
 
 @main.command("list", cls=ProjectCommand)
