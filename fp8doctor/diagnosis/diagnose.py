@@ -13,6 +13,7 @@ from fp8doctor.analysis.ledger import ledger
 from fp8doctor.cost.gpus import gpu_spec, modelled_gpu_name
 from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
+from fp8doctor.diagnosis.next_step import next_step
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.diagnosis.verdict import verdict
 from fp8doctor.facts import Facts, if_recorded, recorded
@@ -37,14 +38,16 @@ def diagnose(
     findings, outcomes = with_measured_savings(facts, findings, outcomes)
     proposed = prescribe(findings, facts)
     held = if_recorded(as_timed, proposed, facts)
+    prescription, told = proposed if held is None else held, verdict(facts, findings)
     return Document(
         tool=written_by or tool(),
         created_at=created_at or now(),
         facts=facts,
-        verdict=verdict(facts, findings),
+        verdict=told,
         findings=findings,
-        prescription=proposed if held is None else held,
+        prescription=prescription,
         outcomes=outcomes,
+        next=next_step(prescription, told, facts),
         ledger=if_recorded(ledger, facts),
         ignored=dict(reasons),
         modelled_gpu=modelled_gpu_name(facts),

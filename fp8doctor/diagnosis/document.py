@@ -51,6 +51,17 @@ class Step(Record, frozen=True, kw_only=True):
         return f"<{self.code or 'trial'} {self.treatment.name}: {quoted(self.treatment.summary)}{saves}>"
 
 
+class Next(Record, frozen=True, kw_only=True):
+    """What to do next."""
+
+    command: str
+    """To type now."""
+    saving_ms: Saving | None
+    """What following it saves of a step; None where that is not known."""
+    verify: str | None
+    """Looks at the job again; None for a live model, which is inspected again."""
+
+
 class Document(Record, frozen=True, kw_only=True):
     """Everything fp8doctor has to say about one job."""
 
@@ -65,6 +76,8 @@ class Document(Record, frozen=True, kw_only=True):
     """Its steps in order."""
     outcomes: tuple[Outcome, ...]
     """One for every check that was selected."""
+    next: Next | None = None
+    """None where nothing is left to do."""
     ledger: Ledger | None = None
     """What FP8 gives every GEMM, alone and in the step; None, and not written, where no shape was timed GEMM
     by GEMM."""

@@ -52,6 +52,9 @@ class LayerReport(Record, frozen=True, kw_only=True):
     """Arm -> its time in the profiled step."""
     numerics: LayerNumerics | None
     advised: tuple[Advice, ...]
+    """What names the layer."""
+    advised_for_all: tuple[Advice, ...]
+    """Steps of the prescription that name no layers: they are for the whole model."""
     keep_in_bf16: bool
     """Whether the prescription keeps it in BF16."""
 
@@ -101,6 +104,11 @@ def layer_report(linear: Linear, document: Document) -> LayerReport:
         modules=if_recorded(_modules, linear.name, facts) or {},
         numerics=if_recorded(_numerics, linear.name, facts),
         advised=tuple(_advice(linear.name, document)),
+        advised_for_all=tuple(
+            Advice(code=step.code, title=step.title, treatment=step.treatment.name)
+            for step in document.prescription
+            if not step.treatment.layers
+        ),
         keep_in_bf16=any(
             step.treatment.name == KEEP_IN_BF16 and linear.name in step.treatment.layers
             for step in document.prescription
@@ -125,7 +133,7 @@ def _modules(name: str, facts: Facts) -> dict[str, ModuleTime]:
         arm.name: module
         for arm in facts.trial.arms
         if recorded(arm, "breakdown.modules")
-        for module in arm.breakdown.modules
+        for module in (arm.breakdown.modules if arm.breakdown else ())
         if module.name == name
     }
 

@@ -188,5 +188,8 @@ def _advised(layer: LayerReport) -> Iterator[str]:
         yield f"Advised: {f'{advice.code}: ' if advice.code else ''}{advice.title}.{treated}"
     if layer.keep_in_bf16:
         yield "The prescription keeps this layer in BF16."
-    elif not layer.advised:
-        yield "Advised: nothing names this layer; findings about the whole model are in the report."
+    for advice in layer.advised_for_all:
+        code = f"{advice.code}: " if advice.code else ""
+        yield f"Advised for the whole model: {code}{advice.title}. Treatment: {advice.treatment}."
+    if not (layer.advised or layer.advised_for_all):
+        yield "Advised: nothing."
