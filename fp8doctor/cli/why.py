@@ -24,13 +24,13 @@ def why(layer: str, saved: Path, *, format: str | None, output: Path | None) -> 
     wanted = PageOptions.checked(format, output, [saved])
 
     from fp8doctor.diagnosis.diagnose import replay
-    from fp8doctor.diagnosis.layer import as_json, layer_report, named
+    from fp8doctor.diagnosis.layer import as_json, layer_reports, named
     from fp8doctor.render.layer import overview, page
 
     if not layer.strip("."):
         raise UserError("no layer was named")
     document = replay(saved)
-    found = [layer_report(each, document) for each in named(layer, document.facts)]
+    found = layer_reports(named(layer, document.facts), document)
     deliver_page(
         wanted,
         lambda: as_json(found),

@@ -87,11 +87,15 @@ def _is_meant(asked: str, name: str) -> bool:
     return f".{asked.strip('.')}." in f".{name}."
 
 
-def layer_report(linear: Linear, document: Document) -> LayerReport:
-    """Collect all that is known of one layer."""
+def layer_reports(linears: Iterable[Linear], document: Document) -> list[LayerReport]:
+    """Collect all that is known of some layers."""
+    gained = if_recorded(gains, document.facts) or {}
+    return [_report(linear, gained.get(linear.name), document) for linear in linears]
+
+
+def _report(linear: Linear, gain: Gain | None, document: Document) -> LayerReport:
     facts = document.facts
     shape = if_recorded(_shape, linear.name, facts)
-    gain: Gain | None = (if_recorded(gains, facts) or {}).get(linear.name)
     return LayerReport(
         tool=document.tool,
         seen=linear,
