@@ -51,7 +51,7 @@ class ReportOptions(Struct, frozen=True):
     """What the options ask for, checked before any work begins."""
 
     format: str
-    """Of stdout."""
+    """Of stdout: where files are asked for, what is printed when they cannot be written."""
     outputs: tuple[tuple[Path, str], ...]
     """Files, each with its format."""
     code: Path | None
@@ -92,7 +92,7 @@ def checked_options(
     chosen = {name: options[name] for name in ("select", "ignore", "checks")}
     registry.select(registry.discover(chosen["checks"]), chosen["select"], chosen["ignore"])
     return ReportOptions(
-        format=format_of(asked, None),
+        format=asked or (formats[0] if formats else "text"),
         outputs=tuple(zip(outputs, formats, strict=True)),
         code=code,
         save=save,
