@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from fp8doctor.cli import completion
 from fp8doctor.cli.comparison import compare
 from fp8doctor.cli.console import (
     complain,
@@ -131,6 +131,16 @@ def refuse_mistyped(word: str, commands: Iterable[str]) -> None:
         raise click.UsageError(f"There is no command, file or module {word!r}. Did you mean {near[0]!r}?")
 
 
+def complete_target(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the first word: a command, or the file of a model."""
+    commands = [
+        CompletionItem(name, help=command.get_short_help_str())
+        for name, command in main.commands.items()
+        if name.startswith(begun)
+    ]
+    return [*commands, CompletionItem(begun, type="file")]
+
+
 class Examine(TargetCommand):
     """The command that has no name: in its usage and errors it is ``fp8doctor`` itself."""
 
@@ -165,7 +175,7 @@ def main() -> None:
     cls=Examine,
     epilog="Exit codes: 0 nothing at or above --fail-on, 1 findings at or above it, 2 no complete report.",
 )
-@click.argument("target", shell_complete=completion.targets)
+@click.argument("target", shell_complete=complete_target)
 @with_options(
     click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Batch size of a made-up batch."),
     click.option(

@@ -1,21 +1,9 @@
-"""What the shell completes: commands, codes and GPUs, through click's own mechanism."""
+"""What the shell completes besides commands: codes and GPUs, through click's own mechanism."""
 
 from __future__ import annotations
 
 import click
 from click.shell_completion import CompletionItem
-
-
-def targets(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the first word: a command, or the file of a model."""
-    from fp8doctor.cli.commands import main
-
-    commands = [
-        CompletionItem(name, help=command.get_short_help_str())
-        for name, command in main.commands.items()
-        if name.startswith(incomplete)
-    ]
-    return [*commands, CompletionItem(incomplete, type="file")]
 
 
 def codes(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -26,7 +26,7 @@ FORMATS = ("text", "json", "markdown", "html", "github", "junit", "sarif")
 ON_STDOUT = "github"
 """The format that only works on stdout; files that are named beside it are written by their suffixes."""
 
-BYTES = ("json", "junit", "sarif")
+BYTES = ("json", "html", "junit", "sarif")
 """Formats that say which encoding they are in."""
 
 FORMAT_OF_SUFFIX = {
