@@ -1,4 +1,5 @@
-"""Folders of third-party checks: which files of one are run, and what becomes of one that fails.
+"""Third-party checks, of folders and of installed packages: which files are run, and what becomes of one that
+fails.
 
 What such a file prints goes to stderr: stdout belongs to the report.
 """
@@ -9,7 +10,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from fp8doctor.wording import error_in_words, escaped
 MOST_FILES = 1000
 """Python files in a folder and those right below it; where there are more, it was hardly meant. A convention
 of this tool."""
+
+GROUP, OWN = "fp8doctor.checks", "fp8doctor.checks."
+"""The group of entry points by which packages offer checks; how the modules of our own begin."""
 
 PREFIX = "fp8doctor_checks_"
 """Begins the names under which such files are imported."""
@@ -37,9 +41,43 @@ def import_folder(folder: Path) -> None:
         _import(path)
 
 
+def import_offered() -> None:
+    """Import the checks that installed packages offer by an entry point of `GROUP`: a module that registers
+    them.
+
+    Raises `UserError` for one that cannot be imported.
+    """
+    if not any(map(_offers_checks, sys.path)):
+        return
+    from importlib.metadata import entry_points
+
+    for offered in entry_points(group=GROUP):
+        try:
+            with redirect_stdout(sys.stderr):
+                offered.load()
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            package = offered.dist.name if offered.dist else offered.value
+            raise UserError(
+                f"the installed package {escaped(package)} offers checks that cannot be imported "
+                f"({escaped(offered.value)}); update or uninstall it: {error_in_words(error)}"
+            ) from error
+
+
+def _offers_checks(folder: str) -> bool:
+    """Whether a package that is installed there has such an entry point, by its text: to import what reads
+    metadata takes longer than a start may."""
+    with suppress(OSError):
+        for file in Path(folder or ".").glob("*.*-info/entry_points.txt"):
+            if GROUP.encode() in file.read_bytes():
+                return True
+    return False
+
+
 def output_of(function: Callable[..., Any]) -> AbstractContextManager[Any]:
-    """Where a check may print: one out of such a folder on stderr."""
-    return redirect_stdout(sys.stderr) if function.__module__.startswith(PREFIX) else nullcontext()
+    """Where a check may print: a third party's on stderr."""
+    return nullcontext() if function.__module__.startswith(OWN) else redirect_stdout(sys.stderr)
 
 
 def _files(folder: Path) -> list[Path]:

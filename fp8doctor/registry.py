@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from fp8doctor.check_folders import import_folder, output_of
+from fp8doctor.check_folders import import_folder, import_offered, output_of
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Unrecorded, recorded
 from fp8doctor.facts.paths import path_of
@@ -102,17 +102,19 @@ def check(
 
 @functools.cache
 def _import_own() -> None:
-    """Import every check of the package, once in a process."""
+    """Import every check of the package, and of installed packages that offer some, once in a process."""
     package = importlib.import_module("fp8doctor.checks")
     for module in pkgutil.walk_packages(package.__path__, "fp8doctor.checks."):
         importlib.import_module(module.name)
+    import_offered()
 
 
 def discover(folders: Sequence[Path] = ()) -> tuple[Check, ...]:
-    """All checks of the package, and those in ``folders``, by code within the order of `AREAS`.
+    """All checks of the package and of installed packages, and those in ``folders``, by code within the order
+    of `AREAS`.
 
-    Raises `UserError` when a folder does not exist or one of its files cannot be imported; then none of its
-    checks stays.
+    Raises `UserError` when a folder does not exist, or one of its files or an installed package's checks
+    cannot be imported; then none of its checks stays.
     """
     _import_own()
     known = dict(_checks)

@@ -36,13 +36,17 @@ def checks() -> str:
 
 def options() -> str:
     """The options of every report in one table, those that only a model file or a script takes in others."""
-    of_every_report = names(cli.env)
+    of_every_report = names(cli.demo)
+    of_the_gate = names(cli.report_) - of_every_report
+    elsewhere = of_every_report | of_the_gate
     everywhere = [option for option in shown(cli.examine) if option.name in of_every_report]
-    models_only = [option for option in shown(cli.examine) if option.name not in of_every_report]
-    scripts_only = [option for option in shown(cli.run) if option.name not in of_every_report]
+    gates = [option for option in shown(cli.examine) if option.name in of_the_gate]
+    models_only = [option for option in shown(cli.examine) if option.name not in elsewhere]
+    scripts_only = [option for option in shown(cli.run) if option.name not in elsewhere]
     return "\n".join(
         (
             optiontable("option of every report", everywhere),
+            optiontable("gate of `fp8doctor model.py`, `run` and `report`", gates),
             optiontable("option of `fp8doctor model.py` only", models_only),
             optiontable("option of `fp8doctor run` only", scripts_only),
         )

@@ -157,3 +157,29 @@ def test_a_tree_that_is_no_folder_of_checks_is_refused_before_anything_of_it_run
 def test_the_root_of_the_file_system_is_no_folder_of_checks() -> None:
     with pytest.raises(UserError, match="root of the file system"):
         discover([Path("/")])
+
+
+def installed(folder: Path, module: str, text: str) -> None:
+    """Lay a package that offers checks into a folder, as an installer would."""
+    (folder / f"{module}.py").write_text(text, "utf-8")
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n", "utf-8")
+    (info / "entry_points.txt").write_text(f"[fp8doctor.checks]\nours = {module}\n", "utf-8")
+
+
+def test_installed_packages_offer_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = set(registry._checks)
+    installed(tmp_path, "offers_checks", f"{CHECK}    return None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    check_folders.import_offered()
+    assert set(registry._checks) - known == {"OWN001"}
+
+
+def test_an_installed_package_whose_checks_fail_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, "offers_nothing", "raise RuntimeError('too old')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="the installed package offers_nothing offers checks that cannot"):
+        check_folders.import_offered()

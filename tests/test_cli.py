@@ -126,6 +126,7 @@ def test_without_a_command_word_the_target_is_examined(worker: Worker) -> None:
         "batch": None,
         "seq": None,
         "load_timeout": 600.0,
+        "python": None,
     }
     assert worker.asked == [{**asked, "trial": TrialRequest(budget_s=60.0)}]
     assert "CMP001 eager-float8" in result.stdout
@@ -142,7 +143,7 @@ def test_without_a_command_word_the_target_is_examined(worker: Worker) -> None:
 )
 def test_options_stand_before_or_after_the_target(worker: Worker, args: tuple[str, ...]) -> None:
     assert fp8doctor(*args).exit_code == 0
-    asked = {"target": "model.py", "layers": 2, "batch": 4, "seq": 8, "load_timeout": 600.0}
+    asked = {"target": "model.py", "layers": 2, "batch": 4, "seq": 8, "load_timeout": 600.0, "python": None}
     assert worker.asked == [{**asked, "trial": TrialRequest(budget_s=60.0)}]
 
 
@@ -187,7 +188,7 @@ def timed(as_is_ms: float) -> Facts:
         (80.0, ("--min-speedup", "1.3"), 1),
         (80.0, ("--strict",), 0),
         (None, ("--strict",), 1),
-        (None, ("--min-speedup", "1.3"), 0),
+        (None, ("--min-speedup", "1.3"), 1),
         (None, (), 0),
     ],
 )
@@ -294,7 +295,7 @@ def test_env_examines_no_model(worker: Worker) -> None:
         gaps={},
     )
     result = fp8doctor("env")
-    assert worker.asked == [{"target": None, "layers": None, "batch": None, "seq": None}]
+    assert worker.asked == [{"target": None, "layers": None, "batch": None, "seq": None, "python": None}]
     assert result.exit_code == 0
     assert "No model was examined" in result.stdout
     assert "te.Linear" not in result.stdout
@@ -662,7 +663,8 @@ def test_a_reader_who_leaves_early_changes_no_exit_code(saved: Path, fail_on: st
         assert running.stdout
         assert running.stderr
         running.stdout.close()
-        assert running.stderr.read() == b""
+        why = b"fp8doctor: exit 1: found CMP001 (--fail-on warning)\n"
+        assert running.stderr.read() == (why if code else b"")
         assert running.wait(30) == code
 
 

@@ -94,8 +94,12 @@ def test_list_and_explain_take_what_is_said() -> None:
 
 
 def test_reports_share_their_options() -> None:
-    every = {frozenset(readme.names(command)) for command in (cli.env, cli.report_, cli.demo)}
+    gates = {"min_speedup", "strict", "baseline", "max_regression"}
+    every = {
+        frozenset(readme.names(command) - gates - {"python"}) for command in (cli.env, cli.report_, cli.demo)
+    }
     assert len(every) == 1
+    assert all(gates <= readme.names(command) for command in (cli.examine, cli.run, cli.report_))
     assert every.pop() < readme.names(cli.examine)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from fp8doctor.cli.comparison import compare
 from fp8doctor.cli.console import (
@@ -26,15 +27,25 @@ from fp8doctor.cli.delivery import (
     INTERRUPTED,
     OK,
     WIDEST,
-    Gate,
     examine_and_deliver,
     replay_and_deliver,
     writable,
 )
 from fp8doctor.cli.explain import explain, summary
-from fp8doctor.cli.options import FILE, list_options, output_options, positive, seconds, version, with_options
+from fp8doctor.cli.options import (
+    FILE,
+    PYTHON,
+    gate_options,
+    list_options,
+    output_options,
+    seconds,
+    version,
+    with_options,
+)
+from fp8doctor.cli.project import ProjectCommand, TargetCommand
 from fp8doctor.cli.run import run
 from fp8doctor.cli.traces import trace as trace_
+from fp8doctor.cli.why import why
 from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.errors import UserError
 
@@ -42,6 +53,17 @@ if TYPE_CHECKING:
     pass
 
 DEMO = Path(__file__).parents[1] / "demo.json"
+
+HELP_NAMES: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+
+EXAMPLES = (
+    ("fp8doctor model.py", "time the step in FP8 and BF16 and say what to change"),
+    ("fp8doctor run train.py --lr 1e-4", "watch a training script as it is"),
+    ("fp8doctor model.py --no-trial --assume-gpu h200", "without a GPU, modelled for an H200"),
+    ("fp8doctor model.py --min-speedup 1.05 -o fp8.sarif", "a gate for a build server"),
+    ("fp8doctor explain CMP001 SHP", "the pages of a check, and of all that begin with SHP"),
+)
+"""Command lines and what they are for."""
 
 LOST_STREAM = (errno.EBADF, errno.EIO, errno.ENOSPC)
 """What printing the help to a closed or full stdout raises."""
@@ -55,6 +77,8 @@ class Commands(click.Group):
             args, {name for command in self.commands.values() for name in options_with_value(command)}
         )
         if at is None or args[at] not in self.commands:
+            if at is not None and not ctx.resilient_parsing:
+                refuse_mistyped(args[at], self.commands)
             return super().parse_args(ctx, ["", *args])
         return super().parse_args(ctx, [args[at], *args[:at], *args[at + 1 :]])
 
@@ -94,14 +118,39 @@ class Commands(click.Group):
         sys.exit(code if args else FAILED)
 
 
-class Examine(click.Command):
+def refuse_mistyped(word: str, commands: Iterable[str]) -> None:
+    """Raise a usage error for a word that is nearly a command, and names neither a file nor a module."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, commands, 1)
+    if not near or not word.isidentifier() or Path(word).exists() or Path(f"{word}.py").exists():
+        return
+    from importlib.machinery import PathFinder
+
+    if PathFinder.find_spec(word) is None:
+        raise click.UsageError(f"There is no command, file or module {word!r}. Did you mean {near[0]!r}?")
+
+
+def complete_target(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the first word: a command, or the file of a model."""
+    commands = [
+        CompletionItem(name, help=command.get_short_help_str())
+        for name, command in main.commands.items()
+        if name.startswith(begun)
+    ]
+    return [*commands, CompletionItem(begun, type="file")]
+
+
+class Examine(TargetCommand):
     """The command that has no name: in its usage and errors it is ``fp8doctor`` itself."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         return super().make_context(
-            parent.info_name if parent else info_name, args, max_content_width=WIDEST, **extra
+            parent.info_name if parent else info_name,
+            args,
+            **{"max_content_width": WIDEST, **HELP_NAMES, **extra},
         )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -112,10 +161,12 @@ class Examine(click.Command):
                     for name, command in main.commands.items()
                 ]
             )
+        with formatter.section("Examples"):
+            formatter.write_dl(EXAMPLES)
         super().format_options(ctx, formatter)
 
 
-@click.group(cls=Commands)
+@click.group(cls=Commands, context_settings=HELP_NAMES)
 def main() -> None:
     """Says why FP8 training is slower than BF16 on your GPU and your model, and what to change."""
 
@@ -124,7 +175,7 @@ def main() -> None:
     cls=Examine,
     epilog="Exit codes: 0 nothing at or above --fail-on, 1 findings at or above it, 2 no complete report.",
 )
-@click.argument("target")
+@click.argument("target", shell_complete=complete_target)
 @with_options(
     click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Batch size of a made-up batch."),
     click.option(
@@ -166,17 +217,9 @@ def main() -> None:
         type=FILE,
         help="Keep the profile of the step (Chrome trace, .gz compresses), and others' beside it.",
     ),
-    click.option(
-        "--min-speedup",
-        type=float,
-        metavar="X",
-        callback=positive,
-        help="Exit with 1 when FP8 is measured below X times the best BF16.",
-    ),
-    click.option(
-        "--strict", is_flag=True, help="Exit with 1 when nothing could be measured, or too noisily to tell."
-    ),
 )
+@PYTHON
+@gate_options
 @output_options
 @click.option(
     "--version",
@@ -197,8 +240,7 @@ def examine(
     budget: float,
     device: str | None,
     trace: Path | None,
-    min_speedup: float | None,
-    strict: bool,
+    python: str | None,
     **options: Any,
 ) -> int:
     """Says why FP8 training is slower than BF16 on your GPU and your model, and what to change.
@@ -217,24 +259,33 @@ def examine(
         if no_trial
         else TrialRequest(budget, device, tuple(options["select"]), tuple(options["ignore"]), folders, kept)
     )
-    gate = Gate(min_speedup, strict, trace)
     return examine_and_deliver(
-        target, options, gate, layers=layers, batch=batch, seq=seq, load_timeout=load_timeout, trial=trial
+        target,
+        options,
+        trace,
+        layers=layers,
+        batch=batch,
+        seq=seq,
+        load_timeout=load_timeout,
+        trial=trial,
+        python=python,
     )
 
 
 main.add_command(run)
 
 
-@main.command()
+@main.command(cls=ProjectCommand)
+@PYTHON
 @output_options
-def env(**options: Any) -> int:
+def env(python: str | None, **options: Any) -> int:
     """Look at the environment, the packages and the GPUs only."""
-    return examine_and_deliver(None, options, layers=None, batch=None, seq=None)
+    return examine_and_deliver(None, options, layers=None, batch=None, seq=None, python=python)
 
 
-@main.command("report")
+@main.command("report", cls=ProjectCommand)
 @click.argument("saved", type=click.Path(path_type=Path))
+@gate_options
 @output_options
 def report_(saved: Path, **options: Any) -> int:
     """Replay a saved report: the checks of this version over its facts."""
@@ -250,9 +301,10 @@ def demo(**options: Any) -> int:
 
 main.add_command(trace_)
 main.add_command(compare)
+main.add_command(why)
 
 
-@main.command("list")
+@main.command("list", cls=ProjectCommand)
 @list_options
 def list_(format: str, checks: tuple[Path, ...]) -> int:
     """Show all checks."""

@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fp8doctor.cli.delivery import FOUND, OK
-from fp8doctor.cli.options import positive
+from fp8doctor.cli.delivery import told
+from fp8doctor.cli.options import MAX_REGRESSION, STRICT, positive, with_options
 from fp8doctor.cli.pages import PageOptions, deliver_page, page_options
+from fp8doctor.cli.project import ProjectCommand
+from fp8doctor.finding import SEVERITIES
+
+if TYPE_CHECKING:
+    from fp8doctor.diagnosis.comparison import Comparison
+    from fp8doctor.diagnosis.document import Document
 
 
-@click.command()
+class Compare(ProjectCommand):
+    """The gates of a project are about one report, so that they are not held here."""
+
+    of_the_gate = False
+
+
+@click.command(cls=Compare)
 @click.argument("first", type=click.Path(path_type=Path))
 @click.argument("second", type=click.Path(path_type=Path))
 @page_options
-@click.option(
-    "--min-speedup",
-    type=float,
-    metavar="X",
-    callback=positive,
-    help="Exit with 1 unless SECOND is measured at X times the speed of FIRST.",
+@with_options(
+    click.option(
+        "--min-speedup",
+        type=float,
+        metavar="X",
+        callback=positive,
+        help="Exit with 1 unless SECOND is measured at X times the speed of FIRST.",
+    ),
+    STRICT,
+    MAX_REGRESSION,
+    click.option(
+        "--fail-on",
+        type=click.Choice(("never", *SEVERITIES)),
+        default="never",
+        show_default=True,
+        help="Exit with 1 on a finding this grave that only SECOND has.",
+    ),
 )
-def compare(
-    first: Path, second: Path, *, format: str | None, output: Path | None, min_speedup: float | None
-) -> int:
+def compare(first: Path, second: Path, *, format: str | None, output: Path | None, **gates: Any) -> int:
     """Compare two saved reports: time, tokens/s, memory, and why they differ.
 
     FIRST and SECOND are what --save or --format json wrote, such as the reports of a BF16 and an FP8 run.
@@ -38,5 +61,35 @@ def compare(
     documents = replay(first), replay(second)
     found = compared(*documents, (first.name, second.name))
     deliver_page(wanted, found.to_json, lambda: page(found, documents))
-    missed = min_speedup is not None and (found.speedup is None or found.speedup.median < min_speedup)
-    return FOUND if missed else OK
+    return told(tuple(missed(found, documents, **gates)))
+
+
+def missed(
+    found: Comparison,
+    documents: tuple[Document, Document],
+    *,
+    min_speedup: float | None,
+    strict: bool,
+    max_regression: float | None,
+    fail_on: str,
+) -> Iterator[str]:
+    """Say which gates the second report misses, a clause each."""
+    from fp8doctor.diagnosis.regression import regression
+
+    first, second = documents
+    speedup = found.speedup.median if found.speedup else None
+    if strict and speedup is None:
+        yield "there are not two measured steps (--strict)"
+    elif min_speedup is not None and (speedup is None or speedup < min_speedup):
+        measured = "not measured" if speedup is None else f"{speedup:.2f}x of the first's"
+        yield f"the second's speed is {measured} (--min-speedup {min_speedup:g})"
+    if max_regression is not None:
+        longer = regression(first.facts, second.facts, found.files[0], max_regression)
+        if longer:
+            yield f"{longer} (--max-regression {max_regression:g})"
+    if fail_on in SEVERITIES:
+        known = {each.code for each in first.findings}
+        grave = SEVERITIES[SEVERITIES.index(fail_on) :]
+        codes = [each.code for each in second.findings if each.severity in grave and each.code not in known]
+        if codes:
+            yield f"only the second has {', '.join(codes)} (--fail-on {fail_on})"

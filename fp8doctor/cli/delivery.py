@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +14,29 @@ import click
 from msgspec import Struct
 
 from fp8doctor.cli.console import complain, complain_of_known, progress, show, wants_ascii, wants_colour
+from fp8doctor.cli.gate import Gate
 from fp8doctor.errors import UserError
 from fp8doctor.files import same_file, write_text
-from fp8doctor.finding import SEVERITIES, Severity
 
 if TYPE_CHECKING:
     from fp8doctor.diagnosis.document import Document
 
-FORMATS = ("text", "json", "markdown", "html")
+FORMATS = ("text", "json", "markdown", "html", "github", "junit", "sarif")
 
-FORMAT_OF_SUFFIX = {".txt": "text", ".json": "json", ".md": "markdown", ".html": "html"}
+ON_STDOUT = "github"
+"""The format that only works on stdout; files that are named beside it are written by their suffixes."""
+
+BYTES = ("json", "html", "junit", "sarif")
+"""Formats that say which encoding they are in."""
+
+FORMAT_OF_SUFFIX = {
+    ".txt": "text",
+    ".json": "json",
+    ".md": "markdown",
+    ".html": "html",
+    ".xml": "junit",
+    ".sarif": "sarif",
+}
 
 PLAIN_SUFFIXES = ("", ".log", ".out")
 
@@ -37,58 +51,70 @@ class ReportOptions(Struct, frozen=True):
     """What the options ask for, checked before any work begins."""
 
     format: str
-    output: Path | None
+    """Of stdout: where files are asked for, what is printed when they cannot be written."""
+    outputs: tuple[tuple[Path, str], ...]
+    """Files, each with its format."""
+    code: Path | None
+    """The user's file that is looked at."""
     save: Path | None
-    fail_on: Severity | None
-    """None: never."""
+    gate: Gate
     assume_gpu: str | None
     verbose: bool
     quiet: bool
     checks: dict[str, Any]
-    """``select``, ``ignore`` and ``checks`` as `fp8doctor.diagnosis.diagnose` takes them."""
+    """``select``, ``ignore``, ``checks`` and ``reasons`` as `fp8doctor.diagnosis.diagnose` takes them."""
 
 
 def checked_options(
-    options: dict[str, Any], source: Path | None = None, trace: Path | None = None
+    options: dict[str, Any],
+    source: Path | None = None,
+    trace: Path | None = None,
+    code: Path | None = None,
 ) -> ReportOptions:
     """Check options before any work begins. Raises `UserError` or a usage error for what cannot be done.
 
-    ``source`` is the file that is read, ``trace`` another one that is to be written.
+    ``source`` is the file that is read, ``trace`` another one that is to be written, ``code`` the user's file
+    that is looked at.
     """
     from fp8doctor import registry
 
     if options["verbose"] and options["quiet"]:
         raise click.UsageError("-v and -q contradict each other.")
-    output, save = options["output"], options["save"]
-    for path in (output, save):
+    outputs, save = options["output"], options["save"]
+    for path in (*outputs, save):
         if path is not None:
             writable(path)
-    keep_apart({"-o": output, "--save": save, "--trace": trace}, source)
-    format = format_of(options["format"], output)
+    written = [*(("-o", path) for path in outputs), ("--save", save), ("--trace", trace)]
+    keep_apart(written, source)
+    keep_apart(written, options.get("baseline"))
+    asked = options["format"]
+    formats = [format_of(None if asked == ON_STDOUT else asked, path) for path in outputs]
     chosen = {name: options[name] for name in ("select", "ignore", "checks")}
     registry.select(registry.discover(chosen["checks"]), chosen["select"], chosen["ignore"])
     return ReportOptions(
-        format=format,
-        output=output,
+        format=asked or (formats[0] if formats else "text"),
+        outputs=tuple(zip(outputs, formats, strict=True)),
+        code=code,
         save=save,
-        fail_on=next((severity for severity in SEVERITIES if severity == options["fail_on"]), None),
+        gate=Gate.of(options),
         assume_gpu=options["assume_gpu"],
         verbose=options["verbose"],
         quiet=options["quiet"],
-        checks=chosen,
+        checks={**chosen, "reasons": options.get("reasons", {})},
     )
 
 
-def format_of(asked: str | None, output: Path | None) -> str:
-    """The format that is asked for, else the one that the file's suffix says. Raises a usage error where
-    neither does."""
+def format_of(asked: str | None, output: Path | None, formats: Sequence[str] = FORMATS) -> str:
+    """The format that is asked for, else the one of these that the file's suffix says. Raises a usage error
+    where neither does."""
     suffix = output.suffix.lower() if output else ""
-    if asked is None and suffix not in (*FORMAT_OF_SUFFIX, *PLAIN_SUFFIXES):
+    meant = "text" if suffix in PLAIN_SUFFIXES else FORMAT_OF_SUFFIX.get(suffix)
+    if asked is None and meant not in formats:
         raise click.UsageError(
             f"The format of {output} is not clear from {suffix!r}; give --format "
-            f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
+            f"{', '.join(formats[:-1])} or {formats[-1]}."
         )
-    return asked or FORMAT_OF_SUFFIX.get(suffix, "text")
+    return asked or meant or "text"
 
 
 def writable(path: Path) -> Path:
@@ -101,30 +127,15 @@ def writable(path: Path) -> Path:
     return path
 
 
-def keep_apart(written: dict[str, Path | None], source: Path | None) -> None:
+def keep_apart(written: Iterable[tuple[str, Path | None]], source: Path | None) -> None:
     """Refuse to write two things to one file, or anything over what is read. Raises `UserError`."""
-    files = {option: path for option, path in written.items() if path is not None}
-    for option, path in files.items():
+    files = [(option, path) for option, path in written if path is not None]
+    for option, path in files:
         if source is not None and same_file(path, source):
             raise UserError(f"{option} would overwrite {path}, which is read; name another file")
-    for (one, path), (other, same) in combinations(files.items(), 2):
+    for (one, path), (other, same) in combinations(files, 2):
         if same_file(path, same):
             raise UserError(f"{one} and {other} name one file, {path}; name two")
-
-
-class Gate(Struct, frozen=True):
-    """What a measurement has to reach or to leave, besides ``--fail-on``."""
-
-    min_speedup: float | None = None
-    strict: bool = False
-    trace: Path | None = None
-
-    def is_missed_by(self, report: Document) -> bool:
-        """Whether a measured speedup is too small, or, with ``--strict``, none could be measured."""
-        speedup = report.verdict.speedup if report.verdict.basis == "measured" else None
-        if self.strict and (report.verdict.step_ms is None or report.verdict.status == "too_noisy"):
-            return True
-        return self.min_speedup is not None and speedup is not None and speedup < self.min_speedup
 
 
 def own_step_failed(report: Document) -> str | None:
@@ -139,11 +150,11 @@ def own_step_failed(report: Document) -> str | None:
 
 
 def examine_and_deliver(
-    target: str | None, options: dict[str, Any], gate: Gate | None = None, **workload: Any
+    target: str | None, options: dict[str, Any], trace: Path | None = None, **workload: Any
 ) -> int:
     """Examine in a worker, diagnose, deliver. An incomplete report is printed, and written nowhere."""
     source = Path(target if os.path.exists(target) else target.rpartition(":")[0]) if target else None
-    wanted = checked_options(options, source, gate.trace if gate else None)
+    wanted = checked_options(options, source, trace, code=source)
 
     import msgspec
 
@@ -156,14 +167,14 @@ def examine_and_deliver(
         msgspec.structs.replace(examination.facts, assumed_gpu=wanted.assume_gpu), **wanted.checks
     )
     if examination.problem is None:
-        code = deliver(report, wanted)
+        deliver(report, wanted)
         if failed := own_step_failed(report):
             complain(failed)
             complain_of_known(failed)
             return FAILED
-        if gate and gate.trace and not tell_of_traces(examination.traces, report, wanted):
+        if trace and not tell_of_traces(examination.traces, report, wanted):
             return FAILED
-        return FOUND if gate and gate.is_missed_by(report) else code
+        return judged(report, wanted)
     show_report(report, wanted)
     complain(examination.problem)
     complain_of_known(examination.problem)
@@ -200,40 +211,83 @@ def replay_and_deliver(saved: Path, options: dict[str, Any]) -> int:
 
     from fp8doctor.diagnosis.diagnose import replay
 
-    return deliver(replay(saved, assume_gpu=wanted.assume_gpu, **wanted.checks), wanted)
+    report = replay(saved, assume_gpu=wanted.assume_gpu, **wanted.checks)
+    deliver(report, wanted)
+    return judged(report, wanted)
 
 
-def deliver(report: Document, wanted: ReportOptions) -> int:
-    """Write the report to where it was asked for; the exit code. Where one place fails, the other has it."""
+def deliver(report: Document, wanted: ReportOptions) -> None:
+    """Write the report to where it was asked for. Where one place fails, the other has it."""
     try:
-        if wanted.output:
-            write_text(wanted.output, rendered(report, wanted))
-        else:
+        for path, format in wanted.outputs:
+            write_text(path, rendered(report, wanted, format))
+        if not wanted.outputs or wanted.format == ON_STDOUT:
             show_report(report, wanted)
+        if wanted.format == ON_STDOUT:
+            add_step_summary(report)
     finally:
         if wanted.save:
             write_text(wanted.save, report.to_json())
-    return FOUND if wanted.fail_on and report.reaches(wanted.fail_on) else OK
 
 
-def rendered(report: Document, wanted: ReportOptions, **terminal: Any) -> str:
-    """The report in the format asked for; ``terminal`` is what `fp8doctor.render.text` should know of one."""
-    if wanted.format == "json":
+def judged(report: Document, wanted: ReportOptions) -> int:
+    """Hold the report to the gate and say why it is missed; the exit code."""
+    return told(wanted.gate.missed(report))
+
+
+def told(missed: Sequence[str]) -> int:
+    """Say why the gate is missed, if it is; the exit code."""
+    if missed:
+        complain(f"exit {FOUND}: {'; '.join(missed)}")
+    return FOUND if missed else OK
+
+
+def add_step_summary(report: Document) -> None:
+    """Append the report to the summary of the step of GitHub's workflow, where it runs in one."""
+    file = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not file:
+        return
+    from fp8doctor.render import markdown
+
+    try:
+        with open(file, "a", encoding="utf-8") as summary:
+            summary.write(f"{markdown.render(report)}\n")
+    except OSError as error:
+        complain(f"cannot write to $GITHUB_STEP_SUMMARY: {error.strerror or error}")
+
+
+def rendered(report: Document, wanted: ReportOptions, format: str, **terminal: Any) -> str:
+    """The report in a format; ``terminal`` is what `fp8doctor.render.text` should know of one."""
+    if format == "json":
         return report.to_json()
-    if wanted.format == "markdown":
+    if format == "markdown":
         from fp8doctor.render import markdown
 
         return markdown.render(report)
-    if wanted.format == "html":
+    if format == "html":
         from fp8doctor.render import html
 
         return html.render(report)
+    if format in ("github", "junit", "sarif"):
+        return for_build_server(report, wanted, format)
     from fp8doctor.render import text
 
     return text.render(report, verbose=wanted.verbose, quiet=wanted.quiet, **terminal)
 
 
+def for_build_server(report: Document, wanted: ReportOptions, format: str) -> str:
+    """The report as annotations, test cases or results, at the user's file where it is below this folder."""
+    from fp8doctor.render import github, junit, sarif
+
+    here = Path.cwd()
+    absolute = wanted.code.absolute() if wanted.code and wanted.code.is_file() else None
+    file = absolute.relative_to(here).as_posix() if absolute and absolute.is_relative_to(here) else ""
+    if format == "junit":
+        return junit.render(report, fail_on=wanted.gate.fail_on, file=file)
+    return github.render(report, file=file) if format == "github" else sarif.render(report, file=file)
+
+
 def show_report(report: Document, wanted: ReportOptions) -> None:
     width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns) if sys.stdout.isatty() else WIDEST
-    text = rendered(report, wanted, width=width, colour=wants_colour(), ascii=wants_ascii())
-    show(text.encode() if wanted.format == "json" else text)
+    text = rendered(report, wanted, wanted.format, width=width, colour=wants_colour(), ascii=wants_ascii())
+    show(text.encode() if wanted.format in BYTES else text)

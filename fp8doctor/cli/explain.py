@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fp8doctor.cli import completion
 from fp8doctor.cli.console import show_json, show_page
 from fp8doctor.cli.delivery import OK, WIDEST
 from fp8doctor.cli.options import list_options
+from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,24 +27,35 @@ MOST_WORDS = 3
 SHORTEST_WORD = 3
 """Characters of a word that is looked for."""
 
+PREFIX = r"[A-Z]{3,5}\d{0,3}"
+"""How a code begins; in small letters it is a word that is looked for."""
+
 LONGEST_CODE = 40
 """Characters; what is longer is neither looked for nor repeated in an answer."""
 
 
-@click.command()
-@click.argument("asked", nargs=-1, required=True, metavar="CODE|WORDS|ERROR|-")
+@click.command(cls=ProjectCommand)
+@click.argument(
+    "asked",
+    nargs=-1,
+    required=True,
+    metavar="CODE...|WORDS|ERROR|-",
+    shell_complete=completion.codes,
+)
 @list_options
 def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> int:
-    """Show the page of a check, or what is known of an error by its text; - reads a traceback from stdin."""
+    """Show the pages of checks by codes, names or how codes begin (CMP001 SHP), or what is known of an error
+    by its text; - reads a traceback from stdin."""
     from fp8doctor import registry
     from fp8doctor.known_errors import recognise
 
     text = _from_stdin() if asked == ("-",) else " ".join(asked)
     catalogue = registry.discover(checks)
-    check = next((each for each in catalogue if text.strip().lower() in (each.code.lower(), each.name)), None)
-    if check is not None:
-        page = f"{check.code} {check.name} · {check.area} · {check.severity}\n\n{check.page}"
-        _show(format, {**summary(check), "page": check.page}, page)
+    named = named_by(asked, catalogue)
+    if named:
+        data = [{**summary(check), "page": check.page} for check in named]
+        page = f"\n\n{'-' * WIDEST}\n\n".join(map(_page, named))
+        _show(format, data[0] if len(named) == 1 else {"checks": data}, page)
     elif errors := recognise(text):
         told = {"errors": [error._asdict() for error in errors]}
         _show(format, told, "\n\n".join(_error_page(error, catalogue) for error in errors))
@@ -53,6 +66,26 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
     else:
         raise UserError(_not_known(text, catalogue))
     return OK
+
+
+def named_by(asked: Sequence[str], catalogue: Sequence[Check]) -> list[Check]:
+    """Find the checks of codes, names, and how codes in capitals begin; none unless every word is one."""
+    found: dict[str, Check] = {}
+    for word in ",".join(asked).replace(" ", ",").split(","):
+        checks = [
+            each
+            for each in catalogue
+            if word.lower() in (each.code.lower(), each.name)
+            or (re.fullmatch(PREFIX, word) and each.code.startswith(word))
+        ]
+        if word and not checks:
+            return []
+        found |= {check.code: check for check in checks}
+    return list(found.values())
+
+
+def _page(check: Check) -> str:
+    return f"{check.code} {check.name} · {check.area} · {check.severity}\n\n{check.page}"
 
 
 def _from_stdin() -> str:

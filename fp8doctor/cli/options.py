@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from fp8doctor.cli import completion
 from fp8doctor.cli.console import show_page
 from fp8doctor.cli.delivery import FORMATS
 from fp8doctor.cost import GPUS, gpu_spec
@@ -40,6 +41,18 @@ def positive(ctx: click.Context, parameter: click.Parameter, value: float | None
 def gpu(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """The name of the GPU as the table of datasheets spells it."""
     return gpu_spec(value).name if value is not None else None
+
+
+def interpreter(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The file of an interpreter, which may be named as on a command line."""
+    if value is None:
+        return None
+    import shutil
+
+    found = shutil.which(value) or shutil.which(str(Path(value) / "bin" / "python"))
+    if found is None:
+        raise click.BadParameter(f"{value} is no interpreter", ctx, parameter)
+    return str(Path(found).absolute())
 
 
 def version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -78,15 +91,16 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
         click.option(
             "--format",
             type=click.Choice(FORMATS),
-            help="How to write the report; by default what the suffix of -o says (.txt, .json, .md, "
-            ".html), else text.",
+            help="How to write the report; by default what the suffix of -o says (.txt, .json, .md, .html, "
+            ".xml for junit, .sarif), else text.",
         ),
         click.option(
             "-o",
             "--output",
             metavar="FILE",
             type=FILE,
-            help=f"Write the report to a file instead of {stream}.",
+            multiple=True,
+            help=f"Write the report to a file instead of {stream}; repeatable.",
         ),
         click.option(
             "--save",
@@ -99,10 +113,16 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
             multiple=True,
             metavar="CODES",
             callback=codes,
+            shell_complete=completion.codes,
             help="Run only these checks: codes or how they begin, comma-separated; repeatable.",
         ),
         click.option(
-            "--ignore", multiple=True, metavar="CODES", callback=codes, help="Leave these checks out."
+            "--ignore",
+            multiple=True,
+            metavar="CODES",
+            callback=codes,
+            shell_complete=completion.codes,
+            help="Leave these checks out.",
         ),
         click.option(
             "--fail-on",
@@ -115,6 +135,7 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
             "--assume-gpu",
             metavar="NAME",
             callback=gpu,
+            shell_complete=completion.gpus,
             help=f"Model the costs of this GPU: {', '.join(spec.name for spec in GPUS)}, in any case.",
         ),
         CHECKS,
@@ -129,6 +150,46 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
 
 
 output_options = report_options("stdout", "error")
+
+MIN_SPEEDUP, STRICT, MAX_REGRESSION = (
+    click.option(
+        "--min-speedup",
+        type=float,
+        metavar="X",
+        callback=positive,
+        help="Exit with 1 when FP8 is measured below X times the best BF16, or was not measured.",
+    ),
+    click.option(
+        "--strict", is_flag=True, help="Exit with 1 when nothing could be measured, or too noisily to tell."
+    ),
+    click.option(
+        "--max-regression",
+        type=float,
+        metavar="PCT",
+        callback=positive,
+        help="Per cent that the step may take longer than that of --baseline.",
+    ),
+)
+
+PYTHON = click.option(
+    "--python",
+    metavar="PATH",
+    callback=interpreter,
+    help="The Python that has your torch, where fp8doctor is in an environment of its own (pipx, uvx).",
+)
+
+gate_options = with_options(
+    MIN_SPEEDUP,
+    STRICT,
+    click.option(
+        "--baseline",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="Exit with 1 when the step takes longer than in this saved report, by more than "
+        "--max-regression (5 %).",
+    ),
+    MAX_REGRESSION,
+)
 
 list_options = with_options(
     click.option(

@@ -12,17 +12,19 @@ import click
 from msgspec import Struct
 
 from fp8doctor.cli.console import show, wants_ascii, wants_colour
-from fp8doctor.cli.delivery import FORMATS, WIDEST, format_of, keep_apart, writable
+from fp8doctor.cli.delivery import WIDEST, format_of, keep_apart, writable
 from fp8doctor.cli.options import FILE, with_options
 from fp8doctor.files import write_text
 
 if TYPE_CHECKING:
     from fp8doctor.render.sheet import Sheet
 
+PAGE_FORMATS = ("text", "json", "markdown", "html")
+
 page_options = with_options(
     click.option(
         "--format",
-        type=click.Choice(FORMATS),
+        type=click.Choice(PAGE_FORMATS),
         help="How to write it; by default what the suffix of -o says (.txt, .json, .md, .html), else text.",
     ),
     click.option("-o", "--output", metavar="FILE", type=FILE, help="Write it to a file instead of stdout."),
@@ -41,8 +43,9 @@ class PageOptions(Struct, frozen=True):
         if output is not None:
             writable(output)
             for source in sources:
-                keep_apart({"-o": output}, source)
-        return cls(format_of(format, output), output)
+                keep_apart([("-o", output)], source)
+        found = format_of(format, output, PAGE_FORMATS)
+        return cls(found, output)
 
 
 def deliver_page(wanted: PageOptions, json: Callable[[], str], page: Callable[[], Sheet]) -> None:

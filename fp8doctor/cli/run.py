@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fp8doctor.cli.console import complain, complain_of_known
-from fp8doctor.cli.delivery import FAILED, OK, checked_options, deliver
-from fp8doctor.cli.options import report_options, seconds, with_options
+from fp8doctor.cli.delivery import FAILED, OK, checked_options, deliver, judged
+from fp8doctor.cli.options import gate_options, report_options, seconds, with_options
+from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.errors import UserError
-from fp8doctor.finding import SEVERITIES
 from fp8doctor.running.settings import STEPS, WARMUP
 from fp8doctor.wording import plural
 
@@ -30,8 +30,11 @@ IN_PLACE = (
 """Why no copy is timed."""
 
 
-class Run(click.Command):
-    """Everything from the script, or from ``-m``, on is the script's."""
+class Run(ProjectCommand):
+    """Everything from the script, or from ``-m``, on is the script's. The project's gates are not held: the
+    exit code is the script's, unless the command line says otherwise."""
+
+    of_the_gate = False
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = first_word(args, set(options_with_value(self)), ("-m",))
@@ -39,14 +42,18 @@ class Run(click.Command):
         ctx.meta["script"] = args[at:]
         return super().parse_args(ctx, args[:at])
 
+    def near(self, ctx: click.Context, args: list[str]) -> Path:
+        script = Path(*ctx.meta["script"][:1])
+        return script.absolute().parent if script.is_file() else Path.cwd()
+
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "train.py|-m MODULE", "[ARGS]..."]
 
 
 @click.command(
     cls=Run,
-    epilog="Exit code: the script's own. With --fail-on it is 1 when the script succeeded and something that "
-    "grave was found, and 2 when nothing of it could be examined.",
+    epilog="Exit code: the script's own. With --fail-on or another gate it is 1 when the script succeeded "
+    "and the gate is missed, and 2 when nothing of it could be examined.",
 )
 @with_options(
     click.option(
@@ -83,6 +90,7 @@ class Run(click.Command):
     ),
     click.option("--device", metavar="NAME", help="Where to time; cuda (default), cuda:1, or cpu."),
 )
+@gate_options
 @report_options("stderr", "never")
 @click.pass_context
 def run(
@@ -117,8 +125,8 @@ def run(
             "rank's model for all others"
         )
     reports = place is None or place.rank == 0
-    gated = reports and options["fail_on"] in SEVERITIES
-    wanted = checked_options(options, script.file)
+    wanted = checked_options(options, script.file, code=script.file)
+    gated = reports and wanted.gate.asks
     settings = Settings(
         script=script.name,
         steps=steps,
@@ -149,7 +157,9 @@ def run(
         facts = msgspec.structs.replace(seen.facts, assumed_gpu=wanted.assume_gpu)
         if seen.ranks is not None:
             facts = of_many(facts, seen.ranks)
-        return deliver(diagnose(facts, **wanted.checks), wanted)
+        told = diagnose(facts, **wanted.checks)
+        deliver(told, wanted)
+        return judged(told, wanted)
 
     say = complain if reports and not wanted.quiet else lambda text: None
     others = None if place is None else Gathering(place) if reports else Telling(place)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -12,6 +13,7 @@ from fp8doctor.analysis.ledger import ledger
 from fp8doctor.cost.gpus import gpu_spec, modelled_gpu_name
 from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
+from fp8doctor.diagnosis.next_step import next_step
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.diagnosis.verdict import verdict
 from fp8doctor.facts import Facts, if_recorded, recorded
@@ -23,24 +25,31 @@ def diagnose(
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
     checks: Sequence[Path] = (),
+    reasons: Mapping[str, str] = MappingProxyType({}),
     written_by: Tool | None = None,
     created_at: str | None = None,
 ) -> Document:
-    """Run the checks over ``facts`` and write the report. Raises `UserError` for an unknown code."""
+    """Run the checks over ``facts`` and write the report. Raises `UserError` for an unknown code.
+
+    ``reasons`` says why codes are ignored that ``ignore`` names.
+    """
     catalogue = registry.select(registry.discover(checks), select, ignore)
     findings, outcomes = registry.run(catalogue, facts)
     findings, outcomes = with_measured_savings(facts, findings, outcomes)
     proposed = prescribe(findings, facts)
     held = if_recorded(as_timed, proposed, facts)
+    prescription, told = proposed if held is None else held, verdict(facts, findings)
     return Document(
         tool=written_by or tool(),
         created_at=created_at or now(),
         facts=facts,
-        verdict=verdict(facts, findings),
+        verdict=told,
         findings=findings,
-        prescription=proposed if held is None else held,
+        prescription=prescription,
         outcomes=outcomes,
+        next=next_step(prescription, told, facts),
         ledger=if_recorded(ledger, facts),
+        ignored=dict(reasons),
         modelled_gpu=modelled_gpu_name(facts),
     )
 
@@ -61,6 +70,7 @@ def replay(
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
     checks: Sequence[Path] = (),
+    reasons: Mapping[str, str] = MappingProxyType({}),
 ) -> Document:
     """Run the checks of this version over the facts of a saved report, with its time and tool kept. Raises
     `UserError`, also for a GPU that has no datasheet."""
@@ -70,5 +80,11 @@ def replay(
     if recorded(facts, "assumed_gpu") and facts.assumed_gpu:
         gpu_spec(facts.assumed_gpu)
     return diagnose(
-        facts, select=select, ignore=ignore, checks=checks, written_by=written_by, created_at=created_at
+        facts,
+        select=select,
+        ignore=ignore,
+        checks=checks,
+        reasons=reasons,
+        written_by=written_by,
+        created_at=created_at,
     )

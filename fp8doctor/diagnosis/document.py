@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
+
 from fp8doctor.analysis.ledger import Ledger
 from fp8doctor.diagnosis.verdict import Verdict
 from fp8doctor.errors import UserError
@@ -49,6 +51,17 @@ class Step(Record, frozen=True, kw_only=True):
         return f"<{self.code or 'trial'} {self.treatment.name}: {quoted(self.treatment.summary)}{saves}>"
 
 
+class Next(Record, frozen=True, kw_only=True):
+    """What to do next."""
+
+    command: str
+    """To type now."""
+    saving_ms: Saving | None
+    """What following it saves of a step; None where that is not known."""
+    verify: str | None
+    """Looks at the job again; None for a live model, which is inspected again."""
+
+
 class Document(Record, frozen=True, kw_only=True):
     """Everything fp8doctor has to say about one job."""
 
@@ -63,9 +76,14 @@ class Document(Record, frozen=True, kw_only=True):
     """Its steps in order."""
     outcomes: tuple[Outcome, ...]
     """One for every check that was selected."""
+    next: Next | None = None
+    """None where nothing is left to do."""
     ledger: Ledger | None = None
     """What FP8 gives every GEMM, alone and in the step; None, and not written, where no shape was timed GEMM
     by GEMM."""
+    ignored: dict[str, str] = field(default_factory=dict)
+    """Code, or how it begins -> why its checks were left out; not written where nothing is ignored with a
+    reason."""
     modelled_gpu: str = ""
     """The GPU that modelled numbers are of: its name in the datasheet table; as assumed where it has none."""
 
@@ -74,6 +92,8 @@ class Document(Record, frozen=True, kw_only=True):
         data = to_builtins(self)
         if self.ledger is None:
             del data["ledger"]
+        if not self.ignored:
+            del data["ignored"]
         return {"schema_version": SCHEMA_VERSION, **data, "facts": self.facts.to_dict()}
 
     def to_json(self) -> str:
@@ -82,11 +102,14 @@ class Document(Record, frozen=True, kw_only=True):
 
     def worst(self) -> Severity | None:
         """Return the gravest severity among the findings and the verdict; None when nothing was found."""
-        grades = [SEVERITIES.index(finding.severity or "info") for finding in self.findings]
-        slower = self.verdict.status == "fp8_slower" and self.verdict.basis == "measured"
-        if slower or self.verdict.status == "fp8_not_engaged":
-            grades.append(SEVERITIES.index("error"))
+        found = [finding.severity or "info" for finding in self.findings]
+        grades = [SEVERITIES.index(each) for each in (*found, self.verdict_severity()) if each]
         return SEVERITIES[max(grades)] if grades else None
+
+    def verdict_severity(self) -> Severity | None:
+        """Return what the verdict counts as by itself; None where nothing is wrong with it."""
+        slower = self.verdict.status == "fp8_slower" and self.verdict.basis == "measured"
+        return "error" if slower or self.verdict.status == "fp8_not_engaged" else None
 
     def reaches(self, severity: Severity) -> bool:
         """Whether something is at or above ``severity``."""

@@ -75,6 +75,8 @@ def _paragraphs(screen: Screen, report: Document) -> Iterator[str]:
         yield from _entry(entry)
     if screen.not_looked_at:
         yield f"Not looked at: {escaped(screen.not_looked_at)}"
+    if screen.ignored:
+        yield f"Ignored: {escaped(screen.ignored)}"
     if screen.first_code:
         yield f"More: {escaped(f'fp8doctor explain {screen.first_code}')}"
     if report.created_at:

@@ -86,6 +86,8 @@ class Screen(Struct, frozen=True):
     others: tuple[Entry, ...]
     """Findings that no line of the prescription shows."""
     not_looked_at: str
+    ignored: str
+    """Which codes are left out, and why; empty where no reason was given."""
     first_code: str
     """The finding whose manual page to read first; empty without one."""
     outcomes: tuple[Line, ...]
@@ -129,6 +131,7 @@ def first_screen(report: Document, *, quiet: bool = False) -> Screen:
         prescription=prescription,
         others=others,
         not_looked_at="" if quiet else _not_looked_at(report),
+        ignored="; ".join(f"{code} ({reason})" for code, reason in report.ignored.items()),
         first_code=next((entry.code for entry in (*prescription, *others) if entry.code), ""),
         outcomes=_outcomes(report.outcomes),
     )

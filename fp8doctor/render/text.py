@@ -240,7 +240,8 @@ class _Page:
         return [line for text in (*told, *not_timed(report.facts)) for line in self.prose(text)]
 
     def not_looked_at(self, screen: Screen) -> list[str]:
-        return self.prose(f"Not looked at: {screen.not_looked_at}") if screen.not_looked_at else []
+        told = (("Not looked at", screen.not_looked_at), ("Ignored", screen.ignored))
+        return [line for label, text in told if text for line in self.prose(f"{label}: {text}")]
 
     def more(self, screen: Screen, *, hint: bool) -> list[str]:
         commands = [f"fp8doctor explain {screen.first_code}"] if screen.first_code else []

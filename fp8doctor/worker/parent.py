@@ -31,6 +31,7 @@ from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.record import UnreadableDocument, decoder
 from fp8doctor.loading.script_file import refuse_script
 from fp8doctor.loading.target import compiled, locate
+from fp8doctor.worker.interpreter import checked_interpreter
 from fp8doctor.worker.messages import Done, Examined, Failure, Lost, Message, Mistake, Stage, Traced
 from fp8doctor.worker.request import TrialRequest
 
@@ -47,17 +48,18 @@ TRIAL_LIMIT, TRIAL_GRACE_S = 3.0, 60.0
 """One stage of the trial is a hang after so many budgets and seconds."""
 
 _BOOT = """\
-import importlib.util, signal, sys
+import importlib.util, json, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
-spec = importlib.util.spec_from_file_location("fp8doctor", sys.argv[1])
-sys.modules["fp8doctor"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["fp8doctor"])
+for name, file in {**json.loads(sys.argv[2]), "fp8doctor": sys.argv[1]}.items():
+    spec = importlib.util.spec_from_file_location(name, file)
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
 from fp8doctor.worker.child import serve
-serve(sys.argv[2])
+serve(sys.argv[3])
 """
-"""What the child runs, under ``-P``: this very fp8doctor, wherever it lies, with nothing of it or of the
-current folder on ``sys.path``. SIGINT ends it like any signal: the keys of a
-terminal reach its parent only."""
+"""What the child runs, under ``-P``: this very fp8doctor, wherever it lies, and what it borrows of this
+interpreter, with nothing of either or of the current folder on ``sys.path``. SIGINT ends it like any signal:
+the keys of a terminal reach its parent only."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def examine_in_worker(
     seq: int | None = None,
     load_timeout: float = 600,
     trial: TrialRequest | None = None,
+    python: str | None = None,
     progress: Callable[[str], None],
 ) -> Examination:
     """Examine ``target`` in a child process, and time it if a trial is asked for. None: environment only.
@@ -86,8 +89,9 @@ def examine_in_worker(
     Raises `UserError` for what the user can mend. A child that dies, hangs or talks nonsense costs what it
     had not yet said: the facts so far come back with the problem. One that dies of an arm of the trial is
     followed by another without that arm, `MOST_WORKERS` in all; when the times were known before, they are
-    kept.
+    kept. ``python`` is another interpreter for the child to run in.
     """
+    borrowed = checked_interpreter(python) if python else {}
     source = locate(target) if target is not None else None
     if source is not None and source.path is not None:
         compiled(source.path)
@@ -102,6 +106,8 @@ def examine_in_worker(
         "seq": seq,
         "trial": asdict(trial) if trial else None,
         "skip": {},
+        "python": python or sys.executable,
+        "borrowed": borrowed,
     }
     traces: dict[str, str | None] = {}
     for _ in range(MOST_WORKERS):
@@ -229,11 +235,12 @@ class _Child:
             request = {**request, "channel": write_end, "parent": os.getpid(), "read_end": self._read_end}
             self._process = subprocess.Popen(
                 [
-                    sys.executable,
+                    request["python"],
                     "-P",
                     "-c",
                     _BOOT,
                     str(Path(fp8doctor.__file__).resolve()),
+                    json.dumps(request["borrowed"]),
                     json.dumps(request),
                 ],
                 stdin=subprocess.DEVNULL,

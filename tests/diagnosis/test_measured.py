@@ -15,7 +15,7 @@ from fp8doctor import load_report, registry
 from fp8doctor.analysis.arms import best_bf16, ratio
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import is_decided, is_noise, stays_in_bf16, swallows_effect
-from fp8doctor.cli.delivery import Gate
+from fp8doctor.cli.gate import Gate
 from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
@@ -184,8 +184,9 @@ def test_a_timing_too_noisy_to_tell_gives_no_ratio() -> None:
         "BF16 92.7 ms."
     )
     assert not re.search(r"\dx", verdict.summary)
-    assert Gate(strict=True).is_missed_by(report)
-    assert not Gate(min_speedup=1.1).is_missed_by(report)
+    assert Gate(strict=True).missed(report) == ("the timing is too noisy to tell (--strict)",)
+    assert Gate(min_speedup=1.1).missed(report) == ("the timing is too noisy to tell (--min-speedup 1.1)",)
+    assert Gate().missed(report) == ()
     healthy = next(each for each in report.outcomes if each.code == "STP005")
     assert healthy.reason == "the timing is too noisy to tell whether FP8 is faster than BF16"
 

@@ -1,0 +1,195 @@
+"""``[tool.fp8doctor]`` of pyproject.toml: the options of a project where the command line names none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from msgspec import Struct, field
+
+from fp8doctor.cli.words import first_word, options_with_value
+from fp8doctor.errors import UserError
+from fp8doctor.facts.scrub import scrub
+from fp8doctor.wording import error_in_words
+
+TABLE = "tool.fp8doctor"
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "select": (str, list),
+    "ignore": (dict,),
+    "checks": (str, list),
+    "fail-on": (str,),
+    "min-speedup": (int, float),
+    "strict": (bool,),
+    "baseline": (str,),
+    "max-regression": (int, float),
+    "assume-gpu": (str,),
+    "budget": (int, float),
+    "load-timeout": (int, float),
+    "batch": (int,),
+    "seq": (int,),
+    "layers": (int,),
+    "device": (str,),
+    "python": (str,),
+}
+"""Key -> the types that its value may have in TOML. Each but ``ignore`` is the option of that name."""
+
+GATE = ("fail_on", "min_speedup", "strict", "baseline", "max_regression")
+"""Parameters that decide the exit code."""
+
+PATHS = ("checks", "baseline", "python")
+"""Keys whose values are paths, read from the folder of the file."""
+
+LARGEST = 2**20
+"""Bytes of a pyproject.toml that is read."""
+
+NAMES = {
+    str: "a text",
+    list: "a list of texts",
+    dict: "a table",
+    bool: "true or false",
+    int: "a whole number",
+}
+
+
+class Project(Struct, frozen=True):
+    """What a project asks for."""
+
+    file: Path | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    """Name of a parameter of click -> its value, without what is ignored."""
+    ignored: dict[str, str] = field(default_factory=dict)
+    """Code, or how it begins -> why."""
+
+
+class ProjectCommand(click.Command):
+    """A command whose options a project may set. What the command line says goes first; what the project
+    ignores is ignored besides what the command line does."""
+
+    of_the_gate = True
+    """Whether ``fail-on`` and the gates of the project hold."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        project = project_near(self.near(ctx, args))
+        ctx.default_map = {
+            name: value for name, value in project.options.items() if self.of_the_gate or name not in GATE
+        }
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            name = error.param.name if error.param else None
+            if name not in ctx.default_map or _is_named(error.param, args):
+                raise
+            key = str(name).replace("_", "-")
+            raise UserError(f"{project.file}: [{TABLE}] {key}: {error.message}") from None
+        if "ignore" in ctx.params:
+            ctx.params["ignore"] = (*ctx.params["ignore"], *project.ignored)
+            ctx.params["reasons"] = project.ignored
+        return rest
+
+    def near(self, ctx: click.Context, args: list[str]) -> Path:
+        """The folder from which a project is looked for: the target's, where it is a file."""
+        return Path.cwd()
+
+
+class TargetCommand(ProjectCommand):
+    """A command with a target."""
+
+    def near(self, ctx: click.Context, args: list[str]) -> Path:
+        at = first_word(args, set(options_with_value(self)))
+        if at is None:
+            return Path.cwd()
+        for name in (args[at], args[at].rpartition(":")[0]):
+            if name and Path(name).is_file():
+                return Path(name).absolute().parent
+        return Path.cwd()
+
+
+def _is_named(parameter: click.Parameter | None, args: list[str]) -> bool:
+    names = parameter.opts if parameter else []
+    return any(arg.partition("=")[0] in names for arg in args)
+
+
+def project_near(folder: Path) -> Project:
+    """Read the nearest pyproject.toml that has the table, from this folder upwards, then from the current
+    one. Raises `UserError` for a table that cannot be read."""
+    for each in dict.fromkeys((*_upwards(folder), *_upwards(Path.cwd()))):
+        if (project := _read(each / "pyproject.toml")) is not None:
+            return project
+    return Project()
+
+
+def _upwards(folder: Path) -> Iterator[Path]:
+    yield folder
+    yield from folder.parents
+
+
+def _read(file: Path) -> Project | None:
+    """Read one file; None where it has no such table. Others are not parsed: they cost time, and their
+    mistakes are not ours."""
+    try:
+        if not file.is_file() or file.stat().st_size > LARGEST:
+            return None
+        content = file.read_bytes()
+    except OSError:
+        return None
+    if b"fp8doctor" not in content:
+        return None
+    import tomllib
+
+    try:
+        table = tomllib.loads(content.decode()).get("tool", {}).get("fp8doctor")
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"cannot read {file}: {scrub(error_in_words(error))}") from None
+    if table is None:
+        return None
+    if not isinstance(table, dict):
+        raise UserError(f"{file}: [{TABLE}] is not a table")
+    return Project(file, dict(_options(file, table)), _ignored(file, table.get("ignore", {})))
+
+
+def _options(file: Path, table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The options of a table as click takes them. Raises `UserError` for a key or a type that is none."""
+    for key, value in table.items():
+        if key not in KINDS:
+            keys = ", ".join(KINDS)
+            raise UserError(f"{file}: [{TABLE}] has no key {key!r}{_alike(key)}; its keys are {keys}")
+        kinds = KINDS[key]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            wanted = "a number" if float in kinds else " or ".join(NAMES[kind] for kind in kinds)
+            raise UserError(f"{file}: [{TABLE}] {key} is {wanted}, not {value!r}")
+        if key != "ignore":
+            yield (
+                key.replace("-", "_"),
+                _several(file, key, value) if list in kinds else _one(file, key, value),
+            )
+
+
+def _several(file: Path, key: str, value: Any) -> list[Any]:
+    values = [value] if isinstance(value, str) else value
+    if not all(isinstance(each, str) for each in values):
+        raise UserError(f"{file}: [{TABLE}] {key} is a list of texts")
+    return [_one(file, key, each) for each in values]
+
+
+def _one(file: Path, key: str, value: Any) -> Any:
+    """A value; a path is read from the folder of the file, but for the bare name of a command."""
+    is_path = key in PATHS and not (key == "python" and "/" not in value)
+    return str(file.parent / value) if is_path else value
+
+
+def _ignored(file: Path, table: Any) -> dict[str, str]:
+    """What is ignored, with the reasons. Raises `UserError` for a code without one."""
+    for code, reason in table.items():
+        if not isinstance(reason, str) or not reason.strip():
+            raise UserError(f'{file}: [{TABLE}.ignore] {code} needs a reason: {code} = "why it is ignored"')
+    return {code.upper(): scrub(" ".join(reason.split())) for code, reason in table.items()}
+
+
+def _alike(key: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(key.replace("_", "-"), KINDS, 1)
+    return f" (there is {near[0]})" if near else ""

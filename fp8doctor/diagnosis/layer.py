@@ -1,0 +1,163 @@
+"""All that a report knows of one layer: what was seen, counted, timed, compared and advised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from fp8doctor.analysis.layer_gain import Gain, gains
+from fp8doctor.analysis.ledger import LedgerLine
+from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
+from fp8doctor.cost import rows_of
+from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Facts, LayerNumerics, LayerShape, Linear, ModuleTime, if_recorded, recorded
+from fp8doctor.facts.record import Record, encode, to_builtins
+from fp8doctor.finding import Basis
+from fp8doctor.wording import quoted
+
+MOST_ALIKE = 3
+"""Names that are proposed for one that is not there."""
+
+
+class Advice(Record, frozen=True, kw_only=True):
+    """A finding or a step of the prescription that names the layer."""
+
+    code: str
+    """Empty when the trial found it and no check names it."""
+    title: str
+    treatment: str | None
+    """Name of the treatment, where the layer is among those that it changes."""
+
+
+class LayerReport(Record, frozen=True, kw_only=True):
+    """One layer. What is None, or empty, is not known."""
+
+    tool: Tool
+    seen: Linear
+    rows: int | None
+    """Rows of one call."""
+    alike: tuple[str, ...]
+    """The other layers of its shape and recipe that were timed with it."""
+    shape: LayerShape | None
+    """Its GEMMs alone, as they were timed; layers of one shape were timed together."""
+    ledger: tuple[LedgerLine, ...]
+    """What FP8 gives each of these GEMMs, over all layers of the shape."""
+    gain_ms: float | None
+    """What FP8 saves of a step in this layer; negative where it costs."""
+    gain_basis: Basis | None
+    """Of its GEMMs and casts alone; where only the casts are modelled, measured."""
+    modules: dict[str, ModuleTime]
+    """Arm -> its time in the profiled step."""
+    numerics: LayerNumerics | None
+    advised: tuple[Advice, ...]
+    """What names the layer."""
+    advised_for_all: tuple[Advice, ...]
+    """Steps of the prescription that name no layers: they are for the whole model."""
+    keep_in_bf16: bool
+    """Whether the prescription keeps it in BF16."""
+
+
+def as_json(layers: Sequence[LayerReport]) -> str:
+    """Write the JSON of a layer, or of several as a list."""
+    written = [to_builtins(each) for each in layers]
+    data = written[0] if len(written) == 1 else {"layers": written}
+    return encode({"schema_version": SCHEMA_VERSION, "kind": "layer", **data}).decode()
+
+
+def named(asked: str, facts: Facts) -> tuple[Linear, ...]:
+    """Find the layers of a name, a pattern, or a part of names. Raises `UserError` where there is none."""
+    linears = facts.network.linears if recorded(facts, "network.linears") else ()
+    if not linears:
+        raise UserError("this report holds no layers: no model was examined")
+    exact = tuple(each for each in linears if each.name == asked)
+    found = exact or tuple(each for each in linears if _is_meant(asked, each.name))
+    if found:
+        return found
+    names = [each.name for each in linears]
+    near = get_close_matches(asked, names, MOST_ALIKE, 0.5)
+    hint = f"; did you mean {', '.join(near)}?" if near else f"; the first is {names[0]}"
+    raise UserError(quoted(f"none of the {len(names)} linear layers is called {asked}{hint}"))
+
+
+def _is_meant(asked: str, name: str) -> bool:
+    if any(mark in asked for mark in "*?["):
+        return fnmatchcase(name, asked) or fnmatchcase(name, f"*.{asked}")
+    return f".{asked.strip('.')}." in f".{name}."
+
+
+def layer_reports(linears: Iterable[Linear], document: Document) -> list[LayerReport]:
+    """Collect all that is known of some layers."""
+    gained = if_recorded(gains, document.facts) or {}
+    return [_report(linear, gained.get(linear.name), document) for linear in linears]
+
+
+def _report(linear: Linear, gain: Gain | None, document: Document) -> LayerReport:
+    facts = document.facts
+    shape = if_recorded(_shape, linear.name, facts)
+    return LayerReport(
+        tool=document.tool,
+        seen=linear,
+        rows=if_recorded(rows_of, linear, facts),
+        alike=tuple(name for name in shape.layers if name != linear.name) if shape else (),
+        shape=shape,
+        ledger=_lines(shape, document),
+        gain_ms=gain.ms if gain else None,
+        gain_basis=("measured" if gain.measured else "modelled") if gain else None,
+        modules=if_recorded(_modules, linear.name, facts) or {},
+        numerics=if_recorded(_numerics, linear.name, facts),
+        advised=tuple(_advice(linear.name, document)),
+        advised_for_all=tuple(
+            Advice(code=step.code, title=step.title, treatment=step.treatment.name)
+            for step in document.prescription
+            if not step.treatment.layers
+        ),
+        keep_in_bf16=any(
+            step.treatment.name == KEEP_IN_BF16 and linear.name in step.treatment.layers
+            for step in document.prescription
+        ),
+    )
+
+
+def _shape(name: str, facts: Facts) -> LayerShape | None:
+    return next((each for each in facts.trial.shapes if name in each.layers), None)
+
+
+def _lines(shape: LayerShape | None, document: Document) -> tuple[LedgerLine, ...]:
+    if shape is None or document.ledger is None:
+        return ()
+    key = (shape.m, shape.k, shape.n, shape.recipe)
+    return tuple(each for each in document.ledger.lines if (each.m, each.k, each.n, each.recipe) == key)
+
+
+def _modules(name: str, facts: Facts) -> dict[str, ModuleTime]:
+    """Find the layer among the profiled modules; those of a cut keep the names of its first blocks."""
+    return {
+        arm.name: module
+        for arm in facts.trial.arms
+        if recorded(arm, "breakdown.modules")
+        for module in (arm.breakdown.modules if arm.breakdown else ())
+        if module.name == name
+    }
+
+
+def _numerics(name: str, facts: Facts) -> LayerNumerics | None:
+    return next((each for each in facts.trial.numerics if each.name == name), None)
+
+
+def _advice(name: str, document: Document) -> Iterable[Advice]:
+    """Find what names the layer: the findings, and the steps that no finding stands for."""
+    for finding in document.findings:
+        treatment = finding.treatment
+        changes = treatment is not None and name in treatment.layers
+        values = (value if isinstance(value, tuple) else (value,) for value in finding.evidence.values())
+        if changes or any(name == each for value in values for each in value):
+            yield Advice(
+                code=finding.code,
+                title=finding.title,
+                treatment=treatment.name if treatment and changes else None,
+            )
+    for step in document.prescription:
+        if not step.code and name in step.treatment.layers:
+            yield Advice(code="", title=step.title, treatment=step.treatment.name)

@@ -1,0 +1,34 @@
+"""What to do next: the first command to type, what following it saves, and the command that shows it did."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+
+from fp8doctor.diagnosis.document import Next, Step
+from fp8doctor.diagnosis.verdict import Verdict
+from fp8doctor.facts import Facts, recorded
+
+
+def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> Next | None:
+    """Choose the page of the first step that a check names; where there is none and nothing was measured, the
+    command that measures. None where nothing is left to do."""
+    verify = _again(facts)
+    step = next((each for each in prescription if each.code), None)
+    if step is not None:
+        return Next(command=f"fp8doctor explain {step.code}", saving_ms=step.saving_ms, verify=verify)
+    if verdict.basis != "measured" and verify is not None:
+        return Next(command=verify, saving_ms=None, verify=verify)
+    return None
+
+
+def _again(facts: Facts) -> str | None:
+    """Write the command that looks at the same job again, from its folder; None for a live model."""
+    if not recorded(facts, "target.kind") or not recorded(facts, "target.name"):
+        return None
+    kind, name = facts.target.kind, shlex.quote(facts.target.name)
+    if kind == "environment":
+        return "fp8doctor env"
+    if kind == "live":
+        return None
+    return f"fp8doctor run {name}" if kind == "script" else f"fp8doctor {name}"

@@ -1,0 +1,195 @@
+"""What is known of one layer, or of several in a table, as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fp8doctor.diagnosis.layer import LayerReport
+from fp8doctor.facts import LayerShape, Linear, ModuleTime, recorded
+from fp8doctor.render.header import quantity
+from fp8doctor.render.sheet import Sheet, Table
+from fp8doctor.render.traces import FAMILIES, change
+from fp8doctor.wording import percent, plural
+
+LAYOUTS = {"output": "output", "input_gradient": "input gradient", "weight_gradient": "weight gradient"}
+
+MOST_SHOWN = 40
+"""Rows of a table of layers."""
+
+
+def page(layer: LayerReport) -> Sheet:
+    """Lay out one layer."""
+    parts: list[Table | str] = [*_seen(layer), *_counted(layer)]
+    parts += _timed(layer.shape) if layer.shape else ["Timed alone: not in this report."]
+    if layer.ledger:
+        parts.append(_ledger(layer))
+    if layer.gain_ms is not None:
+        saves = "saves" if layer.gain_ms > 0 else "costs"
+        parts.append(
+            f"FP8 {saves} {abs(layer.gain_ms):.3f} ms of a step in this layer, {layer.gain_basis}, compiled."
+        )
+    if layer.modules:
+        parts.append(_modules(layer.modules))
+    parts += [*_numerics(layer), *_advised(layer)]
+    return Sheet((f"fp8doctor {layer.tool.version}", layer.seen.name), (), tuple(parts), "")
+
+
+def overview(layers: Sequence[LayerReport], asked: str) -> Sheet:
+    """Lay out several layers, one a row."""
+    rows = tuple(
+        (
+            layer.seen.name,
+            _size(layer.seen),
+            _how(layer.seen),
+            percent(share) if (share := _share(layer.seen)) is not None else "-",
+            change(-layer.gain_ms, 3) if layer.gain_ms is not None else "-",
+            "yes" if layer.keep_in_bf16 else "",
+        )
+        for layer in layers[:MOST_SHOWN]
+    )
+    heads = ("layer", "K x N", "runs in", "FLOPs", "FP8, ms", "keep in BF16")
+    parts: tuple[Table | str, ...] = (Table(heads, rows),)
+    if len(layers) > MOST_SHOWN:
+        parts += (f"And {plural(len(layers) - MOST_SHOWN, 'layer')} more.",)
+    heading = (f"fp8doctor {layers[0].tool.version}", f"{plural(len(layers), 'layer')} named {asked}")
+    return Sheet(heading, (), parts, "FP8, ms: what FP8 changes of a step in this layer; - is not known.")
+
+
+def _share(linear: Linear) -> float | None:
+    return linear.flops_share_pct if recorded(linear, "flops_share_pct") else None
+
+
+def _size(linear: Linear) -> str:
+    known = recorded(linear, "in_features") and recorded(linear, "out_features")
+    return f"{linear.in_features:,} x {linear.out_features:,}" if known else "-"
+
+
+def _how(linear: Linear) -> str:
+    """What a layer computes in."""
+    use = linear.use if recorded(linear, "use") else "none"
+    recipe = linear.recipe if recorded(linear, "recipe") else None
+    if use == "training":
+        return f"FP8 {recipe or ''}".rstrip()
+    dtype = linear.dtype if recorded(linear, "dtype") else "?"
+    return f"{dtype} (FP8 storage)" if use == "storage" else dtype
+
+
+def _seen(layer: LayerReport) -> Iterator[str]:
+    """What the examination saw."""
+    linear = layer.seen
+    stack = f", by {linear.stack}" if recorded(linear, "stack") else ""
+    yield f"Seen: {linear.kind}{stack}, {_size(linear)} (K x N), runs in {_how(linear)}."
+    told = []
+    if recorded(linear, "dtype"):
+        told.append(f"weight in {linear.dtype}")
+    if recorded(linear, "requires_grad"):
+        told.append("trained" if linear.requires_grad else "frozen")
+    if recorded(linear, "role") and linear.role != "body":
+        told.append(f"it is the {linear.role}")
+    if recorded(linear, "adapter") and linear.adapter:
+        told.append(f"LoRA's {linear.adapter}")
+    if recorded(linear, "compiled"):
+        told.append(_covered("compiled", linear.compiled, "runs eagerly"))
+    if recorded(linear, "checkpointed"):
+        told.append(_covered("checkpointed", linear.checkpointed, "keeps its activations"))
+    if recorded(linear, "engaged") and linear.engaged is not None:
+        told.append(
+            "its last forward ran in FP8" if linear.engaged else "its last forward did not run in FP8"
+        )
+    if recorded(linear, "features"):
+        told += [f"{name}={value}" for name, value in linear.features.items()]
+    if told:
+        yield f"State: {', '.join(told)}."
+
+
+def _covered(what: str, by: str | None, otherwise: str) -> str:
+    if by is None:
+        return otherwise
+    return f"{what} with {by}" if by else f"{what} with the whole model"
+
+
+def _counted(layer: LayerReport) -> Iterator[str]:
+    linear = layer.seen
+    told = [f"{layer.rows:,} rows a call"] if layer.rows else []
+    if recorded(linear, "parameters"):
+        told.append(f"{quantity(linear.parameters)} parameters")
+    if (share := _share(linear)) is not None:
+        told.append(f"{percent(share)} of the GEMM FLOPs of the model")
+    if told:
+        yield f"Counted: {', '.join(told)}."
+
+
+def _timed(shape: LayerShape) -> list[Table | str]:
+    """The GEMMs of its shape alone."""
+    of = f"{shape.m:,} x {shape.k:,} x {shape.n:,} (rows x K x N), {shape.recipe}"
+    alone = f"Timed alone: {of}: BF16 {shape.bf16_ms:.3f} ms"
+    if shape.fp8_ms is not None:
+        casts = f" and {shape.casts_ms:.3f} ms of compiled casts" if shape.casts_ms is not None else ""
+        alone += f", FP8 {shape.fp8_ms:.3f} ms{casts}"
+    why = f" ({shape.reason})" if shape.reason else ""
+    others = plural(len(shape.layers), "layer")
+    return [f"{alone}{why}; of one layer in one micro-batch. The shape is that of {others}."]
+
+
+def _ledger(layer: LayerReport) -> Table:
+    rows = tuple(
+        (
+            LAYOUTS[line.layout],
+            f"{line.bf16_ms:.3f}",
+            "-" if line.fp8_ms is None else f"{line.fp8_ms:.3f}",
+            f"{line.casts_ms:.3f}",
+            change(-line.net_ms, 3),
+            str(line.calls),
+            change(-line.step_ms, 2),
+        )
+        for line in layer.ledger
+    )
+    heads = ("ms of one GEMM", "BF16", "FP8", "casts", "FP8 changes", "calls", "in all layers")
+    return Table(heads, rows)
+
+
+def _modules(modules: dict[str, ModuleTime]) -> Table:
+    rows = tuple(
+        (arm, f"{sum(module.families_ms.values()):.3f}", _families(module)) for arm, module in modules.items()
+    )
+    return Table(("profiled eagerly, in", "ms a step"), rows, "of which")
+
+
+def _families(module: ModuleTime) -> str:
+    longest = sorted(module.families_ms.items(), key=lambda each: -each[1])
+    names: dict[str, str] = dict(FAMILIES)
+    return ", ".join(f"{names.get(family, family)} {ms:.3f}" for family, ms in longest)
+
+
+def _numerics(layer: LayerReport) -> Iterator[str]:
+    found = layer.numerics
+    if found is None:
+        yield "Numerics: not compared in this report."
+        return
+    ratios = (
+        ("output", found.output_sqnr_db),
+        ("input gradient", found.input_gradient_sqnr_db),
+        ("weight gradient", found.weight_gradient_sqnr_db),
+    )
+    told = [f"{name} {value:.1f} dB" for name, value in ratios if value is not None]
+    told += [
+        f"{percent(value)} {what}"
+        for what, value in (("clipped", found.saturated_pct), ("flushed to zero", found.flushed_pct))
+        if value is not None
+    ]
+    if found.non_finite:
+        told.append(f"{found.non_finite} elements not finite")
+    yield f"Numerics, against BF16: {', '.join(told) or 'nothing differs'}."
+
+
+def _advised(layer: LayerReport) -> Iterator[str]:
+    for advice in layer.advised:
+        treated = f" Treatment: {advice.treatment}." if advice.treatment else ""
+        yield f"Advised: {f'{advice.code}: ' if advice.code else ''}{advice.title}.{treated}"
+    if layer.keep_in_bf16:
+        yield "The prescription keeps this layer in BF16."
+    for advice in layer.advised_for_all:
+        code = f"{advice.code}: " if advice.code else ""
+        yield f"Advised for the whole model: {code}{advice.title}. Treatment: {advice.treatment}."
+    if not (layer.advised or layer.advised_for_all):
+        yield "Advised: nothing."

@@ -1,0 +1,214 @@
+"""Annotations, test cases and SARIF: golden files, and whatever a model is called they stay what they are."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from fp8doctor import cli
+from fp8doctor.facts import Target
+from fp8doctor.finding import Outcome
+from fp8doctor.render import github, junit, sarif
+from fp8doctor.report import Report, load_report
+from tests.render.reports import SCREENS
+from tests.render.test_arbitrary_text import names, with_name
+from tests.render.test_screens import hold
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDED = sorted((ROOT / "tests" / "patients" / "recorded").glob("*.json"))
+ANNOTATION = re.compile(r"::(error|warning|notice) (?:file=[^,:\n]*,line=1,)?title=[^,:\n]*::[^\r\n]+\Z")
+
+TEXT = {"type": "object", "required": ["text"], "properties": {"text": {"type": "string", "minLength": 1}}}
+LEVEL = {"enum": ["none", "note", "warning", "error"]}
+SARIF = {
+    "type": "object",
+    "required": ["$schema", "version", "runs"],
+    "properties": {
+        "version": {"const": "2.1.0"},
+        "runs": {
+            "minItems": 1,
+            "items": {
+                "required": ["tool", "results"],
+                "properties": {
+                    "tool": {
+                        "required": ["driver"],
+                        "properties": {
+                            "driver": {
+                                "required": ["name", "rules"],
+                                "properties": {
+                                    "rules": {
+                                        "uniqueItems": True,
+                                        "items": {
+                                            "required": ["id", "help", "shortDescription"],
+                                            "properties": {
+                                                "help": TEXT,
+                                                "shortDescription": TEXT,
+                                                "defaultConfiguration": {"properties": {"level": LEVEL}},
+                                            },
+                                        },
+                                    }
+                                },
+                            }
+                        },
+                    },
+                    "results": {
+                        "items": {
+                            "required": ["ruleId", "ruleIndex", "message", "level"],
+                            "properties": {
+                                "message": TEXT,
+                                "level": LEVEL,
+                                "locations": {
+                                    "items": {
+                                        "properties": {
+                                            "physicalLocation": {
+                                                "required": ["artifactLocation"],
+                                                "properties": {
+                                                    "artifactLocation": {
+                                                        "properties": {
+                                                            "uri": {"pattern": "^[!#-;=?-\\[\\]_a-z~%]+$"}
+                                                        }
+                                                    },
+                                                    "region": {"properties": {"startLine": {"minimum": 1}}},
+                                                },
+                                            }
+                                        }
+                                    }
+                                },
+                            },
+                        }
+                    },
+                },
+            },
+        },
+    },
+}
+"""What code scanning needs of SARIF 2.1.0; the whole schema has 3,300 lines and lies on the network."""
+
+
+def hold_to_their_forms(report: Report) -> None:
+    for line in github.render(report).splitlines():
+        assert ANNOTATION.match(line), line
+    for fail_on in ("warning", None):
+        suites = ElementTree.fromstring(junit.render(report, fail_on=fail_on).encode())
+        assert len(suites.findall("testsuite/testcase")) == len(report.outcomes) + 1
+        failures = suites.findall("testsuite/testcase/failure")
+        assert suites.get("failures") == suites.find("testsuite").get("failures") == str(len(failures))
+        assert bool(failures) == (fail_on is not None and report.reaches(fail_on))
+    document = json.loads(sarif.render(report))
+    jsonschema.Draft202012Validator(SARIF).validate(document)
+    run = document["runs"][0]
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert len(set(rules)) == len(rules)
+    assert [rules[each["ruleIndex"]] for each in run["results"]] == [
+        each["ruleId"] for each in run["results"]
+    ]
+    found = [each["ruleId"] for each in run["results"] if each["ruleId"] != "VERDICT"]
+    assert found == [finding.code for finding in report.findings]
+
+
+@pytest.mark.parametrize("name", ["eager_decoder", "on_a_gpu"])
+def test_golden_files(name: str) -> None:
+    hold(f"{name}.github.txt", github.render(SCREENS[name]))
+    hold(f"{name}.junit.xml", junit.render(SCREENS[name], fail_on="warning"))
+    document = json.loads(sarif.render(SCREENS[name], file="models/my model.py"))
+    for rule in document["runs"][0]["tool"]["driver"]["rules"]:
+        rule["help"]["text"] = rule["help"]["text"].partition("\n")[0]  # the page itself may be mended
+    hold(f"{name}.sarif.json", json.dumps(document, indent=1) + "\n")
+
+
+@given(names)
+@settings(max_examples=12, deadline=None)
+def test_whatever_a_model_is_called(name: str) -> None:
+    hold_to_their_forms(with_name(name))
+
+
+@given(st.text(max_size=12))
+@settings(max_examples=15, deadline=None)
+def test_whatever_its_file_is_called(name: str) -> None:
+    report = SCREENS["eager_decoder"]
+    named = replace(
+        report, facts=replace(report.facts, target=Target(kind="file", name=name, attribute=None))
+    )
+    hold_to_their_forms(named)
+
+
+@pytest.mark.parametrize("file", RECORDED[::8], ids=lambda file: file.stem)
+def test_recorded_patients(file: Path) -> None:
+    hold_to_their_forms(load_report(file))
+
+
+def test_every_outcome_is_a_test_case() -> None:
+    kinds = ("healthy", "refuted", "not_applicable", "unknown", "crashed")
+    outcomes = tuple(
+        Outcome(code=f"ZZZ00{at}", outcome=kind, reason="because", area="step")
+        for at, kind in enumerate(kinds)
+    )
+    report = replace(SCREENS["eager_decoder"], findings=(), prescription=(), outcomes=outcomes)
+    cases = ElementTree.fromstring(junit.render(report)).findall("testsuite/testcase")[1:]
+    assert [[child.tag for child in case] for case in cases] == [
+        ["system-out"],
+        ["system-out"],
+        ["skipped"],
+        ["skipped"],
+        ["error"],
+    ]
+    assert [case[0].get("message") for case in cases[2:]] == [
+        "does not apply: because",
+        "unknown: because",
+        "because",
+    ]
+
+
+def test_the_formats_are_written_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Annotations go to stdout, the page to the step's summary, the files by their suffixes."""
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n", "utf-8")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.chdir(tmp_path)
+    args = ["demo", "--format", "github", "-o", "fp8.sarif", "-o", "fp8.xml", "-o", "fp8.md"]
+    result = CliRunner().invoke(cli.main, args)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("::error file=decoder_468m.py,line=1,title=VERDICT fp8_slower::")
+    assert all(ANNOTATION.match(line) for line in result.stdout.splitlines())
+    assert json.loads(Path("fp8.sarif").read_text("utf-8"))["version"] == "2.1.0"
+    assert ElementTree.fromstring(Path("fp8.xml").read_bytes()).get("name") == "fp8doctor"
+    assert summary.read_text("utf-8") == f"before\n{Path('fp8.md').read_text('utf-8')}\n"
+
+
+def test_a_summary_that_cannot_be_written_costs_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "nowhere" / "summary.md"))
+    result = CliRunner().invoke(cli.main, ["demo", "--format", "github", "--fail-on", "never"])
+    assert result.exit_code == 0
+    assert result.stderr == "fp8doctor: cannot write to $GITHUB_STEP_SUMMARY: No such file or directory\n"
+
+
+@pytest.mark.parametrize(("fail_on", "failed"), [("info", 0), ("error", 0)])
+def test_a_verdict_that_nothing_is_wrong_with_is_no_failure(fail_on: Any, failed: int) -> None:
+    report = replace(SCREENS["compiled_decoder"], findings=(), prescription=())
+    suites = ElementTree.fromstring(junit.render(report, fail_on=fail_on))
+    assert suites.get("failures") == str(failed)
+
+
+def test_the_commands_of_the_workflow_are_ours() -> None:
+    """Its lines are parsed as the command line parses them; nothing is run."""
+    yaml = pytest.importorskip("yaml")
+    workflow = yaml.safe_load((ROOT / "examples" / "github-workflow.yml").read_text("utf-8"))
+    steps = workflow["jobs"]["fp8doctor"]["steps"]
+    lines = [shlex.split(step["run"]) for step in steps if step.get("run", "").startswith("fp8doctor ")]
+    assert [line[1] for line in lines] == ["model.py", "report"]
+    assert cli.examine.make_context("fp8doctor", lines[0][1:]).params["fail_on"] == "never"
+    gate = cli.report_.make_context("report", lines[1][2:]).params
+    assert (gate["format"], gate["min_speedup"], gate["max_regression"]) == ("github", 1.05, 5.0)

@@ -1,0 +1,95 @@
+"""The command line's habits: help, examples, mistyped commands, several codes, completion."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from click import UsageError
+from click.testing import CliRunner, Result
+
+from fp8doctor import cli, registry
+from fp8doctor.cli.commands import EXAMPLES, refuse_mistyped
+
+
+def fp8doctor(*args: str, **variables: str) -> Result:
+    return CliRunner().invoke(cli.main, list(args), env=variables, prog_name="fp8doctor")
+
+
+def completed(line: str) -> list[str]:
+    """What bash is offered behind a line whose last word is not finished."""
+    words = shlex.split(line)
+    result = fp8doctor(
+        COMP_WORDS=line,
+        COMP_CWORD=str(len(words) - 1 + line.endswith(" ")),
+        _FP8DOCTOR_COMPLETE="bash_complete",
+    )
+    return [each.partition(",")[2] for each in result.stdout.splitlines() if each.startswith("plain,")]
+
+
+@pytest.mark.parametrize("command", ["", *cli.main.commands])
+def test_h_is_help(command: str) -> None:
+    short, long = (fp8doctor(*filter(None, (command, option))) for option in ("-h", "--help"))
+    assert (short.exit_code, short.stdout) == (0, long.stdout)
+    assert "-h, --help" in short.stdout
+
+
+def test_the_examples_of_the_help_are_parsed() -> None:
+    shown = fp8doctor("--help").stdout
+    for line, _ in EXAMPLES:
+        assert line in shown
+        _, *args = shlex.split(line)
+        command = cli.main.commands.get(args[0], cli.examine)
+        context = command.make_context("fp8doctor", args[args[0] in cli.main.commands :])
+        assert context.params
+
+
+@pytest.mark.parametrize(("word", "meant"), [("expalin", "explain"), ("reprot", "report"), ("lst", "list")])
+def test_a_mistyped_command_is_answered_with_the_nearest(
+    word: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = fp8doctor(word, "CMP001") if meant == "explain" else fp8doctor(word)
+    assert result.exit_code == 2
+    assert f"There is no command, file or module '{word}'. Did you mean '{meant}'?" in result.stderr
+
+
+def test_a_file_or_a_module_named_nearly_like_a_command_is_a_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lists.py").write_text("syntax error")
+    refuse_mistyped("./list", ["list"])
+    refuse_mistyped("lists", ["list"])
+    refuse_mistyped("statistics", ["statistic"])
+    (tmp_path / "lists.py").unlink()
+    with pytest.raises(UsageError, match="Did you mean 'list'"):
+        refuse_mistyped("lists", ["list"])
+
+
+def test_several_codes_and_prefixes_are_explained() -> None:
+    shapes = [check.code for check in registry.discover() if check.code.startswith("SHP")]
+    for args in (("CMP001", "SHP"), ("cmp001,SHP",), ("eager-float8", "SHP", "CMP001")):
+        data = json.loads(fp8doctor("explain", *args, "--format", "json").stdout)
+        assert [each["code"] for each in data["checks"]] == ["CMP001", *shapes]
+        assert all(each["page"] for each in data["checks"])
+        page = fp8doctor("explain", *args).stdout
+        assert all(f"\n{code} " in f"\n{page}" for code in ("CMP001", *shapes))
+
+
+def test_one_code_that_is_none_shows_no_page_of_the_others() -> None:
+    result = fp8doctor("explain", "CMP001", "ZZZ")
+    assert result.exit_code == 2
+    assert not result.stdout
+
+
+def test_commands_codes_and_gpus_are_completed() -> None:
+    assert completed("fp8doctor co") == ["compare"]
+    assert completed("fp8doctor expl") == ["explain"]
+    assert completed("fp8doctor explain CMP00")[:2] == ["CMP001", "CMP002"]
+    assert completed("fp8doctor explain CMP001 cmp002") == ["CMP002"]
+    assert completed("fp8doctor model.py --ignore SHP001,cmp001") == ["SHP001,CMP001"]
+    assert completed("fp8doctor model.py --assume-gpu h2") == ["H200"]
+    assert completed("fp8doctor report --fail-on w") == ["warning"]

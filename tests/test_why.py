@@ -1,0 +1,90 @@
+"""``fp8doctor why``: a layer by its name, a part of it or a pattern, out of recorded reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fp8doctor import cli
+
+RECORDED = Path(__file__).parent / "patients" / "recorded"
+
+
+def why(layer: str, patient: str, *options: str) -> Result:
+    saved = str(RECORDED / f"h200-{patient}.json")
+    return CliRunner().invoke(cli.main, ["why", layer, saved, *options])
+
+
+def told(layer: str, patient: str) -> str:
+    """The page in one line."""
+    result = why(layer, patient)
+    assert result.exit_code == 0, result.stderr
+    return " ".join(result.stdout.split())
+
+
+def test_a_layer_that_was_timed() -> None:
+    page = told("blocks.0.mlp.down", "decoder_454m")
+    assert "Seen: torchao.float8.float8_linear.Float8Linear, by torchao, 4,096 x 1,024 (K x N)" in page
+    assert "weight in bfloat16, trained, runs eagerly" in page
+    assert "Counted: 16,384 rows a call, 4.2 M parameters, 0.92 % of the GEMM FLOPs" in page
+    assert "BF16 0.543 ms, FP8 0.315 ms and 0.295 ms of compiled casts" in page
+    assert "as_is 2.784 casts to and from FP8 2.500, FP8 GEMMs 0.284" in page
+    assert "Advised for the whole model: CMP001: 120 of 120 FP8 Linears run eagerly" in page
+
+
+def test_a_layer_that_the_plan_keeps_in_bf16() -> None:
+    saved = RECORDED / "h200-trained_outlier.json"
+    plan = json.loads(CliRunner().invoke(cli.main, ["report", str(saved), "--format", "json"]).stdout)
+    kept = [
+        layer
+        for step in plan["prescription"]
+        if step["treatment"]["name"] == "keep-in-bf16"
+        for layer in step["treatment"]["layers"]
+    ]
+    page = told(kept[0], "trained_outlier")
+    assert "The prescription keeps this layer in BF16." in page
+    assert "Treatment: keep-in-bf16" in page
+    assert "Numerics, against BF16: output" in page
+
+
+def test_what_was_not_looked_at_is_said() -> None:
+    page = told("head", "trained_outlier")
+    assert "it is the head" in page
+    assert "Timed alone: not in this report." in page
+    assert "Numerics: not compared in this report." in page
+
+
+@pytest.mark.parametrize(
+    ("layer", "count"),
+    [("mlp.down", 24), ("blocks.1", 5), ("blocks.1?.mlp.down", 10), ("*.0.mlp.*", 3), ("down", 24)],
+)
+def test_a_part_of_a_name_or_a_pattern_means_several(layer: str, count: int) -> None:
+    listed = json.loads(why(layer, "decoder_454m", "--format", "json").stdout)["layers"]
+    assert len(listed) == count
+    page = why(layer, "decoder_454m").stdout
+    assert all(each["seen"]["name"] in page for each in listed)
+
+
+def test_json_of_one_layer() -> None:
+    data = json.loads(why("blocks.0.mlp.down", "decoder_454m", "--format", "json").stdout)
+    assert (data["schema_version"], data["kind"], data["seen"]["name"]) == (1, "layer", "blocks.0.mlp.down")
+    assert (data["shape"]["m"], data["rows"], data["keep_in_bf16"]) == (16384, 16384, False)
+    assert (len(data["alike"]), data["gain_basis"]) == (23, "measured")
+
+
+@pytest.mark.parametrize(
+    ("layer", "patient", "said"),
+    [
+        ("blocks.0.mlp.dwn", "decoder_454m", "did you mean blocks.0.mlp.down"),
+        ("zzz", "decoder_454m", "none of the 121 linear layers is called zzz; the first is"),
+        (".", "decoder_454m", "no layer was named"),
+        ("down", "backend_missing_", "cannot read"),
+    ],
+)
+def test_a_layer_that_is_not_there(layer: str, patient: str, said: str) -> None:
+    result = why(layer, patient)
+    assert result.exit_code == 2
+    assert said in result.stderr
