@@ -51,7 +51,7 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no Transformer Engine layer is checkpointed by torch's function")
     raised = recorded(facts, "trial") and why_of(facts.trial) is Reason.RECOMPUTE_DIFFERS
     missing = ran_in_bf16_later(facts, [linear for linear, _ in inside])
-    sick = inside if missing else [each for each in inside if not each[1].opens_fp8_autocast]
+    sick = inside if missing or raised else [each for each in inside if not each[1].opens_fp8_autocast]
     recomputed_in_fp8 = missing is False or (
         facts.training.gradients_seen and all(linear.engaged for linear, _ in sick)
     )
@@ -63,7 +63,10 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
         ran_before(linear) and (each.reentrant or (watched and each.reentrant is None))
         for linear, each in sick
     )
-    closed = region.active is True and any(AROUND_THE_MODEL in each for each in facts.training.forward_chain)
+    own = region.fp8_autocast_around is True if recorded(region, "fp8_autocast_around") else False
+    closed = region.active is True and (
+        own or any(AROUND_THE_MODEL in each for each in facts.training.forward_chain)
+    )
     known = raised or missing or in_bf16 or closed
     layers = plural(len(sick), "Transformer Engine layer")
     return Finding(
@@ -78,6 +81,9 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
             else "They ran in FP8 before, and their last forward, which is the recompute of a backward, did "
             "not."
             if in_bf16
+            else "The forward opens the autocast around its call of checkpoint; the recompute comes later, "
+            "in the backward."
+            if own and closed
             else "Accelerate opens the autocast around the model's forward; the recompute comes later, in "
             "the backward."
             if closed

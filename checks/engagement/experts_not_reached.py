@@ -28,7 +28,7 @@ Small experts lose: https://github.com/pytorch/torchtitan/issues/2086
 from __future__ import annotations
 
 from fp8doctor.analysis.layers import flops_share_pct, in_python, too_small
-from fp8doctor.cost import amdahl, gpu_spec, large_gemm_speedup, modelled_gpu
+from fp8doctor.cost import amdahl, large_gemm_speedup, modelled_gpu
 from fp8doctor.facts import Facts, Linear, Network
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -94,20 +94,25 @@ def too_small_to_convert(layers: list[Linear], facts: Facts) -> Finding:
     """Tell what FP8 can give where the experts stay out."""
     share, first = flops_share_pct(layers, facts), layers[0]
     gpu = modelled_gpu(facts)
-    gpu = gpu if gpu is not None and gpu.fp8_tflops else gpu_spec("H100")
-    most = amdahl(max(0.0, 100.0 - share) / 100.0, large_gemm_speedup(gpu))
+    known = gpu is not None and gpu.fp8_tflops
+    most = amdahl(max(0.0, 100.0 - share) / 100.0, large_gemm_speedup(gpu)) if gpu and known else None
     return Finding(
         severity="info",
         title=f"{percent(share)} of the GEMM FLOPs are in experts that stay in 16 bits",
         explanation=f"Each expert is {first.in_features} x {first.out_features}, for which torchao's own "
-        f"filter expects FP8 to lose. FP8 makes the GEMMs at most {most:.2f}x as fast without them "
-        f"({gpu.name}, casts not counted).",
+        "filter expects FP8 to lose. "
+        + (
+            f"FP8 makes the GEMMs at most {most:.2f}x as fast without them ({gpu.name}, casts not counted)."
+            if gpu and most
+            else "What FP8 can give without them is not modelled: this GPU has no datasheet for FP8 here "
+            "(--assume-gpu)."
+        ),
         evidence={
             "weights": len(layers),
             "share_pct": round(share, 1),
             "in_features": first.in_features,
             "out_features": first.out_features,
-            "ceiling": round(most, 2),
+            "ceiling": most and round(most, 2),
             "first": first.name,
         },
     )

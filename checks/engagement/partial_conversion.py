@@ -44,7 +44,6 @@ from fp8doctor.cost import (
     GpuSpec,
     amdahl,
     casts_ms,
-    gpu_spec,
     large_gemm_speedup,
     linear_cost,
     modelled_gpu,
@@ -185,10 +184,7 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
     chosen = missing - shares.get("filter", 0.0) < WORTH_MENTIONING_PCT and done >= MOST * (done + missing)
     main = max(shares, key=lambda each: shares[each])
     _, name, summary, code = REASONS[main]
-    gpu = gpu_with_fp8(facts)
-    now, then = (
-        amdahl(min(share, 100.0) / 100.0, large_gemm_speedup(gpu)) for share in (done, done + missing)
-    )
+    ceilings = most_of_the_gemms(done, done + missing, facts)
     told = "; ".join(
         f"{plural(len(members), 'layer')} ({percent(shares[each])}) {REASONS[each][0]}"
         for each, members in why.items()
@@ -196,16 +192,15 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity="info" if chosen else None,
         title=f"{percent(done)} of the GEMM FLOPs are in FP8; {percent(missing)} more could be",
-        explanation=f"{told}. By Amdahl's law FP8 makes the GEMMs at most {now:.2f}x as fast now, and "
-        f"{then:.2f}x with these ({gpu.name}, casts not counted).",
+        explanation=f"{told}. {in_words(ceilings, facts)}",
         evidence={
             "fp8_share_pct": round(done, 1),
             "missing_share_pct": round(missing, 1),
             "missing_layers": len(left),
             "reasons": tuple(why),
             "first": why[main][0].name,
-            "ceiling_now": round(now, 2),
-            "ceiling_with_all": round(then, 2),
+            "ceiling_now": ceilings and round(ceilings[0], 2),
+            "ceiling_with_all": ceilings and round(ceilings[1], 2),
         },
         treatment=Treatment(name=name, summary=summary, code=lines(main, why[main], left, facts) or code),
     )
@@ -238,6 +233,8 @@ def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
     if not rows or linear.role == "experts":
         return True
     gpu = gpu_with_fp8(facts)
+    if gpu is None:
+        return True
     cost = linear_cost(linear, rows, gpu)
     return cost is not None and cost.saved_ms > casts_ms(
         rows, linear.in_features, linear.out_features, gpu, compiled=True
@@ -295,10 +292,31 @@ def is_wrapped(linear: Linear, training: Training) -> bool:
     return any(not name or linear.name == name or linear.name.startswith(f"{name}.") for name in marks)
 
 
-def gpu_with_fp8(facts: Facts) -> GpuSpec:
-    """The modelled GPU; an H100 in the place of one without FP8 or without a datasheet."""
+def most_of_the_gemms(now: float, then: float, facts: Facts) -> tuple[float, float] | None:
+    """Bound by Amdahl's law what FP8 makes of the GEMMs with these shares of them, in per cent; None where
+    no peak of the GPU is known."""
+    gpu = gpu_with_fp8(facts)
+    if gpu is None:
+        return None
+    at_full = large_gemm_speedup(gpu)
+    return amdahl(min(now, 100.0) / 100.0, at_full), amdahl(min(then, 100.0) / 100.0, at_full)
+
+
+def in_words(ceilings: tuple[float, float] | None, facts: Facts) -> str:
+    """Write the bounds, or ask for the GPU that gives them."""
+    gpu = gpu_with_fp8(facts)
+    if gpu is None or ceilings is None:
+        return "How much that gives is not modelled: this GPU has no datasheet for FP8 here (--assume-gpu)."
+    return (
+        f"By Amdahl's law FP8 makes the GEMMs at most {ceilings[0]:.2f}x as fast now, and "
+        f"{ceilings[1]:.2f}x with these ({gpu.name}, casts not counted)."
+    )
+
+
+def gpu_with_fp8(facts: Facts) -> GpuSpec | None:
+    """The modelled GPU; None where it has no FP8 or no datasheet."""
     gpu = modelled_gpu(facts)
-    return gpu if gpu is not None and gpu.fp8_tflops else gpu_spec("H100")
+    return gpu if gpu is not None and gpu.fp8_tflops else None
 
 
 def _blocks(wrapped: bool) -> Facts:

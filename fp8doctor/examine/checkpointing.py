@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
-from types import CodeType, ModuleType
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from fp8doctor.examine.checkpoint_calls import LIBRARIES, called_checkpoint, is_checkpoint, names_checkpoint
@@ -67,7 +67,7 @@ def checkpointing_of(module: Any, name: str, kind: Kind) -> Checkpointing | None
         active=True if called.certain else None,
         flag=called.flag or NOT_RECORDED,
         reentrant=_reentrant(forward_of(module)),
-        **in_fp8(module, called.function),
+        **in_fp8(module, called.function, whole=whole_forward(module)),
     )
 
 
@@ -87,11 +87,14 @@ def _reentrant(function: Any) -> bool | None:
     return given if isinstance(given, bool) else None
 
 
-def in_fp8(region: Any, function: Any) -> dict[str, Any]:
-    """Find what decides whether Transformer Engine recomputes in FP8, once its package is loaded."""
+def in_fp8(region: Any, function: Any, whole: bool = True) -> dict[str, Any]:
+    """Find what decides whether Transformer Engine recomputes in FP8, once its package is loaded; ``whole``
+    is a region whose own forward is recomputed too."""
     if TRANSFORMER_ENGINE not in sys.modules:
         return {}
-    return {"library": package(function), "opens_fp8_autocast": opens_fp8_autocast(region)}
+    opens = opens_fp8_autocast(region, whole)
+    around = not whole and not opens and _open(forwards(region))
+    return {"library": package(function), "opens_fp8_autocast": opens, "fp8_autocast_around": around}
 
 
 def huggingface_flag(module: Any) -> bool | None:
@@ -132,16 +135,41 @@ def package(value: Any) -> str | None:
     return name.partition(".")[0] if name else None
 
 
-def opens_fp8_autocast(region: Any) -> bool:
-    """Whether a forward in this region names Transformer Engine's autocast."""
-    modules = (each for _, each in modules_of(region) if not home(type(each)).startswith(LIBRARIES))
-    return any(_opens(set(names_in(code)), scope) for each in modules for code, scope in forwards(each))
+def opens_fp8_autocast(region: Any, whole: bool = True) -> bool:
+    """Whether what this region recomputes names Transformer Engine's autocast.
+
+    A forward that calls checkpoint itself is not recomputed: of it the functions inside it count, and the
+    methods that it names.
+    """
+    below = [each for name, each in modules_of(region) if whole or name]
+    recomputed = [each for each in below if not home(type(each)).startswith(LIBRARIES)]
+    return any(_open(forwards(each)) for each in recomputed) or (not whole and _called_open(region))
 
 
-def _opens(used: set[str], bound: dict[str, Any]) -> bool:
-    """Whether these names hold an autocast and something of Transformer Engine's."""
+def _called_open(region: Any) -> bool:
+    """Whether a function inside a module's forward, or a method of its class that the forward names, does."""
+    for code, scope in forwards(region):
+        inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+        known = set(names_in(code))
+        if any(_opens(set(names_in(each)), known, scope) for each in inner):
+            return True
+        methods = (read_class(type(region), name) for name in code.co_names)
+        if _open((each.__code__, each.__globals__) for each in methods if isinstance(each, FunctionType)):
+            return True
+    return False
+
+
+def _open(codes: Iterable[tuple[CodeType, dict[str, Any]]]) -> bool:
+    """Whether one of these functions names Transformer Engine's autocast."""
+    return any(_opens(names, names, scope) for code, scope in codes if (names := set(names_in(code))))
+
+
+def _opens(used: set[str], known: set[str], bound: dict[str, Any]) -> bool:
+    """Whether an autocast is among the names used, and something of Transformer Engine's among those known
+    there."""
     return not used.isdisjoint(AUTOCASTS) and any(
-        name.startswith(TRANSFORMER_ENGINE) or package(bound.get(name)) == TRANSFORMER_ENGINE for name in used
+        name.startswith(TRANSFORMER_ENGINE) or package(bound.get(name)) == TRANSFORMER_ENGINE
+        for name in known
     )
 
 

@@ -74,6 +74,9 @@ class Checkpointing(Record, frozen=True, kw_only=True):
     opens_fp8_autocast: bool | None = NOT_RECORDED
     """Whether a forward inside the region opens Transformer Engine's autocast, so that the recompute does
     too; None without it."""
+    fp8_autocast_around: bool = NOT_RECORDED
+    """Whether the forward that calls checkpoint opens that autocast and what it recomputes does not: it is
+    closed again when the recompute comes. Not recorded without Transformer Engine."""
 
 
 class Accelerate(Record, frozen=True, kw_only=True):

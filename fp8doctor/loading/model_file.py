@@ -32,6 +32,7 @@ from fp8doctor.loading.job import (
     plan_of,
 )
 from fp8doctor.loading.target import Source, compiled, locate
+from fp8doctor.loading.trainer_prepared import prepare
 from fp8doctor.wording import error_in_words, escaped
 
 if TYPE_CHECKING:
@@ -56,9 +57,11 @@ def load(target: str, *, layers: int | None = None, batch: int | None = None, se
             found = find(module, source.attribute, file)
             make = _maker(found, names, file)
             built, optimizer = (_without_weights(make, layers) if _sizable(found) else None) or make(layers)
-    trainer = built if is_trainer(built) else _trainer(names, built)
+        trainer = built if is_trainer(built) else _trainer(names, built)
+        if trained := is_trainer(trainer):
+            prepare(trainer)
     plan = plan_of(trainer) if trainer is not None else None
-    model = plan.model if plan and is_trainer(built) else built
+    model = plan.model if plan and trained else built
     if optimizer is None and plan:
         optimizer = plan.optimizer
     autocast = _setting(names, "autocast", checked_autocast, file)

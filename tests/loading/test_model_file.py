@@ -565,6 +565,52 @@ def test_a_trainer_brings_a_batch_of_its_own_data(write: Write, forget_accelerat
     assert load(f"{file}:trainer", batch=7).batch.shape == (7, 8)
 
 
+PREPARED = """
+import os
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+class Writes(TrainerCallback):
+    def on_train_begin(self, *each, **named):
+        raise AssertionError("the training began")
+
+config = LlamaConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+                     num_key_value_heads=4, vocab_size=64)
+model = LlamaForCausalLM(config)
+args = TrainingArguments("out", use_cpu=True, report_to=[], bf16=False, gradient_checkpointing=True)
+rows = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
+trainer = Trainer(model, args, train_dataset=rows, callbacks=[Writes()])
+"""
+
+
+@pytest.mark.parametrize("attribute", ["", ":trainer"])
+def test_a_trainer_is_prepared_as_its_training_would(
+    attribute: str, write: Write, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "AO")
+    job = load(write(PREPARED, "prepared.py") + attribute)
+    kinds = [type(module).__name__ for module in job.model.modules()]
+    assert kinds.count("Float8Linear") > 0
+    assert job.model.model.layers[0].gradient_checkpointing is True
+    assert type(job.optimizer).__name__ == "AcceleratedOptimizer"
+    assert (job.trainer.state.global_step, job.trainer.is_in_train) == (0, False)
+    assert not list(Path("out").iterdir())
+
+
+def test_a_trainer_that_cannot_begin_is_looked_at_as_it_is(
+    write: Write, forget_accelerate: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("transformers")
+    own = "class Own(Trainer):\n    def get_train_dataloader(self): raise OSError('no data')\n"
+    file = write(
+        PREPARED.replace("class Writes", own + "class Writes").replace("= Trainer(", "= Own("), "own.py"
+    )
+    job = load(f"{file}:trainer")
+    assert "its train() raises OSError: no data" in caplog.text
+    assert job.model is job.trainer.model
+
+
 def test_locating_runs_nothing(write: Write) -> None:
     write("raise SystemExit", "never.py")
     source = locate("never.py:net")

@@ -150,10 +150,11 @@ def test_a_backward_that_ran_in_bf16_proves_it(look: Look) -> None:
 
 def test_a_step_that_raised(look: Look) -> None:
     trial = Trial(arms=(), why=Reason.RECOMPUTE_DIFFERS, reason="its own step fails")
-    facts = msgspec.structs.replace(look(model(accelerated=False)), trial=trial)
-    finding = recompute_not_fp8(facts)
-    assert isinstance(finding, Finding)
-    assert finding.severity == "error"
+    for block in (Block, Opens):
+        facts = msgspec.structs.replace(look(model(block=block, accelerated=False)), trial=trial)
+        finding = recompute_not_fp8(facts)
+        assert isinstance(finding, Finding)
+        assert finding.severity == "error"
 
 
 def test_transformers_checkpointing(look: Look) -> None:
@@ -192,6 +193,59 @@ class Around(nn.Module):
             for block in self.blocks:
                 x = checkpoint(block, x, use_reentrant=True)
         return x
+
+
+class AroundNotReentrant(Around):
+    """The same with the other kind, whose recompute raises CheckpointError."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        import transformer_engine.pytorch as te
+
+        with te.fp8_autocast(enabled=True):
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+class Inside(Around):
+    """Opens the autocast in the function that is recomputed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        import transformer_engine.pytorch as te
+
+        def run(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+            with te.fp8_autocast(enabled=True):
+                return block(x)
+
+        for block in self.blocks:
+            x = checkpoint(run, block, x, use_reentrant=False)
+        return x
+
+
+class InsideAMethod(Around):
+    """Opens it in a method of its own, which is recomputed."""
+
+    def run(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        import transformer_engine.pytorch as te
+
+        with te.fp8_autocast(enabled=True):
+            return block(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(self.run, block, x, use_reentrant=False)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("made", "sick"), [(Around, True), (AroundNotReentrant, True), (Inside, False), (InsideAMethod, False)]
+)
+def test_an_autocast_around_the_call_is_closed_before_the_recompute(
+    made: type[nn.Module], sick: bool, look: Look
+) -> None:
+    finding = recompute_not_fp8(look(made()))
+    assert isinstance(finding, Finding) is sick
+    assert not sick or finding.severity == "error"
 
 
 @pytest.mark.parametrize(("counted", "sick"), [(4, True), (15, False), (16, False)])
