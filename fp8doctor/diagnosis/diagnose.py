@@ -10,6 +10,7 @@ import msgspec
 
 from fp8doctor import registry
 from fp8doctor.analysis.ledger import ledger
+from fp8doctor.analysis.rates import rates
 from fp8doctor.cost.gpus import gpu_spec, modelled_gpu_name
 from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
@@ -50,6 +51,7 @@ def diagnose(
         next=next_step(prescription, told, facts),
         ledger=if_recorded(ledger, facts),
         ignored=dict(reasons),
+        rates=if_recorded(rates, facts),
         modelled_gpu=modelled_gpu_name(facts),
     )
 

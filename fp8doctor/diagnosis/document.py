@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import field
 
 from fp8doctor.analysis.ledger import Ledger
+from fp8doctor.analysis.rates import Rates
 from fp8doctor.diagnosis.verdict import Verdict
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
@@ -84,6 +85,8 @@ class Document(Record, frozen=True, kw_only=True):
     ignored: dict[str, str] = field(default_factory=dict)
     """Code, or how it begins -> why its checks were left out; not written where nothing is ignored with a
     reason."""
+    rates: Rates | None = None
+    """Tokens a second; None, and not written, where the tokens of a step are unknown."""
     modelled_gpu: str = ""
     """The GPU that modelled numbers are of: its name in the datasheet table; as assumed where it has none."""
 
@@ -94,6 +97,8 @@ class Document(Record, frozen=True, kw_only=True):
             del data["ledger"]
         if not self.ignored:
             del data["ignored"]
+        if self.rates is None:
+            del data["rates"]
         return {"schema_version": SCHEMA_VERSION, **data, "facts": self.facts.to_dict()}
 
     def to_json(self) -> str:

@@ -19,6 +19,13 @@ class _TrainingBegins(BaseException):
     """Ends ``train()`` before its first step; no error, which the Trainer might handle."""
 
 
+class _Stop:
+    """A callback that is called first, so that no other one begins to log or to write."""
+
+    def on_train_begin(self, *each: Any, **named: Any) -> None:
+        raise _TrainingBegins
+
+
 def prepare(trainer: Any) -> None:
     """Have the Trainer convert, wrap and compile its model as ``train()`` does; it stays as it is where it
     has no data or needs other processes or GPUs.
@@ -27,15 +34,7 @@ def prepare(trainer: Any) -> None:
     """
     if read(trainer, "train_dataset") is None or _is_spread(trainer):
         return
-    from transformers import TrainerCallback
-
-    class Stop(TrainerCallback):
-        """Is called first, so that no other callback begins to log or to write."""
-
-        def on_train_begin(self, *each: Any, **named: Any) -> None:
-            raise _TrainingBegins
-
-    callbacks, stop = trainer.callback_handler.callbacks, Stop()
+    callbacks, stop = trainer.callback_handler.callbacks, _Stop()
     callbacks.insert(0, stop)
     try:
         trainer.train()

@@ -8,6 +8,7 @@ from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import recorded
 from fp8doctor.render.ledger import ledger_table
+from fp8doctor.render.rates import rates_in_words
 from fp8doctor.render.screen import Entry, Line, Mark, Screen, first_screen
 from fp8doctor.render.support import for_support, not_timed
 from fp8doctor.render.terminal import columns, printable_line, printable_lines, to_ascii, wrap
@@ -96,6 +97,7 @@ class _Page:
         if verbose:
             yield self.rows(screen.outcomes)
             yield self.ledger(report)
+            yield self.rates(report)
             yield self.gaps(report)
             yield self.joined(for_support(report.facts))
         yield [*self.not_looked_at(screen), *self.more(screen, hint=not (verbose or quiet))]
@@ -184,6 +186,13 @@ class _Page:
             lines.append(f"  {'  '.join(cells)}".rstrip())
         table = [self.paint(lines[0], DIM), *lines[1:]] if max(map(columns, lines)) <= self.width else []
         return table + [line for sentence in found.sentences for line in self.prose(sentence, 2)]
+
+    def rates(self, report: Document) -> list[str]:
+        """Write what every variant reaches, and what none can."""
+        if report.rates is None:
+            return []
+        told = rates_in_words(report.rates, uses_fp8(report.facts))
+        return [line for sentence in told for line in self.prose(sentence, 2)]
 
     def mark(self, mark: Mark) -> str:
         return self.paint(f"[{self.glyphs[mark]}]", COLOURS[mark])

@@ -1,0 +1,113 @@
+"""Tokens a second of every variant, measured or modelled, and the most that the GPU's peak allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.cost import (
+    GPUS,
+    gemms,
+    micro_batches,
+    modelled_gpu,
+    products_of,
+    rows_of,
+    rows_seen,
+    step_tokens,
+)
+from fp8doctor.cost.gpus import modelled_gpu_name
+from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled
+from fp8doctor.facts import Facts, Linear, if_recorded, recorded
+from fp8doctor.facts.arm_names import ArmName, is_of_first_window
+from fp8doctor.facts.record import Record
+from fp8doctor.finding import Basis
+
+
+class Rate(Record, frozen=True, kw_only=True):
+    """One variant of the step."""
+
+    name: str
+    """Of the arm; ``as_is_compiled`` for the step as it is with every Linear compiled."""
+    step_ms: float
+    tokens_per_s: float
+    basis: Basis
+
+
+class Rates(Record, frozen=True, kw_only=True):
+    """What the variants reach, and what no variant can."""
+
+    variants: tuple[Rate, ...]
+    gpu: str
+    """Whose peaks these are, by the datasheet table; empty where it has none."""
+    bf16_peak_tokens_per_s: float | None = None
+    """With the GEMMs of the Linears at the dense BF16 peak and all else for nothing."""
+    fp8_peak_tokens_per_s: float | None = None
+
+
+def rates(facts: Facts) -> Rates | None:
+    """Tell the rates of this job; None where the tokens of a step are unknown or nothing gives a time."""
+    tokens = step_tokens(facts)
+    if not tokens or not recorded(facts, "network.linears") or not _is_known(facts):
+        return None
+    each = tokens * micro_batches(facts)
+    times = list(_measured(facts))
+    basis: Basis = "measured" if times else "modelled"
+    variants = tuple(
+        Rate(name=name, step_ms=ms, tokens_per_s=each / ms * 1e3, basis=basis)
+        for name, ms in times or _modelled(facts)
+    )
+    gpu, flops = modelled_gpu(facts), if_recorded(gemm_flops, facts)
+    of_gpu = gpu.name if gpu else ""
+    if gpu is None or not flops:
+        return Rates(variants=variants, gpu=of_gpu) if variants else None
+    bf16, fp8 = (peak and tokens * peak * 1e12 / flops for peak in (gpu.bf16_tflops, gpu.fp8_tflops))
+    return Rates(variants=variants, gpu=of_gpu, bf16_peak_tokens_per_s=bf16, fp8_peak_tokens_per_s=fp8)
+
+
+def _is_known(facts: Facts) -> bool:
+    """Whether the GPU that was assumed, if any, has a datasheet."""
+    return modelled_gpu_name(facts) in ("", *(spec.name for spec in GPUS))
+
+
+def _measured(facts: Facts) -> Iterator[tuple[str, float]]:
+    for arm in facts.arms():
+        if arm.tried and arm.step_ms and not is_of_first_window(arm.name):
+            yield arm.name, arm.step_ms
+
+
+def _modelled(facts: Facts) -> Iterator[tuple[str, float]]:
+    plain = in_bf16(facts)
+    variants = {
+        ArmName.BF16.value: with_linears_compiled(plain, yes=False),
+        ArmName.BF16_COMPILED.value: with_linears_compiled(plain, yes=True),
+    }
+    if uses_fp8(facts):
+        variants[ArmName.AS_IS.value] = facts
+        fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+        if all(linear.stack == "torchao" for linear in fp8):
+            variants["as_is_compiled"] = with_linears_compiled(facts, yes=True)
+    for name, variant in variants.items():
+        step = if_recorded(modelled_step, variant)
+        if step is not None:
+            yield name, step.step_ms
+
+
+def gemm_flops(facts: Facts) -> float | None:
+    """Count the FLOPs that the Linears' GEMMs of a micro-batch need in forward and backward; None where the
+    rows of experts were not counted.
+
+    Attention and recomputation are left out, and the gradient of what stands before the first Linear.
+    """
+    total = 0.0
+    for at, linear in enumerate(facts.network.linears):
+        rows = rows_of(linear, facts)
+        if not rows or _is_uncounted(linear, facts):
+            return None
+        passes = 1 + (at > 0) + (linear.requires_grad is not False)
+        one = 2.0 * rows * linear.in_features * linear.out_features
+        total += one * passes * products_of(linear, facts)
+    return total
+
+
+def _is_uncounted(linear: Linear, facts: Facts) -> bool:
+    return linear.role == "experts" and gemms(linear) > 1 and not any(rows_seen(linear, facts))

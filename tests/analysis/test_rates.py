@@ -1,0 +1,52 @@
+"""Tokens a second: of a recorded job's variants, and what no step of it can reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from fp8doctor.analysis.rates import rates
+from fp8doctor.diagnosis.diagnose import replay
+from fp8doctor.facts import Trial
+from fp8doctor.render.rates import rates_in_words
+
+RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
+
+
+def test_the_claims_of_a_454m_are_held_to_the_peak() -> None:
+    report = replay(RECORDED / "h200-decoder_454m.json", assume_gpu="H100")
+    found = report.rates
+    assert found is not None
+    assert found.bf16_peak_tokens_per_s == pytest.approx(364_000, rel=1e-3)
+    assert found.fp8_peak_tokens_per_s == pytest.approx(2 * 364_000, rel=1e-3)
+    told = list(rates_in_words(found, fp8=True))[-1]
+    assert "exceeds 364,000 tokens/s at the dense BF16 peak of H100, 728,000 at the FP8 peak" in told
+    as_is = next(each for each in found.variants if each.name == "as_is")
+    assert (as_is.basis, as_is.tokens_per_s) == ("measured", report.verdict.tokens_per_s)
+    assert report.to_dict()["rates"]["variants"][0]["step_ms"] > 0
+
+
+def test_without_times_the_variants_are_modelled() -> None:
+    facts = replace(replay(RECORDED / "h200-decoder_454m.json").facts, trial=Trial(arms=()))
+    found = rates(facts)
+    assert found is not None
+    assert {each.basis for each in found.variants} == {"modelled"}
+    speed = {each.name: each.tokens_per_s for each in found.variants}
+    assert speed["as_is"] < speed["bf16"] < speed["bf16_compiled"] < (found.bf16_peak_tokens_per_s or 0)
+    assert next(iter(rates_in_words(found, fp8=True))).startswith("Tokens a second, modelled on H200: BF16 ")
+
+
+def test_an_a100_has_no_peak_in_fp8() -> None:
+    found = replay(RECORDED / "h200-decoder_454m.json", assume_gpu="A100").rates
+    assert found is not None
+    assert found.fp8_peak_tokens_per_s is None
+    assert "FP8 peak" not in list(rates_in_words(found, fp8=True))[-1]
+
+
+def test_experts_whose_rows_nobody_counted_give_no_peak() -> None:
+    facts = replay(RECORDED / "h200-qwen3_moe_30b.json").facts
+    uncounted = replace(facts, workload=replace(facts.workload, rows={}), trial=Trial(arms=()))
+    found = rates(uncounted)
+    assert found is None or found.bf16_peak_tokens_per_s is None

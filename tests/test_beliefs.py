@@ -1,0 +1,53 @@
+"""docs/BELIEFS.md: every number of its table is the recording's, and every code is found when it replays."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from fp8doctor.cost import amdahl
+from fp8doctor.diagnosis.diagnose import replay
+from fp8doctor.diagnosis.document import Document
+
+PAGE = Path(__file__).parents[1] / "docs" / "BELIEFS.md"
+TEXT = PAGE.read_text()
+ROWS = [line.split(" | ") for line in TEXT.splitlines() if "](../tests/" in line]
+UNITS = {"ms": "step_ms", "GiB": "peak_gib"}
+NUMBER = re.compile(r"([\w-]+)(?: \([^)]*\))? ([\d.]+) (ms|GiB)")
+CODE = re.compile(r"\b[A-Z]{3}\d{3}\b")
+
+
+@cache
+def replayed(link: str) -> Document:
+    return replay(PAGE.parent / link)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip("| "))
+def test_a_row_says_what_its_recording_says(row: list[str]) -> None:
+    _, measured, cited = row
+    documents = [replayed(link) for link in re.findall(r"\((\.\./tests/[^)]+)\)", cited)]
+    numbers, codes = NUMBER.findall(measured), CODE.findall(measured)
+    assert numbers or codes
+    assert len(numbers) == len(re.findall(r"\d (?:ms|GiB)", measured))
+    arms = {arm.name: arm for arm in documents[0].facts.arms()} if numbers else {}
+    for name, value, unit in numbers:
+        assert f"{getattr(arms[name], UNITS[unit]):.1f}" == value
+    found = {finding.code for finding in documents[0].findings}
+    assert set(codes) <= found
+
+
+def test_a_trainer_that_honours_fp8_has_its_layers() -> None:
+    facts = replayed("../tests/running/recorded/h200-trainer.json").facts
+    assert any(linear.use == "training" for linear in facts.network.linears)
+
+
+def test_what_is_computed() -> None:
+    report = replay(PAGE.parent / "../tests/patients/recorded/h200-decoder_454m.json", assume_gpu="H100")
+    assert report.rates is not None
+    peaks = (report.rates.fp8_peak_tokens_per_s, report.rates.bf16_peak_tokens_per_s)
+    assert all(peak and f"{float(f'{peak:.4g}'):,.0f}" in TEXT for peak in peaks)
+    assert f"{amdahl(0.6, 1.5):.2f}x, and\n80 % give" in TEXT or f"{amdahl(0.6, 1.5):.2f}x, and 80 %" in TEXT
+    assert f"80 % give {amdahl(0.8, 1.5):.2f}x" in TEXT
