@@ -61,9 +61,8 @@ def main():
         accelerator.print(f"loss {loss.item():.6f}")
     if arguments.output:
         weights = accelerator.unwrap_model(model).state_dict()
-        accelerator.save(
-            {name: each for name, each in weights.items() if torch.is_tensor(each)}, arguments.output
-        )
+        kept = {name: each for name, each in weights.items() if not name.endswith("_extra_state")}
+        accelerator.save(kept, arguments.output)  # without what Transformer Engine keeps for FP8
 
 
 if __name__ == "__main__":

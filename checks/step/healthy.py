@@ -34,7 +34,7 @@ def healthy(facts: Facts) -> Finding | NotApplicable:
         return NotApplicable(reason="no layer is set up for FP8 training")
     measured = measured_speed(facts) if facts.trial.arms else None
     if measured is None and not fp8_never_ran(facts.trial):
-        return NotApplicable(reason="the step was not timed")
+        return NotApplicable(reason="the step and the best BF16 were not both timed")
     if measured is not None and measured.status == "too_noisy":
         return NotApplicable(reason="the timing is too noisy to tell whether FP8 is faster than BF16")
     if measured is None or measured.status != "fp8_faster":

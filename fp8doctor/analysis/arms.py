@@ -25,8 +25,8 @@ def arm(trial: Trial, name: str) -> Arm | None:
 def arm_in_time(trial: Trial, name: str) -> Arm | None:
     """Return the arm of that name, if it was timed. Raises `Unrecorded` where only time was lacking, so that
     what it would have told is unknown."""
-    planned = next((each for each in trial.arms if each.name == name and not each.tried), None)
-    if planned is not None and why_of(planned) in LEFT_OUT_FOR_TIME:
+    planned = next((each for each in trial.arms if each.name == name and _lacked_time(each)), None)
+    if planned is not None:
         raise Unrecorded(Arm, "step_ms", f"{name}: {planned.reason}")
     return arm(trial, name)
 
@@ -42,6 +42,24 @@ def best_bf16(facts: Facts) -> Arm | None:
     names = BF16_BASELINES if uses_fp8(facts) else BASELINES
     timed = [found for name in names if (found := arm(facts.trial, name))]
     return min(timed, key=lambda each: each.step_ms or 0.0, default=None)
+
+
+def left_out_bf16(facts: Facts) -> Arm | None:
+    """Find the compiled BF16 that the budget left no time for, and that may be faster than all that were
+    timed.
+
+    That is BF16 as the user compiles; or block by block, where no compiled BF16 was timed.
+    """
+    compiled = (ArmName.BF16_AS_COMPILED, ArmName.BF16_COMPILED)
+    left_out = {each.name: each for each in facts.trial.arms if _lacked_time(each)}
+    own = left_out.get(ArmName.BF16_AS_COMPILED)
+    if own or any(arm(facts.trial, name) for name in compiled):
+        return own
+    return left_out.get(ArmName.BF16_COMPILED)
+
+
+def _lacked_time(planned: Arm) -> bool:
+    return not planned.tried and why_of(planned) in LEFT_OUT_FOR_TIME
 
 
 def best_fp8(facts: Facts) -> Arm | None:

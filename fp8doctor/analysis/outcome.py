@@ -8,7 +8,17 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, fp8_totals, ratio, saved_ms, uses_fp8
+from fp8doctor.analysis.arms import (
+    arm,
+    best_bf16,
+    best_fp8,
+    fair_bf16,
+    fp8_totals,
+    left_out_bf16,
+    ratio,
+    saved_ms,
+    uses_fp8,
+)
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.speedup_bound import Ceiling, bound
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
@@ -36,13 +46,19 @@ class MeasuredSpeed(Struct, frozen=True):
 
 
 def measured_speed(facts: Facts) -> MeasuredSpeed | None:
-    """Tell how fast FP8 is as it runs; None without FP8, or where one of the two steps was not timed."""
+    """Tell how fast FP8 is as it runs; None without FP8, or where one of the two steps was not timed.
+
+    A compiled BF16 that was left out for time may be faster than the one that was timed: then FP8 is known to
+    be slower where it is slower than that, and nothing else is.
+    """
     if not recorded(facts, "trial") or not recorded(facts, "network") or not uses_fp8(facts):
         return None
     as_is, bf16 = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
     if as_is is None or bf16 is None:
         return None
     speedup = ratio(bf16, as_is)
+    if left_out_bf16(facts) is not None and speedup.high >= 1:
+        return None
     if is_noise(speedup, facts.trial):
         return MeasuredSpeed("too_noisy", speedup, as_is, bf16)
     even = speedup.low <= 1 <= speedup.high or abs(speedup.median - 1) < EVEN

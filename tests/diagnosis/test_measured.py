@@ -289,6 +289,30 @@ def test_a_bf16_that_was_not_timed_is_modelled_beside_the_step_that_was(name: st
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "basis"), [("decoder_468m_compiled", "modelled"), ("decoder_468m", "measured")]
+)
+def test_fp8_is_not_called_faster_than_a_bf16_that_a_compiled_one_may_beat(name: str, basis: str) -> None:
+    """Seen on an H200: a GPT compiled whole, 1.00x of eager BF16, and 0.91x of BF16 compiled like it. FP8
+    that eager BF16 beats already is slower, whatever was left out."""
+    facts = load_report(RECORDED / f"h200-{name}.json").facts
+    arms = tuple(
+        Of({})._arm(each.name, Reason.NO_TIME_LEFT) if each.name == "bf16_compiled" else each
+        for each in facts.trial.arms
+        if each.name in ("as_is", "bf16", "bf16_compiled")
+    )
+    lost = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms))
+    eager = next(each.step_ms for each in arms if each.name == "bf16")
+    verdict = diagnose(lost).verdict
+    assert verdict.basis == basis
+    if basis == "modelled":
+        assert verdict.bf16_step_ms is not None
+        assert verdict.bf16_step_ms <= eager
+        assert f"and BF16 {eager:.1f} ms, which may be faster compiled" in verdict.summary
+    else:
+        assert (verdict.status, verdict.bf16_step_ms) == ("fp8_slower", eager)
+
+
 def test_a_modelled_speedup_fails_no_gate() -> None:
     known, lost = (msgspec.structs.replace(diagnose(facts), findings=()) for facts in alone("decoder_468m"))
     assert (known.reaches("error"), lost.reaches("error")) == (True, False)
