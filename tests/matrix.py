@@ -23,7 +23,7 @@ from tests.clinic import examined, patients
 from tests.stand_ins import nvml
 from tests.stand_ins.accelerate_state import accelerator
 
-RECORDED = Path(__file__).parent / "patients" / "recorded"
+RECORDED = tuple(Path(__file__).parent / of / "recorded" for of in ("patients", "running"))
 
 NAMES_SHOWN = 4
 """Objects that are named in a cell; the rest is counted."""
@@ -40,22 +40,11 @@ NOT_SEEN = {
     ("MOD012", "sick"): "needs a recording of a MoE: tests/checks/engagement/test_experts_not_reached.py",
     ("SHP007", "sick"): "needs a recording of a step that raises: tests/checks/shapes/test_rows_unaligned.py",
     ("STP006", "sick"): "no recording that is left unexplained",
-    **{
-        (code, state): f"only ranks that a launcher starts are compared: {where}"
-        for code, where in {
-            "DST003": "tests/checks/distributed/test_amax_reduction.py",
-            "DST004": "tests/running/test_several_processes.py",
-            "DST005": "tests/checks/distributed/test_exposed_communication.py",
-        }.items()
-        for state in ("sick", "healthy")
-    },
     ("STP008", "sick"): "only a script that runs is watched: tests/checks/step/test_input_bound.py",
-    ("STP008", "healthy"): "only a script that runs is watched: tests/checks/step/test_input_bound.py",
     **{
         ("STP009", state): "no recording yet of the host beside a step that waits for it"
         for state in ("sick", "healthy")
     },
-    ("STP007", "sick"): "needs a recording of a step that its optimizer holds up",
 }
 """Cells for which no facts of a real object are here yet, and what is missing. Their checks are tested in
 tests/checks, with numbers or libraries that are stood in for."""
@@ -65,8 +54,9 @@ def objects() -> Iterator[tuple[str, Facts]]:
     """Name and facts of everything there is to look at."""
     for patient in patients():
         yield patient.name, examined(patient).facts
-    for path in sorted(RECORDED.glob("*.json")):
-        yield path.stem, read_saved(path)[0]
+    for folder in RECORDED:
+        for path in sorted(folder.glob("*.json")):
+            yield path.stem, read_saved(path)[0]
     capped = nvml.h100(nvmlDeviceGetPowerManagementLimit=200_000)
     for name, device in (("an A100", nvml.a100()), ("an H100", nvml.h100()), ("an H100 at 200 W", capped)):
         yield f"{name} (stand-in)", machine(device)

@@ -69,7 +69,10 @@ def test_what_could_not_be_timed_is_not_called_healthy() -> None:
         rounds_ms=(),
     )
     outcome = outcome_of(diagnose(timed(DECODER_468M, failed, BF16)))
-    assert (outcome.outcome, outcome.reason) == ("not_applicable", "the step was not timed")
+    assert (outcome.outcome, outcome.reason) == (
+        "not_applicable",
+        "the step and the best BF16 were not both timed",
+    )
 
 
 def test_what_is_left_against_the_ceiling() -> None:
