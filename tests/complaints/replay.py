@@ -11,6 +11,7 @@ from types import ModuleType
 from unittest import mock
 
 import pytest
+from accelerate.state import AcceleratorState, GradientState
 
 from fp8doctor import inspect_model
 from fp8doctor.registry import discover
@@ -33,8 +34,8 @@ GRADES = ("error", "warning", "info", None)
 LEGEND = """
 Right: a code that was expected comes first, where a reader begins: the first step of the prescription, else
 the gravest finding. Wrong: another comes first. Abstained: nothing, or only an info, is said and the area of
-the cause is not called healthy. Ticked healthy: it is. Nothing was timed, and no GPU was there. Each file says
-what stands in for what. `python -m tests.complaints.replay` writes this section.
+the cause is not called healthy. Ticked healthy: it is. Nothing was timed, and no GPU was there. Each file
+says what stands in for what. `python -m tests.complaints.replay` writes this section.
 """
 
 
@@ -47,7 +48,13 @@ def replayed(thread: ModuleType, patch: pytest.MonkeyPatch) -> Report:
     if "Transformer Engine's classes" in thread.STAND_IN:
         transformer_engine.install(patch)
     with mock.patch.dict(os.environ, getattr(thread, "ENVIRONMENT", {})):
-        return inspect_model(thread.build_model(), thread.example_batch(), trial=False, assume_gpu=thread.GPU)
+        try:
+            return inspect_model(
+                thread.build_model(), thread.example_batch(), trial=False, assume_gpu=thread.GPU
+            )
+        finally:
+            AcceleratorState._reset_state(reset_partial_state=True)
+            GradientState._reset_state()
 
 
 def codes_in_order(report: Report) -> tuple[str, ...]:
