@@ -27,10 +27,9 @@ https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/ScaledBla
 
 from __future__ import annotations
 
-from fp8doctor.analysis.capability import FIRST_WITH_BF16, FIRST_WITH_FP8, capability
+from fp8doctor.analysis.capability import FIRST_WITH_BF16, FIRST_WITH_FP8, assumed_gpus, capability
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.cost import gpu_spec
-from fp8doctor.facts import Environment, Facts, Gpu, recorded
+from fp8doctor.facts import Environment, Facts, Gpu
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -42,7 +41,7 @@ Source: ``scaled_mm_arch_allowed`` of torch main, which takes gfx1250 from ROCm 
 
 @check("GPU001", "no-fp8-tensor-cores", area="device", severity="error", invalidates_model=True)
 def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
-    visible = [gpu for gpu in facts.gpus if gpu.visible] or assumed(facts)
+    visible = [gpu for gpu in facts.gpus if gpu.visible] or assumed_gpus(facts)
     if not visible:
         return NotApplicable(reason="no GPU is visible")
     without = [gpu for gpu in visible if not has_fp8(gpu)]
@@ -81,14 +80,6 @@ def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
         if wanted
         else None,
     )
-
-
-def assumed(facts: Facts) -> list[Gpu]:
-    """The GPU that --assume-gpu names, for a job that sees none."""
-    if not recorded(facts, "assumed_gpu") or not facts.assumed_gpu:
-        return []
-    spec = gpu_spec(facts.assumed_gpu)
-    return [Gpu(name=spec.name, vendor="nvidia", compute_capability=spec.compute_capability)]
 
 
 def has_fp8(gpu: Gpu) -> bool:

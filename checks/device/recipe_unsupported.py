@@ -33,7 +33,7 @@ its `nvfp4.rst`: "Training: SM 10.0, SM 10.3")
 
 from __future__ import annotations
 
-from fp8doctor.analysis.capability import FIRST_WITH_FP8, capability
+from fp8doctor.analysis.capability import FIRST_WITH_FP8, assumed_gpus, capability
 from fp8doctor.analysis.recipe_needs import NEEDS, Needs, needs, unmet
 from fp8doctor.facts import Environment, Facts, Gpu, Linear, Network, Software
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -84,7 +84,8 @@ TREATMENTS = {
     explained_by=("GPU001",),
 )
 def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
-    gpu = next((gpu for gpu in facts.gpus if gpu.visible), None)
+    visible = [gpu for gpu in facts.gpus if gpu.visible] or assumed_gpus(facts)
+    gpu = visible[0] if visible else None
     if gpu is None or gpu.vendor != "nvidia" or capability(gpu) < FIRST_WITH_FP8:
         return NotApplicable(reason="the first visible GPU is no NVIDIA GPU with FP8 tensor cores")
     layers = [

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -261,3 +262,10 @@ def test_without_fp8_tensor_cores_it_is_another_disease(
 ) -> None:
     machine(*devices)
     assert outcome_of("GPU002", look(mxfp8())).outcome == "not_applicable"
+
+
+@pytest.mark.parametrize(("name", "outcome"), [("RTX5090", "sick"), ("H100", "sick"), ("B200", "healthy")])
+def test_a_gpu_that_is_assumed_is_asked_too(name: str, outcome: str, machine: Machine, look: Look) -> None:
+    machine()
+    facts = msgspec.structs.replace(look(mxfp8()), assumed_gpu=name)
+    assert outcome_of("GPU002", facts).outcome == outcome

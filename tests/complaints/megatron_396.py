@@ -1,0 +1,31 @@
+"""A 13B GPT is 1.35 times as fast with FP8, not twice."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.complaints.parts import mlp
+
+THREAD = "https://github.com/NVIDIA/Megatron-LM/issues/396"
+STACK = "Megatron"
+GPU = "H100"
+STAND_IN = "Transformer Engine's classes, which need a GPU to be built"
+CAUSE = "what is not a GEMM takes its share"
+QUOTE = "The actual end-to-end speedup will be less than this, since you must account for other overheads"
+EXPECTED = ("STP003",)
+
+
+def build_model() -> nn.Module:
+    import transformer_engine.pytorch as te
+    from transformer_engine.common import recipe
+
+    with torch.device("meta"):
+        model = mlp(te.Linear, 5120, 40).bfloat16()
+    with te.autocast(enabled=True, recipe=recipe.DelayedScaling()):
+        model(torch.empty(16, 5120, dtype=torch.bfloat16, device="meta"))
+    return model
+
+
+def example_batch() -> torch.Tensor:
+    return torch.empty(8192, 5120, dtype=torch.bfloat16, device="meta")

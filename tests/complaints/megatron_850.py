@@ -1,0 +1,31 @@
+"""Layers of an MoE model stay outside of Transformer Engine."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.complaints.parts import te_moe
+
+THREAD = "https://github.com/NVIDIA/Megatron-LM/issues/850"
+STACK = "Megatron"
+GPU = "H100"
+STAND_IN = "Transformer Engine's classes, which need a GPU to be built"
+CAUSE = "the experts are plain layers"
+QUOTE = "TransformerEngine implementation is not used when building an MoE layer"
+EXPECTED = ("MOD004", "MOD012")
+
+
+def build_model() -> nn.Module:
+    import transformer_engine.pytorch as te
+    from transformer_engine.common import recipe
+
+    with torch.device("meta"):
+        model = nn.Sequential(*(te_moe(te.Linear, 4096, 8, 14336) for _ in range(2))).bfloat16()
+    with te.autocast(enabled=True, recipe=recipe.DelayedScaling()):
+        model(torch.empty(16, 4096, dtype=torch.bfloat16, device="meta"))
+    return model
+
+
+def example_batch() -> torch.Tensor:
+    return torch.empty(16384, 4096, dtype=torch.bfloat16, device="meta")

@@ -1,0 +1,31 @@
+"""FP8 saves no memory, since the transposed inputs are kept."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.complaints.parts import mlp
+
+THREAD = "https://github.com/NVIDIA/TransformerEngine/issues/1764"
+STACK = "Transformer Engine"
+GPU = "H100"
+STAND_IN = "Transformer Engine's classes, which need a GPU to be built"
+CAUSE = "the BF16 copy of each weight beside its FP8 ones"
+QUOTE = "each layer in TE doesn't store the high precision bf16 copy [with fp8-param-gather]"
+EXPECTED = ("MEM005",)
+
+
+def build_model() -> nn.Module:
+    import transformer_engine.pytorch as te
+    from transformer_engine.common import recipe
+
+    with torch.device("meta"):
+        model = mlp(te.Linear, 4096, 32).bfloat16()
+    with te.autocast(enabled=True, recipe=recipe.DelayedScaling()):
+        model(torch.empty(16, 4096, dtype=torch.bfloat16, device="meta"))
+    return model
+
+
+def example_batch() -> torch.Tensor:
+    return torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")

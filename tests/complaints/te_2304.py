@@ -1,0 +1,31 @@
+"""MXFP8 on an RTX Pro 6000 of the Blackwell generation."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.complaints.parts import mlp
+
+THREAD = "https://github.com/NVIDIA/TransformerEngine/issues/2304"
+STACK = "Transformer Engine"
+GPU = "RTX5090"
+STAND_IN = "Transformer Engine's classes, which need a GPU; an RTX 5090 for the RTX Pro 6000"
+CAUSE = "a recipe that this GPU has no kernels for"
+QUOTE = "MXFP8 (for all gemm layouts) is not supported on 12.0+ architectures yet."
+EXPECTED = ("GPU002",)
+
+
+def build_model() -> nn.Module:
+    import transformer_engine.pytorch as te
+    from transformer_engine.common import recipe
+
+    with torch.device("meta"):
+        model = mlp(te.Linear, 4096, 8).bfloat16()
+    with te.autocast(enabled=True, recipe=recipe.MXFP8BlockScaling()):
+        model(torch.empty(16, 4096, dtype=torch.bfloat16, device="meta"))
+    return model
+
+
+def example_batch() -> torch.Tensor:
+    return torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")

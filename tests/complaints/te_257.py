@@ -1,0 +1,31 @@
+"""OPT-1.3B takes more memory with te.Linear than in FP16."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.complaints.parts import mlp
+
+THREAD = "https://github.com/NVIDIA/TransformerEngine/issues/257"
+STACK = "Transformer Engine"
+GPU = "H100"
+STAND_IN = "Transformer Engine's classes, which need a GPU to be built"
+CAUSE = "FP8 copies beside the high-precision weights"
+QUOTE = "TE keeps both high-precision and FP8 copies by default"
+EXPECTED = ("MEM005",)
+
+
+def build_model() -> nn.Module:
+    import transformer_engine.pytorch as te
+    from transformer_engine.common import recipe
+
+    with torch.device("meta"):
+        model = mlp(te.Linear, 2048, 24).bfloat16()
+    with te.autocast(enabled=True, recipe=recipe.DelayedScaling()):
+        model(torch.empty(16, 2048, dtype=torch.bfloat16, device="meta"))
+    return model
+
+
+def example_batch() -> torch.Tensor:
+    return torch.empty(16384, 2048, dtype=torch.bfloat16, device="meta")

@@ -1,0 +1,31 @@
+"""A 1B model on an H800, slower in FP8 than in FP16."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.complaints.parts import mlp
+
+THREAD = "https://github.com/NVIDIA/TransformerEngine/issues/836"
+STACK = "Transformer Engine"
+GPU = "H100"
+STAND_IN = "Transformer Engine's classes, which need a GPU to be built; an H100's datasheet for the H800"
+CAUSE = "host time of each FP8 layer"
+QUOTE = "The slowdown comes from the CPU overheads"
+EXPECTED = ("STP001",)
+
+
+def build_model() -> nn.Module:
+    import transformer_engine.pytorch as te
+    from transformer_engine.common import recipe
+
+    with torch.device("meta"):
+        model = mlp(te.Linear, 2048, 24).bfloat16()
+    with te.autocast(enabled=True, recipe=recipe.DelayedScaling()):
+        model(torch.empty(16, 2048, dtype=torch.bfloat16, device="meta"))
+    return model
+
+
+def example_batch() -> torch.Tensor:
+    return torch.empty(2048, 2048, dtype=torch.bfloat16, device="meta")

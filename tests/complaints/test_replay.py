@@ -1,0 +1,18 @@
+"""The page's table is what this version says of each rebuilt thread; a change shows here."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.complaints.replay import MARK, NAMES, PAGE, complaint, row
+from tests.readme import table
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_outcome_is_the_recorded_one(name: str) -> None:
+    _, _, line = table(("",) * 7, [row(name)]).splitlines()
+    assert line in PAGE.read_text("utf-8").partition(MARK)[2].splitlines()
+
+
+def test_every_thread_is_its_own() -> None:
+    assert len(NAMES) == len({complaint(name).THREAD for name in NAMES}) == 25
