@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import msgspec
 
@@ -30,6 +29,7 @@ from fp8doctor.analysis.script_overhead import script_overhead
 from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.analysis.waiting import waiting_first
 from fp8doctor.cost import micro_batches, step_tokens
+from fp8doctor.diagnosis.answer import Verdict, before_speed
 from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
     BF16_BASELINES,
@@ -39,14 +39,13 @@ from fp8doctor.facts.arm_names import (
     recipe_of,
 )
 from fp8doctor.facts.paths import path_of
-from fp8doctor.facts.record import Prose, Record
-from fp8doctor.finding import Basis, Finding
+from fp8doctor.finding import Finding
 from fp8doctor.wording import plural
 
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """Give the answer, and before it what the steps of a watched script, or its ranks, wait for."""
-    answer = _of_precision(facts, findings)
+    answer = before_speed(_of_precision(facts, findings), facts, findings)
     told = filter(None, (if_recorded(each, facts) for each in (waiting_first, script_overhead)))
     first = " ".join(told) or if_recorded(slowest_first, facts)
     return msgspec.structs.replace(answer, summary=f"{first} {answer.summary}") if first else answer
@@ -369,29 +368,3 @@ def _caveat(trial: Trial) -> str:
         if trial.reliable is False and trial.reason
         else caveat
     )
-
-
-Status = Literal[
-    "fp8_not_engaged", "no_fp8", "not_measured", "too_noisy", "fp8_slower", "fp8_even", "fp8_faster"
-]
-"""``too_noisy``: both steps were timed, and the timing does not tell which of them is faster."""
-
-
-class Verdict(Record, frozen=True, kw_only=True):
-    """The answer in one record. ``speedup`` is best BF16 / as it is; what was neither measured nor modelled
-    is None.
-
-    Of a timing that is too noisy to tell, ``speedup`` is None and the interval says how much it leaves open.
-    """
-
-    status: Status
-    summary: Prose
-    """One to three sentences."""
-    speedup: float | None = None
-    speedup_low: float | None = None
-    speedup_high: float | None = None
-    basis: Basis | None = None
-    achievable_speedup: float | None = None
-    step_ms: float | None = None
-    bf16_step_ms: float | None = None
-    tokens_per_s: float | None = None

@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.finding import AREAS, Finding, Outcome, Saving
@@ -139,6 +140,8 @@ def first_screen(report: Document, *, quiet: bool = False) -> Screen:
 
 def _all_clear(report: Document) -> str:
     """Write what to say when no check found anything; nothing where the trial found something by itself."""
+    if report.verdict.status == "step_raises":
+        return ""
     if report.verdict.status == "fp8_slower" and report.verdict.basis == "measured":
         return "FP8 is slower than BF16 here, and no check of this version explains why."
     if report.verdict.basis == "modelled" and (report.verdict.achievable_speedup or 1.0) < 1:
@@ -262,7 +265,7 @@ def _calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
     area healthy where the budget left no time for a step that would tell.
     """
     untimed = {each.area for each in report.outcomes if _lacks_an_arm(each)}
-    slower = report.verdict.status in ("fp8_slower", "fp8_not_engaged")
+    slower = report.verdict.status in ("fp8_slower", *GRAVE)
     marks: dict[str, set[Mark]] = {}
     for outcome in sorted(report.outcomes, key=_waits_to_be_timed):
         area = outcome.area
