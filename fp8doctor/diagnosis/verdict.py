@@ -40,7 +40,7 @@ from fp8doctor.facts.arm_names import (
 )
 from fp8doctor.facts.paths import path_of
 from fp8doctor.finding import Finding
-from fp8doctor.wording import plural
+from fp8doctor.wording import in_ms, plural, times
 
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
@@ -192,10 +192,8 @@ def measured_verdict(facts: Facts, findings: Sequence[Finding] = ()) -> Verdict 
 
 
 def _speed(measured: MeasuredSpeed, rate: str) -> str:
-    return (
-        f"FP8 runs at {measured.speedup.median:.2f}x of BF16: {measured.as_is.step_ms:.1f} ms a step{rate}, "
-        f"best BF16 {measured.bf16.step_ms:.1f} ms."
-    )
+    ms, bf16_ms = measured.as_is.step_ms, measured.bf16.step_ms
+    return f"FP8 runs at {times(bf16_ms, ms)} of BF16: {in_ms(ms)} a step{rate}, best BF16 {in_ms(bf16_ms)}."
 
 
 def _too_noisy(measured: MeasuredSpeed, rate: str) -> str:
@@ -208,7 +206,7 @@ def _too_noisy(measured: MeasuredSpeed, rate: str) -> str:
     )
     return (
         f"The timing is too noisy to tell whether FP8 is faster than BF16: {why}. FP8 takes about "
-        f"{measured.as_is.step_ms:.1f} ms a step{rate}, the best BF16 {measured.bf16.step_ms:.1f} ms."
+        f"{in_ms(measured.as_is.step_ms)} a step{rate}, the best BF16 {in_ms(measured.bf16.step_ms)}."
     )
 
 
@@ -222,7 +220,7 @@ def _without_bf16(facts: Facts, as_is: Arm, can_be_modelled: bool) -> Verdict:
     assert as_is.step_ms is not None
     tried = next((each.reason for each in facts.trial.arms if each.name in BF16_BASELINES), None)
     timed = (
-        f"FP8 takes {as_is.step_ms:.1f} ms a step. No BF16 baseline could be timed: "
+        f"FP8 takes {in_ms(as_is.step_ms)} a step. No BF16 baseline could be timed: "
         f"{tried or 'it was not tried'}."
     )
     expects = if_recorded(beside_timed_step, facts) if can_be_modelled else None
@@ -240,7 +238,7 @@ def _without_bf16(facts: Facts, as_is: Arm, can_be_modelled: bool) -> Verdict:
     return msgspec.structs.replace(
         answer,
         status="fp8_even" if abs(speedup - 1) < EVEN_WHEN_MODELLED else status,
-        summary=f"{timed} The best BF16 would take about {bf16_ms:.1f} ms, so that FP8 runs at about "
+        summary=f"{timed} The best BF16 would take about {in_ms(bf16_ms)}, so that FP8 runs at about "
         f"{speedup:.2f}x of it (modelled on {expects.gpu}).{_caveat(facts.trial)}",
         basis="modelled",
         speedup=speedup,
@@ -281,7 +279,7 @@ def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
     if fp8_never_ran(trial):
         running = arm(trial, ArmName.PRESCRIBED) or arm(trial, "te-autocast")
         gives = (
-            f" Once it runs: {running.step_ms:.1f} ms, {ratio(bf16, running).median:.2f}x of BF16."
+            f" Once it runs: {in_ms(running.step_ms)}, {times(bf16.step_ms, running.step_ms)} of BF16."
             if running and bf16
             else ""
         )
@@ -306,11 +304,11 @@ def _promise(facts: Facts) -> str:
     if measure is None:
         names = " and ".join(sorted(that_help_bf16_too(prescribed.treatments)))
         return (
-            f" With {changes}: {prescribed.step_ms:.1f} ms. BF16 would gain from {names} too, which was not "
-            f"timed.{stays}"
+            f" With {changes}: {in_ms(prescribed.step_ms)}. BF16 would gain from {names} too, which was "
+            f"not timed.{stays}"
         )
     alike = (
-        f" with checkpointing off too ({measure.step_ms:.1f} ms)"
+        f" with checkpointing off too ({in_ms(measure.step_ms)})"
         if measure.name == ArmName.BF16_WITHOUT_CHECKPOINTING
         else ""
     )
@@ -318,9 +316,9 @@ def _promise(facts: Facts) -> str:
     against = (
         f"too close to BF16{alike} for this timing to tell them apart"
         if is_noise(speedup, facts.trial)
-        else f"{speedup.median:.2f}x of BF16{alike}"
+        else f"{times(measure.step_ms, prescribed.step_ms)} of BF16{alike}"
     )
-    return f" With {changes}: {prescribed.step_ms:.1f} ms, {against}.{stays}"
+    return f" With {changes}: {in_ms(prescribed.step_ms)}, {against}.{stays}"
 
 
 def _most(facts: Facts) -> str:
@@ -353,11 +351,11 @@ def _offer(trial: Trial, bf16: Arm | None, fp8: Arm | None) -> str:
     if is_noise(gain, trial):
         return (
             f"The timing is too noisy to tell whether FP8 ({recipe}, {how}) would be faster: about "
-            f"{fp8.step_ms:.1f} ms a step, its best BF16 {bf16.step_ms:.1f} ms."
+            f"{in_ms(fp8.step_ms)} a step, its best BF16 {in_ms(bf16.step_ms)}."
         )
     return (
-        f"With FP8 ({recipe}, {how}) the step would take {fp8.step_ms:.1f} ms, {gain.median:.2f}x of its "
-        f"best BF16 ({bf16.step_ms:.1f} ms)."
+        f"With FP8 ({recipe}, {how}) the step would take {in_ms(fp8.step_ms)}, "
+        f"{times(bf16.step_ms, fp8.step_ms)} of its best BF16 ({in_ms(bf16.step_ms)})."
     )
 
 
