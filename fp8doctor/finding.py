@@ -15,6 +15,9 @@ from fp8doctor.wording import escaped
 Severity = Literal["info", "warning", "error"]
 Basis = Literal["measured", "modelled", "rule"]
 
+Breaks = Literal["step_raises", "layers_do_not_learn"]
+"""What a disease does to a job besides its speed, the graver first; it decides the verdict."""
+
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
 """Ascending."""
 
@@ -88,6 +91,8 @@ class Finding(Record, frozen=True, kw_only=True):
     """None takes the severity of the check."""
     caused_by: tuple[str, ...] = ()
     """Codes of the other findings of the report that may explain this one away."""
+    breaks: Breaks = NOT_RECORDED
+    """What the job does not survive; only there where it has to be expected."""
 
     def __repr__(self) -> str:
         return f"<{' '.join(filter(None, (self.code, self.severity, self.name)))}: {escaped(self.title)}>"

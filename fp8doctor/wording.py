@@ -53,6 +53,17 @@ def percent(share: float) -> str:
     return f"{share:.0f} %" if share >= 10 else f"{share:.2g} %"
 
 
+def in_ms(ms: float | None) -> str:
+    """A time as every sentence tells it: 92.5 ms, 7,119.9 ms."""
+    return "an unknown time" if ms is None else f"{ms:,.1f} ms"
+
+
+def times(one_ms: float | None, other_ms: float | None) -> str:
+    """The quotient of two times as they are shown, so that a reader who divides them finds it."""
+    one, other = round(one_ms or 0.0, 1), round(other_ms or 0.0, 1)
+    return f"{one / other:.2f}x" if other else "unknown"
+
+
 def plural(count: int, noun: str) -> str:
     """A count with its noun: 1 block, 24 blocks."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -60,7 +60,7 @@ def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
     assert with_it.step_ms is not None
     assert without.step_ms is not None
     return Finding(
-        title=f"Checkpointing costs {with_it.step_ms - without.step_ms:.1f} ms a step ({cost.median:.2f}x), "
+        title=f"Checkpointing costs {with_it.step_ms - without.step_ms:,.1f} ms a step ({cost.median:.2f}x), "
         "and the step fits without it",
         explanation=f"Without it the step peaks at {without.peak_gib:.1f} GiB, with it at "
         f"{with_it.peak_gib:.1f}; {free:.1f} GiB of this GPU are free for it. Longer batches than the one "

@@ -51,9 +51,10 @@ def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
     operator = "amax" if any(each and each.startswith("rowwise") for each in amax) else "max"
     return Finding(
         title=f"Checkpointing costs FP8 {in_fp8.median:.2f}x and BF16 {in_bf16.median:.2f}x",
-        explanation=f"Its recompute takes {fp8[0].step_ms or 0.0:.1f} instead of {fp8[1].step_ms or 0.0:.1f} "
-        f"ms a step in FP8, and runs all casts of the forward again; in BF16 {bf16[0].step_ms or 0.0:.1f} "
-        f"instead of {bf16[1].step_ms or 0.0:.1f} ms.",
+        explanation=f"Its recompute takes {fp8[0].step_ms or 0.0:,.1f} instead of "
+        f"{fp8[1].step_ms or 0.0:,.1f} ms a step in FP8, and runs all casts of the "
+        f"forward again; in BF16 {bf16[0].step_ms or 0.0:,.1f} "
+        f"instead of {bf16[1].step_ms or 0.0:,.1f} ms.",
         evidence={
             "fp8_cost_ratio": in_fp8.median,
             "fp8_cost_ratio_low": in_fp8.low,

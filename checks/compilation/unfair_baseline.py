@@ -74,7 +74,7 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"Against eager BF16 this FP8 reads {naive:.2f}x; against the best BF16 it is {fair:.2f}x",
         explanation=f"Compiling alone gives BF16 {ratio(eager, best).median:.2f}x: eager it takes "
-        f"{eager.step_ms:.1f} ms, compiled {best.step_ms:.1f} ms."
+        f"{eager.step_ms:,.1f} ms, compiled {best.step_ms:,.1f} ms."
         f"{' This FP8 is not compiled.' if eager_fp8 else ''}",
         evidence={
             "speedup_over_eager_bf16": naive,

@@ -98,12 +98,12 @@ def beside_it(facts: Facts, whole: Arm, blocks: Arm | None) -> str:
     """Tell the step as one graph and block by block, or that the latter was not timed."""
     if blocks:
         return (
-            f"Block by block the step takes {blocks.step_ms:.1f} ms and as it is {whole.step_ms:.1f} ms, "
+            f"Block by block the step takes {blocks.step_ms:,.1f} ms and as it is {whole.step_ms:,.1f} ms, "
             "timed in turn."
         )
     left_out = (each.reason for each in facts.trial.arms if each.name == "compile-blocks" and each.reason)
     return (
-        f"As it is the step takes {whole.step_ms:.1f} ms; block by block it was not timed"
+        f"As it is the step takes {whole.step_ms:,.1f} ms; block by block it was not timed"
         f"{''.join(f' ({each})' for each in left_out)}. The seconds of one block are modelled, from the "
         "two cuts."
     )

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.capability import FIRST_WITH_BF16, FIRST_WITH_FP8, assumed_gpus, capability
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.facts import Environment, Facts, Gpu
+from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Gpu, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -52,6 +52,7 @@ def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
     precision = "bf16" if all(has_bf16(gpu) for gpu in without) else "fp16"
     return Finding(
         severity=None if wanted else "info",
+        breaks="step_raises" if needs_fp8(facts) and len(without) == len(visible) else NOT_RECORDED,
         title=f"{named} has no FP8 tensor cores"
         if len(visible) == 1
         else f"{len(without)} of {len(visible)} GPUs have no FP8 tensor cores: {named}",
@@ -95,6 +96,15 @@ def has_bf16(gpu: Gpu) -> bool:
 def version_of(gpu: Gpu) -> str:
     """Return what decides: compute capability or architecture."""
     return (gpu.architecture if gpu.vendor == "amd" else gpu.compute_capability) or "unknown"
+
+
+def needs_fp8(facts: Facts) -> bool:
+    """Whether a layer of torchao's multiplies in FP8 whatever the GPU; Transformer Engine's asks it first."""
+    return any(
+        each.use == "training" and each.stack == "torchao" and not each.features.get("emulate")
+        for each in facts.linears()
+        if recorded(each, "stack") and recorded(each, "features")
+    )
 
 
 def present(facts: Facts) -> str | None:

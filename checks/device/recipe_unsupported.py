@@ -35,7 +35,8 @@ from __future__ import annotations
 
 from fp8doctor.analysis.capability import FIRST_WITH_FP8, assumed_gpus, capability
 from fp8doctor.analysis.recipe_needs import NEEDS, Needs, needs, unmet
-from fp8doctor.facts import Environment, Facts, Gpu, Linear, Network, Software
+from fp8doctor.analysis.timed_step import ran_on_a_gpu
+from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Gpu, Linear, Network, Software
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -121,6 +122,7 @@ def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
             "cuda": facts.software.cuda,
             "asked_by": MXFP8_VARIABLE if by_variable else plural(len(affected), "FP8 layer"),
         },
+        breaks="step_raises" if layers and not ran_on_a_gpu(facts) else NOT_RECORDED,
         treatment=TREATMENTS["accelerate" if by_variable else "nvfp4" if nvfp4 else stack],
     )
 

@@ -63,10 +63,10 @@ def exposed_communication(facts: Facts) -> Finding | NotApplicable | None:
         return None
     kind = distributed.wrapper if recorded(distributed, "wrapper") else None
     return Finding(
-        title=f"Communication that no compute hides takes {least:.1f} of {step:.1f} ms ({percent(share)})",
+        title=f"Communication that no compute hides takes {least:.1f} of {step:,.1f} ms ({percent(share)})",
         explanation=f"Seen in one profiled step on each of {max(1, len(of_ranks))} ranks; this is the rank "
         "that waits least, and the longest waits "
-        f"{max([own, *of_ranks]):.1f} ms. FP8 shortens the GEMMs beside it and not this.",
+        f"{max([own, *of_ranks]):,.1f} ms. FP8 shortens the GEMMs beside it and not this.",
         evidence={
             "exposed_ms": least,
             "longest_ms": max([own, *of_ranks]),

@@ -68,7 +68,9 @@ def fp8_all_gather_off(facts: Facts) -> Finding | NotApplicable | None:
     for_nothing = [linear for linear in tensorwise if linear.features[FLAG]] if not sharded else []
     if in_bf16 and distributed:
         return gathered_in_bf16(in_bf16, len(tensorwise), distributed.shards or 1, facts)
-    return wrapped_for_nothing(for_nothing, facts) if for_nothing else None
+    if for_nothing:
+        return wrapped_for_nothing(for_nothing, facts)
+    return None if distributed else NotApplicable(reason="one process")
 
 
 def gathered_in_bf16(linears: list[Linear], of: int, shards: int, facts: Facts) -> Finding:

@@ -66,12 +66,12 @@ def alone(facts: Facts) -> bool:
 def _slow(slower: tuple[Behind, ...], timed: int, gpus: dict[int, str]) -> Finding:
     worst = slower[0]
     also = "".join(
-        f" Rank {each.rank} takes {each.own_ms:.1f} ms {each.what}, the others {each.others_ms:.1f} ms."
+        f" Rank {each.rank} takes {each.own_ms:,.1f} ms {each.what}, the others {each.others_ms:,.1f} ms."
         for each in slower[1:4]
     )
     return Finding(
-        title=f"Rank {worst.rank} takes {worst.own_ms:.1f} ms {worst.what}, the others "
-        f"{worst.others_ms:.1f} ms, in steps of {worst.step_ms:.1f} ms "
+        title=f"Rank {worst.rank} takes {worst.own_ms:,.1f} ms {worst.what}, the others "
+        f"{worst.others_ms:,.1f} ms, in steps of {worst.step_ms:,.1f} ms "
         f"({percent(100 * worst.by_ms / worst.step_ms)})",
         explanation=f"Medians of the watched steps of {timed} ranks. The others wait for it in every step "
         f"where they exchange something.{also}" + (f" {_in_words(gpus)}" if gpus else ""),

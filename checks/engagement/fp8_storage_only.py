@@ -34,7 +34,7 @@ from __future__ import annotations
 from packaging.version import InvalidVersion, Version
 
 from fp8doctor.analysis.layers import flops_share_pct
-from fp8doctor.facts import Facts, Linear, Network, Use, recorded
+from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, Use, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -90,6 +90,7 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity="info" if not trained else "error" if cut else None,
         title=f"{count} only store their weights in FP8" + ("" if trained else ", and nothing is trainable"),
+        breaks="layers_do_not_learn" if trained and cut else NOT_RECORDED,
         explanation="This is FP8 for inference and for memory: at best the forward GEMM runs in FP8, and "
         f"{NO_BACKWARD if cut else backward_of(stored)}. "
         + (

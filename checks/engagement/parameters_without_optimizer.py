@@ -30,7 +30,7 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/data
 from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.facts import Environment, Facts, Linear, Network, Training, recorded
+from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Linear, Network, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -103,6 +103,7 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
             "first": names,
         },
         treatment=treatment,
+        breaks="layers_do_not_learn" if in_fp8 and not (bases or unfrozen) else NOT_RECORDED,
     )
 
 

@@ -81,8 +81,8 @@ def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
     )
     return Finding(
         title=f"LoRA takes {in_time} ({percent(flops)} of the GEMM FLOPs)",
-        explanation=f"With the adapters switched off the step takes {without.step_ms:.1f} instead of "
-        f"{base.step_ms:.1f} ms. They are {shares}.{bound}",
+        explanation=f"With the adapters switched off the step takes {without.step_ms:,.1f} instead of "
+        f"{base.step_ms:,.1f} ms. They are {shares}.{bound}",
         evidence=evidence
         | {
             "time_share_pct": share,

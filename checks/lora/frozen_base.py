@@ -52,12 +52,16 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     frozen = [linear for linear in fp8 if not linear.requires_grad and not is_stored_in_fp8(linear)]
     if not frozen:
-        return None
+        without = recorded(facts, "network.adapter_parameters") and not facts.network.adapter_parameters
+        learns = all(linear.requires_grad for linear in fp8)
+        return NotApplicable(reason="no LoRA, and no frozen FP8 layer") if without and learns else None
     balance = frozen_balance(facts, frozen)
     modelled = ""
     if balance:
-        modelled = f" Modelled on {balance.gpu}: their FP8 GEMMs save {balance.gemms_saved_ms:.1f} ms a step,"
-        modelled += f" casting the same weights again costs {balance.casts_ms:.1f} ms."
+        modelled = (
+            f" Modelled on {balance.gpu}: their FP8 GEMMs save {balance.gemms_saved_ms:,.1f} ms a step,"
+        )
+        modelled += f" casting the same weights again costs {balance.casts_ms:,.1f} ms."
     eager = [linear for linear in frozen if needs_compile(linear) and linear.compiled is None]
     wasted = " Uncompiled torchao computes the weight gradients all the same." if eager else ""
     now = arm(facts.trial, ArmName.PRESCRIBED) or arm(facts.trial, ArmName.AS_IS)

@@ -123,7 +123,7 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
 def unfused_sentence(plain: PlainAttention) -> str:
     parts = "its softmax, batched GEMMs and what stands between them"
     return (
-        f"Profiled, {parts} take at least {plain.total_ms:.1f} ms, {percent(plain.share_pct)} of the "
+        f"Profiled, {parts} take at least {plain.total_ms:,.1f} ms, {percent(plain.share_pct)} of the "
         "GPU's time."
     )
 

@@ -78,7 +78,7 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
         severity="info" if on_cpu else None,
         title=f"The recipe {recipe} is {gain.median:.2f}x as fast as {', '.join(own)}",
         explanation=(
-            f"The step takes {best.step_ms:.1f} instead of {base.step_ms:.1f} ms, timed in turn. "
+            f"The step takes {best.step_ms:,.1f} instead of {base.step_ms:,.1f} ms, timed in turn. "
             + (
                 "Timed on a CPU, which says nothing about a GPU."
                 if on_cpu

@@ -28,10 +28,10 @@ https://github.com/NVIDIA/TransformerEngine/issues/1422
 from __future__ import annotations
 
 from fp8doctor.analysis.alignment import tokens_divisor
-from fp8doctor.analysis.timed_step import as_is
+from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import Facts, Linear, Network, Trial, Workload, recorded
+from fp8doctor.facts import Facts, Linear, Network, Trial, Workload
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -74,6 +74,7 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
             "tokens": facts.workload.tokens,
         },
         treatment=keep_in_bf16([linear.name for linear in found], facts),
+        breaks="step_raises",
     )
 
 
@@ -81,18 +82,6 @@ def unaligned(linear: Linear, facts: Facts) -> int | None:
     """Find a call whose rows, beside the tokens, its FP8 GEMM cannot take."""
     tokens, divisor = facts.workload.tokens, tokens_divisor(linear)
     return next((rows for rows in rows_seen(linear, facts) if rows != tokens and rows % divisor), None)
-
-
-def ran_on_a_gpu(facts: Facts) -> bool:
-    """Whether the step as it is was timed on a GPU, so that it does not raise."""
-    arm = as_is(facts)
-    return (
-        arm is not None
-        and recorded(facts, "trial.device")
-        and facts.trial.device != "cpu"
-        and recorded(arm, "step_ms")
-        and arm.step_ms is not None
-    )
 
 
 def _conditioned(samples: int) -> Facts:

@@ -77,14 +77,14 @@ def slow_16_bit_gemm(facts: Facts) -> Finding | NotApplicable | None:
         return None
     first = max(slow, key=lambda linear: linear.in_features * linear.out_features)
     profiled = (
-        f" All 16-bit GEMMs of the profiled step take {step.gemms_16bit_ms:.1f} ms."
+        f" All 16-bit GEMMs of the profiled step take {step.gemms_16bit_ms:,.1f} ms."
         if step.gemms_16bit_ms is not None
         else ""
     )
     return Finding(
         title=f"{plural(len(slow), 'layer')} in 16 bits, {first.in_features} x {first.out_features}, "
         f"{'runs' if len(slow) == 1 else 'run'} at a sixth of the speed: no multiple of {MULTIPLE}",
-        explanation=f"The GEMMs of {first.name} take {now:.1f} ms a step as they are and {padded:.1f} with "
+        explanation=f"The GEMMs of {first.name} take {now:,.1f} ms a step as they are and {padded:,.1f} with "
         f"sides that are multiples of {PADDED} (modelled on {gpu.name}).{profiled}",
         evidence={
             "layers": len(slow),

@@ -35,9 +35,10 @@ from collections.abc import Callable
 from fp8doctor.analysis.alignment import multiple_of, tokens_divisor
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.layers import flops_share_pct, would_be_converted
+from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import Environment, Facts, Linear, Network, Workload, recorded
+from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Linear, Network, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -93,7 +94,10 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
             f"collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of={tokens_multiple})"
             f"   # {tokens} -> {padded_tokens(facts.workload, tokens_multiple)} tokens"
         )
+    raises = bool(raising or ragged) and not ran_on_a_gpu(facts)
     return Finding(
+        severity="error" if raises else None,
+        breaks="step_raises" if raises else NOT_RECORDED,
         title="; ".join(causes),
         explanation=what_it_means(raising, offenders),
         evidence={

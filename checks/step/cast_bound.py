@@ -114,7 +114,7 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
         return None
     most = dearest(now.breakdown.modules if now.breakdown else ())
     named = ", ".join(
-        f"{in_words(each.name, facts.network)} ({each.families_ms['cast']:.1f} ms)" for each in most
+        f"{in_words(each.name, facts.network)} ({each.families_ms['cast']:,.1f} ms)" for each in most
     )
     outside = (
         "Outside the compiled regions the most are in"
@@ -122,11 +122,11 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
         else "The most are in"
     )
     where = f" {outside} {named}." if most else ""
-    gemms = f"save {saved:.1f}" if saved > 0 else f"cost {-saved:.1f} more"
+    gemms = f"save {saved:,.1f}" if saved > 0 else f"cost {-saved:,.1f} more"
     return Finding(
-        title=f"Casts cost {casts:.1f} ms a step, and the GEMMs {gemms} in FP8",
-        explanation=f"The step takes {found.difference_ms:.1f} ms more than the best BF16 "
-        f"({bf16.step_ms:.1f} ms), and casts that the GEMMs do not pay for are {found.casts_unpaid_ms:.1f} "
+        title=f"Casts cost {casts:,.1f} ms a step, and the GEMMs {gemms} in FP8",
+        explanation=f"The step takes {found.difference_ms:,.1f} ms more than the best BF16 "
+        f"({bf16.step_ms:,.1f} ms), and casts that the GEMMs do not pay for are {found.casts_unpaid_ms:,.1f} "
         f"ms of it.{where}",
         evidence={
             "casts_ms": casts,
@@ -151,10 +151,10 @@ def in_a_script(now: Arm, facts: Facts) -> Finding | NotApplicable | None:
     if 100 * unpaid < SMALL_PCT * now.step_ms:
         return None
     return Finding(
-        title=f"Casts cost {casts:.1f} ms a step, more than its FP8 GEMMs of {gemms:.1f} ms can save",
+        title=f"Casts cost {casts:,.1f} ms a step, more than its FP8 GEMMs of {gemms:,.1f} ms can save",
         explanation=f"That is {percent(100 * casts / now.step_ms)} of {watched_job(facts)}'s step of "
-        f"{now.step_ms:.1f} ms. GEMMs that take {gemms:.1f} ms in FP8 take "
-        f"{(1 + MOST_SAVED) * gemms:.1f} ms in BF16 at most.",
+        f"{now.step_ms:,.1f} ms. GEMMs that take {gemms:,.1f} ms in FP8 take "
+        f"{(1 + MOST_SAVED) * gemms:,.1f} ms in BF16 at most.",
         evidence={"casts_ms": casts, "fp8_gemms_ms": gemms, "step_ms": now.step_ms, "unpaid_ms": unpaid},
         treatment=treatment(facts),
     )

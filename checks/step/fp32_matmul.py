@@ -58,7 +58,7 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
     weights = [linear.name for linear in facts.network.linears if linear.dtype == "float32"]
     names = [each.name for each in most] or weights
     launched = ", ".join(
-        f"{in_words(each.name, facts.network)} ({each.families_ms['gemm_fp32']:.1f} ms)"
+        f"{in_words(each.name, facts.network)} ({each.families_ms['gemm_fp32']:,.1f} ms)"
         for each in most[:NAMED]
     )
     stored = (
@@ -75,7 +75,7 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
         else "No Linear has fp32 weights: the operands are cast up before the product."
     )
     return Finding(
-        title=f"GEMMs in fp32 take {fp32:.1f} ms, {percent(share)} of the step",
+        title=f"GEMMs in fp32 take {fp32:,.1f} ms, {percent(share)} of the step",
         explanation=f"In BF16 the same products take a fraction of it. {where}",
         evidence={
             "gemm_fp32_ms": fp32,

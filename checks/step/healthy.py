@@ -26,6 +26,7 @@ from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, if_recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
+from fp8doctor.wording import times
 
 
 @check("STP005", "healthy", area="step", severity="info")
@@ -44,15 +45,15 @@ def healthy(facts: Facts) -> Finding | NotApplicable:
     left = step_ms - bf16_step_ms / most.speedup if most else None
     bound = (
         f" With every cast for free it would be about {most.speedup:.2f}x ({most.basis}): "
-        f"{max(0.0, left):.1f} ms are left."
+        f"{max(0.0, left):,.1f} ms are left."
         if most and left is not None
         else ""
     )
     speedup = measured.speedup
     return Finding(
-        title=f"FP8 pays: {speedup.median:.2f}x of the best BF16",
-        explanation=f"A step takes {step_ms:.1f} ms and {bf16_step_ms:.1f} ms in BF16, timed in turn in one "
-        f"process.{bound}",
+        title=f"FP8 pays: {times(bf16_step_ms, step_ms)} of the best BF16",
+        explanation=f"A step takes {step_ms:,.1f} ms and {bf16_step_ms:,.1f} ms in BF16, timed in turn in "
+        f"one process.{bound}",
         evidence={
             "step_ms": step_ms,
             "bf16_step_ms": bf16_step_ms,

@@ -91,7 +91,7 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
     idle = 100 * found.idle_ms / step_ms
     return Finding(
         title=f"The GPU is idle for {percent(idle)} of the step, waiting for the host",
-        explanation=f"The GPU has nothing to do for {found.idle_ms:.1f} of {step_ms:.1f} ms, and "
+        explanation=f"The GPU has nothing to do for {found.idle_ms:,.1f} of {step_ms:,.1f} ms, and "
         f"{percent(found.host_wait_pct or 0.0)} of its gaps end with a kernel that was launched too late. A "
         f"step launches {found.kernels:,} kernels of {1e3 * found.busy_ms / max(found.kernels, 1):.0f} µs on "
         f"average.{in_bf16(bf16, beside)}{as_prescribed(facts)}",
@@ -121,8 +121,8 @@ def modelled(found: HostBound, facts: Facts) -> Finding:
     return Finding(
         title=f"Launching {plural(layers, 'layer')} of Transformer Engine takes the host longer than the GPU "
         "computes",
-        explanation=f"With {tokens:,} tokens the host takes {step.host_ms:.1f} ms a step and the GPU "
-        f"{step.busy_ms:.1f}, and compiled BF16 {found.bf16.step_ms:.1f} (modelled on {step.gpu}). {then}",
+        explanation=f"With {tokens:,} tokens the host takes {step.host_ms:,.1f} ms a step and the GPU "
+        f"{step.busy_ms:,.1f}, and compiled BF16 {found.bf16.step_ms:,.1f} (modelled on {step.gpu}). {then}",
         evidence={
             "host_ms": step.host_ms,
             "busy_ms": step.busy_ms,
@@ -159,8 +159,8 @@ def in_bf16(bf16: Arm | None, beside: Breakdown | None) -> str:
         else ""
     )
     return (
-        f" The best BF16 step launches {beside.kernels:,} and is idle for {beside.idle_ms:.1f} of "
-        f"{bf16.step_ms:.1f} ms{too}."
+        f" The best BF16 step launches {beside.kernels:,} and is idle for {beside.idle_ms:,.1f} of "
+        f"{bf16.step_ms:,.1f} ms{too}."
     )
 
 
@@ -171,7 +171,7 @@ def as_prescribed(facts: Facts) -> str:
     if changed is None or left is None or not changed.step_ms:
         return ""
     return (
-        f" With the changes that were timed it is idle for {left.idle_ms:.1f} of {changed.step_ms:.1f} ms "
+        f" With the changes that were timed it is idle for {left.idle_ms:,.1f} of {changed.step_ms:,.1f} ms "
         "still: more tokens a step or CUDA graphs are left."
     )
 

@@ -42,7 +42,7 @@ def input_bound(facts: Facts) -> Finding | NotApplicable | None:
     if not waits.waits_for_data:
         return None
     return Finding(
-        title=f"The step waits {waits.data_ms:.1f} of {waits.step_ms:.1f} ms for its data "
+        title=f"The step waits {waits.data_ms:,.1f} of {waits.step_ms:,.1f} ms for its data "
         f"({percent(waits.data_pct)})",
         explanation=f"Seen in {len(facts.observed.steps_ms)} steps of {watched_job(facts)}, inside the "
         "DataLoader. As long as the step waits, a faster GEMM makes the wait longer and the step no shorter.",
@@ -67,7 +67,7 @@ def input_bound(facts: Facts) -> Finding | NotApplicable | None:
 def copies(waits: Waiting, job: str) -> Finding:
     """Blame the copies of the batch."""
     return Finding(
-        title=f"The step waits {waits.copies_ms:.1f} of {waits.step_ms:.1f} ms for copies from the host to "
+        title=f"The step waits {waits.copies_ms:,.1f} of {waits.step_ms:,.1f} ms for copies from the host to "
         f"the GPU ({percent(waits.copies_pct)})",
         explanation=f"Seen in one profiled step of {job}, where no other work of the GPU covered them. "
         "Copies out of pinned memory that nothing waits for run while the GPU computes.",

@@ -64,11 +64,11 @@ def little_to_gain(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"FP8 cannot give more than about {most.speedup:.2f}x here: GEMMs are "
         f"{percent(most.gemms_pct)} of the step",
-        explanation=f"The GEMMs take {most.gemms_ms:.1f} of {most.step_ms:.1f} ms of the best BF16 "
+        explanation=f"The GEMMs take {most.gemms_ms:,.1f} of {most.step_ms:,.1f} ms of the best BF16 "
         "step and would "
-        f"take {most.fp8_gemms_ms:.1f} in FP8 "
+        f"take {most.fp8_gemms_ms:,.1f} in FP8 "
         f"({most.basis}, {most.source}), with every cast for free. The largest part that FP8 leaves as "
-        f"it is: {largest}, {others[largest]:.1f} ms"
+        f"it is: {largest}, {others[largest]:,.1f} ms"
         f"{', which more tokens a step would fill' if largest == IDLE and waits_for_the_host(bf16) else ''}.",
         evidence={
             "ceiling": most.speedup,

@@ -60,7 +60,7 @@ def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
     )
     name = (facts.training.optimizer or "the optimizer").rpartition(".")[2]
     return Finding(
-        title=f"{name} takes {spent:.1f} ms, {percent(share)} of the step, and is not fused",
+        title=f"{name} takes {spent:,.1f} ms, {percent(share)} of the step, and is not fused",
         explanation="The optimizer goes through weights, gradients and moments in several passes where one "
         f"would do.{kernels}",
         evidence={

@@ -77,11 +77,13 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
     explained = given_back + casts + idle + fused
     if explained >= EXPLAINED * gap:
         return None
-    tried = f"Changes that were timed give {given_back:.1f} ms back. With them, a" if best is not now else "A"
+    tried = (
+        f"Changes that were timed give {given_back:,.1f} ms back. With them, a" if best is not now else "A"
+    )
     return Finding(
-        title=f"FP8 is {gap:.1f} ms slower than BF16, and {percent(100 * explained / gap)} of that is "
+        title=f"FP8 is {gap:,.1f} ms slower than BF16, and {percent(100 * explained / gap)} of that is "
         "accounted for",
-        explanation=f"{tried}gainst the best BF16 ({bf16.step_ms:.1f} ms): {parts_in_words(found)}.",
+        explanation=f"{tried}gainst the best BF16 ({bf16.step_ms:,.1f} ms): {parts_in_words(found)}.",
         evidence={
             "difference_ms": gap,
             "explained_ms": explained,

@@ -122,8 +122,9 @@ def slowest_first(facts: Facts) -> str:
     if worst is None or worst.what not in WAITS:
         return ""
     return (
-        f"Rank {worst.rank} keeps the others waiting: it takes {worst.own_ms:.1f} of {worst.step_ms:.1f} ms "
-        f"{worst.what}, they take {worst.others_ms:.1f} ms. FP8 does not shorten that; mend it first."
+        f"Rank {worst.rank} keeps the others waiting: it takes {worst.own_ms:,.1f} of "
+        f"{worst.step_ms:,.1f} ms {worst.what}, they take {worst.others_ms:,.1f} ms. "
+        "FP8 does not shorten that; mend it first."
     )
 
 

@@ -23,8 +23,8 @@ def script_overhead(facts: Facts) -> str:
     if not counts(own.low - waited_ms - longest, own.median):
         return ""
     return (
-        f"The script's own step takes {own.median:.1f} ms ({own.low:.1f} to {own.high:.1f}), a copy of it "
-        f"{copy.step_ms:.1f} ms: {_where(facts)}. {MEND_FIRST}"
+        f"The script's own step takes {own.median:,.1f} ms ({own.low:,.1f} to {own.high:,.1f}), a copy of it "
+        f"{copy.step_ms:,.1f} ms: {_where(facts)}. {MEND_FIRST}"
     )
 
 
@@ -34,7 +34,7 @@ def _where(facts: Facts) -> str:
     if found is None or not found.reliable or found.host_wait_pct is None:
         return "the rest is what the script does beside it"
     return (
-        f"in the script the GPU is idle for {found.idle_ms:.1f} ms, and {percent(found.host_wait_pct)} of "
+        f"in the script the GPU is idle for {found.idle_ms:,.1f} ms, and {percent(found.host_wait_pct)} of "
         "its gaps end with a kernel that was launched too late, as where data workers or logging hold the "
         "host's cores"
     )

@@ -147,7 +147,7 @@ def parts_in_words(found: Waterfall) -> str:
     )
     told = ", ".join(f"{part} {signed(ms)}" for part, ms in parts)
     fused = (
-        f" ({found.fused_ms:.1f} ms of norm and pointwise work runs inside the casts and is not "
+        f" ({found.fused_ms:,.1f} ms of norm and pointwise work runs inside the casts and is not "
         "counted as theirs)"
         if found.fused_ms >= SHOWN_MS
         else ""

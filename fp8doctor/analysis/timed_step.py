@@ -52,6 +52,16 @@ def as_is(facts: Facts) -> Arm | None:
     return next((arm for arm in facts.arms() if arm.name == ArmName.AS_IS), None)
 
 
+def ran_on_a_gpu(facts: Facts) -> bool:
+    """Whether the step as it is ran on a GPU, in a trial or in a watched script, so that it does not
+    raise."""
+    if recorded(facts, "observed.clock") and facts.observed.clock == "cuda" and facts.observed.steps_ms:
+        return True
+    arm = as_is(facts)
+    on_a_gpu = recorded(facts, "trial.device") and facts.trial.device != "cpu"
+    return bool(on_a_gpu and arm and recorded(arm, "step_ms") and arm.step_ms is not None)
+
+
 def timed_step(facts: Facts, name: str) -> TimedStep:
     """Read the time of the step as it is."""
     arm = as_is(facts)

@@ -44,7 +44,7 @@ def whether_fp8_ran(step: TracedStep) -> str:
     casts = f"Casts to and from FP8 take {casts_ms:,.{places}f} ms" if casts_ms else ""
     if fp8_ms:
         count = sum(kernel.count for kernel in step.of_family("gemm_fp8"))
-        ratio = f", {casts_ms / fp8_ms:.1f} times as long" if casts_ms >= fp8_ms else ""
+        ratio = f", {casts_ms / fp8_ms:,.1f} times as long" if casts_ms >= fp8_ms else ""
         return (
             f"FP8 GEMMs ran: {count:,.0f}{each} in {fp8_ms:,.{places}f} ms, "
             f"{percent(100 * fp8_ms / gemms_ms)} of the time of all GEMMs and "

@@ -94,14 +94,14 @@ def waiting_first(facts: Facts) -> str:
     told = []
     if waits.data_ms is not None and waits.waits_for_data:
         told.append(
-            f"waits for its data {waits.data_ms:.1f} of {waits.step_ms:.1f} ms ({percent(waits.data_pct)})"
+            f"waits for its data {waits.data_ms:,.1f} of {waits.step_ms:,.1f} ms ({percent(waits.data_pct)})"
         )
     if waits.waits_for_copies:
-        copies = f"{waits.copies_ms:.1f} ms ({percent(waits.copies_pct)})"
+        copies = f"{waits.copies_ms:,.1f} ms ({percent(waits.copies_pct)})"
         told.append(f"waits for copies from the host to the GPU {copies}")
     if counts(waits.else_ms, waits.step_ms):
         share = percent(100 * waits.else_ms / waits.step_ms)
-        rest = f"{waits.else_ms:.1f} ms ({share}) before the model is called"
+        rest = f"{waits.else_ms:,.1f} ms ({share}) before the model is called"
         told.append(
             f"spends {rest} on something else: copies of the batch, logging, checkpoints, a loader that is "
             "not torch's"

@@ -28,7 +28,7 @@ def conversion(facts: Facts) -> list[Step]:
     made_of = fp8.treatments if recorded(fp8, "treatments") else ()
     if not made_of or speedup.low <= 1 or speedup.median < 1 + EVEN or is_noise(speedup, facts.trial):
         return []
-    title = f"With all of it a step takes {fp8.step_ms:.1f} ms, the best BF16 {bf16.step_ms:.1f} ms"
+    title = f"With all of it a step takes {fp8.step_ms:,.1f} ms, the best BF16 {bf16.step_ms:,.1f} ms"
     saving = Saving(low=saved.low, high=saved.high, basis="measured", gpu=timed_on(facts.trial))
     first, *others = treatments(facts, fp8.name, made_of)
     return [

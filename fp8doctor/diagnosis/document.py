@@ -12,7 +12,7 @@ from msgspec import field
 
 from fp8doctor.analysis.ledger import Ledger
 from fp8doctor.analysis.rates import Rates
-from fp8doctor.diagnosis.verdict import Verdict
+from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.contradictions import contradiction
@@ -114,7 +114,7 @@ class Document(Record, frozen=True, kw_only=True):
     def verdict_severity(self) -> Severity | None:
         """Return what the verdict counts as by itself; None where nothing is wrong with it."""
         slower = self.verdict.status == "fp8_slower" and self.verdict.basis == "measured"
-        return "error" if slower or self.verdict.status == "fp8_not_engaged" else None
+        return "error" if slower or self.verdict.status in GRAVE else None
 
     def reaches(self, severity: Severity) -> bool:
         """Whether something is at or above ``severity``."""

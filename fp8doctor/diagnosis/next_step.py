@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 
+from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.document import Next, Step
-from fp8doctor.diagnosis.verdict import Verdict
 from fp8doctor.facts import Facts, recorded
 
 

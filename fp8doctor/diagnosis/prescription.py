@@ -22,8 +22,8 @@ from fp8doctor.finding import SEVERITIES, Finding, Saving, Treatment
 
 
 def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:
-    """Rank the treatments of ``findings``: what makes FP8 impossible first, then by ms saved, then by
-    severity.
+    """Rank the treatments of ``findings``: what breaks the job first, then what makes FP8 impossible, then by
+    ms saved, then by severity.
 
     To give FP8 up comes last: it is measured against FP8 with all other steps. A symptom whose cause was
     found as more than information is dropped, and so is information that saves nothing. Findings that name
@@ -42,11 +42,12 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
     return tuple(_step_of(sorted(group, key=_rank), facts) for group in ranked)
 
 
-def _rank(finding: Finding) -> tuple[bool, bool, float, int, str]:
+def _rank(finding: Finding) -> tuple[bool, bool, bool, float, int, str]:
     gives_up = finding.treatment is not None and finding.treatment.name == STAY_IN_BF16
     blocks_fp8 = finding.severity == "error"
     saved = finding.saving_ms.middle if finding.saving_ms else 0.0
-    return gives_up, not blocks_fp8, -saved, -SEVERITIES.index(finding.severity or "info"), finding.code
+    severity = SEVERITIES.index(finding.severity or "info")
+    return gives_up, not recorded(finding, "breaks"), not blocks_fp8, -saved, -severity, finding.code
 
 
 def _step_of(group: list[Finding], facts: Facts | None) -> Step:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import msgspec
 
@@ -39,6 +38,7 @@ from fp8doctor.analysis.script_overhead import script_overhead
 from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.analysis.waiting import waiting_first
 from fp8doctor.cost import micro_batches, step_tokens
+from fp8doctor.diagnosis.answer import Verdict, before_speed
 from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
     BF16_BASELINES,
@@ -48,14 +48,13 @@ from fp8doctor.facts.arm_names import (
     recipe_of,
 )
 from fp8doctor.facts.paths import path_of
-from fp8doctor.facts.record import Prose, Record
-from fp8doctor.finding import Basis, Finding
-from fp8doctor.wording import plural
+from fp8doctor.finding import Finding
+from fp8doctor.wording import in_ms, plural, times
 
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """Give the answer, and before it what the steps of a watched script, or its ranks, wait for."""
-    answer = _of_precision(facts, findings)
+    answer = before_speed(_of_precision(facts, findings), facts, findings)
     told = filter(None, (if_recorded(each, facts) for each in (waiting_first, script_overhead)))
     first = " ".join(told) or if_recorded(slowest_first, facts)
     return msgspec.structs.replace(answer, summary=f"{first} {answer.summary}") if first else answer
@@ -202,10 +201,8 @@ def measured_verdict(facts: Facts, findings: Sequence[Finding] = ()) -> Verdict 
 
 
 def _speed(measured: MeasuredSpeed, rate: str) -> str:
-    return (
-        f"FP8 runs at {measured.speedup.median:.2f}x of BF16: {measured.as_is.step_ms:.1f} ms a step{rate}, "
-        f"best BF16 {measured.bf16.step_ms:.1f} ms."
-    )
+    ms, bf16_ms = measured.as_is.step_ms, measured.bf16.step_ms
+    return f"FP8 runs at {times(bf16_ms, ms)} of BF16: {in_ms(ms)} a step{rate}, best BF16 {in_ms(bf16_ms)}."
 
 
 def _too_noisy(measured: MeasuredSpeed, rate: str) -> str:
@@ -218,7 +215,7 @@ def _too_noisy(measured: MeasuredSpeed, rate: str) -> str:
     )
     return (
         f"The timing is too noisy to tell whether FP8 is faster than BF16: {why}. FP8 takes about "
-        f"{measured.as_is.step_ms:.1f} ms a step{rate}, the best BF16 {measured.bf16.step_ms:.1f} ms."
+        f"{in_ms(measured.as_is.step_ms)} a step{rate}, the best BF16 {in_ms(measured.bf16.step_ms)}."
     )
 
 
@@ -237,9 +234,9 @@ def _without_bf16(facts: Facts, as_is: Arm, can_be_modelled: bool) -> Verdict:
     )
     why = missing.reason if missing else "it was not tried"
     timed = (
-        f"FP8 takes {as_is.step_ms:.1f} ms a step. No BF16 baseline could be timed: {why}."
-        if bf16 is None
-        else f"FP8 takes {as_is.step_ms:.1f} ms a step, and BF16 {bf16.step_ms:.1f} ms, which may be faster "
+        f"FP8 takes {in_ms(as_is.step_ms)} a step. No BF16 baseline could be timed: {why}."
+        if bf16 is None or bf16.step_ms is None
+        else f"FP8 takes {in_ms(as_is.step_ms)} a step, and BF16 {in_ms(bf16.step_ms)}, which may be faster "
         f"compiled. That was not timed: {why}."
     )
     expects = if_recorded(beside_timed_step, facts) if can_be_modelled else None
@@ -258,7 +255,7 @@ def _without_bf16(facts: Facts, as_is: Arm, can_be_modelled: bool) -> Verdict:
     return msgspec.structs.replace(
         answer,
         status="fp8_even" if abs(speedup - 1) < EVEN_WHEN_MODELLED else status,
-        summary=f"{timed} The best BF16 would take about {bf16_ms:.1f} ms, so that FP8 runs at about "
+        summary=f"{timed} The best BF16 would take about {in_ms(bf16_ms)}, so that FP8 runs at about "
         f"{speedup:.2f}x of it (modelled on {expects.gpu}).{_caveat(facts.trial)}",
         basis="modelled",
         speedup=speedup,
@@ -299,7 +296,7 @@ def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
     if fp8_never_ran(trial):
         running = arm(trial, ArmName.PRESCRIBED) or arm(trial, "te-autocast")
         gives = (
-            f" Once it runs: {running.step_ms:.1f} ms, {ratio(bf16, running).median:.2f}x of BF16."
+            f" Once it runs: {in_ms(running.step_ms)}, {times(bf16.step_ms, running.step_ms)} of BF16."
             if running and bf16
             else ""
         )
@@ -324,11 +321,11 @@ def _promise(facts: Facts) -> str:
     if measure is None:
         names = " and ".join(sorted(that_help_bf16_too(prescribed.treatments)))
         return (
-            f" With {changes}: {prescribed.step_ms:.1f} ms. BF16 would gain from {names} too, which was not "
-            f"timed.{stays}"
+            f" With {changes}: {in_ms(prescribed.step_ms)}. BF16 would gain from {names} too, which was "
+            f"not timed.{stays}"
         )
     alike = (
-        f" with checkpointing off too ({measure.step_ms:.1f} ms)"
+        f" with checkpointing off too ({in_ms(measure.step_ms)})"
         if measure.name == ArmName.BF16_WITHOUT_CHECKPOINTING
         else ""
     )
@@ -336,9 +333,9 @@ def _promise(facts: Facts) -> str:
     against = (
         f"too close to BF16{alike} for this timing to tell them apart"
         if is_noise(speedup, facts.trial)
-        else f"{speedup.median:.2f}x of BF16{alike}"
+        else f"{times(measure.step_ms, prescribed.step_ms)} of BF16{alike}"
     )
-    return f" With {changes}: {prescribed.step_ms:.1f} ms, {against}.{stays}"
+    return f" With {changes}: {in_ms(prescribed.step_ms)}, {against}.{stays}"
 
 
 def _most(facts: Facts) -> str:
@@ -371,11 +368,11 @@ def _offer(trial: Trial, bf16: Arm | None, fp8: Arm | None) -> str:
     if is_noise(gain, trial):
         return (
             f"The timing is too noisy to tell whether FP8 ({recipe}, {how}) would be faster: about "
-            f"{fp8.step_ms:.1f} ms a step, its best BF16 {bf16.step_ms:.1f} ms."
+            f"{in_ms(fp8.step_ms)} a step, its best BF16 {in_ms(bf16.step_ms)}."
         )
     return (
-        f"With FP8 ({recipe}, {how}) the step would take {fp8.step_ms:.1f} ms, {gain.median:.2f}x of its "
-        f"best BF16 ({bf16.step_ms:.1f} ms)."
+        f"With FP8 ({recipe}, {how}) the step would take {in_ms(fp8.step_ms)}, "
+        f"{times(bf16.step_ms, fp8.step_ms)} of its best BF16 ({in_ms(bf16.step_ms)})."
     )
 
 
@@ -386,29 +383,3 @@ def _caveat(trial: Trial) -> str:
         if trial.reliable is False and trial.reason
         else caveat
     )
-
-
-Status = Literal[
-    "fp8_not_engaged", "no_fp8", "not_measured", "too_noisy", "fp8_slower", "fp8_even", "fp8_faster"
-]
-"""``too_noisy``: both steps were timed, and the timing does not tell which of them is faster."""
-
-
-class Verdict(Record, frozen=True, kw_only=True):
-    """The answer in one record. ``speedup`` is best BF16 / as it is; what was neither measured nor modelled
-    is None.
-
-    Of a timing that is too noisy to tell, ``speedup`` is None and the interval says how much it leaves open.
-    """
-
-    status: Status
-    summary: Prose
-    """One to three sentences."""
-    speedup: float | None = None
-    speedup_low: float | None = None
-    speedup_high: float | None = None
-    basis: Basis | None = None
-    achievable_speedup: float | None = None
-    step_ms: float | None = None
-    bf16_step_ms: float | None = None
-    tokens_per_s: float | None = None

@@ -54,6 +54,7 @@ from fp8doctor.facts.trial import (
 from fp8doctor.facts.unrecorded import NOT_RECORDED, Unrecorded, if_recorded, recorded
 
 __all__ = [
+    "NOT_RECORDED",
     "Accelerate",
     "Arm",
     "ArmCut",

@@ -7,8 +7,8 @@ from typing import Literal
 from msgspec import Struct
 
 from fp8doctor.analysis.outcome import ceiling
+from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.diagnosis.verdict import Verdict
 from fp8doctor.facts import if_recorded
 from fp8doctor.render.screen import saving_in_words
 

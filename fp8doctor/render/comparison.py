@@ -62,7 +62,7 @@ def _spread(step: TimedStep) -> str:
     if step.step_ms is None:
         return "-"
     known = step.low_ms is not None and step.high_ms is not None
-    spread = f" ± {((step.high_ms or 0.0) - (step.low_ms or 0.0)) / 2:.1f}" if known else ""
+    spread = f" ± {((step.high_ms or 0.0) - (step.low_ms or 0.0)) / 2:,.1f}" if known else ""
     return f"{step.step_ms:,.1f}{spread}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from fp8doctor.diagnosis.verdict import Verdict
+from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.facts import Arm, recorded
 from fp8doctor.render.timing import Row, Timing
 

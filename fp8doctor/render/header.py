@@ -96,7 +96,7 @@ def model(facts: Facts) -> str:
 def _own_step(facts: Facts) -> str:
     """The step of the user's script or training, as it ran."""
     steps = facts.observed.steps_ms
-    return f"{median(steps):.1f} ms a step in {plural(len(steps), 'step')} of {watched_job(facts)}"
+    return f"{median(steps):,.1f} ms a step in {plural(len(steps), 'step')} of {watched_job(facts)}"
 
 
 def _batch(facts: Facts) -> str:

@@ -73,7 +73,7 @@ def _filled(template: str, report: Document) -> str:
 
 def view(report: Document) -> View:
     """Collect what a page shows."""
-    screen = first_screen(report)
+    screen = first_screen(report, whole=True)
     facts, timing = report.facts, screen.timing
     return View(
         title=f"fp8doctor: {_name(facts)}",

@@ -71,8 +71,16 @@ def _paragraphs(screen: Screen, report: Document) -> Iterator[str]:
         yield _joined(f"{GLYPHS[line.mark]} {line.area}" for line in screen.areas)
     if screen.all_clear:
         yield screen.all_clear
-    for entry in (*screen.prescription, *screen.others):
+    for entry in screen.prescription:
         yield from _entry(entry)
+    if screen.folded:
+        yield escaped(screen.folded)
+    if screen.outlook:
+        yield f"**{escaped(screen.outlook)}**"
+    for entry in screen.others:
+        yield from _entry(entry)
+    if screen.made_up:
+        yield escaped(screen.made_up)
     if screen.not_looked_at:
         yield f"Not looked at: {escaped(screen.not_looked_at)}"
     if screen.ignored:

@@ -29,7 +29,7 @@ class Notice(Struct, frozen=True):
 
 def notices(report: Document) -> tuple[Notice, ...]:
     """Put a report into notices, the verdict first."""
-    screen = first_screen(report)
+    screen = first_screen(report, whole=True)
     entries = {entry.code: entry for entry in (*screen.prescription, *screen.others)}
     told = report.verdict
     verdict = Notice(

@@ -56,9 +56,9 @@ def _line(rank: Rank) -> Iterator[str]:
             yield "no window of steps was seen"
         return
     if (step := told(step_ms, rank.observed)) is not None:
-        yield f"{step:.1f} ms a step"
+        yield f"{step:,.1f} ms a step"
     for what, read in PARTS.items():
         if (ms := told(read, rank.observed)) is not None:
-            yield f"{ms:.1f} ms {what}"
+            yield f"{ms:,.1f} ms {what}"
     if ms := told(exposed_ms, rank.observed):
-        yield f"{ms:.1f} ms of communication alone"
+        yield f"{ms:,.1f} ms of communication alone"

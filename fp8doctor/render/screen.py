@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.facts import if_recorded, recorded
+from fp8doctor.diagnosis.outlook import SMALL_PCT, outlook
+from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import AREAS, Finding, Outcome, Saving
 from fp8doctor.render.counts import counts
 from fp8doctor.render.header import machine, model, product
+from fp8doctor.render.made_up import made_up
 from fp8doctor.render.ranks import ranks
 from fp8doctor.render.timing import Timing, timing
 
@@ -26,9 +29,6 @@ MARK_OF_OUTCOME: dict[str, Mark] = {
     "unknown": "unknown",
     "crashed": "unknown",
 }
-
-CODES_NAMED = 12
-"""Unknown checks that are named one by one without ``-v``; more are only counted."""
 
 
 class Line(Struct, frozen=True):
@@ -83,8 +83,14 @@ class Screen(Struct, frozen=True):
     all_clear: str
     """A sentence when nothing was found; else empty."""
     prescription: tuple[Entry, ...]
+    folded: str
+    """The steps of the plan that save next to nothing, in one sentence; empty without any."""
+    outlook: str
+    """Where the plan ends; empty where nothing was examined."""
     others: tuple[Entry, ...]
     """Findings that no line of the prescription shows."""
+    made_up: str
+    """What of the job was made up, in a sentence; else empty."""
     not_looked_at: str
     ignored: str
     """Which codes are left out, and why; empty where no reason was given."""
@@ -94,14 +100,19 @@ class Screen(Struct, frozen=True):
     """What became of the checks that found nothing, those with the same answer together; without areas."""
 
 
-def first_screen(report: Document, *, quiet: bool = False) -> Screen:
-    """Write what a report says; with ``quiet`` only findings that are at least a warning, and the verdict."""
+def first_screen(report: Document, *, quiet: bool = False, whole: bool = False) -> Screen:
+    """Write what a report says; with ``quiet`` only findings that are at least a warning, and the verdict.
+
+    With ``whole`` no step of the plan is folded.
+    """
     findings = [
         finding for finding in report.findings if not quiet or finding.severity in ("warning", "error")
     ]
     steps = _steps(report, findings)
+    small = () if whole else tuple(step for step in steps if _is_small(step, report))
+    steps = [step for step in steps if step not in small]
     prescription = _prescription(report, findings, steps)
-    shown = {entry.code for entry in prescription}
+    shown = {entry.code for entry in prescription} | {step.code for step in small}
     others = tuple(
         _entry(finding, report, saving=_of_another(finding, steps))
         for finding in findings
@@ -129,6 +140,9 @@ def first_screen(report: Document, *, quiet: bool = False) -> Screen:
         areas=() if quiet else _calm_areas(report, {line.area for line in troubles}),
         all_clear=_all_clear(report) if healthy and not report.findings else "",
         prescription=prescription,
+        folded=_folded(small),
+        outlook=outlook(report),
+        made_up="" if quiet else made_up(report.facts),
         others=others,
         not_looked_at="" if quiet else _not_looked_at(report),
         ignored="; ".join(f"{code} ({reason})" for code, reason in report.ignored.items()),
@@ -139,6 +153,8 @@ def first_screen(report: Document, *, quiet: bool = False) -> Screen:
 
 def _all_clear(report: Document) -> str:
     """Write what to say when no check found anything; nothing where the trial found something by itself."""
+    if report.verdict.status == "step_raises":
+        return ""
     if report.verdict.status == "fp8_slower" and report.verdict.basis == "measured":
         return "FP8 is slower than BF16 here, and no check of this version explains why."
     if report.verdict.basis == "modelled" and (report.verdict.achievable_speedup or 1.0) < 1:
@@ -174,6 +190,23 @@ def _steps(report: Document, findings: Iterable[Finding]) -> list[Step]:
     itself."""
     shown = {finding.code for finding in findings}
     return [step for step in report.prescription if step.code in shown or not step.code]
+
+
+def _is_small(step: Step, report: Document) -> bool:
+    """Whether all that a step of the plan does is to save next to nothing."""
+    whole, saving = report.verdict.step_ms, step.saving_ms
+    mends = [each for each in report.findings if each.code in step.mends]
+    grave = any(each.severity == "error" or recorded(each, "breaks") for each in mends)
+    if grave or saving is None or not whole:
+        return False
+    return max(abs(saving.low), abs(saving.high)) < SMALL_PCT / 100 * whole
+
+
+def _folded(steps: Sequence[Step]) -> str:
+    """Name the steps that save next to nothing."""
+    names = ", ".join(f"{step.code} {step.treatment.name}".lstrip() for step in steps)
+    each = " each" if len(steps) > 1 else ""
+    return f"Under {SMALL_PCT:g} % of the step{each} (-v shows more): {names}." if steps else ""
 
 
 def _prescription(report: Document, findings: Iterable[Finding], steps: Sequence[Step]) -> tuple[Entry, ...]:
@@ -244,7 +277,7 @@ def saving_in_words(saving: Saving | None) -> str:
 
 
 def _change(ms: float) -> str:
-    text = f"{abs(ms):,.0f}" if abs(ms) >= 9.95 else f"{abs(ms):.1f}"
+    text = f"{abs(ms):,.0f}" if abs(ms) >= 9.95 else f"{abs(ms):,.1f}"
     sign = "" if float(text.replace(",", "")) == 0 else "−" if ms < 0 else "+"
     return sign + text
 
@@ -254,41 +287,41 @@ def _position(area: str) -> int:
 
 
 def _calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
-    """Write one mark for each area without trouble: healthy if a check says so, else unknown if one could not
-    answer.
+    """Write one mark for each area without trouble: unknown if a check of it could not answer, else healthy
+    if one says so.
 
-    A step that is slower than BF16 is not called healthy where no check of it found anything. Checks that
-    only wait to be timed decide where there are no others: that nothing was timed is said below. Nor is an
-    area healthy where the budget left no time for a step that would tell.
+    A step that is slower than BF16 is not called healthy where no check of it found anything.
     """
-    untimed = {each.area for each in report.outcomes if _lacks_an_arm(each)}
-    slower = report.verdict.status in ("fp8_slower", "fp8_not_engaged")
+    slower = report.verdict.status in ("fp8_slower", *GRAVE)
     marks: dict[str, set[Mark]] = {}
-    for outcome in sorted(report.outcomes, key=_waits_to_be_timed):
-        area = outcome.area
-        if (
-            outcome.outcome != "sick"
-            and area not in troubled
-            and not (_waits_to_be_timed(outcome) and area in marks)
-        ):
+    for outcome in report.outcomes:
+        if outcome.outcome != "sick" and outcome.area not in troubled:
             mark = MARK_OF_OUTCOME[outcome.outcome]
-            unexplained = area == "step" and slower and mark == "healthy"
-            marks.setdefault(area, set()).add("not_applicable" if unexplained else mark)
-    order: tuple[Mark, ...] = ("healthy", "unknown", "not_applicable")
+            unexplained = outcome.area == "step" and slower and mark == "healthy"
+            aside = unexplained or _asks_of_another_way(outcome, report.facts)
+            marks.setdefault(outcome.area, set()).add("not_applicable" if aside else mark)
+    order: tuple[Mark, ...] = ("unknown", "healthy", "not_applicable")
     return tuple(
-        Line("unknown" if area in untimed else next(mark for mark in order if mark in marks[area]), area)
+        Line(next(mark for mark in order if mark in marks[area]), area)
         for area in sorted(marks, key=_position)
     )
+
+
+def _asks_of_another_way(outcome: Outcome, facts: Facts) -> bool:
+    """Whether a check waits for what this way of looking never gives: a trial of a script that was watched,
+    watched steps of a model that was not, ranks of one process."""
+    if not recorded(outcome, "missing"):
+        return False
+    distributed = facts.training.distributed if recorded(facts, "training.distributed") else None
+    several = bool(distributed and recorded(distributed, "world_size") and distributed.world_size > 1)
+    watched = recorded(facts, "target.kind") and facts.target.kind == "script"
+    never = {"trial": watched, "observed": not watched, "ranks": not (watched and several)}
+    return never.get(outcome.missing, False)
 
 
 def _waits_to_be_timed(outcome: Outcome) -> bool:
     """Whether a check lacks nothing but a trial, or steps that were watched of a script or of its ranks."""
     return recorded(outcome, "missing") and outcome.missing in ("trial", "observed", "ranks")
-
-
-def _lacks_an_arm(outcome: Outcome) -> bool:
-    """Whether a check lacks a step that the trial had no time for."""
-    return recorded(outcome, "missing") and outcome.missing == "trial.arms.step_ms"
 
 
 def _outcomes(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:
@@ -310,13 +343,29 @@ def _not_looked_at(report: Document) -> str:
     speed = "BF16 beside it (no copies were timed)" if watched else "speed (nothing was timed)"
     gaps = [] if _anything_timed(report) else [speed]
     unknown = [
-        outcome.code
+        outcome
         for outcome in report.outcomes
         if outcome.outcome == "unknown" and not _waits_to_be_timed(outcome)
     ]
-    if unknown:
-        named = " ".join(unknown) if len(unknown) <= CODES_NAMED else f"{len(unknown)} checks"
-        reasons = {outcome.reason for outcome in report.outcomes if outcome.code in unknown}
-        told = reasons.pop() if len(reasons) == 1 else None
-        gaps.append(f"{named} ({told.partition(': ')[2] if told and ': ' in told else 'facts missing'})")
-    return f"{', '.join(gaps)}." if gaps else ""
+    return f"{', '.join((*gaps, *_by_reason(unknown)))}." if gaps or unknown else ""
+
+
+NOT_RECORDED = " was not recorded"
+"""How the reason of a check ends that misses a fact of which nothing more is known."""
+
+
+def _by_reason(unknown: Iterable[Outcome]) -> Iterator[str]:
+    """Name the checks that lack the same thing together, each group with its reason, and those whose facts
+    nobody recorded with the facts."""
+    groups: dict[str, list[str]] = {}
+    unrecorded: dict[str, str] = {}
+    for outcome in unknown:
+        path, _, reason = (outcome.reason or "facts missing").partition(": ")
+        if not reason and path.endswith(NOT_RECORDED):
+            unrecorded[outcome.code] = path.removesuffix(NOT_RECORDED)
+        else:
+            groups.setdefault((reason or path).rstrip("."), []).append(outcome.code)
+    if unrecorded:
+        facts = ", ".join(dict.fromkeys(unrecorded.values()))
+        yield f"{' '.join(unrecorded)} (not recorded: {facts})"
+    yield from (f"{' '.join(codes)} ({reason})" for reason, codes in groups.items())

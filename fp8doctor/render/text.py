@@ -62,7 +62,9 @@ def render(
     least a warning.
     """
     page = _Page(max(width, NARROWEST), _coloured if colour else _plain, ASCII_GLYPHS if ascii else GLYPHS)
-    paragraphs = page.paragraphs(first_screen(report, quiet=quiet), report, verbose=verbose, quiet=quiet)
+    paragraphs = page.paragraphs(
+        first_screen(report, quiet=quiet, whole=verbose), report, verbose=verbose, quiet=quiet
+    )
     text = "\n\n".join("\n".join(lines) for lines in paragraphs if lines) + "\n"
     return to_ascii(text) if ascii else text
 
@@ -92,7 +94,10 @@ class _Page:
         yield [line for each in screen.ranks for line in self.prose(each)]
         yield [*self.rows(screen.troubles), *self.areas(screen.areas)]
         yield self.prose(screen.all_clear)
-        for entry in (*screen.prescription, *screen.others):
+        for entry in screen.prescription:
+            yield self.entry(entry)
+        yield [*self.prose(screen.folded), *self.outlook(screen.outlook)]
+        for entry in screen.others:
             yield self.entry(entry)
         if verbose:
             yield self.rows(screen.outcomes)
@@ -100,7 +105,11 @@ class _Page:
             yield self.rates(report)
             yield self.gaps(report)
             yield self.joined(for_support(report.facts))
-        yield [*self.not_looked_at(screen), *self.more(screen, hint=not (verbose or quiet))]
+        yield [
+            *self.prose(screen.made_up),
+            *self.not_looked_at(screen),
+            *self.more(screen, hint=not (verbose or quiet)),
+        ]
         if verbose and report.created_at:
             yield self.prose(f"Recorded {report.created_at} by fp8doctor {report.tool.version}.", colour=DIM)
 
@@ -222,6 +231,9 @@ class _Page:
         for mark in {line.mark for line in lines}:
             text = text.replace(f"[{self.glyphs[mark]}]", self.mark(mark))
         return text.split("\n") if text else []
+
+    def outlook(self, text: str) -> list[str]:
+        return [self.paint(line, BOLD) for line in self.prose(text)]
 
     def entry(self, entry: Entry) -> list[str]:
         number = str(entry.number) if entry.number else self.glyphs["not_applicable"]

@@ -196,7 +196,7 @@ def _row(arm: Arm, fp8: bool) -> Row:
     if not arm.tried or not arm.step_ms:
         return Row(label(arm.name, fp8), "", "", f"not timed: {arm.reason or 'no reason given'}")
     known = recorded(arm, "high_ms") and recorded(arm, "low_ms")
-    spread = f" ± {(arm.high_ms - arm.low_ms) / 2:.1f}" if known and arm.high_ms and arm.low_ms else ""
+    spread = f" ± {(arm.high_ms - arm.low_ms) / 2:,.1f}" if known and arm.high_ms and arm.low_ms else ""
     return Row(
         label(arm.name, fp8),
         f"{arm.step_ms:,.1f}{spread}",

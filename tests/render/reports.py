@@ -7,9 +7,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from fp8doctor.cost.gpus import modelled_gpu_name
+from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.document import Tool
 from fp8doctor.diagnosis.prescription import prescribe
-from fp8doctor.diagnosis.verdict import Verdict
 from fp8doctor.facts import (
     Blocks,
     Breakdown,

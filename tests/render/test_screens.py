@@ -130,7 +130,7 @@ def test_a_crashed_check_is_named() -> None:
     assert "check ENV001 crashed: KeyError: 'bf16'" in markdown.render(SCREENS["broken"])
 
 
-def test_what_waits_for_a_trial_decides_only_an_area_of_its_own() -> None:
+def test_an_area_of_which_a_check_waits_for_a_trial_is_unknown() -> None:
     waits = {"outcome": "unknown", "reason": "nothing was timed", "missing": "trial"}
     outcomes = (
         Outcome(code="GPU001", area="device", **waits),
@@ -141,7 +141,7 @@ def test_what_waits_for_a_trial_decides_only_an_area_of_its_own() -> None:
         replace(EAGER_DECODER, findings=(), prescription=EAGER_DECODER.prescription[:0], outcomes=outcomes)
     )
     assert {line.area: line.mark for line in screen.areas} == {
-        "device": "not_applicable",
+        "device": "unknown",
         "checkpointing": "unknown",
     }
 

@@ -1,0 +1,74 @@
+"""The answer as a record, and what goes before any answer about speed: a step that raises, layers that do not
+learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts.arm_names import OWN_STEP_FAILED
+from fp8doctor.facts.no_number import why_of
+from fp8doctor.facts.record import Prose, Record
+from fp8doctor.finding import Basis, Breaks, Finding
+
+Status = Literal[
+    "step_raises",
+    "layers_do_not_learn",
+    "fp8_not_engaged",
+    "no_fp8",
+    "not_measured",
+    "too_noisy",
+    "fp8_slower",
+    "fp8_even",
+    "fp8_faster",
+]
+"""The gravest first. ``too_noisy``: both steps were timed, and the timing does not tell which is faster."""
+
+
+class Verdict(Record, frozen=True, kw_only=True):
+    """The answer in one record. ``speedup`` is best BF16 / as it is; what was neither measured nor modelled
+    is None.
+
+    Of a timing that is too noisy to tell, ``speedup`` is None and the interval says how much it leaves open.
+    """
+
+    status: Status
+    summary: Prose
+    """One to three sentences."""
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    basis: Basis | None = None
+    achievable_speedup: float | None = None
+    step_ms: float | None = None
+    bf16_step_ms: float | None = None
+    tokens_per_s: float | None = None
+
+
+GRAVE: tuple[Status, ...] = ("step_raises", "layers_do_not_learn", "fp8_not_engaged")
+"""Answers that count as errors whatever the severity of the findings; so does a measured ``fp8_slower``."""
+
+BROKEN: dict[Breaks, str] = {
+    "step_raises": "The training step will raise",
+    "layers_do_not_learn": "Layers do not learn",
+}
+"""How an answer begins that tells of more than speed, the gravest first."""
+
+
+def before_speed(answer: Verdict, facts: Facts, findings: Sequence[Finding]) -> Verdict:
+    """Put what breaks the job before what FP8 does to its speed."""
+    if recorded(facts, "trial") and why_of(facts.trial) in OWN_STEP_FAILED:
+        return msgspec.structs.replace(answer, status="step_raises", basis="measured")
+    broken = [each for each in findings if recorded(each, "breaks")]
+    for status, says in BROKEN.items():
+        if worst := next((each for each in broken if each.breaks == status), None):
+            return msgspec.structs.replace(
+                answer,
+                status=status,
+                summary=f"{says}: {worst.title.rstrip('.')}. {answer.summary}",
+                basis=answer.basis or "rule",
+            )
+    return answer

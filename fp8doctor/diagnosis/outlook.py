@@ -1,0 +1,92 @@
+"""Where the plan ends: the step with everything that is prescribed, or BF16 where FP8 cannot win."""
+
+from __future__ import annotations
+
+from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, ratio, uses_fp8
+from fp8doctor.analysis.modelled_speedup import modelled_speedup
+from fp8doctor.analysis.outcome import is_noise, stays_in_bf16
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.diagnosis.document import Document
+from fp8doctor.diagnosis.verdict import EVEN_WHEN_MODELLED, is_what_it_seems
+from fp8doctor.facts import Arm, Facts, if_recorded, recorded
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.wording import in_ms, times
+
+SMALL_PCT = 1.0
+"""Share of the step, in per cent, below which what a line of the plan saves is folded: half of what a step
+timed against its own copy may differ by."""
+
+
+def outlook(report: Document) -> str:
+    """Say what a step will take once the plan is carried out; empty where no job was examined."""
+    facts = report.facts
+    if not recorded(facts, "network") or not (bool(report.prescription) or uses_fp8(facts)):
+        return ""
+    found = if_recorded(_measured, report) or if_recorded(_modelled, report)
+    if found:
+        return found
+    return "What all of it gives is not known before a GPU has timed it." if report.prescription else ""
+
+
+def _measured(report: Document) -> str:
+    facts = report.facts
+    bf16 = best_bf16(facts) if recorded(facts, "trial") else None
+    if bf16 is None or facts.trial.device == "cpu":
+        return ""
+    leave_off = f"FP8 cannot win here: leave it off, {in_ms(bf16.step_ms)} in {_form(bf16)}."
+    if stays_in_bf16(facts):
+        return leave_off
+    total = _total(facts)
+    if total is None or total.step_ms is None:
+        return ""
+    return _against(facts, total, _beginning(report, total), leave_off)
+
+
+def _total(facts: Facts) -> Arm | None:
+    """Find the step that the plan ends in."""
+    if not uses_fp8(facts):
+        return best_fp8(facts)
+    return arm(facts.trial, ArmName.PRESCRIBED) or arm(facts.trial, ArmName.AS_IS)
+
+
+def _beginning(report: Document, total: Arm) -> str:
+    if total.name != ArmName.AS_IS:
+        return "With all of it"
+    return "Before the changes, which were not timed together" if report.prescription else "As it is"
+
+
+def _against(facts: Facts, total: Arm, beginning: str, leave_off: str) -> str:
+    now, measure = f"{beginning}: {in_ms(total.step_ms)}", fair_bf16(facts, total)
+    if measure is None:
+        return f"{now}; BF16 with the same changes was not timed."
+    speedup = ratio(measure, total)
+    if is_noise(speedup, facts.trial):
+        return f"{now}, too close to BF16 ({in_ms(measure.step_ms)}) for this timing to tell."
+    if not uses_fp8(facts) and speedup.high < 1:
+        return leave_off
+    stays = ": BF16 stays faster with all that was tried" if speedup.high < 1 else ""
+    return (
+        f"{now}, {times(measure.step_ms, total.step_ms)} of the best BF16 ({in_ms(measure.step_ms)}){stays}."
+    )
+
+
+def _form(bf16: Arm) -> str:
+    return "compiled BF16" if bf16.name in (ArmName.BF16_COMPILED, ArmName.BF16_AS_COMPILED) else "BF16"
+
+
+def _modelled(report: Document) -> str:
+    if any(step.treatment.name == STAY_IN_BF16 for step in report.prescription):
+        return "FP8 cannot win here (modelled): leave it off."
+    expects = modelled_speedup(report.facts) if is_what_it_seems(report.findings) else None
+    if expects is None or not uses_fp8(report.facts):
+        return ""
+    best = max(expects.as_is, expects.compiled)
+    advice = (
+        ", too close for the cost model to tell"
+        if abs(best - 1) < EVEN_WHEN_MODELLED
+        else ": leave FP8 off"
+        if best < 1
+        else ""
+    )
+    beginning = "After all fixes" if report.prescription else "As it is"
+    return f"{beginning} about {best:.2f}x of the best BF16 (modelled on {expects.gpu}){advice}."

@@ -1,0 +1,35 @@
+"""What was made up of a job because nobody gave it, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fp8doctor.facts import Facts, Workload, recorded
+
+NO_TRAINED_WEIGHTS = "the weights are"
+"""How the reason begins for which layers were not compared on weights that nobody trained.
+Source: ``fp8doctor/trial/layers/made_up.py``."""
+
+
+def made_up(facts: Facts) -> str:
+    """Tell what was made up; empty where all was the user's, or no step was asked about."""
+    if not recorded(facts, "workload"):
+        return ""
+    parts = [*_of_the_step(facts.workload), *_weights(facts)]
+    without = recorded(facts.workload, "autocast_source") and facts.workload.autocast_source == "none"
+    return f"Made up: {', '.join(parts)}{'; no autocast' if without else ''}." if parts else ""
+
+
+def _of_the_step(workload: Workload) -> Iterator[str]:
+    if recorded(workload, "batch_source") and workload.batch_source == "made up":
+        yield "the batch"
+    if recorded(workload, "loss_source") and workload.loss_source == "mean":
+        yield "the loss (the mean of the output)"
+    if recorded(workload, "optimizer_source") and workload.optimizer_source == "made up":
+        yield "the optimizer (AdamW)"
+
+
+def _weights(facts: Facts) -> Iterator[str]:
+    gaps = facts.trial.gaps if recorded(facts, "trial.gaps") else {}
+    if gaps.get("trial.numerics", "").startswith(NO_TRAINED_WEIGHTS):
+        yield "the weights (an initialiser's)"

@@ -1,0 +1,87 @@
+"""Where a plan ends, on recordings of every outcome."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from msgspec.structs import replace
+
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.outlook import outlook
+from fp8doctor.finding import Saving
+from fp8doctor.render import text
+from fp8doctor.render.screen import first_screen
+from fp8doctor.report import Report, load_report
+from fp8doctor.wording import times
+from tests.test_recorded import RECORDED, RECORDINGS
+
+ENDS = {
+    "decoder_468m": "With all of it: 92.5 ms, 1.06x of the best BF16 (98.2 ms).",
+    "decoder_468m_compiled": "As it is: 92.8 ms, 1.06x of the best BF16 (98.2 ms).",
+    "vit": "FP8 cannot win here: leave it off, 16.3 ms in BF16.",
+    "te_checkpointed": "After all fixes about 1.18x of the best BF16 (modelled on H200).",
+    "unaligned": "What all of it gives is not known before a GPU has timed it.",
+    "accelerate_eager": "FP8 cannot win here (modelled): leave it off.",
+    "lora_plain": "",
+}
+
+RATIO = re.compile(r"([\d,.]+) ms, ([\d.]+)x of the best BF16 \(([\d,.]+) ms\)")
+
+
+def replayed(name: str) -> Report:
+    return load_report(RECORDED / f"h200-{name}.json")
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_plan_ends_in_a_state(name: str) -> None:
+    assert outlook(replayed(name)) == ENDS[name]
+
+
+def test_no_plan_is_without_an_end_and_every_ratio_is_that_of_the_numbers_beside_it() -> None:
+    ratios = 0
+    for path in RECORDINGS:
+        report = load_report(path)
+        end = outlook(report)
+        assert end or not report.prescription
+        for total, ratio, bf16 in RATIO.findall(end):
+            ratios += 1
+            assert f"{float(bf16.replace(',', '')) / float(total.replace(',', '')):.2f}" == ratio
+    assert ratios > 10
+
+
+def test_a_ratio_is_that_of_the_numbers_as_they_are_shown() -> None:
+    assert times(0.149, 0.051) == "1.00x"
+    assert times(1.0, 0.0) == "unknown"
+
+
+def test_what_saves_under_one_per_cent_is_folded_and_whole_with_verbose() -> None:
+    report = replayed("trained_outlier")
+    step = report.prescription[0]
+    small = Saving(low=0.1, high=0.2, basis="measured", gpu="NVIDIA H200")
+    folded = replace(report, prescription=(replace(step, saving_ms=small),))
+    screen = first_screen(folded)
+    assert screen.prescription == ()
+    assert step.code in screen.folded
+    assert screen.folded in " ".join(text.render(folded).split())
+    assert [each.code for each in first_screen(folded, whole=True).prescription] == [step.code]
+
+
+def test_an_error_is_never_folded() -> None:
+    report = diagnose(replayed("cannot_be_saved").facts)
+    small = Saving(low=0.0, high=0.1, basis="measured", gpu="NVIDIA H200")
+    steps = tuple(replace(each, saving_ms=small) for each in report.prescription)
+    assert "MOD010" in {each.code for each in first_screen(replace(report, prescription=steps)).prescription}
+
+
+def test_what_was_made_up_is_told_in_one_line() -> None:
+    facts = replayed("decoder_468m").facts
+    workload = replace(facts.workload, batch_source="made up", loss_source="mean")
+    screen = first_screen(diagnose(replace(facts, workload=workload)))
+    assert screen.made_up == (
+        "Made up: the batch, the loss (the mean of the output), the optimizer (AdamW), the weights (an "
+        "initialiser's); no autocast."
+    )
+    given = replace(workload, batch_source="given", loss_source="given", optimizer_source="given")
+    trained = replace(facts.trial, gaps={})
+    assert first_screen(diagnose(replace(facts, workload=given, trial=trained))).made_up == ""

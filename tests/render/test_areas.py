@@ -1,0 +1,65 @@
+"""No area is ticked whose checks could not answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.finding import Outcome
+from fp8doctor.render.screen import first_screen
+from fp8doctor.report import Report, load_report
+from tests.render.reports import EAGER_DECODER
+from tests.test_recorded import RECORDED
+
+NAMES = ("decoder_468m", "lora", "te_fused", "cast_heavy_layer", "fsdp2_float8")
+WATCHED = Path(__file__).parents[1] / "running" / "recorded"
+PATHS = [*(RECORDED / f"h200-{name}.json" for name in NAMES), WATCHED / "h200x2-ddp_slow_rank.json"]
+
+TOP_LEVEL = [name for name in Facts.__struct_fields__ if name not in ("gaps", "unrecognized", "assumed_gpu")]
+
+
+def unknown(report: Report) -> dict[str, str]:
+    return {each.code: each.area for each in report.outcomes if each.outcome == "unknown"}
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_what_nobody_saw_leaves_no_tick(path: Path) -> None:
+    facts = load_report(path).facts
+    before, became = unknown(diagnose(facts)), 0
+    for name in TOP_LEVEL:
+        if not recorded(facts, name) or name == "target":
+            continue
+        without = diagnose(replace(facts, **{name: msgspec.UNSET}))
+        areas = {area for code, area in unknown(without).items() if code not in before}
+        became += len(areas)
+        ticked = {line.area for line in first_screen(without).areas if line.mark == "healthy"}
+        assert not areas & ticked, f"without {name}"
+    assert became
+
+
+def test_an_area_of_which_nothing_applies_is_not_ticked() -> None:
+    areas = first_screen(load_report(RECORDED / "h200-decoder_468m.json")).areas
+    assert {line.area: line.mark for line in areas} | {"lora": "not_applicable", "memory": "healthy"} == {
+        line.area: line.mark for line in areas
+    }
+
+
+def test_what_was_not_looked_at_keeps_every_reason() -> None:
+    def lacks(code: str, reason: str) -> Outcome:
+        return Outcome(code=code, area="memory", outcome="unknown", reason=reason, missing="training.x")
+
+    outcomes = (
+        lacks("MEM001", "training.x was not recorded"),
+        lacks("MEM002", "trial.y: no GPU here"),
+        lacks("MEM003", "trial.z: no GPU here"),
+        lacks("MEM004", "training.w was not recorded"),
+    )
+    screen = first_screen(replace(EAGER_DECODER, outcomes=outcomes))
+    assert screen.not_looked_at.endswith(
+        "MEM001 MEM004 (not recorded: training.x, training.w), MEM002 MEM003 (no GPU here)."
+    )
