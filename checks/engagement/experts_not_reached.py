@@ -27,9 +27,9 @@ Small experts lose: https://github.com/pytorch/torchtitan/issues/2086
 
 from __future__ import annotations
 
-from fp8doctor.analysis.layers import flops_share_pct, in_python, too_small
+from fp8doctor.analysis.layers import flops_share_pct, in_python, shares_are_known, too_small
 from fp8doctor.cost import amdahl, large_gemm_speedup, modelled_gpu
-from fp8doctor.facts import Facts, Linear, Network
+from fp8doctor.facts import Facts, Linear, Network, Unrecorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
@@ -50,6 +50,8 @@ def experts_not_reached(facts: Facts) -> Finding | NotApplicable | None:
     if not any(linear.use == "training" for linear in linears):
         return NotApplicable(reason="no FP8 layer in the model")
     left = [linear for linear in experts if linear.use == "none" and too_small(linear, rowwise=True)]
+    if left and not shares_are_known(facts):
+        raise Unrecorded(Linear, "flops_share_pct")
     if flops_share_pct(left, facts) < MOST_PCT:
         return None
     return too_small_to_convert(left, facts)

@@ -36,6 +36,7 @@ from fp8doctor.analysis.layers import (
     fits_fp8,
     flops_share_pct,
     may_be_taken,
+    shares_are_known,
     too_small,
     would_be_converted,
 )
@@ -56,6 +57,7 @@ from fp8doctor.facts import (
     Linear,
     Network,
     Training,
+    Unrecorded,
     Use,
     Workload,
     if_recorded,
@@ -174,6 +176,8 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
         for linear in linears
         if would_be_converted(linear, roles=("body", "experts"), rewritten=True) and pays(linear, fp8, facts)
     ]
+    if left and not shares_are_known(facts):
+        return experts_left_out(left, fp8, facts)
     done, missing = flops_share_pct(fp8, facts), flops_share_pct(left, facts)
     if missing < WORTH_MENTIONING_PCT:
         return None
@@ -204,6 +208,29 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=Treatment(name=name, summary=summary, code=lines(main, why[main], left, facts) or code),
     )
+
+
+def experts_left_out(left: list[Linear], fp8: list[Linear], facts: Facts) -> Finding:
+    """Tell of experts that stay in 16 bits by their weights, where nothing says how many of them a token
+    visits. Raises `Unrecorded` where none was left out: the shares of the other layers are not known."""
+    experts = [each for each in left if each.role == "experts"]
+    if not experts:
+        raise Unrecorded(Linear, "flops_share_pct")
+    share = 100 * sum(map(weights, experts)) / sum(map(weights, facts.network.linears))
+    why = reason(experts[0], fp8, facts)
+    phrase, name, summary, code = REASONS[why]
+    return Finding(
+        title=f"{plural(len(experts), 'expert weight')} in 16 bits beside FP8, {percent(share)} of the "
+        "weights of all Linears",
+        explanation=f"They {phrase}. Neither their modules nor a configuration says how many experts a token "
+        "visits, so that their share of the GEMM FLOPs is not known.",
+        evidence={"weights_share_pct": round(share, 1), "missing_layers": len(experts), "reasons": (why,)},
+        treatment=Treatment(name=name, summary=summary, code=lines(why, experts, left, facts) or code),
+    )
+
+
+def weights(linear: Linear) -> int:
+    return linear.in_features * linear.out_features * linear.gemms
 
 
 def lines(why: str, layers: list[Linear], left: list[Linear], facts: Facts) -> str | None:

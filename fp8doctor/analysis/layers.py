@@ -210,6 +210,12 @@ def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
     return sum(map(by_rows, known)) / total if total else 0.0
 
 
+def shares_are_known(facts: Facts) -> bool:
+    """Whether the model's GEMM FLOPs could be counted: where experts do not say how many of them a token
+    visits, no layer has a share."""
+    return any(recorded(each, "flops_share_pct") for each in facts.network.linears)
+
+
 def main_rows(facts: Facts) -> int | None:
     """Tell the rows of one call that most of the GEMM FLOPs are done with; None where nobody counted them."""
     work: dict[int, float] = {}

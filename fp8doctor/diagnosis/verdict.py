@@ -18,7 +18,7 @@ from fp8doctor.analysis.arms import (
     uses_fp8,
 )
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.analysis.layers import flops_share_pct
+from fp8doctor.analysis.layers import flops_share_pct, shares_are_known
 from fp8doctor.analysis.loss_gap import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.modelled_speedup import beside_timed_step, modelled_speedup
 from fp8doctor.analysis.outcome import (
@@ -144,9 +144,8 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         )
     ran = _ran_in_script(facts)
     expects = if_recorded(modelled_speedup, facts) if is_what_it_seems(findings) else None
-    setup = (
-        f"{len(in_fp8)} of {len(linears)} Linears ({flops_share_pct(in_fp8, facts):.0f} % of the GEMM FLOPs)"
-    )
+    share = f" ({flops_share_pct(in_fp8, facts):.0f} % of the GEMM FLOPs)" if shares_are_known(facts) else ""
+    setup = f"{len(in_fp8)} of {len(linears)} Linears{share}"
     return Verdict(
         status="not_measured",
         summary=f"FP8 is set up in {setup}{f', and {ran}' if ran else ''}. Whether it is faster than BF16 "

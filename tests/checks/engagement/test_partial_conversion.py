@@ -27,9 +27,10 @@ from transformers import (
 )
 
 from fp8doctor.checks.engagement.partial_conversion import HEALTHY, partial_conversion
-from fp8doctor.facts import Facts, Package
+from fp8doctor.facts import Facts, Package, Unrecorded
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.engagement.accelerated import prepare
+from tests.complaints import torchtitan_3199
 from tests.examine.models import llama_8b, lora
 
 pytestmark = pytest.mark.slow
@@ -190,6 +191,17 @@ def test_experts_are_not_seen(look: Look) -> None:
     assert finding.treatment.kind == "python"
     exec(finding.treatment.code, {"model": model})
     assert partial_conversion(look(model)) is None
+
+
+def test_experts_are_told_by_their_weights_where_nobody_says_how_many_a_token_visits(look: Look) -> None:
+    facts = look(torchtitan_3199.build_model())
+    finding = fired(facts, "experts")
+    assert finding.title == "6 expert weights in 16 bits beside FP8, 98 % of the weights of all Linears"
+    without = tuple(each for each in facts.network.linears if each.role != "experts")
+    left_out = tuple(msgspec.structs.replace(each, use="none", stack="torch") for each in without[:1])
+    network = msgspec.structs.replace(facts.network, linears=(*left_out, *without[1:]))
+    with pytest.raises(Unrecorded):
+        partial_conversion(msgspec.structs.replace(facts, network=network))
 
 
 def test_experts_in_the_words_of_an_older_torchao(look: Look) -> None:
