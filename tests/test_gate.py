@@ -190,6 +190,12 @@ def test_the_nearest_project_above_the_target_holds(folder: Path, monkeypatch: p
     assert why(fp8doctor("report", "../../80.json")) == "found CMP001 (--fail-on warning)"
 
 
+def test_a_target_with_a_name_that_no_file_has_is_a_sentence(folder: Path) -> None:
+    done = fp8doctor("x" * 5000)
+    assert done.exit_code == 2
+    assert "internal error" not in done.stderr
+
+
 def test_the_project_of_a_target_is_that_of_its_folder(folder: Path) -> None:
     (folder / "pkg").mkdir()
     project("[tool.fp8doctor]\nbadkey = 1\n", "pkg/pyproject.toml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ class ProjectCommand(click.Command):
 
     def near(self, ctx: click.Context, args: list[str]) -> Path:
         """The folder from which a project is looked for: the target's, where it is a file."""
-        return Path.cwd()
+        return _here()
 
 
 class TargetCommand(ProjectCommand):
@@ -100,11 +101,11 @@ class TargetCommand(ProjectCommand):
     def near(self, ctx: click.Context, args: list[str]) -> Path:
         at = first_word(args, set(options_with_value(self)))
         if at is None:
-            return Path.cwd()
+            return _here()
         for name in (args[at], args[at].rpartition(":")[0]):
-            if name and Path(name).is_file():
+            if os.path.isfile(name):  # of any name: Path.is_file raises where it is too long
                 return Path(name).absolute().parent
-        return Path.cwd()
+        return _here()
 
 
 def _is_named(parameter: click.Parameter | None, args: list[str]) -> bool:
@@ -115,10 +116,18 @@ def _is_named(parameter: click.Parameter | None, args: list[str]) -> bool:
 def project_near(folder: Path) -> Project:
     """Read the nearest pyproject.toml that has the table, from this folder upwards, then from the current
     one. Raises `UserError` for a table that cannot be read."""
-    for each in dict.fromkeys((*_upwards(folder), *_upwards(Path.cwd()))):
+    for each in dict.fromkeys((*_upwards(folder), *_upwards(_here()))):
         if (project := _read(each / "pyproject.toml")) is not None:
             return project
     return Project()
+
+
+def _here() -> Path:
+    """The current folder, or none above it where it was deleted."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path()
 
 
 def _upwards(folder: Path) -> Iterator[Path]:
