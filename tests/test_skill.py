@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from fp8doctor import cli
 from fp8doctor.cli.commands import DEMO
+from fp8doctor.diagnosis.answer import Status
 from fp8doctor.diagnosis.document import shipped_schema
-from fp8doctor.diagnosis.verdict import Status
 
 PAGE = (Path(__file__).parents[1] / "docs" / "SKILL.md").read_text("utf-8")
 COMMANDS = sorted({each for each in re.findall(r"`(fp8doctor [^`]+)`", PAGE) if "CODE" not in each})

@@ -52,7 +52,7 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     frozen = [linear for linear in fp8 if not linear.requires_grad and not is_stored_in_fp8(linear)]
     if not frozen:
-        without = recorded(facts, "network.adapter_parameters") and not facts.network.adapter_parameters
+        without = not facts.network.adapter_parameters
         learns = all(linear.requires_grad for linear in fp8)
         return NotApplicable(reason="no LoRA, and no frozen FP8 layer") if without and learns else None
     balance = frozen_balance(facts, frozen)

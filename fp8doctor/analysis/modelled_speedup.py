@@ -44,6 +44,6 @@ def modelled_speedup(facts: Facts) -> ModelledSpeedup | None:
     plain = in_bf16(facts)
     baselines = [modelled_step(with_linears_compiled(plain, yes=yes)) for yes in (False, True)]
     best = min((each.step_ms for each in baselines if each is not None), default=None)
-    if as_is is None or faster is None or best is None:
+    if as_is is None or faster is None or best is None or not (as_is.step_ms and faster.step_ms):
         return None
     return ModelledSpeedup(best / as_is.step_ms, best / faster.step_ms, as_is.gpu)

@@ -41,6 +41,7 @@ def prepare(trainer: Any) -> None:
     except _TrainingBegins:
         pass
     except Exception as error:
+        _log.debug("the Trainer's train() raises", exc_info=True)
         _log.warning("the Trainer is looked at unprepared: its train() raises %s", error_in_words(error))
     finally:
         callbacks.remove(stop)

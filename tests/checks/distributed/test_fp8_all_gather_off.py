@@ -90,7 +90,7 @@ def test_the_flag_before_anything_is_sharded_is_information(look: Look) -> None:
     assert finding is not None
     assert finding.severity == "info"
     assert "right if fully_shard follows" in finding.explanation
-    assert outcome_of("DST001", look(float8(all_gather=False))).outcome == "healthy"
+    assert outcome_of("DST001", look(float8(all_gather=False))).outcome == "not_applicable"
 
 
 def test_the_flag_in_a_training_that_shards_nothing(look: Look) -> None:
@@ -110,7 +110,7 @@ def test_the_flag_in_a_training_that_shards_nothing(look: Look) -> None:
             "convert_to_float8_training": convert_to_float8_training,
         },
     )
-    assert outcome_of("DST001", look(fresh)).outcome == "healthy"
+    assert outcome_of("DST001", look(fresh)).outcome == "not_applicable"
 
 
 PREPARED = """
@@ -129,7 +129,7 @@ def test_accelerate_on_one_gpu() -> None:
     name, _, value = finding.treatment.code.removeprefix("export ").partition("=")
     assert (
         outcome_of("DST001", facts_of(PREPARED, ACCELERATE_FP8_BACKEND="AO", **{name: value})).outcome
-        == "healthy"
+        == "not_applicable"
     )
 
 
