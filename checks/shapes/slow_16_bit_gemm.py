@@ -14,7 +14,7 @@ new rows are never a label. Where head and embedding are tied, both grow.
 
     model = GPT(GPT2Config(vocab_size=50257))                 # before: 124 TFLOP/s in the head
     model = GPT(GPT2Config(vocab_size=50304))                 # after: a multiple of 64
-    model.resize_token_embeddings(pad_to_multiple_of=64)      # after, of a trained model
+    model.resize_token_embeddings(pad_to_multiple_of=64, mean_resizing=False)   # after, of a trained model
 
 It fires when padding saves 5 % of the step or more: by the profile, what its 16-bit GEMMs take
 beyond the model of them padded.
@@ -154,7 +154,8 @@ def padding(linear: Linear, network: Network) -> Treatment:
         return Treatment(
             name="pad-vocabulary",
             summary=f"pad the vocabulary of the model from {vocabulary} to {wide}, not the tokenizer's",
-            code=f"model.resize_token_embeddings(pad_to_multiple_of={PADDED})   # {vocabulary} -> {wide}"
+            code=f"model.resize_token_embeddings(pad_to_multiple_of={PADDED}, mean_resizing=False)   "
+            f"# {vocabulary} -> {wide}"
             if transformers
             else f"vocab_size = {wide}   # not {vocabulary}: of the embedding and the head alike",
         )

@@ -20,7 +20,7 @@ timed against its own copy may differ by."""
 def outlook(report: Document) -> str:
     """Say what a step will take once the plan is carried out; empty where no job was examined."""
     facts = report.facts
-    if not recorded(facts, "network") or not (report.prescription or if_recorded(uses_fp8, facts)):
+    if not recorded(facts, "network") or not (bool(report.prescription) or if_recorded(uses_fp8, facts)):
         return ""
     found = if_recorded(_measured, report) or if_recorded(_modelled, report)
     if found:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.facts import recorded
+from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.render.ledger import ledger_table
 from fp8doctor.render.rates import rates_in_words
 from fp8doctor.render.screen import Entry, Line, Mark, Screen, first_screen
@@ -186,7 +186,7 @@ class _Page:
         """Write the GEMMs one by one, numbers flush right; where that is too wide, what it adds up to."""
         if report.ledger is None:
             return []
-        found = ledger_table(report.ledger, uses_fp8(report.facts))
+        found = ledger_table(report.ledger, bool(if_recorded(uses_fp8, report.facts)))
         numbers = [row for row in found.rows if len(row) > 1]
         widths = [max(map(columns, cells)) for cells in zip(*numbers, strict=True)]
         lines = []
@@ -200,7 +200,7 @@ class _Page:
         """Write what every variant reaches, and what none can."""
         if report.rates is None:
             return []
-        told = rates_in_words(report.rates, uses_fp8(report.facts))
+        told = rates_in_words(report.rates, bool(if_recorded(uses_fp8, report.facts)))
         return [line for sentence in told for line in self.prose(sentence, 2)]
 
     def mark(self, mark: Mark) -> str:

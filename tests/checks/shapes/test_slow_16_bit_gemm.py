@@ -47,7 +47,9 @@ def test_an_odd_vocabulary_is_found_and_padding_it_makes_it_silent(look: Look) -
     assert finding.saving_ms is not None
     assert finding.saving_ms.basis == "modelled"
     assert finding.treatment is not None
-    assert finding.treatment.code.startswith("model.resize_token_embeddings(pad_to_multiple_of=64)")
+    assert finding.treatment.code.startswith(
+        "model.resize_token_embeddings(pad_to_multiple_of=64, mean_resizing=False)"
+    )
     padded = llama()
     padded.resize_token_embeddings(pad_to_multiple_of=64, mean_resizing=False)  # no mean on the meta device
     assert padded.lm_head.out_features == 50304
