@@ -148,7 +148,7 @@ def _lora(frozen: bool) -> Facts:
     times = {ArmName.AS_IS: 135.7, ArmName.BF16_COMPILED: 143.6}
     arms = tuple(Arm(name=name, tried=True, step_ms=ms, rounds_ms=(ms,) * 6) for name, ms in times.items())
     return Facts(
-        network=Network(linears=(layer,), blocks=()),
+        network=Network(adapter_parameters=1, linears=(layer,), blocks=()),
         workload=Workload(tokens=8192),
         trial=Trial(device="cuda", gpu="NVIDIA H200", arms=arms),
     )

@@ -14,7 +14,7 @@ new rows are never a label. Where head and embedding are tied, both grow.
 
     model = GPT(GPT2Config(vocab_size=50257))                 # before: 124 TFLOP/s in the head
     model = GPT(GPT2Config(vocab_size=50304))                 # after: a multiple of 64
-    model.resize_token_embeddings(pad_to_multiple_of=64, mean_resizing=False)   # after, of a trained model
+    model.resize_token_embeddings(pad_to_multiple_of=64, mean_resizing=False)   # after, trained
 
 It fires when padding saves 5 % of the step or more: by the profile, what its 16-bit GEMMs take
 beyond the model of them padded.
