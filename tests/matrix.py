@@ -50,13 +50,17 @@ NOT_SEEN = {
 tests/checks, with numbers or libraries that are stood in for."""
 
 
-def objects() -> Iterator[tuple[str, Facts]]:
-    """Name and facts of everything there is to look at."""
+def on_file() -> Iterator[tuple[str, Facts]]:
+    """Name and facts of every patient and of every recording."""
     for patient in patients():
         yield patient.name, examined(patient).facts
     for folder in RECORDED:
         for path in sorted(folder.glob("*.json")):
             yield path.stem, read_saved(path)[0]
+
+
+def machines() -> Iterator[tuple[str, Facts]]:
+    """Name and facts of machines that are not here."""
     capped = nvml.h100(nvmlDeviceGetPowerManagementLimit=200_000)
     for name, device in (("an A100", nvml.a100()), ("an H100", nvml.h100()), ("an H100 at 200 W", capped)):
         yield f"{name} (stand-in)", machine(device)
@@ -88,7 +92,7 @@ def matrix() -> tuple[list[tuple[str, str, str]], bool]:
     """The rows, and whether every cell is filled."""
     checks = registry.discover()
     seen: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name, facts in objects():
+    for name, facts in (*on_file(), *machines()):
         for outcome in registry.run(checks, facts)[1]:
             seen[outcome.code, outcome.outcome].append(name)
     rows, complete = [], True
@@ -108,6 +112,20 @@ def matrix() -> tuple[list[tuple[str, str, str]], bool]:
             bool(names) != ((check.code, state) in NOT_SEEN) for state, names in cells.items()
         )
     return rows, complete
+
+
+def empty_on_file() -> set[tuple[str, str]]:
+    """Find the cells that `on_file` leaves empty, asking each check until both of its cells are filled."""
+    checks = registry.discover()
+    empty = {(check.code, state) for check in checks for state in ("sick", "healthy")}
+    told = {check.code for check in checks if check.severity == "info"}
+    for _, facts in on_file():
+        asked = [check for check in checks if empty & {(check.code, "sick"), (check.code, "healthy")}]
+        for outcome in registry.run(asked, facts)[1]:
+            empty.discard((outcome.code, outcome.outcome))
+            if outcome.code in told and outcome.outcome == "not_applicable":
+                empty.discard((outcome.code, "healthy"))
+    return empty
 
 
 def missing(code: str, state: str) -> str:

@@ -13,6 +13,7 @@ from fp8doctor import registry
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import recorded
 from fp8doctor.report import Report
+from tests import matrix
 from tests.clinic import Patient, examined, patients, treated
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,6 +115,16 @@ def test_the_cause_is_prescribed_and_its_symptom_is_not() -> None:
     prescribed = [step.code for step in report.prescription]
     assert prescribed[0] == "ENV001"
     assert "MOD001" not in prescribed
+
+
+PLAYED = {("GPU001", "sick"), ("GPU003", "sick"), ("GPU003", "healthy"), ("GPU004", "sick")}
+"""Cells that only `matrix.machines` fill."""
+
+
+@pytest.mark.slow
+def test_every_check_is_seen_sick_and_healthy() -> None:
+    """What ``python -m tests.matrix`` fails on, told with the tests."""
+    assert matrix.empty_on_file() == PLAYED | set(matrix.NOT_SEEN)
 
 
 def command_line(*arguments: str) -> subprocess.CompletedProcess[str]:
