@@ -1,41 +1,35 @@
-"""The parts of README.md that are made from the code: ``python -m tests.readme`` writes them,
-`tests.test_readme` holds them.
+"""What of README.md and ``docs/`` is made from the program: ``python -m tests.readme`` writes it,
+`tests.test_readme` and `tests.test_check_pages` hold it.
 
-Each stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
+A part of a page stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; whole files are the picture
+of the first screen and the pages of the checks.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
-from fp8doctor import cli, registry
+from fp8doctor import cli
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.report import Report
+from tests import check_pages, clinic
+from tests.markdown import GENERATED, ROOT, table, text
+from tests.picture import picture, printed
 
-ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
 PATIENT = "tests/patients/decoder_468m.py"
+PICTURE = "docs/screen.svg"
 
-BLOCK = "(<!-- generated: {} -->\n)(.*?)(<!-- end -->)"
 VERSION = re.compile(r"\b(fp8doctor|torch|torchao|TE) \d\S*")
 
 
-def checks() -> str:
-    """The catalogue as a table."""
-    rows = (
-        (check.code, check.area, check.severity, f"{check.title} (`{check.name}`)")
-        for check in registry.discover()
-    )
-    return table(("code", "area", "severity", "what it finds"), rows)
-
-
 def options() -> str:
-    """The options of every report in one table, those that only a model file or a script takes in others."""
+    """The options of every report in one table, those that only a model file or a script takes in others, and
+    those of each command that writes no such report."""
     of_every_report = names(cli.demo)
     of_the_gate = names(cli.report_) - of_every_report
     elsewhere = of_every_report | of_the_gate
@@ -49,6 +43,11 @@ def options() -> str:
             optiontable("gate of `fp8doctor model.py`, `run` and `report`", gates),
             optiontable("option of `fp8doctor model.py` only", models_only),
             optiontable("option of `fp8doctor run` only", scripts_only),
+            *(
+                optiontable(f"option of `fp8doctor {name}`", shown(command))
+                for name, command in cli.main.commands.items()
+                if not of_every_report <= names(command)
+            ),
         )
     )
 
@@ -70,8 +69,12 @@ def optiontable(title: str, options: Iterable[click.Option]) -> str:
     context = click.Context(cli.examine)
     return table(
         (title, "what it does"),
-        ((f"`{', '.join(option.opts)}{metavar(option, context)}`", described(option)) for option in options),
+        ((f"`{called(option)}{metavar(option, context)}`", described(option)) for option in options),
     )
+
+
+def called(option: click.Option) -> str:
+    return ", ".join((*option.opts, *option.secondary_opts))
 
 
 def metavar(option: click.Option, context: click.Context) -> str:
@@ -96,41 +99,18 @@ def described(option: click.Option) -> str:
     return (option.help or "") + default
 
 
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A table of Markdown; a bar inside a cell is escaped."""
-    lines = [head, ("---",) * len(head), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
-
-
 def screen() -> str:
-    """What the command line prints for the patient, on this machine."""
-    return printed(PATIENT, code=0)
+    """What the command line says of the patient on this machine, where nothing is timed."""
+    report = Report.of(diagnose(clinic.examined(clinic.read(ROOT / PATIENT)).facts))
+    with TemporaryDirectory() as folder:
+        saved = Path(folder, "saved.json")
+        report.save(saved)
+        return f"```text\n{printed('report', str(saved), code=0)}```\n"
 
 
 def recorded() -> str:
     """What the command line prints for the recording that ships, which is the same on every machine."""
-    return printed("demo", code=1)
-
-
-def printed(*arguments: str, code: int) -> str:
-    """The output of a command in a process of its own, fenced."""
-    plain = {
-        name: value for name, value in os.environ.items() if name not in ("LC_ALL", "LANG", "FORCE_COLOR")
-    } | {"PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, "-m", "fp8doctor", *arguments]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=plain,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
-    assert "crashed" not in done.stdout, done.stdout
-    return f"```text\n{done.stdout}```\n"
+    return f"```text\n{printed('demo', code=1)}```\n"
 
 
 def without_versions(text: str) -> str:
@@ -138,24 +118,30 @@ def without_versions(text: str) -> str:
     return VERSION.sub(r"\1 ...", text)
 
 
-GENERATED = {"screen": screen, "recorded": recorded, "options": options, "checks": checks}
+PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "docs/options.md": {"options": options},
+    "docs/screen.md": {"recorded": recorded, "screen": screen},
+}
+"""The parts of each page that are made, by their names."""
 
 
-def written(name: str) -> str:
-    """What stands in README.md under that name."""
-    found = re.search(BLOCK.format(name), README.read_text("utf-8"), re.S)
-    assert found, f"README.md has no place for {name!r}"
+def written(page: str, name: str) -> str:
+    """What stands on a page under that name."""
+    found = re.search(GENERATED.format(name), text(page), re.S)
+    assert found, f"{page} has no place for {name!r}"
     return found[2]
 
 
 def main() -> None:
-    text = README.read_text("utf-8")
-    for name, make in GENERATED.items():
-        made = make()
-        text = re.sub(
-            BLOCK.format(name), lambda found, made=made: found[1] + made + found[3], text, flags=re.S
-        )  # type: ignore[misc]
-    README.write_text(text, "utf-8")
+    for page, parts in PARTS.items():
+        told = text(page)
+        for name, make in parts.items():
+            place = re.search(GENERATED.format(name), told, re.S)
+            assert place, f"{page} has no place for {name!r}"
+            told = told[: place.start(2)] + make() + told[place.end(2) :]
+        (ROOT / page).write_text(told, "utf-8")
+    (ROOT / PICTURE).write_text(picture(), "utf-8")
+    check_pages.main()
 
 
 if __name__ == "__main__":

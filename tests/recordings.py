@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fp8doctor import Report, load_report
 from fp8doctor.facts import Facts
-from tests.readme import table
+from tests.markdown import table
 
 HERE = Path(__file__).parent
 

@@ -1,4 +1,5 @@
-"""docs/BELIEFS.md: every number of its table is the recording's, and every code is found when it replays."""
+"""docs/BELIEFS.md, and what README.md takes from it: every number of these tables is the recording's, and
+every code is found when it replays."""
 
 from __future__ import annotations
 
@@ -17,6 +18,9 @@ TEXT = PAGE.read_text()
 ROWS = [line.split(" | ") for line in TEXT.splitlines() if "](../tests/" in line]
 UNITS = {"ms": "step_ms", "GiB": "peak_gib"}
 NUMBER = re.compile(r"([\w-]+)(?: \([^)]*\))? ([\d.]+) (ms|GiB)")
+FIRST_PAGE = PAGE.parents[1] / "README.md"
+SHORT_ROWS = [line.split(" | ") for line in FIRST_PAGE.read_text("utf-8").splitlines() if "](tests/" in line]
+NAMED = re.compile(r"(?:(eager|compiled) )?(FP8|BF16) ([\d.]+) (ms|GiB)")
 CODE = re.compile(r"\b[A-Z]{3}\d{3}\b")
 
 
@@ -37,6 +41,28 @@ def test_a_row_says_what_its_recording_says(row: list[str]) -> None:
         assert f"{getattr(arms[name], UNITS[unit]):.1f}" == value
     found = {finding.code for finding in documents[0].findings}
     assert set(codes) <= found
+
+
+@pytest.mark.parametrize("row", SHORT_ROWS, ids=lambda row: row[0].strip("| "))
+def test_the_first_page_says_it_too(row: list[str]) -> None:
+    """There eager FP8, compiled FP8 and compiled BF16 stand for the names of the variants."""
+    believed, measured, cited = row
+    document = replayed("../" + cited.split("](")[1].split(")")[0])
+    numbers, codes = NAMED.findall(measured), set(CODE.findall(measured))
+    found = {finding.code for finding in document.findings}
+    assert numbers or codes
+    assert codes <= found
+    assert len(numbers) == len(re.findall(r"\d (?:ms|GiB)", measured))
+    arms = {arm.name: arm for arm in document.facts.arms()} if numbers else {}
+    for how, what, value, unit in numbers:
+        eager = how == "eager"
+        fp8 = "as_is" if ("CMP001" in found) == eager else "prescribed"
+        name = fp8 if what == "FP8" else "bf16" if eager else "bf16_compiled"
+        assert f"{getattr(arms[name], UNITS[unit]):.1f}" == value, believed
+
+
+def test_the_first_page_takes_some_of_them() -> None:
+    assert 4 <= len(SHORT_ROWS) <= len(ROWS)
 
 
 def test_a_trainer_that_honours_fp8_has_its_layers() -> None:

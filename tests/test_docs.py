@@ -1,14 +1,18 @@
-"""What the pages for contributors name is there."""
+"""What the pages name is there: paths, links, headings, quoted code; and their tables are whole."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.markdown import written_by_hand
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("docs/ARCHITECTURE.md", "CONTRIBUTING.md", "checks/README.md", "tests/README.md")
+EVERY_PAGE = (*PAGES[1:], *written_by_hand(), "examples/README.md")
 FENCED = re.compile(r"^```.*?^```$", re.S | re.M)
 PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]*|[\w-]+\.(?:md|cfg|toml|py))`")
 """In backticks, with a slash or a suffix. A name in capitals stands for what the reader will write."""
@@ -23,6 +27,13 @@ def text(page: str) -> str:
     return FENCED.sub("", (ROOT / page).read_text("utf-8"))
 
 
+@cache
+def headings(page: Path) -> set[str]:
+    """The places in a page that a link can lead to, as GitHub names them."""
+    titles = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text("utf-8")), re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_path_exists(page: str) -> None:
     paths = [each for each in PATH.findall(text(page)) if not re.search(r"\b(NAME|ROOM|AREA)\b", each)]
@@ -31,11 +42,29 @@ def test_every_path_exists(page: str) -> None:
     assert [each for each in paths if not (ROOT / each).exists() and not (from_folder / each).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", EVERY_PAGE)
 def test_every_link_leads_somewhere(page: str) -> None:
-    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text(page))
-    from_folder = (ROOT / page).parent
-    assert [each for each in links if "//" not in each and not (from_folder / each).exists()] == []
+    own = ROOT / page
+    for path, place in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text(page)):
+        if "//" not in path:
+            there = own.parent / path if path else own
+            assert there.exists(), path
+            assert not place or place in headings(there), f"{path}#{place}"
+
+
+def test_the_pages_of_the_checks_link_to_one_another() -> None:
+    folder = ROOT / "docs" / "checks"
+    for page in folder.glob("*.md"):
+        for path in re.findall(r"\]\(([^)]+)\)", FENCED.sub("", page.read_text("utf-8"))):
+            assert (folder / path).exists(), (page.name, path)
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE)
+def test_every_row_of_a_table_has_its_cells(page: str) -> None:
+    for table in re.findall(r"(?:^\|.*\n)+", text(page), re.M):
+        cells = [len(re.split(r"(?<!\\)\|", line)) for line in table.splitlines()]
+        assert len(set(cells)) == 1, table.splitlines()[0]
+        assert re.fullmatch(r"\|( ?:?-+:? ?\|)+", table.splitlines()[1])
 
 
 def test_what_is_quoted_from_a_file_stands_there() -> None:

@@ -1,77 +1,102 @@
-"""README.md says nothing that the program does not: its commands, tables, examples and its first screen."""
+"""README.md and docs/ say nothing that the program does not: commands, tables, examples, screens."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import inspect
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
+from configparser import ConfigParser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import pytest
 
 from fp8doctor import cli
 from fp8doctor.cli import delivery
-from fp8doctor.report import Report
+from fp8doctor.cli.commands import DEMO
+from fp8doctor.diagnosis.answer import Status
+from fp8doctor.report import Report, load_report
 from fp8doctor.worker.parent import examine_in_worker
-from tests import readme
+from tests import picture, readme
+from tests.markdown import ROOT, blocks, fenced, prose, rows_after, text, written_by_hand
 
-TEXT = readme.README.read_text("utf-8")
-FENCED = re.compile(r"(?:<!-- (?P<mark>[^>]*?) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.S | re.M)
+README = text("README.md")
+PAGES = tuple(page for page in written_by_hand() if page not in ("docs/ARCHITECTURE.md", "docs/BELIEFS.md"))
+"""What is written for users."""
 
+COMMAND = re.compile(r"^(?:\.venv/bin/)?fp8doctor\s.*?(?=\s+#|$)", re.M)
 
-def fenced(mark: str) -> str:
-    """The code of the block under a comment."""
-    found = [block["code"] for block in FENCED.finditer(TEXT) if block["mark"] == mark]
-    assert len(found) == 1, f"README.md has {len(found)} blocks marked {mark!r}"
-    return str(found[0])
+LONGEST = 140
+"""Lines of a first page. A convention of this project."""
 
 
 def commands() -> Iterator[str]:
-    """Every command line of fp8doctor: in backticks, and in the set-up commands."""
-    prose = FENCED.sub("", re.sub(readme.BLOCK.format(r"\w+"), "", TEXT, flags=re.S))
-    yield from dict.fromkeys(re.findall(r"`(fp8doctor [^`]+)`", prose))
-    yield from (found.strip() for found in re.findall(r"(?<=bin/)fp8doctor .*", fenced("command: run")))
+    """Every command line of fp8doctor: in backticks, and in blocks for a shell."""
+    for page in PAGES:
+        yield from re.findall(r"`(fp8doctor [^`]+)`", prose(page))
+        shell = (line for each in blocks(page) if each.language == "sh" for line in each.code.split(" && "))
+        yield from (
+            found.removeprefix(".venv/bin/").strip() for line in shell for found in COMMAND.findall(line)
+        )
 
 
-def table_after(head: str) -> list[list[str]]:
-    """The cells of the table whose first row begins with ``head``."""
-    lines = TEXT[TEXT.index(f"| {head} ") :].split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+def examples() -> Iterator[Any]:
+    for page in PAGES:
+        for number, block in enumerate(each for each in blocks(page) if each.language == "python"):
+            yield pytest.param(block.code, id=f"{page}-{number}")
 
 
-@pytest.mark.parametrize("name", ["checks", "options"])
-def test_tables_are_what_the_code_says(name: str) -> None:
-    assert readme.written(name) == readme.GENERATED[name](), "python -m tests.readme writes it again"
+def test_options_are_what_the_code_says() -> None:
+    assert readme.written("docs/options.md", "options") == readme.options(), "python -m tests.readme"
 
 
 @pytest.mark.slow
-def test_first_screen_is_what_the_command_prints() -> None:
-    """Modulo versions; README's was made without a GPU, and says so."""
+def test_screen_without_a_gpu_is_what_the_program_says() -> None:
+    """Modulo versions; the page's was made without a GPU, and says so."""
     made = readme.screen()
     if "no GPU;" not in made:
-        pytest.skip("README shows a machine without a GPU")
-    assert readme.without_versions(readme.written("screen")) == readme.without_versions(made)
+        pytest.skip("the page shows a machine without a GPU")
+    written = readme.written("docs/screen.md", "screen")
+    assert readme.without_versions(written) == readme.without_versions(made), "python -m tests.readme"
 
 
 def test_recorded_screen_is_what_demo_prints() -> None:
-    assert readme.written("recorded") == readme.recorded(), "python -m tests.readme writes it again"
+    assert readme.written("docs/screen.md", "recorded") == readme.recorded(), "python -m tests.readme"
 
 
-def test_recorded_screen_names_hardware_and_versions() -> None:
-    heading = readme.written("recorded").splitlines()[1]
-    assert re.search(r"NVIDIA \w+, \d+\.\d+ · torch [\d.]+ · torchao [\d.]+", heading)
+def test_picture_is_of_what_demo_prints() -> None:
+    pytest.importorskip("rich")
+    drawn = text(readme.PICTURE)
+    assert picture.shown(drawn) == picture.shown(picture.picture()), "python -m tests.readme"
+    assert len(picture.shown(drawn)) > 20
 
 
-def test_first_screen_says_what_it_rests_on() -> None:
-    around = " ".join(TEXT.split("<!-- generated: screen -->")[0].split("## The first screen")[1].split())
-    assert "without a GPU" in around
+def test_picture_loads_nothing() -> None:
+    drawn = text(readme.PICTURE)
+    assert set(re.findall(r"(?:https?:|//)[^\s\"']*", drawn)) == {"http://www.w3.org/2000/svg"}
+    assert all(place.startswith("#") for place in re.findall(r"url\((.*?)\)", drawn))
+
+
+def test_picture_is_named_with_its_hardware_and_versions() -> None:
+    facts = load_report(DEMO).facts
+    versions = (facts.software.torch, str(facts.software.packages["torchao"].version))
+    torch, torchao = (".".join(version.split(".")[:2]) for version in versions)
+    caption = " ".join(README.split(f"({readme.PICTURE})")[1].split("\n\n")[1].split())
+    assert f"one {facts.gpus[0].name} (torch {torch}, torchao {torchao})" in caption
+
+
+def test_screen_without_a_gpu_says_what_it_rests_on() -> None:
+    around = text("docs/screen.md").split("<!-- generated: screen -->")[0].split("## Without a GPU")[1]
     assert "modelled" in around
-    assert "ms a step, modelled on" in readme.written("screen")
+    assert "modelled on" in readme.written("docs/screen.md", "screen")
 
 
-@pytest.mark.parametrize("line", list(commands()))
+@pytest.mark.parametrize("line", list(dict.fromkeys(commands())))
 def test_command_parses(line: str) -> None:
     program, *arguments = shlex.split(line)
     assert program == "fp8doctor"
@@ -81,16 +106,18 @@ def test_command_parses(line: str) -> None:
     assert command.make_context(name, rest, parent=context)
 
 
+@pytest.mark.parametrize("code", list(examples()))
+def test_example_is_python_with_names_that_exist(code: str) -> None:
+    """Found in the source: some of these modules import the framework that they are for."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fp8doctor"):
+            source = Path(str(importlib.util.find_spec(str(node.module)).origin)).read_text("utf-8")
+            assert all(re.search(rf"(class |def |\"){each.name}\b", source) for each in node.names)
+
+
 def test_every_command_has_a_row() -> None:
-    words = {shlex.split(row[0].strip("`"))[1] for row in table_after("command")}
+    words = {shlex.split(row[0].strip("`"))[1] for row in rows_after("docs/options.md", "command")}
     assert words == {"model.py", *cli.main.commands}
-
-
-def test_list_and_explain_take_what_is_said() -> None:
-    said = "`list` and `explain` take `--format text|json` and `--checks DIR`."
-    assert said in TEXT
-    for command in (cli.list_, cli.explain):
-        assert {opt for option in readme.shown(command) for opt in option.opts} == {"--format", "--checks"}
 
 
 def test_reports_share_their_options() -> None:
@@ -104,28 +131,35 @@ def test_reports_share_their_options() -> None:
 
 
 def test_exit_codes_are_those_of_the_command_line() -> None:
-    assert [row[0] for row in table_after("exit code")] == [
+    assert [row[0] for row in rows_after("docs/options.md", "exit code")] == [
         str(code) for code in (delivery.OK, delivery.FOUND, delivery.FAILED, delivery.INTERRUPTED)
     ]
 
 
-def test_options_named_in_the_text_exist() -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_options_named_in_the_text_exist(page: str) -> None:
     known = {
         opt
         for command in (cli.examine, *cli.main.commands.values())
         for option in readme.shown(command)
-        for opt in option.opts
+        for opt in (*option.opts, *option.secondary_opts)
     }
-    prose = FENCED.sub("", TEXT)
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose)) <= known
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose(page))) <= known
 
 
-def test_files_named_in_the_text_exist() -> None:
-    for name in re.findall(r"`((?:checks|tests|fp8doctor)/[\w./]+)`", TEXT):
-        assert (readme.ROOT / name).exists(), name
+@pytest.mark.parametrize("page", PAGES)
+def test_files_named_in_the_text_exist(page: str) -> None:
+    for name in re.findall(r"`((?:checks|tests|fp8doctor)/[\w./]+)`", text(page)):
+        assert (ROOT / name).exists(), name
 
 
-def test_set_up_commands_pin_no_build_of_torch() -> None:
+def test_first_page_is_short() -> None:
+    assert len(README.splitlines()) <= LONGEST
+
+
+def test_set_up_commands_come_first_and_pin_no_build_of_torch() -> None:
+    marks = [block.mark for block in blocks("README.md")]
+    assert marks[:2] == ["command: run", "command: test"]
     for mark, extra in (("command: run", ".[torchao]"), ("command: test", ".[test]")):
         command = fenced(mark)
         assert "venv" in command
@@ -134,6 +168,26 @@ def test_set_up_commands_pin_no_build_of_torch() -> None:
         assert "index" not in command
     assert readme.PATIENT in fenced("command: run")
     assert "pytest" in fenced("command: test")
+
+
+def test_extras_are_those_of_the_package() -> None:
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    said = README.split("Extras: ")[1].split("None is needed")[0]
+    assert set(re.findall(r"`(\w+)`", said)) == {*setup["options.extras_require"]} - {"lint", "dev"}
+
+
+def test_a_package_index_gets_no_link_into_the_checkout() -> None:
+    """An index shows the page without the files beside it."""
+    description = runpy.run_path(str(ROOT / "setup.py"))["description"]
+    relative = re.compile(r"\]\((?!https://)[^)]*\)")
+    assert relative.search(README), "in the checkout links lead to the files of that very version"
+    assert not relative.search(description(None))
+    assert "![" not in description(None)
+    published = description("https://example.org/fp8doctor")
+    assert not relative.search(published)
+    assert "(https://example.org/fp8doctor/blob/main/docs/trial.md)" in published
+    assert f"(https://example.org/fp8doctor/raw/main/{readme.PICTURE})" in published
 
 
 def test_api_example_runs(
@@ -146,24 +200,28 @@ def test_api_example_runs(
     monkeypatch.chdir(tmp_path)
     model = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16())
     names: dict[str, Any] = {"model": model, "batch": torch.randn(32, 64, dtype=torch.bfloat16)}
-    exec(compile(fenced("example: api"), "README.md", "exec"), names)
+    exec(compile(fenced("example: api"), "docs/api.md", "exec"), names)
     assert isinstance(names["report"], Report)
     assert "CMP001" in capsys.readouterr().out
     assert (tmp_path / "report.json").is_file()
 
 
 def test_report_fields_exist() -> None:
-    named = {field.strip("`").removeprefix("report.").removesuffix("()") for field, _ in table_after("field")}
+    rows = rows_after("docs/api.md", "field")
+    named = {field.strip("`").removeprefix("report.").removesuffix("()") for field, _ in rows}
     assert named >= {"verdict", "findings", "prescription", "outcomes", "facts", "to_dict"}
     assert all(hasattr(Report, name) for name in named)
 
 
-def test_api_options_exist() -> None:
-    import inspect
+def test_every_status_of_the_verdict_is_named() -> None:
+    named = rows_after("docs/api.md", "field")[0][1].split("(")[1].split(")")[0]
+    assert tuple(re.findall(r"`(\w+)`", named)) == get_args(Status)
 
+
+def test_api_options_exist() -> None:
     from fp8doctor import inspect_model
 
-    said = TEXT.split("`inspect_model` works in your process")[1].split("## ")[0]
+    said = text("docs/api.md").split("`inspect_model` works in your process")[1].split("## ")[0]
     parameters = inspect.signature(inspect_model).parameters
     assert set(re.findall(r"`(\w+)(?:=\w+)?`", said)) == {*parameters} - {"model", "batch"}
 

@@ -17,7 +17,7 @@ from fp8doctor import inspect_model
 from fp8doctor.registry import discover
 from fp8doctor.render.text import render
 from fp8doctor.report import Report
-from tests.readme import table
+from tests.markdown import table
 from tests.stand_ins import transformer_engine
 
 HERE = Path(__file__).parent

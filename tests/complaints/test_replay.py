@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.complaints.replay import MARK, NAMES, PAGE, complaint, row
-from tests.readme import table
+from tests.markdown import table
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,7 +13,7 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.integrations import check
 from fp8doctor.report import ReportFailed
-from tests.test_readme import fenced
+from tests.markdown import fenced
 
 
 @pytest.fixture
@@ -61,4 +61,4 @@ def test_the_example_of_the_readme(forget_accelerate: None) -> None:
         "loader": DataLoader(BATCH),
         "batch": BATCH,
     }
-    exec(compile(fenced("example: accelerate"), "README.md", "exec"), names)
+    exec(compile(fenced("example: accelerate"), "docs/api.md", "exec"), names)

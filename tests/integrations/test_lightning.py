@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fp8doctor.report import ReportFailed
 from fp8doctor.running.calls import ATTRIBUTE
-from tests.test_readme import fenced
+from tests.markdown import fenced
 
 lightning = pytest.importorskip("lightning.pytorch")
 
@@ -138,7 +138,7 @@ def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     loader = DataLoader(TensorDataset(torch.randn(4, 16)))
     names: dict[str, Any] = {"Trainer": trainer, "module": made(), "loader": loader}
     example = fenced("example: lightning").replace("max_steps=1000", "max_steps=4")
-    exec(compile(example, "README.md", "exec"), names)
+    exec(compile(example, "docs/api.md", "exec"), names)
     assert (tmp_path / "report.md").read_text().startswith("## ")
 
 

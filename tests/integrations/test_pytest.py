@@ -18,7 +18,7 @@ from torchao.float8 import convert_to_float8_training
 from fp8doctor.integrations import pytest as plugin
 from fp8doctor.integrations.pytest import fp8doctor  # noqa: F401
 from fp8doctor.report import Report, ReportFailed
-from tests.test_readme import fenced
+from tests.markdown import fenced
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,7 +41,7 @@ def test_the_example_of_the_readme(
     vars(project)["build_model"] = lambda: nn.Sequential(nn.Linear(64, 64))
     monkeypatch.setitem(sys.modules, "my_project", project)
     names: dict[str, Any] = {}
-    exec(compile(fenced("example: pytest"), "README.md", "exec"), names)
+    exec(compile(fenced("example: pytest"), "docs/api.md", "exec"), names)
     names["test_fp8_is_engaged"](fp8doctor)
 
 

@@ -26,7 +26,7 @@ from transformers.trainer_utils import IntervalStrategy
 from fp8doctor.integrations import FP8DoctorCallback
 from fp8doctor.report import ReportFailed
 from fp8doctor.running.calls import ATTRIBUTE
-from tests.test_readme import fenced
+from tests.markdown import fenced
 
 STEPS, WARMUP = 3, 2
 PROFILED = WARMUP + STEPS + 2
@@ -236,7 +236,7 @@ def test_the_example_of_the_readme(make: Make, capfd: Any) -> None:
         "args": trainer.args,
         "dataset": trainer.train_dataset,
     }
-    exec(compile(fenced("example: transformers"), "README.md", "exec"), names)
+    exec(compile(fenced("example: transformers"), "docs/api.md", "exec"), names)
     assert "the training ended after 3 steps, before 15 were watched" in capfd.readouterr().err
 
 

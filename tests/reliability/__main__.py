@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
-from tests.readme import table
+from tests.markdown import table
 from tests.reliability import command_lines, faults, growth, saved_reports, secrets, trees, trials
 from tests.reliability.count import Count, Enough
 

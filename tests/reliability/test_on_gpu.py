@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.readme import table
+from tests.markdown import table
 from tests.reliability.on_gpu import HOSTILE, NAMES, rows
 
 HERE = Path(__file__).parent

@@ -1,0 +1,144 @@
+"""The pages of ``docs/checks/``: ``python -m tests.check_pages`` writes them from the checks themselves,
+`tests.test_check_pages` holds them.
+
+A page is the docstring of the check's file as Markdown, and what the check says of the facts that it ends
+with.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from fp8doctor import registry
+from fp8doctor.finding import Finding, Treatment
+from fp8doctor.registry import Check
+from tests.markdown import table
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "checks"
+
+INDEX = """# The checks
+
+{count} checks, in the order in which a report shows them. `fp8doctor list` prints this table, and
+`fp8doctor explain CODE` one of its pages. How one is written is told in
+[checks/README.md](../../checks/README.md). `python -m tests.check_pages` writes this folder.
+
+"""
+
+SECTION = re.compile(
+    r"(Looks at:|Why it costs time\.|Why it matters\.|What it means\.|What to do\.|Evidence:)(?=\s)"
+)
+"""How a section of a docstring begins."""
+
+SHELL = re.compile(
+    r"(#|(accelerate|export|fp8doctor|nvidia-smi|pip|python|sudo|top|torchrun|unset|[A-Z0-9_]+=\S+)\s)"
+)
+"""How a line for a shell begins."""
+
+LIST = re.compile(r"^([-+]|1[.)])(?=\s)|^(?=[-=]+$)", re.M)
+"""What would begin a list, or underline a heading, in the middle of a paragraph."""
+
+SPECIAL = re.compile(r"[*<\[\]~]|(?<![^\W_])_|_(?![^\W_])")
+"""What Markdown would read as its own outside of code."""
+
+
+def pages() -> dict[str, str]:
+    """Every file of the folder, by its name."""
+    catalogue = registry.discover()
+    codes = {check.code for check in catalogue}
+    return {"README.md": index(catalogue)} | {f"{check.code}.md": page(check, codes) for check in catalogue}
+
+
+def index(catalogue: Sequence[Check]) -> str:
+    rows = (
+        (f"[{check.code}]({check.code}.md)", f"`{check.name}`", check.area, check.severity, check.title)
+        for check in catalogue
+    )
+    head = ("code", "name", "area", "severity", "what it finds")
+    return INDEX.format(count=len(catalogue)) + table(head, rows)
+
+
+def page(check: Check, codes: Iterable[str]) -> str:
+    """Write the manual page of one check, and its own example."""
+    title, _, text = check.page.partition("\n\n")
+    facts = f"`{check.name}` · {check.area} · {check.severity} · `fp8doctor explain {check.code}`"
+    first = f"Where {' or '.join(check.explained_by)} is found too, that is treated first."
+    causes = (linked(first, codes, check.code),) if check.explained_by else ()
+    sections = (section(paragraph, codes, check.code) for paragraph in text.split("\n\n"))
+    return "\n\n".join((f"# {check.code}: {title}", facts, *sections, *causes, *example(check))) + "\n"
+
+
+def section(paragraph: str, codes: Iterable[str], own: str) -> str:
+    """Write a paragraph of a docstring: what begins a section is bold, code is fenced."""
+    if paragraph.startswith("    "):
+        return fenced(textwrap.dedent(paragraph))
+    begins = SECTION.match(paragraph)
+    if begins is None:
+        return linked(prose(paragraph), codes, own)
+    return f"**{begins[0]}**" + linked(prose(paragraph[begins.end() :]), codes, own)
+
+
+def prose(text: str) -> str:
+    """Write lines of text that Markdown shows as they are; addresses become links."""
+    spans = re.split(r"(`[^`]*`|https?://[^\s,;)]*[^\s,;).])", text)
+    told = (
+        span
+        if span.startswith("`")
+        else f"<{span}>"
+        if span.startswith("http")
+        else SPECIAL.sub(r"\\\g<0>", span)
+        for span in spans
+    )
+    return LIST.sub(r"\\\g<0>", "".join(told))
+
+
+def linked(text: str, codes: Iterable[str], own: str) -> str:
+    """Link the codes of other checks to their pages."""
+    others = [code for code in codes if code != own]
+    return re.sub(rf"\b({'|'.join(others)})\b", r"[\1](\1.md)", text)
+
+
+def example(check: Check) -> Iterator[str]:
+    """Say what the check answers to the facts that it ends with."""
+    finding = registry.run([check], check.module.SICK)[0][0]
+    yield "**Example.** Of the facts at the end of its file, which are made up, it says:"
+    yield f"> **{prose(finding.title)}.** {prose(finding.explanation)}"
+    if finding.treatment is not None:
+        yield from prescribed(finding, finding.treatment)
+
+
+def prescribed(finding: Finding, treatment: Treatment) -> Iterator[str]:
+    yield f"Treatment `{treatment.name}`: {prose(treatment.summary)}"
+    yield fenced(treatment.code)
+
+
+def fenced(code: str) -> str:
+    """Write a block of code in the language that it is in."""
+    lines = code.strip("\n").split("\n")
+    language = "python" if is_python(code) else "sh" if all(map(SHELL.match, lines)) else "text"
+    return "\n".join((f"```{language}", *lines, "```"))
+
+
+def is_python(code: str) -> bool:
+    try:
+        ast.parse(code)
+    except SyntaxError:
+        return False
+    return True
+
+
+def main() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    made = pages()
+    for path in FOLDER.glob("*.md"):
+        if path.name not in made:
+            path.unlink()
+    for name, text in made.items():
+        (FOLDER / name).write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
