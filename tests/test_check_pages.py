@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from click.testing import CliRunner
 
 from fp8doctor import cli
 from tests import check_pages
 from tests.markdown import FENCED
+from tests.test_readme import test_command_parses as parse_command
 
 PAGES = check_pages.pages()
+SHELL = [
+    line
+    for page in PAGES.values()
+    for block in FENCED.finditer(page)
+    if block["language"] == "sh"
+    for line in block["code"].splitlines()
+]
 
 
 def test_pages_are_what_the_checks_say() -> None:
@@ -37,6 +46,14 @@ def test_every_section_is_bold_and_every_line_of_code_fenced() -> None:
             assert re.search(r"^\*\*Evidence:\*\* ", prose, re.M), name
             assert not re.search(r"^ {4}", prose, re.M), name
             assert len(FENCED.findall(page)) >= 1, name
+
+
+def test_lines_for_a_shell_are_whole() -> None:
+    words = [shlex.split(line, comments=True) for line in SHELL]
+    assert len(words) > 20
+    for line in words:
+        if line[:1] == ["fp8doctor"]:
+            parse_command(shlex.join(line))
 
 
 def test_what_markdown_reads_as_its_own_is_escaped() -> None:

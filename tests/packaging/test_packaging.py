@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -176,6 +177,16 @@ def test_wheel_holds_the_data_files(distributions: dict[str, Path], tmp_path: Pa
     for name in ("report.schema.json", "py.typed"):
         assert (package / name).is_file()
     assert not (package / "tests").exists()
+
+
+@pytest.mark.slow
+def test_the_page_of_an_index_has_no_link_into_the_checkout(distributions: dict[str, Path]) -> None:
+    with zipfile.ZipFile(distributions["wheel"]) as wheel:
+        name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        page = wheel.read(name).decode("utf-8")
+    assert "\n# fp8doctor\n" in page
+    assert "Description-Content-Type: text/markdown" in page
+    assert [each for each in re.findall(r"\]\(([^)]*)\)", page) if not each.startswith("https://")] == []
 
 
 def test_git_ignores_build_folders() -> None:
