@@ -170,6 +170,20 @@ def test_set_up_commands_come_first_and_pin_no_build_of_torch() -> None:
     assert "pytest" in fenced("command: test")
 
 
+def test_every_page_is_linked_from_the_first() -> None:
+    linked = set(re.findall(r"\]\((docs/[^)#]+)", README))
+    assert {*written_by_hand()[1:], "docs/checks/README.md", readme.PICTURE} <= linked
+
+
+def test_what_is_said_of_its_accuracy_was_measured() -> None:
+    """Beside plain scripts, on a GPU; the page of that day says it in one sentence."""
+    measured = text("tests/benchmarks/results/trial_accuracy_h200.md").split("Held, all of them: ")[1]
+    times, median, memory, speedup = re.findall(r"\((?:worst )?[+-]?([\d.]+ %)\)", measured.split("60 s")[0])
+    assert f"the times were off by {times} at most, and the speedup by {speedup}." in " ".join(README.split())
+    assert f"worst {times}, median {median} |" in text("docs/trial.md")
+    assert f"worst {memory} |" in text("docs/trial.md")
+
+
 def test_extras_are_those_of_the_package() -> None:
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
