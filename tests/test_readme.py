@@ -187,7 +187,7 @@ def test_what_is_said_of_its_accuracy_was_measured() -> None:
 def test_extras_are_those_of_the_package() -> None:
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    said = README.split("Extras: ")[1].split("None is needed")[0]
+    said = " ".join(README.split()).split("Extras: ")[1].split("None is needed")[0]
     assert set(re.findall(r"`(\w+)`", said)) == {*setup["options.extras_require"]} - {"lint", "dev"}
 
 
