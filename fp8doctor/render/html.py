@@ -6,13 +6,18 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.finding import Finding
 from fp8doctor.render import charts
 from fp8doctor.render.answer import Answer, answer
 from fp8doctor.render.charts import Chart
 from fp8doctor.render.evidence import Evidence, evidence
 from fp8doctor.render.layer_groups import LayerTable, layer_table
+from fp8doctor.render.ledger import HEADS, LedgerTable, ledger_table
+from fp8doctor.render.loss_chart import LossChart, loss_chart
+from fp8doctor.render.rates import RateTable, rate_table
 from fp8doctor.render.screen import Mark, Screen, first_screen
 from fp8doctor.render.support import for_support, not_timed
 from fp8doctor.render.templates import fill
@@ -42,8 +47,11 @@ class View(Struct, frozen=True):
     differences: tuple[Chart, ...]
     evidence: Evidence | None
     layers: LayerTable | None
-    titles: dict[str, str]
-    """Code of a finding -> what was found."""
+    ledger: LedgerTable | None
+    rates: RateTable | None
+    loss: LossChart | None
+    findings: dict[str, Finding]
+    """By their codes."""
     calm: tuple[tuple[str, tuple[str, ...]], ...]
     """The areas without trouble, by what is known of them."""
     unknown: tuple[str, ...]
@@ -68,13 +76,14 @@ def fragment(report: Document) -> str:
 
 
 def _filled(template: str, report: Document) -> str:
-    return fill(template, view=view(report), words=WORDS, not_profiled=charts.NOT_PROFILED)
+    return fill(template, view=view(report), words=WORDS, not_profiled=charts.NOT_PROFILED, gemm_heads=HEADS)
 
 
 def view(report: Document) -> View:
     """Collect what a page shows."""
     screen = first_screen(report, whole=True)
     facts, timing = report.facts, screen.timing
+    fp8 = bool(if_recorded(uses_fp8, facts))
     return View(
         title=f"fp8doctor: {_name(facts)}",
         heading=tuple(filter(None, (*screen.machine, screen.model))),
@@ -85,7 +94,10 @@ def view(report: Document) -> View:
         differences=charts.differences(timing),
         evidence=evidence(timing, report.verdict),
         layers=layer_table(facts),
-        titles={each.code: each.title for each in report.findings},
+        ledger=ledger_table(report.ledger, fp8) if report.ledger else None,
+        rates=rate_table(report.rates, fp8) if report.rates else None,
+        loss=if_recorded(loss_chart, facts),
+        findings={each.code: each for each in report.findings},
         calm=tuple(_calm(screen)),
         unknown=tuple(line.text for line in screen.outcomes if line.mark == "unknown"),
         gaps=(*_gaps(facts), *not_timed(facts)),

@@ -21,6 +21,17 @@ class LedgerTable(Struct, frozen=True):
     rows: tuple[tuple[str, ...], ...]
     sentences: tuple[str, ...]
 
+    @property
+    def shapes(self) -> list[tuple[str, list[tuple[str, ...]]]]:
+        """Each shape with the rows of its GEMMs."""
+        grouped: list[tuple[str, list[tuple[str, ...]]]] = []
+        for row in self.rows[1:]:
+            if len(row) == 1:
+                grouped.append((row[0], []))
+            else:
+                grouped[-1][1].append(row)
+        return grouped
+
 
 def ledger_table(ledger: Ledger, fp8: bool) -> LedgerTable:
     """Write the ledger; ``fp8`` says whether the model as it is has FP8 layers."""

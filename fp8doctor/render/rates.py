@@ -4,31 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fp8doctor.analysis.rates import Rate, Rates
+from msgspec import Struct
+
+from fp8doctor.analysis.rates import Rates
 from fp8doctor.render.timing import label
 
 NAMES = {"as_is_compiled": "FP8, compiled"}
 """Variants that are modelled and are no arm."""
 
 
+class RateTable(Struct, frozen=True):
+    """The same as a table."""
+
+    how: str
+    """How the rates are known: measured, or modelled on which GPU."""
+    rows: tuple[tuple[str, str, str], ...]
+    """Variant, tokens a second, milliseconds of a step."""
+    peak: str
+    """The most that the GPU's peak allows; empty where that is not known."""
+
+
+def rate_table(rates: Rates, fp8: bool) -> RateTable:
+    """Write the rates; ``fp8`` says whether the model as it is has FP8 layers."""
+    modelled = rates.variants and rates.variants[0].basis == "modelled"
+    return RateTable(
+        f"modelled on {rates.gpu}" if modelled else "measured",
+        tuple(
+            (NAMES.get(each.name) or label(each.name, fp8), _round(each.tokens_per_s), f"{each.step_ms:,.1f}")
+            for each in rates.variants
+        ),
+        _peak(rates),
+    )
+
+
 def rates_in_words(rates: Rates, fp8: bool) -> Iterator[str]:
     """Write the sentences; ``fp8`` says whether the model as it is has FP8 layers."""
-    if rates.variants:
-        how = f"modelled on {rates.gpu}" if rates.variants[0].basis == "modelled" else "measured"
-        told = "; ".join(_rate(each, fp8) for each in rates.variants)
-        yield f"Tokens a second, {how}: {told}."
+    table = rate_table(rates, fp8)
+    if table.rows:
+        told = "; ".join(f"{name} {rate} ({ms} ms)" for name, rate, ms in table.rows)
+        yield f"Tokens a second, {table.how}: {told}."
+    if table.peak:
+        yield table.peak
+
+
+def _peak(rates: Rates) -> str:
     if rates.bf16_peak_tokens_per_s:
         at_fp8 = rates.fp8_peak_tokens_per_s
         more = f", {_round(at_fp8)} at the FP8 peak" if at_fp8 else ""
-        yield (
+        return (
             f"No step of this model exceeds {_round(rates.bf16_peak_tokens_per_s)} tokens/s at the dense "
             f"BF16 peak of {rates.gpu}{more}: its GEMMs alone, all else for nothing."
         )
-
-
-def _rate(rate: Rate, fp8: bool) -> str:
-    name = NAMES.get(rate.name) or label(rate.name, fp8)
-    return f"{name} {_round(rate.tokens_per_s)} ({rate.step_ms:,.1f} ms)"
+    return ""
 
 
 def _round(value: float) -> str:

@@ -10,10 +10,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fp8doctor import load_report
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Blocks, Linear
 from fp8doctor.render import html
 from fp8doctor.render.layer_groups import MOST_ROWS, layer_table
+from fp8doctor.render.screen import first_screen
+from fp8doctor.render.support import for_support, not_timed
 from fp8doctor.report import Report
+from tests.analysis.test_ledger import shape
+from tests.analysis.test_loss_gap import LEARNED
+from tests.analysis.test_loss_gap import trial as loss_trial
 from tests.render.reports import LORA, SCREENS
 from tests.render.sound_html import contrast, hold_sound, parsed, rules, text, variables
 from tests.render.test_arbitrary_text import NASTY, with_name
@@ -41,6 +47,24 @@ def test_every_screen_is_a_sound_page_and_a_sound_fragment(name: str) -> None:
             assert finding.code in said
 
 
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_page_tells_all_that_the_verbose_text_tells(name: str) -> None:
+    report = SCREENS[name]
+    screen = first_screen(report, whole=True)
+    lines = (line.text for line in screen.outcomes)
+    timed = (*screen.timing.notes, *screen.timing.differences, screen.timing.basis) if screen.timing else ()
+    entries = (*screen.prescription, *screen.others)
+    told = (
+        *(screen.verdict, screen.outlook, screen.made_up, screen.not_looked_at, screen.all_clear),
+        *(*screen.machine, screen.model, *screen.counts, *screen.ranks, *lines, *timed),
+        *(part for each in entries for part in (each.code, each.name, each.saving, each.explanation)),
+        *for_support(report.facts),
+        *not_timed(report.facts),
+    )
+    said = text(parsed(html.render(report)))
+    assert [each for each in told if text_of(each) not in said] == []
+
+
 def text_of(prose: str) -> str:
     return " ".join(prose.split())
 
@@ -53,6 +77,7 @@ def test_the_page_has_all_its_parts_in_order(demo: Report) -> None:
         "What the difference is made of",
         "What to change",
         "What else was found",
+        "Tokens a second, measured",
         "Spread and evidence",
         "Layer by layer",
         "What was not checked",
@@ -91,6 +116,45 @@ def test_the_bars_of_a_difference_lead_from_one_step_to_the_other(demo: Report) 
             )
             end_ms += segment.length_ms if segment.kind == "cost" else -segment.length_ms
         assert end_ms == pytest.approx(of.segments[0].length_ms, abs=0.3)
+
+
+def with_trial(report: Report, **facts: object) -> Report:
+    trial = replace(report.facts.trial, **facts)
+    return replace(report, facts=replace(report.facts, trial=trial))
+
+
+def test_every_gemm_stands_in_a_folded_table(demo: Report) -> None:
+    gemms = ((0.6, 0.35), (0.7, None), (0.8, 0.39))
+    layers = tuple(each.name for each in demo.facts.network.linears if each.out_features == 4096)
+    sides = shape((16384, 1024, 4096), *gemms, casts=0.8)
+    timed = with_trial(demo, shapes=(replace(sides, layers=layers),))
+    root = hold_sound(html.render(diagnose(timed.facts)))
+    (folded,) = (each for each in root.iter("details") if "three GEMMs" in text(each.find("summary")))
+    rows = [" | ".join(map(text, row)) for row in folded.iter("tr")]
+    assert rows[0] == "ms of one GEMM, alone | calls | BF16 | FP8 | casts | saved | saved a step"
+    assert rows[1] == f"16384 x 1024 x 4096 tensorwise, {len(layers)} layers"
+    assert rows[3] == f"input gradient | {len(layers)} | 0.700 | in BF16 | - | - | -"
+    assert f"Timed alone, the GEMMs of {len(layers)} layers take" in text(root)
+
+
+def test_the_losses_are_drawn_and_told(demo: Report) -> None:
+    seen = loss_trial((4.0, 3.0, None, 2.0, 2.5), LEARNED).losses
+    report = with_trial(demo, losses=seen)
+    root = hold_sound(html.render(report))
+    (drawn,) = (each for each in root.iter("svg") if each.get("class") == "losses")
+    assert text(drawn.find("title")) == (
+        "BF16 with other last bits: 4 to 2.31; BF16: 4 to 2.31; FP8, as it is: 4 to 2.5, 1 not finite"
+    )
+    points = [each.get("points") for each in drawn.iter("polyline") if each.get("class") == "as_is"]
+    assert points == ["0.0,0.0 250.0,100.0", "750.0,200.0 1000.0,150.0"]
+    assert "not finite from step 3 on" in text(root)
+
+
+def test_losses_that_are_all_alike_or_huge_are_drawn(demo: Report) -> None:
+    for losses in ((2.0, 2.0), (1.7e308, -1.7e308), (5e-324, 0.0), (1.0,)):
+        seen = loss_trial(losses, losses, bf16=losses).losses
+        hold_sound(html.render(with_trial(demo, losses=seen)))
+    assert html.view(with_trial(demo, losses=loss_trial((None,), bf16=(None,)).losses)).loss is None
 
 
 def test_a_fragment_styles_nothing_but_itself(demo: Report) -> None:
