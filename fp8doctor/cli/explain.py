@@ -1,4 +1,5 @@
-"""The command that explains: a check by its code or name, an error by its text, a page by the words in it."""
+"""The command that explains: a check by its code or name, an error by its text, a word, a page by what is in
+it."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.errors import UserError
 
 if TYPE_CHECKING:
+    from fp8doctor.glossary import Word
     from fp8doctor.known_errors import KnownError
     from fp8doctor.registry import Check
 
@@ -44,9 +46,9 @@ LONGEST_CODE = 40
 )
 @list_options
 def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> int:
-    """Show the pages of checks by codes, names or how codes begin (CMP001 SHP), or what is known of an error
-    by its text; - reads a traceback from stdin."""
-    from fp8doctor import registry
+    """Show the pages of checks by codes, names or how codes begin (CMP001 SHP), what a word means (amax,
+    load_in_fp8), or what is known of an error by its text; - reads a traceback from stdin."""
+    from fp8doctor import glossary, registry
     from fp8doctor.known_errors import recognise
 
     text = _from_stdin() if asked == ("-",) else " ".join(asked)
@@ -59,10 +61,10 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
     elif errors := recognise(text):
         told = {"errors": [error._asdict() for error in errors]}
         _show(format, told, "\n\n".join(_error_page(error, catalogue) for error in errors))
+    elif word := glossary.look_up(text):
+        _show_word(format, *word, catalogue)
     elif found := speaking_of(text, catalogue):
-        lines = (f"{each.code} {each.name}: {each.title}" for each in found)
-        more = f"More: fp8doctor explain {found[0].code}"
-        _show(format, {"checks": list(map(summary, found))}, "\n".join((*lines, "", more)))
+        _show(format, {"checks": list(map(summary, found))}, "\n".join(_headings(found)))
     else:
         raise UserError(_not_known(text, catalogue))
     return OK
@@ -100,6 +102,24 @@ def _show(format: str, data: dict[str, Any], page: str) -> None:
         show_json(data)
     else:
         show_page(page)
+
+
+def _show_word(format: str, name: str, word: Word, catalogue: Sequence[Check]) -> None:
+    """Show what a word means, and the checks whose pages lead on."""
+    by_code = {check.code: check for check in catalogue}
+    found = [by_code[code] for code in word.codes if code in by_code]
+    also = f" ({word.names[0]})" if name != word.names[0] else ""
+    told = {"word": name, "says": word.says, "checks": list(map(summary, found))}
+    page = (*_wrapped(f"{name}{also}: {word.says}"), *([""] if found else []), *_headings(found))
+    _show(format, told, "\n".join(page))
+
+
+def _headings(found: Sequence[Check]) -> Iterator[str]:
+    """Write a line for each check, and how to read the first page."""
+    yield from (f"{each.code} {each.name}: {each.title}" for each in found)
+    if found:
+        yield ""
+        yield f"More: fp8doctor explain {found[0].code}"
 
 
 def _error_page(error: KnownError, catalogue: Sequence[Check]) -> str:
@@ -181,7 +201,7 @@ def _not_known(text: str, catalogue: Sequence[Check]) -> str:
         word = scrub(word)
         return (
             f"no check has the code {word!r}{alike(word, catalogue)}, and no page speaks of it; "
-            "'fp8doctor list' shows them all"
+            "'fp8doctor list' shows all checks"
         )
     return (
         f"this text holds none of the {len(KNOWN_ERRORS)} messages that are known, so nothing can be said of "
@@ -202,7 +222,10 @@ def summary(check: Check) -> dict[str, Any]:
 
 
 def alike(code: str, catalogue: Sequence[Check]) -> str:
+    """Name the codes and words that are spelled nearly so."""
     from difflib import get_close_matches
 
-    near = get_close_matches(code.upper(), [check.code for check in catalogue])
+    from fp8doctor import glossary
+
+    near = [*get_close_matches(code.upper(), [check.code for check in catalogue]), *glossary.alike(code)]
     return f" (there is {', '.join(near)})" if near else ""
