@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING
 
 from fp8doctor.diagnosis.document import Document
@@ -31,7 +32,7 @@ def plot(report: Document) -> Figure:
     Raises `UserError` in a sentence where matplotlib is not installed or nothing was timed.
     """
     try:
-        from matplotlib.figure import Figure
+        figure_class = _figure_class()
     except ImportError:
         raise UserError(
             "report.plot() needs matplotlib, which is not installed: pip install 'fp8doctor[plot]'"
@@ -42,11 +43,24 @@ def plot(report: Document) -> Figure:
         raise UserError("there is nothing to plot: no step was timed")
     drawn = (steps, *charts.differences(found))
     heights = [INCHES_A_CHART + INCHES_A_BAR * len(chart.bars) for chart in drawn]
-    figure = Figure(figsize=(INCHES_WIDE, sum(heights)), layout="constrained")
+    figure = figure_class(figsize=(INCHES_WIDE, sum(heights)), layout="constrained")
     axes = figure.subplots(len(drawn), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
     for chart, (at,) in zip(drawn, axes, strict=True):
         _draw(chart, at)
     return figure
+
+
+def _figure_class() -> type[Figure]:
+    """Make a figure that a notebook shows also where nobody imported pyplot, which alone tells it how."""
+    from matplotlib.figure import Figure
+
+    class ShownFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            picture = io.BytesIO()
+            self.savefig(picture, format="png")
+            return picture.getvalue()
+
+    return ShownFigure
 
 
 def _draw(chart: Chart, axes: Axes) -> None:

@@ -163,6 +163,16 @@ def test_a_fragment_styles_nothing_but_itself(demo: Report) -> None:
     assert all(".fp8doctor" in each for each in selectors)
 
 
+def test_a_notebook_does_not_lay_out_the_fragment(demo: Report) -> None:
+    """Jupyter floats what a dl holds, and fixes the columns of tables, by rules of one class and elements."""
+    styled = dict(rules(demo._repr_html_()))
+    dl = next(body for selector, body in styled.items() if selector.startswith(".fp8doctor.fp8doctor dt"))
+    table = styled[".fp8doctor.fp8doctor table"]
+    assert "float: none; width: auto" in dl
+    assert "table-layout: auto" in table
+    assert "text-align: start" in styled[".fp8doctor.fp8doctor th, .fp8doctor.fp8doctor td"]
+
+
 TEXTS = ("text", "quiet", "bad", "good", "warning", "link")
 """Colours of letters; the others are of bars."""
 
