@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import recorded
 from fp8doctor.worker.parent import Examination, examine_in_worker
+from tests.waiting import LONGEST_S, comes_true, wait_for
 from tests.worker.clock import hang, late_once_all_is_said, late_while_it_grows
 
 pytestmark = pytest.mark.slow
@@ -55,17 +55,16 @@ def children() -> set[str]:
     }
 
 
-def gone(pid: int, within: float = 300) -> bool:
-    """Whether a process ends within so many seconds; a zombie that nobody reaps has ended."""
-    until = time.monotonic() + within
-    while time.monotonic() < until:
+def gone(pid: int) -> bool:
+    """Whether a process ends; a zombie that nobody reaps has ended."""
+
+    def has_ended() -> bool:
         try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except (FileNotFoundError, ProcessLookupError):
             return True
-        time.sleep(0.05)
-    return False
+
+    return comes_true(has_ended)
 
 
 def assert_only_surroundings(examination: Examination, problem: str) -> None:
@@ -267,6 +266,7 @@ def test_the_parent_imports_no_torch_and_runs_in_a_bare_checkout(tmp_path: Path)
         capture_output=True,
         text=True,
         check=True,
+        timeout=LONGEST_S,
     )
     assert done.stdout == "False 2\n"
 
@@ -289,11 +289,9 @@ def test_a_parent_that_is_stopped_takes_the_worker_with_it(number: signal.Signal
         [sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True, **heeding
     )
     pid = tmp_path / "own.pid"
-    until = time.monotonic() + 300
-    while not pid.exists() and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_for("the worker to load the file", pid.exists)
     os.kill(parent.pid, number)
-    _, told = parent.communicate(timeout=300)
+    _, told = parent.communicate(timeout=LONGEST_S)
     assert gone(int(pid.read_text()))
     assert parent.returncode == -number
     assert ("KeyboardInterrupt" in told) == (number is signal.SIGINT)
@@ -314,5 +312,6 @@ def test_a_closed_stderr_does_not_stop_it(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
+        timeout=LONGEST_S,
     )
     assert done.stdout == "None\n"
