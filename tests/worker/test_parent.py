@@ -17,7 +17,9 @@ import pytest
 import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import recorded
+from fp8doctor.stages import Doing
 from fp8doctor.worker.parent import Examination, examine_in_worker
+from fp8doctor.worker.printed import MOST, Printed
 from tests.waiting import LONGEST_S, comes_true, wait_for
 from tests.worker.clock import hang, late_once_all_is_said, late_while_it_grows
 
@@ -34,13 +36,21 @@ def examine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: None) -> Ex
     left."""
     monkeypatch.chdir(tmp_path)
 
-    def examine_text(text: str, *, load_timeout: float = 60, says: list[str] | None = None) -> Examination:
+    def examine_text(
+        text: str,
+        *,
+        load_timeout: float = 60,
+        says: list[Doing] | None = None,
+        printed: Printed | None = None,
+    ) -> Examination:
         (tmp_path / "net.py").write_text(textwrap.dedent(text), encoding="utf-8")
         said = says if says is not None else []
         files, descriptors = set(tmp_path.iterdir()), os.listdir("/proc/self/fd")
         others = children()
         try:
-            return examine_in_worker("net.py", load_timeout=load_timeout, progress=said.append)
+            return examine_in_worker(
+                "net.py", load_timeout=load_timeout, progress=said.append, printed=printed
+            )
         finally:
             assert {path for path in tmp_path.iterdir() if path.suffix != ".pid"} == files
             assert os.listdir("/proc/self/fd") == descriptors
@@ -81,12 +91,16 @@ def assert_complete(examination: Examination, linears: int = 2) -> None:
 
 
 def test_the_facts_of_a_model(examine: Examine) -> None:
-    says: list[str] = []
+    says: list[Doing] = []
     examination = examine(MODEL, says=says)
     assert_complete(examination)
     assert examination.facts.target.attribute == "model"
     assert examination.facts.workload.tokens == 16384
-    assert says == ["reading the environment", "loading net.py", "examining net.py"]
+    assert says == [
+        Doing("reading the environment"),
+        Doing("loading net.py", 1, 2),
+        Doing("looking at net.py", 2, 2),
+    ]
 
 
 @pytest.mark.usefixtures("forked")
@@ -181,6 +195,38 @@ def test_what_user_code_prints_goes_to_stderr(examine: Examine, capfd: pytest.Ca
     captured = capfd.readouterr()
     assert captured.out == ""
     assert {"printed", "written", "echoed"} <= set(captured.err.splitlines())
+
+
+def test_what_goes_to_stderr_is_held_back(examine: Examine, capfd: pytest.CaptureFixture[str]) -> None:
+    """Warnings of Python, records of loggers, lines of native code and of processes; not what is printed."""
+    text = """
+        import logging, os, warnings
+        warnings.warn("by Python")
+        logging.getLogger("library").warning("by a logger")
+        os.write(2, b"by native code\\n" * 3)
+        os.system("echo by a process >&2")
+        print("printed")
+    """
+    printed = Printed()
+    assert_complete(examine(textwrap.dedent(text) + MODEL, printed=printed))
+    assert capfd.readouterr() == ("", "printed\n")
+    lines = printed.counted()
+    assert {"by a logger", "by native code (3 times)", "by a process"} <= set(lines)
+    assert any(line.endswith("net.py:3: UserWarning: by Python") for line in lines)
+    assert not printed.failed
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_no_worker_waits_until_what_it_printed_is_read(examine: Examine, count: int) -> None:
+    """Of more than is kept the last is."""
+    printed = Printed()
+    start = (
+        f"import os\nfor _ in range({count}): os.write(2, (b'x' * 99 + b'\\n') * 1000)\nos.write(2, b'end')\n"
+    )
+    assert_complete(examine(start + MODEL, printed=printed))
+    lines = printed.lines()
+    assert len("\n".join(lines)) == min(count * 100_000 + 3, MOST)
+    assert lines[-1] == "end"
 
 
 HOSTILE = {
@@ -304,7 +350,7 @@ def test_a_closed_stderr_does_not_stop_it(tmp_path: Path) -> None:
     root = str(Path(fp8doctor.__file__).resolve().parents[1])
     code = (
         f"import sys; sys.path.insert(0, {root!r})\nfrom fp8doctor.worker.parent import "
-        "examine_in_worker\nprint(examine_in_worker('net.py', progress=len).problem)"
+        "examine_in_worker\nprint(examine_in_worker('net.py', progress=id).problem)"
     )
     done = subprocess.run(
         ["sh", "-c", '"$0" -c "$1" 2>&-', sys.executable, code],
