@@ -25,6 +25,9 @@ OF_TRIAL = tuple(Stage)[2:]
 
 BEFORE_TRIAL = len(Stage) - len(OF_TRIAL)
 
+ABOUT = 1.1
+"""Multiple of a time up to which it is about that time."""
+
 
 @dataclass(frozen=True)
 class Doing:
@@ -87,8 +90,9 @@ class Course:
         spent = f"{now - self._began:.0f} s"
         if self._ends is None:
             return spent
-        about = f"about {self._ends - self._began:.0f} s"
-        return f"{spent} of {about}" if now <= self._ends else f"{spent}, longer than {about}"
+        about_s = self._ends - self._began
+        between = " of" if now - self._began <= ABOUT * about_s else ", longer than"
+        return f"{spent}{between} about {about_s:.0f} s"
 
     def line(self) -> str:
         """Say what begins, for a reader who sees no clock run."""

@@ -145,7 +145,7 @@ def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
     tracer.explain(timed, samples)
     for attempt in timed:
         if attempt.proof is None and attempt.plan.name != ArmName.SELF_CHECK:
-            run.progress(f"proving what {arm_in_words(attempt.plan.name)} ran", attempt.plan.name)
+            run.progress(f"checking what {arm_in_words(attempt.plan.name)} ran", attempt.plan.name)
             tracer.prove(attempt, explain=False)
     late = None if budget.final_fits(costs, explored, budget.spent_s) else budget.used_up
     against = run.skipped(ArmName.COMBINATION) or late
