@@ -1,8 +1,8 @@
 """The parent of the worker: whatever user code does in that process costs no report.
 
 The caller imports neither torch nor user code. The child sends one JSON message a line over a pipe of its
-own, never over stdout; what user code prints goes to the caller's stderr. The child leads a process group
-that ends with it.
+own, never over stdout; what user code prints goes to the caller's stderr, and where the caller asks for it,
+what comes on stderr is held back. The child leads a process group that ends with it.
 """
 
 from __future__ import annotations
