@@ -28,6 +28,7 @@ from fp8doctor.loading.job import (
 )
 from fp8doctor.report import Report
 from fp8doctor.stacks.looking import is_a, tensors_of, without_modes
+from fp8doctor.stages import Doing, Teller
 
 _IN_PROGRESS = threading.RLock()
 """A trial takes the gradients away while it lasts: whoever inspects in another thread waits."""
@@ -156,12 +157,12 @@ def _job(
 
 
 @contextmanager
-def _telling(progress: bool) -> Iterator[Callable[[str], object]]:
+def _telling(progress: bool) -> Iterator[Callable[[Doing], object]]:
     """Give a function that says what is done to who watches a terminal or a notebook, and to nobody else."""
     from fp8doctor.progress import progress_line, someone_watches
 
     if not (progress and someone_watches()):
-        yield lambda text: None
+        yield lambda doing: None
         return
     with progress_line() as tell:
         yield tell
@@ -174,7 +175,7 @@ def _timed(
     budget_s: float,
     selected: Sequence[str],
     ignored: Sequence[str],
-    tell: Callable[[str], object],
+    tell: Callable[[Doing], object],
 ) -> Facts:
     """The facts with the trial, where there is something to time the model on."""
     from fp8doctor.trial import Budget, DeviceLost, TrialRun, lost_with, run_trial
@@ -184,7 +185,9 @@ def _timed(
     if where is None:
         return facts
     proposed = hypotheses(facts, select=selected, ignore=ignored)
-    run = TrialRun(where, Budget(budget_s), lambda text, arm: tell(text))
+    budget = Budget(budget_s)
+    teller = Teller(lambda doing, arm: tell(doing), budget.end)
+    run = TrialRun(where, budget, teller.say, begin=teller.begin)
     try:
         trial = run_trial(job, facts, proposed, run)
     except DeviceLost as lost:

@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
+
+from fp8doctor.stages import Course, Doing
 
 REFRESHED_S = 0.5
 """Seconds between two looks of the clock."""
 
 
 @contextmanager
-def progress_line() -> Iterator[Callable[[str], None]]:
+def progress_line(*, ascii: bool = False) -> Iterator[Callable[[Doing], None]]:
     """Give a function that writes what is done over what was done before; the line goes away at the end."""
     from tqdm import tqdm
 
     class Line(tqdm):  # type: ignore[type-arg]
         monitor_interval = 0  # tqdm's own thread would stay for ever
 
-    with Line(bar_format="{desc} {elapsed}", leave=False, file=sys.stderr) as line:
+    course, dot = Course(), "-" if ascii else "·"
+    with Line(bar_format="{desc}", leave=False, file=sys.stderr) as line:
         ended = Event()
+
+        def show() -> None:
+            line.set_description_str(course.fitted(shutil.get_terminal_size().columns - 1, dot))
 
         def tick() -> None:
             while not ended.wait(REFRESHED_S):
-                line.refresh()
+                show()
+
+        def tell(doing: Doing) -> None:
+            course.take(doing)
+            show()
 
         thread = Thread(target=tick, daemon=True)
         thread.start()
         try:
-            yield line.set_description_str
+            yield tell
         finally:
             ended.set()
             thread.join()

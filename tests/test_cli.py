@@ -30,6 +30,8 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Facts, Target, Trial
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.report import Report
+from fp8doctor.stages import Doing
+from fp8doctor.worker.printed import Printed
 from fp8doctor.worker.request import TrialRequest
 from tests.facts_of import DECODER_468M
 
@@ -55,10 +57,20 @@ class Worker:
         self.problem: str | None = None
         self.error: BaseException | None = None
         self.traces: dict[str, str | None] = {}
+        self.doing = [Doing("loading the model")]
+        self.prints = b""
 
-    def examine_in_worker(self, target: str | None, *, progress: Any, **options: Any) -> SimpleNamespace:
+    def examine_in_worker(
+        self, target: str | None, *, progress: Any, printed: Printed, **options: Any
+    ) -> SimpleNamespace:
         self.asked.append({"target": target, **options})
-        progress("loading the model")
+        for doing in self.doing:
+            progress(doing)
+        read_end, write_end = printed.pipe()
+        os.write(write_end, self.prints)
+        printed.take(read_end)
+        os.close(read_end)
+        os.close(write_end)
         if self.error:
             raise self.error
         return SimpleNamespace(facts=self.facts, problem=self.problem, traces=self.traces)
@@ -131,6 +143,56 @@ def test_without_a_command_word_the_target_is_examined(worker: Worker) -> None:
     assert worker.asked == [{**asked, "trial": TrialRequest(budget_s=60.0)}]
     assert "CMP001 eager-float8" in result.stdout
     assert result.stderr == "fp8doctor: loading the model\n"
+
+
+def test_a_log_has_one_line_a_stage(worker: Worker) -> None:
+    worker.doing = [
+        Doing("reading the environment"),
+        Doing("loading model.py", 1, 7),
+        Doing("timing its matmuls alone", 3, 7, left_s=60.0),
+        Doing("timing its \x1b[1m shapes", 3, 7, left_s=60.0),
+        Doing("bf16: it died; starting again without it"),
+        Doing("loading model.py", 1, 7),
+        Doing("timing the variants in turn", 5, 7, left_s=30.2),
+    ]
+    assert fp8doctor("model.py").stderr.splitlines() == [
+        "fp8doctor: reading the environment",
+        "fp8doctor: 1/7 loading model.py",
+        "fp8doctor: 3/7 timing its matmuls alone (0 s of about 60 s)",
+        "fp8doctor: bf16: it died; starting again without it",
+        "fp8doctor: 5/7 timing the variants in turn (0 s of about 30 s)",
+    ]
+    assert fp8doctor("model.py", "-q").stderr == ""
+
+
+WARNED = b"/x/torch/y.py:1: UserWarning: \x1b[33mslow\x1b[0m\n  y()\n 10%|#\r100%|##\n" * 2
+
+
+def test_warnings_of_libraries_are_held_back_where_all_goes_well(worker: Worker) -> None:
+    worker.prints = WARNED
+    assert fp8doctor("model.py").stderr == "fp8doctor: loading the model\n"
+    result = fp8doctor("model.py", "-v", "--format", "json")
+    assert json.loads(result.stdout)["verdict"]
+    assert result.stderr.splitlines()[1:] == [
+        "fp8doctor: libraries and the examined file printed on stderr, each line once:",
+        "/x/torch/y.py:1: UserWarning: slow (2 times)",
+        "  y() (2 times)",
+        "100%|## (2 times)",
+    ]
+    worker.prints = b""
+    assert fp8doctor("model.py", "-v").stderr == "fp8doctor: loading the model\n"
+
+
+@pytest.mark.parametrize("problem", [None, "the worker was killed by SIGSEGV while loading model.py"])
+def test_they_are_whole_beside_a_failure(worker: Worker, problem: str | None) -> None:
+    worker.prints, worker.problem = WARNED, problem
+    worker.error = None if problem else UserError("model.py raised ValueError: no")
+    told = fp8doctor("model.py", "-q").stderr.splitlines()
+    assert told == [
+        "fp8doctor: meanwhile libraries and the examined file printed on stderr:",
+        *["/x/torch/y.py:1: UserWarning: slow", "  y()", "100%|##"] * 2,
+        f"fp8doctor: {problem or worker.error}",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.progress import progress_line, someone_watches
 from fp8doctor.render.timing import timing
 from fp8doctor.report import Prescription, Report
+from fp8doctor.stages import Doing
 from tests.render.reports import LORA
 from tests.render.sound_html import hold_sound
 from tests.render.test_html import DEMO
@@ -104,7 +105,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(("progress", "told"), [(True, True), (False, False)])
 def test_a_terminal_sees_what_is_done(progress: bool, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(job: Any, facts: Any, *rest: Any) -> Any:
-        rest[-1]("timing BF16")
+        rest[-1](Doing("timing BF16"))
         return facts
 
     terminal = Terminal()
@@ -136,7 +137,7 @@ def test_the_line_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with progress_line() as tell:
-        tell("building BF16")
-        tell("timing 3 variants of the step")
-    assert "timing 3 variants of the step 00:00" in terminal.getvalue()
+        tell(Doing("building BF16", 2, 5))
+        tell(Doing("timing 3 variants of the step", 3, 5, left_s=60.0))
+    assert "3/5 timing 3 variants of the step · 0 s of about 60 s" in terminal.getvalue()
     assert terminal.getvalue().split("\r")[-1].strip() == ""

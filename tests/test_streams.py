@@ -92,5 +92,6 @@ def test_ctrl_c_while_libraries_are_imported(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "fp8doctor: interrupted\n")

@@ -6,11 +6,16 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fp8doctor.errors import UserError
+from fp8doctor.stages import Course, Doing
+
+if TYPE_CHECKING:
+    from fp8doctor.worker.printed import Printed
 
 
 def stand_in_for_closed_streams() -> None:
@@ -84,17 +89,29 @@ def show_json(data: Any) -> None:
 
 
 @contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Give a function that says on stderr what is done: in one line of a terminal, else a line each."""
+def progress(quiet: bool) -> Iterator[Callable[[Doing], None]]:
+    """Give a function that says on stderr what is done: in one line of a terminal, else one for each
+    stage."""
     if quiet:
-        yield lambda text: None
+        yield lambda doing: None
     elif not sys.stderr.isatty():
-        yield complain
+        course = Course()
+        yield lambda doing: complain(course.line()) if course.take(doing) else None
     else:
         from fp8doctor.progress import progress_line
+        from fp8doctor.render.terminal import printable_line
 
-        with progress_line() as say:
-            yield say
+        with progress_line(ascii=wants_ascii()) as tell:
+            yield lambda doing: tell(replace(doing, text=printable_line(doing.text)))
+
+
+def complain_of_printed(printed: Printed, *, whole: bool) -> None:
+    """Show what workers printed on stderr, if anything: whole beside a failure, else each line once."""
+    counted = printed.counted()
+    if counted and whole:
+        complain("meanwhile libraries and the examined file printed on stderr:", "\n".join(printed.lines()))
+    elif counted:
+        complain("libraries and the examined file printed on stderr, each line once:", "\n".join(counted))
 
 
 def complain(sentence: str, detail: str = "") -> None:

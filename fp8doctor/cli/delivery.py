@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import Struct
 
-from fp8doctor.cli.console import complain, complain_of_known, progress, show, wants_ascii, wants_colour
+from fp8doctor.cli.console import (
+    complain,
+    complain_of_known,
+    complain_of_printed,
+    progress,
+    show,
+    wants_ascii,
+    wants_colour,
+)
 from fp8doctor.cli.gate import Gate
 from fp8doctor.errors import UserError
 from fp8doctor.files import same_file, write_text
@@ -160,25 +168,33 @@ def examine_and_deliver(
 
     from fp8doctor.diagnosis.diagnose import diagnose
     from fp8doctor.worker.parent import examine_in_worker
+    from fp8doctor.worker.printed import Printed
 
-    with progress(wanted.quiet) as say:
-        examination = examine_in_worker(target, **workload, progress=say)
+    printed = Printed()
+    try:
+        with progress(wanted.quiet) as say:
+            examination = examine_in_worker(target, **workload, progress=say, printed=printed)
+    except BaseException:
+        complain_of_printed(printed, whole=True)
+        raise
     report = diagnose(
         msgspec.structs.replace(examination.facts, assumed_gpu=wanted.assume_gpu), **wanted.checks
     )
+    failed = examination.problem or own_step_failed(report)
     if examination.problem is None:
         deliver(report, wanted)
-        if failed := own_step_failed(report):
-            complain(failed)
-            complain_of_known(failed)
-            return FAILED
-        if trace and not tell_of_traces(examination.traces, report, wanted):
-            return FAILED
-        return judged(report, wanted)
-    show_report(report, wanted)
-    complain(examination.problem)
-    complain_of_known(examination.problem)
-    return FAILED
+    else:
+        show_report(report, wanted)
+    whole = failed is not None or printed.failed
+    if whole or wanted.verbose:
+        complain_of_printed(printed, whole=whole)
+    if failed is not None:
+        complain(failed)
+        complain_of_known(failed)
+        return FAILED
+    if trace and not tell_of_traces(examination.traces, report, wanted):
+        return FAILED
+    return judged(report, wanted)
 
 
 def tell_of_traces(traces: dict[str, str | None], report: Document, wanted: ReportOptions) -> bool:

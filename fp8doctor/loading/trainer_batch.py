@@ -10,103 +10,36 @@ from __future__ import annotations
 import fcntl
 import inspect
 import io
-import logging
 import os
-import select
-import signal
 import stat
-import time
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from fp8doctor.forked import NothingTold, told_by_a_fork
 from fp8doctor.loading.model_inputs import NoBatchError
 from fp8doctor.stacks.looking import read, read_class
 from fp8doctor.wording import error_in_words
 
-_log = logging.getLogger("fp8doctor")
-
 LONGEST_S = 30.0
 """Seconds that reading one batch may take. A choice: a dataset that is streamed opens a connection first."""
-
-CHUNK = 1 << 20
-"""Bytes that are read from the other process at a time."""
-
-LENGTH = 8
-"""Bytes that tell how long a message is."""
-
-BATCH, PROBLEM = b"b", b"p"
-"""First byte of what the other process sends."""
 
 
 def own_batch(trainer: Any, model: Any) -> Any:
     """Read one batch that the Trainer would train ``model`` with. Raises `NoBatchError` with the reason where
     there is none."""
-    sent = _from_a_fork(trainer)
-    if not sent:
-        raise NoBatchError(f"the process that read it ended early, or took longer than {LONGEST_S:.0f} s")
-    if sent[:1] == PROBLEM:
-        raise NoBatchError(sent[1:].decode())
+    try:
+        sent = told_by_a_fork(lambda: _packed(_first(trainer)), LONGEST_S)
+    except NothingTold as nothing:
+        early = f"the process that read it ended early, or took longer than {LONGEST_S:.0f} s"
+        raise NoBatchError(nothing.raised if nothing.raised is not None else early) from nothing
     import torch
 
     try:
-        batch = torch.load(io.BytesIO(sent[1:]), weights_only=False)
+        batch = torch.load(io.BytesIO(sent), weights_only=False)
     except Exception as error:
         raise NoBatchError(error_in_words(error)) from error
     return _accepted(batch, model)
-
-
-def _from_a_fork(trainer: Any) -> bytes:
-    """Fork, and hear what the child sends; nothing where it sends nothing whole in time."""
-    listen, tell = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads beside a fork
-        child = os.fork()
-    if not child:
-        _send_and_end(trainer, tell)
-    os.close(tell)
-    try:
-        return _heard(listen, time.monotonic() + LONGEST_S)
-    finally:
-        os.close(listen)
-        for end in (os.killpg, os.kill):  # what the data have started, and a child that leads no group yet
-            with suppress(ProcessLookupError, PermissionError):
-                end(child, signal.SIGKILL)
-        with suppress(ChildProcessError):  # where the user has all children waited for
-            os.waitpid(child, 0)
-
-
-def _heard(listen: int, until: float) -> bytes:
-    """Hear a message whole; a process that the data have started may keep the other end open."""
-    heard = bytearray()
-    while select.select([listen], [], [], max(0.0, until - time.monotonic()))[0]:
-        if not (part := os.read(listen, CHUNK)):
-            break
-        heard += part
-        if len(heard) >= LENGTH and len(heard) == LENGTH + int.from_bytes(heard[:LENGTH]):
-            return bytes(heard[LENGTH:])
-    return b""
-
-
-def _send_and_end(trainer: Any, tell: int) -> None:
-    """In the child: send a batch, or why there is none. Does not return."""
-    try:
-        os.setsid()
-        _open_anew()
-        quiet = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(quiet, stream)
-        try:
-            sent = BATCH + _packed(_first(trainer))
-        except Exception as error:
-            _log.debug("the Trainer's own batch could not be read", exc_info=True)
-            sent = PROBLEM + error_in_words(error).encode()
-        sent = len(sent).to_bytes(LENGTH) + sent
-        while sent:
-            sent = sent[os.write(tell, sent) :]
-    finally:
-        os._exit(0)
 
 
 def _open_anew() -> None:
@@ -127,6 +60,7 @@ def _first(trainer: Any) -> Any:
     import torch
     from torch.utils.data import DataLoader
 
+    _open_anew()
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     accelerator = read(trainer, "accelerator")
     if accelerator is not None:

@@ -23,6 +23,7 @@ from fp8doctor.running.ownership import Ownership
 from fp8doctor.running.settings import Settings
 from fp8doctor.running.window import Window
 from fp8doctor.stacks.looking import without_modes
+from fp8doctor.stages import Course, Doing, Teller
 
 NO_OWNER = "no module that is alive owns half of the parameters that the optimizer steps"
 FAILED_EARLY = "the script failed before its first step"
@@ -129,10 +130,14 @@ class Examination:
             facts, select=settings.select, ignore=settings.ignore, checks=tuple(map(Path, settings.checks))
         )
 
-        def progress(text: str, arm: str | None) -> None:
-            self.send(Progress(text))
+        budget, course = Budget(budget_s), Course()
 
-        run = TrialRun(device, Budget(budget_s), progress)
+        def tell(doing: Doing, arm: str | None) -> None:
+            if course.take(doing):
+                self.send(Progress(course.line()))
+
+        teller = Teller(tell, budget.end)
+        run = TrialRun(device, budget, teller.say, begin=teller.begin)
         with without_modes(), variables_put_back():
             try:
                 trial = run_trial(job, facts, proposed, run)

@@ -12,6 +12,7 @@ import torch
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts, Trial, recorded
 from fp8doctor.loading.job import Job
+from fp8doctor.stages import Stage
 from fp8doctor.trial.arms import arms
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers import rows, shapes
@@ -65,6 +66,7 @@ def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: Tria
     """Time the shapes, which say what layers to keep in BF16, and the arms in what is left of the budget."""
     device = run.device
     until = run.budget.began + shapes.SHARE * run.budget.seconds
+    run.begin(Stage.SHAPES)
     seen, unseen, changed = rows.seen_beside(
         job, facts, device, progress=run.progress, reason_against=run.skip.get(rows.ARM)
     )

@@ -125,7 +125,7 @@ def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
             return Final([*references, both], samples | renamed)
         both.plan = replace(both.plan, name=ArmName.COMBINATION)
     else:
-        run.progress("proving what gained, together", ArmName.COMBINATION)
+        run.progress("checking what gained, together", ArmName.COMBINATION)
         tracer.prove(both, explain=False)
     return Final(attempts, samples)
 

@@ -29,10 +29,12 @@ from fp8doctor.facts.arm_names import (
 from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
+from fp8doctor.stages import Stage
 from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
 from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
+from fp8doctor.trial.measure.arm_words import arm_in_words
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import (
@@ -71,6 +73,7 @@ def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialR
     if job.batch is None:
         reason = "there is no batch to run it on; give one, as example_batch() in a model file"
         return _without_times(run, NoNumber(Reason.NO_BATCH, reason))
+    run.begin(Stage.BUILDING)
     run.progress("noting the state of the model", None)
     before = digest(job)
     with undisturbed(job) as put_back:
@@ -133,14 +136,16 @@ def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
     enough_s = _enough_s(attempts, budget)
     timed = [attempt for attempt in attempts if attempt.no_number is None]
     costs, explored = _costs(timed), [attempt.plan.name for attempt in timed if explores(attempt.plan)]
+    run.begin(Stage.TIMING)
     run.progress(f"timing {len(timed)} variants of the step", None)
     samples = bench.time(
         timed, until=budget.window_until(costs, explored), latest=budget.window_latest(costs)
     )
+    run.begin(Stage.PROFILING)
     tracer.explain(timed, samples)
     for attempt in timed:
         if attempt.proof is None and attempt.plan.name != ArmName.SELF_CHECK:
-            run.progress(f"proving what {arm_in_words(attempt.plan.name)} ran", attempt.plan.name)
+            run.progress(f"checking what {arm_in_words(attempt.plan.name)} ran", attempt.plan.name)
             tracer.prove(attempt, explain=False)
     late = None if budget.final_fits(costs, explored, budget.spent_s) else budget.used_up
     against = run.skipped(ArmName.COMBINATION) or late
@@ -154,6 +159,7 @@ def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: flo
     """
     tracer, attempts, samples = window.tracer, window.attempts, window.samples
     bench, run = tracer.bench, tracer.run
+    run.begin(Stage.MORE)
     trial = msgspec.structs.replace(report(tracer, attempts, samples), enough_s=enough_s)
     run.keep(trial)
     try:
@@ -184,7 +190,7 @@ def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: flo
 
 def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
     """Make every arm that is not skipped and has time left; the step as it is always has."""
-    for attempt in attempts:
+    for number, attempt in enumerate(attempts, start=1):
         if attempt.no_number is None and attempt.plan.name != ArmName.AS_IS:
             attempt.no_number = _no_time_for(attempt.plan, attempts, run)
         if attempt.no_number is not None:
@@ -193,7 +199,8 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
             each.plan.name == ArmName.BF16 and each.no_number is None for each in attempts
         ):
             attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK)
-        run.progress(f"building {arm_in_words(attempt.plan.name)}", attempt.plan.name)
+        which = f"variant {number} of {len(attempts)}"
+        run.progress(f"building {arm_in_words(attempt.plan.name)}, {which}", attempt.plan.name)
         essential = _essential(attempt.plan, attempts)
         until = run.budget.build_until(_costs(attempts), essential=essential)
         bench.build(attempt, until)
@@ -292,15 +299,3 @@ def _without_times(run: TrialRun, no_number: NoNumber) -> Trial:
         budget_s=run.budget.seconds,
         elapsed_s=run.budget.spent_s,
     )
-
-
-def arm_in_words(arm: str) -> str:
-    """Name an arm for people."""
-    named: dict[str, str] = {
-        ArmName.AS_IS: "the step as it is",
-        ArmName.BF16: "BF16",
-        ArmName.BF16_COMPILED: "BF16, compiled",
-        ArmName.BF16_AS_COMPILED: "BF16, compiled as the job is",
-        ArmName.SELF_CHECK: "a copy to check the timing against",
-    }
-    return named.get(arm, arm.replace("_", " "))

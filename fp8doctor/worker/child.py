@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Target, Trial
+from fp8doctor.facts import Facts, Target, Trial, recorded
 from fp8doctor.facts.record import settle
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.loading.target import locate
+from fp8doctor.stages import BEFORE_TRIAL, Doing, Stage, Teller
 from fp8doctor.wording import error_in_words
 from fp8doctor.worker.ahead import HELPING, Helpers
-from fp8doctor.worker.messages import Done, Examined, Failure, Lost, Message, Mistake, Stage, Traced
+from fp8doctor.worker.messages import Begun, Done, Examined, Failure, Lost, Message, Mistake, Traced
 from fp8doctor.worker.request import TrialRequest
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def serve(request: str) -> None:
 
 
 def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
-    channel.send(Stage("reading the environment"))
+    channel.send(Begun(Doing("reading the environment")))
     from fp8doctor.examine import examine, examine_surroundings
 
     if asked["target"] is None:
@@ -102,12 +103,14 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
         )
         return
     target = locate(asked["target"]).target()
-    channel.send(Examined(examine_surroundings(target).to_dict()))
-    channel.send(Stage(f"loading {target.name}"))
+    surroundings = examine_surroundings(target)
+    channel.send(Examined(surroundings.to_dict()))
+    stages = len(Stage) if _may_time(asked["trial"], surroundings) else BEFORE_TRIAL
+    channel.send(Begun(Doing(f"loading {target.name}", 1, stages)))
     began = time.monotonic()
     job = load(asked["target"], layers=asked["layers"], batch=asked["batch"], seq=asked["seq"])
     loaded_s = time.monotonic() - began
-    channel.send(Stage(f"examining {target.name}"))
+    channel.send(Begun(Doing(f"looking at {target.name}", 2, stages)))
     # Loading may have changed variables and imports: the surroundings are read again.
     facts = examine(job)
     channel.send(Examined(facts.to_dict()))
@@ -118,6 +121,12 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
         tried = _trial(channel, job, facts, asked, loaded_s)
     counted = with_rows(job, facts) if tried is None else msgspec.structs.replace(facts, trial=tried)
     channel.send(Examined(counted.to_dict()))
+
+
+def _may_time(trial: dict[str, Any] | None, surroundings: Facts) -> bool:
+    """Whether a trial is likely, before anything is asked that would set CUDA up for this process."""
+    gpus = surroundings.gpus if recorded(surroundings, "gpus") else ()
+    return trial is not None and bool(trial["device"] or any(gpu.visible for gpu in gpus))
 
 
 def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any], loaded_s: float) -> Trial | None:
@@ -135,8 +144,10 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any], loa
         return None
     proposed = _proposed(facts, request)
 
-    def progress(text: str, arm: str | None) -> None:
-        channel.send(Stage(text, timing=True, arm=arm))
+    budget = Budget(request.budget_s)
+    teller = Teller(
+        lambda doing, arm: channel.send(Begun(doing, timing=True, arm=arm)), budget.end, before=BEFORE_TRIAL
+    )
 
     def keep_trace(arm: str, trace: Path) -> None:
         file = request.trace_of(arm)
@@ -150,12 +161,13 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any], loa
     try:
         run = TrialRun(
             device,
-            Budget(request.budget_s),
-            progress,
+            budget,
+            teller.say,
             skip,
             keep,
             keep_trace,
             own_process=True,
+            begin=teller.begin,
             ahead=Helpers(fewer, str(device), how_many(job, device, loaded_s) if not skip else 0),
         )
         return run_trial(job, facts, proposed, run)

@@ -6,11 +6,13 @@ from typing import Any
 
 import msgspec
 
+from fp8doctor.stages import Doing
 
-class Stage(msgspec.Struct, tag=True):
-    """The child begins something; ``text`` completes "while ..."."""
 
-    text: str
+class Begun(msgspec.Struct, tag=True):
+    """The child begins something."""
+
+    doing: Doing
     timing: bool = False
     """Whether it belongs to the trial, which has a limit of its own."""
     arm: str | None = None
@@ -54,4 +56,4 @@ class Done(msgspec.Struct, tag=True):
     """Nothing more will be sent."""
 
 
-Message = Stage | Examined | Traced | Mistake | Lost | Failure | Done
+Message = Begun | Examined | Traced | Mistake | Lost | Failure | Done

@@ -1,8 +1,8 @@
 """The parent of the worker: whatever user code does in that process costs no report.
 
 The caller imports neither torch nor user code. The child sends one JSON message a line over a pipe of its
-own, never over stdout; what user code prints goes to the caller's stderr. The child leads a process group
-that ends with it.
+own, never over stdout; what user code prints goes to the caller's stderr, and where the caller asks for it,
+what comes on stderr is held back. The child leads a process group that ends with it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.record import UnreadableDocument, decoder
 from fp8doctor.loading.script_file import refuse_script
 from fp8doctor.loading.target import compiled, locate
+from fp8doctor.stages import Doing
 from fp8doctor.worker.interpreter import checked_interpreter
-from fp8doctor.worker.messages import Done, Examined, Failure, Lost, Message, Mistake, Stage, Traced
+from fp8doctor.worker.messages import Begun, Done, Examined, Failure, Lost, Message, Mistake, Traced
+from fp8doctor.worker.printed import Printed
 from fp8doctor.worker.request import TrialRequest
 
 TICK_S = 0.1
@@ -82,14 +84,16 @@ def examine_in_worker(
     load_timeout: float = 600,
     trial: TrialRequest | None = None,
     python: str | None = None,
-    progress: Callable[[str], None],
+    progress: Callable[[Doing], None],
+    printed: Printed | None = None,
 ) -> Examination:
     """Examine ``target`` in a child process, and time it if a trial is asked for. None: environment only.
 
     Raises `UserError` for what the user can mend. A child that dies, hangs or talks nonsense costs what it
     had not yet said: the facts so far come back with the problem. One that dies of an arm of the trial is
     followed by another without that arm, `MOST_WORKERS` in all; when the times were known before, they are
-    kept. ``python`` is another interpreter for the child to run in.
+    kept. ``python`` is another interpreter for the child to run in. ``printed`` holds back what is printed on
+    stderr.
     """
     borrowed = checked_interpreter(python) if python else {}
     source = locate(target) if target is not None else None
@@ -112,10 +116,10 @@ def examine_in_worker(
     traces: dict[str, str | None] = {}
     for _ in range(MOST_WORKERS):
         try:
-            return replace(_examined(request, facts, load_timeout, progress, traces), traces=traces)
+            return replace(_examined(request, facts, load_timeout, progress, traces, printed), traces=traces)
         except _ArmFailed as failed:
             request["skip"][failed.arm] = failed.reason
-            progress(f"{failed.arm}: {failed.reason}; starting again without it")
+            progress(Doing(f"{failed.arm}: {failed.reason}; starting again without it"))
     return _incomplete(
         facts,
         f"{MOST_WORKERS} workers in a row died of the trial: "
@@ -135,8 +139,9 @@ def _examined(
     request: dict[str, Any],
     facts: Facts,
     load_timeout: float,
-    progress: Callable[[str], None],
+    progress: Callable[[Doing], None],
     traces: dict[str, str | None],
+    printed: Printed | None,
 ) -> Examination:
     """One child from its start to its end. ``traces`` takes the files that it writes."""
     doing, began, arm = "starting", time.monotonic(), None
@@ -145,12 +150,12 @@ def _examined(
     if request["trial"]:
         timing = TRIAL_LIMIT * request["trial"]["budget_s"] + TRIAL_GRACE_S, "--budget"
     messages = decoder(Message)
-    with _Child(request) as child:
+    with _Child(request, printed) as child:
         for line in child.lines():
             if isinstance(line, float):
                 if line - began > limit:
                     if arm is not None:
-                        return _without(facts, arm, f"it took longer than {limit:g} s")
+                        return _without(facts, arm, f"it took longer than {limit:g} s", printed)
                     return _incomplete(
                         facts,
                         f"{doing} took longer than {limit:g} s and was stopped; {option} allows it more",
@@ -166,20 +171,20 @@ def _examined(
                     f"something other than fp8doctor wrote to its channel while {doing}, "
                     "and the worker was stopped",
                 )
-            if isinstance(message, Stage):
-                doing, began, arm = message.text, time.monotonic(), message.arm
+            if isinstance(message, Begun):
+                doing, began, arm = message.doing.text, time.monotonic(), message.arm
                 limit, option = timing if message.timing else loading
-                progress(doing)
+                progress(message.doing)
             elif isinstance(message, Traced):
                 traces[message.file] = message.problem
             elif isinstance(message, Lost):
-                return _without(facts, message.arm, message.reason)
+                return _without(facts, message.arm, message.reason, printed)
             elif not isinstance(message, Examined):
                 child.finish()
                 return _concluded(message, facts)
         end = _end(child.returncode)
         if arm is not None:
-            return _without(facts, arm, f"the process {end}")
+            return _without(facts, arm, f"the process {end}", printed)
         return _incomplete(facts, f"the worker {end} while {doing}")
 
 
@@ -190,8 +195,10 @@ def _concluded(message: Mistake | Failure | Done, facts: Facts) -> Examination:
     return _incomplete(facts, message.sentence) if isinstance(message, Failure) else Examination(facts, None)
 
 
-def _without(facts: Facts, arm: str, reason: str) -> Examination:
+def _without(facts: Facts, arm: str, reason: str, printed: Printed | None) -> Examination:
     """Keep the trial that was known before the arm failed. Raises `_ArmFailed` when none was."""
+    if printed is not None:
+        printed.failed = True
     if not recorded(facts, "trial"):
         raise _ArmFailed(arm, reason)
     kept = without(facts.trial, arm, NoNumber(Reason.TOOK_PROCESS_DOWN, reason))
@@ -227,8 +234,13 @@ def _stderr() -> int:
 class _Child:
     """The child process as its parent holds it: its messages, and its certain end."""
 
-    def __init__(self, request: dict[str, Any]) -> None:
+    def __init__(self, request: dict[str, Any], printed: Printed | None) -> None:
         output = _stderr()
+        self._printed = printed
+        self._errors: int | None = None
+        errors = output
+        if printed is not None:
+            self._errors, errors = printed.pipe()
         self._read_end, write_end = os.pipe()
         try:
             os.set_blocking(self._read_end, False)
@@ -245,15 +257,17 @@ class _Child:
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=output,
+                stderr=errors,
                 pass_fds=(write_end,),
                 start_new_session=True,
             )
         except BaseException:
-            os.close(self._read_end)
+            self._close()
             raise
         finally:
             os.close(write_end)
+            if printed is not None:
+                os.close(errors)
 
     def __enter__(self) -> _Child:
         return self
@@ -261,11 +275,21 @@ class _Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Kill what is left of the process group, reap the child, close the pipe."""
+        """Kill what is left of the process group, reap the child, close the pipes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        os.close(self._read_end)
+        self._take_printed()
+        self._close()
+
+    def _take_printed(self) -> None:
+        if self._printed is not None and self._errors is not None:
+            self._printed.take(self._errors)
+
+    def _close(self) -> None:
+        for end in (self._read_end, self._errors):
+            if end is not None:
+                os.close(end)
 
     @property
     def returncode(self) -> int:
@@ -287,6 +311,7 @@ class _Child:
         poller.register(self._read_end, select.POLLIN)
         rest = b""
         while True:
+            self._take_printed()
             ended = self._process.poll() is not None
             looked = time.monotonic()
             try:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from fp8doctor import inspect_model
+from fp8doctor import forked, inspect_model
 from fp8doctor.loading import trainer_batch
 
 ROWS, LENGTH, SIZE = 12, 10, 3
@@ -212,9 +212,9 @@ def test_a_batch_that_cannot_be_read_back(make: Make) -> None:
 
 def test_a_part_of_a_batch_is_none() -> None:
     listen, tell = os.pipe()
-    os.write(tell, (99).to_bytes(trainer_batch.LENGTH) + b"a part")
+    os.write(tell, (99).to_bytes(forked.LENGTH) + b"a part")
     os.close(tell)
-    assert trainer_batch._heard(listen, time.monotonic() + 60) == b""
+    assert forked.heard(listen, time.monotonic() + 60) == b""
     os.close(listen)
 
 

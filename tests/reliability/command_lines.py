@@ -17,6 +17,7 @@ from fp8doctor import cli
 from fp8doctor.cli.delivery import FAILED, FOUND, OK
 from fp8doctor.facts import Facts
 from fp8doctor.running import launch
+from fp8doctor.stages import Doing
 from tests.facts_of import DECODER_468M
 from tests.profiling.composed import Composed
 from tests.reliability.count import Count
@@ -140,7 +141,7 @@ def a_worker_that_knows() -> Iterator[None]:
     answers = random.Random(0)
 
     def examine_in_worker(target: str | None, *, progress: Any, **options: Any) -> SimpleNamespace:
-        progress("loading")
+        progress(Doing("loading"))
         problem = answers.choice((None, None, None, "the worker was killed by SIGKILL (out of memory?)"))
         return SimpleNamespace(facts=Facts() if problem else DECODER_468M, problem=problem, traces={})
 

@@ -104,7 +104,7 @@ def test_what_is_written_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> No
     def write() -> None:
         print("by Python")
         os.write(1, b"by C\n")
-        subprocess.run(["echo", "by a process"], check=True)
+        subprocess.run(["echo", "by a process"], check=True, timeout=60)
         signal.raise_signal(signal.SIGHUP)
 
     with pytest.raises(AskedToEnd), after_the_script():

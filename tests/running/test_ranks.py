@@ -144,7 +144,8 @@ def test_rank_0_may_come_later_and_end_first(places: list[Place], monkeypatch: p
     own = Seen(watched(3.0), complete=True, ended=True, all_steps=20)
     Gathering(places[0]).ended(own, patient=False)
     for each in others:
-        each.join()
+        each.join(60.0)
+        assert not each.is_alive()
     assert ends(own) == {0: "ended", 1: "ended", 2: "ended"}
 
 
@@ -185,7 +186,8 @@ def test_a_gate_waits_for_ranks_that_still_run(places: list[Place], monkeypatch:
     assert waits.is_alive()
     seen.running, seen.ended = False, True
     telling.ended(seen, patient=False)
-    waits.join()
+    waits.join(60.0)
+    assert not waits.is_alive()
     assert ends(own) == {0: "ended", 1: "ended", 2: "not_seen"}
 
 

@@ -159,7 +159,13 @@ def test_streams_that_are_closed_are_closed_for_the_script(tmp_path: Path) -> No
     for command in (["train.py"], ["-m", "fp8doctor", "run", "train.py"]):
         shell = ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, *command]
         done = subprocess.run(
-            shell, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True, check=False
+            shell,
+            cwd=tmp_path,
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_S,
         )
         seen.append((done.returncode, (tmp_path / "seen").read_text()))
         assert "Traceback" not in done.stderr
@@ -175,6 +181,7 @@ def test_a_low_limit_of_open_files(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=TIMEOUT_S,
     )
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
     assert "imported no torch" in done.stderr

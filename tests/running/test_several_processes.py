@@ -20,11 +20,13 @@ pytestmark = pytest.mark.slow
 
 MET = """
 import os, pathlib, signal, time
+signal.alarm(300)
 pathlib.Path(os.environ["RANK"]).touch()
 while not (pathlib.Path("0").exists() and pathlib.Path("1").exists()):
     time.sleep(0.02)
 """
-"""Both scripts have begun, however long it took; how long a rank waits for another counts from here on."""
+"""Both scripts have begun, however long it took; how long a rank waits for another counts from here on. An
+alarm ends a script whose other one never comes."""
 
 Ended = tuple[int, str, str]
 """Exit code, stdout, stderr of a rank."""

@@ -17,7 +17,7 @@ from fp8doctor.trial.arms import as_it_is, eager_bf16
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers import loss_curves
 from fp8doctor.trial.layers.loss_curves import LOSSES, disturb, why_not
-from fp8doctor.trial.layers.numerics import NotMeasured
+from fp8doctor.trial.layers.part import NotMeasured
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget

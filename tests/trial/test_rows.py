@@ -279,7 +279,10 @@ def test_a_trial_begins_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = fp8doctor.trial.run_trial(
         of, examine(of), (), TrialRun(CPU, Budget(60), lambda *each: told.append(each))
     )
-    assert told == [("counting the rows of its layers", "rows"), ("timing the GEMMs of its shapes", "shapes")]
+    assert told == [
+        ("counting the rows of its layers", "rows"),
+        ("timing the matmuls of its layers", "shapes"),
+    ]
     assert trial.rows["frames"] == (512,)
     assert {shape.m for shape in trial.shapes} == {512, 64, 16, TOKENS}
     assert "trial.rows" not in trial.gaps

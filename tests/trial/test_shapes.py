@@ -407,7 +407,7 @@ def test_a_trial_begins_with_the_shapes_and_pays_for_them(monkeypatch: pytest.Mo
     assert made.gaps == {"trial.arms": "x"}
     assert seen["told"] == [
         ("counting the rows of its layers", "rows"),
-        ("timing the GEMMs of its shapes", "shapes"),
+        ("timing the matmuls of its layers", "shapes"),
     ]
     assert seen["budget"].seconds == 60
     assert 0 < seen["budget"].spent_s < 60

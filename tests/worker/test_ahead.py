@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from fp8doctor.worker import parent
 from fp8doctor.worker.ahead import Helpers
 from fp8doctor.worker.request import TrialRequest
 from tests.trial.test_conductor import job
+from tests.waiting import LONGEST_S, wait_for
 from tests.worker.test_trial import MODEL
 
 pytestmark = pytest.mark.slow
@@ -39,17 +38,12 @@ def helpers(monkeypatch: pytest.MonkeyPatch, code: str, count: int = 1) -> Helpe
     return Helpers(ASKED, "cpu", count)
 
 
-def wait_for(true: Callable[[], bool]) -> None:
-    while not true():
-        time.sleep(1e-2)
-
-
 def test_the_arms_are_shared_out_and_named_when_they_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "for arm in json.loads(sys.stdin.read())['arms']: print(arm, flush=True)"
     of = helpers(monkeypatch, code, count=2)
     of.know(Facts(target=Target(kind="file", name="m" * 2**20)))  # more than a pipe holds
     of.begin(["a", "b", "c"])
-    wait_for(lambda: of.done() == {"a", "b", "c"})
+    wait_for("three arms to be named", lambda: of.done() == {"a", "b", "c"})
     assert of.end()
     assert not of.end()
 
@@ -71,11 +65,11 @@ def test_what_a_helper_started_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> 
     )
     code = f"import subprocess; subprocess.run([sys.executable, '-uc', {worker!r}])"
     of = helpers(monkeypatch, code)
-    wait_for(lambda: bool(of.done()))
+    wait_for("the worker's own worker", lambda: bool(of.done()))
     (pid,) = of.done()
     assert is_alive(int(pid))
     of.end()
-    wait_for(lambda: not is_alive(int(pid)))
+    wait_for("its end", lambda: not is_alive(int(pid)))
 
 
 def is_alive(pid: int) -> bool:
@@ -163,9 +157,5 @@ def test_a_helper_loads_the_target_and_compiles_what_the_trial_plans(
     of.know(facts)
     of.begin(["float8_rowwise", "float8_tensorwise"])
     (process,) = of._processes
-    wait_for(lambda: process.poll() is not None)
-    for _ in range(500):  # what it printed last may still be on its way
-        if len(of.done()) < 2:
-            time.sleep(1e-2)
-    assert of.done() == {"float8_rowwise", "float8_tensorwise"}
-    assert process.wait() == 0
+    assert process.wait(LONGEST_S) == 0
+    wait_for("what it printed last", lambda: of.done() == {"float8_rowwise", "float8_tensorwise"}, 60.0)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,10 @@ import pytest
 import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import recorded
+from fp8doctor.stages import Doing
 from fp8doctor.worker.parent import Examination, examine_in_worker
+from fp8doctor.worker.printed import MOST, Printed
+from tests.waiting import LONGEST_S, comes_true, wait_for
 from tests.worker.clock import hang, late_once_all_is_said, late_while_it_grows
 
 pytestmark = pytest.mark.slow
@@ -34,13 +36,21 @@ def examine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: None) -> Ex
     left."""
     monkeypatch.chdir(tmp_path)
 
-    def examine_text(text: str, *, load_timeout: float = 60, says: list[str] | None = None) -> Examination:
+    def examine_text(
+        text: str,
+        *,
+        load_timeout: float = 60,
+        says: list[Doing] | None = None,
+        printed: Printed | None = None,
+    ) -> Examination:
         (tmp_path / "net.py").write_text(textwrap.dedent(text), encoding="utf-8")
         said = says if says is not None else []
         files, descriptors = set(tmp_path.iterdir()), os.listdir("/proc/self/fd")
         others = children()
         try:
-            return examine_in_worker("net.py", load_timeout=load_timeout, progress=said.append)
+            return examine_in_worker(
+                "net.py", load_timeout=load_timeout, progress=said.append, printed=printed
+            )
         finally:
             assert {path for path in tmp_path.iterdir() if path.suffix != ".pid"} == files
             assert os.listdir("/proc/self/fd") == descriptors
@@ -55,17 +65,16 @@ def children() -> set[str]:
     }
 
 
-def gone(pid: int, within: float = 300) -> bool:
-    """Whether a process ends within so many seconds; a zombie that nobody reaps has ended."""
-    until = time.monotonic() + within
-    while time.monotonic() < until:
+def gone(pid: int) -> bool:
+    """Whether a process ends; a zombie that nobody reaps has ended."""
+
+    def has_ended() -> bool:
         try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except (FileNotFoundError, ProcessLookupError):
             return True
-        time.sleep(0.05)
-    return False
+
+    return comes_true(has_ended)
 
 
 def assert_only_surroundings(examination: Examination, problem: str) -> None:
@@ -82,12 +91,16 @@ def assert_complete(examination: Examination, linears: int = 2) -> None:
 
 
 def test_the_facts_of_a_model(examine: Examine) -> None:
-    says: list[str] = []
+    says: list[Doing] = []
     examination = examine(MODEL, says=says)
     assert_complete(examination)
     assert examination.facts.target.attribute == "model"
     assert examination.facts.workload.tokens == 16384
-    assert says == ["reading the environment", "loading net.py", "examining net.py"]
+    assert says == [
+        Doing("reading the environment"),
+        Doing("loading net.py", 1, 2),
+        Doing("looking at net.py", 2, 2),
+    ]
 
 
 @pytest.mark.usefixtures("forked")
@@ -184,6 +197,38 @@ def test_what_user_code_prints_goes_to_stderr(examine: Examine, capfd: pytest.Ca
     assert {"printed", "written", "echoed"} <= set(captured.err.splitlines())
 
 
+def test_what_goes_to_stderr_is_held_back(examine: Examine, capfd: pytest.CaptureFixture[str]) -> None:
+    """Warnings of Python, records of loggers, lines of native code and of processes; not what is printed."""
+    text = """
+        import logging, os, warnings
+        warnings.warn("by Python")
+        logging.getLogger("library").warning("by a logger")
+        os.write(2, b"by native code\\n" * 3)
+        os.system("echo by a process >&2")
+        print("printed")
+    """
+    printed = Printed()
+    assert_complete(examine(textwrap.dedent(text) + MODEL, printed=printed))
+    assert capfd.readouterr() == ("", "printed\n")
+    lines = printed.counted()
+    assert {"by a logger", "by native code (3 times)", "by a process"} <= set(lines)
+    assert any(line.endswith("net.py:3: UserWarning: by Python") for line in lines)
+    assert not printed.failed
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_no_worker_waits_until_what_it_printed_is_read(examine: Examine, count: int) -> None:
+    """Of more than is kept the last is."""
+    printed = Printed()
+    start = (
+        f"import os\nfor _ in range({count}): os.write(2, (b'x' * 99 + b'\\n') * 1000)\nos.write(2, b'end')\n"
+    )
+    assert_complete(examine(start + MODEL, printed=printed))
+    lines = printed.lines()
+    assert len("\n".join(lines)) == min(count * 100_000 + 3, MOST)
+    assert lines[-1] == "end"
+
+
 HOSTILE = {
     "closes every descriptor": "import os\nimport torch\nos.closerange(3, 4096)\n",
     "takes the number of the channel": "import os\nimport torch\nos.closerange(3, 64)\nfiles = "
@@ -267,6 +312,7 @@ def test_the_parent_imports_no_torch_and_runs_in_a_bare_checkout(tmp_path: Path)
         capture_output=True,
         text=True,
         check=True,
+        timeout=LONGEST_S,
     )
     assert done.stdout == "False 2\n"
 
@@ -289,11 +335,9 @@ def test_a_parent_that_is_stopped_takes_the_worker_with_it(number: signal.Signal
         [sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True, **heeding
     )
     pid = tmp_path / "own.pid"
-    until = time.monotonic() + 300
-    while not pid.exists() and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_for("the worker to load the file", pid.exists)
     os.kill(parent.pid, number)
-    _, told = parent.communicate(timeout=300)
+    _, told = parent.communicate(timeout=LONGEST_S)
     assert gone(int(pid.read_text()))
     assert parent.returncode == -number
     assert ("KeyboardInterrupt" in told) == (number is signal.SIGINT)
@@ -306,7 +350,7 @@ def test_a_closed_stderr_does_not_stop_it(tmp_path: Path) -> None:
     root = str(Path(fp8doctor.__file__).resolve().parents[1])
     code = (
         f"import sys; sys.path.insert(0, {root!r})\nfrom fp8doctor.worker.parent import "
-        "examine_in_worker\nprint(examine_in_worker('net.py', progress=len).problem)"
+        "examine_in_worker\nprint(examine_in_worker('net.py', progress=id).problem)"
     )
     done = subprocess.run(
         ["sh", "-c", '"$0" -c "$1" 2>&-', sys.executable, code],
@@ -314,5 +358,6 @@ def test_a_closed_stderr_does_not_stop_it(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
+        timeout=LONGEST_S,
     )
     assert done.stdout == "None\n"

@@ -13,6 +13,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.profiling.trace import MODULE
+from fp8doctor.stages import Doing, Stage
 from fp8doctor.worker import parent as worker
 from fp8doctor.worker.parent import Examination, examine_in_worker
 from fp8doctor.worker.request import TrialRequest
@@ -55,11 +56,13 @@ def tried(
     folder: Path, compile: str, budget_s: float = 180.0, trace: str | None = None
 ) -> tuple[Examination, dict[str, Arm], list[str]]:
     (folder / "model.py").write_text(MODEL.replace("{compile}", compile))
-    said: list[str] = []
+    said: list[Doing] = []
     examination = examine_in_worker(
         str(folder / "model.py"), trial=TrialRequest(budget_s, "cpu", trace=trace), progress=said.append
     )
-    return examination, {arm.name: arm for arm in examination.facts.trial.arms}, said
+    arms = {arm.name: arm for arm in examination.facts.trial.arms}
+    assert {each.stages for each in said if each.stage} == {len(Stage)}
+    return examination, arms, [each.text for each in said]
 
 
 def test_every_arm_of_a_model_without_fp8(tmp_path: Path) -> None:
@@ -79,7 +82,9 @@ def test_every_arm_of_a_model_without_fp8(tmp_path: Path) -> None:
         "float8_rowwise": True,
     }
     assert arms["float8_tensorwise"].fp8_gemms == 2 * 3
-    assert "building the step as it is" in said
+    assert "building the step as it is, variant 1 of 5" in said
+    assert "building FP8 (rowwise), variant 4 of 5" in said
+    assert [each for each in said if each in list(Stage)] == list(Stage)[2:]
     assert examination.facts.trial.own_process is True
 
 
@@ -213,7 +218,7 @@ def example_batch():
 @pytest.mark.usefixtures("forked")
 def test_a_process_that_dies_after_the_times_are_known_keeps_them(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(FP8_MODEL.replace("{part}", "numerics"))
-    said: list[str] = []
+    said: list[Doing] = []
     examination = examine_in_worker(
         str(tmp_path / "model.py"), trial=TrialRequest(180.0, "cpu", select=("NUM",)), progress=said.append
     )
@@ -225,4 +230,4 @@ def test_a_process_that_dies_after_the_times_are_known_keeps_them(tmp_path: Path
     }
     assert trial.gaps["trial.numerics"] == "the process ended with exit code 9"
     assert recorded(trial, "shapes")
-    assert not any("starting again" in line for line in said)
+    assert not any("starting again" in each.text for each in said)

@@ -10,14 +10,8 @@ It takes some tenths of a second, and is no part of examining: only a report of 
 
 from __future__ import annotations
 
-import logging
-import os
-import select
-import signal
-import time
-import warnings
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -25,7 +19,7 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import Facts, recorded
-from fp8doctor.facts.record import settle
+from fp8doctor.forked import NothingTold, told_by_a_fork
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
@@ -34,16 +28,10 @@ from fp8doctor.trial.copies.replica import replicate, unwrapped
 from fp8doctor.trial.copies.step import call
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.treatments import strip_compile_marks, to_bf16
-from fp8doctor.wording import error_in_words
-
-_log = logging.getLogger("fp8doctor")
 
 LONGEST_S = 10.0
 """Seconds that the forward may take. A choice: the decoders, encoders and mixtures that were tried take less
 than one."""
-
-FAILED = b"!"
-"""First byte of a reason; rows are a document of JSON."""
 
 
 def with_rows(job: Job, facts: Facts) -> Facts:
@@ -51,79 +39,37 @@ def with_rows(job: Job, facts: Facts) -> Facts:
     known."""
     if not any(linear.use == "training" for linear in facts.linears()):
         return facts
-    reason, told = rows.NO_BATCH if job.batch is None else None, b""
-    if reason is None:
-        try:
-            told = _from_a_fork(job, facts)
-        except OSError as error:
-            reason = f"no process can be started for a forward on fake tensors: {error.strerror}"
-    if reason is None and told[:1] not in (FAILED, b""):
-        counted = msgspec.json.decode(told, type=dict[str, tuple[int, ...]])
-        return msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, rows=counted))
     gaps = facts.gaps if recorded(facts, "gaps") else {}
-    reason = (
-        reason
-        or told[1:].decode()
-        or f"a forward on fake tensors ended early, or took over {LONGEST_S:.0f} s"
-    )
-    return msgspec.structs.replace(facts, gaps={**gaps, "workload.rows": reason})
-
-
-def _from_a_fork(job: Job, facts: Facts) -> bytes:
-    """Fork, and hear what the child tells; nothing where it ends early or takes too long.
-
-    Raises `OSError` where the system gives no process or no pipe.
-    """
-    listen, tell = os.pipe()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads beside a fork
-            child = os.fork()
-        if not child:
-            _tell_and_end(job, facts, tell)
-    except OSError:
-        os.close(listen)
-        raise
-    finally:
-        os.close(tell)
-    heard, until, ready = bytearray(), time.monotonic() + LONGEST_S, select.poll()
-    ready.register(listen, select.POLLIN)
-    try:
-        while ready.poll(1e3 * max(0.0, until - time.monotonic())):
-            if not (part := os.read(listen, 1 << 16)):
-                return bytes(heard)
-            heard += part
-        return b""
-    finally:
-        os.close(listen)
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        with suppress(ChildProcessError):  # where the user has all children waited for
-            os.waitpid(child, 0)
+        counted = _counted(job, facts)
+    except _NotCounted as error:
+        return msgspec.structs.replace(facts, gaps={**gaps, "workload.rows": str(error)})
+    return msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, rows=counted))
 
 
-def _tell_and_end(job: Job, facts: Facts, tell: int) -> None:
-    """In the child: tell the rows, or why they are not known. Does not return.
+class _NotCounted(Exception):
+    """Why there are no rows, in a sentence."""
 
-    Its own alarm ends it where a lock hangs that another thread held, and nobody is left to end it.
-    """
-    try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, 2 * LONGEST_S)
-        quiet = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(quiet, stream)
+
+def _counted(job: Job, facts: Facts) -> rows.Rows:
+    """Count the rows in a forked process. Raises `_NotCounted`."""
+
+    def work() -> bytes:
         torch.set_num_threads(1)  # a pool of threads does not survive a fork
-        try:
-            lists = [blocks.name for blocks in facts.network.blocks]
-            told = msgspec.json.encode(seen(job, lists, [linear.name for linear in facts.network.linears]))
-        except Exception as error:
-            _log.debug("a forward on fake tensors raises", exc_info=True)
-            told = FAILED + str(settle(f"a forward on fake tensors raises {error_in_words(error)}")).encode()
-        while told:
-            told = told[os.write(tell, told) :]
-    finally:
-        os._exit(0)
+        lists = [blocks.name for blocks in facts.network.blocks]
+        return msgspec.json.encode(seen(job, lists, [linear.name for linear in facts.network.linears]))
+
+    if job.batch is None:
+        raise _NotCounted(rows.NO_BATCH)
+    try:
+        return msgspec.json.decode(told_by_a_fork(work, LONGEST_S), type=dict[str, tuple[int, ...]])
+    except OSError as error:
+        why = f"no process can be started for a forward on fake tensors: {error.strerror}"
+        raise _NotCounted(why) from error
+    except NothingTold as nothing:
+        early = f"ended early, or took over {LONGEST_S:.0f} s"
+        why = f"raises {nothing.raised}" if nothing.raised is not None else early
+        raise _NotCounted(f"a forward on fake tensors {why}") from nothing
 
 
 def seen(job: Job, lists: list[str], wanted: list[str]) -> rows.Rows:

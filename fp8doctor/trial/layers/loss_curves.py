@@ -9,7 +9,6 @@ is all that differs. The smallest cut is trained, which may be a part of the mod
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import random
 import sys
@@ -18,7 +17,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
-import msgspec
 import torch
 from torch import nn
 
@@ -28,23 +26,20 @@ from fp8doctor.stacks import recognise
 from fp8doctor.stacks.tensors import stored
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.copies.replica import NotReplicable, replicate
+from fp8doctor.trial.copies.replica import replicate
 from fp8doctor.trial.copies.step import like, move, own_loss, training_step
 from fp8doctor.trial.layers.made_up import made_up
-from fp8doctor.trial.layers.numerics import NotMeasured, eager, fp8_layers
+from fp8doctor.trial.layers.numerics import eager, fp8_layers
+from fp8doctor.trial.layers.part import NotMeasured, with_part
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.state.undisturbed import free
-from fp8doctor.trial.treatments import NotTried, strip_compile_marks
+from fp8doctor.trial.treatments import strip_compile_marks
 from fp8doctor.trial.treatments.bf16 import eager_bf16
 from fp8doctor.trial.treatments.registry import modules
 from fp8doctor.trial.variant import Variant, as_it_is
-from fp8doctor.wording import sentence
-
-_log = logging.getLogger("fp8doctor")
 
 LOSSES = "losses"
-"""This part's name in progress and ``skip``, as if it were an arm."""
+"""This part's name in the facts, in progress and in ``skip``, as if it were an arm."""
 
 STEPS, FEWEST_STEPS = 20, 5
 """Steps of every run, and the fewest that are worth telling. A choice of time."""
@@ -57,27 +52,14 @@ BF16_BITS = 8
 
 
 def with_loss_curves(trial: Trial, bench: Bench, until: float, against: str | None = None) -> Trial:
-    """Add the loss of paired steps to the trial, or the reason why there is none.
+    """Add the loss of paired steps to the trial; ``against`` is a reason not to begin."""
 
-    ``against`` is a reason not to begin. Raises `DeviceLost` where it took the GPU's context down, and
-    nothing else.
-    """
-    try:
+    def measured() -> tuple[LossCurve, ...]:
         if not any(arm.name == ArmName.AS_IS and arm.tried for arm in trial.arms):
             raise NotMeasured("the step as it is has no number")
-        curves = loss_curves(bench, until, against)
-    except (NotMeasured, NotTried, NotReplicable) as error:
-        reason = str(error)
-    except torch.OutOfMemoryError:
-        reason = "the GPU's memory is too small for it"
-    except Exception as error:
-        _log.debug("following the loss raises", exc_info=True)
-        reason = f"it raises {sentence(error)}"
-    else:
-        return msgspec.structs.replace(trial, losses=curves)
-    still_there(bench.device, LOSSES)
-    gaps = dict(trial.gaps) if recorded(trial, "gaps") else {}
-    return msgspec.structs.replace(trial, gaps=gaps | {"trial.losses": reason})
+        return loss_curves(bench, until, against)
+
+    return with_part(trial, LOSSES, bench.device, measured)
 
 
 def loss_curves(bench: Bench, until: float, against: str | None = None) -> tuple[LossCurve, ...]:

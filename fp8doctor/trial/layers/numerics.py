@@ -20,23 +20,22 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import torch
 from torch import nn
 
-from fp8doctor.facts import LayerNumerics, Trial, recorded
+from fp8doctor.facts import LayerNumerics, Trial
 from fp8doctor.stacks import NoTwin, recognise
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
 from fp8doctor.stacks.transformer_engine import as_before
 from fp8doctor.trial.copies.compiling import give_own_code, own_step
-from fp8doctor.trial.copies.replica import NotReplicable, replicate
+from fp8doctor.trial.copies.replica import replicate
 from fp8doctor.trial.copies.step import call, loss_of, tensors
 from fp8doctor.trial.layers.made_up import made_up
+from fp8doctor.trial.layers.part import NotMeasured, with_part
 from fp8doctor.trial.layers.precision_lost import Casts, Difference
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.state.undisturbed import free
-from fp8doctor.trial.treatments import NotTried, strip_compile_marks
+from fp8doctor.trial.treatments import strip_compile_marks
 from fp8doctor.trial.treatments.bf16 import eager_bf16
 from fp8doctor.trial.treatments.registry import modules
 from fp8doctor.trial.variant import Variant
@@ -45,37 +44,16 @@ from fp8doctor.wording import sentence
 _log = logging.getLogger("fp8doctor")
 
 NUMERICS = "numerics"
-"""This part's name in progress and ``skip``, as if it were an arm. A process that dies of it is followed by
-one without."""
+"""This part's name in the facts, in progress and in ``skip``, as if it were an arm. A process that dies of it
+is followed by one without."""
 
 MOST_LAYERS = 128
 """Layers that are measured; of more a sample is drawn, the same each time. The cut of an 8B Llama has 84."""
 
 
-class NotMeasured(Exception):
-    """There is nothing to say about the numerics."""
-
-
 def with_numerics(trial: Trial, bench: Bench, until: float, against: str | None = None) -> Trial:
-    """Add the numerics of every FP8 layer to the trial, or the reason why there are none.
-
-    ``against`` is a reason not to begin. Raises `DeviceLost` where it took the GPU's context down, and
-    nothing else.
-    """
-    try:
-        layers = layer_numerics(bench, until, against)
-    except (NotMeasured, NotTried, NotReplicable) as error:
-        reason = str(error)
-    except torch.OutOfMemoryError:
-        reason = "the GPU's memory is too small for it"
-    except Exception as error:
-        _log.debug("measuring the numerics raises", exc_info=True)
-        reason = f"it raises {sentence(error)}"
-    else:
-        return msgspec.structs.replace(trial, numerics=layers)
-    still_there(bench.device, NUMERICS)
-    gaps = dict(trial.gaps) if recorded(trial, "gaps") else {}
-    return msgspec.structs.replace(trial, gaps=gaps | {"trial.numerics": reason})
+    """Add the numerics of every FP8 layer to the trial; ``against`` is a reason not to begin."""
+    return with_part(trial, NUMERICS, bench.device, lambda: layer_numerics(bench, until, against))
 
 
 def layer_numerics(bench: Bench, until: float, against: str | None = None) -> tuple[LayerNumerics, ...]:

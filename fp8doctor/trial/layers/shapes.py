@@ -98,7 +98,7 @@ def probe_beside(
         return NOT_RECORDED, reason_against
     if not distinct(facts):
         return (), NOTHING_TO_TIME
-    progress("timing the GEMMs of its shapes", ARM)
+    progress("timing the matmuls of its layers", ARM)
     try:
         with undisturbed(job, keep_workers=True):
             return timed(facts, device, until=until)

@@ -27,6 +27,7 @@ from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.profiling.step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
 from fp8doctor.trial.copies.depth import cleaned
+from fp8doctor.trial.measure.arm_words import arm_in_words
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, full_ms
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import LAST_PROFILE
@@ -101,7 +102,7 @@ class Tracer:
         if reason := self._why_not(attempt):
             self.failures.append(reason)
             return prove(attempt.ready[-1].step, device)
-        self.run.progress(f"profiling one step ({attempt.plan.name})", BREAKDOWN)
+        self.run.progress(f"profiling {arm_in_words(attempt.plan.name)}", BREAKDOWN)
         proof: StepProof | None = None
         steps: list[ProfiledStep] = []
         try:

@@ -12,6 +12,7 @@ import torch
 from fp8doctor.facts import Facts, Trial
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
+from fp8doctor.stages import Stage
 from fp8doctor.trial.measure.budget import Budget
 
 KeepTrace = Callable[[str, Path], object]
@@ -70,6 +71,8 @@ class TrialRun:
     """Receives the partial trial before each optional part starts."""
     keep_trace: KeepTrace | None = None
     """Receives the trace of every arm that is profiled."""
+    begin: Callable[[Stage], object] = _ignore
+    """Receives the stage of the trial that begins."""
     own_process: bool = False
     """Whether the process is there for the trial, and no user's."""
     ahead: Ahead = field(default_factory=Nobody)

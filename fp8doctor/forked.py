@@ -1,0 +1,102 @@
+"""Work on the user's objects in a process that is forked for it: whatever it changes there stays there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+
+from fp8doctor.wording import error_in_words
+
+_log = logging.getLogger("fp8doctor")
+
+CHUNK = 1 << 20
+"""Bytes that are read from the other process at a time."""
+
+LENGTH = 8
+"""Bytes that tell how long a message is."""
+
+TOLD, RAISED = b"t", b"r"
+"""First byte of what the other process sends."""
+
+
+class NothingTold(Exception):
+    """The work raised, ended early or took too long."""
+
+    def __init__(self, raised: str | None) -> None:
+        super().__init__(raised)
+        self.raised = raised
+        """What it raised, in words; None where it ended early or took too long."""
+
+
+def told_by_a_fork(work: Callable[[], bytes], longest_s: float) -> bytes:
+    """Return what ``work`` returns in a forked process within so many seconds.
+
+    Raises `NothingTold`, and `OSError` where the system gives no process or no pipe.
+    """
+    listen, tell = os.pipe()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads beside a fork
+            child = os.fork()
+        if not child:
+            _tell_and_end(work, tell, longest_s)
+    except OSError:
+        os.close(listen)
+        raise
+    finally:
+        os.close(tell)
+    try:
+        told = heard(listen, time.monotonic() + longest_s)
+    finally:
+        os.close(listen)
+        for end in (os.killpg, os.kill):  # what the work has started, and a child that leads no group yet
+            with suppress(ProcessLookupError, PermissionError):
+                end(child, signal.SIGKILL)
+        with suppress(ChildProcessError):  # where the user has all children waited for
+            os.waitpid(child, 0)
+    if told[:1] != TOLD:
+        raise NothingTold(told[1:].decode() if told else None)
+    return told[1:]
+
+
+def heard(listen: int, until: float) -> bytes:
+    """Hear a message whole, or nothing; a process that the work has started may keep the other end open."""
+    message, ready = bytearray(), select.poll()
+    ready.register(listen, select.POLLIN)
+    while ready.poll(1e3 * max(0.0, until - time.monotonic())):
+        if not (part := os.read(listen, CHUNK)):
+            break
+        message += part
+        if len(message) >= LENGTH and len(message) == LENGTH + int.from_bytes(message[:LENGTH]):
+            return bytes(message[LENGTH:])
+    return b""
+
+
+def _tell_and_end(work: Callable[[], bytes], tell: int, longest_s: float) -> None:
+    """In the child: tell what the work returns or raises. Does not return.
+
+    Its own alarm ends it where a lock hangs that another thread held, and nobody is left to end it.
+    """
+    try:
+        os.setsid()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, 2 * longest_s)
+        quiet = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(quiet, stream)
+        try:
+            told = TOLD + work()
+        except Exception as error:
+            _log.debug("work in a forked process raises", exc_info=True)
+            told = RAISED + error_in_words(error).encode(errors="backslashreplace")
+        told = len(told).to_bytes(LENGTH) + told
+        while told:
+            told = told[os.write(tell, told) :]
+    finally:
+        os._exit(0)
