@@ -43,6 +43,8 @@ class Check(msgspec.Struct, frozen=True):
     out of FP8 or cannot run in it, several GPUs. An uncompiled FP8 layer is what the model knows best."""
     about_shapes: bool = False
     """It proposes to keep layers in BF16 for their shapes alone, which timing the shapes may refute."""
+    background: bool = False
+    """It tells what holds of a healthy job too, and so comes after what other checks find."""
 
     @property
     def module(self) -> ModuleType:
@@ -72,11 +74,12 @@ def check(
     changes_fp8: bool = False,
     invalidates_model: bool = False,
     about_shapes: bool = False,
+    background: bool = False,
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a check. Raises ValueError at import when the code or name is malformed or already taken."""
 
     def register(function: CheckFunction) -> CheckFunction:
-        causes, flags = tuple(explained_by), (changes_fp8, invalidates_model, about_shapes)
+        causes, flags = tuple(explained_by), (changes_fp8, invalidates_model, about_shapes, background)
         new = Check(code, name, area, severity, causes, function, *flags)
         if not re.fullmatch(r"[A-Z]{3,5}\d{3}", str(code)):
             raise ValueError(f"{code!r} is not a code: three to five capital letters and three digits")
@@ -152,6 +155,7 @@ def select(
 def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
     """Findings and outcomes of every check. One that reads a fact that was not recorded is ``unknown``; one
     that raises anything else is ``crashed``, and costs no other."""
+    checks = tuple(checks)
     causes, findings, outcomes = {}, [], []
     for each in checks:
         causes[each.code] = each.explained_by
@@ -167,7 +171,8 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
         )
         for finding in findings
     )
-    return tuple(explained), tuple(outcomes)
+    last = {each.code for each in checks if each.background}
+    return tuple(sorted(explained, key=lambda finding: finding.code in last)), tuple(outcomes)
 
 
 def _answer(check: Check, facts: Facts) -> Finding | Outcome:

@@ -37,7 +37,6 @@ NOT_SEEN = {
     ("CKP001", "healthy"): "needs a recording of a model that does not fit without checkpointing",
     ("CKP002", "healthy"): "needs a recording of a checkpointed function that opens FP8's autocast itself",
     ("CKP003", "sick"): "not seen on an H200, where FP8 loses no more to checkpointing than BF16",
-    ("MOD012", "sick"): "needs a recording of a MoE: tests/checks/engagement/test_experts_not_reached.py",
     ("SHP007", "sick"): "needs a recording of a step that raises: tests/checks/shapes/test_rows_unaligned.py",
     ("STP006", "sick"): "no recording that is left unexplained",
     ("STP008", "sick"): "only a script that runs is watched: tests/checks/step/test_input_bound.py",

@@ -12,6 +12,7 @@ import pytest
 from fp8doctor.cost import amdahl
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document
+from fp8doctor.registry import discover
 
 PAGE = Path(__file__).parents[1] / "docs" / "BELIEFS.md"
 TEXT = PAGE.read_text()
@@ -21,7 +22,7 @@ NUMBER = re.compile(r"([\w-]+)(?: \([^)]*\))? ([\d.]+) (ms|GiB)")
 FIRST_PAGE = PAGE.parents[1] / "README.md"
 SHORT_ROWS = [line.split(" | ") for line in FIRST_PAGE.read_text("utf-8").splitlines() if "](tests/" in line]
 NAMED = re.compile(r"(?:(eager|compiled) )?(FP8|BF16) ([\d.]+) (ms|GiB)")
-CODE = re.compile(r"\b[A-Z]{3}\d{3}\b")
+CODE = re.compile(r"\b[A-Z]{3,4}\d{3}\b")
 
 
 @cache
@@ -63,6 +64,13 @@ def test_the_first_page_says_it_too(row: list[str]) -> None:
 
 def test_the_first_page_takes_some_of_them() -> None:
     assert 4 <= len(SHORT_ROWS) <= len(ROWS)
+
+
+def test_what_has_no_measurement_names_checks_that_there_are() -> None:
+    rows = TEXT.partition("## Without a measurement")[2]
+    named = set(CODE.findall(rows))
+    assert named
+    assert named <= {check.code for check in discover()}
 
 
 def test_a_trainer_that_honours_fp8_has_its_layers() -> None:

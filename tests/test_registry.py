@@ -176,6 +176,18 @@ def test_a_finding_names_those_of_its_causes_that_were_found() -> None:
     assert [finding.caused_by for finding in findings] == [("ZZZ002", "ZZZ004"), (), ()]
 
 
+def test_what_holds_of_healthy_jobs_too_is_told_last() -> None:
+    checks = discover()
+    assert [each.code for each in checks if each.background] == ["MEM005"]
+    sick = tuple(
+        replace(each, function=lambda _: Finding(title="", explanation="", evidence={}))
+        for each in checks
+        if each.code in ("MEM005", "STP002")
+    )
+    findings, _ = run(sick, Facts())
+    assert [finding.code for finding in findings] == ["STP002", "MEM005"]
+
+
 def test_a_check_may_lower_its_severity() -> None:
     findings, _ = run([made(lambda facts: Finding(title="t", explanation="e", severity="info"))], Facts())
     assert findings[0].severity == "info"

@@ -16,8 +16,9 @@ layers alone, and expect no more than they can give.
     model.set_experts_implementation("eager")         # before: one expert after the other
     model.set_experts_implementation("grouped_mm")    # after: the wrapper sees the product
 
-Experts that are wrapped and passed over are a warning; experts that are too small, with more than
-half of the FLOPs, are information.
+Experts that are wrapped and passed over are a warning. So are experts that are too small, with more
+than half of the FLOPs that a conversion is for (all but the head's and the router's), where FP8 in
+all the rest makes the GEMMs less than 1.1 times as fast; otherwise they are information.
 
 Evidence: run on a CPU with torchao 0.18 and transformers 5.23, its FP8 product counted: Mixtral 2
 calls a layer by grouped_mm, none by eager and batched_mm; Llama 4 and JetMoe none. The operators:
@@ -27,15 +28,22 @@ Small experts lose: https://github.com/pytorch/torchtitan/issues/2086
 
 from __future__ import annotations
 
+from fp8doctor.analysis.layer_gain import APART
 from fp8doctor.analysis.layers import flops_share_pct, in_python, shares_are_known, too_small
 from fp8doctor.cost import amdahl, large_gemm_speedup, modelled_gpu
+from fp8doctor.diagnosis.treatments import stay_in_bf16
 from fp8doctor.facts import Facts, Linear, Network, Unrecorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
 MOST_PCT = 50.0
-"""Share of the GEMM FLOPs, in per cent, from which experts that stay in 16 bits decide what FP8 can give."""
+"""Share of the GEMM FLOPs without heads and routers, in per cent, from which experts that stay in 16 bits
+decide what FP8 can give."""
+
+LITTLE = 1.10
+"""Speedup of all GEMMs below which FP8 in the other layers is not worth its casts: as in STP003, the least
+that torchao reports at 8B."""
 
 
 @check("MOD012", "experts-not-reached", area="engagement", severity="warning", changes_fp8=True)
@@ -52,7 +60,7 @@ def experts_not_reached(facts: Facts) -> Finding | NotApplicable | None:
     left = [linear for linear in experts if linear.use == "none" and too_small(linear, rowwise=True)]
     if left and not shares_are_known(facts):
         raise Unrecorded(Linear, "flops_share_pct")
-    if flops_share_pct(left, facts) < MOST_PCT:
+    if flops_share_pct(left, facts) < MOST_PCT / 100.0 * (100.0 - _apart_pct(facts)):
         return None
     return too_small_to_convert(left, facts)
 
@@ -92,19 +100,30 @@ def by_grouped_gemm(linear: Linear, network: Network) -> Treatment:
     )
 
 
+def _apart_pct(facts: Facts) -> float:
+    """Sum up the share of heads and routers, which stay in 16 bits by good custom; one that is compiled in
+    FP8 all the same counts with the others."""
+    apart = (each for each in facts.network.linears if each.role in APART)
+    return flops_share_pct([each for each in apart if each.use == "none" or each.compiled is None], facts)
+
+
 def too_small_to_convert(layers: list[Linear], facts: Facts) -> Finding:
     """Tell what FP8 can give where the experts stay out."""
-    share, first = flops_share_pct(layers, facts), layers[0]
+    share, first, apart = flops_share_pct(layers, facts), layers[0], _apart_pct(facts)
     gpu = modelled_gpu(facts)
     known = gpu is not None and gpu.fp8_tflops
-    most = amdahl(max(0.0, 100.0 - share) / 100.0, large_gemm_speedup(gpu)) if gpu and known else None
+    rest = max(0.0, 100.0 - share - apart)
+    most = amdahl(rest / 100.0, large_gemm_speedup(gpu)) if gpu and known else None
+    little = most is not None and most < LITTLE
     return Finding(
-        severity="info",
-        title=f"{percent(share)} of the GEMM FLOPs are in experts that stay in 16 bits",
+        severity=None if little else "info",
+        title=f"{percent(100.0 * share / (100.0 - apart))} of the GEMM FLOPs that FP8 is for are in experts "
+        "that stay in 16 bits",
         explanation=f"Each expert is {first.in_features} x {first.out_features}, for which torchao's own "
-        "filter expects FP8 to lose. "
+        "filter expects FP8 to lose; with the head and the router apart, "
+        f"{percent(rest)} of all GEMM FLOPs are left for FP8. "
         + (
-            f"FP8 makes the GEMMs at most {most:.2f}x as fast without them ({gpu.name}, casts not counted)."
+            f"That makes the GEMMs at most {most:.2f}x as fast (modelled on {gpu.name}, casts not counted)."
             if gpu and most
             else "What FP8 can give without them is not modelled: this GPU has no datasheet for FP8 here "
             "(--assume-gpu)."
@@ -112,11 +131,15 @@ def too_small_to_convert(layers: list[Linear], facts: Facts) -> Finding:
         evidence={
             "weights": len(layers),
             "share_pct": round(share, 1),
+            "left_for_fp8_pct": round(rest, 1),
             "in_features": first.in_features,
             "out_features": first.out_features,
             "ceiling": most and round(most, 2),
             "first": first.name,
         },
+        treatment=stay_in_bf16(facts, "the experts are too small for FP8, and little is left beside them")
+        if little
+        else None,
     )
 
 

@@ -9,7 +9,8 @@ half-installed backend therefore passes `Accelerator()` and fails in `prepare`. 
 hides the reason: its `__init__` swallows an ImportError of the torch part, and a user sees "module
 'transformer_engine' has no attribute 'pytorch'".
 
-What to do. Install what the real error names.
+What to do. Install what the real error names. On a machine without a GPU a Transformer Engine that
+is not installed is a warning only: `fp8doctor env` where the job trains settles it.
 
     ImportError: libtransformer_engine.so: undefined symbol: cublasLt...   # before
     pip install --upgrade nvidia-cublas                                    # after, for this one
@@ -46,6 +47,9 @@ INSTALL = {
 
 
 NOT_INSTALLED = re.compile(r"^ModuleNotFoundError: No module named '?(torchao|transformer_engine|msamp)'?$")
+
+NEED_A_GPU = ("transformer_engine", "msamp")
+"""Packages that no machine without a GPU has a use for: that one lacks them says nothing of the job's."""
 
 BLOCK_RECIPES = ("mx",)
 """Beginnings of the recipes whose casts are compiled kernels of torchao; its Float8Linear needs none, and its
@@ -87,7 +91,11 @@ def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
 def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
     package = PACKAGES[backend]
     known = next(iter(recognise(error)), None)
-    meaning = known.cause if known else "It is not installed." if NOT_INSTALLED.search(error) else ""
+    absent = NOT_INSTALLED.search(error) is not None
+    elsewhere = absent and package in NEED_A_GPU and recorded(facts, "gpus") and not facts.gpus
+    meaning = known.cause if known else "It is not installed." if absent else ""
+    if elsewhere:
+        meaning += " It needs a GPU, which this machine does not have: where the job trains, ask again."
     version = facts.software.packages[package].version if package in facts.software.packages else None
     by_name = facts.environment.variables.get("ACCELERATE_FP8_BACKEND") == backend
     why = (
@@ -96,6 +104,7 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
         else "Accelerate takes the first backend that is installed"
     )
     return Finding(
+        severity="warning" if elsewhere else None,
         title=f"The FP8 backend {package}{f' {version}' if version else ''} cannot be imported",
         explanation=f"{why}, and in a fresh process importing it raises {error.rstrip('.')}."
         + (f" {meaning}" if meaning else ""),

@@ -70,7 +70,7 @@ class Ledger(NamedTuple):
         return self.weights + self.gradients + self.optimizer
 
 
-@check("MEM005", "memory-ledger", area="memory", severity="info")
+@check("MEM005", "memory-ledger", area="memory", severity="info", background=True)
 def memory_ledger(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     if not fp8:

@@ -11,6 +11,11 @@ Transformer Engine's, delayed scaling knows its scales beforehand, current scali
 tensor once more, and block scaling casts and multiplies in blocks of 128. Which one wins depends on
 the shapes, so it is measured.
 
+Without a trial one thing is told, by the datasheet: a GeForce of the Blackwell generation
+multiplies block-scaled FP8 (MXFP8) at twice the rate of plain FP8. That is information, because
+neither torchao 0.18 nor Transformer Engine 2.20 trains in it there; a kernel that takes all block
+scales as 1 gives the same product as plain FP8.
+
 What to do. Convert with the recipe that is faster, and watch the loss: `tensorwise` is the fastest
 and the least exact, `rowwise_with_gw_hp` the most exact. Transformer Engine is given its recipe by
 the autocast: `te.autocast(enabled=True, recipe=Float8CurrentScaling())`.
@@ -22,17 +27,20 @@ the autocast: `te.autocast(enabled=True, recipe=Float8CurrentScaling())`.
 Evidence: compiled steps on one H200 (torch 2.11, torchao 0.18) in ms, tensorwise, rowwise,
 rowwise_with_gw_hp and BF16: width 1024 88.3, 122.6, 94.2, 92.7; width 4096 71.6, 85.8, 83.6, 96.8.
 Transformer Engine's documentation gives a 5B on an H200 NVL 1.69x of BF16 with delayed, 1.58x with
-current, 1.40x with block scaling, GEMMs and casts alone.
+current, 1.40x with block scaling, GEMMs and casts alone. The two rates of FP8 on 12.x:
+https://github.com/triton-lang/triton/issues/11320 https://github.com/Nerogar/OneTrainer/pull/1686
 https://docs.pytorch.org/ao/main/workflows/training.html
 """
 
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import base_of, ratio, saved_ms
+from fp8doctor.analysis.layer_gain import RECIPES
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.analysis.te_recipes import TE_RECIPES
+from fp8doctor.cost import modelled_gpu
 from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
+from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Saving
@@ -50,6 +58,9 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     own = sorted({linear.recipe or "unknown" for linear in facts.network.linears if linear.use == "training"})
     if not own:
         return NotApplicable(reason="no layer is set up for FP8 training")
+    slow = None if recorded(facts, "trial.arms") else at_half_rate(own, facts)
+    if slow:
+        return slow
     others = [
         (each, base)
         for each in facts.trial.arms
@@ -93,6 +104,28 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
             gpu=facts.trial.gpu or facts.trial.device.upper(),
         ),
         treatment=describe(best.name, facts),
+    )
+
+
+def at_half_rate(own: list[str], facts: Facts) -> Finding | None:
+    """Tell of plain FP8 on a GPU that multiplies block-scaled FP8 faster, by the datasheet."""
+    gpu = modelled_gpu(facts)
+    if gpu is None or not gpu.block_scaled_fp8_tflops or not gpu.fp8_tflops or not set(own) <= set(RECIPES):
+        return None
+    times = gpu.block_scaled_fp8_tflops / gpu.fp8_tflops
+    return Finding(
+        severity="info",
+        title=f"{gpu.name} multiplies block-scaled FP8 (MXFP8) {times:.1f} times as fast as {', '.join(own)}",
+        explanation=f"By the datasheet {gpu.block_scaled_fp8_tflops:,.0f} beside {gpu.fp8_tflops:,.0f} "
+        f"TFLOP/s, and BF16 {gpu.bf16_tflops:,.0f}; nothing was timed. torchao 0.18 and Transformer Engine "
+        "2.20 do not train in it on this GPU: what gains is a matrix product of your own that takes all "
+        "block scales as 1.",
+        evidence={
+            "own_recipe": tuple(own),
+            "gpu": gpu.name,
+            "fp8_tflops": gpu.fp8_tflops,
+            "block_scaled_fp8_tflops": gpu.block_scaled_fp8_tflops,
+        },
     )
 
 

@@ -11,6 +11,10 @@ Rowwise recipes cast twice as much. Compiled casts also do the norm or the activ
 what BF16 spends on those and FP8 does not is not counted as theirs. Where the GEMMs leave casts
 unpaid for that are less than 3 % of the BF16 step, nothing is said.
 
+Without a trial it is told of one thing, as information: trained experts in MXFP8 on a B200, where
+by published kernel times the casts leave less than 1.1x of the grouped GEMMs. Experts of few rows
+cast all their weights for little work.
+
 What to do. Compile, so that casts fuse; leave small layers in BF16; take the recipe with the
 cheapest casts. Where it stays so, BF16 is faster.
 
@@ -29,6 +33,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
+from fp8doctor.analysis.layer_gain import is_given
 from fp8doctor.analysis.layers import in_words
 from fp8doctor.analysis.outcome import EVEN, measured_speed, watched_job
 from fp8doctor.analysis.step_difference import (
@@ -38,6 +43,7 @@ from fp8doctor.analysis.step_difference import (
     waterfall,
     why_unknown,
 )
+from fp8doctor.cost import micro_batches, modelled_gpu, mxfp8_experts, routed_rows
 from fp8doctor.diagnosis.treatments import recipe
 from fp8doctor.facts import (
     Arm,
@@ -54,7 +60,7 @@ from fp8doctor.facts import (
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
-from fp8doctor.wording import percent
+from fp8doctor.wording import percent, plural
 
 SMALL_PCT = 100 * EVEN
 """Share of the BF16 step, in per cent, below which casts that the GEMMs do not pay for are left alone: what
@@ -67,6 +73,10 @@ seen: 0.4 ms of casts in a step that waits for its host for 17 of 19."""
 MOST_SAVED = 1.5
 """Time that FP8 GEMMs save over BF16 / their own, at most. The rates of the datasheets give 1.0; seen on an
 H200, which holds its clocks better in FP8: 1.3."""
+
+LITTLE = 1.10
+"""Speedup of experts over BF16 below which their casts are told of. A choice, as in STP003: published times
+of one shape differ by that much between versions of torchao."""
 
 NAMED = 3
 """Modules that are named. A choice of length."""
@@ -96,20 +106,22 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
     watched = watched_on_gpu(facts) if not recorded(facts, "trial") else None
     if watched is not None:
         return in_a_script(watched, facts)
+    if not recorded(facts, "trial") and (found := of_experts(facts)):
+        return found
     measured = measured_speed(facts)
     if facts.trial.device == "cpu" or measured is None:
         return NotApplicable(reason="the step as it is and BF16 were not both timed on a GPU")
     now, bf16 = measured.as_is, measured.bf16
-    found = waterfall(now, bf16)
-    if found is None:
+    difference = waterfall(now, bf16)
+    if difference is None:
         return NotApplicable(
             reason="; ".join(
                 f"{each.name} {why_unknown(each)}" for each in (now, bf16) if waterfall(each, each) is None
             )
         )
-    casts, saved = found.parts_ms["casts"], found.gemms_saved_ms
-    if measured.status != "fp8_slower" or 100 * found.casts_unpaid_ms < max(
-        SMALL_PCT * (bf16.step_ms or 0.0), LITTLE_PCT * found.difference_ms
+    casts, saved = difference.parts_ms["casts"], difference.gemms_saved_ms
+    if measured.status != "fp8_slower" or 100 * difference.casts_unpaid_ms < max(
+        SMALL_PCT * (bf16.step_ms or 0.0), LITTLE_PCT * difference.difference_ms
     ):
         return None
     most = dearest(now.breakdown.modules if now.breakdown else ())
@@ -125,14 +137,14 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
     gemms = f"save {saved:,.1f}" if saved > 0 else f"cost {-saved:,.1f} more"
     return Finding(
         title=f"Casts cost {casts:,.1f} ms a step, and the GEMMs {gemms} in FP8",
-        explanation=f"The step takes {found.difference_ms:,.1f} ms more than the best BF16 "
-        f"({bf16.step_ms:,.1f} ms), and casts that the GEMMs do not pay for are {found.casts_unpaid_ms:,.1f} "
-        f"ms of it.{where}",
+        explanation=f"The step takes {difference.difference_ms:,.1f} ms more than the best BF16 "
+        f"({bf16.step_ms:,.1f} ms), and casts that the GEMMs do not pay for are "
+        f"{difference.casts_unpaid_ms:,.1f} ms of it.{where}",
         evidence={
             "casts_ms": casts,
             "gemms_saved_ms": saved,
-            "difference_ms": found.difference_ms,
-            "fused_into_casts_ms": found.fused_ms,
+            "difference_ms": difference.difference_ms,
+            "fused_into_casts_ms": difference.fused_ms,
             "modules_with_most_casts": tuple(each.name for each in most),
             "module_casts_ms": tuple(each.families_ms["cast"] for each in most),
         },
@@ -157,6 +169,39 @@ def in_a_script(now: Arm, facts: Facts) -> Finding | NotApplicable | None:
         f"{(1 + MOST_SAVED) * gemms:,.1f} ms in BF16 at most.",
         evidence={"casts_ms": casts, "fp8_gemms_ms": gemms, "step_ms": now.step_ms, "unpaid_ms": unpaid},
         treatment=treatment(facts),
+    )
+
+
+def of_experts(facts: Facts) -> Finding | None:
+    """Tell of experts in MXFP8 whose casts take what their GEMMs save, modelled for a batch of the user's."""
+    gpu = modelled_gpu(facts)
+    if gpu is None or not is_given(facts):
+        return None
+    layers = [linear for linear in facts.network.linears if linear.use == "training"]
+    costs = [(each, cost) for each in layers if (cost := mxfp8_experts(each, facts, gpu))]
+    times = micro_batches(facts)
+    bf16, in_fp8, casts = (times * sum(cost[part] for _, cost in costs) for part in range(3))
+    if not costs or bf16 >= LITTLE * (in_fp8 + casts):
+        return None
+    first = costs[0][0]
+    rows = (routed_rows(first, facts) or 0) // first.gemms
+    return Finding(
+        severity="info",
+        title=f"The casts of {plural(len(costs), 'expert weight')} in MXFP8 cost {casts:,.1f} ms a step, and "
+        f"the GEMMs save {bf16 - in_fp8:,.1f} (modelled)",
+        explanation=f"Modelled on {gpu.name} from published times of kernels, GEMMs and casts of the experts "
+        f"are {bf16 / (in_fp8 + casts):.2f}x as fast as in BF16. {first.name} has {first.gemms} experts of "
+        f"{first.in_features} x {first.out_features}, with {rows:,} rows each: the fewer rows, the more of "
+        "it is casting weights.",
+        evidence={
+            "expert_weights": len(costs),
+            "experts": first.gemms,
+            "rows_of_each": rows,
+            "bf16_gemms_ms": bf16,
+            "fp8_gemms_ms": in_fp8,
+            "casts_ms": casts,
+            "gpu": gpu.name,
+        },
     )
 
 

@@ -19,6 +19,7 @@ from fp8doctor.cost.counts import (
 from fp8doctor.cost.eager import Balance, eager_balance, eager_cast_saving
 from fp8doctor.cost.gemm import amdahl, gemm_ms, large_gemm_speedup, step_gemms_ms
 from fp8doctor.cost.gpus import GPUS, GpuSpec, gpu_spec, memory_ms, modelled_gpu
+from fp8doctor.cost.grouped import mxfp8_experts, routed_rows
 from fp8doctor.cost.linear import LinearCost, linear_cost
 
 __all__ = [
@@ -39,7 +40,9 @@ __all__ = [
     "memory_ms",
     "micro_batches",
     "modelled_gpu",
+    "mxfp8_experts",
     "products_of",
+    "routed_rows",
     "rows_of",
     "rows_seen",
     "step_gemms_ms",

@@ -8,6 +8,28 @@ UNSLOTH = "unsloth/models"
 
 HUGGING_FACE = (
     KnownError(
+        says="TransformerEngine is not available. Please install it or use a different backend.",
+        pattern=r"TransformerEngine is not available\. Please install it or use a different backend"
+        r"|`transformer_engine` was not found on your system",
+        cause="FP8 was asked for by Transformer Engine, by ACCELERATE_FP8_BACKEND=TE or a recipe of its own, "
+        "and the package is not installed. 'fp8doctor env' shows who asks.",
+        lines='pip install --no-build-isolation "transformer-engine[pytorch]"   # or: '
+        "export ACCELERATE_FP8_BACKEND=AO",
+        versions="accelerate 1.15",
+        source="accelerate/utils/dataclasses.py:411, accelerator.py:2107 (1.15.0, both raised on a CPU)",
+        codes=("ENV004",),
+    ),
+    KnownError(
+        says="'TRANSFORMER_ENGINE' is not a valid FP8BackendType",
+        pattern=r"'.*' is not a valid FP8BackendType",
+        cause="ACCELERATE_FP8_BACKEND holds a name that Accelerate does not take: it knows AO, TE, MSAMP and "
+        "NO. 'fp8doctor env' shows the variable.",
+        lines="export ACCELERATE_FP8_BACKEND=TE   # or AO",
+        versions="accelerate 1.9 to 1.15",
+        source="accelerate/accelerator.py:4400 (1.15.0, raised on a CPU)",
+        codes=("ENV003",),
+    ),
+    KnownError(
         says="Using `fp8` precision requires `transformer_engine` or `MS-AMP` to be installed; Tried to "
         "train "
         "with `fp8` and auto-detect backend, but no FP8-compatible backend was installed",

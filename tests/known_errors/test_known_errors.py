@@ -125,7 +125,29 @@ def test_accelerate_raises_it() -> None:
     assert recognise(str(caught.value)) == (by_start(PASSING),)
 
 
+@pytest.mark.usefixtures("forget_accelerate")
+@pytest.mark.parametrize(
+    ("backend", "says"), [("torchao", "'TRANSFORMER_ENGINE' is"), ("TE", "TransformerEngine is")]
+)
+def test_accelerate_raises_it_of_the_backend(
+    backend: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a model file does that makes its Accelerator in an environment that asks for FP8."""
+    from accelerate import Accelerator
+    from accelerate.utils import dataclasses
+
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", backend)
+    monkeypatch.setattr(dataclasses, "is_transformer_engine_available", lambda: False)
+    with pytest.raises((ValueError, ImportError)) as caught:
+        Accelerator(cpu=True)
+    known = by_start(says)
+    assert recognise(str(caught.value)) == (known,)
+    assert "fp8doctor env" in known.cause
+
+
 PASSING = "Passing in an FP8 configuration"
+OF_BACKENDS = ("TransformerEngine is not available", "'TRANSFORMER_ENGINE' is not a valid")
 
 QUOTED = {
     "Expected trailing dimension": (
@@ -327,7 +349,7 @@ def test_quoted_message_is_known(says: str, message: str) -> None:
 
 
 def test_every_entry_has_been_raised_or_quoted() -> None:
-    tried = {by_start(says) for says in (*RAISED, PASSING, *QUOTED)}
+    tried = {by_start(says) for says in (*RAISED, PASSING, *OF_BACKENDS, *QUOTED)}
     assert tried == set(KNOWN_ERRORS)
 
 

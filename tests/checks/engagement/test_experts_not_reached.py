@@ -110,10 +110,30 @@ def test_small_experts_beside_attention_in_fp8_are_told(look: Look) -> None:
     from torchao.float8 import convert_to_float8_training
 
     model = convert_to_float8_training(made("Qwen3"), module_filter_fn=lambda module, name: "attn" in name)
-    finding = finding_of("MOD012", look(model))
+    facts = look(model)
+    finding = finding_of("MOD012", facts)
     assert finding is not None
-    assert finding.severity == "info"
-    assert outcome_of("MOD004", look(model)).outcome == "healthy"
+    assert (finding.severity, finding.evidence["ceiling"]) == ("info", 1.1)
+    assert finding.treatment is None
+    assert outcome_of("MOD004", facts).outcome == "healthy"
+
+
+@pytest.mark.parametrize("vocabulary", [1024, 151936])
+def test_where_little_is_left_beside_small_experts_fp8_is_to_be_left_off(vocabulary: int, look: Look) -> None:
+    """Whatever the head is: by good custom it is left out."""
+    from torchao.float8 import convert_to_float8_training
+
+    config = Qwen3MoeConfig(num_hidden_layers=1, vocab_size=vocabulary)
+    with torch.device("meta"):
+        model = Qwen3MoeForCausalLM(config).bfloat16()
+    convert_to_float8_training(model, module_filter_fn=lambda module, name: "attn" in name)
+    finding = finding_of("MOD012", look(model, tokens=4096))
+    assert finding is not None
+    assert finding.severity == "warning"
+    assert finding.title.startswith("80 % of the GEMM FLOPs that FP8 is for")
+    assert "modelled on H100" in finding.explanation
+    assert finding.treatment is not None
+    assert finding.treatment.name == "stay-in-bf16"
 
 
 @pytest.mark.parametrize("name", MODELS)

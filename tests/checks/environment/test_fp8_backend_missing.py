@@ -12,7 +12,7 @@ from torch import nn
 
 from fp8doctor.checks.environment.fp8_backend_missing import SICK
 from fp8doctor.examine import examine_surroundings
-from fp8doctor.facts import Environment, Facts, Package, Software, Target
+from fp8doctor.facts import Environment, Facts, Gpu, Package, Software, Target
 from tests import prototypes
 from tests.checks.environment.live import finding_of, outcome_of
 
@@ -73,6 +73,13 @@ def test_transformer_engine_is_really_missing_here(monkeypatch: pytest.MonkeyPat
     finding = finding_of("ENV004", facts)
     assert finding is not None
     assert "It is not installed." in finding.explanation
+    without_gpu = msgspec.structs.replace(facts, gpus=())
+    with_gpu = msgspec.structs.replace(facts, gpus=(Gpu(name="NVIDIA H200"),))
+    assert [
+        (found.severity, "this machine does not have" in found.explanation)
+        for each in (without_gpu, with_gpu)
+        if (found := finding_of("ENV004", each))
+    ] == [("warning", True), ("error", False)]
     assert finding.treatment is not None
     assert finding.treatment.code == 'pip install --no-build-isolation "transformer-engine[pytorch]"'
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch
 import torchao.float8
@@ -15,6 +16,7 @@ from fp8doctor.checks.shapes.recipe_too_dear import recipe_too_dear
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from tests.checks.arms import failed, ran, timed
+from tests.checks.environment.live import finding_of
 from tests.checks.trials import tried
 from tests.stand_ins.scaled_mm import needs_rowwise_scaled_mm
 
@@ -164,3 +166,21 @@ def test_the_trial_tries_what_the_check_reads(monkeypatch: pytest.MonkeyPatch) -
     if answer is not None:
         assert answer.severity == "info"
         assert answer.evidence["own_recipe"] == ("rowwise",)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpu", "told"),
+    [
+        ("tensorwise", "RTX5090", True),
+        ("rowwise", "RTX5090", True),
+        ("tensorwise", "RTX4090", False),
+        ("tensorwise", "B200", False),
+    ],
+)
+def test_a_gpu_that_multiplies_block_scaled_fp8_faster(recipe: str, gpu: str, told: bool, look: Look) -> None:
+    facts = msgspec.structs.replace(look(converted(recipe)), assumed_gpu=gpu)
+    finding = finding_of("SHP005", facts)
+    assert (finding is not None) is told
+    if finding is not None:
+        assert (finding.severity, finding.evidence["own_recipe"]) == ("info", (recipe,))
+        assert "nothing was timed" in finding.explanation
