@@ -1,9 +1,9 @@
 """Which real object makes each check fire, and which leaves it silent: ``python -m tests.matrix`` prints it
 as Markdown.
 
-The facts come from examine: the patients in their workers, recordings of GPUs, and machines whose GPUs NVML's
-stand-in answers for. Exits with 1 when a check was never seen sick or never seen healthy and `NOT_SEEN` does
-not say why.
+The facts come from examine: the patients in their workers, recordings of GPUs, jobs of the tests on a CPU,
+and machines and layers of Transformer Engine that a stand-in answers for. Exits with 1 when a check was never
+seen sick or never seen healthy and `NOT_SEEN` does not say why.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tabulate import tabulate
@@ -20,7 +21,7 @@ from fp8doctor import registry
 from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.facts import Facts, Target, Workload
 from tests.clinic import examined, patients
-from tests.stand_ins import nvml
+from tests.stand_ins import nvml, transformer_engine
 from tests.stand_ins.accelerate_state import accelerator
 
 RECORDED = tuple(Path(__file__).parent / of / "recorded" for of in ("patients", "running"))
@@ -35,11 +36,8 @@ NOT_SEEN = {
         "sick",
     ): "needs a recording with a larger budget: one graph of eight FP8 blocks compiles for 30 s on an H200",
     ("CKP001", "healthy"): "needs a recording of a model that does not fit without checkpointing",
-    ("CKP002", "healthy"): "needs a recording of a checkpointed function that opens FP8's autocast itself",
     ("CKP003", "sick"): "not seen on an H200, where FP8 loses no more to checkpointing than BF16",
-    ("SHP007", "sick"): "needs a recording of a step that raises: tests/checks/shapes/test_rows_unaligned.py",
     ("STP006", "sick"): "no recording that is left unexplained",
-    ("STP008", "sick"): "only a script that runs is watched: tests/checks/step/test_input_bound.py",
     **{
         ("STP009", state): "no recording yet of the host beside a step that waits for it"
         for state in ("sick", "healthy")
@@ -68,30 +66,52 @@ def machines() -> Iterator[tuple[str, Facts]]:
             yield f"{name} (stand-in)", machine(nvml.a100())
 
 
+def jobs_of_tests() -> Iterator[tuple[str, Facts]]:
+    """Name and facts of jobs that the tests of the checks build."""
+    from tests.checks.checkpointing.test_recompute_not_fp8 import Inside
+    from tests.checks.engagement.test_experts_not_reached import wrapped
+    from tests.checks.shapes.test_rows_unaligned import counted
+    from tests.checks.step.test_input_bound import Work
+
+    yield "the experts of a Llama 4, wrapped by torchao", look(wrapped("Llama 4"))
+    yield "one row a sample, counted on a CPU", counted(samples=4)
+    with pytest.MonkeyPatch.context() as patch:
+        loading = Work(patch, loads_s=0.03, computes_s=0.05)
+        yield "a slow DataLoader, watched on a CPU", loading.facts()
+    with pytest.MonkeyPatch.context() as patch:
+        transformer_engine.install(patch, "fp8")
+        yield "te.Linear, recomputed inside its autocast (stand-in)", look(Inside())
+
+
 def machine(device: nvml.Device) -> Facts:
     """A converted model on a machine with this GPU and a torch that can use it."""
     import torch
     from torch import nn
     from torchao.float8 import convert_to_float8_training
 
-    from fp8doctor.examine import examine
-    from fp8doctor.loading.job import Job
-
     model = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64)).bfloat16())
-    target = Target(kind="live", name="Sequential", attribute=None)
     with pytest.MonkeyPatch.context() as patch:
         nvml.StandIn(device).install(patch)
         patch.setattr(torch.version, "cuda", "13.0")
-        return examine(
-            Job(model=model, target=target, workload=Workload(batch_source=None, tokens=None, accumulate=1))
-        )
+        return look(model)
+
+
+def look(model: Any) -> Facts:
+    """Facts of a live model without a batch."""
+    from fp8doctor.examine import examine
+    from fp8doctor.loading.job import Job
+
+    target = Target(kind="live", name=type(model).__name__, attribute=None)
+    return examine(
+        Job(model=model, target=target, workload=Workload(batch_source=None, tokens=None, accumulate=1))
+    )
 
 
 def matrix() -> tuple[list[tuple[str, str, str]], bool]:
     """The rows, and whether every cell is filled."""
     checks = registry.discover()
     seen: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name, facts in (*on_file(), *machines()):
+    for name, facts in (*on_file(), *machines(), *jobs_of_tests()):
         for outcome in registry.run(checks, facts)[1]:
             seen[outcome.code, outcome.outcome].append(name)
     rows, complete = [], True

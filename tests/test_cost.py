@@ -20,8 +20,10 @@ from fp8doctor.cost import (
     linear_cost,
     modelled_gpu,
     step_gemms_ms,
+    visible_amd,
     weight_casts_ms,
 )
+from fp8doctor.cost.amd import AMD_GPUS
 from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Linear, Network, Workload
@@ -343,6 +345,37 @@ def test_a_gpu_without_a_datasheet_is_none_of_those_that_have_one(product: str) 
     assert modelled_step(facts) is None
     assert eager_balance(facts, facts.network.linears) is None
     assert eager_cast_saving(facts, facts.network.linears) is None
+
+
+@pytest.mark.parametrize(
+    ("product", "name"),
+    [
+        ("AMD Instinct MI300X", "MI300X"),
+        ("AMD Instinct MI325X", "MI325X"),
+        ("AMD Instinct MI355X", "MI355X"),
+        ("AMD Instinct MI300X VF", None),
+        ("AMD Instinct MI308X", None),
+        ("AMD Radeon AI PRO R9700", None),
+    ],
+)
+def test_amd_has_a_table_of_its_own(product: str, name: str | None) -> None:
+    facts = Facts(gpus=(Gpu(name=product, visible=True),))
+    assert modelled_gpu(facts) is None
+    found = visible_amd(facts)
+    assert (found and found.name) == name
+    assert visible_amd(replace(facts, assumed_gpu="H100")) is None
+    assert visible_amd(Facts(gpus=(Gpu(name=product, visible=False),))) is None
+
+
+def test_fp8_doubles_bf16_on_amd_and_the_formats_go_with_the_architecture() -> None:
+    for spec in AMD_GPUS:
+        assert spec.fp8_tflops / spec.bf16_tflops == pytest.approx(2, rel=0.002)
+        assert spec.formats == ("fnuz" if spec.architecture == "gfx942" else "ocp")
+
+
+def test_an_amd_gpu_that_is_assumed_models_nothing() -> None:
+    with pytest.raises(UserError, match="no costs are modelled on AMD's GPUs, such as MI300X"):
+        gpu_spec("mi300x")
 
 
 def test_peaks_are_dense_and_fp8_doubles_them_where_it_exists() -> None:

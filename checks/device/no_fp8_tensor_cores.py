@@ -27,16 +27,18 @@ https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/ScaledBla
 
 from __future__ import annotations
 
-from fp8doctor.analysis.capability import FIRST_WITH_BF16, FIRST_WITH_FP8, assumed_gpus, capability
+from fp8doctor.analysis.capability import (
+    AMD_WITH_FP8,
+    FIRST_WITH_BF16,
+    assumed_gpus,
+    capability,
+    has_fp8,
+)
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Gpu, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
-
-AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx120", "gfx125")
-"""Beginnings of the AMD architectures with FP8 matrix cores: CDNA 3 (fnuz types), CDNA 4, RDNA 4, gfx1250.
-Source: ``scaled_mm_arch_allowed`` of torch main, which takes gfx1250 from ROCm 7.14 on."""
 
 
 @check("GPU001", "no-fp8-tensor-cores", area="device", severity="error", invalidates_model=True)
@@ -69,7 +71,7 @@ def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
         evidence={
             "gpus": tuple(gpu.name for gpu in without),
             "have": tuple(version_of(gpu) for gpu in without),
-            "needed": "8.9" if without[0].vendor == "nvidia" else ", ".join(AMD_ARCHITECTURES),
+            "needed": "8.9" if without[0].vendor == "nvidia" else ", ".join(AMD_WITH_FP8),
             "fp8_wanted_by": wanted,
         },
         treatment=Treatment(
@@ -81,12 +83,6 @@ def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
         if wanted
         else None,
     )
-
-
-def has_fp8(gpu: Gpu) -> bool:
-    if gpu.vendor == "amd":
-        return (gpu.architecture or "").startswith(AMD_ARCHITECTURES)
-    return capability(gpu) >= FIRST_WITH_FP8
 
 
 def has_bf16(gpu: Gpu) -> bool:

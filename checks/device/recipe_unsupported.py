@@ -1,8 +1,8 @@
 """A recipe that this GPU or CUDA cannot run
 
 Looks at: the recipe of each FP8 layer, the one that Accelerate's variables ask for, the compute
-capability of the first visible NVIDIA GPU, and the CUDA that torch was built with. Where CUDA is in
-use already, a tiny `torch._scaled_mm` of the recipe is tried.
+capability of the first visible GPU, or its architecture where it is AMD's, and the CUDA that torch
+was built with. Where CUDA is in use already, a tiny `torch._scaled_mm` of the recipe is tried.
 
 Why it matters. Tensor cores, cuBLAS and the hand-written kernels take some formats only: MXFP8 and
 NVFP4 need Blackwell (compute capability 10.x), 128x128 block scaling 9.0 and, in Transformer
@@ -11,6 +11,9 @@ transform and stochastic rounding, both on by default, are made for 10.0 and 10.
 step raises, before 2.19 the gradients are zero, and training there is documented for no version.
 One scale per row has failed on 8.9, a B200 and 12.0, depending on the version: hence the try. What
 is not there raises in the first step.
+
+AMD: one scale per tensor runs on gfx94x, gfx95x and gfx120x; torchao's MXFP8 on gfx950 (MI350,
+MI355) alone, its 128x128 blocks on none; AMD's fork of Transformer Engine takes gfx94x and gfx95x.
 
 What to do. Take the recipe that fits: tensorwise runs wherever there are FP8 tensor cores, current
 scaling is Transformer Engine's.
@@ -29,12 +32,13 @@ https://github.com/pytorch/pytorch/issues/130359 https://github.com/pytorch/pyto
 https://github.com/pytorch/ao/issues/2904 https://github.com/pytorch/ao/issues/4582
 https://github.com/NVIDIA/TransformerEngine/issues/3062 (NVFP4 on 12.0; also #2956, #2968, #3281;
 its `nvfp4.rst`: "Training: SM 10.0, SM 10.3")
+https://github.com/ROCm/TransformerEngine/issues/359 ("gfx94x or gfx95x required for FP8 execution")
 """
 
 from __future__ import annotations
 
-from fp8doctor.analysis.capability import FIRST_WITH_FP8, assumed_gpus, capability
-from fp8doctor.analysis.recipe_needs import NEEDS, Needs, needs, unmet
+from fp8doctor.analysis.capability import assumed_gpus, capability, has_fp8
+from fp8doctor.analysis.recipe_needs import NEEDS, Needs, needs, unmet, unmet_on_amd
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Gpu, Linear, Network, Software
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -87,8 +91,8 @@ TREATMENTS = {
 def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
     visible = [gpu for gpu in facts.gpus if gpu.visible] or assumed_gpus(facts)
     gpu = visible[0] if visible else None
-    if gpu is None or gpu.vendor != "nvidia" or capability(gpu) < FIRST_WITH_FP8:
-        return NotApplicable(reason="the first visible GPU is no NVIDIA GPU with FP8 tensor cores")
+    if gpu is None or not has_fp8(gpu):
+        return NotApplicable(reason="the first visible GPU has no FP8 tensor cores")
     layers = [
         linear
         for linear in facts.network.linears
@@ -103,7 +107,11 @@ def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
     reasons = {
         (stack, recipe): reason
         for (stack, recipe), needed in wanted.items()
-        if (reason := unmet(stack, recipe, needed, gpu, facts))
+        if (
+            reason := unmet_on_amd(stack, recipe, gpu)
+            if gpu.vendor == "amd"
+            else unmet(stack, recipe, needed, gpu, facts)
+        )
     }
     if not reasons:
         return None
@@ -120,10 +128,13 @@ def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
             "gpu": gpu.name,
             "compute_capability": gpu.compute_capability,
             "cuda": facts.software.cuda,
+            **({"architecture": gpu.architecture} if gpu.vendor == "amd" else {}),
             "asked_by": MXFP8_VARIABLE if by_variable else plural(len(affected), "FP8 layer"),
         },
         breaks="step_raises" if layers and not ran_on_a_gpu(facts) else NOT_RECORDED,
-        treatment=TREATMENTS["accelerate" if by_variable else "nvfp4" if nvfp4 else stack],
+        treatment=TREATMENTS[
+            "accelerate" if by_variable else "nvfp4" if nvfp4 else "torchao" if gpu.vendor == "amd" else stack
+        ],
     )
 
 

@@ -14,6 +14,7 @@ from fp8doctor.cost import (
     rows_of,
     rows_seen,
     step_tokens,
+    visible_amd,
 )
 from fp8doctor.cost.gpus import modelled_gpu_name
 from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled
@@ -56,7 +57,7 @@ def rates(facts: Facts) -> Rates | None:
         Rate(name=name, step_ms=ms, tokens_per_s=each / ms * 1e3, basis=basis)
         for name, ms in times or _modelled(facts)
     )
-    gpu, flops = modelled_gpu(facts), if_recorded(gemm_flops, facts)
+    gpu, flops = modelled_gpu(facts) or visible_amd(facts), if_recorded(gemm_flops, facts)
     of_gpu = gpu.name if gpu else ""
     if gpu is None or not flops:
         return Rates(variants=variants, gpu=of_gpu) if variants else None

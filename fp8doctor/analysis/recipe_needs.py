@@ -37,6 +37,28 @@ CUDA_FOR_TE_ON_ADA = (12, 1)
 """CUDA version, and that of cuBLASLt. Source: ``check_fp8_support`` in Transformer Engine 1.0 to 2.20."""
 
 
+AMD: dict[tuple[str, str], tuple[str, ...]] = {
+    ("torchao", "mxfp8"): ("gfx950",),
+    ("torchao", "blockwise"): (),
+}
+"""The same for AMD: beginnings of the architectures on which it runs. Source: torchao 0.18
+(``mx_formats/kernels.py`` asks for ``is_MI350``, ``blockwise_fp8_training/linear.py`` for SM90)."""
+
+AMD_FOR_TE = ("gfx94", "gfx95")
+"""Where AMD's fork of Transformer Engine runs FP8: "Device arch gfx94x or gfx95x required for FP8 execution"
+(2.1.0, ROCm/TransformerEngine#359)."""
+
+
+def unmet_on_amd(stack: str, recipe: str, gpu: Gpu) -> str | None:
+    """Tell why a recipe does not run on a GPU of AMD's; None where nothing speaks against it."""
+    wanted = AMD.get((stack, recipe), AMD_FOR_TE if stack == "transformer_engine" else ("gfx",))
+    if (gpu.architecture or "").startswith(wanted):
+        return None
+    if not wanted:
+        return "it runs on no GPU of AMD's"
+    return f"it needs {' or '.join(wanted)}, and {gpu.name} is {gpu.architecture}"
+
+
 def needs(stack: str, recipe: str) -> Needs:
     """Look up what a recipe needs; tensor cores for FP8 where nothing else is known of it."""
     return NEEDS.get((stack, recipe), Needs(FIRST_WITH_FP8))

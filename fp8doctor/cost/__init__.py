@@ -6,6 +6,7 @@ GPU. Lengths are counts of elements, times ms. On another GPU the efficiencies o
 far it is off: tests/benchmarks/cost_model.py.
 """
 
+from fp8doctor.cost.amd import visible_amd
 from fp8doctor.cost.casts import casts_ms, weight_casts_ms
 from fp8doctor.cost.counts import (
     calls_of,
@@ -47,5 +48,6 @@ __all__ = [
     "rows_seen",
     "step_gemms_ms",
     "step_tokens",
+    "visible_amd",
     "weight_casts_ms",
 ]

@@ -6,6 +6,7 @@ import re
 
 from msgspec import Struct
 
+from fp8doctor.cost.amd import AMD_GPUS
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, recorded
 
@@ -72,7 +73,7 @@ GPUS = (
     ),
 )
 """Of each row one board: NVL, PCIe, laptop and other memory are boards of their own, and what has no row has
-no datasheet here. AMD's are not among them: the efficiencies below were never seen on one.
+no datasheet here. AMD's are in `fp8doctor.cost.amd`.
 
 Multiprocessors that the datasheets leave out: A100 108 (NVIDIA A100 architecture whitepaper); H100, its NVL
 and H200 132, H100 PCIe 114 (NVIDIA H100 architecture whitepaper); B200 148
@@ -99,6 +100,8 @@ def gpu_spec(name: str) -> GpuSpec:
     for spec in GPUS:
         if spec.name == wanted:
             return spec
+    if wanted in {spec.name for spec in AMD_GPUS}:
+        raise UserError(f"no costs are modelled on AMD's GPUs, such as {wanted}: no GEMM was timed on one")
     raise UserError(
         f"no datasheet for the GPU {name[:100]!r}; known are {', '.join(spec.name for spec in GPUS)}"
     )

@@ -174,8 +174,8 @@ TORCH_AND_TORCHAO = (
         lines="for block in model.model.layers:   # compile inside DDP, block by block\n"
         "    block.compile()\n"
         "torch._dynamo.config.optimize_ddp = False   # or one bucket, which overlaps less",
-        versions="torch before 2.13, which does not raise it any more (pytorch#104674)",
-        source="torch/_dynamo/backends/distributed.py (read in an older version; absent from 2.13.0)",
+        versions="torch before 2.11, which does not raise it any more (pytorch#104674)",
+        source="torch/_dynamo/backends/distributed.py (read in an older version; absent from 2.11.0, 2.13.0)",
     ),
     KnownError(
         says="torch._dynamo hit config.recompile_limit (8)",

@@ -32,7 +32,8 @@ def _gpu(facts: Facts, modelled: str) -> str:
     labels = Counter(_label(gpu) for gpu in visible)
     names = " + ".join(f"{count} x {label}" if count > 1 else label for label, count in labels.items())
     if not modelled:
-        return f"{names}; no datasheet, so no modelled costs"
+        amd = all(recorded(gpu, "vendor") and gpu.vendor == "amd" for gpu in visible)
+        return f"{names}; no {'modelled costs for AMD' if amd else 'datasheet, so no modelled costs'}"
     assumed = recorded(facts, "assumed_gpu") and facts.assumed_gpu
     return f"{names}; costs modelled for {modelled}" if assumed else names
 

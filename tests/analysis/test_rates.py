@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.rates import rates
 from fp8doctor.diagnosis.diagnose import replay
-from fp8doctor.facts import Trial
+from fp8doctor.facts import Gpu, Trial
 from fp8doctor.render.rates import rates_in_words
 
 RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
@@ -43,6 +43,20 @@ def test_an_a100_has_no_peak_in_fp8() -> None:
     assert found is not None
     assert found.fp8_peak_tokens_per_s is None
     assert "FP8 peak" not in list(rates_in_words(found, fp8=True))[-1]
+
+
+def test_amds_peaks_bound_a_rate_and_model_no_step() -> None:
+    facts = replay(RECORDED / "h200-decoder_454m.json").facts
+    amd = Gpu(name="AMD Instinct MI300X", vendor="amd", architecture="gfx942", visible=True)
+    found = rates(replace(facts, gpus=(amd,), trial=Trial(arms=())))
+    assert found is not None
+    assert found.variants == ()
+    assert found.gpu == "MI300X"
+    assert found.bf16_peak_tokens_per_s == pytest.approx(364_000 * 1307.4 / 989.4, rel=1e-3)
+    assert found.fp8_peak_tokens_per_s == pytest.approx(2 * found.bf16_peak_tokens_per_s, rel=1e-3)
+    assert (
+        rates(replace(facts, gpus=(replace(amd, name="AMD Instinct MI210"),), trial=Trial(arms=()))) is None
+    )
 
 
 def test_experts_whose_rows_nobody_counted_give_no_peak() -> None:

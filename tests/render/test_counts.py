@@ -202,6 +202,11 @@ def test_lora_is_a_share_of_parameters_and_of_flops() -> None:
             "AMD MI300X, gfx942; no datasheet, so no modelled costs",
         ),
         (
+            (Gpu(name="AMD Instinct MI300X", vendor="amd", architecture="gfx942", visible=True),),
+            None,
+            "AMD Instinct MI300X, gfx942; no modelled costs for AMD",
+        ),
+        (
             (
                 Gpu(name="A", compute_capability="8.0"),
                 Gpu(name="B", compute_capability="9.0"),

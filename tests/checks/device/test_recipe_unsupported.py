@@ -14,7 +14,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.quantization import quantize_
 
 from fp8doctor.examine import device
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, Gpu
 from tests import prototypes
 from tests.checks.environment.live import finding_of, outcome_of
 from tests.stand_ins import transformer_engine as stand_in
@@ -93,6 +93,46 @@ def test_the_treatment_makes_it_silent(machine: Machine, look: Look) -> None:
     facts = look(names["model"])
     assert [linear.recipe for linear in facts.network.linears] == ["tensorwise", "tensorwise"]
     assert outcome_of("GPU002", facts).outcome == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "recipe", "outcome"),
+    [
+        ("gfx942:sramecc+:xnack-", "mxfp8", "sick"),
+        ("gfx950:sramecc+:xnack-", "mxfp8", "healthy"),
+        ("gfx942:sramecc+:xnack-", "tensorwise", "healthy"),
+        ("gfx1201", "tensorwise", "healthy"),
+        ("gfx90a:sramecc+:xnack-", "tensorwise", "not_applicable"),
+    ],
+)
+def test_amd_by_architecture(architecture: str, recipe: str, outcome: str, look: Look) -> None:
+    facts = look(mxfp8() if recipe == "mxfp8" else float8(recipe))
+    amd = Gpu(
+        name="AMD Instinct",
+        vendor="amd",
+        compute_capability=None,
+        architecture=architecture.partition(":")[0],
+        visible=True,
+    )
+    facts = msgspec.structs.replace(facts, gpus=(amd,))
+    assert outcome_of("GPU002", facts).outcome == outcome
+    if outcome == "sick":
+        finding = finding_of("GPU002", facts)
+        assert finding is not None
+        assert finding.title == "mxfp8 does not run here: it needs gfx950, and AMD Instinct is gfx942"
+        assert finding.treatment is not None
+        assert 'from_recipe_name("tensorwise")' in finding.treatment.code
+
+
+def test_amds_transformer_engine_has_no_fp8_on_rdna(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
+    stand_in.install(monkeypatch, "quantization")
+    layer = stand_in.Linear(64, 64)
+    with stand_in.autocast():
+        layer(torch.ones(16, 64))
+    facts = look(nn.Sequential(layer))
+    for architecture, outcome in (("gfx942", "healthy"), ("gfx1201", "sick")):
+        amd = Gpu(name="AMD", vendor="amd", compute_capability=None, architecture=architecture, visible=True)
+        assert outcome_of("GPU002", msgspec.structs.replace(facts, gpus=(amd,))).outcome == outcome
 
 
 def test_cuda_is_too_old(machine: Machine, look: Look) -> None:

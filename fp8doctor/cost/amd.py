@@ -1,0 +1,68 @@
+"""Datasheets of AMD's GPUs: what they could do at best, and which FP8 they multiply.
+
+They bound a rate and model no costs: the efficiencies of the cost model were never seen on one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from msgspec import Struct
+
+from fp8doctor.facts import Facts, recorded
+
+
+class AmdSpec(Struct, frozen=True):
+    """Datasheet numbers of one GPU, dense (without sparsity)."""
+
+    name: str
+    product: str
+    """What ``torch.cuda.get_device_name`` calls it: a regular expression."""
+    architecture: str
+    bf16_tflops: float
+    fp8_tflops: float
+    formats: Literal["fnuz", "ocp"]
+    """Of the FP8 that the matrix cores multiply: ``float8_e4m3fnuz`` reaches 240, OCP's ``float8_e4m3fn``
+    448. torchao takes the right pair by itself (``Float8TypeConfig`` in 0.18)."""
+    source: str
+
+
+TORCH = "AMD's data sheet, as torch 2.13 quotes it in torch/_inductor/analysis/device_info.py"
+
+AMD_GPUS = (
+    AmdSpec("MI300A", r"AMD Instinct MI300A", "gfx942", 980.6, 1961.2, "fnuz", TORCH),
+    AmdSpec("MI300X", r"AMD Instinct MI300X", "gfx942", 1307.4, 2614.9, "fnuz", TORCH),
+    AmdSpec(
+        "MI325X",
+        r"AMD Instinct MI325X",
+        "gfx942",
+        1307.4,
+        2614.9,
+        "fnuz",
+        "AMD's page of the MI325X, for which torchtitan's get_peak_flops takes the MI300X's number",
+    ),
+    AmdSpec("MI350X", r"AMD Instinct MI350X", "gfx950", 2309.6, 4614.0, "ocp", TORCH),
+    AmdSpec(
+        "MI355X",
+        r"AMD Instinct MI355X",
+        "gfx950",
+        2500.0,
+        5000.0,
+        "ocp",
+        "BF16: AMD's page of the MI355X, quoted by torchtitan's get_peak_flops; FP8: AMD at ISSCC 2026",
+    ),
+)
+
+
+def visible_amd(facts: Facts) -> AmdSpec | None:
+    """Find the datasheet of the first GPU of AMD's that this job sees; None where another GPU is assumed."""
+    if recorded(facts, "assumed_gpu") and facts.assumed_gpu:
+        return None
+    gpus = facts.gpus if recorded(facts, "gpus") else ()
+    names = [
+        gpu.name
+        for gpu in gpus
+        if recorded(gpu, "name") and not (recorded(gpu, "visible") and gpu.visible is False)
+    ]
+    return next((spec for name in names for spec in AMD_GPUS if re.fullmatch(spec.product, name)), None)
