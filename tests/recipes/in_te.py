@@ -1,4 +1,4 @@
-"""Recipes that train in FP8 through Transformer Engine, whose stand-in runs one forward and writes down how."""
+"""Recipes that train in FP8 through Transformer Engine, whose stand-in notes how its forward ran."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from accelerate.utils.ao import convert_model_to_fp8_ao
-from lightning.pytorch.demos import Transformer
 from torch import Tensor, nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.quantization import quantize_
@@ -188,7 +187,7 @@ def axolotl_3b() -> nn.Module:
 def llama_factory_8b() -> nn.Module:
     model = on_meta(lambda: LlamaForCausalLM(LLAMA_8B))
     convert_model_to_fp8_ao(model)
-    model.gradient_checkpointing_enable()
+    model.gradient_checkpointing_enable()  # LLaMA-Factory's default
     return model
 
 
@@ -208,6 +207,8 @@ def accelerate_llama_8b() -> nn.Module:
 
 
 def lightning_transformer() -> nn.Module:
+    from lightning.pytorch.demos import Transformer
+
     model = on_meta(lambda: Transformer(33278, ninp=1024, nhead=32, nhid=4096, nlayers=16))
     convert_to_float8_training(
         model,

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from tests.recipes.in_torchao import LLAMA_8B
@@ -24,6 +23,8 @@ def built(
     config.use_cache = False
     made: Any = on_meta(lambda: getattr(transformers, model)(config), dtype)
     if lora:
+        from peft import LoraConfig, get_peft_model
+
         with torch.device("meta"):
             made = get_peft_model(made, LoraConfig(**lora))
     if checkpointing:

@@ -39,7 +39,7 @@ def test_transformer_engine_layers_note_whether_they_ran_in_fp8(
 
 
 class Autocast(nn.Module):
-    """A layer that opens the autocast itself, or closes it, as layers do whose precision is chosen one by one."""
+    """A layer that opens the autocast itself, or closes it."""
 
     def __init__(self, enabled: bool) -> None:
         super().__init__()
