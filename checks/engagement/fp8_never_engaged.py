@@ -24,7 +24,7 @@ that prepare() returned, not the model that went in.
 Evidence: on one H200 (TE 2.20.2) the flag is False outside the autocast and True inside, and the
 kernels agree (nvjet_*_qqtst and qrtst against tst).
 https://github.com/NVIDIA/TransformerEngine/issues/1556
-https://github.com/NVIDIA/bionemo-framework (opengenome2_llama_native_te, fp8_first_last_bf16)
+https://github.com/NVIDIA/bionemo-framework
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.html
 """
 

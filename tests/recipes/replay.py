@@ -18,7 +18,7 @@ import pytest
 from fp8doctor import inspect_model
 from fp8doctor.registry import discover
 from fp8doctor.report import Report
-from tests.readme import table
+from tests.markdown import table
 from tests.recipes import in_te, in_torchao, without_fp8
 from tests.recipes.judged import JUDGED, MENDED, MISSED
 from tests.recipes.parts import Recipe

@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 from click.testing import CliRunner
 
-from fp8doctor.cli import explain
+from fp8doctor import cli
 from fp8doctor.corpus import counts, fired
-from tests.readme import table
+from tests.markdown import table
 from tests.recipes.judged import JUDGED
 from tests.recipes.parts import Recipe
 from tests.recipes.replay import KINDS, MARK, PAGE, RECIPES, address, replayed, row
@@ -60,11 +60,11 @@ def test_what_ships_is_what_was_judged() -> None:
 
 
 def test_each_page_says_how_often_it_fired() -> None:
-    said = CliRunner().invoke(explain, ["CMP001"]).output
+    said = CliRunner().invoke(cli.main, ["explain", "CMP001"]).output
     assert " ".join(said.split()).endswith(fired("CMP001"))
     assert fired("CMP001").startswith(
         "Fired on 5 of 41 public recipes (rightly: 5, false alarms: 0), and on none of 67"
     )
     assert fired("MOD001") == "Fired on none of 41 public recipes, and on none of 67 untouched models."
-    data = json.loads(CliRunner().invoke(explain, ["MOD001", "--format", "json"]).output)
+    data = json.loads(CliRunner().invoke(cli.main, ["explain", "MOD001", "--format", "json"]).output)
     assert data["corpus"] == fired("MOD001")
