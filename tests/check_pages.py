@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fp8doctor import registry
+from fp8doctor.corpus import fired
 from fp8doctor.finding import Finding, Treatment
 from fp8doctor.registry import Check
 from tests.markdown import table
@@ -68,7 +69,18 @@ def page(check: Check, codes: Iterable[str]) -> str:
     first = f"Where {' or '.join(check.explained_by)} is found too, that is treated first."
     causes = (linked(first, codes, check.code),) if check.explained_by else ()
     sections = (section(paragraph, codes, check.code) for paragraph in text.split("\n\n"))
-    return "\n\n".join((f"# {check.code}: {title}", facts, *sections, *causes, *example(check))) + "\n"
+    return (
+        "\n\n".join(
+            (f"# {check.code}: {title}", facts, *sections, *causes, *on_corpus(check), *example(check))
+        )
+        + "\n"
+    )
+
+
+def on_corpus(check: Check) -> Iterator[str]:
+    """Say how often the check fired on public recipes."""
+    if said := fired(check.code):
+        yield said
 
 
 def section(paragraph: str, codes: Iterable[str], own: str) -> str:

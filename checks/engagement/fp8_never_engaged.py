@@ -15,18 +15,23 @@ What to do. Open the autocast around the forward that trains, and leave no enabl
     with te.autocast(enabled=True, recipe=recipe):         # after
         output = model(batch)
 
+Layers at the two ends of the model that alone are left out are told as an info: first and last
+layers are often kept in BF16 on purpose.
+
 Through Accelerate the forward of the prepared model opens it, in train() mode only: call the object
 that prepare() returned, not the model that went in.
 
 Evidence: on one H200 (TE 2.20.2) the flag is False outside the autocast and True inside, and the
 kernels agree (nvjet_*_qqtst and qrtst against tst).
 https://github.com/NVIDIA/TransformerEngine/issues/1556
+https://github.com/NVIDIA/bionemo-framework
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.html
 """
 
 from __future__ import annotations
 
 from fp8doctor.analysis.due_gemms import all_fp8, counted_gemms, due_gemms
+from fp8doctor.analysis.kept_in_bf16 import kept_in_bf16
 from fp8doctor.analysis.layer_gain import is_given
 from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, watched_job
 from fp8doctor.diagnosis.treatments import describe
@@ -62,7 +67,8 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     idle = [linear for linear in fp8 if linear.engaged is False]
     in_script = never_ran_in_script(facts)
     none_ran = in_script or (recorded(facts, "trial") and fp8_never_ran(facts.trial))
-    if idle:
+    on_purpose = kept_in_bf16(fp8)
+    if idle and not on_purpose:
         return Finding(
             title=f"{len(idle)} of {len(fp8)} FP8 layers ran their last training forward in BF16",
             explanation=f"{idle[0].name} and the others note that their last training forward was outside "
@@ -79,6 +85,14 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
             "holds no FP8 GEMM: the layers are switched off, or the model never calls them.",
             evidence={"fp8_layers": len(fp8), "fp8_gemms": 0},
             treatment=describe("te-autocast", facts) if fp8[0].stack == "transformer_engine" else CALL_LAYERS,
+        )
+    if on_purpose:
+        return Finding(
+            severity="info",
+            title=f"{len(idle)} of {len(fp8)} FP8 layers, at the ends of the model, ran in BF16",
+            explanation="All layers between them ran in FP8. First and last layers are often kept in BF16 on "
+            "purpose; if these are not, the autocast opens too late or closes too early.",
+            evidence={"idle_layers": len(idle), "fp8_layers": len(fp8), "first": idle[0].name},
         )
     if finding := some_never_ran(facts, fp8):
         return finding

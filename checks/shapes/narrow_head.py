@@ -27,6 +27,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fp8doctor.analysis.arms import saved_by
+from fp8doctor.analysis.kept_in_bf16 import kept_in_bf16
 from fp8doctor.analysis.layer_gain import (
     APART,
     acquitted,
@@ -50,7 +51,12 @@ GOES_INTO = {"head": "the loss", "router": "the choice of the experts"}
 
 @check("SHP004", "narrow-head", area="shapes", severity="warning", changes_fp8=True, about_shapes=True)
 def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
-    apart = [linear for linear in facts.network.linears if linear.use == "training" and linear.role in APART]
+    kept = kept_in_bf16(facts.network.linears)
+    apart = [
+        linear
+        for linear in facts.network.linears
+        if linear.use == "training" and linear.role in APART and linear.name not in kept
+    ]
     if not apart:
         return NotApplicable(reason="no head or router is in FP8")
     wide = [linear for linear in apart if makes_logits(linear, facts.network)]

@@ -34,6 +34,7 @@ from collections.abc import Callable
 
 from fp8doctor.analysis.alignment import multiple_of, tokens_divisor
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
+from fp8doctor.analysis.kept_in_bf16 import kept_in_bf16
 from fp8doctor.analysis.layers import flops_share_pct, would_be_converted
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
@@ -58,7 +59,12 @@ the 2 % within which a step measured against itself repeats."""
 )
 def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     linears = facts.network.linears
-    fp8 = [linear for linear in linears if linear.use == "training" and not linear.features.get("emulate")]
+    kept = kept_in_bf16(linears)
+    fp8 = [
+        linear
+        for linear in linears
+        if linear.use == "training" and linear.name not in kept and not linear.features.get("emulate")
+    ]
     if not fp8 and fp8_was_asked_for(facts) is None:
         return NotApplicable(reason="no FP8 layer in the model, and none asked for")
     raising = [linear for linear in fp8 if unaligned(linear)]

@@ -16,6 +16,7 @@ from fp8doctor.cli.console import show_json, show_page
 from fp8doctor.cli.delivery import OK, WIDEST
 from fp8doctor.cli.options import list_options
 from fp8doctor.cli.project import ProjectCommand
+from fp8doctor.corpus import fired
 from fp8doctor.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
     catalogue = registry.discover(checks)
     named = named_by(asked, catalogue)
     if named:
-        data = [{**summary(check), "page": check.page} for check in named]
+        data = [{**summary(check), "page": check.page, "corpus": fired(check.code)} for check in named]
         page = f"\n\n{'-' * WIDEST}\n\n".join(map(_page, named))
         _show(format, data[0] if len(named) == 1 else {"checks": data}, page)
     elif errors := recognise(text):
@@ -87,7 +88,9 @@ def named_by(asked: Sequence[str], catalogue: Sequence[Check]) -> list[Check]:
 
 
 def _page(check: Check) -> str:
-    return f"{check.code} {check.name} · {check.area} · {check.severity}\n\n{check.page}"
+    head = f"{check.code} {check.name} · {check.area} · {check.severity}"
+    on_corpus = "\n".join(_wrapped(fired(check.code)))
+    return "\n\n".join(filter(None, (head, check.page, on_corpus)))
 
 
 def _from_stdin() -> str:

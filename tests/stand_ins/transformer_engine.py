@@ -131,7 +131,7 @@ class Linear(TransformerEngineBaseModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.prepare_forward()
-        return functional.linear(x, self.weight)
+        return functional.linear(x, torch.cat([getattr(self, name) for name in self.weight_names]))
 
 
 class LayerNormLinear(Linear):

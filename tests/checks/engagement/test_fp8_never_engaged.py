@@ -38,6 +38,45 @@ def test_transformer_engine_layers_note_whether_they_ran_in_fp8(
         assert report.verdict.status == "fp8_not_engaged"
 
 
+class Autocast(nn.Module):
+    """A layer that opens the autocast itself, or closes it."""
+
+    def __init__(self, enabled: bool) -> None:
+        super().__init__()
+        self.layer, self.enabled = te.Linear(32, 32), enabled
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with te.autocast(enabled=self.enabled, recipe=te.Float8BlockScaling()):
+            return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("where", "severity"),
+    [
+        ("bfffffff", "info"),
+        ("bffffffb", "info"),
+        ("bbffffbb", "info"),
+        ("bbbfffff", "error"),
+        ("fffbffff", "error"),
+        ("bffbfffb", "error"),
+        ("fb", "error"),
+        ("bbbbbbbb", "error"),
+    ],
+)
+def test_first_and_last_layers_are_kept_in_bf16_on_purpose(
+    monkeypatch: pytest.MonkeyPatch, where: str, severity: str
+) -> None:
+    """bionemo's OpenGenome2 recipe keeps the first and the last block, and its head, out of the autocast."""
+    te.install(monkeypatch)
+    model = nn.Sequential(*(Autocast(each == "f") for each in where))
+    model(torch.ones(16, 32)).sum().backward()
+    report = inspect_model(model, torch.ones(16, 32), trial=False)
+    found = next(each for each in report.findings if each.code == "MOD002")
+    assert found.severity == severity
+    assert found.evidence["idle_layers"] == where.count("b")
+    assert (found.treatment is None) is (severity == "info")
+
+
 class Bypassed(nn.Module):
     """Reads the weight of a converted layer, as fused kernels do."""
 

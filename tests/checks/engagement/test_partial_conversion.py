@@ -26,6 +26,7 @@ from transformers import (
     MixtralForCausalLM,
 )
 
+from fp8doctor import inspect_model
 from fp8doctor.checks.engagement.partial_conversion import HEALTHY, partial_conversion
 from fp8doctor.facts import Facts, Package, Unrecorded
 from fp8doctor.finding import Finding, NotApplicable
@@ -270,6 +271,17 @@ def test_projections_inside_multi_head_attention(look: Look) -> None:
     assert (
         fired(look(convert_to_float8_training(layer)), "attention").evidence["first"] == "self_attn.in_proj"
     )
+
+
+@pytest.mark.parametrize(("rows", "outcome"), [(35, "healthy"), (16384, "sick")])
+def test_layers_that_gain_less_than_the_model_can_tell_are_not_missed(rows: int, outcome: str) -> None:
+    """Lightning's FP8 example trains on 35 tokens, with which converting more gains nothing."""
+    width = 1024 if rows == 35 else 2048
+    layer = on_meta(lambda: nn.TransformerEncoderLayer(width, 32, 4 * width, batch_first=True))
+    convert_to_float8_training(layer, config=Float8LinearConfig(pad_inner_dim=True))
+    batch = torch.empty(1, rows, width, dtype=torch.bfloat16, device="meta")
+    report = inspect_model(layer, batch, trial=False, assume_gpu="H100")
+    assert next(each.outcome for each in report.outcomes if each.code == "MOD004") == outcome
 
 
 def test_torchtunes_lora_is_no_linear() -> None:

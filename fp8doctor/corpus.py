@@ -1,0 +1,34 @@
+"""How often a check fired on public recipes, and how often rightly: counts that `tests/recipes` writes."""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib import resources
+from typing import Any
+
+
+@functools.cache
+def counts() -> dict[str, Any]:
+    """Read the counts that ship with the package."""
+    found: dict[str, Any] = json.loads(
+        resources.files("fp8doctor").joinpath("corpus.json").read_text("utf-8")
+    )
+    return found
+
+
+def fired(code: str) -> str:
+    """Tell in a sentence how often a check raised a warning or an error on the corpus; empty for a check that
+    has none to raise, or is not of this package."""
+    of = counts()
+    if code not in of["checks"]:
+        return ""
+    check = of["checks"][code]
+    judged = f"rightly: {check['rightly']}, false alarms: {check['false_alarm']}"
+    open_ones = f", not judged: {check['not_judged']}" if check["not_judged"] else ""
+    waits = f"; {check['unknown']} of them it cannot judge without a trial" if check["unknown"] else ""
+    return (
+        f"Fired on {check['fired'] or 'none'} of {of['recipes']} public recipes"
+        f"{f' ({judged}{open_ones})' if check['fired'] else ''}{waits}, and on none of "
+        f"{of['untouched_models']} untouched models."
+    )

@@ -1,0 +1,84 @@
+"""Each warning and error on a recipe, judged by hand: rightly, a false alarm, or not judged; and why."""
+
+from __future__ import annotations
+
+EAGER = "torchao asks for torch.compile (its example: for competitive performance); "
+JUDGED = {
+    ("torchtitan-deepseek-v3-671b-float8", "SHP002"): (
+        "rightly",
+        "kv_b_proj reads 512 features; torchao's own filter for rowwise leaves out 1,024 and fewer",
+    ),
+    ("torchtitan-deepseek-v3-671b-float8", "CMP001"): (
+        "rightly",
+        f"{EAGER}the registry compiles the loss alone, and its converter warns of that itself",
+    ),
+    ("torchtitan-flux-schnell-mxfp8", "CMP001"): (
+        "rightly",
+        "img_in, txt_in, time_in, vector_in and final_layer are converted too, and only the blocks are "
+        "compiled (flux/parallelize.py, apply_compile)",
+    ),
+    ("torchtitan-llama3-8b-mxfp8", "CMP001"): (
+        "rightly",
+        "the converter without names takes lm_head too, and only the blocks are compiled "
+        "(distributed/compile.py, apply_compile)",
+    ),
+    ("llama-factory-llama3-8b-fp8-fsdp", "ENV002"): (
+        "rightly",
+        "Accelerate 1.15 reads ACCELERATE_FP8_BACKEND, and nothing reads FP8_BACKEND",
+    ),
+    ("llama-factory-llama3-8b-fp8-fsdp", "SHP003"): (
+        "not judged",
+        "1,024 tokens a micro-batch; whether they are enough once it is compiled, no source settles",
+    ),
+    ("llama-factory-llama3-8b-fp8-fsdp", "CMP001"): (
+        "rightly",
+        f"{EAGER}the file does not compile, and LLaMA-Factory does not by itself",
+    ),
+    ("accelerate-bert-torchao", "SHP002"): (
+        "rightly",
+        "768 rows and features; Accelerate's maintainers say that such a model gains nothing (#2597)",
+    ),
+    ("accelerate-bert-torchao", "CMP001"): ("rightly", f"{EAGER}the script compiles nothing"),
+    ("lightning-fabric-transformer", "SHP002"): (
+        "rightly",
+        "35 rows: a weight is read to be cast and again by each GEMM, which takes longer than in BF16",
+    ),
+    ("te-mnist", "MEM003"): (
+        "rightly",
+        "weights and images are fp32 and no autocast of torch is open, so what is not in FP8 runs in fp32",
+    ),
+}
+"""Recipe and code -> the judgment, and the reason."""
+
+MENDED = [
+    (
+        "bionemo-opengenome2-7b-fp8, bionemo-esm2-15b-fp8, bionemo-esm2-650m-fp8",
+        "MOD002",
+        "an error on layers that the recipe keeps out of the autocast on purpose: first and last block, head",
+        "layers at the ends alone are an info (`fp8doctor/analysis/kept_in_bf16.py`)",
+    ),
+    (
+        "the same three",
+        "SHP004",
+        "an info that the head is in FP8, which it is not",
+        "SHP001, SHP004 and SHP007 leave out layers that are kept out of the autocast",
+    ),
+    (
+        "lightning-fabric-transformer",
+        "MOD004",
+        "a warning to convert projections that gain nothing with 35 rows: 1.4 % by the cost model",
+        "a layer is missed only where it gains more than the 9 % by which the cost model is off",
+    ),
+]
+
+MISSED = [
+    (
+        "nanochat-speedrun-d24",
+        "told to use no FP8: its Float8Linear, a class of its own over torch._scaled_mm, no stack knows",
+    ),
+    (
+        "accelerate-bert-te",
+        "nothing is said, though its twin in torchao is called too small (SHP002)",
+    ),
+]
+"""What is silent and wrong: no alarm, and so in no count."""
