@@ -35,6 +35,7 @@ from fp8doctor.trial.measure.memory import gradients_of, held
 from fp8doctor.trial.measure.overrun import Overrun, given_up
 from fp8doctor.trial.measure.timer import interleave
 from fp8doctor.trial.state.guard import Guard
+from fp8doctor.trial.state.transformer_engine_state import Buffers, buffers_apart
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import NotTried, without_compile_marks
 from fp8doctor.trial.variant import ArmPlan, Variant
@@ -230,7 +231,7 @@ class Bench:
         give_own_code(replica, own)
         variant = plan.make(self.variant(replica))
         optimizer = self._optimizer(variant, number)
-        step = training_step(self.job, variant, optimizer, self.device)
+        step = _with_buffers_of_its_own(training_step(self.job, variant, optimizer, self.device))
         return self._warm(step, variant.model, optimizer)
 
     def _serves_others(self, model: nn.Module | None) -> bool:
@@ -363,6 +364,17 @@ class Bench:
             ready.step, ready.model = _gone, None
         self._handed_out.clear()
         free(self.device)
+
+
+def _with_buffers_of_its_own(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """Keep the modules of one arm, where they are Transformer Engine's, out of the updates of all others."""
+    own: Buffers = {}
+
+    def apart() -> torch.Tensor:
+        with buffers_apart(own):
+            return step()
+
+    return apart
 
 
 def _patience_s(until: float) -> float | None:
