@@ -1,14 +1,16 @@
-"""Compiling ahead, in a helper beside the trial: every arm is built at the smallest cut, so that the graphs
-of its blocks are in the compiler's caches on disk, where the trial finds them.
+"""Compiling ahead, in a helper beside the trial: arms are built there, so that their graphs are in the
+compiler's caches on disk, where the trial finds them.
 
 Blocks that are compiled one by one have the same graphs at every depth, also in code objects of a cut's own
-(`fxgraph_cache_hit`). One graph of several blocks is another at every depth, and is not compiled ahead.
+(`fxgraph_cache_hit`), so that the smallest cut will do. One graph of several blocks is another at every
+depth, and is built at the very cuts of the trial.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -16,8 +18,15 @@ from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import arms
+from fp8doctor.trial.copies import depth
+from fp8doctor.trial.copies.depth import Cut
+from fp8doctor.trial.copies.replica import unwrapped
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.cuts import compiled_as_one
+from fp8doctor.trial.variant import ArmPlan
+
+_log = logging.getLogger("fp8doctor")
 
 MOST_HELPERS, CORES_EACH = 2, 6
 """Helpers at most, and the cores that each of them and the trial need: a compilation keeps several busy."""
@@ -35,12 +44,12 @@ nothing cuts it while it is built. A choice: each helper has the weights in the 
 file that trains when it is imported would train again."""
 
 
-def how_many(job: Job, device: torch.device, loaded_s: float = 0.0) -> int:
+def how_many(job: Job, device: torch.device, loaded_s: float = 0.0, *, shallow: bool) -> int:
     """Return the number of helpers that there is room for; none beside a trial on a CPU, which needs the
-    cores."""
+    cores. ``shallow`` says that they build a few layers only."""
     weights = sum(each.numel() * each.element_size() for each in job.model.parameters())
     dear = weights > LARGEST_GIB * 2**30 or loaded_s > LONGEST_LOAD_S
-    if device.type != "cuda" or (job.rebuild is None and dear):
+    if device.type != "cuda" or (dear and not shallow):
         return 0
     free, total = torch.cuda.mem_get_info(device)
     cores = len(os.sched_getaffinity(0))
@@ -56,15 +65,55 @@ def confine(device: torch.device) -> None:
 
 
 def compile_arms(
-    job: Job, facts: Facts, prescription: Sequence[Step], names: Collection[str], device: torch.device
-) -> Iterator[str]:
-    """Build the arms of these names, and name each that was built."""
+    job: Job,
+    facts: Facts,
+    prescription: Sequence[Step],
+    work: Iterable[tuple[str, Mapping[str, int] | None]],
+    device: torch.device,
+) -> Iterator[float | None]:
+    """Build each arm at its cut, and tell the seconds that its warm-up took; None where it was not built.
+
+    A cut is told by the blocks that each list keeps; None is the smallest of all.
+    """
     planned = {plan.name: plan for plan in arms(facts, prescription, job)}
-    bench = Bench(job, [blocks.name for blocks in facts.network.blocks], device, smallest=True)
-    for name in names:
-        if name in planned:
-            attempt = Attempt(planned[name])
-            bench.build(attempt)
-            bench.let_go()
-            if attempt.no_number is None:
-                yield name
+    lists = [blocks.name for blocks in facts.network.blocks]
+    benches: dict[tuple[tuple[str, int], ...], Bench] = {}
+    for name, kept in work:
+        try:
+            cut = smallest(job, lists) if kept is None else Cut(kept)
+            blocks = tuple(cut.kept.items())
+            if blocks not in benches:
+                benches[blocks] = Bench(job, lists, device, only=cut)
+            yield _built(benches[blocks], planned[name])
+        except Exception:
+            _log.debug("%s is not compiled ahead", name, exc_info=True)
+            yield None
+
+
+def _built(bench: Bench, plan: ArmPlan) -> float | None:
+    attempt = Attempt(plan)
+    bench.build(attempt)
+    bench.let_go()
+    return attempt.ready[0].warm_up_s if attempt.no_number is None else None
+
+
+def smallest(job: Job, lists: Sequence[str]) -> Cut:
+    """Plan the smallest cut of the job."""
+    root = unwrapped(job.model)
+    return depth.plans(root, depth.named_in(root, lists))[-1].cuts[0]
+
+
+def layers_to_load(job: Job, facts: Facts) -> int | None:
+    """Return the layers that a helper has the model file's function build; None where it needs them all, or
+    none can be built apart.
+
+    One graph of several blocks is compiled at the cuts of the trial, blocks are at the smallest.
+    """
+    if job.rebuild is None:
+        return None
+    root = unwrapped(job.model)
+    within = depth.named_in(root, [blocks.name for blocks in facts.network.blocks])
+    if not compiled_as_one(job, within):
+        return LAYERS
+    plan = depth.plans(root, within, as_one=True)[0]
+    return None if plan.whole else max(max(cut.kept.values()) for cut in plan.cuts)

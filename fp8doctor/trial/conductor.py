@@ -113,7 +113,7 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
 def _bench(job: Job, lists: Sequence[str], run: TrialRun) -> Bench | NoNumber:
     """Make the bench, or say why there can be none."""
     try:
-        return Bench(job, lists, run.device, interrupts=run.own_process)
+        return Bench(job, lists, run.device, interrupts=run.own_process, ahead=run.ahead)
     except (NotReplicable, OriginalTouched) as error:
         return NoNumber(Reason.NOT_REPLICABLE, str(error))
     except torch.OutOfMemoryError:
@@ -129,8 +129,7 @@ def _bench(job: Job, lists: Sequence[str], run: TrialRun) -> Bench | NoNumber:
 def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
     """Build, time and prove the arms, then add the optional parts."""
     bench, run, budget = tracer.bench, tracer.run, tracer.run.budget
-    if not bench.as_one:
-        run.ahead.begin([each.plan.name for each in attempts if _is_compiled_ahead(each)])
+    bench.compile_ahead([each.plan for each in attempts if _is_compiled_ahead(each, bench)])
     _build(bench, attempts, run)
     run.ahead.end()
     enough_s = _enough_s(attempts, budget)
@@ -209,10 +208,14 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
             bench.build(attempt, until)
 
 
-def _is_compiled_ahead(attempt: Attempt) -> bool:
-    """Whether the arm may be compiled by others meanwhile: what is built first is not."""
+def _is_compiled_ahead(attempt: Attempt, bench: Bench) -> bool:
+    """Whether the arm may be compiled by others meanwhile: blocks of what is built first are not."""
     plan = attempt.plan
-    return attempt.no_number is None and plan.fp8 is True and plan.name != ArmName.AS_IS
+    if attempt.no_number is not None:
+        return False
+    if bench.as_one:
+        return plan.compiled or plan.fp8 is True or plan.name == ArmName.AS_IS
+    return plan.fp8 is True and plan.name != ArmName.AS_IS
 
 
 def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> NoNumber | None:

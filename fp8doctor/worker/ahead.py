@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,33 +27,60 @@ TOLD = ("target", "layers", "batch", "seq", "trial")
 """What a helper is told of the request of the process that it helps."""
 
 
+READY = b"ready\n"
+"""What a helper tells when it has loaded the target. Then it tells the seconds of each work, or null."""
+
+Work = tuple[str, int]
+"""An arm, and the number of the cut at which it is compiled."""
+
+
 class Helpers:
-    """The helpers of one trial. They load the target at once, and compile when they are told what."""
+    """The helpers of one trial. They load the target at once, and compile when they are told what: whoever is
+    free takes the next work."""
 
     def __init__(self, asked: dict[str, Any], device: str, count: int) -> None:
         request = {key: asked[key] for key in TOLD} | {HELPING: device, "parent": os.getpid()}
         self._facts: dict[str, Any] = {}
-        self._done: set[str] = set()
+        self._changed = threading.Condition()
+        self._waiting: list[Work] = []
+        self._asked: frozenset[Work] = frozenset()
+        self._at_work: set[Work] = set()
+        self._took_s: dict[Work, float] = {}
         self._processes: list[subprocess.Popen[bytes]] = []
         with suppress(OSError):  # the system may give no further process
             for _ in range(count):
                 self._processes.append(_started(json.dumps(request)))
-        for process in self._processes:
-            threading.Thread(target=self._listen, args=(process,), daemon=True).start()
 
     def know(self, facts: Facts) -> None:
         """Take the facts that the arms are planned with."""
         self._facts = facts.to_dict()
 
-    def begin(self, arms: Sequence[str]) -> None:
-        """Have the arms compiled, the first of them first."""
-        for number, process in enumerate(self._processes):
-            work = {"facts": self._facts, "arms": arms[number :: len(self._processes)]}
-            threading.Thread(target=_tell, args=(process, work), daemon=True).start()
+    def begin(self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None]) -> bool:
+        """Have this compiled, the first of it first, and tell whether anyone is there to do it.
+
+        ``cuts`` tells by number how many blocks each list keeps; None is the smallest of all cuts.
+        """
+        self._waiting, self._asked = list(work), frozenset(work)
+        for process in self._processes:
+            threading.Thread(target=self._employ, args=(process, cuts), daemon=True).start()
+        return bool(self._processes)
+
+    def take(self, work: Work, patience_s: float | None) -> float | None:
+        """Learn that the trial itself comes to it now, and return the seconds that it took to compile ahead.
+
+        What is being compiled is waited for, so long at most. None where it was not compiled.
+        """
+        with self._changed:
+            if work in self._waiting:
+                self._waiting.remove(work)
+            self._changed.wait_for(lambda: work not in self._at_work, patience_s)
+            return self._took_s.get(work)
 
     def done(self) -> frozenset[str]:
-        """Name the arms that are compiled."""
-        return frozenset(self._done)
+        """Name the arms that are compiled at every cut that was asked for."""
+        with self._changed:
+            left = {arm for arm, _ in self._asked.difference(self._took_s)}
+            return frozenset(arm for arm, _ in self._asked) - left
 
     def end(self) -> bool:
         """End every helper with all that it started, and tell whether there was one."""
@@ -63,11 +90,31 @@ class Helpers:
         self._processes = []
         return there
 
-    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+    def _employ(self, process: subprocess.Popen[bytes], cuts: Sequence[Mapping[str, int] | None]) -> None:
+        """Give a helper one work after the other, until none is left or it died."""
+        assert process.stdin is not None
         assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
-                self._done.add(line.decode().strip())
+        with suppress(OSError), process.stdout, process.stdin:
+            alive = _answer(process, self._facts) == READY
+            while alive and (work := self._next()):
+                alive = self._finish(work, _answer(process, (work[0], cuts[work[1]])))
+
+    def _next(self) -> Work | None:
+        with self._changed:
+            if not self._waiting:
+                return None
+            self._at_work.add(work := self._waiting.pop(0))
+            return work
+
+    def _finish(self, work: Work, told: bytes) -> bool:
+        """Note what became of a work, and tell whether its helper lives."""
+        alive = told.endswith(b"\n")
+        with self._changed:
+            self._at_work.discard(work)
+            if alive and (seconds := json.loads(told)) is not None:
+                self._took_s[work] = seconds
+            self._changed.notify_all()
+        return alive
 
 
 def _started(request: str) -> subprocess.Popen[bytes]:
@@ -102,8 +149,12 @@ def _started_by(pid: int) -> Iterator[int]:
                 yield from _started_by(child)
 
 
-def _tell(process: subprocess.Popen[bytes], work: dict[str, Any]) -> None:
-    """Send the work; a helper that still loads reads it later, and one that died not at all."""
+def _answer(process: subprocess.Popen[bytes], line: Any) -> bytes:
+    """Send a line and hear the answer: nothing of a helper that died."""
     assert process.stdin is not None
-    with suppress(OSError), process.stdin:
-        process.stdin.write(msgspec.json.encode(work))
+    assert process.stdout is not None
+    with suppress(OSError):
+        process.stdin.write(msgspec.json.encode(line) + b"\n")
+        process.stdin.flush()
+        return process.stdout.readline()
+    return b""

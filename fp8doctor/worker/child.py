@@ -28,7 +28,7 @@ from fp8doctor.loading.model_file import load
 from fp8doctor.loading.target import locate
 from fp8doctor.stages import BEFORE_TRIAL, Doing, Stage, Teller
 from fp8doctor.wording import error_in_words
-from fp8doctor.worker.ahead import HELPING, Helpers
+from fp8doctor.worker.ahead import HELPING, READY, Helpers
 from fp8doctor.worker.messages import Begun, Done, Examined, Failure, Lost, Message, Mistake, Traced
 from fp8doctor.worker.request import TrialRequest
 
@@ -135,7 +135,7 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any], loa
     ``loaded_s`` is what loading it took.
     """
     from fp8doctor.trial import Budget, DeviceLost, TrialRun, run_trial
-    from fp8doctor.trial.ahead import LAYERS, how_many
+    from fp8doctor.trial.ahead import how_many, layers_to_load
     from fp8doctor.trial.measure.device import choose_device
 
     request, skip = TrialRequest(**asked["trial"]), asked["skip"]
@@ -157,7 +157,8 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any], loa
     def keep(trial: Trial) -> None:
         channel.send(Examined(msgspec.structs.replace(facts, trial=trial).to_dict()))
 
-    fewer = {**asked, "layers": LAYERS} if job.rebuild and asked["layers"] is None else asked
+    layers = asked["layers"] or layers_to_load(job, facts)
+    count = 0 if skip else how_many(job, device, loaded_s, shallow=bool(job.rebuild and layers))
     try:
         run = TrialRun(
             device,
@@ -168,7 +169,7 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any], loa
             keep_trace,
             own_process=True,
             begin=teller.begin,
-            ahead=Helpers(fewer, str(device), how_many(job, device, loaded_s) if not skip else 0),
+            ahead=Helpers({**asked, "layers": layers}, str(device), count),
         )
         return run_trial(job, facts, proposed, run)
     except DeviceLost as lost:
@@ -186,7 +187,8 @@ def _proposed(facts: Facts, request: TrialRequest) -> tuple[Step, ...]:
 
 
 def _help(asked: dict[str, Any]) -> None:
-    """Be a helper: load the target, wait for the work, and name on stdout what is compiled."""
+    """Be a helper: load the target, and build what each line names. Told on stdout, a line each: that work
+    can be done, then the seconds of each."""
     told = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     from fp8doctor.trial.ahead import compile_arms, confine
@@ -197,10 +199,11 @@ def _help(asked: dict[str, Any]) -> None:
         return
     confine(device)
     job = load(asked["target"], layers=asked["layers"], batch=asked["batch"], seq=asked["seq"])
-    work = json.loads(sys.stdin.read())
-    facts, request = Facts.from_dict(work["facts"]), TrialRequest(**asked["trial"])
-    for name in compile_arms(job, facts, _proposed(facts, request), work["arms"], device):
-        os.write(told, f"{name}\n".encode())
+    facts, request = Facts.from_dict(json.loads(sys.stdin.readline())), TrialRequest(**asked["trial"])
+    os.write(told, READY)
+    work = map(json.loads, sys.stdin)
+    for seconds in compile_arms(job, facts, _proposed(facts, request), work, device):
+        os.write(told, json.dumps(seconds).encode() + b"\n")
 
 
 def _kept(trace: Path, file: Path) -> Traced:

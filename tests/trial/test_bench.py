@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,14 +13,15 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Target, Trial, Workload
-from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is, eager_bf16, on_model
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.compiling import records_cuda_graphs
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.copies.step import optimizer_for
-from fp8doctor.trial.measure import bench, timer
+from fp8doctor.trial.measure import bench, cuts, timer
+from fp8doctor.trial.measure.ahead import Nobody, Work
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import compiled_so_far
@@ -290,14 +291,14 @@ def test_one_graph_holds_several_blocks_where_what_holds_them_is_compiled(
     model = Decoder(2)
     wrapped = mark(model)
     job = Job(model=model if wrapped is None else wrapped, target=Target(), workload=Workload())
-    assert bench.compiled_as_one(job, ["blocks"]) is as_one
+    assert cuts.compiled_as_one(job, ["blocks"]) is as_one
 
 
 def test_one_graph_holds_the_blocks_of_a_step_that_is_compiled() -> None:
     step = torch.compile(lambda model, batch: model(batch).mean())
     job = Job(model=Decoder(2), target=Target(), workload=Workload(), training_step=step)
-    assert bench.compiled_as_one(job, ["blocks"])
-    assert not bench.compiled_as_one(job, []), "it has none"
+    assert cuts.compiled_as_one(job, ["blocks"])
+    assert not cuts.compiled_as_one(job, []), "it has none"
 
 
 def frames_of(model: nn.Module, lists: list[str], **settings: Any) -> tuple[int, list[Any]]:
@@ -331,6 +332,42 @@ def test_one_graph_is_compiled_anew_for_every_cut() -> None:
     frames, (shallow, deep) = frames_of(Decoder(26), [])
     assert frames == deep.graphs + shallow.graphs
     assert shallow.recompilations == deep.recompilations == 0
+
+
+class Beside(Nobody):
+    """Notes what it is asked for, and has compiled all of it in 1,000 s."""
+
+    def begin(self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None]) -> bool:
+        self.asked, self.taken = [(arm, cuts[number]) for arm, number in work], []
+        return True
+
+    def take(self, work: Work, patience_s: float | None) -> float | None:
+        self.taken.append(work)
+        return 1e3
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_one_graph_is_compiled_ahead_at_every_cut_and_begun_at_the_deepest(whole: bool) -> None:
+    model = Decoder(26)
+    if whole:
+        model.compile(backend="eager")
+    job = Job(
+        model=model,
+        target=Target(),
+        workload=Workload(accumulate=1),
+        batch=torch.randint(0, 96, (1, 8)),
+        loss=mean,
+    )
+    of = bench.Bench(job, ["blocks"], torch.device("cpu"), ahead=(beside := Beside()))
+    plans = [ArmPlan(ArmName.AS_IS, as_it_is), ArmPlan("a", as_it_is)]
+    of.compile_ahead(plans)
+    of.build(attempt := Attempt(plans[0]))
+    of.close()
+    shallow, deep = {"blocks": 2}, {"blocks": 6}
+    in_all = [(ArmName.AS_IS, shallow), ("a", deep), ("a", shallow)]
+    assert beside.asked == (in_all if whole else [(ArmName.AS_IS, None), ("a", None)])
+    assert beside.taken == [(ArmName.AS_IS, 1 if whole else 0), (ArmName.AS_IS, 0)]
+    assert [ready.warm_up_s for ready in attempt.ready] == [1e3, 1e3], "the seconds of cold caches"
 
 
 class Numbered(Block):

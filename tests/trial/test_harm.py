@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import pytest
@@ -38,6 +38,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure import bench, timer
+from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan
@@ -717,6 +718,44 @@ def test_transformer_engines_state_is_put_back_and_its_buffers_are_out_of_reach(
     assert manager.global_amax_buffer is buffer
     assert list(buffer) == ["forward_key"]
     assert buffer["forward_key"][0] is amax
+
+
+class Registers(nn.Linear):
+    """A layer that registers at its first forward, as those of Transformer Engine do, and tells at each how
+    many would be updated with it."""
+
+    seen: ClassVar[list[int]] = []
+    is_registered = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from tests.stand_ins.transformer_engine import FP8GlobalStateManager
+
+        manager: Any = FP8GlobalStateManager
+        if not self.is_registered:
+            manager.global_amax_buffer.setdefault("forward_key", []).append(self.weight)
+        self.is_registered = True
+        self.seen.append(len(manager.global_amax_buffer["forward_key"]))
+        return super().forward(x)
+
+
+def test_scales_of_one_arm_are_updated_in_its_own_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.stand_ins import transformer_engine
+
+    transformer_engine.install(monkeypatch, "quantization")
+    manager: Any = transformer_engine.FP8GlobalStateManager
+    monkeypatch.setattr(manager, "global_amax_buffer", {}, raising=False)
+    job = Job(
+        model=nn.Sequential(Registers(8, 8), Registers(8, 8)),
+        target=Target(),
+        workload=Workload(accumulate=1),
+        batch=torch.ones(2, 8),
+    )
+    of = bench.Bench(job, [], torch.device("cpu"))
+    for name in ("a", "b"):
+        of.build(Attempt(ArmPlan(name, as_it_is)))
+    of.close()
+    assert set(Registers.seen[2:]) == {1, 2}, "never those of the other arm"
+    assert len(manager.global_amax_buffer["forward_key"]) == 2, "of the first step, which no arm took"
 
 
 # When it raises

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 import fp8doctor
 from fp8doctor.examine import examine
@@ -17,13 +19,37 @@ from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.trial import ahead
+from fp8doctor.trial.copies.depth import Cut
+from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 from fp8doctor.worker import parent
 from fp8doctor.worker.ahead import Helpers
 from fp8doctor.worker.request import TrialRequest
 from tests.trial.test_conductor import job
-from tests.waiting import LONGEST_S, wait_for
-from tests.worker.test_trial import MODEL
+from tests.waiting import wait_for
+
+WHOLE = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(layers))
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+def build_model(layers=16):
+    model = Model(layers)
+    model.compile()
+    return model
+
+def example_batch():
+    return torch.ones(4, 8)
+"""
 
 pytestmark = pytest.mark.slow
 
@@ -38,21 +64,58 @@ def helpers(monkeypatch: pytest.MonkeyPatch, code: str, count: int = 1) -> Helpe
     return Helpers(ASKED, "cpu", count)
 
 
-def test_the_arms_are_shared_out_and_named_when_they_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "for arm in json.loads(sys.stdin.read())['arms']: print(arm, flush=True)"
-    of = helpers(monkeypatch, code, count=2)
-    of.know(Facts(target=Target(kind="file", name="m" * 2**20)))  # more than a pipe holds
-    of.begin(["a", "b", "c"])
-    wait_for("three arms to be named", lambda: of.done() == {"a", "b", "c"})
+LOADED = "sys.stdin.readline(); print('ready', flush=True)"
+
+EVERY = f"{LOADED}\nfor line in sys.stdin: print(json.loads(line)[1]['blocks'] / 2, flush=True)"
+"""Compiles whatever it is told in half a second a block."""
+
+LARGE = Facts(target=Target(kind="file", name="m" * 2**20))
+"""More than a pipe holds."""
+
+WORK = [("a", 1), ("a", 0), ("b", 1)]
+
+CUTS = [{"blocks": 2}, {"blocks": 6}]
+
+
+def test_whoever_is_free_takes_the_next_work_and_tells_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = helpers(monkeypatch, EVERY, count=2)
+    of.know(LARGE)
+    assert of.begin(WORK, CUTS)
+    wait_for("both arms to be compiled", lambda: of.done() == {"a", "b"})
+    assert [of.take(each, None) for each in WORK] == [3.0, 1.0, 3.0]
     assert of.end()
     assert not of.end()
+
+
+def test_an_arm_that_was_compiled_at_one_cut_only_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = "print(1 if json.loads(line)[1]['blocks'] == 2 else 'null', flush=True)"
+    of = helpers(monkeypatch, f"{LOADED}\nfor line in sys.stdin: {answer}")
+    of.begin(WORK, CUTS)
+    (process,) = of._processes
+    wait_for("its end", lambda: process.poll() is not None)
+    assert of.done() == frozenset()
+    assert [of.take(each, None) for each in WORK] == [None, 1.0, None]
+
+
+def test_what_is_being_compiled_is_waited_for_and_what_is_not_is_left_to_the_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = helpers(monkeypatch, f"{LOADED}\nsys.stdin.readline(); import time; time.sleep(1e6)")
+    of.begin(WORK, CUTS)
+    wait_for("its first work", lambda: of._at_work == {("a", 1)})
+    assert of.take(("a", 0), None) is None
+    assert of._waiting == [("b", 1)]
+    assert of.take(("a", 1), 1e-3) is None, "it takes too long"
+    threading.Timer(1e-2, of.end).start()
+    assert of.take(("a", 1), None) is None, "it died"
 
 
 def test_one_that_dies_or_hangs_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for code in ("sys.exit(1)", "import time; time.sleep(1e6)"):
         of = helpers(monkeypatch, code)
-        of.know(Facts(target=Target(kind="file", name="m" * 2**20)))
-        of.begin(["a"])
+        of.know(LARGE)
+        of.begin(WORK, CUTS)
+        assert of.take(("a", 1), None) is None
         assert of.end()
         assert of.done() == frozenset()
 
@@ -64,9 +127,9 @@ def test_what_a_helper_started_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> 
         f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {sleep!r}]).pid); {sleep}"
     )
     code = f"import subprocess; subprocess.run([sys.executable, '-uc', {worker!r}])"
-    of = helpers(monkeypatch, code)
-    wait_for("the worker's own worker", lambda: bool(of.done()))
-    (pid,) = of.done()
+    (process,) = (of := helpers(monkeypatch, code))._processes
+    assert process.stdout is not None
+    pid = process.stdout.readline()
     assert is_alive(int(pid))
     of.end()
     wait_for("its end", lambda: not is_alive(int(pid)))
@@ -81,12 +144,13 @@ def is_alive(pid: int) -> bool:
 def test_one_that_cannot_be_started_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["/nowhere/python", ""])
     of = Helpers(ASKED, "cpu", 2)
-    of.begin(["a"])
+    assert not of.begin(WORK, CUTS)
+    assert of.take(("a", 1), None) is None
     assert not of.end()
 
 
 def test_a_trial_on_a_cpu_has_the_cores_for_itself() -> None:
-    assert ahead.how_many(SMALL, torch.device("cpu")) == 0
+    assert ahead.how_many(SMALL, torch.device("cpu"), shallow=True) == 0
 
 
 def test_a_large_model_that_nothing_cuts_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +158,8 @@ def test_a_large_model_that_nothing_cuts_is_not_loaded_again(monkeypatch: pytest
     monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda pid: set(range(32)))
     with torch.device("meta"):
         large = replace(SMALL, model=torch.nn.Linear(2**16, 2**16))
-    assert ahead.how_many(large, torch.device("cuda", 0)) == 0
-    cut = replace(large, rebuild=lambda layers: (large.model, None))
-    assert ahead.how_many(cut, torch.device("cuda", 0)) == 2
+    assert ahead.how_many(large, torch.device("cuda", 0), shallow=False) == 0
+    assert ahead.how_many(large, torch.device("cuda", 0), shallow=True) == 2
 
 
 def test_a_file_that_takes_long_to_load_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,10 +167,9 @@ def test_a_file_that_takes_long_to_load_is_not_loaded_again(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70, 80))
     monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda pid: set(range(32)))
     gpu = torch.device("cuda", 0)
-    assert ahead.how_many(SMALL, gpu, loaded_s=60.0) == 0
-    assert ahead.how_many(SMALL, gpu, loaded_s=2.0) == 2
-    cut = replace(SMALL, rebuild=lambda layers: (SMALL.model, None))
-    assert ahead.how_many(cut, gpu, loaded_s=60.0) == 2
+    assert ahead.how_many(SMALL, gpu, loaded_s=60.0, shallow=False) == 0
+    assert ahead.how_many(SMALL, gpu, loaded_s=2.0, shallow=False) == 2
+    assert ahead.how_many(SMALL, gpu, loaded_s=60.0, shallow=True) == 2
 
 
 @pytest.mark.parametrize(("free", "cores", "count"), [(70, 16, 1), (70, 32, 2), (70, 6, 0), (40, 32, 0)])
@@ -116,12 +178,23 @@ def test_helpers_are_as_many_as_there_is_room_for(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80))
     monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda pid: set(range(cores)))
-    assert ahead.how_many(SMALL, torch.device("cuda", 0)) == count
+    assert ahead.how_many(SMALL, torch.device("cuda", 0), shallow=False) == count
 
 
-def test_arms_are_built_at_one_block_and_those_that_fail_are_not_named(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("blocks", "compiled", "layers"), [(26, False, ahead.LAYERS), (26, True, 6), (12, True, None)]
+)
+def test_one_graph_is_compiled_at_the_cuts_of_the_trial(
+    blocks: int, compiled: bool, layers: int | None
 ) -> None:
+    of = job(blocks=blocks, rebuild=lambda layers: (torch.nn.Linear(2, 2), None))
+    if compiled:
+        of.model.compile(backend="eager")
+    assert ahead.layers_to_load(of, examine(of)) == layers
+    assert ahead.layers_to_load(replace(of, rebuild=None), examine(of)) is None, "nothing builds fewer"
+
+
+def test_arms_are_built_at_their_cut_and_those_that_fail_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks: list[int] = []
 
     def noted(variant: Any) -> Any:
@@ -134,28 +207,45 @@ def test_arms_are_built_at_one_block_and_those_that_fail_are_not_named(
     plans = [ArmPlan("a", noted), ArmPlan("b", failing), ArmPlan("c", as_it_is)]
     monkeypatch.setattr(ahead, "arms", lambda facts, prescription, of: plans)
     of = job(blocks=26)
-    built = ahead.compile_arms(of, examine(of), [], ["b", "a", "unknown", "c"], torch.device("cpu"))
-    assert list(built) == ["a", "c"]
-    assert blocks == [1]
+    work = [
+        ("b", None),
+        ("a", None),
+        ("unknown", None),
+        ("a", {"blocks": 3}),
+        ("a", {"block": 3}),
+        ("c", None),
+    ]
+    built = list(ahead.compile_arms(of, examine(of), [], work, torch.device("cpu")))
+    assert [seconds is not None for seconds in built] == [False, True, False, True, False, True]
+    assert blocks == [1, 3]
 
 
-def test_a_helper_loads_the_target_and_compiles_what_the_trial_plans(
+@pytest.mark.inductor
+def test_a_helper_leaves_one_graph_of_several_blocks_in_the_caches_that_the_trial_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "model.py").write_text(
-        MODEL.replace("{compile}", "super().compile(*arguments, backend='eager')")
-    )
+    (tmp_path / "model.py").write_text(WHOLE)
     target = str(tmp_path / "model.py")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "argv", [*sys.argv])
-    facts = examine(load(target))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "caches"))
+    facts = examine(job := load(target))
     package = str(Path(fp8doctor.__file__).resolve())
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-P", "-c", parent._BOOT, package, "{}", ""])
     trial = {"budget_s": 60.0, "device": "cpu", "select": (), "ignore": (), "checks": (), "trace": None}
     assert TrialRequest(**trial)
-    of = Helpers({**ASKED, "target": target, "trial": trial}, "cpu", 1)
+    layers = ahead.layers_to_load(job, facts)
+    of = Helpers({**ASKED, "target": target, "trial": trial, "layers": layers}, "cpu", 1)
     of.know(facts)
-    of.begin(["float8_rowwise", "float8_tensorwise"])
+    cut = {"blocks": 2}
+    of.begin([("as_is", 0)], [cut])
     (process,) = of._processes
-    assert process.wait(LONGEST_S) == 0
-    wait_for("what it printed last", lambda: of.done() == {"float8_rowwise", "float8_tensorwise"}, 60.0)
+    wait_for("its end", lambda: process.poll() is not None)
+    assert of.done() == {"as_is"}
+    assert process.wait() == 0
+    counters.clear()
+    attempt = Attempt(ArmPlan("as_is", as_it_is))
+    Bench(job, ["blocks"], torch.device("cpu"), only=Cut(cut)).build(attempt)
+    assert attempt.no_number is None
+    caches = counters["inductor"]
+    assert (caches["fxgraph_cache_hit"], caches["fxgraph_cache_miss"]) == (2, 0), "forward and backward"

@@ -23,7 +23,6 @@ from fp8doctor.forked import NothingTold, told_by_a_fork
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
-from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import replicate, unwrapped
 from fp8doctor.trial.copies.step import call
 from fp8doctor.trial.layers import rows
@@ -78,8 +77,7 @@ def seen(job: Job, lists: list[str], wanted: list[str]) -> rows.Rows:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     original = unwrapped(job.model)
-    names = {cleaned(name): name for name, _ in original.named_modules()}
-    plan = depth.plans(original, [names[name] for name in lists if name in names])[-1]
+    plan = depth.plans(original, depth.named_in(original, lists))[-1]
     copied = replicate(job.model, cuts=plan.cuts[0].indices, share=True)[0]
     model = to_bf16(strip_compile_marks(copied)).train()
     give_own_code(model)

@@ -25,7 +25,7 @@ from fp8doctor.trial.copies.replica import OriginalTouched, unwrapped
 from fp8doctor.trial.copies.step import call, move, tensors
 from fp8doctor.trial.layers.expert_rows import ExpertRows
 from fp8doctor.trial.layers.shapes import of_interest
-from fp8doctor.trial.measure.bench import cut_of
+from fp8doctor.trial.measure.cuts import cut_of
 from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.state.digest import harm, of_the_users
 from fp8doctor.trial.state.guard import Guard
@@ -82,8 +82,7 @@ def seen(job: Job, lists: Iterable[str], wanted: Iterable[str], device: torch.de
     """
     job = replace(job, training_step=own_step(job.training_step, as_compiled=False))
     original = unwrapped(job.model)
-    names = {cleaned(name): name for name, _ in original.named_modules()}
-    plan = depth.plans(original, [names[name] for name in lists if name in names])[-1]
+    plan = depth.plans(original, depth.named_in(original, lists))[-1]
     model = strip_compile_marks(cut_of(job, plan.cuts[0], device)[1].train())
     give_own_code(model)
     batch = move(job.batch, device)

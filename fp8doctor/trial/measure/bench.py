@@ -5,17 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
 
-from fp8doctor.errors import UserError
-from fp8doctor.examine.compile_marks import compile_mark, step_mark
-from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import Health
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
@@ -26,7 +22,9 @@ from fp8doctor.trial.copies.compiling import give_own_code, records_cuda_graphs
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate, unwrapped
 from fp8doctor.trial.copies.step import like, move, optimizer_for, own_loss, own_rates, tensors, training_step
+from fp8doctor.trial.measure.ahead import Ahead, Nobody
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples
+from fp8doctor.trial.measure.cuts import compiled_as_one, cut_of, one_graph
 from fp8doctor.trial.measure.decided import is_decided
 from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.measure.evidence import compilations, compiled_so_far, executed
@@ -37,6 +35,7 @@ from fp8doctor.trial.measure.memory import gradients_of, held
 from fp8doctor.trial.measure.overrun import Overrun, given_up
 from fp8doctor.trial.measure.timer import interleave
 from fp8doctor.trial.state.guard import Guard
+from fp8doctor.trial.state.transformer_engine_state import Buffers, buffers_apart
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import NotTried, without_compile_marks
 from fp8doctor.trial.variant import ArmPlan, Variant
@@ -46,6 +45,10 @@ _log = logging.getLogger("fp8doctor")
 
 LEAST_WARM_UP, MOST_WARM_UP = 3, 10
 """Steps of an arm before it is timed: until one compiles nothing, within these bounds."""
+
+PATIENCE = 0.5
+"""Share of the time that is left for a build in which another process is waited for that compiles it already.
+A choice: what waits does not compile the same beside it, and a process that hangs does not cost the arm."""
 
 Classes = dict[type[nn.Module], type[nn.Module]]
 """Class of a module -> its subclass with code of its own."""
@@ -61,15 +64,16 @@ class Bench:
         device: torch.device,
         *,
         interrupts: bool = False,
-        smallest: bool = False,
+        only: depth.Cut | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         """The usual cuts, or the next smaller ones that fit. Raises `torch.OutOfMemoryError` when none do.
 
-        ``interrupts`` says that a build may be ended by an alarm of the process, ``smallest`` that the
-        smallest of all cuts will do.
+        ``interrupts`` says that a build may be ended by an alarm of the process, ``only`` is the one cut that
+        is wanted, and ``ahead`` compiles beside the trial.
         """
         self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
-        self.interrupts = interrupts
+        self.interrupts, self._ahead, self._helped = interrupts, ahead or Nobody(), False
         self._guard = Guard(job)
         if job.rebuild is None and not all(map(has_data, job.model.parameters())):
             raise NotReplicable("the model has no weights (meta device or fake tensors)")
@@ -89,13 +93,12 @@ class Bench:
         self.recomputed: tuple[str, ...] = ()
         """The outermost modules that ran again in the backward of the first step."""
         root = unwrapped(job.model)
-        names = {cleaned(name): name for name, _ in root.named_modules()}
-        cut = [names[name] for name in lists if name in names]
-        self.as_one = compiled_as_one(job, cut)
+        within = depth.named_in(root, lists)
+        self.as_one = compiled_as_one(job, within)
         """Whether one graph holds several blocks, so that each depth is compiled anew."""
-        *larger, last = depth.plans(root, cut, as_one=self.as_one)
-        if smallest:
-            self._lay_out(depth.Plan((), last.cuts[:1]))
+        *larger, last = depth.plans(root, within, as_one=self.as_one)
+        if only is not None:
+            self._lay_out(depth.Plan((), (only,)))
         elif not any(map(self._fits, larger)):
             self._lay_out(last)
         self.observer, self.host = Observer(device), HostObserver()
@@ -187,15 +190,29 @@ class Bench:
             still_there(self.device, attempt.plan.name)
             free(self.device)
 
+    def compile_ahead(self, plans: Sequence[ArmPlan]) -> None:
+        """Have these arms compiled beside the trial: blocks at the smallest cut, one graph of several at
+        every cut.
+
+        One graph of the step as it is is left to the trial at the deepest cut, where the trial begins then.
+        """
+        numbers = range(len(self.plan.cuts))[::-1] if self.as_one else range(1)
+        own = (ArmName.AS_IS, len(self.plan.cuts) - 1)
+        work = [each for plan in plans for number in numbers if (each := (plan.name, number)) != own]
+        self._helped = self._ahead.begin(work, [cut.kept if self.as_one else None for cut in self.plan.cuts])
+
     def _build_cuts(self, attempt: Attempt, until: float) -> None:
         """Make the arm at every cut. What is compiled block by block is compiled for the deepest and serves
         the others."""
         numbers = range(1 if attempt.plan.name == ArmName.SELF_CHECK else len(self.bases))
         made: dict[int, Ready] = {}
+        cold_s: dict[int, float | None] = {}
         own: Classes = {}
-        for number in numbers if self.as_one else reversed(numbers):
-            if made and time.monotonic() + self._further_s(next(iter(made.values()))) > until:
+        for number in numbers if self.as_one and not self._helped else reversed(numbers):
+            if made and time.monotonic() + self._further_s(made, number) > until:
                 raise Overrun
+            work = attempt.plan.name, number if self.as_one else 0
+            cold_s[number] = self._ahead.take(work, _patience_s(until))
             ready = self._at_cut(attempt.plan, number, own)
             if made and own and ready.compiled.graphs and ready.compiled.recompilations != 0:
                 ready = self._at_cut(attempt.plan, number, {})
@@ -204,6 +221,8 @@ class Bench:
             made[number] = ready
             if not self._serves_others(ready.model):
                 own = {}
+        for number, ready in made.items():
+            ready.warm_up_s = max(ready.warm_up_s, cold_s[number] or 0.0)
         attempt.ready = [made[number] for number in numbers]
 
     def _at_cut(self, plan: ArmPlan, number: int, own: Classes) -> Ready:
@@ -212,7 +231,7 @@ class Bench:
         give_own_code(replica, own)
         variant = plan.make(self.variant(replica))
         optimizer = self._optimizer(variant, number)
-        step = training_step(self.job, variant, optimizer, self.device)
+        step = _with_buffers_of_its_own(training_step(self.job, variant, optimizer, self.device))
         return self._warm(step, variant.model, optimizer)
 
     def _serves_others(self, model: nn.Module | None) -> bool:
@@ -223,10 +242,14 @@ class Bench:
             self.as_one or one_graph(model, lists) or records_cuda_graphs(model)
         )
 
-    def _further_s(self, first: Ready) -> float:
-        """Estimate the least that a further cut takes by the first: one graph of more blocks compiles longer,
+    def _further_s(self, made: dict[int, Ready], number: int) -> float:
+        """Estimate the least that a further cut takes by the last: one graph compiles for every block of it,
         and single blocks are compiled already."""
-        return first.warm_up_s if self.as_one else LEAST_WARM_UP * first.step_s
+        last = next(reversed(made))
+        if not self.as_one:
+            return LEAST_WARM_UP * made[last].step_s
+        here, there = (sum(self.plan.cuts[each].kept.values()) for each in (number, last))
+        return made[last].warm_up_s * min(1.0, here / there)
 
     def _warm(
         self, step: Callable[[], torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
@@ -343,49 +366,20 @@ class Bench:
         free(self.device)
 
 
-def compiled_as_one(job: Job, lists: Sequence[str]) -> bool:
-    """Whether the step, a list of blocks or what holds one is compiled."""
-    return bool(lists) and (step_mark(job.training_step) is not None or one_graph(job.model, lists))
+def _with_buffers_of_its_own(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """Keep the modules of one arm, where they are Transformer Engine's, out of the updates of all others."""
+    own: Buffers = {}
+
+    def apart() -> torch.Tensor:
+        with buffers_apart(own):
+            return step()
+
+    return apart
 
 
-def one_graph(model: nn.Module, lists: Sequence[str]) -> bool:
-    """Whether a list of blocks or what holds one is compiled in the model."""
-    holders = (
-        module
-        for name, module in model.named_modules()
-        if not name or any(f"{cleaned(each)}.".startswith(f"{cleaned(name)}.") for each in lists)
-    )
-    marks = (compile_mark(module, "", Kind(type(module))) for module in holders)
-    return any(mark and mark.compiles is not False for mark in marks)
-
-
-def cut_of(job: Job, cut: depth.Cut, device: torch.device) -> tuple[Job, nn.Module, Mapping[int, Any]]:
-    """Make a cut on the device: by the model file's own function where it can, else by copying the model.
-
-    With it come the job that it belongs to and the memo from that job's parameters to the cut's.
-    """
-    of, cuts = job, dict(cut.indices)
-    if job.rebuild is not None and len(cut.kept) == 1:
-        ((name, blocks),) = cut.kept.items()
-        try:
-            with device:
-                model, optimizer = job.rebuild(blocks)
-            depth.compare(unwrapped(job.model), unwrapped(model), name, blocks)
-        except (UserError, depth.NotTheCut) as error:
-            if isinstance(error.__cause__, torch.OutOfMemoryError):
-                raise torch.OutOfMemoryError(str(error)) from error
-            if any(parameter.is_meta for parameter in job.model.parameters()):
-                raise NotReplicable(
-                    f"the model file's own cut to {blocks} blocks cannot be used: {error}"
-                ) from error
-        else:
-            of, cuts = replace(job, model=model, optimizer=optimizer), {}
-    here = of is not job and all(
-        tensor.device == device for tensor in (*of.model.parameters(), *of.model.buffers())
-    )
-    if here:
-        return of, of.model, {id(parameter): parameter for parameter in of.model.parameters()}
-    return of, *replicate(of.model, device=device, cuts=cuts)
+def _patience_s(until: float) -> float | None:
+    """Return how long another process is waited for; None without an end."""
+    return None if math.isinf(until) else PATIENCE * max(0.0, until - time.monotonic())
 
 
 def _gone() -> torch.Tensor:

@@ -2,54 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
-from fp8doctor.facts import Facts, Trial
+from fp8doctor.facts import Trial
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.stages import Stage
+from fp8doctor.trial.measure.ahead import Ahead, Nobody
 from fp8doctor.trial.measure.budget import Budget
 
 KeepTrace = Callable[[str, Path], object]
 """Takes the name of an arm and the trace of its step at the deepest cut, a file that is removed
 afterwards."""
-
-
-class Ahead(Protocol):
-    """Compiles arms beside the trial, before it comes to them."""
-
-    def know(self, facts: Facts) -> None:
-        """Take the facts that the arms are planned with."""
-
-    def begin(self, arms: Sequence[str]) -> None:
-        """Have the arms compiled, the first of them first."""
-
-    def done(self) -> frozenset[str]:
-        """Name the arms that are compiled."""
-
-    def end(self) -> bool:
-        """End all that is done beside the trial, and tell whether there was any."""
-
-
-class Nobody:
-    """Compiles nothing."""
-
-    def know(self, facts: Facts) -> None:
-        pass
-
-    def begin(self, arms: Sequence[str]) -> None:
-        pass
-
-    def done(self) -> frozenset[str]:
-        return frozenset()
-
-    def end(self) -> bool:
-        return False
 
 
 def _ignore(*_: object) -> None:

@@ -2,9 +2,11 @@
 
 The one place that reads ``FP8GlobalStateManager``: class attributes up to 2.14, the dataclass
 ``quantization_state`` from 2.15 on (sources at v1.0, v2.2 and main of November 2026); the module is
-``quantization`` from 2.9 on, ``fp8`` before. Leaving a ``te.autocast`` with delayed scaling updates the
-scales of every module that ever registered in the global buffers, the user's own included. So the buffers are
-empty while replicas run.
+``quantization`` from 2.9 on, ``fp8`` before. Leaving a ``te.autocast``, whatever its recipe, updates the
+scales of every module that ever registered in the global buffers for delayed scaling
+(``reduce_and_update_fp8_tensors``, the same in the source of August 2026), and so does the backward. So the
+user's own are out of reach while replicas run, and every replica that is timed has buffers of its own: the
+modules of one arm would be updated in the steps of all others.
 """
 
 from __future__ import annotations
@@ -46,13 +48,20 @@ def write(before: dict[str, Any]) -> None:
 SETTINGS = (("FP8 state of Transformer Engine", read, write),)
 
 
+Buffers = dict[str, dict[str, Any]]
+"""Name of a global buffer -> what stands in its place for some replicas alone."""
+
+
 @contextmanager
-def buffers_apart() -> Iterator[None]:
-    """Keep the global buffers empty inside, and put the very same ones back afterwards."""
-    state = _state()
+def buffers_apart(own: Buffers | None = None) -> Iterator[None]:
+    """Have other global buffers inside, and put the very same ones back afterwards.
+
+    They are those in ``own``, which is filled with empty ones where it lacks one; without it they are empty.
+    """
+    state, own = _state(), {} if own is None else own
     kept = {name: getattr(state, name) for name in BUFFERS if isinstance(getattr(state, name, None), dict)}
     for name in kept:
-        setattr(state, name, {})
+        setattr(state, name, own.setdefault(name, {}))
     try:
         yield
     finally:

@@ -1,0 +1,55 @@
+"""What a trial asks of who compiles its arms beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from fp8doctor.facts import Facts
+
+Work = tuple[str, int]
+"""The name of an arm, and the number of the cut at which it is compiled."""
+
+
+class Ahead(Protocol):
+    """Compiles arms beside the trial, before it comes to them."""
+
+    def know(self, facts: Facts) -> None:
+        """Take the facts that the arms are planned with."""
+
+    def begin(self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None]) -> bool:
+        """Have this compiled, the first of it first, and tell whether anyone is there to do it.
+
+        ``cuts`` tells by number how many blocks each list keeps; None is the smallest of all cuts.
+        """
+
+    def take(self, work: Work, patience_s: float | None) -> float | None:
+        """Learn that the trial itself comes to it now, and return the seconds that it took to compile ahead.
+
+        What is being compiled is waited for, so long at most. None where it was not compiled.
+        """
+
+    def done(self) -> frozenset[str]:
+        """Name the arms that are compiled at every cut that was asked for."""
+
+    def end(self) -> bool:
+        """End all that is done beside the trial, and tell whether there was any."""
+
+
+class Nobody:
+    """Compiles nothing."""
+
+    def know(self, facts: Facts) -> None:
+        pass
+
+    def begin(self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None]) -> bool:
+        return False
+
+    def take(self, work: Work, patience_s: float | None) -> float | None:
+        return None
+
+    def done(self) -> frozenset[str]:
+        return frozenset()
+
+    def end(self) -> bool:
+        return False
