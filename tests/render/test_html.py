@@ -90,7 +90,7 @@ def test_the_page_has_all_its_parts_in_order(demo: Report) -> None:
 def test_a_chart_says_in_words_what_it_draws(demo: Report) -> None:
     words = [text(svg.find("title")) for svg in parsed(html.render(demo)).iter("svg") if svg.get("role")]
     assert (
-        "FP8, as it is: 371.8 ± 1.0 ms (FP8 GEMM 30.8, other GEMM 4.0, casts 282.7, attention 11.0, "
+        "FP8 as you run it: 371.8 ± 1.0 ms (FP8 GEMM 30.8, other GEMM 4.0, casts 282.7, attention 11.0, "
         "other 28.0, idle 15.2)" in words
     )
     assert "BF16: 104.1 ± 2.9 ms (not profiled)" in words
