@@ -118,7 +118,7 @@ def test_a_treatment_that_is_the_whole_prescription_has_one_row() -> None:
 def test_the_table_without_gib() -> None:
     """A CPU has no peak: the column is left out, as an empty one always was."""
     lines = text.render(of(FP8_EAGER, BF16), verbose=True).splitlines()
-    assert "  ms a step              total  FP8 GEMM  other GEMM  casts  attention  other  idle" in lines
+    assert "  ms a step          total  FP8 GEMM  other GEMM  casts  attention  other  idle" in lines
 
 
 def test_where_it_does_not_fit_the_parts_are_told_below() -> None:
