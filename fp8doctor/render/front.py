@@ -104,9 +104,8 @@ def front(report: Document, *, quiet: bool = False, whole: bool = False) -> Fron
     """Write what the first screen says; with ``quiet`` the answer and what is at least a warning, with
     ``whole`` no step of the plan is folded."""
     screen = first_screen(report, quiet=quiet, whole=whole)
-    steps, small = plan(
-        report, [each for each in report.findings if not quiet or each.severity in ("warning", "error")]
-    )
+    shown = [each for each in report.findings if not quiet or each.severity in ("warning", "error")]
+    steps, small = plan(report, shown, whole=whole)
     facts, said = report.facts, answer(report, steps)
     return Front(
         job=(f"fp8doctor {report.tool.version}", *filter(None, [plainly(model(facts))])),

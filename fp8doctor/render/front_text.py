@@ -85,15 +85,13 @@ class Canvas(Struct, frozen=True):
         from rich.text import Text
 
         plain = text.replace("± ", "+-").translate(ASCII).encode("ascii", "replace").decode()
-        return Text(plain if self.ascii else text, style)
+        return Text.assemble((plain if self.ascii else text, style))
 
     def glyph(self, of: tuple[str, str, str]) -> str:
         return of[self.ascii]
 
     def mark(self, mark: Mark) -> Text:
-        from rich.text import Text
-
-        return Text(self.glyph(MARKS[mark]), MARKS[mark][2])
+        return self.own(self.glyph(MARKS[mark]), MARKS[mark][2])
 
     def packed(self, pieces: Iterable[Text], joint: str = " · ", indent: int = 0) -> Iterator[Text]:
         """Put pieces side by side, broken between two of them where they fit; further lines are indented."""

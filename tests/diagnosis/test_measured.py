@@ -642,7 +642,7 @@ def test_fp8_is_judged_against_the_users_own_form_of_bf16(own_ms: float, summary
     last = report.prescription[-1].treatment
     assert last.summary.startswith(summary)
     assert last.code == f"# leave out the conversion to FP8\n{lines}"
-    assert "  BF16, your own compile" in render(report)
+    assert "  BF16 compiled your way" in render(report)
 
 
 def test_the_faster_form_of_a_conversion_stands_and_says_which_it_is() -> None:
