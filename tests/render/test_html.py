@@ -143,7 +143,7 @@ def test_the_losses_are_drawn_and_told(demo: Report) -> None:
     root = hold_sound(html.render(report))
     (drawn,) = (each for each in root.iter("svg") if each.get("class") == "losses")
     assert text(drawn.find("title")) == (
-        "BF16 with other last bits: 4 to 2.31; BF16: 4 to 2.31; FP8, as it is: 4 to 2.5, 1 not finite"
+        "BF16 with other last bits: 4 to 2.31; BF16: 4 to 2.31; FP8 as you run it: 4 to 2.5, 1 not finite"
     )
     points = [each.get("points") for each in drawn.iter("polyline") if each.get("class") == "as_is"]
     assert points == ["0.0,0.0 250.0,100.0", "750.0,200.0 1000.0,150.0"]
