@@ -46,7 +46,7 @@ def wants_ascii() -> bool:
     if (os.environ.get("LC_ALL") or os.environ.get("LANG")) in ("C", "POSIX"):
         return True
     try:
-        "✗✓–−·".encode(sys.stdout.encoding)
+        "✗✓–−·█▓▒░╱╭".encode(sys.stdout.encoding)
     except UnicodeEncodeError:
         return True
     return False

@@ -52,7 +52,10 @@ OK, FOUND, FAILED, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: nothing grave, findings at or above ``--fail-on``, no complete report, Ctrl-C."""
 
 WIDEST = 100
-"""Columns of a report on a wide terminal, in a pipe or in a file."""
+"""Columns of a report in a pipe or in a file, and of other pages on a wide terminal."""
+
+WIDEST_SCREEN = 120
+"""Columns of a report on a wide terminal."""
 
 
 class ReportOptions(Struct, frozen=True):
@@ -304,6 +307,7 @@ def for_build_server(report: Document, wanted: ReportOptions, format: str) -> st
 
 
 def show_report(report: Document, wanted: ReportOptions) -> None:
-    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns) if sys.stdout.isatty() else WIDEST
+    terminal = shutil.get_terminal_size((WIDEST, 24)).columns
+    width = min(WIDEST_SCREEN, terminal) if sys.stdout.isatty() else WIDEST
     text = rendered(report, wanted, wanted.format, width=width, colour=wants_colour(), ascii=wants_ascii())
     show(text.encode() if wanted.format in BYTES else text)

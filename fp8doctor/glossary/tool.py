@@ -86,11 +86,11 @@ TOOL = (
         "One form of the training step that the trial times.",
     ),
     Word(
-        ("as it is", "FP8, as it is", "as_is"),
+        ("as it is", "FP8 as you run it", "FP8, as it is", "as_is"),
         "The job unchanged, as it was given.",
     ),
     Word(
-        ("best BF16", "baseline", "BF16, compiled", "your own compile"),
+        ("best BF16", "baseline", "BF16 compiled", "BF16, compiled", "your own compile"),
         "The fastest form of BF16 that was timed: eager, compiled block by block, or under your own compile.",
         ("CMP007",),
     ),

@@ -1,16 +1,24 @@
-"""The answer of a report in four short lines: what, why, what to do, and how far it can go."""
+"""The answer of a report in short lines: is FP8 slower, why, what to do, what comes then, and is it sure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
+from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import ceiling
-from fp8doctor.diagnosis.answer import Verdict
-from fp8doctor.diagnosis.document import Document
-from fp8doctor.facts import if_recorded
-from fp8doctor.render.screen import saving_in_words
+from fp8doctor.analysis.step_difference import Waterfall
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
+from fp8doctor.diagnosis.document import Document, Step
+from fp8doctor.diagnosis.outlook import outlook
+from fp8doctor.facts import if_recorded, recorded
+from fp8doctor.finding import Finding
+from fp8doctor.render.certainty import certainty
+from fp8doctor.render.timing import as_is_difference
+from fp8doctor.render.words import PARTS, plainly
 
 Tone = Literal["bad", "good", "plain"]
 
@@ -23,9 +31,12 @@ WHAT: dict[str, tuple[Tone, str]] = {
     "fp8_faster": ("good", "FP8 is faster than BF16"),
     "too_noisy": ("plain", "The timing is too noisy to tell"),
     "no_fp8": ("plain", "No FP8 training here"),
-    "not_measured": ("plain", "FP8's speed was not measured"),
+    "not_measured": ("plain", "Whether FP8 is faster was not measured"),
 }
 """Status of the verdict -> how it looks, and what it says."""
+
+MOST_CAUSES = 2
+"""Causes that are named beside what they cost."""
 
 
 class Answer(Struct, frozen=True):
@@ -36,28 +47,32 @@ class Answer(Struct, frozen=True):
     numbers: str
     why: tuple[str, ...]
     fix: tuple[str, ...]
+    then: str
+    """What a step takes once that is done."""
     limit: str
+    sure: str
+    """What the answer rests on, and how far that can be trusted."""
 
 
-def answer(report: Document) -> Answer:
-    """Write the answer of a report; the whole of it is in the summary of the verdict."""
+def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
+    """Write the answer of a report; the whole of it is in the summary of the verdict.
+
+    ``steps`` are those of the plan that are shown, all of them where none are given.
+    """
     verdict = report.verdict
     tone, what = WHAT.get(verdict.status, ("plain", verdict.status.replace("_", " ")))
     most = if_recorded(ceiling, report.facts)
-    steps = report.prescription
-    grave = [each.title for each in report.findings if each.severity in ("warning", "error")]
     return Answer(
         tone=tone,
-        what=_how_much(verdict, what),
-        numbers=_numbers(verdict),
-        why=tuple(each.title for each in steps if each.code) or tuple(grave[:1]),
-        fix=tuple(
-            f"{each.treatment.summary}{f' ({saving})' if (saving := saving_in_words(each.saving_ms)) else ''}"
-            for each in steps
-        ),
+        what=_how_much(verdict, what) if recorded(report.facts, "network") else "No model was examined",
+        numbers=if_recorded(_numbers, report) or "",
+        why=tuple(map(plainly, _why(report))),
+        fix=tuple(map(plainly, _fix(report, report.prescription if steps is None else steps))),
+        then=plainly(_then(report)),
         limit=f"FP8 can make this step at most {most.speedup:.2f}× as fast as BF16 on this GPU, {most.basis}."
         if most
         else "",
+        sure=certainty(report),
     )
 
 
@@ -79,9 +94,129 @@ def _times(ratio: float) -> str:
     return f"{ratio:.1f}×" if ratio >= 2 else f"{ratio:.2f}×"
 
 
-def _numbers(verdict: Verdict) -> str:
+def _numbers(report: Document) -> str:
+    """Write both times and their basis; what the cost model expects where none was measured."""
+    verdict = report.verdict
+    if verdict.status == "not_measured" and verdict.basis == "modelled" and not verdict.step_ms:
+        expects = modelled_speedup(report.facts)
+        return _expected(expects.as_is, expects.compiled, expects.gpu) if expects else ""
     if not verdict.step_ms:
         return ""
-    compared = verdict.bf16_step_ms and verdict.status != "no_fp8"
-    against = f" against {verdict.bf16_step_ms:,.1f} ms in BF16" if compared else ""
-    return f"{verdict.step_ms:,.1f} ms a step{against}, {verdict.basis or 'as it ran'}"
+    if not verdict.bf16_step_ms or verdict.status == "no_fp8":
+        return f"{verdict.step_ms:,.1f} ms a step, {verdict.basis or 'as it ran'}"
+    if verdict.status in GRAVE:
+        return (
+            f"{verdict.step_ms:,.1f} ms a step as you run it, best BF16 {verdict.bf16_step_ms:,.1f}, measured"
+        )
+    if verdict.basis == "modelled":
+        return f"{verdict.step_ms:,.1f} ms a step, measured, against {verdict.bf16_step_ms:,.1f}, modelled"
+    return f"{verdict.step_ms:,.1f} against {verdict.bf16_step_ms:,.1f} ms a step, {verdict.basis}"
+
+
+def _expected(as_is: float, compiled: float, gpu: str) -> str:
+    later = f", {compiled:.2f}× compiled" if compiled - as_is >= 0.01 else ""
+    return f"the cost model expects {as_is:.2f}× of BF16{later} ({gpu})"
+
+
+def _why(report: Document) -> Iterator[str]:
+    """Tell the cause, and beside it what it costs where the step was profiled."""
+    verdict = report.verdict
+    grave = _gravest(report)
+    if verdict.status in GRAVE and grave:
+        yield _sentence(grave.title)
+        return
+    if verdict.status == "step_raises":
+        yield verdict.summary
+        return
+    causes = [each.title for each in report.prescription if each.code][:MOST_CAUSES]
+    causes = causes or [each.title for each in report.findings if each.severity in ("warning", "error")][:1]
+    slower = verdict.status == "fp8_slower"
+    if slower or verdict.basis != "measured":
+        yield from map(_sentence, causes)
+    difference = if_recorded(as_is_difference, report.facts)
+    if difference and verdict.basis == "measured" and verdict.status != "no_fp8":
+        yield _cost(difference)
+    elif not causes or (not slower and verdict.basis == "measured"):
+        yield _without_a_cause(report)
+
+
+def _gravest(report: Document) -> Finding | None:
+    """Find what breaks the job, else the first error."""
+    breaks = (each for each in report.findings if recorded(each, "breaks") and each.breaks in BROKEN)
+    errors = (each for each in report.findings if each.severity == "error")
+    return next(breaks, None) or next(errors, None)
+
+
+def _cost(found: Waterfall) -> str:
+    """Tell what converting costs and what the matmuls save; where something else weighs more, that too."""
+    casts, saved = found.parts_ms.get("casts", 0.0), found.gemms_saved_ms
+    told = (
+        f"Converting to FP8 costs {casts:,.1f} ms a step; the FP8 matmuls save {saved:,.1f}"
+        if saved >= 0
+        else f"Converting to FP8 costs {casts:,.1f} ms a step, and the matmuls take {-saved:,.1f} ms longer"
+    )
+    others = {name: ms for name, ms in found.parts_ms.items() if name not in ("casts", "GEMMs")}
+    name, most = max(others.items(), key=lambda each: each[1], default=("", 0.0))
+    if most > max(casts, 0.1 * abs(found.difference_ms)) and found.difference_ms > 0:
+        told += f"; {'an idle GPU costs' if name == 'idle' else f'{PARTS.get(name, name)} cost'} {most:,.1f}"
+    return f"{told}."
+
+
+def _without_a_cause(report: Document) -> str:
+    verdict = report.verdict
+    if verdict.status == "fp8_slower":
+        return "No check of this version explains it."
+    if verdict.status == "not_measured" and not verdict.basis:
+        return verdict.summary
+    if verdict.status in ("no_fp8", "too_noisy"):
+        return verdict.summary
+    if verdict.basis == "modelled":
+        return "No check found what would slow FP8 down."
+    return "What the step is made of was not profiled."
+
+
+def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
+    """Tell what to do, each step by its number."""
+    leave_off = next((n for n, step in enumerate(steps, 1) if step.treatment.name == STAY_IN_BF16), None)
+    if leave_off:
+        yield f"Leave FP8 off{f' (fix {leave_off})' if len(steps) > 1 else ''}."
+        return
+    if steps:
+        yield from (_numbered(number, step, len(steps)) for number, step in enumerate(steps, 1))
+        return
+    grave = _gravest(report) or next((each for each in report.findings if each.severity == "warning"), None)
+    if grave:
+        yield f"No change is known that mends it; fp8doctor explain {grave.code} tells more."
+    elif report.verdict.status == "fp8_slower":
+        yield "Leave FP8 off until it is known why."
+    elif report.verdict.status == "not_measured" and not recorded(report.facts, "network"):
+        yield "Nothing can be advised before a model was examined."
+    elif report.next and report.verdict.basis != "measured":
+        yield f"Nothing has to be changed; time it on a GPU: {report.next.command}"
+    else:
+        yield "Nothing has to be changed."
+
+
+def _numbered(number: int, step: Step, count: int) -> str:
+    told = _sentence(step.treatment.summary)
+    return f"{number}. {told}" if count > 1 else told
+
+
+def _then(report: Document) -> str:
+    """Tell where that ends."""
+    verdict = report.verdict
+    if told := outlook(report):
+        return told
+    if verdict.status == "no_fp8" and verdict.achievable_speedup:
+        how = "measured" if verdict.basis == "measured" else "modelled"
+        return f"FP8 would run at {verdict.achievable_speedup:.2f}× of the best BF16, {how}."
+    if verdict.status == "no_fp8":
+        return "What FP8 would give is not known: nothing was timed."
+    if not recorded(report.facts, "network"):
+        return "Not known: no model was examined."
+    return "Not known before a GPU has timed it."
+
+
+def _sentence(title: str) -> str:
+    first = title.partition(" ")[0]
+    return f"{title[:1].upper() if first.isalpha() else title[:1]}{title[1:].rstrip('.')}."

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from statistics import median
 
 from fp8doctor.analysis.layers import main_rows
 from fp8doctor.analysis.outcome import watched_job
-from fp8doctor.facts import Facts, Gpu, Package, Software, if_recorded, recorded
+from fp8doctor.facts import Facts, Gpu, Linear, Package, Software, if_recorded, recorded
+from fp8doctor.render.words import RECIPES
 from fp8doctor.wording import plural
 
 SHOWN_PACKAGES = {"torchao": "torchao", "transformer_engine": "TE"}
 """Packages that are named where they are installed: import name -> what people call it."""
+
+STACKS = {"transformer_engine": "Transformer Engine"}
+"""FP8 implementations that are not called as their package is."""
 
 SXM = ("A100", "H100", "H200")
 """GPUs whose datasheet is that of the SXM board, which is faster than the PCIe one of the same name."""
@@ -36,6 +41,23 @@ def _gpu(facts: Facts, modelled: str) -> str:
         return f"{names}; no {'modelled costs for AMD' if amd else 'datasheet, so no modelled costs'}"
     assumed = recorded(facts, "assumed_gpu") and facts.assumed_gpu
     return f"{names}; costs modelled for {modelled}" if assumed else names
+
+
+def fp8_share(facts: Facts) -> str:
+    """Tell how many layers train in FP8, by which library and recipe."""
+    linears = facts.network.linears
+    in_fp8 = [linear for linear in linears if linear.use == "training"]
+    stacks = [STACKS.get(each, each) for each in _names(in_fp8, "stack")]
+    how = ", ".join((*stacks, *(RECIPES.get(each, each) for each in _names(in_fp8, "recipe"))))
+    share = f"{len(in_fp8)} of {plural(len(linears), 'Linear')}"
+    if not in_fp8:
+        return f"no FP8 in {plural(len(linears), 'Linear')}"
+    return f"FP8 ({how}) in {share}" if how else f"FP8 in {share}"
+
+
+def _names(linears: Iterable[Linear], field: str) -> list[str]:
+    read = (getattr(each, field) for each in linears if recorded(each, field))
+    return list(dict.fromkeys(filter(None, read)))
 
 
 def _label(gpu: Gpu) -> str:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from fp8doctor.analysis.ledger import Ledger, LedgerLine
 from fp8doctor.analysis.step_difference import signed
-from fp8doctor.render.timing import label
+from fp8doctor.render.words import variant
 from fp8doctor.wording import plural
 
 HEADS = ("ms of one GEMM, alone", "calls", "BF16", "FP8", "casts", "saved", "saved a step")
@@ -72,6 +72,6 @@ def _sentences(ledger: Ledger, fp8: bool) -> Iterator[str]:
     if ledger.fp8_arm and ledger.bf16_arm and ledger.step_saved_ms is not None:
         yield (
             f"In the step GEMMs and casts save {signed(ledger.step_saved_ms)} ms "
-            f"({label(ledger.fp8_arm, fp8)}, against {label(ledger.bf16_arm, fp8)}). "
+            f"({variant(ledger.fp8_arm, fp8)}, against {variant(ledger.bf16_arm, fp8)}). "
             f"Not explained by single layers: {signed(ledger.unexplained_ms or 0.0)} ms."
         )

@@ -18,7 +18,7 @@ WIDE, HIGH = 1000, 200
 NAMES = {
     ArmName.BF16_DISTURBED: "BF16 with other last bits",
     ArmName.BF16: "BF16",
-    ArmName.AS_IS: "FP8, as it is",
+    ArmName.AS_IS: "FP8 as you run it",
 }
 """Arms whose loss is followed, those that lie over the others last."""
 

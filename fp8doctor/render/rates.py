@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from fp8doctor.analysis.rates import Rates
-from fp8doctor.render.timing import label
-
-NAMES = {"as_is_compiled": "FP8, compiled"}
-"""Variants that are modelled and are no arm."""
+from fp8doctor.render.words import variant
 
 
 class RateTable(Struct, frozen=True):
@@ -30,7 +27,7 @@ def rate_table(rates: Rates, fp8: bool) -> RateTable:
     return RateTable(
         f"modelled on {rates.gpu}" if modelled else "measured",
         tuple(
-            (NAMES.get(each.name) or label(each.name, fp8), _round(each.tokens_per_s), f"{each.step_ms:,.1f}")
+            (variant(each.name, fp8), _round(each.tokens_per_s), f"{each.step_ms:,.1f}")
             for each in rates.variants
         ),
         _peak(rates),

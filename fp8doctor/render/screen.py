@@ -108,9 +108,7 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False) 
     findings = [
         finding for finding in report.findings if not quiet or finding.severity in ("warning", "error")
     ]
-    steps = _steps(report, findings)
-    small = () if whole else tuple(step for step in steps if _is_small(step, report))
-    steps = [step for step in steps if step not in small]
+    steps, small = plan(report, findings, whole=whole)
     prescription = _prescription(report, findings, steps)
     shown = {entry.code for entry in prescription} | {step.code for step in small}
     others = tuple(
@@ -134,7 +132,7 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False) 
         model=model(report.facts),
         counts=() if _only_environment(report) else counts(report.facts),
         verdict=report.verdict.summary,
-        timing=if_recorded(timing, report.facts),
+        timing=if_recorded(timing, report.facts, numbers(steps)),
         ranks=ranks(report.facts),
         troubles=tuple(troubles),
         areas=() if quiet else _calm_areas(report, {line.area for line in troubles}),
@@ -190,6 +188,21 @@ def _steps(report: Document, findings: Iterable[Finding]) -> list[Step]:
     itself."""
     shown = {finding.code for finding in findings}
     return [step for step in report.prescription if step.code in shown or not step.code]
+
+
+def plan(
+    report: Document, findings: Iterable[Finding], *, whole: bool = False
+) -> tuple[list[Step], list[Step]]:
+    """Write the steps that are shown and numbered, and those that are folded because they save next to
+    nothing."""
+    steps = _steps(report, findings)
+    small = [] if whole else [step for step in steps if _is_small(step, report)]
+    return [step for step in steps if step not in small], small
+
+
+def numbers(steps: Iterable[Step]) -> dict[str, int]:
+    """Number treatments as the plan does."""
+    return {step.treatment.name: number for number, step in enumerate(steps, 1)}
 
 
 def _is_small(step: Step, report: Document) -> bool:

@@ -1,4 +1,4 @@
-"""The report as a screen of text for a terminal."""
+"""The report as text: the first screen, and with ``-v`` everything that is known below it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import if_recorded, recorded
+from fp8doctor.render.front import front
+from fp8doctor.render.front_text import draw
 from fp8doctor.render.ledger import ledger_table
 from fp8doctor.render.rates import rates_in_words
 from fp8doctor.render.screen import Entry, Line, Mark, Screen, first_screen
@@ -58,15 +60,18 @@ def render(
     """Write the report as text, at most ``width`` columns wide except for lines of code, which stay whole so
     that they can be copied.
 
-    ``verbose`` adds what became of every check, ``quiet`` leaves only the verdict and findings that are at
-    least a warning.
+    ``verbose`` puts everything that is known below the answer, ``quiet`` leaves only the answer and findings
+    that are at least a warning.
     """
-    page = _Page(max(width, NARROWEST), _coloured if colour else _plain, ASCII_GLYPHS if ascii else GLYPHS)
-    paragraphs = page.paragraphs(
-        first_screen(report, quiet=quiet, whole=verbose), report, verbose=verbose, quiet=quiet
-    )
+    width = max(width, NARROWEST)
+    first = front(report, quiet=quiet, whole=verbose)
+    drawn = draw(first, width=width, colour=colour, ascii=ascii, whole=not verbose)
+    if not verbose:
+        return drawn
+    page = _Page(width, _coloured if colour else _plain, ASCII_GLYPHS if ascii else GLYPHS)
+    paragraphs = page.paragraphs(first_screen(report, whole=True), report)
     text = "\n\n".join("\n".join(lines) for lines in paragraphs if lines) + "\n"
-    return to_ascii(text) if ascii else text
+    return f"{drawn}\n{to_ascii(text) if ascii else text}"
 
 
 def _plain(text: str, colour: str) -> str:
@@ -85,9 +90,7 @@ class _Page:
         self.margin = max(map(len, glyphs.values())) + 3
         """Columns of the widest mark and the space behind it."""
 
-    def paragraphs(
-        self, screen: Screen, report: Document, *, verbose: bool, quiet: bool
-    ) -> Iterator[list[str]]:
+    def paragraphs(self, screen: Screen, report: Document) -> Iterator[list[str]]:
         yield [*self.heading(screen), *self.joined(screen.counts)]
         yield [self.paint(line, BOLD) for line in self.prose(screen.verdict)]
         yield self.timing(screen.timing)
@@ -99,18 +102,17 @@ class _Page:
         yield [*self.prose(screen.folded), *self.outlook(screen.outlook)]
         for entry in screen.others:
             yield self.entry(entry)
-        if verbose:
-            yield self.rows(screen.outcomes)
-            yield self.ledger(report)
-            yield self.rates(report)
-            yield self.gaps(report)
-            yield self.joined(for_support(report.facts))
+        yield self.rows(screen.outcomes)
+        yield self.ledger(report)
+        yield self.rates(report)
+        yield self.gaps(report)
+        yield self.joined(for_support(report.facts))
         yield [
             *self.prose(screen.made_up),
             *self.not_looked_at(screen),
-            *self.more(screen, hint=not (verbose or quiet)),
+            *self.more(screen),
         ]
-        if verbose and report.created_at:
+        if report.created_at:
             yield self.prose(f"Recorded {report.created_at} by fp8doctor {report.tool.version}.", colour=DIM)
 
     def heading(self, screen: Screen) -> list[str]:
@@ -264,7 +266,5 @@ class _Page:
         told = (("Not looked at", screen.not_looked_at), ("Ignored", screen.ignored))
         return [line for label, text in told if text for line in self.prose(f"{label}: {text}")]
 
-    def more(self, screen: Screen, *, hint: bool) -> list[str]:
-        commands = [f"fp8doctor explain {screen.first_code}"] if screen.first_code else []
-        commands += ["-v for what became of every check"] if hint else []
-        return self.joined([f"More: {commands[0]}", *commands[1:]]) if commands else []
+    def more(self, screen: Screen) -> list[str]:
+        return self.prose(f"More: fp8doctor explain {screen.first_code}") if screen.first_code else []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import best_bf16, fair_bf16, fp8_totals, uses_fp8
+from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, uses_fp8
 from fp8doctor.analysis.layers import expert_rows
 from fp8doctor.analysis.loss_gap import loss_in_words
 from fp8doctor.analysis.outcome import waits_for_time, watched_job
@@ -21,16 +22,10 @@ from fp8doctor.analysis.step_difference import (
     waterfall,
     with_attention_together,
 )
-from fp8doctor.analysis.te_recipes import TE_RECIPES
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
-from fp8doctor.facts.arm_names import (
-    ArmName,
-    is_conversion,
-    is_of_first_window,
-    keeps_users_compilation,
-    recipe_of,
-)
+from fp8doctor.facts.arm_names import ArmName, is_of_first_window
 from fp8doctor.known_errors import in_a_sentence
+from fp8doctor.render.words import more_variants, variant, variant_of
 from fp8doctor.wording import percent, plural
 
 COLUMNS = {
@@ -42,8 +37,10 @@ COLUMNS = {
 }
 """Columns of the table -> families of `Breakdown`; idle time stands behind them."""
 
-RECIPE = "recipe-"
-"""How the names of arms begin that try another recipe of torchao."""
+MORE_TIME = "More time for the rest:"
+"""How the note begins that tells the budget which the variants left out are expected to fit in."""
+
+NO_FIXES: Mapping[str, int] = MappingProxyType({})
 
 NONE_MS = 0.05
 """Time of a part, in ms, below which it counts as none: it would be printed as 0.0."""
@@ -84,8 +81,11 @@ class Timing(Struct, frozen=True):
     """The same differences in numbers; of and against are labels."""
 
 
-def timing(facts: Facts) -> Timing | None:
-    """Write the measured steps, of a script where no trial has rows; None when nothing was measured."""
+def timing(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> Timing | None:
+    """Write the measured steps, of a script where no trial has rows; None when nothing was measured.
+
+    ``fixes`` are treatments with the numbers by which the plan names them.
+    """
     if not facts.arms():
         return _of_a_script(facts)
     fp8 = recorded(facts, "network") and uses_fp8(facts)
@@ -102,11 +102,12 @@ def timing(facts: Facts) -> Timing | None:
         if not is_of_first_window(arm.name) and not _is_prescribed(arm, facts.trial)
     ]
     arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
-    rows = _together([_row(arm, fp8) for arm in arms])
+    names = _names(facts, fixes)
+    rows = _together([_row(arm, names) for arm in arms])
     columns = (*COLUMNS, "idle") if any(row.parts for row in rows) else ()
-    notes = (*_notes(facts.trial, arms, fp8), *_routing(facts))
-    found = _waterfalls(facts)
-    return Timing(rows, columns, tuple(map(_difference, found)), notes, _basis(facts.trial), found)
+    notes = (*_notes(facts.trial, arms, names), *_routing(facts))
+    found = _waterfalls(facts, names)
+    return Timing(rows, columns, tuple(map(_difference, found)), notes, _basis(facts.trial, names), found)
 
 
 def _routing(facts: Facts) -> Iterator[str]:
@@ -127,13 +128,13 @@ def _of_a_script(facts: Facts) -> Timing | None:
     if watched is None:
         return None
     arm = replace(watched, breakdown=facts.observed.breakdown)
-    fp8 = recorded(facts, "network") and uses_fp8(facts)
+    names = {arm.name: variant(arm.name, recorded(facts, "network") and uses_fp8(facts))}
     steps = plural(len(facts.observed.steps_ms), "step")
     return Timing(
-        (_row(arm, fp8),),
+        (_row(arm, names),),
         (*COLUMNS, "idle"),
         (),
-        tuple(_notes(Trial(), [arm], fp8)),
+        tuple(_notes(Trial(), [arm], names)),
         f"Timed: {steps} of {watched_job(facts)} on the GPU; one more was profiled.",
     )
 
@@ -164,47 +165,32 @@ def _together(rows: list[Row]) -> tuple[Row, ...]:
             shown.append(row)
         elif row.note not in told:
             told.add(row.note)
-            shown.append(Row(f"{shared[row.note]} more variants", "", "", re.sub(r"\bit$", "them", row.note)))
+            shown.append(Row(more_variants(shared[row.note]), "", "", re.sub(r"\bit$", "them", row.note)))
     return tuple(shown)
 
 
-def label(name: str, fp8: bool) -> str:
-    """Name an arm: ``FP8, as it is``, ``BF16, compiled``, ``FP8, rowwise_with_gw_hp``."""
-    named: dict[str, str] = {
-        ArmName.AS_IS: f"{'FP8, a' if fp8 else 'A'}s it is",
-        ArmName.BF16: "BF16",
-        ArmName.BF16_COMPILED: "BF16, compiled",
-        ArmName.BF16_AS_COMPILED: "BF16, your own compile",
-        ArmName.BF16_WITHOUT_CHECKPOINTING: "BF16, checkpointing off",
-        ArmName.PRESCRIBED: "FP8, prescribed",
-        ArmName.COMBINATION: "FP8, all that gained",
-        ArmName.WITHOUT_ADAPTERS: "without adapters",
-    }
-    if name in named:
-        return named[name]
-    if name in TE_RECIPES:
-        return f"FP8, {TE_RECIPES[name].words}"
-    if name.startswith(RECIPE):
-        return f"FP8, {name.removeprefix(RECIPE).replace('-', '_')}"
-    if is_conversion(name):
-        how = "your own compile" if keeps_users_compilation(name) else "compiled"
-        return f"FP8, {recipe_of(name)}, {how}"
-    return name.replace("-", " ")
+def _names(facts: Facts, fixes: Mapping[str, int]) -> dict[str, str]:
+    fp8 = recorded(facts, "network") and uses_fp8(facts)
+    return {arm.name: variant_of(arm, facts.arms(), fp8, fixes) for arm in facts.arms()}
 
 
-def _row(arm: Arm, fp8: bool) -> Row:
+def _row(arm: Arm, names: Mapping[str, str]) -> Row:
     if not arm.tried or not arm.step_ms:
-        return Row(label(arm.name, fp8), "", "", f"not timed: {arm.reason or 'no reason given'}")
-    known = recorded(arm, "high_ms") and recorded(arm, "low_ms")
-    spread = f" ± {(arm.high_ms - arm.low_ms) / 2:,.1f}" if known and arm.high_ms and arm.low_ms else ""
+        return Row(names[arm.name], "", "", f"not timed: {arm.reason or 'no reason given'}")
     return Row(
-        label(arm.name, fp8),
-        f"{arm.step_ms:,.1f}{spread}",
+        names[arm.name],
+        f"{arm.step_ms:,.1f} {spread(arm)}".rstrip(),
         f"{arm.peak_gib:.1f}" if recorded(arm, "peak_gib") and arm.peak_gib else "",
         "",
         _parts(arm),
         arm,
     )
+
+
+def spread(timed: Arm) -> str:
+    """Write half the width of the interval that holds the true median with 90 % confidence: ``± 2.9``."""
+    known = recorded(timed, "high_ms") and recorded(timed, "low_ms")
+    return f"± {(timed.high_ms - timed.low_ms) / 2:,.1f}" if known and timed.high_ms and timed.low_ms else ""
 
 
 def parts_ms(arm: Arm) -> tuple[float, ...]:
@@ -224,9 +210,9 @@ def _parts(arm: Arm) -> tuple[str, ...]:
     return tuple(f"{ms:,.1f}" if ms >= NONE_MS else "-" for ms in parts_ms(arm))
 
 
-def _notes(trial: Trial, arms: list[Arm], fp8: bool) -> Iterator[str]:
+def _notes(trial: Trial, arms: list[Arm], names: Mapping[str, str]) -> Iterator[str]:
     """Tell what has to be known of the parts, those arms together of which the same is to be said."""
-    parts = [(label(arm.name, fp8), found) for arm in arms if (found := _profiled(arm))]
+    parts = [(names[arm.name], found) for arm in arms if (found := _profiled(arm))]
     told = {
         "Unreliable parts": [
             f"{name} (profiled, its kernels took {found.busy_ms:,.1f} ms)"
@@ -245,11 +231,11 @@ def _notes(trial: Trial, arms: list[Arm], fp8: bool) -> Iterator[str]:
         ],
     }
     yield from (f"{what}: {'; '.join(names)}." for what, names in told.items() if names)
-    yield from _known_errors(arms, fp8)
+    yield from _known_errors(arms, names)
     if followed := if_recorded(loss_in_words, trial):
         yield followed
     if if_recorded(waits_for_time, trial) and recorded(trial, "budget_s") and trial.budget_s:
-        yield f"More time for the rest: --budget {_enough_s(trial, trial.budget_s):g}."
+        yield f"{MORE_TIME} --budget {_enough_s(trial, trial.budget_s):g}."
     gaps = trial.gaps if recorded(trial, "gaps") else {}
     yield from (
         f"Where the time goes is not known of every variant: {reason}."
@@ -266,13 +252,13 @@ def _enough_s(trial: Trial, budget_s: float) -> float:
     return 2 * budget_s if took_s < 1.2 * budget_s else 30 * max(1, round((took_s + budget_s) / 30))
 
 
-def _known_errors(arms: list[Arm], fp8: bool) -> Iterator[str]:
+def _known_errors(arms: list[Arm], names: Mapping[str, str]) -> Iterator[str]:
     """Tell the cause of what stopped a variant, where its message is a known one."""
     stopped: dict[str, list[str]] = {}
     for each in arms:
         known = None if each.tried and each.step_ms else in_a_sentence(each.reason or "")
         if known:
-            stopped.setdefault(known, []).append(label(each.name, fp8))
+            stopped.setdefault(known, []).append(names[each.name])
     yield from (f"{'; '.join(names)}: {known}." for known, names in stopped.items())
 
 
@@ -280,25 +266,30 @@ def _is_scaled(found: Breakdown) -> bool:
     return found.reliable and f"{found.scale:.2f}" != "1.00"
 
 
-def _waterfalls(facts: Facts) -> tuple[Waterfall, ...]:
+def _waterfalls(facts: Facts, names: Mapping[str, str]) -> tuple[Waterfall, ...]:
     """Divide the difference of each FP8 step that was profiled from the best BF16."""
     bf16 = best_bf16(facts) if recorded(facts, "network") else None
     if bf16 is None:
         return ()
-    fp8 = uses_fp8(facts)
     return tuple(
-        replace(each, of=label(each.of, fp8), against=label(bf16.name, fp8))
+        replace(each, of=names[each.of], against=names[bf16.name])
         for arm in fp8_totals(facts)
         if (arm.name == ArmName.AS_IS or fair_bf16(facts, arm) is bf16)
         and (each := if_recorded(waterfall, arm, bf16))
     )
 
 
+def as_is_difference(facts: Facts) -> Waterfall | None:
+    """Divide what the FP8 step as it runs takes more than the best BF16; None unless both were profiled."""
+    of, against = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
+    return waterfall(of, against) if of and against and uses_fp8(facts) else None
+
+
 def _difference(found: Waterfall) -> str:
     return f"{found.of}, against {found.against}: {signed(found.difference_ms)} ms = {parts_in_words(found)}."
 
 
-def _basis(trial: Trial) -> str:
+def _basis(trial: Trial, names: Mapping[str, str]) -> str:
     """Tell how the times were taken: ``Timed: 4 variants in turn on NVIDIA H200, the whole model, 31 s.``"""
     timed = [arm for arm in trial.arms if arm.tried and not is_of_first_window(arm.name)]
     if not timed:
@@ -316,7 +307,7 @@ def _basis(trial: Trial) -> str:
         parts.append(f"a copy of BF16 came out at {trial.self_check_ratio:.3f} of it")
     elif len(timed) > 1:
         parts.append("not checked against a copy")
-    apart = [label(arm.name, True) for arm in timed if recorded(arm, "beside") and arm.beside]
+    apart = [names[arm.name] for arm in timed if recorded(arm, "beside") and arm.beside]
     alone = (
         f" Memory did not hold all at once: {', '.join(apart)} took turns with BF16 only." if apart else ""
     )

@@ -17,12 +17,13 @@ from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import is_decided, is_noise, stays_in_bf16, swallows_effect
 from fp8doctor.cli.gate import Gate
 from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
+from fp8doctor.diagnosis.document import Document
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.facts import Arm, ArmCut, Facts, Gpu, Trial
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.finding import Finding, Saving, Treatment
-from fp8doctor.render.text import render
+from fp8doctor.render import text
 from tests.checks.arms import timed
 from tests.checks.step.profiled import profiled
 from tests.facts_of import DECODER_468M
@@ -89,6 +90,11 @@ class Of:
                 else {}
             ),
         )
+
+
+def render(report: Document) -> str:
+    """The report with all that is known."""
+    return text.render(report, verbose=True)
 
 
 def around(ms: float, spread: float = 0.2) -> tuple[float, ...]:
@@ -369,9 +375,9 @@ def test_the_screen_shows_every_arm_with_its_time_and_why_one_has_none() -> None
     screen = render(
         diagnose(Of({**SLOW, "bf16_compiled": "it raises BackendCompilerFailed: no compiler"}).facts())
     )
-    assert "  FP8, as it is    366.1 ± 0.2  20.0\n" in screen
-    assert "  BF16             103.6 ± 0.2  20.0\n" in screen
-    assert "  BF16, compiled   not timed: it raises BackendCompilerFailed: no compiler\n" in screen
+    assert "  FP8 as you run it  366.1 ± 0.2  20.0\n" in screen
+    assert "  BF16               103.6 ± 0.2  20.0\n" in screen
+    assert "  BF16 compiled      not timed: it raises BackendCompilerFailed: no compiler\n" in screen
     assert (
         "  Timed: 3 variants in turn on NVIDIA H200, the whole model, 31 s, a copy of BF16 came "
         "out at 1.000\n" in screen
@@ -492,7 +498,7 @@ def test_the_screen_says_what_did_not_fit_beside_the_others() -> None:
     screen = render(
         diagnose(msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms)))
     )
-    assert "FP8, prescribed took turns with BF16 only." in " ".join(screen.split())
+    assert "FP8 with fix 1 took turns with BF16 only." in " ".join(screen.split())
 
 
 def test_fp8_that_was_asked_for_and_is_not_there_stays_so_when_the_model_was_timed() -> None:
@@ -636,7 +642,7 @@ def test_fp8_is_judged_against_the_users_own_form_of_bf16(own_ms: float, summary
     last = report.prescription[-1].treatment
     assert last.summary.startswith(summary)
     assert last.code == f"# leave out the conversion to FP8\n{lines}"
-    assert "  BF16, your own compile" in render(report)
+    assert "  BF16 compiled your way" in render(report)
 
 
 def test_the_faster_form_of_a_conversion_stands_and_says_which_it_is() -> None:
@@ -649,7 +655,7 @@ def test_the_faster_form_of_a_conversion_stands_and_says_which_it_is() -> None:
     assert "With FP8 (tensorwise, under your own torch.compile) the step would take 80.0" in (
         report.verdict.summary
     )
-    assert "  FP8, tensorwise, your own compile" in render(report)
+    assert "  FP8 tensorwise compiled your way" in render(report)
 
 
 def test_arms_of_different_windows_are_compared_as_widely_as_both_allow() -> None:
@@ -663,8 +669,8 @@ def test_arms_of_different_windows_are_compared_as_widely_as_both_allow() -> Non
 
 def test_arms_of_the_first_window_are_not_shown_twice() -> None:
     screen = render(diagnose(explored()))
-    assert "FP8, prescribed   80.0 ± 0.2  20.0\n" in screen
-    assert "first" not in screen
+    assert screen.count("FP8 with fixes 1 and 2   80.0 ± 0.2  20.0\n") == 1
+    assert "prescribed" not in screen
 
 
 def test_fp8_that_never_ran_is_told_what_it_would_give() -> None:

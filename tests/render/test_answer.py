@@ -21,7 +21,7 @@ def with_verdict(**fields: Any) -> Document:
 
 def test_the_ratio_is_that_of_the_two_numbers_beside_it() -> None:
     said = answer(load_report(DEMO))
-    of, against = map(float, re.findall(r"([\d.]+) ms", said.numbers))
+    of, against = map(float, re.findall(r"[\d.]+", said.numbers))
     assert said.what == f"FP8 is {of / against:.1f}× slower than BF16"
 
 
@@ -32,7 +32,7 @@ def test_the_ratio_is_that_of_the_two_numbers_beside_it() -> None:
             {"status": "fp8_faster", "basis": "measured", "step_ms": 50.04, "bf16_step_ms": 60.0},
             "good",
             "FP8 is 1.20× faster than BF16",
-            "50.0 ms a step against 60.0 ms in BF16, measured",
+            "50.0 against 60.0 ms a step, measured",
         ),
         (
             {"status": "fp8_slower", "basis": "modelled", "speedup": 0.4},

@@ -90,7 +90,7 @@ def test_the_page_has_all_its_parts_in_order(demo: Report) -> None:
 def test_a_chart_says_in_words_what_it_draws(demo: Report) -> None:
     words = [text(svg.find("title")) for svg in parsed(html.render(demo)).iter("svg") if svg.get("role")]
     assert (
-        "FP8, as it is: 371.8 ± 1.0 ms (FP8 GEMM 30.8, other GEMM 4.0, casts 282.7, attention 11.0, "
+        "FP8 as you run it: 371.8 ± 1.0 ms (FP8 GEMM 30.8, other GEMM 4.0, casts 282.7, attention 11.0, "
         "other 28.0, idle 15.2)" in words
     )
     assert "BF16: 104.1 ± 2.9 ms (not profiled)" in words
@@ -143,7 +143,7 @@ def test_the_losses_are_drawn_and_told(demo: Report) -> None:
     root = hold_sound(html.render(report))
     (drawn,) = (each for each in root.iter("svg") if each.get("class") == "losses")
     assert text(drawn.find("title")) == (
-        "BF16 with other last bits: 4 to 2.31; BF16: 4 to 2.31; FP8, as it is: 4 to 2.5, 1 not finite"
+        "BF16 with other last bits: 4 to 2.31; BF16: 4 to 2.31; FP8 as you run it: 4 to 2.5, 1 not finite"
     )
     points = [each.get("points") for each in drawn.iter("polyline") if each.get("class") == "as_is"]
     assert points == ["0.0,0.0 250.0,100.0", "750.0,200.0 1000.0,150.0"]

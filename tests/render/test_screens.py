@@ -110,14 +110,15 @@ def test_colour_changes_nothing_but_colour() -> None:
 def test_the_counts_are_always_there() -> None:
     assert (
         "te.Linear 0 · Float8Linear 168 of 169 (92 % of GEMM FLOPs) · compiled 0 of 24 blocks"
-        in text.render(EAGER_DECODER)
+        in text.render(EAGER_DECODER, verbose=True)
     )
-    assert "LoRA 1 % of parameters, 2.2 % of GEMM FLOPs" in text.render(LORA, width=200)
+    assert "LoRA 1 % of parameters, 2.2 % of GEMM FLOPs" in text.render(LORA, width=200, verbose=True)
 
 
 def test_every_saving_names_its_basis_and_its_gpu() -> None:
-    assert "−250 to −330 ms a step, modelled on H100 SXM" in text.render(EAGER_DECODER)
-    assert "−278 ms a step, measured on NVIDIA H200" in text.render(ON_A_GPU)
+    assert "−250 to −330 ms a step, modelled on H100 SXM" in text.render(EAGER_DECODER, verbose=True)
+    assert "−278 ms a step, measured on NVIDIA H200" in text.render(ON_A_GPU, verbose=True)
+    assert "saves 250 to 330 ms a step, modelled on H100 SXM" in text.render(EAGER_DECODER, width=120)
 
 
 def test_quiet_leaves_out_what_is_only_information() -> None:

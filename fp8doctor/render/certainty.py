@@ -1,0 +1,75 @@
+"""What an answer rests on, in one sentence for who has to trust it."""
+
+from __future__ import annotations
+
+from fp8doctor.analysis.arms import arm, best_bf16, uses_fp8
+from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
+from fp8doctor.diagnosis.document import Document
+from fp8doctor.diagnosis.verdict import EVEN_WHEN_MODELLED
+from fp8doctor.facts import Facts, Trial, if_recorded, recorded
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.render.timing import spread
+from fp8doctor.wording import plural
+
+
+def certainty(report: Document) -> str:
+    """Say how sure the answer is: timed and how well, modelled, by rule, or not at all."""
+    verdict = report.verdict
+    timed = if_recorded(_timed, report.facts)
+    if verdict.status == "too_noisy":
+        return f"No. {timed or 'The times spread too far.'}"
+    if verdict.basis == "measured" and timed:
+        return timed
+    if verdict.basis == "measured":
+        return "Yes: it was seen in a step that ran."
+    if verdict.basis == "modelled":
+        off = f"a model of a step may be off by {EVEN_WHEN_MODELLED:.0%}".replace("%", " %")
+        return f"Not quite: {off}. A run on the GPU tells."
+    watched = plural(len(report.facts.observed.steps_ms), "step") if _was_watched(report.facts) else ""
+    if any(step.saving_ms and step.saving_ms.basis == "modelled" for step in report.prescription):
+        return f"Not quite: what it saves is modelled; {_seen(watched)}."
+    if verdict.basis == "rule" or verdict.status == "fp8_not_engaged":
+        return f"Yes, it was read from the job itself; {_seen(watched)}."
+    if verdict.status == "no_fp8":
+        return f"Yes, of the layers that were seen; {_seen(watched)}."
+    return f"Of FP8's speed nothing is sure: {_seen(watched)}."
+
+
+def _was_watched(facts: Facts) -> bool:
+    return recorded(facts, "observed.steps_ms") and bool(facts.observed.steps_ms)
+
+
+def _seen(watched: str) -> str:
+    return f"{watched} were timed as they ran, and no BF16 beside them" if watched else "nothing was timed"
+
+
+def _timed(facts: Facts) -> str:
+    """Tell how the times were taken, how far they spread, and how well a copy agreed."""
+    trial = facts.trial
+    of, against = arm(trial, ArmName.AS_IS), best_bf16(facts)
+    compared = [each for each in (of, against) if each is not None]
+    if not compared:
+        return ""
+    spreads = dict.fromkeys(filter(None, map(spread, compared)))
+    rounds = max(len(each.rounds_ms) if recorded(each, "rounds_ms") else 0 for each in compared)
+    turns = f" in {plural(rounds, 'round')}" if rounds else ""
+    apart = f", {' and '.join(spreads)} ms" if spreads else ""
+    both = "Both were timed in turn" if len(compared) == 2 and of is not against else "It was timed"
+    if not uses_fp8(facts):
+        both = "The steps were timed in turn"
+    return f"{both} on {trial.gpu or 'the CPU'}{turns}{apart}; {_copies(trial)}.{_cut(trial)}"
+
+
+def _copies(trial: Trial) -> str:
+    alike = trial.self_check_ratio if recorded(trial, "self_check_ratio") else None
+    if not alike:
+        return "no copy was timed to check that"
+    off = f"{100 * abs(alike - 1):.1f} %"
+    if abs(alike - 1) > SELF_CHECK_TOLERANCE:
+        return f"two copies of one step came out {off} apart, so do not rely on it"
+    return f"two copies of one step came out {off} apart"
+
+
+def _cut(trial: Trial) -> str:
+    whole = recorded(trial, "blocks") and trial.blocks
+    return " The full depth is predicted from fewer blocks." if whole else ""

@@ -1,0 +1,316 @@
+"""What the first screen of a terminal says: the answer, the variants, where the time goes, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec import Struct
+
+from fp8doctor.analysis.arms import best_bf16, fair_bf16, ratio, uses_fp8
+from fp8doctor.analysis.outcome import is_noise
+from fp8doctor.analysis.step_difference import Waterfall
+from fp8doctor.diagnosis.document import Document, Step
+from fp8doctor.facts import Arm, Facts, if_recorded, recorded
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.finding import Saving
+from fp8doctor.render.answer import Answer, Tone, answer
+from fp8doctor.render.header import fp8_share, machine, model, product
+from fp8doctor.render.screen import Entry, Mark, Screen, first_screen, plan
+from fp8doctor.render.timing import COLUMNS, MORE_TIME, NONE_MS, Timing, parts_ms, spread
+from fp8doctor.render.words import AREAS, FAMILIES, PARTS, plainly
+from fp8doctor.wording import plural, times
+
+NOISY = "noisy"
+"""Stands for a ratio that the timing does not tell."""
+
+MOST_PARTS = 6
+"""Parts of a difference that have a bar; the others are its rest."""
+
+LEAST_PCT = 1.0
+"""Share of a difference, in per cent, from which a part has a bar."""
+
+
+class Variant(Struct, frozen=True):
+    """A timed step."""
+
+    label: str
+    tone: Tone
+    ms: float
+    step: str
+    spread: str
+    parts: tuple[tuple[str, float], ...]
+    """Family -> ms; empty where it was not profiled."""
+    speed: str
+    """BF16's time / its own; empty where there is nothing to hold it to."""
+    memory: str
+
+
+class Change(Struct, frozen=True):
+    """A part of a difference in ms; positive costs time."""
+
+    label: str
+    ms: float
+
+
+class Difference(Struct, frozen=True):
+    """Where the difference of two steps goes."""
+
+    title: str
+    between: str
+    changes: tuple[Change, ...]
+
+
+class Fix(Struct, frozen=True):
+    """A step of the plan."""
+
+    number: int
+    summary: str
+    saving: str
+    code: str
+    lines: str
+
+
+class Notice(Struct, frozen=True):
+    """A finding beside the plan, in one line."""
+
+    mark: Mark
+    text: str
+    code: str
+
+
+class Front(Struct, frozen=True):
+    """The first screen, in reading order; what there is nothing of is empty."""
+
+    job: tuple[str, ...]
+    machine: tuple[str, ...]
+    answer: Answer
+    variants: tuple[Variant, ...]
+    held_to: str
+    """Which variants are held to another BF16 than the best; empty where none is."""
+    untimed: str
+    difference: Difference | None
+    ranks: tuple[str, ...]
+    fixes: tuple[Fix, ...]
+    folded: str
+    notices: tuple[Notice, ...]
+    notes: str
+    areas: tuple[tuple[Mark, str], ...]
+    made_up: str
+    ignored: str
+    next: tuple[str, ...]
+
+
+def front(report: Document, *, quiet: bool = False, whole: bool = False) -> Front:
+    """Write what the first screen says; with ``quiet`` the answer and what is at least a warning, with
+    ``whole`` no step of the plan is folded."""
+    screen = first_screen(report, quiet=quiet, whole=whole)
+    shown = [each for each in report.findings if not quiet or each.severity in ("warning", "error")]
+    steps, small = plan(report, shown, whole=whole)
+    facts, said = report.facts, answer(report, steps)
+    return Front(
+        job=(f"fp8doctor {report.tool.version}", *filter(None, [plainly(model(facts))])),
+        machine=(*machine(facts, report.modelled_gpu), *filter(None, [if_recorded(fp8_share, facts)])),
+        answer=said,
+        variants=tuple(_variants(screen.timing, report)),
+        held_to=_held_to(screen.timing, facts),
+        untimed=_untimed(screen.timing),
+        difference=_difference(screen.timing),
+        ranks=screen.ranks,
+        fixes=tuple(_fixes(screen.prescription, steps)),
+        folded=_folded(small),
+        notices=tuple(_notices(report, screen, {step.code for step in steps}, said)),
+        notes="" if quiet else _notes(report, {code for step in (*steps, *small) for code in step.mends}),
+        areas=tuple(_areas(screen)),
+        made_up=screen.made_up,
+        ignored=screen.ignored,
+        next=() if quiet else tuple(_next(report, screen)),
+    )
+
+
+def _variants(timing: Timing | None, report: Document) -> Iterator[Variant]:
+    for row in timing.rows if timing else ():
+        if row.arm is not None and row.arm.step_ms:
+            speed, tone = if_recorded(_speed, report.facts, row.arm) or ("", "plain")
+            yield Variant(
+                label=row.label,
+                tone=tone,
+                ms=row.arm.step_ms,
+                step=f"{row.arm.step_ms:,.1f}",
+                spread=spread(row.arm),
+                parts=tuple(_parts(row.arm)),
+                speed=speed,
+                memory=row.memory,
+            )
+
+
+def _parts(arm: Arm) -> Iterator[tuple[str, float]]:
+    """Write the families of a bar; none where the parts cannot be relied on."""
+    reliable = recorded(arm, "breakdown") and arm.breakdown is not None and arm.breakdown.reliable
+    columns = dict(zip((*COLUMNS, "idle"), parts_ms(arm), strict=True)) if reliable else {}
+    for family, names in FAMILIES.items() if columns else ():
+        ms = sum(columns[name] for name in names)
+        if ms >= NONE_MS:
+            yield family, ms
+
+
+def _speed(facts: Facts, arm: Arm) -> tuple[str, Tone]:
+    """Divide the time of the best BF16 that has the same changes by the step's own."""
+    own, against = _measure(facts, arm)
+    if against is None:
+        return "", "plain"
+    if arm is against:
+        return "1×", "plain"
+    speedup = ratio(against, arm)
+    if is_noise(speedup, facts.trial):
+        return NOISY, "plain"
+    told = times(against.step_ms, arm.step_ms).replace("x", "×")
+    tone: Tone = "plain" if own else "good" if speedup.low > 1 else "bad" if speedup.high < 1 else "plain"
+    return told, tone
+
+
+def _measure(facts: Facts, arm: Arm) -> tuple[bool, Arm | None]:
+    """Find what a step is held to, and whether it is in BF16 itself."""
+    best = best_bf16(facts) if recorded(facts, "trial") else None
+    own = "bf16" in arm.name or (arm.name == ArmName.AS_IS and not uses_fp8(facts))
+    return own, best if own or best is None else fair_bf16(facts, arm)
+
+
+def _held_to(timing: Timing | None, facts: Facts) -> str:
+    labels = {row.arm.name: row.label for row in (timing.rows if timing else ()) if row.arm}
+    best = if_recorded(best_bf16, facts)
+    held = [
+        (row.label, labels.get(measure.name, ""))
+        for row in (timing.rows if timing else ())
+        if row.arm
+        and best
+        and (measure := (if_recorded(_measure, facts, row.arm) or (False, None))[1])
+        and measure is not best
+    ]
+    return "; ".join(f"{label} is held to {other}" for label, other in held) + "." if held else ""
+
+
+def _untimed(timing: Timing | None) -> str:
+    """Name the variants that were not timed, those with the same reason together."""
+    reasons: dict[str, list[str]] = {}
+    for row in timing.rows if timing else ():
+        if row.note:
+            reasons.setdefault(row.note.removeprefix("not timed: "), []).append(row.label)
+    told = "; ".join(f"{' · '.join(labels)} ({plainly(reason)})" for reason, labels in reasons.items())
+    return f"Not timed: {told}." if told else ""
+
+
+def _difference(timing: Timing | None) -> Difference | None:
+    """Divide the first difference of the table; None where no two steps were profiled."""
+    found = timing.waterfalls[0] if timing and timing.waterfalls else None
+    if found is None or abs(found.difference_ms) < NONE_MS:
+        return None
+    ms = f"{abs(found.difference_ms):,.1f} ms"
+    return Difference(
+        title=f"Where the {ms} go" if found.difference_ms > 0 else f"Where the {ms} are saved",
+        between=f"{found.of} − {found.against}",
+        changes=tuple(_changes(found)),
+    )
+
+
+def _changes(found: Waterfall) -> Iterator[Change]:
+    """Write the parts, the largest first, and the rest of them, so that they add up."""
+    named = sorted(
+        ((name, ms) for name, ms in found.parts_ms.items() if name != "unclassified"),
+        key=lambda each: -abs(each[1]),
+    )
+    least = max(NONE_MS, LEAST_PCT / 100 * abs(found.difference_ms))
+    shown = [(name, ms) for name, ms in named if abs(ms) >= least][:MOST_PARTS]
+    yield from (Change(PARTS.get(name, name), ms) for name, ms in shown)
+    rest = found.difference_ms - sum(ms for _, ms in shown)
+    if abs(rest) >= NONE_MS:
+        yield Change("rest", rest)
+
+
+def _fixes(entries: Iterable[Entry], steps: Sequence[Step]) -> Iterator[Fix]:
+    for entry, step in zip(entries, steps, strict=True):
+        how = {"shell": " (in the shell)", "sketch": " (a sketch)"}.get(entry.kind, "")
+        yield Fix(
+            number=entry.number or 0,
+            summary=f"{plainly(step.treatment.summary)}{how}",
+            saving=saves(step.saving_ms),
+            code=step.code,
+            lines=entry.lines,
+        )
+
+
+def saves(saving: Saving | None) -> str:
+    """Tell what a fix saves, and what the number rests on: saves 276 to 281 ms a step, measured."""
+    if saving is None:
+        return ""
+    verb = "saves" if saving.high >= 0 else "costs"
+    ends = sorted(
+        abs(ms) if min(saving.low, saving.high) >= 0 or verb == "costs" else ms
+        for ms in (saving.low, saving.high)
+    )
+    low, high = (f"{ms:,.0f}" if abs(ms) >= 9.95 else f"{ms:,.1f}" for ms in ends)
+    how = "by rule" if saving.basis == "rule" else saving.basis
+    where = f" on {product(saving.gpu)}" if saving.basis == "modelled" and saving.gpu else ""
+    return f"{verb} {low if low == high else f'{low} to {high}'} ms a step, {how}{where}".replace("-", "−")
+
+
+def _folded(small: Sequence[Step]) -> str:
+    told = "; ".join(f"{plainly(each.treatment.summary)} ({each.code})".replace(" ()", "") for each in small)
+    return f"Under 1 % of the step: {told}." if small else ""
+
+
+def _notices(report: Document, screen: Screen, heads: set[str], said: Answer) -> Iterator[Notice]:
+    """Write the errors and warnings that head no fix and that the answer does not tell, and the checks that
+    crashed."""
+    others = {entry.code: entry.saving for entry in screen.others}
+    for finding in report.findings:
+        grave = finding.severity in ("warning", "error") and finding.code not in heads
+        title = plainly(finding.title)
+        if grave and finding.code in others and title.rstrip(".").lower() not in " ".join(said.why).lower():
+            fix = others[finding.code].removeprefix("see ")
+            by = f" (fix {fix} mends it)" if fix.isdigit() else ""
+            yield Notice("bad" if finding.severity == "error" else "warning", f"{title}{by}", finding.code)
+    for outcome in report.outcomes:
+        if outcome.outcome == "crashed":
+            reason = outcome.reason or "no reason given"
+            yield Notice("unknown", f"check {outcome.code} crashed: {reason}", outcome.code)
+
+
+def _notes(report: Document, told: set[str]) -> str:
+    """Fold what is only information into one line."""
+    infos = [each for each in report.findings if each.severity == "info" and each.code not in told]
+    names = ", ".join(f"{each.name} ({each.code})" for each in infos)
+    return f"{plural(len(infos), 'note')}: {names}" if infos else ""
+
+
+def _areas(screen: Screen) -> Iterator[tuple[Mark, str]]:
+    """Count the areas by what is known of them, and name those that were not checked."""
+    of: dict[Mark, list[str]] = {}
+    for line in screen.areas:
+        of.setdefault(line.mark, []).append(AREAS.get(line.area, line.area))
+    if fine := of.get("healthy"):
+        yield "healthy", f"{plural(len(fine), 'area')} fine"
+    if aside := of.get("not_applicable"):
+        yield "not_applicable", f"{len(aside)} {'does' if len(aside) == 1 else 'do'} not apply"
+    if unknown := of.get("unknown"):
+        yield "unknown", f"{len(unknown)} not checked in full: {', '.join(unknown)}"
+
+
+def _next(report: Document, screen: Screen) -> Iterator[str]:
+    """Name the commands that lead on."""
+    if screen.first_code:
+        yield f"fp8doctor explain {screen.first_code}"
+    command = report.next.command if report.next else ""
+    if command and not command.startswith("fp8doctor explain"):
+        yield f"{command} on a GPU times it" if not _timed(report.facts) else command
+    if timing := screen.timing:
+        yield from (
+            f"--budget {each.rpartition(' ')[2].rstrip('.')} times more variants"
+            for each in timing.notes
+            if each.startswith(MORE_TIME)
+        )
+    yield "-v shows everything"
+    yield "-o report.html"
+
+
+def _timed(facts: Facts) -> bool:
+    return any(recorded(each, "tried") and each.tried for each in facts.arms())

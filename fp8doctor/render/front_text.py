@@ -1,0 +1,343 @@
+"""The first screen, drawn by rich in the width of the terminal: in colours, plain, or in ASCII."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from fp8doctor.render.answer import Answer, Tone
+from fp8doctor.render.front import Difference, Fix, Front, Variant
+from fp8doctor.render.screen import Mark
+from fp8doctor.render.terminal import ASCII, columns, printable_line, printable_lines, to_ascii
+from fp8doctor.render.words import FAMILIES, NOT_PROFILED
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+MARKS: dict[Mark, tuple[str, str, str]] = {
+    "bad": ("✗", "x", "bold red"),
+    "warning": ("!", "!", "bold yellow"),
+    "info": ("i", "i", "cyan"),
+    "healthy": ("✓", "ok", "green"),
+    "not_applicable": ("–", "-", "dim"),
+    "unknown": ("?", "?", "magenta"),
+}
+"""Mark -> glyph, the same in ASCII, and style."""
+
+TONES: dict[Tone, tuple[Mark, str]] = {
+    "bad": ("bad", "red"),
+    "good": ("healthy", "green"),
+    "plain": ("warning", "yellow"),
+}
+"""Tone of an answer -> its mark, and its colour."""
+
+FILLS = {
+    "matmul": ("█", "M", "cyan"),
+    "FP8 conversion": ("▓", "C", "red"),
+    "attention": ("▒", "A", "blue"),
+    "other": ("░", "o", ""),
+    "idle": ("·", ".", "dim"),
+    NOT_PROFILED: ("╱", "/", "dim"),
+}
+"""Part of a bar -> what fills it, the same in ASCII, and style: each differs without its colour."""
+
+COST, SAVING = ("█", "+", "red"), ("░", "-", "green")
+"""What fills the bars of a difference."""
+
+LEAST_BAR = 10
+"""Columns below which a bar of the variants is not drawn."""
+
+WIDEST_BAR = 60
+"""Columns beyond which a bar tells no more."""
+
+GAP = 2
+"""Columns between two columns of a table."""
+
+AT_LINE_ENDS = re.compile(r"(?:[ ]|\x1b\[[\d;]*m)+(?=\n)")
+"""Blanks that only fill a line up, among changes of style."""
+
+LABELS = ("Why", "Fix", "Then", "Limit", "Sure")
+
+
+class Canvas(Struct, frozen=True):
+    """How wide it is, and whether it takes ASCII alone."""
+
+    width: int
+    ascii: bool
+
+    def text(self, text: str, style: str = "") -> Text:
+        """Make a line of text that a terminal shows as it is; what terminals and rich count differently is
+        replaced."""
+        from rich.cells import cell_len
+
+        line = printable_line(text).replace("\N{VARIATION SELECTOR-16}", "")
+        if not (self.ascii or line.isascii()):
+            line = "".join(each if cell_len(each) == columns(each) else "\ufffd" for each in line)
+        return self.own(line, style)
+
+    def own(self, text: str, style: str = "") -> Text:
+        """Make a line of text of our own, with its blanks."""
+        from rich.text import Text
+
+        plain = text.replace("± ", "+-").translate(ASCII).encode("ascii", "replace").decode()
+        return Text.assemble((plain if self.ascii else text, style))
+
+    def glyph(self, of: tuple[str, str, str]) -> str:
+        return of[self.ascii]
+
+    def mark(self, mark: Mark) -> Text:
+        return self.own(self.glyph(MARKS[mark]), MARKS[mark][2])
+
+    def packed(self, pieces: Iterable[Text], joint: str = " · ", indent: int = 0) -> Iterator[Text]:
+        """Put pieces side by side, broken between two of them where they fit; further lines are indented."""
+        line, between = self.own(""), self.own(joint)
+        for piece in pieces:
+            if line and line.cell_len + between.cell_len + piece.cell_len <= self.width:
+                line = line + between + piece
+            else:
+                if line:
+                    yield line
+                line = self.own(" " * indent) + piece if line else piece
+        if line:
+            yield line
+
+
+def draw(front: Front, *, width: int, colour: bool, ascii: bool, whole: bool = True) -> str:
+    """Draw the first screen; without ``whole`` only as far as what was measured, for what tells the rest."""
+    canvas = Canvas(width, ascii)
+    sections: list[Sequence[RenderableType]] = [
+        tuple(_heading(front, canvas)),
+        (_panel(front.answer, canvas),),
+        tuple(_steps(front, canvas)),
+        tuple(_difference(front.difference, canvas)) if front.difference else (),
+        tuple(canvas.own("  " * (at > 0)) + canvas.text(line) for at, line in enumerate(front.ranks)),
+    ]
+    if whole:
+        sections += [tuple(_fix(each, canvas)) for each in front.fixes]
+        sections.append(tuple(_rest(front, canvas)))
+    return "\n".join(_shown([*section], width, colour) for section in sections if section)
+
+
+def _shown(lines: Iterable[RenderableType], width: int, colour: bool) -> str:
+    """Let rich write the lines, without blanks at their ends."""
+    from rich.console import Console
+
+    file = StringIO()
+    console = Console(
+        file=file,
+        width=width,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        no_color=not colour,
+        legacy_windows=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        _environ={},
+    )
+    for line in lines:
+        console.print(line, soft_wrap=isinstance(line, CodeLine))
+    return AT_LINE_ENDS.sub(lambda found: found.group().replace(" ", ""), file.getvalue())
+
+
+class CodeLine(Struct, frozen=True):
+    """A line of code, which stays whole so that it can be copied."""
+
+    text: str
+
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        return Text(self.text, no_wrap=True, overflow="ignore")
+
+
+def _heading(front: Front, canvas: Canvas) -> Iterator[Text]:
+    name, *job = front.job
+    yield from canvas.packed([canvas.text(name, "bold"), *map(canvas.text, job)])
+    yield from canvas.packed([canvas.text(each, "dim") for each in front.machine])
+
+
+def _panel(answer: Answer, canvas: Canvas) -> RenderableType:
+    """Draw the answer in a box: the verdict, and below it a row for each question."""
+    from rich import box
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.table import Table
+
+    mark, colour = TONES[answer.tone]
+    what = canvas.own(f"{canvas.glyph(MARKS[mark])} ") + canvas.text(answer.what)
+    what.stylize(f"bold {colour}")
+    numbers = canvas.text(answer.numbers, "bold")
+    if not answer.numbers:
+        head = [what]
+    elif what.cell_len + 3 + numbers.cell_len <= canvas.width - 4:
+        head = [what + canvas.own("   ") + numbers]
+    else:
+        head = [what, canvas.own("  ") + numbers]
+    told = (" ".join(answer.why), " ".join(answer.fix), answer.then, answer.limit, answer.sure)
+    rows = Table.grid(padding=(0, GAP, 0, 0))
+    rows.add_column(no_wrap=True, style="bold")
+    rows.add_column(overflow="fold")
+    for label, text in zip(LABELS, told, strict=True):
+        if text:
+            rows.add_row(
+                label, canvas.text(text, "green" if label == "Then" and answer.tone == "bad" else "")
+            )
+    return Panel(
+        Group(*head, rows),
+        box=box.ASCII if canvas.ascii else box.ROUNDED,
+        border_style=colour,
+        width=canvas.width,
+    )
+
+
+def _steps(front: Front, canvas: Canvas) -> Iterator[RenderableType]:
+    """Draw the variants with a bar each, and what the bars are made of."""
+    from rich.table import Table
+
+    if front.variants:
+        wide = _Widths.of(front.variants, canvas)
+        table = Table.grid(padding=(0, GAP, 0, 0))
+        table.add_column(width=wide.label, overflow="fold")
+        table.add_column(width=wide.step, no_wrap=True)
+        if wide.bar:
+            table.add_column(width=wide.bar, no_wrap=True)
+        table.add_column(width=wide.speed, no_wrap=True, justify="right")
+        if wide.memory:
+            table.add_column(width=wide.memory, no_wrap=True, justify="right")
+        heads = ["ms a step", "", *([""] if wide.bar else []), "speed", *(["GiB"] if wide.memory else [])]
+        table.add_row(*heads, style="dim")
+        for each in front.variants:
+            table.add_row(*_row(each, wide, canvas, max(one.ms for one in front.variants)))
+        yield table
+        if wide.bar:
+            yield from canvas.packed(_legend(front.variants, canvas), "  ")
+    for told in (front.held_to, front.untimed):
+        if told:
+            yield canvas.text(told, "dim")
+
+
+class _Widths(Struct, frozen=True):
+    """Columns of the table; 0 where there is no room for one, or nothing in it."""
+
+    label: int
+    number: int
+    spread: int
+    bar: int
+    speed: int
+    memory: int
+
+    @property
+    def step(self) -> int:
+        return self.number + (1 + self.spread if self.spread else 0)
+
+    @classmethod
+    def of(cls, variants: Sequence[Variant], canvas: Canvas) -> _Widths:
+        """Give every column its room, and the bar what is left; where that is little, the memory goes."""
+        widest = max(canvas.text(each.label).cell_len for each in variants)
+        number, spread = (max(len(getattr(each, of)) for each in variants) for of in ("step", "spread"))
+        memory = max(len(each.memory) for each in variants)
+        speed = max(5, *(len(each.speed) for each in variants))
+        label = max(9, min(widest, canvas.width * 2 // 5))
+        fixed = label + number + (1 + spread if spread else 0) + speed + 3 * GAP
+        for gib in (max(3, memory) if memory else 0, 0):
+            room = canvas.width - fixed - (gib + GAP if gib else 0)
+            if room >= LEAST_BAR:
+                return cls(label, number, spread, min(room, WIDEST_BAR), speed, gib)
+        return cls(label, number, spread, 0, speed, 0)
+
+
+def _row(variant: Variant, wide: _Widths, canvas: Canvas, longest_ms: float) -> Iterator[Text]:
+    style = {"bad": "red", "good": "green", "plain": ""}[variant.tone]
+    yield canvas.text(variant.label, style)
+    yield canvas.own(f"{variant.step:>{wide.number}} {variant.spread:>{wide.spread}}", style)
+    if wide.bar:
+        yield _bar(variant, wide.bar, canvas, longest_ms)
+    yield canvas.text(variant.speed, style)
+    if wide.memory:
+        yield canvas.text(variant.memory)
+
+
+def _bar(variant: Variant, width: int, canvas: Canvas, longest_ms: float) -> Text:
+    """Draw a step as its parts, to the scale of the longest."""
+    from rich.text import Text
+
+    bar, at_ms, drawn = Text(), 0.0, 0
+    for name, ms in variant.parts or ((NOT_PROFILED, variant.ms),):
+        at_ms += ms
+        end = max(round(min(at_ms, variant.ms) / longest_ms * width), 0 if drawn else 1)
+        bar.append(canvas.glyph(FILLS[name]) * (end - drawn), FILLS[name][2])
+        drawn = end
+    return bar
+
+
+def _legend(variants: Iterable[Variant], canvas: Canvas) -> Iterator[Text]:
+    shown = {name for each in variants for name, _ in each.parts or ((NOT_PROFILED, 0.0),)}
+    for name in (*FAMILIES, NOT_PROFILED):
+        if name in shown:
+            yield canvas.own(canvas.glyph(FILLS[name]), FILLS[name][2]) + canvas.own(f" {name}")
+
+
+def _difference(found: Difference, canvas: Canvas) -> Iterator[RenderableType]:
+    """Draw each part of a difference as a bar that costs or saves."""
+    yield from canvas.packed([canvas.text(found.title, "bold"), canvas.text(found.between, "dim")], "  ")
+    values = [f"{'−' if each.ms < 0 else '+'}{abs(each.ms):,.1f}" for each in found.changes]
+    label = max(len(each.label) for each in found.changes)
+    value = max(map(len, values))
+    room = min(canvas.width - label - value - 2 * GAP, WIDEST_BAR)
+    most = max(abs(each.ms) for each in found.changes)
+    for change, told in zip(found.changes, values, strict=True):
+        fill = COST if change.ms > 0 else SAVING
+        bar = canvas.glyph(fill) * max(1, round(abs(change.ms) / most * room))
+        line = canvas.own(f"{change.label:<{label + GAP}}{told:>{value}}{'':{GAP}}")
+        yield line + canvas.own(bar, fill[2])
+
+
+def _fix(fix: Fix, canvas: Canvas) -> Iterator[RenderableType]:
+    """Draw a step of the plan: what it is and saves, its code at the right, and the lines to write."""
+    from rich.table import Table
+
+    row = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
+    row.width = canvas.width
+    row.add_column(no_wrap=True, style="bold green")
+    row.add_column(ratio=1, overflow="fold")
+    row.add_column(no_wrap=True, justify="right", style="dim")
+    summary = canvas.text(fix.summary, "bold")
+    if fix.saving:
+        summary = summary + " " + canvas.text(f"({fix.saving})")
+    row.add_row(f"Fix {fix.number}", summary, canvas.text(fix.code))
+    yield row
+    for line in printable_lines(fix.lines) if fix.lines else ():
+        yield CodeLine(f"       {to_ascii(line) if canvas.ascii else line}")
+
+
+def _rest(front: Front, canvas: Canvas) -> Iterator[RenderableType]:
+    """Write what is beside the plan, what is fine and what is not known, and what to do next."""
+    from rich.table import Table
+
+    lines = Table.grid(padding=(0, 1, 0, 0))
+    lines.add_column(no_wrap=True)
+    lines.add_column(overflow="fold")
+    for each in front.notices:
+        code = "" if each.code in each.text else f"  {each.code}"
+        lines.add_row(canvas.mark(each.mark), canvas.text(each.text) + canvas.own(code, "dim"))
+    if front.notes:
+        lines.add_row(canvas.mark("info"), canvas.text(front.notes))
+    if front.folded:
+        lines.add_row(canvas.mark("not_applicable"), canvas.text(front.folded))
+    if lines.row_count:
+        yield lines
+    areas = (canvas.mark(mark) + canvas.own(" ") + canvas.text(text) for mark, text in front.areas)
+    yield from canvas.packed(areas, "  ")
+    for text in (front.made_up, f"Ignored: {front.ignored}" if front.ignored else ""):
+        if text:
+            yield canvas.text(text, "dim")
+    if front.next:
+        first, *others = front.next
+        start = canvas.own("Next  ", "bold") + canvas.text(first)
+        yield from canvas.packed([start, *map(canvas.text, others)], indent=6)

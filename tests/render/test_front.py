@@ -1,0 +1,161 @@
+"""The first screen answers five questions by itself: is FP8 slower, why, what to do, what comes then, is it
+sure; on every recorded job, in a user's words, and within the terminal."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fp8doctor.analysis.treatment_table import BY_HAND, TREATMENTS
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.document import Document
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.render import text
+from fp8doctor.render.front import Front, front
+from fp8doctor.render.front_text import FILLS, LABELS, draw
+from fp8doctor.render.terminal import columns, printable_lines
+from fp8doctor.report import load_report
+from tests.checks.arms import timed
+from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER
+from tests.facts_of import DECODER_468M
+from tests.render.reports import SCREENS
+
+RECORDED = sorted((Path(__file__).parents[1] / "patients" / "recorded").glob("*.json"))
+WIDTHS = (60, 80, 100, 120)
+
+INTERNAL = re.compile(
+    r"\bas_is\b|\bprescribed\b|rowwise_with|\bcasts?\b|\bGEMMs?\b|came out at|\barm\b|_first\b|"
+    r"\bbf16_compiled\b|"
+    + "|".join(rf"(?<![\w-]){name}(?![\w-])" for name in (*TREATMENTS, *BY_HAND) if "-" in name)
+)
+"""Names of variants, treatments and parts that mean something to this program only."""
+
+A_TIME = re.compile(r"\d ms\b")
+
+
+def of(patient: str) -> Front:
+    return front(load_report(RECORDED[0].with_name(f"h200-{patient}.json")))
+
+
+def without_code(first: Front, screen: str) -> list[str]:
+    code = {line.strip() for fix in first.fixes for line in printable_lines(fix.lines)}
+    return [line for line in screen.splitlines() if line.strip() not in code]
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_the_screen_of_every_recorded_job(path: Path) -> None:
+    """The five answers stand in the box, nothing in a word of our own, and nothing is wider than asked."""
+    report = load_report(path)
+    first, width = front(report), WIDTHS[RECORDED.index(path) % len(WIDTHS)]
+    screen = draw(first, width=width, colour=False, ascii=False)
+    lines = without_code(first, screen)
+    assert not [line for line in lines if columns(line) > width or line != line.rstrip()]
+    assert not INTERNAL.search("\n".join(lines)), INTERNAL.search("\n".join(lines))
+    answers_the_five(report, first, screen)
+
+
+def answers_the_five(report: Document, first: Front, screen: str) -> None:
+    """Hold the box to the five questions."""
+    found = first.answer
+    rows = [line.split()[1] for line in screen.splitlines() if re.match(r"│ [A-Z]\w+  +\S", line)]
+    assert [row for row in rows if row in LABELS] == [
+        label for label in LABELS if label != "Limit" or found.limit
+    ]
+    assert all((found.what, found.why, found.fix, found.then, found.sure))
+    verdict = report.verdict
+    if verdict.basis == "measured" and verdict.status in ("fp8_slower", "fp8_even", "fp8_faster"):
+        assert (
+            f"{verdict.step_ms:,.1f} against {verdict.bf16_step_ms:,.1f} ms a step, measured" in found.numbers
+        )
+        assert A_TIME.search(found.then)
+        assert "±" in found.sure
+        assert {"FP8 as you run it", "BF16 compiled"} <= {each.label for each in first.variants}
+    if verdict.status == "fp8_slower":
+        assert A_TIME.search(" ".join(found.why))
+        assert first.fixes
+    if verdict.basis == "modelled":
+        assert found.sure.startswith("Not quite")
+    if verdict.basis is None:
+        assert not first.variants
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("ascii", [False, True])
+def test_the_widest_screen_is_a_table_in_every_width(width: int, ascii: bool) -> None:
+    first = of("checkpointed_needlessly")
+    screen = draw(first, width=width, colour=False, ascii=ascii)
+    assert max(map(columns, without_code(first, screen))) <= width
+    fill = FILLS["matmul"][ascii]
+    lines = screen.splitlines()
+    start = next(at for at, line in enumerate(lines, 1) if line.startswith("ms a step"))
+    rows = lines[start : start + len(first.variants)]
+    assert [row.split("  ")[0] for row in rows] == [each.label for each in first.variants]
+    assert sum(fill * 2 in row for row in rows) == 3
+    assert screen.isascii() == ascii
+
+
+def test_colour_says_nothing_that_the_text_does_not() -> None:
+    first = of("vit")
+    plain = draw(first, width=80, colour=False, ascii=False)
+    coloured = draw(first, width=80, colour=True, ascii=False)
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
+    assert coloured != plain
+    fills = [fill for fill, _, _ in FILLS.values()]
+    letters = [letter for _, letter, _ in FILLS.values()]
+    assert len(set(fills)) == len(set(letters)) == len(FILLS)
+
+
+def test_a_ratio_is_that_of_two_times_on_the_screen() -> None:
+    first = front(diagnose(timed(DECODER_468M, FP8_EAGER, BF16, FP8_COMPILED)))
+    times = {each.label: float(each.step) for each in first.variants}
+    told = {each.label: each.speed for each in first.variants}
+    best = times["BF16 compiled"]
+    assert told == {
+        label: "1×" if label == "BF16 compiled" else f"{best / ms:.2f}×" for label, ms in times.items()
+    }
+
+
+def test_the_parts_of_a_difference_add_up() -> None:
+    found = front(diagnose(timed(DECODER_468M, FP8_EAGER, BF16, FP8_COMPILED))).difference
+    assert found is not None
+    assert f"{sum(each.ms for each in found.changes):,.1f} ms" in found.title
+
+
+def test_a_timing_that_is_too_noisy_gives_no_ratio() -> None:
+    noisy = msgspec.structs.replace(
+        FP8_EAGER, step_ms=90.0, rounds_ms=(40.0, 80.0, 90.0, 100.0, 400.0), low_ms=40.0, high_ms=400.0
+    )
+    steady = msgspec.structs.replace(
+        BF16, step_ms=100.0, rounds_ms=(60.0, 90.0, 100.0, 110.0, 300.0), low_ms=60.0, high_ms=300.0
+    )
+    report = diagnose(timed(DECODER_468M, noisy, steady))
+    assert report.verdict.status == "too_noisy"
+    first = front(report)
+    assert {each.label: each.speed for each in first.variants} == {
+        "BF16 compiled": "1×",
+        "FP8 as you run it": "noisy",
+    }
+    assert first.answer.sure.startswith("No. ")
+    assert not re.search(r"\d×", first.answer.what + first.answer.numbers)
+
+
+def test_what_is_only_information_is_one_line() -> None:
+    first = of("llama_8b_lora_r8")
+    assert first.notes.startswith("4 notes: ")
+    assert first.notices == ()
+
+
+def test_with_v_everything_stands_below() -> None:
+    name = "eager_decoder"
+    brief, whole = text.render(SCREENS[name]), text.render(SCREENS[name], verbose=True)
+    assert whole.startswith(brief[: brief.index("\nFix 1")].rstrip())
+    assert SCREENS[name].findings[0].explanation.split(":")[0] in " ".join(whole.split())
+
+
+def test_names_of_variants_are_told_once() -> None:
+    labels = [each.label for each in of("decoder_468m").variants]
+    assert len(labels) == len(set(labels))
+    assert ArmName.AS_IS not in labels
