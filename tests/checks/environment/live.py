@@ -6,12 +6,14 @@ Such a process is a fork of one that has done the imports of the program.
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from fp8doctor.facts import Facts
@@ -92,8 +94,7 @@ def printed(program: str, *arguments: str, **variables: str) -> str:
     """What the program prints with these arguments and environment variables. Accelerate reads its variables
     when an Accelerator is made; a program with others has its imports done with them."""
     early = {name: value for name, value in variables.items() if not name.startswith("ACCELERATE_")}
-    imports = "\n".join(line for line in program.splitlines() if line.startswith(("import ", "from ")))
-    server = _server(imports, *early.items())
+    server = _server(_imports(program), *early.items())
     with tempfile.NamedTemporaryFile() as stdout, tempfile.NamedTemporaryFile() as stderr:
         order = {
             "program": program,
@@ -108,6 +109,19 @@ def printed(program: str, *arguments: str, **variables: str) -> str:
         server.stdin.flush()
         assert server.stdout.readline() == "0\n", stderr.read().decode()
         return stdout.read().decode()
+
+
+def _imports(program: str) -> str:
+    """The imports of a program that any process can do, in one order; what lies in a folder of a test is left
+    to the program."""
+    found = (node for node in ast.parse(program).body if isinstance(node, (ast.Import, ast.ImportFrom)))
+    named = {
+        ast.unparse(node): node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in found
+    }
+    return "\n".join(
+        sorted(line for line, module in named.items() if find_spec(str(module).partition(".")[0]))
+    )
 
 
 @functools.cache
