@@ -24,6 +24,7 @@ FOLDER = Path(__file__).parent / "patients"
 EXAMINE = """
 import dataclasses, json, sys
 import torch._dynamo
+import torch._inductor.compile_fx
 from fp8doctor.examine import examine
 from fp8doctor.loading.model_file import load
 from tests.treating import treat
@@ -34,9 +35,14 @@ print(json.dumps({"facts": facts.to_dict(), "course": dataclasses.asdict(treat(p
 """
 """What a worker does with a model file that is not to be timed, and then what the patient is told to do."""
 
-HEAVY = {"torch": "torch", "torchao": "torchao.float8", "transformers": "transformers.modeling_utils"}
+HEAVY = {
+    "torch": "torch",
+    "torchao": "torchao.float8",
+    "transformers": "transformers.modeling_utils",
+    "peft": "peft",
+}
 """The module of a package that every patient with this package imports, and that takes the time. The one of
-transformers imports the others."""
+transformers imports torch and torchao."""
 
 READ_LATE = ("os.environ['ACCELERATE_", "os.environ['FP8_")
 """Statements that prepare no import: Accelerate reads its variables when an Accelerator is made."""
@@ -109,7 +115,7 @@ def seen(patient: Patient) -> tuple[Examination, dict[str, Any] | None]:
         examination, course = examine_in_worker(str(patient.path), progress=lambda stage: None), None
     else:
         if HEAVY["transformers"] in imports:
-            imports = {HEAVY["transformers"]}
+            imports -= {HEAVY["torch"], HEAVY["torchao"]}
         lines = [f"import {each}" for each in sorted(imports)]
         printed = live.printed("\n".join((*lines, EXAMINE)), str(patient.path))
         said = json.loads(printed.splitlines()[-1])

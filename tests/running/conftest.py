@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -34,6 +35,17 @@ class Heard:
     @property
     def notes(self) -> list[str]:
         return [each.text for each in self.messages if isinstance(each, Note)]
+
+
+MANY = 100_000
+"""Objects alive that an observer goes through for a second. What a test imports stays alive after it."""
+
+
+@pytest.fixture(autouse=True)
+def _little_to_go_through() -> None:
+    if len(gc.get_objects()) > MANY:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture
