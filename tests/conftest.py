@@ -6,6 +6,7 @@ import compileall
 import gc
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,17 @@ settings.load_profile("gate")  # neither chance nor the clock decides
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes longer than a second")
     config.addinivalue_line("markers", "inductor: compiles with Inductor to its last kernel")
+    config.option.loadscopereorder = False  # xdist would hand out files by their number of tests
     if not hasattr(config, "workerinput"):
         # Programs that tests start find it compiled where PYTHONDONTWRITEBYTECODE is set, in half the time.
         for room in ("fp8doctor", "checks"):
             compileall.compile_dir(ROOT / room, quiet=2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files with most slow tests come first, so that no process is left alone with one of them."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(scope="session", autouse=True)
