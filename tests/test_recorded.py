@@ -16,6 +16,7 @@ from fp8doctor.diagnosis.document import tool
 from fp8doctor.facts import recorded
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.render import html
+from fp8doctor.render.text import render
 from tests import recordings
 from tests.patients.record import patients
 from tests.render.sound_html import hold_sound
@@ -194,7 +195,7 @@ def test_blocks_in_pieces_without_a_counted_break_name_the_usual_cause() -> None
 
 
 def test_one_missing_fact_is_told_with_its_reason() -> None:
-    screen = " ".join(str(replayed(RECORDED / "h200-decoder_468m.json")).split())
+    screen = " ".join(render(replayed(RECORDED / "h200-decoder_468m.json"), verbose=True).split())
     assert "Not looked at: NUM002 (the weights are as an initialiser draws them," in screen
 
 

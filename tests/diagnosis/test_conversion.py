@@ -98,4 +98,4 @@ def test_nothing_is_converted_that_does_not_pay(arms: tuple[Arm, ...], device: s
 def test_the_report_holds_it() -> None:
     report = diagnose(of(Stacked().bfloat16(), BLOCKS))
     assert [step.treatment.name for step in report.prescription] == ["convert-tensorwise", "compile-blocks"]
-    assert "Treatment: convert to FP8 (tensorwise)\n" in render(report)
+    assert "Treatment: convert to FP8 (tensorwise)\n" in render(report, verbose=True)

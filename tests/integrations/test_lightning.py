@@ -118,7 +118,7 @@ def test_a_training_is_watched_and_ends_as_without_it(capfd: Any) -> None:
     assert left_behind(model) == []
     out, err = capfd.readouterr()
     assert "fp8doctor" not in out
-    assert err.count("\nNet: ") == 1
+    assert err.count(" Net: ") == 1
     assert watching.report is not None
     facts = watching.report.facts
     assert (len(facts.observed.steps_ms), facts.observed.warmup, facts.observed.calls) == (STEPS, WARMUP, 1)

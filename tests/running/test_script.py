@@ -87,8 +87,14 @@ def started(arguments: list[str], folder: Path, **options: Any) -> subprocess.Po
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_takes_interrupts,
         **options,
     )
+
+
+def _takes_interrupts() -> None:
+    """A shell's background job ignores them, and so would all that the tests start there."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run(arguments: list[str], folder: Path, stdin: str = "", **options: Any) -> tuple[int, str, str]:
