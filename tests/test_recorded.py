@@ -15,11 +15,10 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import tool
 from fp8doctor.facts import recorded
 from fp8doctor.facts.no_number import why_of
-from fp8doctor.render import html
 from fp8doctor.render.text import render
 from tests import recordings
 from tests.patients.record import patients
-from tests.render.sound_html import hold_sound
+from tests.render.every_format import hold_every_format
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
 RECORDINGS = sorted(RECORDED.glob("*.json"))
@@ -200,7 +199,5 @@ def test_one_missing_fact_is_told_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
-def test_a_recording_is_a_sound_page_and_a_sound_fragment(recording: Path) -> None:
-    report = replayed(recording)
-    hold_sound(html.render(report))
-    hold_sound(report._repr_html_())
+def test_a_recording_is_sound_in_every_format(recording: Path) -> None:
+    hold_every_format(replayed(recording))

@@ -20,13 +20,12 @@ from fp8doctor import cli
 from fp8doctor.facts import Target
 from fp8doctor.finding import Outcome
 from fp8doctor.render import github, junit, sarif
-from fp8doctor.report import Report, load_report
+from fp8doctor.report import Report
 from tests.render.reports import SCREENS
 from tests.render.test_arbitrary_text import names, with_name
 from tests.render.test_screens import hold
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDED = sorted((ROOT / "tests" / "patients" / "recorded").glob("*.json"))
 ANNOTATION = re.compile(r"::(error|warning|notice) (?:file=[^,:\n]*,line=1,)?title=[^,:\n]*::[^\r\n]+\Z")
 
 TEXT = {"type": "object", "required": ["text"], "properties": {"text": {"type": "string", "minLength": 1}}}
@@ -141,11 +140,6 @@ def test_whatever_its_file_is_called(name: str) -> None:
         report, facts=replace(report.facts, target=Target(kind="file", name=name, attribute=None))
     )
     hold_to_their_forms(named)
-
-
-@pytest.mark.parametrize("file", RECORDED[::8], ids=lambda file: file.stem)
-def test_recorded_patients(file: Path) -> None:
-    hold_to_their_forms(load_report(file))
 
 
 def test_every_outcome_is_a_test_case() -> None:

@@ -10,9 +10,8 @@ import pytest
 
 from fp8doctor import load_report
 from fp8doctor.facts import recorded
-from fp8doctor.render import html
 from tests import recordings
-from tests.render.sound_html import hold_sound
+from tests.render.every_format import hold_every_format
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -80,10 +79,8 @@ def test_a_recording_is_told_what_it_has_to_be(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_a_recording_is_a_sound_page_and_a_sound_fragment(name: str) -> None:
-    report = replayed(RECORDED / f"{name}.json")
-    hold_sound(html.render(report))
-    hold_sound(report._repr_html_())
+def test_a_recording_is_sound_in_every_format(name: str) -> None:
+    hold_every_format(replayed(RECORDED / f"{name}.json"))
 
 
 PROFILED = [

@@ -1,0 +1,23 @@
+"""A report in every format that `-o` can write, each of which has to be sound."""
+
+from __future__ import annotations
+
+import re
+
+from fp8doctor.render import html, markdown, text
+from fp8doctor.report import Report
+from tests.render.sound_html import hold_sound
+from tests.render.test_build_servers import hold_to_their_forms
+
+CELL = re.compile(r"(?<!\\)\|")
+WIDTH = 80
+
+
+def hold_every_format(report: Report) -> None:
+    """Fail where a format is not what its readers take."""
+    hold_sound(html.render(report))
+    hold_sound(report._repr_html_())
+    hold_to_their_forms(report)
+    for table in re.findall(r"(?m)(?:^\|.*\|$\n?)+", markdown.render(report)):
+        assert len({len(CELL.split(line)) for line in table.splitlines()}) == 1, table
+    assert text.render(report, width=WIDTH, verbose=True, ascii=True).isascii()
