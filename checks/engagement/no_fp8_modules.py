@@ -1,14 +1,16 @@
 """FP8 was asked for and no layer has it
 
 Looks at: who asked for FP8 (ACCELERATE_MIXED_PRECISION, the launcher, Accelerator,
-TrainingArguments), every module and parameter of the model, and whether the conversion should have
-happened by now: the model went through `Accelerator.prepare`, or its parameters hold gradients.
+TrainingArguments), whether torchao's `convert_to_float8_training` was called, every module and
+parameter of the model, and whether the conversion should have happened by now: the model went
+through `Accelerator.prepare`, or its parameters hold gradients.
 
 Why it costs time. Asking for FP8 sets a flag; what computes in FP8 is a layer that was swapped for
 an FP8 one. When none was swapped, every GEMM runs in BF16 and the step is exactly as slow as
 before, while the flags and logs say fp8. The usual reasons: nothing in the job reads the flag;
 Accelerate converts `nn.Linear` only, and GPT-2's layers are `Conv1D`; torchao under Accelerate
-skips sides that 16 does not divide, and the first and the last Linear.
+skips sides that 16 does not divide, and the first and the last Linear; a `module_filter_fn` that
+compares names which this model does not have lets no layer through, and nothing is raised.
 
 What to do. Make sure that the model which trains is the one that was converted, and look after the
 conversion: before `Trainer.train()` a healthy model shows no FP8 layer either, so without proof
@@ -27,11 +29,13 @@ https://github.com/axolotl-ai-cloud/axolotl/issues/2904
 
 from __future__ import annotations
 
-from fp8doctor.analysis.fp8_request import fp8_was_asked_for
+from fp8doctor.analysis.fp8_request import converted_nothing, fp8_was_asked_for, of_converter
 from fp8doctor.analysis.layers import FP8_MULTIPLE, fits_fp8
 from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Training, Use, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
+
+CONVERTER = "convert_to_float8_training"
 
 ENDS_SKIPPED = 2
 """Linears that Accelerate's torchao path never converts, the first and the last. Source: accelerate 1.15
@@ -57,12 +61,16 @@ LOOK_LATER = Treatment(
 )
 def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
     linears, asked = facts.network.linears, fp8_was_asked_for(facts)
-    if asked is None:
+    if asked is None and not of_converter(facts):
         return NotApplicable(reason="nobody asked for FP8")
+    if asked is None and (reason := not_due(facts)):
+        return NotApplicable(reason=reason)
     if facts.network.float8_parameters or any(is_fp8(linear) for linear in linears):
         return None
     if recorded(facts, "observed.fp8_gemms") and facts.observed.fp8_gemms:
         return None
+    if asked is None:
+        return of_the_call(facts)
     proof = conversion_due(facts)
     if proof:
         title = f"FP8 was asked for and none of {len(linears)} Linears has it"
@@ -85,6 +93,46 @@ def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
         explanation=explanation,
         evidence={"asked_by": asked, "linears": len(linears), "fp8_layers": 0, "conversion_due": proof},
         treatment=treatment,
+    )
+
+
+def not_due(facts: Facts) -> str | None:
+    """Tell why a converter has nothing to do with this model; None where it was called and replaced nothing,
+    or may have been called."""
+    converter = of_converter(facts)
+    if converter is None or not (converter.called or converter.named):
+        return "nobody asked for FP8"
+    if converter.called is False:
+        return f"the call of {CONVERTER} in the code has not run"
+    if converter.called and converter.replaced:
+        return "the conversion replaced Linears, as it was asked to"
+    return None
+
+
+def of_the_call(facts: Facts) -> Finding:
+    """Tell of a converter that was called, or is named, and of a model that holds no FP8 layer."""
+    linears = facts.network.linears
+    such_as = f", such as {linears[-1].name!r}" if linears and linears[-1].name else ""
+    certain = converted_nothing(facts)
+    happened = (
+        f"{CONVERTER} was called, and put an FP8 layer in the place of no Linear"
+        if certain
+        else f"The code calls {CONVERTER}; whether that call has run could not be seen"
+    )
+    return Finding(
+        severity=None if certain else "info",
+        title=f"{CONVERTER} was called and replaced none of {len(linears)} Linears"
+        if certain
+        else f"The code calls {CONVERTER}; none of {len(linears)} Linears is in FP8",
+        explanation=f"{happened}. It takes every nn.Linear that its module_filter_fn lets through, and "
+        "changes the model in place: either the filter let none through, where it compares names with those "
+        f"of the model{such_as}, or the layers of this model were made after the call.",
+        evidence={"called": certain or None, "linears": len(linears), "fp8_layers": 0},
+        treatment=Treatment(
+            name="convert",
+            summary="let the filter take the layers, and convert the very model that trains",
+            code="convert_to_float8_training(model)   # or with a filter that takes the model's own names",
+        ),
     )
 
 

@@ -1,11 +1,11 @@
-"""Who asked for FP8: the environment, the launcher, Accelerate or a Trainer."""
+"""Who asked for FP8: the environment, the launcher, Accelerate, a Trainer, or code that calls a converter."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from fp8doctor.analysis.accelerate_of_model import accelerate_of_model
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Converter, Facts, recorded
 
 LAUNCHER_FINGERPRINT = ("ACCELERATE_FP8_FORMAT", "ACCELERATE_FP8_MARGIN", "ACCELERATE_FP8_OPT_LEVEL")
 """``accelerate launch`` writes these together, whatever the backend, and only with ``--mixed_precision fp8``:
@@ -34,6 +34,17 @@ def asked_by_environment(variables: Mapping[str, str]) -> str | None:
     if precision.lower() == "fp8":
         return f"ACCELERATE_MIXED_PRECISION={precision}"
     return "accelerate launch --mixed_precision fp8" if launched_with_fp8(variables) else None
+
+
+def converted_nothing(facts: Facts) -> bool:
+    """Whether torchao's converter was called under the doctor's eyes and replaced no layer of any model."""
+    converter = of_converter(facts)
+    return converter is not None and converter.called is True and converter.replaced == 0
+
+
+def of_converter(facts: Facts) -> Converter | None:
+    """What is known of calls of torchao's converter; None where nothing was recorded."""
+    return facts.training.converter if recorded(facts, "training.converter") else None
 
 
 def launched_with_fp8(variables: Mapping[str, str]) -> bool:

@@ -17,7 +17,7 @@ from fp8doctor.analysis.arms import (
     saved_ms,
     uses_fp8,
 )
-from fp8doctor.analysis.fp8_request import fp8_was_asked_for
+from fp8doctor.analysis.fp8_request import converted_nothing, fp8_was_asked_for, of_converter
 from fp8doctor.analysis.layers import flops_share_pct, shares_are_known
 from fp8doctor.analysis.loss_gap import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.modelled_speedup import beside_timed_step, modelled_speedup
@@ -96,7 +96,7 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
             summary=f"No layer of a known FP8 library was found, yet {ran}. Whether FP8 is faster than BF16 "
             "was not measured.",
         )
-    asked = fp8_was_asked_for(facts)
+    asked = fp8_was_asked_for(facts) or converted_nothing(facts)
     grave = next((each for each in findings if each.severity == "error" and each.area in KEEPS_FP8_OUT), None)
     if grave and asked:
         return Verdict(status="fp8_not_engaged", summary=f"FP8 does not run: {grave.title.rstrip('.')}.")
@@ -112,7 +112,19 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         return Verdict(
             status="no_fp8", summary="FP8 was asked for; this model holds no FP8 layer, or none yet."
         )
-    return Verdict(status="no_fp8", summary="This model uses no FP8, and none was asked for.")
+    return Verdict(status="no_fp8", summary=f"This model uses no FP8{_and_none_asked(facts)}.")
+
+
+def _and_none_asked(facts: Facts) -> str:
+    """Say that nobody asked for FP8, as far as that is known."""
+    converter = of_converter(facts)
+    if converter is None or (converter.called is False and not converter.named):
+        return ", and none was asked for"
+    if converter.called is None:
+        return "; no setting asks for it, and whether a converter was called on it was not seen"
+    if converter.called:
+        return ": another model was converted"
+    return ": its code calls a converter somewhere, and that call has not run"
 
 
 def _ran_in_script(facts: Facts) -> str:

@@ -9,10 +9,11 @@ lost. A class that is changed in place, a root Linear and a write to ``_modules`
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
@@ -20,9 +21,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from fp8doctor.examine.compile_marks import OPTIMIZED_MODULE, compile_mark
+from fp8doctor.examine.converter import calls_by_name, has_run
 from fp8doctor.examine.kind import Kind
 from fp8doctor.examine.walk import Place, Tree, parameters
-from fp8doctor.facts import Conversion
+from fp8doctor.facts import Conversion, Converter
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import recognise
@@ -65,8 +67,13 @@ class Watch:
         self.resting = False
         self.problem: str | None = None
         """Why something was missed."""
+        self.ran_before = False
+        """Whether the converter was called before the watching."""
+        self.code: ModuleType | None = None
+        """What the user's file became; None for ``__main__``."""
 
     def __enter__(self) -> Watch:
+        self.ran_before = has_run() is True
         self._handle = register_module_module_registration_hook(self._registered)
         return self
 
@@ -160,6 +167,17 @@ def examine_conversion(tree: Tree, watch: Watch | None, gaps: dict[str, str]) ->
             if each.frozen and any(weight is not None and weight.requires_grad for weight in weights(place))
         ),
         untied=untied(tree, found),
+    )
+
+
+def examine_converter(watch: Watch | None) -> Converter:
+    """Tell what is known of calls of the converter. One that ran before the watching may be of any model."""
+    ran, unwatched = has_run(), watch is None or watch.ran_before
+    code = sys.modules["__main__"] if watch is None or watch.code is None else watch.code
+    return Converter(
+        named=calls_by_name(code),
+        called=None if ran and unwatched else ran,
+        replaced=None if watch is None else len(watch.replacements),
     )
 
 

@@ -11,7 +11,7 @@ from fp8doctor.examine.accelerate import examine_accelerate
 from fp8doctor.examine.allocator import examine_allocator
 from fp8doctor.examine.checkpointing import of_the_process
 from fp8doctor.examine.compile_marks import chain
-from fp8doctor.examine.conversion import examine_conversion
+from fp8doctor.examine.conversion import examine_conversion, examine_converter
 from fp8doctor.examine.dynamo import examine_dynamo
 from fp8doctor.examine.kv_cache import cache_holder, cache_switch, use_cache
 from fp8doctor.examine.optimizer import innermost, outside, unwrapped
@@ -71,6 +71,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         else len(left_out),
         first_outside_optimizer=tuple(names[id(each)] for each in (left_out or ())[:FIRST]),
         conversion=examine_conversion(tree, job.watched, gaps),
+        converter=examine_converter(job.watched),
     )
 
 

@@ -150,6 +150,18 @@ class Conversion(Record, frozen=True, kw_only=True):
     """Weight of a layer -> the parameter that its predecessor's weight still is."""
 
 
+class Converter(Record, frozen=True, kw_only=True):
+    """What is known of calls of torchao's ``convert_to_float8_training``."""
+
+    named: bool = NOT_RECORDED
+    """Whether the text of the model file, or of the script, calls it somewhere."""
+    called: bool | None = NOT_RECORDED
+    """Whether it was called while someone watched; None where this torchao leaves no trace of a call, or
+    where it was called before."""
+    replaced: int | None = NOT_RECORDED
+    """FP8 layers that took the place of a Linear in any model meanwhile; None when nobody watched."""
+
+
 class Training(Record, frozen=True, kw_only=True):
     """The state of training around the module tree."""
 
@@ -196,6 +208,7 @@ class Training(Record, frozen=True, kw_only=True):
     """Names of the first few of them."""
     conversion: Conversion | None = NOT_RECORDED
     """None when nobody watched: only a model file that the worker loads converts under the doctor's eyes."""
+    converter: Converter = NOT_RECORDED
 
 
 class Workload(Record, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from fp8doctor.glossary.word import Word
 FIELD = (
     # Numbers
     Word(
-        ("FP8", "float8", "8-bit floating point"),
+        ("FP8", "float8", "8-bit floating point", "use_fp8"),
         "Numbers of 8 bits. FP8 training multiplies FP8 copies of BF16 tensors; weights, gradients and "
         "optimizer stay in 16 or 32 bits.",
         ("MEM005", "MOD003"),
@@ -204,7 +204,7 @@ FIELD = (
         ("NUM002", "NUM003"),
     ),
     Word(
-        ("NaN", "loss is NaN", "inf"),
+        ("NaN", "loss is NaN", "inf", "max_grad_norm"),
         "Not a number, or infinite. Where only FP8 has them, the trial names the layer they come from.",
         ("NUM001",),
     ),
@@ -233,7 +233,7 @@ FIELD = (
         ("STP001",),
     ),
     Word(
-        ("attention", "SDPA", "FlashAttention", "attn_implementation", "flash_attn"),
+        ("attention", "SDPA", "FlashAttention", "attn_implementation", "flash_attn", "use_flash_attn"),
         "It stays in 16 bits, so FP8 saves nothing of it. Fused it is a few kernels; unfused it can "
         "outweigh what FP8 gains.",
         ("MEM004", "STP003"),
@@ -250,7 +250,14 @@ FIELD = (
         ("STP003", "STP005"),
     ),
     Word(
-        ("activation checkpointing", "gradient checkpointing", "checkpointing", "recompute", "use_reentrant"),
+        (
+            "activation checkpointing",
+            "gradient checkpointing",
+            "checkpointing",
+            "recompute",
+            "use_reentrant",
+            "no_gradient_checkpointing",
+        ),
         "Activations are dropped and computed again in the backward: less memory, a fourth GEMM, and the "
         "casts once more.",
         ("CKP001", "CKP003", "CKP002"),
@@ -268,7 +275,19 @@ FIELD = (
         ("SHP001", "SHP007"),
     ),
     Word(
-        ("LoRA", "adapter", "adapters", "PEFT", "lora_A", "lora_B"),
+        (
+            "LoRA",
+            "adapter",
+            "adapters",
+            "PEFT",
+            "lora_A",
+            "lora_B",
+            "lora_alpha",
+            "max_lora_rank",
+            "target_modules",
+            "get_peft_model",
+            "FastLanguageModel.get_peft_model",
+        ),
         "Small trained matrices beside frozen weights. FP8 pays in the base: convert it first, then add "
         "adapters. They are too narrow for FP8.",
         ("LORA001", "LORA002", "LORA003", "LORA004"),
@@ -283,6 +302,12 @@ FIELD = (
         ("batch size", "tokens", "per_device_train_batch_size", "micro-batch", "gradient_accumulation_steps"),
         "A step's rows. Casts and launches are paid for every micro-batch: few and large ones suit FP8.",
         ("SHP003", "STP001"),
+    ),
+    Word(
+        ("sequence length", "max_length", "max_seq_length"),
+        "Batch times sequence is the rows of every GEMM but attention's. Attention grows with its square, "
+        "and FP8 saves nothing of it.",
+        ("SHP003", "SHP001", "STP003"),
     ),
     Word(
         ("out of memory", "OOM", "CUDA out of memory"),

@@ -7,7 +7,7 @@ from fp8doctor.glossary.word import Word
 FRAMEWORKS = (
     # torch and torchao
     Word(
-        ("torch.compile", "compile", "inductor", "TorchInductor", "Dynamo", "TorchDynamo"),
+        ("torch.compile", "compile", "inductor", "TorchInductor", "Dynamo", "TorchDynamo", "compile_model"),
         "torch's compiler. It fuses torchao's casts into the kernels around them: without it FP8 is slower "
         "than BF16.",
         ("CMP001", "CMP002", "CMP006", "CMP007"),
@@ -19,7 +19,7 @@ FRAMEWORKS = (
         ("CMP001", "CMP004", "CMP006"),
     ),
     Word(
-        ("max-autotune", "max-autotune-no-cudagraphs", "mode="),
+        ("max-autotune", "max-autotune-no-cudagraphs", "mode=", "compile_mode"),
         'Mode of torch.compile that tries more GEMM kernels and records CUDA graphs; "-no-cudagraphs" '
         "leaves the graphs out.",
         ("STP001",),
@@ -56,7 +56,7 @@ FRAMEWORKS = (
         ("convert_to_float8_training", "module_filter_fn", "conversion"),
         "torchao's function that replaces nn.Linear in place by Float8Linear. Without a filter it takes "
         "every Linear, the head and LoRA's too.",
-        ("MOD004", "SHP004", "LORA003", "MOD011"),
+        ("MOD001", "MOD004", "SHP004", "LORA003", "MOD011"),
     ),
     Word(
         ("Float8Linear", "Float8LinearConfig"),
@@ -163,7 +163,7 @@ FRAMEWORKS = (
         ("ENV001", "MOD001"),
     ),
     Word(
-        ("SFTTrainer", "SFTConfig", "TRL", "DPOTrainer", "GRPOTrainer"),
+        ("SFTTrainer", "SFTConfig", "TRL", "DPOTrainer", "GRPOTrainer", "GRPO"),
         "TRL's configs set bf16=True unless told bf16=False, which beats the environment's fp8, and turn "
         "checkpointing on.",
         ("ENV001", "CKP001"),
@@ -187,7 +187,7 @@ FRAMEWORKS = (
     ),
     # Unsloth
     Word(
-        ("Unsloth", "FastLanguageModel", "FastModel"),
+        ("Unsloth", "FastLanguageModel", "FastModel", "FastLanguageModel.from_pretrained"),
         "Its trainers set bf16 and overwrite ACCELERATE_MIXED_PRECISION. load_in_fp8 stores weights in "
         "FP8; float8_training trains in it.",
         ("ENV001", "MOD003", "MOD002"),
@@ -212,6 +212,8 @@ FRAMEWORKS = (
             "FP8TrainingConfig",
             "FP8Trainer",
             "check_fp8_support",
+            "get_fp8_autocast_context",
+            "convert_model_to_fp8",
         ),
         "In no release of Unsloth: names of a fork or of a draft. Unsloth 2026.10 has "
         "float8_training=True, for full fine-tuning.",
@@ -219,7 +221,7 @@ FRAMEWORKS = (
     ),
     # Others
     Word(
-        ("DeepSpeed", "ds_config", "ZeRO"),
+        ("DeepSpeed", "ds_config", "ds_config.json", "ZeRO", "zero_optimization"),
         'It trains in FP8 with no key of its configuration; a section "fp8" is read by nothing.',
         ("ENV002",),
     ),

@@ -152,7 +152,7 @@ TOOL = (
         ("STP001", "STP008"),
     ),
     Word(
-        ("GiB", "memory", "peak memory"),
+        ("GiB", "GB", "VRAM", "memory", "peak memory"),
         "The peak of a step in 2^30 bytes: weights, gradients, optimizer state, activations and temporaries.",
         ("MEM001", "MEM005", "MEM002", "MEM003", "MEM004"),
     ),

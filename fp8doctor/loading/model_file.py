@@ -52,6 +52,8 @@ def load(target: str, *, layers: int | None = None, batch: int | None = None, se
     source = locate(target)
     with _watch() or contextlib.nullcontext() as watch:
         module = _run(source)
+        if watch is not None:
+            watch.code = module
         names, file = vars(module), source.name
         with blamed(f"looking for the model in {file}"):
             found = find(module, source.attribute, file)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 from torch import nn
+from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import registry
 from fp8doctor.checks.engagement import no_fp8_modules
 from fp8doctor.checks.engagement.no_fp8_modules import SICK
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.prescription import prescribe
+from fp8doctor.examine.conversion import Watch
+from fp8doctor.examine.converter import TRACE
 from fp8doctor.facts import Environment, Facts
 from fp8doctor.finding import Finding, NotApplicable
 
@@ -144,3 +151,74 @@ def test_an_old_recording_without_variables_is_no_request() -> None:
         ),
         NotApplicable,
     )
+
+
+@pytest.fixture
+def uncalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process where torchao's converter was not called yet."""
+    import torchao.float8._inductor_patch
+
+    monkeypatch.setattr(torchao.float8._inductor_patch, "_PATCHED", True)
+    monkeypatch.delitem(sys.modules, TRACE)
+
+
+def pair() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+
+
+def script(folder: Path, text: str) -> ModuleType:
+    """What a file of this text became."""
+    module = ModuleType("train")
+    module.__file__ = str(folder / "train.py")
+    (folder / "train.py").write_text(text)
+    return module
+
+
+def test_a_filter_that_matches_nothing_is_an_error(uncalled: None, look: Look) -> None:
+    with Watch() as watch:
+        model = convert_to_float8_training(pair(), module_filter_fn=lambda module, name: "layers." in name)
+    facts = look(model, watched=watch)
+    finding = answer(facts)
+    assert isinstance(finding, Finding)
+    assert finding.severity is None, "the check's own severity, an error"
+    assert finding.title == "convert_to_float8_training was called and replaced none of 2 Linears"
+    assert "such as '1'" in finding.explanation
+    verdict = diagnose(facts).verdict
+    assert verdict.status == "fp8_not_engaged"
+    assert "replaced none of 2 Linears" in verdict.summary
+
+
+def test_a_converter_that_replaced_linears_is_not_blamed(uncalled: None, look: Look) -> None:
+    with Watch() as watch:
+        converted, other = convert_to_float8_training(pair()), pair()
+    assert isinstance(answer(look(converted, watched=watch)), NotApplicable)
+    facts = look(other, watched=watch)
+    assert isinstance(answer(facts), NotApplicable)
+    assert diagnose(facts).verdict.summary == "This model uses no FP8: another model was converted."
+
+
+def test_a_call_in_the_code_that_has_not_run(uncalled: None, look: Look, tmp_path: Path) -> None:
+    with Watch() as watch:
+        model = pair()
+    watch.code = script(tmp_path, "if use_fp8:\n    convert_to_float8_training(model)\n")
+    facts = look(model, watched=watch)
+    assert answer(facts) == NotApplicable(
+        reason="the call of convert_to_float8_training in the code has not run"
+    )
+    assert "that call has not run" in diagnose(facts).verdict.summary
+
+
+def test_a_call_that_nobody_could_see_is_information(look: Look, tmp_path: Path) -> None:
+    """As after an earlier call in the same process, or with a torchao that leaves no trace of one."""
+    convert_to_float8_training(pair())
+    with Watch() as watch:
+        model = pair()
+    watch.code = script(tmp_path, "convert_to_float8_training(model, module_filter_fn=mine)\n")
+    finding = answer(look(model, watched=watch))
+    assert isinstance(finding, Finding)
+    assert finding.severity == "info"
+    assert "could not be seen" in finding.explanation
+    watch.code = script(tmp_path, "from torchao.float8 import convert_to_float8_training  # (model)\n")
+    facts = look(model, watched=watch)
+    assert isinstance(answer(facts), NotApplicable), "an import is no call"
+    assert "whether a converter was called on it was not seen" in diagnose(facts).verdict.summary
