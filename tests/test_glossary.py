@@ -20,7 +20,7 @@ from fp8doctor.cost import GPUS
 from fp8doctor.finding import AREAS
 from fp8doctor.glossary import WORDS, look_up
 from fp8doctor.known_errors import recognise
-from fp8doctor.render import ledger, timing
+from fp8doctor.render import ledger, timing, words
 
 CATALOGUE = registry.discover()
 CODES = {check.code for check in CATALOGUE}
@@ -58,12 +58,10 @@ def test_every_word_is_short_and_leads_to_checks_that_exist() -> None:
 
 def test_every_word_of_the_tables_is_explained() -> None:
     heads = (*timing.COLUMNS, "idle", "total", "GiB", "ms a step", *ledger.HEADS)
-    labels = [
-        timing.label(name, fp8=True) for name in ("as_is", "bf16_compiled", "prescribed", "combination")
-    ]
-    ends = [each.removeprefix("FP8, ") for each in labels]
-    recipes = [timing.label(f"recipe-{each.value}", fp8=True) for each in Float8LinearRecipeName]
-    ends += [each.removeprefix("FP8, ").replace("-", "_") for each in recipes]
+    variants = ("as_is", "bf16_compiled", "prescribed", "combination")
+    recipes = [f"recipe-{each.value}" for each in Float8LinearRecipeName]
+    labels = [words.variant(name, fp8=True) for name in (*variants, *recipes)]
+    ends = [each if look_up(each) else each.removeprefix("FP8 ").removeprefix("with ") for each in labels]
     assert [each for each in (*heads, *ends) if look_up(each) is None] == []
     layouts = ("output", "input gradient", "weight gradient")
     assert all(look_up(each) for each in layouts)

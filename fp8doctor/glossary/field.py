@@ -146,7 +146,7 @@ FIELD = (
         ("SHP005", "GPU002"),
     ),
     Word(
-        ("rowwise_with_gw_hp", "gw_hp"),
+        ("rowwise_with_gw_hp", "rowwise with BF16 weight gradients", "gw_hp"),
         "Rowwise with the weight gradient left in BF16: the most exact of torchao's, with two GEMMs of "
         "three in FP8.",
         ("SHP005",),

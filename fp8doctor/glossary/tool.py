@@ -31,7 +31,7 @@ TOOL = (
         "sketch does not run as it stands.",
     ),
     Word(
-        ("plan", "prescription", "prescribed", "FP8, prescribed"),
+        ("plan", "prescription", "prescribed", "FP8, prescribed", "FP8 with all fixes"),
         "The changes in their order, causes before symptoms, and the step with all of them, since savings "
         "do not add up.",
     ),
@@ -90,7 +90,7 @@ TOOL = (
         "The job unchanged, as it was given.",
     ),
     Word(
-        ("best BF16", "baseline", "BF16 compiled", "BF16, compiled", "your own compile"),
+        ("best BF16", "baseline", "BF16 compiled", "your own compile"),
         "The fastest form of BF16 that was timed: eager, compiled block by block, or under your own compile.",
         ("CMP007",),
     ),
