@@ -51,6 +51,7 @@ from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
 from fp8doctor.trial.measure.pairs import time_in_pairs
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.results import report
+from fp8doctor.trial.measure.room import not_fitting, room_gib
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
 from fp8doctor.trial.state.undisturbed import free, undisturbed
@@ -191,7 +192,9 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
     """Make every arm that is not skipped and has time left; the step as it is always has."""
     for number, attempt in enumerate(attempts, start=1):
         if attempt.no_number is None and attempt.plan.name != ArmName.AS_IS:
-            attempt.no_number = _no_time_for(attempt.plan, attempts, run)
+            attempt.no_number = _no_time_for(attempt.plan, attempts, run) or _no_room_for(
+                attempt.plan, attempts, bench, run
+            )
         if attempt.no_number is not None:
             continue
         if attempt.plan.name == ArmName.SELF_CHECK and not any(
@@ -235,6 +238,16 @@ def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> N
     within = WITHIN if needed else UNASKED_WITHIN if plan.explored else ASKED_WITHIN
     fits = budget.fits(cost, plan.name, costs, spent_s, within=within)
     return None if fits else budget.too_short(budget.takes_s(cost, plan.name, costs))
+
+
+def _no_room_for(plan: ArmPlan, attempts: Sequence[Attempt], bench: Bench, run: TrialRun) -> NoNumber | None:
+    """Tell why the arm is known not to fit, once nobody compiles ahead, whose memory it may have been."""
+
+    def known() -> NoNumber | None:
+        return not_fitting(plan, attempts, room_gib(bench.device), bench.frees_gib())
+
+    found = known()
+    return known() if found and run.ahead.end() else found
 
 
 def _essential(plan: ArmPlan, attempts: Sequence[Attempt]) -> bool:

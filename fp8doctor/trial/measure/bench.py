@@ -33,6 +33,7 @@ from fp8doctor.trial.measure.health import Observer
 from fp8doctor.trial.measure.host import HostObserver
 from fp8doctor.trial.measure.memory import gradients_of, held
 from fp8doctor.trial.measure.overrun import Overrun, given_up
+from fp8doctor.trial.measure.room import exceeds, laid_out_gib, room_gib, taken_gib
 from fp8doctor.trial.measure.timer import interleave
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.transformer_engine_state import Buffers, buffers_apart
@@ -101,10 +102,13 @@ class Bench:
             self._lay_out(depth.Plan((), (only,)))
         elif not any(map(self._fits, larger)):
             self._lay_out(last)
+        self._laid_out_gib = taken_gib(device)
         self.observer, self.host = Observer(device), HostObserver()
 
     def _fits(self, plan: depth.Plan) -> bool:
-        """Lay the plan out; on a memory that is too small give back what was taken."""
+        """Lay the plan out where it may fit; on a memory that is too small give back what was taken."""
+        if exceeds(laid_out_gib(unwrapped(self.job.model), plan), room_gib(self.device)):
+            return False
         try:
             self._lay_out(plan)
         except torch.OutOfMemoryError:
@@ -349,6 +353,10 @@ class Bench:
     def health(self) -> Health | None:
         """Tell how the GPU was while it was timed; None on a CPU."""
         return self.observer.health()
+
+    def frees_gib(self) -> float:
+        """Count what the arms hold beside the cuts; 0 on a CPU."""
+        return taken_gib(self.device) - self._laid_out_gib
 
     def close(self) -> None:
         """Let go of every replica and give the memory back, whoever still holds an attempt."""

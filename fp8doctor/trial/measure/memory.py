@@ -96,11 +96,16 @@ def held(
     )
 
 
-def gib(counted: Iterable[Tensor], device: torch.device) -> float:
-    """Count the GiB that tensors hold on a device, each tensor once; of a subclass what is inside it."""
+def gib(counted: Iterable[Tensor], device: torch.device | None) -> float:
+    """Count the GiB that tensors hold on a device, or on any, each tensor once; of a subclass what is inside
+    it."""
     inner = {id(each): each for tensor in counted for each in plain(tensor)}
     return (
-        sum(each.numel() * each.element_size() for each in inner.values() if each.device.type == device.type)
+        sum(
+            each.numel() * each.element_size()
+            for each in inner.values()
+            if device is None or each.device.type == device.type
+        )
         / 2**30
     )
 

@@ -11,6 +11,7 @@ from fp8doctor.trial.measure.arm_words import arm_in_words
 from fp8doctor.trial.measure.attempt import Attempt, Samples
 from fp8doctor.trial.measure.budget import WITHIN
 from fp8doctor.trial.measure.profile_step import Tracer
+from fp8doctor.trial.measure.room import WORTH_FREEING, room_gib
 
 
 def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples) -> None:
@@ -27,6 +28,9 @@ def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples)
     for attempt in attempts:
         takes_s = reference.build_s + attempt.build_s  # at the least: what runs out of memory does so early
         if attempt.why is not Reason.OUT_OF_MEMORY or budget.spent_s + takes_s > WITHIN * budget.seconds:
+            continue
+        room = room_gib(tracer.bench.device)
+        if room is not None and tracer.bench.frees_gib() < WORTH_FREEING * room:
             continue
         beside = reference.plan.name
         which = f"{arm_in_words(attempt.plan.name)} beside {arm_in_words(beside)} alone"

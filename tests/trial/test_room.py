@@ -1,0 +1,193 @@
+"""What is known not to fit: numbers of a GPU's memory stand in for one, and the arms are not built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor.facts import Target, Workload
+from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.no_number import NoNumber
+from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.loading.job import Job
+from fp8doctor.trial import conductor
+from fp8doctor.trial.copies.depth import Cut, Plan, Stack
+from fp8doctor.trial.measure import bench, pairs
+from fp8doctor.trial.measure.attempt import Attempt, Ready
+from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.evidence import Compilations
+from fp8doctor.trial.measure.memory import Held
+from fp8doctor.trial.measure.profile_step import Tracer
+from fp8doctor.trial.measure.room import laid_out_gib, not_fitting, step_gib
+from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.variant import ArmPlan, as_it_is
+
+CPU = torch.device("cpu")
+
+
+def measured(peak_gib: float | None, weights_gib: float = 10.0, gradients_gib: float = 10.0) -> Ready:
+    """An arm at one cut, with an optimizer of twice its weights."""
+    compiled = Compilations(graphs=NOT_RECORDED)
+    held = Held(weights_gib, 0.0, 2 * weights_gib, gradients_gib)
+    return Ready(lambda: torch.zeros(()), None, compiled, held, peak_gib, None, 0.0, 0.0, None)
+
+
+def planned(name: str, *treatments: str, base: str | None = "as_is", times: float = 1.0) -> ArmPlan:
+    return ArmPlan(name, as_it_is, treatments, base=base, tokens_ratio=times)
+
+
+AS_IS = Attempt(planned("as_is", base=None), [measured(50.0), measured(90.0)])
+LARGER = planned("larger-batch", "larger-batch", times=2.0)
+
+
+def test_the_least_of_more_tokens_grows_by_activations_alone() -> None:
+    assert step_gib([measured(50.0), measured(90.0)], 1.0) == 60.0  # beside 30 that lie there between two
+    assert step_gib([measured(50.0), measured(90.0)], 2.0) == 60.0 + (60.0 - 10.0 - 10.0)
+    assert step_gib([measured(42.0)], 2.0) == 12.0, "gradients, and what may be copies of the weights"
+    assert step_gib([measured(50.0), measured(None)], 2.0) is None
+    assert step_gib([], 2.0) is None
+
+
+@pytest.mark.parametrize(
+    ("room", "frees", "why"),
+    [
+        (None, 0.0, None),
+        (100.0, 0.0, None),
+        (91.0, 0.0, None),  # within the margin
+        (90.0, 0.0, Reason.DOES_NOT_FIT),
+        (60.0, 31.0, Reason.OUT_OF_MEMORY),  # alone it may
+        (60.0, 30.0, Reason.DOES_NOT_FIT),
+    ],
+)
+def test_a_larger_batch_is_held_to_what_is_free(room: float | None, frees: float, why: Reason | None) -> None:
+    found = not_fitting(LARGER, [AS_IS], room, frees)
+    assert (found.why if found else None) is why
+    if why is Reason.DOES_NOT_FIT:
+        assert found == NoNumber(
+            why,
+            "it was not tried: modelled from the step as it is, its step takes at least 100 GiB, "
+            "and the GPU has 90 GiB free",
+        )
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        planned("both", "compile-blocks", "larger-batch", times=2.0),
+        planned("bf16", base=None),
+        planned("mere measurement", times=2.0),
+        planned("larger-batch", "larger-batch", base="not built", times=2.0),
+        planned("checkpointing-off", "checkpointing-off"),
+    ],
+    ids=lambda plan: plan.name,
+)
+def test_what_may_save_memory_and_what_is_like_its_base_are_tried(plan: ArmPlan) -> None:
+    assert not_fitting(plan, [AS_IS], 90.0, 0.0) is None
+
+
+def test_what_takes_no_less_than_a_base_that_does_not_fit_does_not_either() -> None:
+    base = Attempt(planned("prescribed"), no_number=NoNumber(Reason.DOES_NOT_FIT, "it was not tried"))
+    found = not_fitting(planned("a", "checkpointing-off", base="prescribed"), [AS_IS, base], 90.0, 0.0)
+    assert found == NoNumber(
+        Reason.DOES_NOT_FIT, "it takes no less memory than FP8 with all fixes, which does not fit"
+    )
+    assert not_fitting(planned("a", "cache-off", base="prescribed"), [AS_IS, base], 90.0, 0.0) is None
+
+
+class StandInBench:
+    """A bench on a GPU with so much memory, of which it notes what is built."""
+
+    device = CPU
+
+    def __init__(self, frees_gib: float) -> None:
+        self.built: list[str] = []
+        self.let_go_of = 0
+        self._frees_gib = frees_gib
+
+    def frees_gib(self) -> float:
+        return self._frees_gib
+
+    def build(self, attempt: Attempt, until: float) -> None:
+        self.built.append(attempt.plan.name)
+        attempt.ready = [measured(50.0), measured(90.0)]
+
+
+class Ends:
+    """Compiles ahead, and takes memory until it is ended."""
+
+    ended = False
+
+    def end(self) -> bool:
+        first, self.ended = not self.ended, True
+        return first
+
+    def done(self) -> frozenset[str]:
+        return frozenset()
+
+
+@pytest.mark.parametrize(("at_last", "built"), [(60.0, ["as_is"]), (120.0, ["as_is", "larger-batch"])])
+def test_what_does_not_fit_is_not_built_once_nobody_compiles_ahead(
+    at_last: float, built: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = Ends()
+    run = TrialRun(CPU, Budget(1e6), ahead=cast(Any, ahead))
+    monkeypatch.setattr(conductor, "room_gib", lambda device: at_last if ahead.ended else 60.0)
+    stand_in = StandInBench(frees_gib=0.0)
+    attempts = [Attempt(AS_IS.plan), Attempt(LARGER)]
+    conductor._build(cast(Bench, stand_in), attempts, run)
+    assert stand_in.built == built
+    assert (attempts[1].why is Reason.DOES_NOT_FIT) is (len(built) == 1)
+
+
+@pytest.mark.parametrize(("frees_gib", "again"), [(0.1, False), (5.0, True)])
+def test_an_arm_is_tried_in_a_pair_where_letting_go_of_the_others_frees_memory(
+    frees_gib: float, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = Attempt(planned("heavy"), no_number=NoNumber(Reason.OUT_OF_MEMORY, "too small"))
+    tried: list[str] = []
+
+    def pair(tracer: Tracer, attempt: Attempt, *_: Any) -> tuple[Attempt, dict[Any, Any]]:
+        tried.append(attempt.plan.name)
+        return attempt, {}
+
+    monkeypatch.setattr(pairs, "room_gib", lambda device: 60.0)
+    monkeypatch.setattr(pairs, "_pair", pair)
+    tracer = Tracer(cast(Bench, StandInBench(frees_gib)), TrialRun(CPU, Budget(1e6)))
+    pairs.time_in_pairs(tracer, [AS_IS, failed], {})
+    assert tried == (["heavy"] if again else [])
+
+
+def ten_blocks() -> nn.Module:
+    """1 KiB in each block, and 1 KiB beside them that is not trained."""
+    blocks = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(10))
+    model = nn.ModuleDict({"blocks": blocks, "head": nn.Linear(16, 16, bias=False)})
+    model["head"].requires_grad_(False)
+    return model
+
+
+PLAN = Plan((Stack("blocks", 10, 0, 1),), (Cut({"blocks": 2}), Cut({"blocks": 4})))
+
+
+def test_cuts_take_all_their_weights_and_the_gradients_of_the_largest() -> None:
+    assert laid_out_gib(ten_blocks(), PLAN) == ((2 + 1) + (4 + 1) + 4) / 2**20
+    assert laid_out_gib(ten_blocks().to("meta"), PLAN) == laid_out_gib(ten_blocks(), PLAN)
+
+
+@pytest.mark.parametrize(
+    ("room", "laid_out"), [(lambda: None, True), (lambda: 11 / 2**20, True), (lambda: 10 / 2**20, False)]
+)
+def test_cuts_that_cannot_fit_are_not_laid_out(
+    room: Callable[[], float | None], laid_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = Bench.__new__(Bench)
+    of.job, of.device = Job(model=ten_blocks(), target=Target(), workload=Workload()), CPU
+    asked: list[Plan] = []
+    monkeypatch.setattr(bench, "room_gib", lambda device: room())
+    monkeypatch.setattr(of, "_lay_out", asked.append)
+    assert of._fits(PLAN) is laid_out
+    assert asked == ([PLAN] if laid_out else [])
