@@ -92,6 +92,54 @@ def test_what_the_model_caches_and_draws_stays_as_it_was() -> None:
     assert type(of.model(of.batch)) is torch.Tensor
 
 
+class OnGpu(torch.Tensor):
+    """Stands in for a tensor of a GPU in a forked process: it has a size, and whatever is done with it
+    raises."""
+
+    @staticmethod
+    def __new__(cls, *size: int) -> OnGpu:
+        return torch.Tensor._make_wrapper_subclass(cls, size, dtype=torch.bfloat16, device="cuda")
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, *_: Any, **__: Any) -> Any:
+        raise RuntimeError(f"Cannot re-initialize CUDA in forked subprocess ({operation})")
+
+
+class Holding(nn.Module):
+    """Holds tensors of the GPU as a buffer, as a plain attribute and in containers."""
+
+    def __init__(self, kept: Any = None) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 32, bias=False, dtype=torch.bfloat16)
+        self.register_buffer("shift", OnGpu(32))
+        self.scale, self.several, self.kept = OnGpu(32), {"more": [OnGpu(32)]}, kept
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x) * self.scale + self.shift + self.several["more"][0]
+
+
+class Cache:
+    """An object of the user's own that keeps a tensor."""
+
+    def __init__(self) -> None:
+        self.kept = OnGpu(32)
+
+
+def test_a_model_on_a_gpu_is_counted_without_touching_it() -> None:
+    of = replace(job(convert_to_float8_training(Holding())), batch={"x": OnGpu(48, 32)})
+    with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA"):
+        of.model.scale.neg()
+    assert counted(of).workload.rows == {"up": (48,)}
+    assert type(of.model.scale) is OnGpu
+
+
+def test_what_would_touch_the_gpu_leaves_them_unknown() -> None:
+    of = replace(job(convert_to_float8_training(Holding(Cache()))), batch={"x": OnGpu(48, 32)})
+    told = reason(counted(of))
+    assert told.startswith("a forward on fake tensors raises ")
+    assert "Cannot re-initialize CUDA" in told
+
+
 def asks_for_data(x: torch.Tensor) -> None:
     assert x.sum().item() > 0
 

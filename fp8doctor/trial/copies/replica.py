@@ -44,6 +44,7 @@ def replicate(
     device: torch.device | None = None,
     cuts: Mapping[str, Sequence[int]] | None = None,
     share: bool = False,
+    stand_ins: Mapping[int, torch.Tensor] | None = None,
 ) -> tuple[nn.Module, dict[int, Any]]:
     """A copy of ``model``, and the memo that maps ``id`` of each original object to its copy.
 
@@ -53,12 +54,13 @@ def replicate(
         device: Where the tensors of the copy go; None keeps them where they are.
         cuts: Name of a ModuleList -> indices of the blocks to keep. The others are never copied.
         share: Keep the very Parameter and buffer objects, for arms that share one set of weights.
+        stand_ins: ``id`` of a tensor -> what stands in its place, so that it is not copied.
 
     Raises:
         NotReplicable: naming the part and the reason.
     """
     wrapper_context, root = _unwrap(model)
-    memo: dict[int, Any] = _imported()
+    memo: dict[int, Any] = {**_imported(), **(stand_ins or {})}
     dropped = {
         f"{name}.{i}"
         for name, keep in (cuts or {}).items()

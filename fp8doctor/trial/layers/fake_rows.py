@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate, unwrapped
-from fp8doctor.trial.copies.step import call
+from fp8doctor.trial.copies.step import call, tensors
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.treatments import strip_compile_marks, to_bf16
 
@@ -78,11 +79,12 @@ def seen(job: Job, lists: list[str], wanted: list[str]) -> rows.Rows:
 
     original = unwrapped(job.model)
     plan = depth.plans(original, depth.named_in(original, lists))[-1]
-    copied = replicate(job.model, cuts=plan.cuts[0].indices, share=True)[0]
-    model = to_bf16(strip_compile_marks(copied)).train()
-    give_own_code(model)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = _Fakes(mode)
+    stand_ins = {id(each): fakes.of(each) for each in _not_copied(original)}
+    copied = replicate(job.model, cuts=plan.cuts[0].indices, share=True, stand_ins=stand_ins)[0]
+    model = to_bf16(strip_compile_marks(copied)).train()
+    give_own_code(model)
     for module in model.modules():
         fakes.take_over(module)
     batch = fakes.of(job.batch)
@@ -91,6 +93,16 @@ def seen(job: Job, lists: list[str], wanted: list[str]) -> rows.Rows:
     with mode, rows.counted(layers.values()) as calls, torch.no_grad(), autocast:
         job.training_step(model, batch) if job.training_step else call(model, batch)
     return {name: tuple(calls[module]) for name, module in layers.items() if any(calls[module])}
+
+
+def _not_copied(model: nn.Module) -> list[torch.Tensor]:
+    """List the tensors of other devices that modules hold as plain attributes.
+
+    A copy of one would be made on its GPU, which a forked process cannot use.
+    """
+    weights = {id(each) for each in chain(model.parameters(), model.buffers())}
+    held = (each for module in model.modules() for each in tensors(module.__dict__))
+    return [each for each in held if id(each) not in weights and each.device.type != "cpu"]
 
 
 class _Fakes:
