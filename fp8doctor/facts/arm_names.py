@@ -17,6 +17,8 @@ class ArmName(StrEnum):
     """As the user compiles the job, where that is another form than `BF16_COMPILED`."""
     PRESCRIBED = "prescribed"
     """Everything together that is prescribed: what findings proposed, and what the trial found beside it."""
+    PRESCRIBED_AS_COMPILED = "prescribed_as_compiled"
+    """What is prescribed without its compilation: under the user's own."""
     COMBINATION = "combination"
     """Everything that gained, together, where the best of it alone is faster."""
     SELF_CHECK = "bf16_again"

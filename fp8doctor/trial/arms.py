@@ -36,6 +36,9 @@ from fp8doctor.trial.variant import ArmPlan, Change, as_it_is
 RECIPES = ("tensorwise", "rowwise")
 """torchao recipes that are tried on a model without FP8."""
 
+IN_PLACE_OF_THE_USERS = frozenset({"compile-blocks", "compile-model", "cuda-graphs"})
+"""Treatments that take the user's own compile marks off and compile in another form."""
+
 
 def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
     """Plan the arms for these facts, the most important first."""
@@ -52,6 +55,7 @@ def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
         *builder.baselines(in_fp8),
         *([prescribed] if prescribed else [] if in_fp8 else builder.conversions()),
         ArmPlan(ArmName.SELF_CHECK, eager_bf16, fp8=False),
+        *(builder.prescribed_as_compiled(as_is, proposals) if prescribed else []),
         *(builder.arm(as_is, each) for each in proposals if len(proposals) > 1 or not prescribed),
         *builder.measurements(base),
         *(replace(builder.arm(base, each), explored=True) for each in builder.explored(proposals)),
@@ -132,6 +136,15 @@ class ArmBuilder:
             tokens_ratio=ratio,
             compiled=compiled,
         )
+
+    def prescribed_as_compiled(self, as_is: ArmPlan, proposals: Sequence[Treatment]) -> list[ArmPlan]:
+        """Put everything but the compilation into one arm, where the user compiles in another form than is
+        proposed. A single one of them is tried alone anyway."""
+        kept = [each for each in proposals if each.name not in IN_PLACE_OF_THE_USERS]
+        if not self.compiles_otherwise or len(kept) < 2 or len(kept) == len(proposals):
+            return []
+        plan = self.prescribed(as_is, kept)
+        return [replace(plan, name=ArmName.PRESCRIBED_AS_COMPILED, compiled=True)]
 
     def arm(self, base: ArmPlan, treatment: Treatment) -> ArmPlan:
         """Put one treatment alone on top of ``base``."""

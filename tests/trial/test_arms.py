@@ -120,6 +120,22 @@ def test_several_proposals_are_timed_together_and_alone_and_compiled_last() -> N
     assert "stay-in-bf16" not in found
 
 
+PRESCRIBED = ("compile-blocks", "keep-in-bf16", "cache-off")
+
+
+def test_a_prescription_that_compiles_is_timed_under_the_users_own_compilation_too() -> None:
+    model = float8(Stacked().bfloat16())
+    assert "prescribed_as_compiled" not in plans(job(model), *PRESCRIBED)
+    model.compile(backend="eager")
+    assert "prescribed_as_compiled" not in plans(job(model), *PRESCRIBED[1:])
+    assert "prescribed_as_compiled" not in plans(job(model), *PRESCRIBED[:2]), "what is left is timed alone"
+    found = plans(job(model), *PRESCRIBED)
+    own = found["prescribed_as_compiled"]
+    assert set(own.treatments) == {"keep-in-bf16", "cache-off"}
+    assert set(found["prescribed"].treatments) == set(PRESCRIBED)
+    assert (own.base, own.fp8, own.compiled, own.explored) == ("as_is", True, True, False)
+
+
 def test_uncompiled_fp8_without_its_cure_tries_no_recipe() -> None:
     assert bases(job(float8(Stacked().bfloat16()))) == BASELINES
 

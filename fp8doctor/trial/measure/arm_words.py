@@ -16,6 +16,7 @@ NAMED: dict[str, str] = {
     ArmName.BF16_WITHOUT_CHECKPOINTING: "BF16 without checkpointing",
     ArmName.SELF_CHECK: "a copy to check the timing against",
     ArmName.PRESCRIBED: "FP8 with all fixes",
+    ArmName.PRESCRIBED_AS_COMPILED: "FP8 with all fixes, compiled as the job is",
     ArmName.COMBINATION: "what gained, together",
     ArmName.WITHOUT_ADAPTERS: "the step without adapters",
 }

@@ -1,0 +1,33 @@
+"""Which total becomes the prescription: made-up times of arms that are not built."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from fp8doctor.trial.combining import Window, best_total
+from fp8doctor.trial.copies.depth import Cut, Plan
+from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.variant import ArmPlan, as_it_is
+
+BLOCKWISE = ArmPlan(
+    "prescribed", as_it_is, ("keep-in-bf16", "cache-off", "compile-blocks"), True, "as_is", compiled=True
+)
+OWN = ArmPlan("prescribed_as_compiled", as_it_is, ("keep-in-bf16", "cache-off"), True, "as_is", compiled=True)
+
+
+@pytest.mark.parametrize(("own_ms", "stands"), [(8.0, True), (10.0, False), (12.0, False)])
+def test_the_faster_form_of_the_prescription_stands(own_ms: float, stands: bool) -> None:
+    times = {"as_is": 20.0, "prescribed": 10.0, OWN.name: own_ms}
+    samples = {(name, 0): [ms + 0.01 * number for number in range(9)] for name, ms in times.items()}
+    attempts = [Attempt(plan) for plan in (ArmPlan("as_is", as_it_is, fp8=True), BLOCKWISE, OWN)]
+    tracer = cast(Any, SimpleNamespace(bench=SimpleNamespace(plan=Plan((), (Cut({}),)))))
+    final = best_total(Window(tracer, attempts, samples), None)
+    assert (final is not None) is stands
+    if final:
+        assert [(each.plan.name, each.plan.treatments) for each in final.attempts] == [
+            ("prescribed", OWN.treatments)
+        ]
+        assert final.samples == {("prescribed", 0): samples[OWN.name, 0]}
