@@ -159,7 +159,7 @@ def took(
     ]
     attempts, bench, of_trial = (
         [Attempt(plan) for plan in plans],
-        SimpleNamespace(build=build),
+        SimpleNamespace(build=build, device=torch.device("cpu"), frees_gib=lambda: 0.0),
         Budget(budget_s, clock()),
     )
     clock.now_s += before_s
