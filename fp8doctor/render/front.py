@@ -284,8 +284,8 @@ def _notices(report: Document, screen: Screen, heads: set[str], said: Answer) ->
 def _notes(report: Document, told: set[str]) -> str:
     """Fold what is only information into one line."""
     infos = [each for each in report.findings if each.severity == "info" and each.code not in told]
-    told = "; ".join(f"{plainly(each.title).rstrip('.')} ({each.code})" for each in infos)
-    return f"{plural(len(infos), 'note')}: {told}" if infos else ""
+    titles = "; ".join(f"{plainly(each.title).rstrip('.')} ({each.code})" for each in infos)
+    return f"{plural(len(infos), 'note')}: {titles}" if infos else ""
 
 
 def _areas(screen: Screen) -> Iterator[tuple[Mark, str]]:
