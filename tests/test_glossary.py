@@ -14,13 +14,14 @@ from torchao.float8.config import Float8LinearRecipeName
 from transformers import TrainingArguments
 
 from fp8doctor import glossary, registry
+from fp8doctor.analysis.variant_words import variant
 from fp8doctor.cli import main
 from fp8doctor.cli.explain import named_by, speaking_of
 from fp8doctor.cost import GPUS
 from fp8doctor.finding import AREAS
 from fp8doctor.glossary import WORDS, look_up
 from fp8doctor.known_errors import recognise
-from fp8doctor.render import ledger, timing, words
+from fp8doctor.render import front, ledger, timing, words
 
 CATALOGUE = registry.discover()
 CODES = {check.code for check in CATALOGUE}
@@ -57,12 +58,12 @@ def test_every_word_is_short_and_leads_to_checks_that_exist() -> None:
 
 
 def test_every_word_of_the_tables_is_explained() -> None:
-    heads = (*timing.COLUMNS, "idle", "total", "GiB", "ms a step", *ledger.HEADS)
-    variants = ("as_is", "bf16_compiled", "prescribed", "combination")
-    recipes = [f"recipe-{each.value}" for each in Float8LinearRecipeName]
-    labels = [words.variant(name, fp8=True) for name in (*variants, *recipes)]
-    ends = [each if look_up(each) else each.removeprefix("FP8 ").removeprefix("with ") for each in labels]
-    assert [each for each in (*heads, *ends) if look_up(each) is None] == []
+    heads = (*timing.COLUMNS, "idle", "total", "GiB", "ms a step", "speed", front.NOISY, *ledger.HEADS)
+    parts = (*words.FAMILIES, *words.PARTS.values(), words.NOT_PROFILED)
+    labels = [variant(name, fp8=True) for name in ("as_is", "bf16_compiled", "prescribed", "combination")]
+    recipes = [variant(f"recipe-{each.value}", fp8=True) for each in Float8LinearRecipeName]
+    recipes = [each.removeprefix("FP8 ") for each in recipes]
+    assert [each for each in (*heads, *parts, *labels, *recipes) if look_up(each) is None] == []
     layouts = ("output", "input gradient", "weight gradient")
     assert all(look_up(each) for each in layouts)
     assert [area for area in AREAS if look_up(area) is None and not speaking_of(area, CATALOGUE)] == []

@@ -38,7 +38,8 @@ def diagnose(
     findings, outcomes = registry.run(catalogue, facts)
     findings, outcomes = with_measured_savings(facts, findings, outcomes)
     proposed = prescribe(findings, facts)
-    held = if_recorded(as_timed, proposed, facts)
+    broken = frozenset(each.code for each in findings if recorded(each, "breaks"))
+    held = if_recorded(as_timed, proposed, facts, broken)
     prescription, told = proposed if held is None else held, verdict(facts, findings)
     return Document(
         tool=written_by or tool(),

@@ -17,9 +17,20 @@ def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> N
     step = next((each for each in prescription if each.code), None)
     if step is not None:
         return Next(command=f"fp8doctor explain {step.code}", saving_ms=step.saving_ms, verify=verify)
-    if verdict.basis != "measured" and verify is not None:
-        return Next(command=verify, saving_ms=None, verify=verify)
+    if verdict.basis != "measured" and verify is not None and not _is_one_of_several(facts):
+        return Next(command=_timed(verify, facts), saving_ms=None, verify=verify)
     return None
+
+
+def _timed(command: str, facts: Facts) -> str:
+    """Add to a command what has it time copies; of a script that was watched the same command would not."""
+    watched = recorded(facts, "observed.steps_ms") and facts.target.kind == "script"
+    return command.replace("fp8doctor run ", "fp8doctor run --trial ", 1) if watched else command
+
+
+def _is_one_of_several(facts: Facts) -> bool:
+    """Whether the job has several processes, none of which is ever copied."""
+    return recorded(facts, "ranks.world_size") and facts.ranks.world_size > 1
 
 
 def _again(facts: Facts) -> str | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import is_noise, stays_in_bf16
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
-from fp8doctor.diagnosis.document import Document
+from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.verdict import EVEN_WHEN_MODELLED, is_what_it_seems
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -17,18 +19,19 @@ SMALL_PCT = 1.0
 timed against its own copy may differ by."""
 
 
-def outlook(report: Document) -> str:
-    """Say what a step will take once the plan is carried out; empty where no job was examined."""
-    facts = report.facts
-    if not recorded(facts, "network") or not (bool(report.prescription) or if_recorded(uses_fp8, facts)):
+def outlook(report: Document, steps: Sequence[Step] | None = None) -> str:
+    """Say what a step will take once the plan is carried out; empty where no job was examined.
+
+    ``steps`` are those of the plan that are shown, all of them where none are given.
+    """
+    facts, steps = report.facts, report.prescription if steps is None else steps
+    if not recorded(facts, "network") or not (bool(steps) or if_recorded(uses_fp8, facts)):
         return ""
-    found = if_recorded(_measured, report) or if_recorded(_modelled, report)
-    if found:
-        return found
-    return "What all of it gives is not known before a GPU has timed it." if report.prescription else ""
+    found = if_recorded(_measured, report, steps) or if_recorded(_modelled, report, steps)
+    return found or ("How fast the step is after that was not measured." if steps else "")
 
 
-def _measured(report: Document) -> str:
+def _measured(report: Document, steps: Sequence[Step]) -> str:
     facts = report.facts
     bf16 = best_bf16(facts) if recorded(facts, "trial") else None
     if bf16 is None or facts.trial.device == "cpu":
@@ -36,23 +39,28 @@ def _measured(report: Document) -> str:
     leave_off = f"FP8 cannot win here: leave it off, {in_ms(bf16.step_ms)} in {_form(bf16)}."
     if stays_in_bf16(facts):
         return leave_off
-    total = _total(facts)
+    total = _total(facts, steps)
     if total is None or total.step_ms is None:
         return ""
-    return _against(facts, total, _beginning(report, total), leave_off)
+    return _against(facts, total, _beginning(total, steps), leave_off)
 
 
-def _total(facts: Facts) -> Arm | None:
+def _total(facts: Facts, steps: Sequence[Step]) -> Arm | None:
     """Find the step that the plan ends in."""
     if not uses_fp8(facts):
         return best_fp8(facts)
-    return arm(facts.trial, ArmName.PRESCRIBED) or arm(facts.trial, ArmName.AS_IS)
+    as_is = arm(facts.trial, ArmName.AS_IS)
+    return (arm(facts.trial, ArmName.PRESCRIBED) or as_is) if steps else as_is
 
 
-def _beginning(report: Document, total: Arm) -> str:
-    if total.name != ArmName.AS_IS:
-        return "With all of it"
-    return "Before the changes, which were not timed together" if report.prescription else "As it is"
+def _beginning(total: Arm, steps: Sequence[Step]) -> str:
+    if not steps:
+        return "As it is"
+    if total.name == ArmName.AS_IS:
+        return "What the changes give was not timed; before them"
+    timed = total.treatments if recorded(total, "treatments") else ()
+    whole = not timed or all(step.treatment.name in timed for step in steps)
+    return "With all of it" if whole else "With the changes that were timed"
 
 
 def _against(facts: Facts, total: Arm, beginning: str, leave_off: str) -> str:
@@ -74,8 +82,8 @@ def _form(bf16: Arm) -> str:
     return "compiled BF16" if bf16.name in (ArmName.BF16_COMPILED, ArmName.BF16_AS_COMPILED) else "BF16"
 
 
-def _modelled(report: Document) -> str:
-    if any(step.treatment.name == STAY_IN_BF16 for step in report.prescription):
+def _modelled(report: Document, steps: Sequence[Step]) -> str:
+    if any(step.treatment.name == STAY_IN_BF16 for step in steps):
         return "FP8 cannot win here (modelled): leave it off."
     expects = modelled_speedup(report.facts) if is_what_it_seems(report.findings) else None
     if expects is None or not uses_fp8(report.facts):
@@ -88,5 +96,5 @@ def _modelled(report: Document) -> str:
         if best < 1
         else ""
     )
-    beginning = "After all fixes" if report.prescription else "As it is"
+    beginning = "After all fixes" if steps else "As it is"
     return f"{beginning} about {best:.2f}x of the best BF16 (modelled on {expects.gpu}){advice}."

@@ -76,13 +76,16 @@ def _for_all(treatment: Treatment, group: list[Finding], facts: Facts | None) ->
     )
 
 
-def as_timed(proposed: Sequence[Step], facts: Facts) -> tuple[Step, ...]:
+def as_timed(
+    proposed: Sequence[Step], facts: Facts, broken: frozenset[str] = frozenset()
+) -> tuple[Step, ...]:
     """Return the proposed steps, held to the trial; as they are without one, but never to mend FP8 and to
     give it up.
 
     Once a prescription was timed, the steps are what it consists of, beside those that no arm carried out.
     Where FP8 stays slower than BF16 beyond doubt, the last step says so. Where no GPU timed anything and no
-    FP8 layer can gain, the first one does, and FP8 is not mended.
+    FP8 layer can gain, the first one does, and FP8 is not mended; but what breaks the job is, by the codes
+    in ``broken``.
     """
     steps, saved = (
         _of_the_total(proposed, facts) if recorded(facts, "trial") else list(proposed),
@@ -102,7 +105,9 @@ def as_timed(proposed: Sequence[Step], facts: Facts) -> tuple[Step, ...]:
             msgspec.structs.replace(step, treatment=as_best(step.treatment, facts)) for step in gives_up
         ]
     elif not _was_timed(facts):
-        return (*gives_up, *(step for step in others if not gives_up or not _changes_fp8(step)))
+        mends = [step for step in others if broken.intersection(step.mends)]
+        rest = [step for step in others if not gives_up or not _changes_fp8(step)]
+        return (*mends, *gives_up, *(step for step in rest if step not in mends))
     elif _prescription_was_timed(facts) or any(map(_changes_fp8, others)):
         gives_up = []
     return (*others, *gives_up)

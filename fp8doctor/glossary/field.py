@@ -49,7 +49,7 @@ FIELD = (
     ),
     # GEMMs
     Word(
-        ("GEMM", "GEMMs", "matmul", "matrix multiplication"),
+        ("GEMM", "GEMMs", "matmul", "matmuls", "matrix multiplication"),
         "A product of two matrices. A Linear has three in a training step: output, input gradient and "
         "weight gradient. Only they get faster in FP8.",
         ("STP003", "SHP002"),
@@ -112,7 +112,7 @@ FIELD = (
     ),
     # Scaling
     Word(
-        ("cast", "casts", "FP8 conversion", "quantize"),
+        ("cast", "casts", "FP8 conversion", "to FP8", "quantize"),
         "Turning a tensor into FP8: find its amax, scale, round. Uncompiled it is some ten kernels that "
         "read the tensor anew; compiled they fuse.",
         ("CMP001", "STP002"),

@@ -95,7 +95,7 @@ TOOL = (
         ("CMP007",),
     ),
     Word(
-        ("all that gained", "combination"),
+        ("all that gained", "FP8 with all that gained", "combination"),
         "Every change that saved time by itself, timed together.",
     ),
     Word(
@@ -126,27 +126,36 @@ TOOL = (
     ),
     # The tables
     Word(
+        ("speed", "noisy"),
+        "The best BF16's time over that of a variant: above 1× it is faster than BF16. Noisy where the "
+        "timing does not tell.",
+    ),
+    Word(
+        ("not profiled",),
+        "It was timed, and what its time is made of was not looked at.",
+    ),
+    Word(
         ("ms a step", "total", "step"),
         "Milliseconds of one training step: forward, backward and optimizer.",
     ),
     Word(
-        ("FP8 GEMM", "FP8 GEMMs"),
+        ("FP8 matmul", "FP8 matmuls", "FP8 GEMM", "FP8 GEMMs"),
         "Time in GEMM kernels that multiply in FP8. None in a step that is called FP8: it does not run.",
         ("MOD002",),
     ),
     Word(
-        ("other GEMM", "16-bit GEMM"),
+        ("other matmul", "other GEMM", "16-bit GEMM"),
         "Time in GEMMs of 16 or 32 bits: the output head, what was not converted, and all of BF16's.",
         ("SHP008", "MOD004", "STP004"),
     ),
     Word(
-        ("other",),
+        ("other", "rest", "norms, pointwise"),
         "Time in norms, pointwise kernels, optimizer, loss, communication, copies, and kernels that no "
         "rule knows.",
         ("STP003", "STP007"),
     ),
     Word(
-        ("idle",),
+        ("idle", "idle GPU"),
         "The step less the time in which any kernel ran: the GPU waited for the host, the data or other "
         "ranks.",
         ("STP001", "STP008"),
@@ -157,7 +166,7 @@ TOOL = (
         ("MEM001", "MEM005", "MEM002", "MEM003", "MEM004"),
     ),
     Word(
-        ("ledger", "GEMM ledger", "calls", "ms of one GEMM, alone"),
+        ("ledger", "GEMM ledger", "calls", "ms of one matmul, alone"),
         "Every GEMM shape timed alone: BF16, the FP8 kernel, the casts that only it needs, what FP8 saves, "
         "and how often a step calls it.",
         ("SHP002", "STP002"),

@@ -14,7 +14,7 @@ from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.outlook import outlook
-from fp8doctor.facts import if_recorded, recorded
+from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.render.certainty import certainty
 from fp8doctor.render.timing import as_is_difference
@@ -34,6 +34,13 @@ WHAT: dict[str, tuple[Tone, str]] = {
     "not_measured": ("plain", "Whether FP8 is faster was not measured"),
 }
 """Status of the verdict -> how it looks, and what it says."""
+
+MENDED = {
+    "step_raises": "The step then runs. ",
+    "layers_do_not_learn": "The layers then learn. ",
+    "fp8_not_engaged": "FP8 then runs. ",
+}
+"""Grave status -> what is so once its cause is mended, before anything about speed."""
 
 MOST_CAUSES = 2
 """Causes that are named beside what they cost."""
@@ -60,15 +67,16 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     ``steps`` are those of the plan that are shown, all of them where none are given.
     """
     verdict = report.verdict
+    steps = report.prescription if steps is None else steps
     tone, what = WHAT.get(verdict.status, ("plain", verdict.status.replace("_", " ")))
     most = if_recorded(ceiling, report.facts)
     return Answer(
         tone=tone,
         what=_how_much(verdict, what) if recorded(report.facts, "network") else "No model was examined",
         numbers=if_recorded(_numbers, report) or "",
-        why=tuple(map(plainly, _why(report))),
-        fix=tuple(map(plainly, _fix(report, report.prescription if steps is None else steps))),
-        then=plainly(_then(report)),
+        why=tuple(map(plainly, _why(report, steps))),
+        fix=tuple(map(plainly, _fix(report, steps))),
+        then=plainly(_then(report, steps)),
         limit=f"FP8 can make this step at most {most.speedup:.2f}× as fast as BF16 on this GPU, {most.basis}."
         if most
         else "",
@@ -115,11 +123,14 @@ def _numbers(report: Document) -> str:
 
 def _expected(as_is: float, compiled: float, gpu: str) -> str:
     later = f", {compiled:.2f}× compiled" if compiled - as_is >= 0.01 else ""
-    return f"the cost model expects {as_is:.2f}× of BF16{later} ({gpu})"
+    return f"the cost model expects {as_is:.2f}× the speed of BF16{later} ({gpu})"
 
 
-def _why(report: Document) -> Iterator[str]:
-    """Tell the cause, and beside it what it costs where the step was profiled."""
+def _why(report: Document, steps: Sequence[Step]) -> Iterator[str]:
+    """Tell the cause, and beside it what it costs where the step was profiled.
+
+    Where FP8 is not slower, the causes are of what the plan mends and stand behind.
+    """
     verdict = report.verdict
     grave = _gravest(report)
     if verdict.status in GRAVE and grave:
@@ -128,8 +139,8 @@ def _why(report: Document) -> Iterator[str]:
     if verdict.status == "step_raises":
         yield verdict.summary
         return
-    causes = [each.title for each in report.prescription if each.code][:MOST_CAUSES]
-    causes = causes or [each.title for each in report.findings if each.severity in ("warning", "error")][:1]
+    causes = [each.title for each in steps if each.code][:MOST_CAUSES]
+    causes = causes or [each.title for each in _unmended(report)][:1]
     slower = verdict.status == "fp8_slower"
     if slower or verdict.basis != "measured":
         yield from map(_sentence, causes)
@@ -138,6 +149,8 @@ def _why(report: Document) -> Iterator[str]:
         yield _cost(difference)
     elif not causes or (not slower and verdict.basis == "measured"):
         yield _without_a_cause(report)
+    if not slower and verdict.basis == "measured":
+        yield from map(_sentence, causes)
 
 
 def _gravest(report: Document) -> Finding | None:
@@ -145,6 +158,14 @@ def _gravest(report: Document) -> Finding | None:
     breaks = (each for each in report.findings if recorded(each, "breaks") and each.breaks in BROKEN)
     errors = (each for each in report.findings if each.severity == "error")
     return next(breaks, None) or next(errors, None)
+
+
+def _unmended(report: Document) -> Iterator[Finding]:
+    """Find what is wrong and has no step in the plan, not even one that saves next to nothing."""
+    planned = {code for step in report.prescription for code in step.mends}
+    for finding in report.findings:
+        if finding.severity in ("warning", "error") and finding.code not in planned:
+            yield finding
 
 
 def _cost(found: Waterfall) -> str:
@@ -179,12 +200,16 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     """Tell what to do, each step by its number."""
     leave_off = next((n for n, step in enumerate(steps, 1) if step.treatment.name == STAY_IN_BF16), None)
     if leave_off:
-        yield f"Leave FP8 off{f' (fix {leave_off})' if len(steps) > 1 else ''}."
+        mends = next((n for n, step in enumerate(steps, 1) if _mends_it(report, step)), None)
+        if mends:
+            yield _numbered(mends, steps[mends - 1], len(steps))
+        off = f"eave FP8 off{f' (fix {leave_off})' if len(steps) > 1 else ''}."
+        yield f"Or l{off}" if mends else f"L{off}"
         return
     if steps:
         yield from (_numbered(number, step, len(steps)) for number, step in enumerate(steps, 1))
         return
-    grave = _gravest(report) or next((each for each in report.findings if each.severity == "warning"), None)
+    grave = _gravest(report) or next(_unmended(report), None)
     if grave:
         yield f"No change is known that mends it; fp8doctor explain {grave.code} tells more."
     elif report.verdict.status == "fp8_slower":
@@ -192,9 +217,21 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     elif report.verdict.status == "not_measured" and not recorded(report.facts, "network"):
         yield "Nothing can be advised before a model was examined."
     elif report.next and report.verdict.basis != "measured":
-        yield f"Nothing has to be changed; time it on a GPU: {report.next.command}"
+        yield f"Nothing has to be changed; time it {where_to_time(report.facts)}: {report.next.command}"
     else:
         yield "Nothing has to be changed."
+
+
+def _mends_it(report: Document, step: Step) -> bool:
+    """Whether a step of the plan mends what is graver than speed."""
+    grave = _gravest(report)
+    return report.verdict.status in GRAVE and grave is not None and grave.code in step.mends
+
+
+def where_to_time(facts: Facts) -> str:
+    """Say what a trial adds to what is known: a GPU, or BF16 where steps of the job ran on one."""
+    on_a_gpu = recorded(facts, "observed.clock") and facts.observed.clock == "cuda"
+    return "beside BF16" if on_a_gpu else "on a GPU"
 
 
 def _numbered(number: int, step: Step, count: int) -> str:
@@ -202,11 +239,12 @@ def _numbered(number: int, step: Step, count: int) -> str:
     return f"{number}. {told}" if count > 1 else told
 
 
-def _then(report: Document) -> str:
-    """Tell where that ends."""
+def _then(report: Document, steps: Sequence[Step]) -> str:
+    """Tell where that ends; small steps that are folded change nothing."""
     verdict = report.verdict
-    if told := outlook(report):
-        return told
+    mended = MENDED[verdict.status] if any(_mends_it(report, step) for step in steps) else ""
+    if told := outlook(report, steps):
+        return mended + told
     if verdict.status == "no_fp8" and verdict.achievable_speedup:
         how = "measured" if verdict.basis == "measured" else "modelled"
         return f"FP8 would run at {verdict.achievable_speedup:.2f}× of the best BF16, {how}."
@@ -214,7 +252,7 @@ def _then(report: Document) -> str:
         return "What FP8 would give is not known: nothing was timed."
     if not recorded(report.facts, "network"):
         return "Not known: no model was examined."
-    return "Not known before a GPU has timed it."
+    return "How fast it is was not measured."
 
 
 def _sentence(title: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, best_bf16, uses_fp8
 from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
-from fp8doctor.diagnosis.document import Document
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.diagnosis.answer import GRAVE
+from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.verdict import EVEN_WHEN_MODELLED
 from fp8doctor.facts import Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -14,25 +16,38 @@ from fp8doctor.wording import plural
 
 def certainty(report: Document) -> str:
     """Say how sure the answer is: timed and how well, modelled, by rule, or not at all."""
-    verdict = report.verdict
-    timed = if_recorded(_timed, report.facts)
+    verdict, facts = report.verdict, report.facts
+    timed = if_recorded(_timed, report) or ""
     if verdict.status == "too_noisy":
         return f"No. {timed or 'The times spread too far.'}"
-    if verdict.basis == "measured" and timed:
-        return timed
+    watched = plural(len(facts.observed.steps_ms), "step") if _was_watched(facts) else ""
+    if verdict.status in GRAVE:
+        raised = verdict.status == "step_raises" and verdict.basis == "measured"
+        how = "it was seen in a step that ran" if raised else "it was read from the job itself"
+        return f"Yes: {how}. {timed}" if timed else f"Yes: {how}{'' if raised else f'; {_seen(watched)}'}."
     if verdict.basis == "measured":
-        return "Yes: it was seen in a step that ran."
+        return f"{_how_sure(facts)}: {timed[:1].lower()}{timed[1:]}" if timed else "Yes: it was timed."
     if verdict.basis == "modelled":
         off = f"a model of a step may be off by {EVEN_WHEN_MODELLED:.0%}".replace("%", " %")
-        return f"Not quite: {off}. A run on the GPU tells."
-    watched = plural(len(report.facts.observed.steps_ms), "step") if _was_watched(report.facts) else ""
-    if any(step.saving_ms and step.saving_ms.basis == "modelled" for step in report.prescription):
+        tells = ", and no BF16 was timed beside it." if watched else ". A run on the GPU tells."
+        return f"Not quite: {off}{tells}"
+    if any(_is_modelled(step) for step in report.prescription):
         return f"Not quite: what it saves is modelled; {_seen(watched)}."
-    if verdict.basis == "rule" or verdict.status == "fp8_not_engaged":
-        return f"Yes, it was read from the job itself; {_seen(watched)}."
     if verdict.status == "no_fp8":
         return f"Yes, of the layers that were seen; {_seen(watched)}."
     return f"Of FP8's speed nothing is sure: {_seen(watched)}."
+
+
+def _is_modelled(step: Step) -> bool:
+    saves = step.saving_ms is not None and step.saving_ms.basis == "modelled"
+    return saves or step.treatment.name == STAY_IN_BF16
+
+
+def _how_sure(facts: Facts) -> str:
+    """Say whether the times can be relied on."""
+    trial = facts.trial
+    alike = trial.self_check_ratio if recorded(trial, "self_check_ratio") else None
+    return "Not quite" if alike and abs(alike - 1) > SELF_CHECK_TOLERANCE else "Yes"
 
 
 def _was_watched(facts: Facts) -> bool:
@@ -43,9 +58,9 @@ def _seen(watched: str) -> str:
     return f"{watched} were timed as they ran, and no BF16 beside them" if watched else "nothing was timed"
 
 
-def _timed(facts: Facts) -> str:
+def _timed(report: Document) -> str:
     """Tell how the times were taken, how far they spread, and how well a copy agreed."""
-    trial = facts.trial
+    facts, trial = report.facts, report.facts.trial
     of, against = arm(trial, ArmName.AS_IS), best_bf16(facts)
     compared = [each for each in (of, against) if each is not None]
     if not compared:
@@ -55,7 +70,7 @@ def _timed(facts: Facts) -> str:
     turns = f" in {plural(rounds, 'round')}" if rounds else ""
     apart = f", {' and '.join(spreads)} ms" if spreads else ""
     both = "Both were timed in turn" if len(compared) == 2 and of is not against else "It was timed"
-    if not uses_fp8(facts):
+    if report.verdict.status in GRAVE or not uses_fp8(facts):
         both = "The steps were timed in turn"
     return f"{both} on {trial.gpu or 'the CPU'}{turns}{apart}; {_copies(trial)}.{_cut(trial)}"
 
@@ -63,10 +78,10 @@ def _timed(facts: Facts) -> str:
 def _copies(trial: Trial) -> str:
     alike = trial.self_check_ratio if recorded(trial, "self_check_ratio") else None
     if not alike:
-        return "no copy was timed to check that"
+        return "no two copies of one step were compared"
     off = f"{100 * abs(alike - 1):.1f} %"
     if abs(alike - 1) > SELF_CHECK_TOLERANCE:
-        return f"two copies of one step came out {off} apart, so do not rely on it"
+        return f"two copies of one step came out {off} apart, so do not rely on these times"
     return f"two copies of one step came out {off} apart"
 
 

@@ -9,9 +9,7 @@ from msgspec import Struct
 
 from fp8doctor.analysis.step_difference import SHOWN_MS, Waterfall, signed
 from fp8doctor.render.timing import NONE_MS, Row, Timing, parts_ms
-
-NOT_PROFILED = "not profiled"
-"""Name of the one segment of a step whose parts are not known."""
+from fp8doctor.render.words import NOT_PROFILED, PARTS
 
 Kind = Literal["part", "whole", "cost", "saving"]
 
@@ -104,8 +102,9 @@ def _difference(found: Waterfall) -> Chart:
     for name, ms in parts:
         start_ms, end_ms = end_ms, end_ms + ms
         kind: Kind = "cost" if ms > 0 else "saving"
-        segment = Segment(name, kind, 0, min(start_ms, end_ms), abs(ms))
-        bars.append(Bar(name, signed(ms), f"{name} {signed(ms)} ms", (segment,)))
+        label = PARTS.get(name, name)
+        segment = Segment(label, kind, 0, min(start_ms, end_ms), abs(ms))
+        bars.append(Bar(label, signed(ms), f"{label} {signed(ms)} ms", (segment,)))
     bars.append(_whole(found.of, of_ms))
     return Chart(
         title=f"{found.of}, against {found.against}: {signed(found.difference_ms)} ms",

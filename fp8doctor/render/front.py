@@ -11,9 +11,9 @@ from fp8doctor.analysis.outcome import is_noise
 from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts.arm_names import ArmName, is_conversion
 from fp8doctor.finding import Saving
-from fp8doctor.render.answer import Answer, Tone, answer
+from fp8doctor.render.answer import Answer, Tone, answer, where_to_time
 from fp8doctor.render.header import fp8_share, machine, model, product
 from fp8doctor.render.screen import Entry, Mark, Screen, first_screen, plan
 from fp8doctor.render.timing import COLUMNS, MORE_TIME, NONE_MS, Timing, parts_ms, spread
@@ -65,7 +65,8 @@ class Fix(Struct, frozen=True):
 
     number: int
     summary: str
-    saving: str
+    aside: str
+    """Where it is written and what it saves."""
     code: str
     lines: str
 
@@ -171,8 +172,13 @@ def _speed(facts: Facts, arm: Arm) -> tuple[str, Tone]:
 def _measure(facts: Facts, arm: Arm) -> tuple[bool, Arm | None]:
     """Find what a step is held to, and whether it is in BF16 itself."""
     best = best_bf16(facts) if recorded(facts, "trial") else None
-    own = "bf16" in arm.name or (arm.name == ArmName.AS_IS and not uses_fp8(facts))
+    unconverted = ArmName.AS_IS in (arm.name, _base(arm)) and not is_conversion(arm.name)
+    own = "bf16" in arm.name or (unconverted and not uses_fp8(facts))
     return own, best if own or best is None else fair_bf16(facts, arm)
+
+
+def _base(arm: Arm) -> str | None:
+    return arm.base if recorded(arm, "base") else None
 
 
 def _held_to(timing: Timing | None, facts: Facts) -> str:
@@ -228,11 +234,11 @@ def _changes(found: Waterfall) -> Iterator[Change]:
 
 def _fixes(entries: Iterable[Entry], steps: Sequence[Step]) -> Iterator[Fix]:
     for entry, step in zip(entries, steps, strict=True):
-        how = {"shell": " (in the shell)", "sketch": " (a sketch)"}.get(entry.kind, "")
+        how = {"shell": "in the shell", "sketch": "a sketch"}.get(entry.kind, "")
         yield Fix(
             number=entry.number or 0,
-            summary=f"{plainly(step.treatment.summary)}{how}",
-            saving=saves(step.saving_ms),
+            summary=plainly(step.treatment.summary),
+            aside="; ".join(filter(None, (how, saves(step.saving_ms)))),
             code=step.code,
             lines=entry.lines,
         )
@@ -278,8 +284,8 @@ def _notices(report: Document, screen: Screen, heads: set[str], said: Answer) ->
 def _notes(report: Document, told: set[str]) -> str:
     """Fold what is only information into one line."""
     infos = [each for each in report.findings if each.severity == "info" and each.code not in told]
-    names = ", ".join(f"{each.name} ({each.code})" for each in infos)
-    return f"{plural(len(infos), 'note')}: {names}" if infos else ""
+    titles = "; ".join(f"{plainly(each.title).rstrip('.')} ({each.code})" for each in infos)
+    return f"{plural(len(infos), 'note')}: {titles}" if infos else ""
 
 
 def _areas(screen: Screen) -> Iterator[tuple[Mark, str]]:
@@ -297,11 +303,12 @@ def _areas(screen: Screen) -> Iterator[tuple[Mark, str]]:
 
 def _next(report: Document, screen: Screen) -> Iterator[str]:
     """Name the commands that lead on."""
-    if screen.first_code:
+    if screen.first_code in {each.code for each in report.findings if each.severity != "info"}:
         yield f"fp8doctor explain {screen.first_code}"
     command = report.next.command if report.next else ""
     if command and not command.startswith("fp8doctor explain"):
-        yield f"{command} on a GPU times it" if not _timed(report.facts) else command
+        where = where_to_time(report.facts)
+        yield f"{command} times it {where}" if not _timed(report.facts) else command
     if timing := screen.timing:
         yield from (
             f"--budget {each.rpartition(' ')[2].rstrip('.')} times more variants"

@@ -61,6 +61,12 @@ GAP = 2
 AT_LINE_ENDS = re.compile(r"(?:[ ]|\x1b\[[\d;]*m)+(?=\n)")
 """Blanks that only fill a line up, among changes of style."""
 
+TIED = "\ue000"
+"""Stands for a blank at which no line is broken. Text never holds it: it is no printable character."""
+
+UNITS = re.compile(r"(?<=±) (?=\d)|(?<=\d) (?=(?:%|ms|GiB)(?!\w))")
+"""Blanks between a number and its sign or unit."""
+
 LABELS = ("Why", "Fix", "Then", "Limit", "Sure")
 
 
@@ -85,7 +91,7 @@ class Canvas(Struct, frozen=True):
         from rich.text import Text
 
         plain = text.replace("± ", "+-").translate(ASCII).encode("ascii", "replace").decode()
-        return Text.assemble((plain if self.ascii else text, style))
+        return Text.assemble((UNITS.sub(TIED, plain if self.ascii else text), style))
 
     def glyph(self, of: tuple[str, str, str]) -> str:
         return of[self.ascii]
@@ -115,7 +121,7 @@ def draw(front: Front, *, width: int, colour: bool, ascii: bool, whole: bool = T
         (_panel(front.answer, canvas),),
         tuple(_steps(front, canvas)),
         tuple(_difference(front.difference, canvas)) if front.difference else (),
-        tuple(canvas.own("  " * (at > 0)) + canvas.text(line) for at, line in enumerate(front.ranks)),
+        tuple(_ranks(front.ranks, canvas)),
     ]
     if whole:
         sections += [tuple(_fix(each, canvas)) for each in front.fixes]
@@ -142,7 +148,8 @@ def _shown(lines: Iterable[RenderableType], width: int, colour: bool) -> str:
     )
     for line in lines:
         console.print(line, soft_wrap=isinstance(line, CodeLine))
-    return AT_LINE_ENDS.sub(lambda found: found.group().replace(" ", ""), file.getvalue())
+    drawn = file.getvalue().replace(TIED, " ")
+    return AT_LINE_ENDS.sub(lambda found: found.group().replace(" ", ""), drawn)
 
 
 class CodeLine(Struct, frozen=True):
@@ -179,15 +186,14 @@ def _panel(answer: Answer, canvas: Canvas) -> RenderableType:
         head = [what + canvas.own("   ") + numbers]
     else:
         head = [what, canvas.own("  ") + numbers]
-    told = (" ".join(answer.why), " ".join(answer.fix), answer.then, answer.limit, answer.sure)
+    told = (answer.why, answer.fix, (answer.then,), (answer.limit,), (answer.sure,))
     rows = Table.grid(padding=(0, GAP, 0, 0))
     rows.add_column(no_wrap=True, style="bold")
     rows.add_column(overflow="fold")
-    for label, text in zip(LABELS, told, strict=True):
-        if text:
-            rows.add_row(
-                label, canvas.text(text, "green" if label == "Then" and answer.tone == "bad" else "")
-            )
+    for label, sentences in zip(LABELS, told, strict=True):
+        style = "green" if label == "Then" and answer.tone == "bad" else ""
+        for at, sentence in enumerate(filter(None, sentences)):
+            rows.add_row("" if at else label, canvas.text(sentence, style))
     return Panel(
         Group(*head, rows),
         box=box.ASCII if canvas.ascii else box.ROUNDED,
@@ -207,11 +213,12 @@ def _steps(front: Front, canvas: Canvas) -> Iterator[RenderableType]:
         table.add_column(width=wide.step, no_wrap=True)
         if wide.bar:
             table.add_column(width=wide.bar, no_wrap=True)
-        table.add_column(width=wide.speed, no_wrap=True, justify="right")
+        if wide.speed:
+            table.add_column(width=wide.speed, no_wrap=True, justify="right")
         if wide.memory:
             table.add_column(width=wide.memory, no_wrap=True, justify="right")
-        heads = ["ms a step", "", *([""] if wide.bar else []), "speed", *(["GiB"] if wide.memory else [])]
-        table.add_row(*heads, style="dim")
+        shown = ((True, "ms a step"), (True, ""), (wide.bar, ""), (wide.speed, "speed"), (wide.memory, "GiB"))
+        table.add_row(*(head for is_shown, head in shown if is_shown), style="dim")
         for each in front.variants:
             table.add_row(*_row(each, wide, canvas, max(one.ms for one in front.variants)))
         yield table
@@ -238,17 +245,22 @@ class _Widths(Struct, frozen=True):
 
     @classmethod
     def of(cls, variants: Sequence[Variant], canvas: Canvas) -> _Widths:
-        """Give every column its room, and the bar what is left; where that is little, the memory goes."""
+        """Give every column its room, and the bar what is left; where that is little, the memory goes.
+
+        A lone step without parts has no bar: it would have the length of nothing else.
+        """
+        bars = len(variants) > 1 or bool(variants[0].parts)
         widest = max(canvas.text(each.label).cell_len for each in variants)
         number, spread = (max(len(getattr(each, of)) for each in variants) for of in ("step", "spread"))
         memory = max(len(each.memory) for each in variants)
-        speed = max(5, *(len(each.speed) for each in variants))
+        speed = max(len(each.speed) for each in variants)
+        speed = max(5, speed) if speed else 0
         label = max(9, min(widest, canvas.width * 2 // 5))
-        fixed = label + number + (1 + spread if spread else 0) + speed + 3 * GAP
+        fixed = label + number + (1 + spread if spread else 0) + 2 * GAP + (speed + GAP if speed else 0)
         for gib in (max(3, memory) if memory else 0, 0):
             room = canvas.width - fixed - (gib + GAP if gib else 0)
-            if room >= LEAST_BAR:
-                return cls(label, number, spread, min(room, WIDEST_BAR), speed, gib)
+            if room >= (LEAST_BAR if bars else 0):
+                return cls(label, number, spread, min(room, WIDEST_BAR) if bars else 0, speed, gib)
         return cls(label, number, spread, 0, speed, 0)
 
 
@@ -258,7 +270,8 @@ def _row(variant: Variant, wide: _Widths, canvas: Canvas, longest_ms: float) -> 
     yield canvas.own(f"{variant.step:>{wide.number}} {variant.spread:>{wide.spread}}", style)
     if wide.bar:
         yield _bar(variant, wide.bar, canvas, longest_ms)
-    yield canvas.text(variant.speed, style)
+    if wide.speed:
+        yield canvas.text(variant.speed, style)
     if wide.memory:
         yield canvas.text(variant.memory)
 
@@ -298,6 +311,23 @@ def _difference(found: Difference, canvas: Canvas) -> Iterator[RenderableType]:
         yield line + canvas.own(bar, fill[2])
 
 
+def _ranks(lines: Sequence[str], canvas: Canvas) -> Iterator[RenderableType]:
+    """Write a line for the job, and its ranks with their numbers in front."""
+    from rich.table import Table
+
+    rows = Table.grid(padding=(0, GAP, 0, 0))
+    rows.add_column(no_wrap=True, style="bold")
+    rows.add_column(overflow="fold")
+    for at, line in enumerate(lines):
+        if at:
+            rank, _, told = line.strip().partition(": ")
+            rows.add_row(*map(canvas.text, (rank, told) if told else ("", rank)))
+        else:
+            yield canvas.text(line)
+    if rows.row_count:
+        yield rows
+
+
 def _fix(fix: Fix, canvas: Canvas) -> Iterator[RenderableType]:
     """Draw a step of the plan: what it is and saves, its code at the right, and the lines to write."""
     from rich.table import Table
@@ -308,8 +338,8 @@ def _fix(fix: Fix, canvas: Canvas) -> Iterator[RenderableType]:
     row.add_column(ratio=1, overflow="fold")
     row.add_column(no_wrap=True, justify="right", style="dim")
     summary = canvas.text(fix.summary, "bold")
-    if fix.saving:
-        summary = summary + " " + canvas.text(f"({fix.saving})")
+    if fix.aside:
+        summary = summary + " " + canvas.text(f"({fix.aside})")
     row.add_row(f"Fix {fix.number}", summary, canvas.text(fix.code))
     yield row
     for line in printable_lines(fix.lines) if fix.lines else ():

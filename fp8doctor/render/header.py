@@ -8,8 +8,8 @@ from statistics import median
 
 from fp8doctor.analysis.layers import main_rows
 from fp8doctor.analysis.outcome import watched_job
+from fp8doctor.analysis.variant_words import RECIPES
 from fp8doctor.facts import Facts, Gpu, Linear, Package, Software, if_recorded, recorded
-from fp8doctor.render.words import RECIPES
 from fp8doctor.wording import plural
 
 SHOWN_PACKAGES = {"torchao": "torchao", "transformer_engine": "TE"}

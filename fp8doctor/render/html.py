@@ -22,6 +22,7 @@ from fp8doctor.render.screen import Mark, Screen, first_screen
 from fp8doctor.render.support import for_support, not_timed
 from fp8doctor.render.templates import fill
 from fp8doctor.render.timing import Timing
+from fp8doctor.render.words import NOT_PROFILED, plainly
 
 WORDS: dict[Mark, str] = {
     "bad": "Serious",
@@ -52,6 +53,8 @@ class View(Struct, frozen=True):
     loss: LossChart | None
     findings: dict[str, Finding]
     """By their codes."""
+    titles: dict[str, str]
+    """Those of the findings in a user's words, by their codes."""
     calm: tuple[tuple[str, tuple[str, ...]], ...]
     """The areas without trouble, by what is known of them."""
     unknown: tuple[str, ...]
@@ -76,7 +79,7 @@ def fragment(report: Document) -> str:
 
 
 def _filled(template: str, report: Document) -> str:
-    return fill(template, view=view(report), words=WORDS, not_profiled=charts.NOT_PROFILED, gemm_heads=HEADS)
+    return fill(template, view=view(report), words=WORDS, not_profiled=NOT_PROFILED, gemm_heads=HEADS)
 
 
 def view(report: Document) -> View:
@@ -98,6 +101,7 @@ def view(report: Document) -> View:
         rates=rate_table(report.rates, fp8) if report.rates else None,
         loss=if_recorded(loss_chart, facts),
         findings={each.code: each for each in report.findings},
+        titles={each.code: plainly(each.title) for each in report.findings},
         calm=tuple(_calm(screen)),
         unknown=tuple(line.text for line in screen.outcomes if line.mark == "unknown"),
         gaps=(*_gaps(facts), *not_timed(facts)),

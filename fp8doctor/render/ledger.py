@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from fp8doctor.analysis.ledger import Ledger, LedgerLine
 from fp8doctor.analysis.step_difference import signed
-from fp8doctor.render.words import variant
+from fp8doctor.analysis.variant_words import variant
 from fp8doctor.wording import plural
 
-HEADS = ("ms of one GEMM, alone", "calls", "BF16", "FP8", "casts", "saved", "saved a step")
+HEADS = ("ms of one matmul, alone", "calls", "BF16", "FP8", "to FP8", "saved", "saved a step")
 
 
 class LedgerTable(Struct, frozen=True):
@@ -65,13 +65,13 @@ def signed_finely(ms: float) -> str:
 
 def _sentences(ledger: Ledger, fp8: bool) -> Iterator[str]:
     yield (
-        f"Timed alone, the GEMMs of {plural(ledger.layers, 'layer')} take {ledger.bf16_ms:,.1f} ms of a step "
-        f"in BF16, in FP8 {ledger.fp8_ms:,.1f} and their casts {ledger.casts_ms:,.1f}: "
+        f"Timed alone, the matmuls of {plural(ledger.layers, 'layer')} take {ledger.bf16_ms:,.1f} ms of a "
+        f"step in BF16, in FP8 {ledger.fp8_ms:,.1f} and their conversions {ledger.casts_ms:,.1f}: "
         f"{ledger.speedup:.2f}x, saved {signed(ledger.net_ms)} ms."
     )
     if ledger.fp8_arm and ledger.bf16_arm and ledger.step_saved_ms is not None:
         yield (
-            f"In the step GEMMs and casts save {signed(ledger.step_saved_ms)} ms "
+            f"In the step matmuls and conversions save {signed(ledger.step_saved_ms)} ms "
             f"({variant(ledger.fp8_arm, fp8)}, against {variant(ledger.bf16_arm, fp8)}). "
             f"Not explained by single layers: {signed(ledger.unexplained_ms or 0.0)} ms."
         )

@@ -12,6 +12,7 @@ from fp8doctor.render import charts
 from fp8doctor.render.charts import Chart, Segment
 from fp8doctor.render.terminal import printable_line
 from fp8doctor.render.timing import timing
+from fp8doctor.render.words import NOT_PROFILED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +69,7 @@ def _draw(chart: Chart, axes: Axes) -> None:
 
     for row, bar in enumerate(chart.bars):
         for each in bar.segments:
-            height = 0.35 if each.name == charts.NOT_PROFILED else 0.75
+            height = 0.35 if each.name == NOT_PROFILED else 0.75
             axes.barh(row, each.length_ms, left=each.start_ms, height=height, color=_colour(each))
     axes.set_yticks(range(len(chart.bars)), [_plain(f"{bar.label}: {bar.value}") for bar in chart.bars])
     axes.invert_yaxis()

@@ -13,7 +13,7 @@ MOST_LINES = 16
 
 ENDS = {
     "raised": "an exception ended it",
-    "killed": "ended without Python's own end",
+    "killed": "was killed, or left without Python ending",
     "running": "still ran when rank 0 had ended",
     "not_seen": "not heard of",
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from fp8doctor.analysis.rates import Rates
-from fp8doctor.render.words import variant
+from fp8doctor.analysis.variant_words import variant
 
 
 class RateTable(Struct, frozen=True):

@@ -139,7 +139,7 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False) 
         all_clear=_all_clear(report) if healthy and not report.findings else "",
         prescription=prescription,
         folded=_folded(small),
-        outlook=outlook(report),
+        outlook=outlook(report, steps),
         made_up="" if quiet else made_up(report.facts),
         others=others,
         not_looked_at="" if quiet else _not_looked_at(report),
@@ -212,7 +212,7 @@ def _is_small(step: Step, report: Document) -> bool:
     grave = any(each.severity == "error" or recorded(each, "breaks") for each in mends)
     if grave or saving is None or not whole:
         return False
-    return max(abs(saving.low), abs(saving.high)) < SMALL_PCT / 100 * whole
+    return saving.high < SMALL_PCT / 100 * whole
 
 
 def _folded(steps: Sequence[Step]) -> str:
@@ -239,11 +239,11 @@ def _of_another(finding: Finding, steps: Sequence[Step]) -> str:
     What BF16 would save is told where it is prescribed only.
     """
     name = finding.treatment.name if finding.treatment else None
-    for number, step in enumerate(steps, 1):
-        if step.treatment.name == name or (
-            finding.severity != "info" and set(finding.caused_by).intersection(step.mends)
-        ):
-            return f"see {number}"
+    causes = set() if finding.severity == "info" else set(finding.caused_by)
+    itself = (number for number, step in enumerate(steps, 1) if step.treatment.name == name)
+    cause = (number for number, step in enumerate(steps, 1) if causes.intersection(step.mends))
+    if number := next(itself, None) or next(cause, None):
+        return f"see {number}"
     return "" if name == STAY_IN_BF16 else saving_in_words(finding.saving_ms)
 
 

@@ -22,16 +22,17 @@ from fp8doctor.analysis.step_difference import (
     waterfall,
     with_attention_together,
 )
+from fp8doctor.analysis.variant_words import variant
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_of_first_window
 from fp8doctor.known_errors import in_a_sentence
-from fp8doctor.render.words import more_variants, variant, variant_of
+from fp8doctor.render.words import more_variants, plainly, variant_of
 from fp8doctor.wording import percent, plural
 
 COLUMNS = {
-    "FP8 GEMM": ("gemm_fp8",),
-    "other GEMM": ("gemm_16bit", "gemm_fp32"),
-    "casts": ("cast",),
+    "FP8 matmul": ("gemm_fp8",),
+    "other matmul": ("gemm_16bit", "gemm_fp32"),
+    "to FP8": ("cast",),
     "attention": ("attention",),
     "other": ("norm", "pointwise", "optimizer", "loss", "communication", "copy", "unknown"),
 }
@@ -286,7 +287,8 @@ def as_is_difference(facts: Facts) -> Waterfall | None:
 
 
 def _difference(found: Waterfall) -> str:
-    return f"{found.of}, against {found.against}: {signed(found.difference_ms)} ms = {parts_in_words(found)}."
+    parts = plainly(parts_in_words(found))
+    return f"{found.of}, against {found.against}: {signed(found.difference_ms)} ms = {parts}."
 
 
 def _basis(trial: Trial, names: Mapping[str, str]) -> str:

@@ -1,70 +1,21 @@
-"""A user's words in place of names of variants, recipes and parts of a step: what is shown takes them from
-here."""
+"""A user's words in place of names of steps with fixes, of parts of a step and of areas."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 
-from fp8doctor.analysis.te_recipes import TE_RECIPES
+from fp8doctor.analysis.variant_words import VARIANTS, variant
 from fp8doctor.facts import Arm, recorded
-from fp8doctor.facts.arm_names import (
-    ArmName,
-    in_any_window,
-    is_conversion,
-    keeps_users_compilation,
-    recipe_of,
-)
+from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.wording import plural
-
-VARIANTS: dict[str, str] = {
-    ArmName.BF16: "BF16",
-    ArmName.BF16_COMPILED: "BF16 compiled",
-    ArmName.BF16_AS_COMPILED: "BF16 compiled your way",
-    ArmName.BF16_WITHOUT_CHECKPOINTING: "BF16, no checkpointing",
-    ArmName.SELF_CHECK: "the same step again",
-    ArmName.COMBINATION: "FP8 with all that gained",
-    ArmName.WITHOUT_ADAPTERS: "FP8 without adapters",
-    "as_is_compiled": "FP8 compiled",
-}
-"""Name of an arm -> what a user calls it; `variant` knows the others."""
-
-RECIPES = {
-    "tensorwise": "tensorwise",
-    "rowwise": "rowwise",
-    "rowwise_with_gw_hp": "rowwise with BF16 weight gradients",
-    **{each.recipe: each.words for each in TE_RECIPES.values()},
-}
-"""Recipe -> the same in words."""
-
-CHANGES = {
-    "adapters-to-bf16": "BF16 adapters",
-    "attention-sdpa": "fused attention",
-    "autocast-bf16": "BF16 autocast",
-    "bf16-parameters": "BF16 weights",
-    "cache-off": "no KV cache",
-    "checkpointing-off": "no checkpointing",
-    "compile-blocks": "compiled",
-    "compile-layers": "layers compiled",
-    "compile-model": "compiled",
-    "cuda-graphs": "CUDA graphs",
-    "fused-attention-on": "fused attention",
-    "fused-optimizer": "fused optimizer",
-    "keep-in-bf16": "some layers in BF16",
-    "larger-batch": "larger batch",
-    "te-autocast": "switched on",
-}
-"""Treatment that was timed alone -> what is added to the name of the step that it changes."""
-
-RECIPE_CHANGE = "recipe-"
-"""How the names of treatments begin that change torchao's recipe."""
 
 NOT_PROFILED = "not profiled"
 """Stands for the parts of a step where they are not known."""
 
 FAMILIES = {
-    "matmul": ("FP8 GEMM", "other GEMM"),
-    "FP8 conversion": ("casts",),
+    "matmul": ("FP8 matmul", "other matmul"),
+    "FP8 conversion": ("to FP8",),
     "attention": ("attention",),
     "other": ("other",),
     "idle": ("idle",),
@@ -94,7 +45,7 @@ PLAIN = {
     r"\bGEMMs\b": "matmuls",
     r"\bGEMM FLOPs\b": "matmul FLOPs",
     r"\bGEMM\b": "matmul",
-    r"(?<=\d)x(?= )": "×",
+    r"(?<=\d)x(?=[ ,;.)]|$)": "×",
     r" x (?=\d)": " × ",
 }
 """What checks and verdicts call something -> what a user calls it."""
@@ -105,25 +56,6 @@ def plainly(text: str) -> str:
     for technical, plain in PLAIN.items():
         text = re.sub(technical, plain, text)
     return text
-
-
-def variant(name: str, fp8: bool) -> str:
-    """Name a variant of the step; ``fp8`` says whether the job as it is trains in FP8."""
-    if name in VARIANTS:
-        return VARIANTS[name]
-    if name == ArmName.AS_IS:
-        return "FP8 as you run it" if fp8 else "as you run it"
-    if name == ArmName.PRESCRIBED:
-        return "FP8 with all fixes"
-    if is_conversion(name):
-        way = "compiled your way" if keeps_users_compilation(name) else "compiled"
-        return f"FP8 {RECIPES.get(recipe_of(name), recipe_of(name))} {way}"
-    if name in TE_RECIPES:
-        return f"FP8, {TE_RECIPES[name].words}"
-    if name.startswith(RECIPE_CHANGE):
-        recipe = name.removeprefix(RECIPE_CHANGE).replace("-", "_")
-        return f"FP8 {RECIPES.get(recipe, recipe)}"
-    return f"{'FP8' if fp8 else 'as you run it'}, {CHANGES.get(name) or name.replace('-', ' ')}"
 
 
 def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int]) -> str:

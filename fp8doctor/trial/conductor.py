@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch.utils.checkpoint import CheckpointError
 
+from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts import Trial
 from fp8doctor.facts.arm_names import (
     BASELINES,
@@ -34,7 +35,6 @@ from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
 from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
-from fp8doctor.trial.measure.arm_words import arm_in_words
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import (
@@ -145,7 +145,7 @@ def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
     tracer.explain(timed, samples)
     for attempt in timed:
         if attempt.proof is None and attempt.plan.name != ArmName.SELF_CHECK:
-            run.progress(f"checking what {arm_in_words(attempt.plan.name)} ran", attempt.plan.name)
+            run.progress(f"checking what {variant_in_a_sentence(attempt.plan.name)} ran", attempt.plan.name)
             tracer.prove(attempt, explain=False)
     late = None if budget.final_fits(costs, explored, budget.spent_s) else budget.used_up
     against = run.skipped(ArmName.COMBINATION) or late
@@ -202,7 +202,7 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
         ):
             attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK)
         which = f"variant {number} of {len(attempts)}"
-        run.progress(f"building {arm_in_words(attempt.plan.name)}, {which}", attempt.plan.name)
+        run.progress(f"building {variant_in_a_sentence(attempt.plan.name)}, {which}", attempt.plan.name)
         essential = _essential(attempt.plan, attempts)
         until = run.budget.build_until(_costs(attempts), essential=essential)
         bench.build(attempt, until)

@@ -208,9 +208,9 @@ def test_the_report_has_it_in_the_json_and_with_v_on_the_screen() -> None:
     told = " ".join(render(report, verbose=True).split())
     for words in (
         "8192 x 4096 x 14336 tensorwise, 2 layers output 2 1.600 0.900",
-        "Timed alone, the GEMMs of 4 layers take 10.3 ms of a step in BF16, in FP8 6.1 and their casts 2.4: "
-        "1.21x, saved +1.8 ms.",
-        "In the step GEMMs and casts save +10.0 ms (FP8 as you run it, against BF16 compiled). "
+        "Timed alone, the matmuls of 4 layers take 10.3 ms of a step in BF16, in FP8 6.1 and their "
+        "conversions 2.4: 1.21x, saved +1.8 ms.",
+        "In the step matmuls and conversions save +10.0 ms (FP8 as you run it, against BF16 compiled). "
         "Not explained by single layers: +8.2 ms.",
     ):
         assert words in told

@@ -159,3 +159,67 @@ def test_names_of_variants_are_told_once() -> None:
     labels = [each.label for each in of("decoder_468m").variants]
     assert len(labels) == len(set(labels))
     assert ArmName.AS_IS not in labels
+
+
+def test_the_plan_of_a_job_that_is_not_slower_says_what_it_mends() -> None:
+    found = of("graph_breaks").answer
+    assert found.why[0].startswith("Converting to FP8 costs 22.0 ms")
+    assert found.why[1].startswith("Compiled blocks run in pieces")
+
+
+def test_a_fix_that_saves_nothing_is_folded_and_not_called_missing() -> None:
+    first = of("narrow_head")
+    assert first.fixes == ()
+    assert "SHP004" in first.folded
+    assert first.answer.fix == ("Nothing has to be changed.",)
+    assert first.answer.then.startswith("As it is: 41.4 ms")
+
+
+def test_what_was_not_timed_is_no_part_of_the_end() -> None:
+    first = of("decoder_454m")
+    assert len(first.fixes) == 2
+    assert first.answer.then.startswith("With the changes that were timed: 129.6 ms")
+
+
+def test_a_finding_names_the_fix_that_carries_it_out_before_that_of_its_cause() -> None:
+    mended = {each.code: each.text for each in of("cannot_be_saved").notices}
+    assert mended["SHP005"].endswith("(fix 3 mends it)")
+    assert mended["DST001"].endswith("(fix 1 mends it)")
+
+
+def test_layers_that_do_not_learn_are_mended_beside_leaving_fp8_off() -> None:
+    first = of("accelerate_eager")
+    assert [each.code for each in first.fixes] == ["MOD007", "SHP002"]
+    assert first.answer.fix[-1] == "Or leave FP8 off (fix 2)."
+    assert first.answer.then.startswith("The layers then learn. ")
+    assert first.answer.sure.startswith("Yes: it was read from the job itself")
+
+
+def test_times_that_two_copies_do_not_bear_out_leave_what_was_read_as_sure_as_it_is() -> None:
+    sure = of("gpt2_conv1d").answer.sure
+    assert sure.startswith("Yes: it was read from the job itself. ")
+    assert sure.endswith("6.6 % apart, so do not rely on these times.")
+
+
+@pytest.mark.parametrize(
+    ("job", "command"), [("h200-fsdp2", "fp8doctor run --trial fsdp2.py"), ("h200x2-ddp_torchao", "")]
+)
+def test_a_watched_script_is_not_told_to_run_as_it_just_did(job: str, command: str) -> None:
+    report = load_report(RECORDED[0].parents[2] / "running" / "recorded" / f"{job}.json")
+    assert (report.next.command if report.next else "") in (command, "fp8doctor explain STP007")
+    assert command in " ".join(front(report).answer.fix)
+    assert "on a GPU" not in " ".join(front(report).next)
+
+
+def test_no_number_is_parted_from_its_unit() -> None:
+    first = of("gpt2_conv1d")
+    for width in range(40, 121):
+        screen = draw(first, width=width, colour=False, ascii=False)
+        assert not re.search(r"±\s*│?$|\d\s*│\n│\s+(?:%|ms)", screen, re.MULTILINE)
+
+
+def test_a_column_without_a_value_and_a_bar_beside_nothing_are_left_out() -> None:
+    report = load_report(RECORDED[0].parents[2] / "running" / "recorded" / "h200x2-ddp_slow_rank.json")
+    screen = draw(front(report), width=80, colour=False, ascii=False)
+    assert "speed\n" not in screen.replace("  GiB", "")
+    assert FILLS["not profiled"][0] not in screen

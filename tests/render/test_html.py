@@ -16,6 +16,7 @@ from fp8doctor.render import html
 from fp8doctor.render.layer_groups import MOST_ROWS, layer_table
 from fp8doctor.render.screen import first_screen
 from fp8doctor.render.support import for_support, not_timed
+from fp8doctor.render.words import plainly
 from fp8doctor.report import Report
 from tests.analysis.test_ledger import shape
 from tests.analysis.test_loss_gap import LEARNED
@@ -55,7 +56,7 @@ def test_a_page_tells_all_that_the_verbose_text_tells(name: str) -> None:
     timed = (*screen.timing.notes, *screen.timing.differences, screen.timing.basis) if screen.timing else ()
     entries = (*screen.prescription, *screen.others)
     told = (
-        *(screen.verdict, screen.outlook, screen.made_up, screen.not_looked_at, screen.all_clear),
+        *(screen.verdict, plainly(screen.outlook), screen.made_up, screen.not_looked_at, screen.all_clear),
         *(*screen.machine, screen.model, *screen.counts, *screen.ranks, *lines, *timed),
         *(part for each in entries for part in (each.code, each.name, each.saving, each.explanation)),
         *for_support(report.facts),
@@ -90,11 +91,11 @@ def test_the_page_has_all_its_parts_in_order(demo: Report) -> None:
 def test_a_chart_says_in_words_what_it_draws(demo: Report) -> None:
     words = [text(svg.find("title")) for svg in parsed(html.render(demo)).iter("svg") if svg.get("role")]
     assert (
-        "FP8 as you run it: 371.8 ± 1.0 ms (FP8 GEMM 30.8, other GEMM 4.0, casts 282.7, attention 11.0, "
-        "other 28.0, idle 15.2)" in words
+        "FP8 as you run it: 371.8 ± 1.0 ms (FP8 matmul 30.8, other matmul 4.0, to FP8 282.7, "
+        "attention 11.0, other 28.0, idle 15.2)" in words
     )
     assert "BF16: 104.1 ± 2.9 ms (not profiled)" in words
-    assert "casts +282.7 ms" in words
+    assert "FP8 conversion +282.7 ms" in words
 
 
 def test_the_bars_of_a_step_add_up_to_it(demo: Report) -> None:
@@ -129,12 +130,12 @@ def test_every_gemm_stands_in_a_folded_table(demo: Report) -> None:
     sides = shape((16384, 1024, 4096), *gemms, casts=0.8)
     timed = with_trial(demo, shapes=(replace(sides, layers=layers),))
     root = hold_sound(html.render(diagnose(timed.facts)))
-    (folded,) = (each for each in root.iter("details") if "three GEMMs" in text(each.find("summary")))
+    (folded,) = (each for each in root.iter("details") if "three matmuls" in text(each.find("summary")))
     rows = [" | ".join(map(text, row)) for row in folded.iter("tr")]
-    assert rows[0] == "ms of one GEMM, alone | calls | BF16 | FP8 | casts | saved | saved a step"
+    assert rows[0] == "ms of one matmul, alone | calls | BF16 | FP8 | to FP8 | saved | saved a step"
     assert rows[1] == f"16384 x 1024 x 4096 tensorwise, {len(layers)} layers"
     assert rows[3] == f"input gradient | {len(layers)} | 0.700 | in BF16 | - | - | -"
-    assert f"Timed alone, the GEMMs of {len(layers)} layers take" in text(root)
+    assert f"Timed alone, the matmuls of {len(layers)} layers take" in text(root)
 
 
 def test_the_losses_are_drawn_and_told(demo: Report) -> None:

@@ -37,17 +37,17 @@ ARMS = (
 )
 
 TABLE = """\
-  ms a step                 total  FP8 GEMM  other GEMM  casts  attention  other  idle   GiB
-  BF16                103.6 ± 0.4                                                       24.7
-  BF16 compiled        92.7 ± 0.4         -        62.4      -       11.1   17.9   1.3  21.7
-  FP8 as you run it   366.1 ± 0.4      25.2         4.2  273.6       10.4   39.4  13.3  24.7
-  FP8 with all fixes   88.3 ± 0.4      32.1         4.2   23.7       10.1   15.1   3.1  17.2
+  ms a step                 total  FP8 matmul  other matmul  to FP8  attention  other  idle   GiB
+  BF16                103.6 ± 0.4                                                            24.7
+  BF16 compiled        92.7 ± 0.4           -          62.4       -       11.1   17.9   1.3  21.7
+  FP8 as you run it   366.1 ± 0.4        25.2           4.2   273.6       10.4   39.4  13.3  24.7
+  FP8 with all fixes   88.3 ± 0.4        32.1           4.2    23.7       10.1   15.1   3.1  17.2
   FP8 rowwise         not timed: the budget of 60 s was used up before it
-  FP8 as you run it, against BF16 compiled: +273.4 ms = casts +273.6, GEMMs −33.0, norms and
-  pointwise +21.5, idle +12.0, attention −0.7 ms.
-  FP8 with all fixes, against BF16 compiled: −4.4 ms = GEMMs −26.1, casts +21.0, idle +1.8,
-  attention −1.0, optimizer −0.1 ms (2.7 ms of norm and pointwise work runs inside the casts and is
-  not counted as theirs).
+  FP8 as you run it, against BF16 compiled: +273.4 ms = FP8 conversions +273.6, matmuls −33.0, norms
+  and pointwise +21.5, idle +12.0, attention −0.7 ms.
+  FP8 with all fixes, against BF16 compiled: −4.4 ms = matmuls −26.1, FP8 conversions +21.0, idle
+  +1.8, attention −1.0, optimizer −0.1 ms (2.7 ms of norm and pointwise work runs inside the FP8
+  conversions and is not counted as theirs).
   Timed: 4 variants in turn on NVIDIA H200, the whole model, not checked against a copy.
 """
 
@@ -59,12 +59,12 @@ NARROW = """\
   FP8 with all fixes   88.3 ± 0.4  17.2
   FP8 rowwise         not timed: the budget of 60 s was used
                       up before it
-  BF16 compiled: other GEMM 62.4, attention 11.1, other
+  BF16 compiled: other matmul 62.4, attention 11.1, other
   17.9, idle 1.3 ms.
 """
 
 MARKDOWN = """\
-||ms a step|FP8 GEMM|other GEMM|casts|attention|other|idle|GiB|
+||ms a step|FP8 matmul|other matmul|to FP8|attention|other|idle|GiB|
 |BF16|103.6 ± 0.4|||||||24.7|
 |BF16 compiled|92.7 ± 0.4|-|62.4|-|11.1|17.9|1.3|21.7|
 |FP8 as you run it|366.1 ± 0.4|25.2|4.2|273.6|10.4|39.4|13.3|24.7|
@@ -118,7 +118,7 @@ def test_a_treatment_that_is_the_whole_prescription_has_one_row() -> None:
 def test_the_table_without_gib() -> None:
     """A CPU has no peak: the column is left out, as an empty one always was."""
     lines = text.render(of(FP8_EAGER, BF16), verbose=True).splitlines()
-    assert "  ms a step          total  FP8 GEMM  other GEMM  casts  attention  other  idle" in lines
+    assert "  ms a step          total  FP8 matmul  other matmul  to FP8  attention  other  idle" in lines
 
 
 def test_where_it_does_not_fit_the_parts_are_told_below() -> None:
@@ -140,7 +140,8 @@ def test_markdown_has_the_same_columns_and_sentences() -> None:
         if line.startswith("| ")
     ]
     assert "\n".join(rows).startswith(MARKDOWN)
-    assert "\n\nFP8 as you run it, against BF16 compiled: +273.4 ms = casts +273.6, GEMMs −33.0, " in screen
+    said = "\n\nFP8 as you run it, against BF16 compiled: +273.4 ms = FP8 conversions +273.6, matmuls −33.0, "
+    assert said in screen
 
 
 def test_a_trial_without_breakdowns_looks_as_before() -> None:
@@ -152,7 +153,7 @@ def test_a_trial_without_breakdowns_looks_as_before() -> None:
     assert NEVER_PROFILED in text.render(of(*arms), verbose=True)
     older = [msgspec.structs.replace(each, breakdown=msgspec.UNSET) for each in arms]
     assert NEVER_PROFILED in text.render(of(*older), verbose=True)
-    assert "GEMM |" not in markdown.render(of(*older))
+    assert "matmul |" not in markdown.render(of(*older))
 
 
 def test_there_is_nothing_to_note_where_the_parts_are_plain() -> None:
@@ -279,7 +280,7 @@ def test_a_recipe_is_told_in_words_and_the_table_of_a_large_model_fits() -> None
     ]
     shown = text.render(of(*arms, *waiting(*WIDE)), width=120, verbose=True)
     assert "  FP8 rowwise with BF16 weight gradients  not timed" in shown
-    assert f"  ms a step{' ' * 38}total  FP8 GEMM" in shown
+    assert f"  ms a step{' ' * 38}total  FP8 matmul" in shown
 
 
 def test_what_is_known_of_an_error_that_stopped_variants_stands_below() -> None:

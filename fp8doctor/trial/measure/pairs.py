@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
-from fp8doctor.trial.measure.arm_words import arm_in_words
 from fp8doctor.trial.measure.attempt import Attempt, Samples
 from fp8doctor.trial.measure.budget import WITHIN
 from fp8doctor.trial.measure.profile_step import Tracer
@@ -33,7 +33,7 @@ def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples)
         if room is not None and tracer.bench.frees_gib() < WORTH_FREEING * room:
             continue
         beside = reference.plan.name
-        which = f"{arm_in_words(attempt.plan.name)} beside {arm_in_words(beside)} alone"
+        which = f"{variant_in_a_sentence(attempt.plan.name)} beside {variant_in_a_sentence(beside)} alone"
         tracer.run.progress(f"timing {which}", attempt.plan.name)
         again, found = _pair(tracer, attempt, reference, samples, latest)
         attempt.no_number = again.no_number

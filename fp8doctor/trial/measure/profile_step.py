@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.median_interval import interval
+from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
 from fp8doctor.examine.kind import Kind
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason, is_conversion
@@ -27,7 +28,6 @@ from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.profiling.step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.measure.arm_words import arm_in_words
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, full_ms
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import LAST_PROFILE
@@ -102,7 +102,7 @@ class Tracer:
         if reason := self._why_not(attempt):
             self.failures.append(reason)
             return prove(attempt.ready[-1].step, device)
-        self.run.progress(f"profiling {arm_in_words(attempt.plan.name)}", BREAKDOWN)
+        self.run.progress(f"profiling {variant_in_a_sentence(attempt.plan.name)}", BREAKDOWN)
         proof: StepProof | None = None
         steps: list[ProfiledStep] = []
         try:

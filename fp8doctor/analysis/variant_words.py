@@ -1,0 +1,77 @@
+"""What a user calls the variants of a step, in progress and in reports: the one table of their names."""
+
+from __future__ import annotations
+
+from fp8doctor.analysis.te_recipes import TE_RECIPES
+from fp8doctor.facts.arm_names import ArmName, is_conversion, keeps_users_compilation, recipe_of
+
+AS_YOU_RUN_IT = "as you run it"
+
+VARIANTS: dict[str, str] = {
+    ArmName.BF16: "BF16",
+    ArmName.BF16_COMPILED: "BF16 compiled",
+    ArmName.BF16_AS_COMPILED: "BF16 compiled your way",
+    ArmName.BF16_WITHOUT_CHECKPOINTING: "BF16, no checkpointing",
+    ArmName.SELF_CHECK: "the same step again",
+    ArmName.PRESCRIBED_AS_COMPILED: "FP8 with all fixes, compiled your way",
+    ArmName.COMBINATION: "FP8 with all that gained",
+    ArmName.WITHOUT_ADAPTERS: "FP8 without adapters",
+    "as_is_compiled": "FP8 compiled",
+}
+"""Name of an arm -> what a user calls it; `variant` knows the others."""
+
+RECIPES = {
+    "tensorwise": "tensorwise",
+    "rowwise": "rowwise",
+    "rowwise_with_gw_hp": "rowwise with BF16 weight gradients",
+    **{each.recipe: each.words for each in TE_RECIPES.values()},
+}
+"""Recipe -> the same in words."""
+
+CHANGES = {
+    "adapters-to-bf16": "BF16 adapters",
+    "attention-sdpa": "fused attention",
+    "autocast-bf16": "BF16 autocast",
+    "bf16-parameters": "BF16 weights",
+    "cache-off": "no KV cache",
+    "checkpointing-off": "no checkpointing",
+    "compile-blocks": "compiled",
+    "compile-layers": "layers compiled",
+    "compile-model": "compiled",
+    "cuda-graphs": "CUDA graphs",
+    "fused-attention-on": "fused attention",
+    "fused-optimizer": "fused optimizer",
+    "keep-in-bf16": "some layers in BF16",
+    "larger-batch": "larger batch",
+    "te-autocast": "switched on",
+}
+"""Treatment that was timed alone -> what is added to the name of the step that it changes."""
+
+RECIPE_CHANGE = "recipe-"
+"""How the names of treatments begin that change torchao's recipe."""
+
+
+def variant(name: str, fp8: bool) -> str:
+    """Name a variant of the step; ``fp8`` says whether the job as it is trains in FP8."""
+    if name in VARIANTS:
+        return VARIANTS[name]
+    if name == ArmName.AS_IS:
+        return f"FP8 {AS_YOU_RUN_IT}" if fp8 else AS_YOU_RUN_IT
+    if name == ArmName.PRESCRIBED:
+        return "FP8 with all fixes"
+    if is_conversion(name):
+        way = "compiled your way" if keeps_users_compilation(name) else "compiled"
+        return f"FP8 {RECIPES.get(recipe_of(name), recipe_of(name))} {way}"
+    if name in TE_RECIPES:
+        return f"FP8, {TE_RECIPES[name].words}"
+    if name.startswith(RECIPE_CHANGE):
+        recipe = name.removeprefix(RECIPE_CHANGE).replace("-", "_")
+        return f"FP8 {RECIPES.get(recipe, recipe)}"
+    change = CHANGES.get(name) or name.replace("-", " ")
+    return f"FP8, {change}" if fp8 else f"{AS_YOU_RUN_IT}, {change}"
+
+
+def variant_in_a_sentence(name: str) -> str:
+    """Name a variant while it is worked on, where nothing but its name is at hand."""
+    told = variant(name, fp8=False)
+    return f"the step {told}" if told.startswith(AS_YOU_RUN_IT) else told
