@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fp8doctor.areas import SEVERITIES
 from fp8doctor.cli.delivery import told
 from fp8doctor.cli.options import MAX_REGRESSION, STRICT, positive, with_options
 from fp8doctor.cli.pages import PageOptions, deliver_page, page_options
 from fp8doctor.cli.project import ProjectCommand
-from fp8doctor.finding import SEVERITIES
 
 if TYPE_CHECKING:
     from fp8doctor.diagnosis.comparison import Comparison

@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
+from fp8doctor.areas import SEVERITIES
 from fp8doctor.cli import completion
 from fp8doctor.cli.console import show_page
 from fp8doctor.cli.delivery import FORMATS
-from fp8doctor.cost import GPUS, gpu_spec
-from fp8doctor.finding import SEVERITIES
+from fp8doctor.gpus import GPUS, gpu_spec
+from fp8doctor.version import VERSION
 
 Command = Callable[..., Any]
 
@@ -57,9 +58,7 @@ def interpreter(ctx: click.Context, parameter: click.Parameter, value: str | Non
 
 def version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
-        from fp8doctor.diagnosis.document import tool
-
-        show_page(f"fp8doctor {tool().version}")
+        show_page(f"fp8doctor {VERSION}")
         ctx.exit()
 
 
