@@ -36,6 +36,7 @@ def seconds(args: tuple[str, ...]) -> float:
         check=True,
         stdout=subprocess.DEVNULL,
         env=ENVIRONMENT,
+        timeout=3600,
     )
     return time.perf_counter() - began
 
@@ -53,6 +54,7 @@ def imports_torch(args: tuple[str, ...]) -> bool:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        timeout=3600,
     )
     return "torch" in done.stderr
 
