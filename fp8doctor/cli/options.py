@@ -138,7 +138,12 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
             help=f"Model the costs of this GPU: {', '.join(spec.name for spec in GPUS)}, in any case.",
         ),
         CHECKS,
-        click.option("-v", "--verbose", is_flag=True, help="Also say what became of every check, and why."),
+        click.option(
+            "-v",
+            "--verbose",
+            is_flag=True,
+            help="Also say what became of every check, and why, and what libraries printed, each line once.",
+        ),
         click.option(
             "-q",
             "--quiet",
