@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from fp8doctor import registry
-from fp8doctor.glossary import WORDS
 from fp8doctor.headings import Heading, headings
-from fp8doctor.known_errors import recognise
 from fp8doctor.registry import discover
 
 UNREADABLE = """\"\"\"A disease of a computed name.\"\"\"
@@ -39,8 +37,3 @@ def test_checks_of_a_folder_are_asked_of_the_registry(
     found = headings((tmp_path,))
     assert found == of_registry(tmp_path)
     assert "computed" in [each.name for each in found]
-
-
-def test_a_word_is_not_the_text_of_a_known_error() -> None:
-    """Words are looked up first, because the patterns of all errors take longer."""
-    assert not [name for word in WORDS for name in word.names if recognise(name)]

@@ -118,10 +118,13 @@ def progress(quiet: bool) -> Iterator[Callable[[Doing], None]]:
 def complain_of_printed(printed: Printed, *, whole: bool) -> None:
     """Show what workers printed on stderr, if anything: whole beside a failure, else each line once."""
     counted = printed.counted()
+    kept = " (its last MiB)" if printed.cut else ""
     if counted and whole:
-        complain("meanwhile libraries and the examined file printed on stderr:", "\n".join(printed.lines()))
+        told = "\n".join(printed.lines())
+        complain(f"meanwhile libraries and the examined file printed on stderr{kept}:", told)
     elif counted:
-        complain("libraries and the examined file printed on stderr, each line once:", "\n".join(counted))
+        told = "\n".join(counted)
+        complain(f"libraries and the examined file printed on stderr, each line once{kept}:", told)
 
 
 def complain(sentence: str, detail: str = "") -> None:
