@@ -47,7 +47,7 @@ def import_offered() -> None:
 
     Raises `UserError` for one that cannot be imported.
     """
-    if not any(map(_offers_checks, sys.path)):
+    if not offer_checks():
         return
     from importlib.metadata import entry_points
 
@@ -63,6 +63,11 @@ def import_offered() -> None:
                 f"the installed package {escaped(package)} offers checks that cannot be imported "
                 f"({escaped(offered.value)}); update or uninstall it: {error_in_words(error)}"
             ) from error
+
+
+def offer_checks() -> bool:
+    """Whether an installed package offers checks."""
+    return any(map(_offers_checks, sys.path))
 
 
 def _offers_checks(folder: str) -> bool:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import json
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 
 @functools.cache
 def counts() -> dict[str, Any]:
     """Read the counts that ship with the package."""
-    found: dict[str, Any] = json.loads(
-        resources.files("fp8doctor").joinpath("corpus.json").read_text("utf-8")
-    )
+    import json
+
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("corpus.json").read_text("utf-8"))
     return found
 
 

@@ -7,34 +7,16 @@ from typing import Literal
 from msgspec import field
 from msgspec.structs import force_setattr
 
+from fp8doctor.areas import Severity as Severity
 from fp8doctor.facts.record import Prose, Record, Value
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.lines import Kind, kind_of, with_imports
 from fp8doctor.wording import escaped
 
-Severity = Literal["info", "warning", "error"]
 Basis = Literal["measured", "modelled", "rule"]
 
 Breaks = Literal["step_raises", "layers_do_not_learn"]
 """What a disease does to a job besides its speed, the graver first; it decides the verdict."""
-
-SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
-"""Ascending."""
-
-AREAS = (
-    "environment",
-    "device",
-    "engagement",
-    "shapes",
-    "compilation",
-    "checkpointing",
-    "lora",
-    "memory",
-    "numerics",
-    "distributed",
-    "step",
-)
-"""Folders of ``checks/``, in the order in which the report shows them."""
 
 
 class Saving(Record, frozen=True, kw_only=True):

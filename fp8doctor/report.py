@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Facts
 from fp8doctor.files import write_text
-from fp8doctor.finding import SEVERITIES, Finding, Severity
+from fp8doctor.finding import Finding
 from fp8doctor.wording import plural
 
 if TYPE_CHECKING:

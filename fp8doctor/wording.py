@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fp8doctor.facts.scrub import scrub
-
 MESSAGE_LENGTH = 300
 """Characters of a user's exception that fit into a sentence; the detail carries more of it."""
 
@@ -22,6 +20,8 @@ def sentence(error: BaseException) -> str:
 
 def _message(error: BaseException) -> str:
     try:
+        from fp8doctor.facts.scrub import scrub
+
         return scrub(str(error))
     except Exception:
         import logging

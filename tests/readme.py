@@ -16,6 +16,7 @@ import click
 
 from fp8doctor import cli
 from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.glossary import WORDS
 from fp8doctor.report import Report
 from tests import check_pages, clinic
 from tests.markdown import GENERATED, ROOT, table, text
@@ -49,6 +50,17 @@ def options() -> str:
                 if not of_every_report <= names(command)
             ),
         )
+    )
+
+
+def words() -> str:
+    """The glossary, with the checks whose pages lead on."""
+    return table(
+        ("word", "what it means", "checks"),
+        (
+            (", ".join(word.names), word.says, " ".join(f"[{code}](checks/{code}.md)" for code in word.codes))
+            for word in sorted(WORDS, key=lambda word: word.names[0].lower())
+        ),
     )
 
 
@@ -119,6 +131,7 @@ def without_versions(text: str) -> str:
 
 
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "docs/glossary.md": {"words": words},
     "docs/options.md": {"options": options},
     "docs/screen.md": {"recorded": recorded, "screen": screen},
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8doctor.finding import AREAS
+from fp8doctor.areas import AREAS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "checks" / "README.md").read_text("utf-8")

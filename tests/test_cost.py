@@ -7,6 +7,7 @@ from statistics import mean, median
 import pytest
 from msgspec.structs import replace
 
+from fp8doctor.amd_gpus import AMD_GPUS
 from fp8doctor.cost import (
     GPUS,
     amdahl,
@@ -23,7 +24,6 @@ from fp8doctor.cost import (
     visible_amd,
     weight_casts_ms,
 )
-from fp8doctor.cost.amd import AMD_GPUS
 from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Linear, Network, Workload

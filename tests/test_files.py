@@ -63,6 +63,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: 
         capture_output=True,
         text=True,
         check=True,
+        timeout=600,
     )
     assert done.stdout == f"cannot write {path}: File too large\n"
     assert path.read_text() == "old"
@@ -79,7 +80,10 @@ def test_a_killed_process_leaves_the_old_file(tmp_path: Path) -> None:
         "write_text(Path(sys.argv[1]), 'x' * 10_000_000)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
+        [sys.executable, "-c", code, str(path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+        timeout=600,
     )
     assert done.returncode == -9
     assert path.read_text() == "old"

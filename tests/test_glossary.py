@@ -15,10 +15,10 @@ from transformers import TrainingArguments
 
 from fp8doctor import glossary, registry
 from fp8doctor.analysis.variant_words import variant
+from fp8doctor.areas import AREAS
 from fp8doctor.cli import main
 from fp8doctor.cli.explain import named_by, speaking_of
 from fp8doctor.cost import GPUS
-from fp8doctor.finding import AREAS
 from fp8doctor.glossary import WORDS, look_up
 from fp8doctor.known_errors import recognise
 from fp8doctor.render import front, ledger, timing, words

@@ -161,5 +161,9 @@ def test_neither_command_imports_torch(traces: tuple[Path, Path]) -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run(
-        [sys.executable, "-c", code, *traces, EAGER, COMPILED], check=True, cwd=ROOT, capture_output=True
+        [sys.executable, "-c", code, *traces, EAGER, COMPILED],
+        check=True,
+        cwd=ROOT,
+        capture_output=True,
+        timeout=600,
     )

@@ -9,11 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor import registry
+from fp8doctor.areas import AREAS
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Dynamo, Facts, Linear, Network, Training, Trial, recorded
 from fp8doctor.facts.record import Record
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.finding import AREAS, Finding, NotApplicable
+from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import Check, check, discover, run, select
 
 

@@ -11,11 +11,7 @@ import pytest
 from tests.waiting import wait_for
 
 HERE = Path(__file__).parent
-FILES = [
-    *(path for folder in ("running", "worker") for path in sorted((HERE / folder).glob("test_*.py"))),
-    HERE / "test_cli.py",
-    HERE / "test_streams.py",
-]
+FILES = sorted(HERE.rglob("*.py"))
 WAITS = ("run", "check_call", "check_output", "communicate", "join")
 """Functions of ``subprocess`` and methods of processes and threads that wait for ever without a bound."""
 

@@ -30,9 +30,9 @@ from fp8doctor.cost import (
 )
 from fp8doctor.cost.casts import TE_CAST_BYTES, recipe_on
 from fp8doctor.cost.eager import UNCERTAINTY
-from fp8doctor.cost.gpus import GpuSpec
 from fp8doctor.facts import Facts, LayerShape, Linear, Unrecorded, recorded
 from fp8doctor.finding import Saving
+from fp8doctor.gpus import GpuSpec
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "current")
 """Recipes whose GEMMs and casts are known: torchao's, and Transformer Engine's for whole tensors."""

@@ -16,12 +16,12 @@ from fp8doctor.cost import (
     step_tokens,
     visible_amd,
 )
-from fp8doctor.cost.gpus import modelled_gpu_name
 from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_of_first_window
 from fp8doctor.facts.record import Record
 from fp8doctor.finding import Basis
+from fp8doctor.gpus import modelled_gpu_name
 
 
 class Rate(Record, frozen=True, kw_only=True):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from fp8doctor.cli.comparison import compare
 from fp8doctor.cli.console import (
+    WIDEST,
     complain,
     complain_of_known,
     complain_of_ourselves,
@@ -26,7 +26,6 @@ from fp8doctor.cli.delivery import (
     FAILED,
     INTERRUPTED,
     OK,
-    WIDEST,
     examine_and_deliver,
     replay_and_deliver,
     writable,
@@ -50,7 +49,7 @@ from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.errors import UserError
 
 if TYPE_CHECKING:
-    pass
+    from click.shell_completion import CompletionItem
 
 DEMO = Path(__file__).parents[1] / "demo.json"
 
@@ -133,6 +132,8 @@ def refuse_mistyped(word: str, commands: Iterable[str]) -> None:
 
 def complete_target(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Complete the first word: a command, or the file of a model."""
+    from click.shell_completion import CompletionItem
+
     commands = [
         CompletionItem(name, help=command.get_short_help_str())
         for name, command in main.commands.items()
@@ -308,9 +309,9 @@ main.add_command(why)
 @list_options
 def list_(format: str, checks: tuple[Path, ...]) -> int:
     """Show all checks."""
-    from fp8doctor import registry
+    from fp8doctor.headings import headings
 
-    catalogue = registry.discover(checks)
+    catalogue = headings(checks)
     if format == "json":
         show_json([summary(check) for check in catalogue])
         return OK

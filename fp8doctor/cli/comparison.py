@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fp8doctor.areas import SEVERITIES
 from fp8doctor.cli.delivery import told
-from fp8doctor.cli.options import MAX_REGRESSION, STRICT, positive, with_options
+from fp8doctor.cli.options import STRICT, positive, with_options
 from fp8doctor.cli.pages import PageOptions, deliver_page, page_options
 from fp8doctor.cli.project import ProjectCommand
-from fp8doctor.finding import SEVERITIES
 
 if TYPE_CHECKING:
     from fp8doctor.diagnosis.comparison import Comparison
@@ -38,7 +38,13 @@ class Compare(ProjectCommand):
         help="Exit with 1 unless SECOND is measured at X times the speed of FIRST.",
     ),
     STRICT,
-    MAX_REGRESSION,
+    click.option(
+        "--max-regression",
+        type=float,
+        metavar="PCT",
+        callback=positive,
+        help="Exit with 1 when SECOND's step takes longer than FIRST's by more than this, in per cent.",
+    ),
     click.option(
         "--fail-on",
         type=click.Choice(("never", *SEVERITIES)),

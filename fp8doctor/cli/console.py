@@ -17,6 +17,9 @@ from fp8doctor.stages import Course, Doing
 if TYPE_CHECKING:
     from fp8doctor.worker.printed import Printed
 
+WIDEST = 100
+"""Columns of a report in a pipe or in a file, and of other pages on a wide terminal."""
+
 
 def stand_in_for_closed_streams() -> None:
     """Open the null device for each standard stream that is closed: the next file would get its number.
@@ -31,6 +34,13 @@ def stand_in_for_closed_streams() -> None:
                 os.close(null)
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+
+
+def columns(widest: int = WIDEST) -> int:
+    """How wide a page is on stdout, at most so wide on a terminal."""
+    import shutil
+
+    return min(widest, shutil.get_terminal_size((WIDEST, 24)).columns) if sys.stdout.isatty() else WIDEST
 
 
 def wants_colour() -> bool:
@@ -108,10 +118,13 @@ def progress(quiet: bool) -> Iterator[Callable[[Doing], None]]:
 def complain_of_printed(printed: Printed, *, whole: bool) -> None:
     """Show what workers printed on stderr, if anything: whole beside a failure, else each line once."""
     counted = printed.counted()
+    kept = " (its last MiB)" if printed.cut else ""
     if counted and whole:
-        complain("meanwhile libraries and the examined file printed on stderr:", "\n".join(printed.lines()))
+        told = "\n".join(printed.lines())
+        complain(f"meanwhile libraries and the examined file printed on stderr{kept}:", told)
     elif counted:
-        complain("libraries and the examined file printed on stderr, each line once:", "\n".join(counted))
+        told = "\n".join(counted)
+        complain(f"libraries and the examined file printed on stderr, each line once{kept}:", told)
 
 
 def complain(sentence: str, detail: str = "") -> None:

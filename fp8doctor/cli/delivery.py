@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-from msgspec import Struct
 
 from fp8doctor.cli.console import (
+    columns,
     complain,
     complain_of_known,
     complain_of_printed,
@@ -22,11 +20,11 @@ from fp8doctor.cli.console import (
     wants_ascii,
     wants_colour,
 )
-from fp8doctor.cli.gate import Gate
 from fp8doctor.errors import UserError
 from fp8doctor.files import same_file, write_text
 
 if TYPE_CHECKING:
+    from fp8doctor.cli.gate import Gate
     from fp8doctor.diagnosis.document import Document
 
 FORMATS = ("text", "json", "markdown", "html", "github", "junit", "sarif")
@@ -51,14 +49,11 @@ PLAIN_SUFFIXES = ("", ".log", ".out")
 OK, FOUND, FAILED, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: nothing grave, findings at or above ``--fail-on``, no complete report, Ctrl-C."""
 
-WIDEST = 100
-"""Columns of a report in a pipe or in a file, and of other pages on a wide terminal."""
-
 WIDEST_SCREEN = 120
 """Columns of a report on a wide terminal."""
 
 
-class ReportOptions(Struct, frozen=True):
+class ReportOptions(NamedTuple):
     """What the options ask for, checked before any work begins."""
 
     format: str
@@ -88,6 +83,7 @@ def checked_options(
     that is looked at.
     """
     from fp8doctor import registry
+    from fp8doctor.cli.gate import Gate
 
     if options["verbose"] and options["quiet"]:
         raise click.UsageError("-v and -q contradict each other.")
@@ -307,7 +303,6 @@ def for_build_server(report: Document, wanted: ReportOptions, format: str) -> st
 
 
 def show_report(report: Document, wanted: ReportOptions) -> None:
-    terminal = shutil.get_terminal_size((WIDEST, 24)).columns
-    width = min(WIDEST_SCREEN, terminal) if sys.stdout.isatty() else WIDEST
-    text = rendered(report, wanted, wanted.format, width=width, colour=wants_colour(), ascii=wants_ascii())
+    terminal = {"width": columns(WIDEST_SCREEN), "colour": wants_colour(), "ascii": wants_ascii()}
+    text = rendered(report, wanted, wanted.format, **terminal)
     show(text.encode() if wanted.format in BYTES else text)

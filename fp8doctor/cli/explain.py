@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fp8doctor.cli import completion
-from fp8doctor.cli.console import show_json, show_page
-from fp8doctor.cli.delivery import OK, WIDEST
+from fp8doctor.cli.console import WIDEST, show_json, show_page
+from fp8doctor.cli.delivery import OK
 from fp8doctor.cli.options import list_options
 from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.corpus import fired
@@ -21,8 +21,8 @@ from fp8doctor.errors import UserError
 
 if TYPE_CHECKING:
     from fp8doctor.glossary import Word
+    from fp8doctor.headings import Heading
     from fp8doctor.known_errors import KnownError
-    from fp8doctor.registry import Check
 
 MOST_WORDS = 3
 """More words than these are an error's text, not what somebody looks for."""
@@ -43,27 +43,26 @@ LONGEST_CODE = 40
     nargs=-1,
     required=True,
     metavar="CODE...|WORDS|ERROR|-",
-    shell_complete=completion.codes,
+    shell_complete=completion.codes_and_words,
 )
 @list_options
 def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> int:
     """Show the pages of checks by codes, names or how codes begin (CMP001 SHP), what a word means (amax,
     load_in_fp8), or what is known of an error by its text; - reads a traceback from stdin."""
-    from fp8doctor import glossary, registry
-    from fp8doctor.known_errors import recognise
+    from fp8doctor.headings import headings
 
     text = _from_stdin() if asked == ("-",) else " ".join(asked)
-    catalogue = registry.discover(checks)
+    catalogue = headings(checks)
     named = named_by(asked, catalogue)
     if named:
         data = [{**summary(check), "page": check.page, "corpus": fired(check.code)} for check in named]
         page = f"\n\n{'-' * WIDEST}\n\n".join(map(_page, named))
         _show(format, data[0] if len(named) == 1 else {"checks": data}, page)
-    elif errors := recognise(text):
+    elif word := _word(text):
+        _show_word(format, *word, catalogue)
+    elif errors := _errors(text):
         told = {"errors": [error._asdict() for error in errors]}
         _show(format, told, "\n\n".join(_error_page(error, catalogue) for error in errors))
-    elif word := glossary.look_up(text):
-        _show_word(format, *word, catalogue)
     elif found := speaking_of(text, catalogue):
         _show(format, {"checks": list(map(summary, found))}, "\n".join(_headings(found)))
     else:
@@ -71,9 +70,9 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
     return OK
 
 
-def named_by(asked: Sequence[str], catalogue: Sequence[Check]) -> list[Check]:
+def named_by(asked: Sequence[str], catalogue: Sequence[Heading]) -> list[Heading]:
     """Find the checks of codes, names, and how codes in capitals begin; none unless every word is one."""
-    found: dict[str, Check] = {}
+    found: dict[str, Heading] = {}
     for word in ",".join(asked).replace(" ", ",").split(","):
         checks = [
             each
@@ -87,7 +86,19 @@ def named_by(asked: Sequence[str], catalogue: Sequence[Check]) -> list[Check]:
     return list(found.values())
 
 
-def _page(check: Check) -> str:
+def _word(text: str) -> tuple[str, Word] | None:
+    from fp8doctor import glossary
+
+    return glossary.look_up(text)
+
+
+def _errors(text: str) -> tuple[KnownError, ...]:
+    from fp8doctor.known_errors import recognise
+
+    return recognise(text)
+
+
+def _page(check: Heading) -> str:
     head = f"{check.code} {check.name} · {check.area} · {check.severity}"
     on_corpus = "\n".join(_wrapped(fired(check.code)))
     return "\n\n".join(filter(None, (head, check.page, on_corpus)))
@@ -107,7 +118,7 @@ def _show(format: str, data: dict[str, Any], page: str) -> None:
         show_page(page)
 
 
-def _show_word(format: str, name: str, word: Word, catalogue: Sequence[Check]) -> None:
+def _show_word(format: str, name: str, word: Word, catalogue: Sequence[Heading]) -> None:
     """Show what a word means, and the checks whose pages lead on."""
     by_code = {check.code: check for check in catalogue}
     found = [by_code[code] for code in word.codes if code in by_code]
@@ -117,7 +128,7 @@ def _show_word(format: str, name: str, word: Word, catalogue: Sequence[Check]) -
     _show(format, told, "\n".join(page))
 
 
-def _headings(found: Sequence[Check]) -> Iterator[str]:
+def _headings(found: Sequence[Heading]) -> Iterator[str]:
     """Write a line for each check, and how to read the first page."""
     yield from (f"{each.code} {each.name}: {each.title}" for each in found)
     if found:
@@ -125,7 +136,7 @@ def _headings(found: Sequence[Check]) -> Iterator[str]:
         yield f"More: fp8doctor explain {found[0].code}"
 
 
-def _error_page(error: KnownError, catalogue: Sequence[Check]) -> str:
+def _error_page(error: KnownError, catalogue: Sequence[Heading]) -> str:
     """Write what is known of an error, in the words of the table: nothing of the user's text is repeated."""
     finders = [f"{check.code} {check.name}" for check in catalogue if check.code in error.codes]
     found = f"Found by: {', '.join(finders)}. fp8doctor explain {error.codes[0]}" if finders else ""
@@ -163,7 +174,7 @@ def _wrapped(text: str) -> Iterator[str]:
     yield from wrap(text.split(), WIDEST)
 
 
-def speaking_of(text: str, catalogue: Sequence[Check]) -> list[Check]:
+def speaking_of(text: str, catalogue: Sequence[Heading]) -> list[Heading]:
     """Find the checks of a few words: one is in the title or the name, or all are in the page. The page
     that has them together comes first."""
     words = [word for word in text.lower().split() if len(word) >= SHORTEST_WORD]
@@ -175,7 +186,7 @@ def speaking_of(text: str, catalogue: Sequence[Check]) -> list[Check]:
 
     phrase = " ".join(text.lower().split())
 
-    def rank(check: Check) -> tuple[bool, int, int]:
+    def rank(check: Heading) -> tuple[bool, int, int]:
         heading = f"{check.area} {check.name} {check.title}".lower()
         page = check.page.lower()
         return (
@@ -192,7 +203,7 @@ def speaking_of(text: str, catalogue: Sequence[Check]) -> list[Check]:
     )
 
 
-def _not_known(text: str, catalogue: Sequence[Check]) -> str:
+def _not_known(text: str, catalogue: Sequence[Heading]) -> str:
     """Say that nothing is known, without repeating what may be a secret."""
     from fp8doctor.facts.scrub import scrub
     from fp8doctor.known_errors import KNOWN_ERRORS
@@ -213,7 +224,7 @@ def _not_known(text: str, catalogue: Sequence[Check]) -> str:
     )
 
 
-def summary(check: Check) -> dict[str, Any]:
+def summary(check: Heading) -> dict[str, Any]:
     """A check as ``list`` and ``explain`` write it in JSON."""
     return {
         "code": check.code,
@@ -224,7 +235,7 @@ def summary(check: Check) -> dict[str, Any]:
     }
 
 
-def alike(code: str, catalogue: Sequence[Check]) -> str:
+def alike(code: str, catalogue: Sequence[Heading]) -> str:
     """Name the codes and words that are spelled nearly so."""
     from difflib import get_close_matches
 

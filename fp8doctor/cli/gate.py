@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 from msgspec import Struct
 
-from fp8doctor.finding import SEVERITIES, Severity
+from fp8doctor.areas import SEVERITIES, Severity
 
 if TYPE_CHECKING:
     from fp8doctor.diagnosis.document import Document

@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
+from fp8doctor.areas import SEVERITIES
 from fp8doctor.cli import completion
 from fp8doctor.cli.console import show_page
 from fp8doctor.cli.delivery import FORMATS
-from fp8doctor.cost import GPUS, gpu_spec
-from fp8doctor.finding import SEVERITIES
+from fp8doctor.gpus import GPUS, gpu_spec
+from fp8doctor.version import VERSION
 
 Command = Callable[..., Any]
 
@@ -57,9 +58,7 @@ def interpreter(ctx: click.Context, parameter: click.Parameter, value: str | Non
 
 def version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
-        from fp8doctor.diagnosis.document import tool
-
-        show_page(f"fp8doctor {tool().version}")
+        show_page(f"fp8doctor {VERSION}")
         ctx.exit()
 
 
@@ -139,7 +138,12 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
             help=f"Model the costs of this GPU: {', '.join(spec.name for spec in GPUS)}, in any case.",
         ),
         CHECKS,
-        click.option("-v", "--verbose", is_flag=True, help="Also say what became of every check, and why."),
+        click.option(
+            "-v",
+            "--verbose",
+            is_flag=True,
+            help="Also say what became of every check, and why, and what libraries printed, each line once.",
+        ),
         click.option(
             "-q",
             "--quiet",

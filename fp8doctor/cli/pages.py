@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
-from msgspec import Struct
 
-from fp8doctor.cli.console import show, wants_ascii, wants_colour
-from fp8doctor.cli.delivery import WIDEST, format_of, keep_apart, writable
+from fp8doctor.cli.console import WIDEST, columns, show, wants_ascii, wants_colour
+from fp8doctor.cli.delivery import format_of, keep_apart, writable
 from fp8doctor.cli.options import FILE, with_options
 from fp8doctor.files import write_text
 
@@ -31,7 +28,7 @@ page_options = with_options(
 )
 
 
-class PageOptions(Struct, frozen=True):
+class PageOptions(NamedTuple):
     """What the options ask for, checked before anything is read."""
 
     format: str
@@ -53,7 +50,7 @@ def deliver_page(wanted: PageOptions, json: Callable[[], str], page: Callable[[]
     if wanted.output:
         write_text(wanted.output, _rendered(wanted, json, page, width=WIDEST))
         return
-    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns) if sys.stdout.isatty() else WIDEST
+    width = columns()
     text = _rendered(wanted, json, page, width=width, colour=wants_colour(), ascii=wants_ascii())
     show(text.encode() if wanted.format == "json" else text)
 

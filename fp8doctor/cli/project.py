@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import click
-from msgspec import Struct, field
 
 from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.errors import UserError
-from fp8doctor.facts.scrub import scrub
 from fp8doctor.wording import error_in_words
 
 TABLE = "tool.fp8doctor"
@@ -55,13 +54,13 @@ NAMES = {
 }
 
 
-class Project(Struct, frozen=True):
+class Project(NamedTuple):
     """What a project asks for."""
 
     file: Path | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = MappingProxyType({})
     """Name of a parameter of click -> its value, without what is ignored."""
-    ignored: dict[str, str] = field(default_factory=dict)
+    ignored: Mapping[str, str] = MappingProxyType({})
     """Code, or how it begins -> why."""
 
 
@@ -151,6 +150,8 @@ def _read(file: Path) -> Project | None:
     try:
         table = tomllib.loads(content.decode()).get("tool", {}).get("fp8doctor")
     except (ValueError, AttributeError) as error:
+        from fp8doctor.facts.scrub import scrub
+
         raise UserError(f"cannot read {file}: {scrub(error_in_words(error))}") from None
     if table is None:
         return None
@@ -191,6 +192,8 @@ def _one(file: Path, key: str, value: Any) -> Any:
 
 def _ignored(file: Path, table: Any) -> dict[str, str]:
     """What is ignored, with the reasons. Raises `UserError` for a code without one."""
+    from fp8doctor.facts.scrub import scrub
+
     for code, reason in table.items():
         if not isinstance(reason, str) or not reason.strip():
             raise UserError(f'{file}: [{TABLE}.ignore] {code} needs a reason: {code} = "why it is ignored"')

@@ -6,7 +6,7 @@ GPU. Lengths are counts of elements, times ms. On another GPU the efficiencies o
 far it is off: tests/benchmarks/cost_model.py.
 """
 
-from fp8doctor.cost.amd import visible_amd
+from fp8doctor.amd_gpus import visible_amd
 from fp8doctor.cost.casts import casts_ms, weight_casts_ms
 from fp8doctor.cost.counts import (
     calls_of,
@@ -19,9 +19,9 @@ from fp8doctor.cost.counts import (
 )
 from fp8doctor.cost.eager import Balance, eager_balance, eager_cast_saving
 from fp8doctor.cost.gemm import amdahl, gemm_ms, large_gemm_speedup, step_gemms_ms
-from fp8doctor.cost.gpus import GPUS, GpuSpec, gpu_spec, memory_ms, modelled_gpu
 from fp8doctor.cost.grouped import mxfp8_experts, routed_rows
 from fp8doctor.cost.linear import LinearCost, linear_cost
+from fp8doctor.gpus import GPUS, GpuSpec, gpu_spec, memory_ms, modelled_gpu
 
 __all__ = [
     "GPUS",

@@ -1,7 +1,7 @@
 """The time of the casts around the FP8 GEMMs of one Linear: bytes moved, or launches where there is little to
 move.
 
-Bytes are effective: the time at the bandwidth of a copy (`fp8doctor.cost.gpus.MEMORY_EFFICIENCY`), so a
+Bytes are effective: the time at the bandwidth of a copy (`fp8doctor.gpus.MEMORY_EFFICIENCY`), so a
 kernel that writes a transposed copy counts more than it moves. All of one H200, torch 2.11, torchao 0.18,
 November 2026.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fp8doctor.cost.gemm import KERNEL_LAUNCH_MS
-from fp8doctor.cost.gpus import GpuSpec, memory_ms
 from fp8doctor.facts import Linear
+from fp8doctor.gpus import GpuSpec, memory_ms
 
 EAGER_CASTS = 2
 """Times each of input, weight and output gradient is cast in one step: once for each layout."""

@@ -8,11 +8,11 @@ from msgspec import Struct
 
 from fp8doctor.cost.casts import COMPILED_CAST_BYTES, casts_ms
 from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of
-from fp8doctor.cost.gpus import modelled_gpu
 from fp8doctor.cost.linear import linear_cost
 from fp8doctor.cost.step import FP8_HOST_MS, HOST_MS, between_ms, uncompiled
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.finding import Saving
+from fp8doctor.gpus import modelled_gpu
 
 UNCERTAINTY = 0.25
 """Half-width of the interval around a modelled saving. Of 12 measured savings of 32 to 621 ms 11 lie inside

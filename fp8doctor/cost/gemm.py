@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
-from fp8doctor.cost.gpus import GpuSpec, memory_ms
+from fp8doctor.gpus import GpuSpec, memory_ms
 
 GEMM_EFFICIENCY_BF16 = 0.88
 """Share of the peak rate inside the tiles of a BF16 GEMM at the full clock. Fitted, with the tile's part of

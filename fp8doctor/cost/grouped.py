@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fp8doctor.cost.counts import gemms, rows_seen, step_tokens
-from fp8doctor.cost.gpus import GpuSpec, memory_ms
 from fp8doctor.facts import Facts, Linear, recorded
+from fp8doctor.gpus import GpuSpec, memory_ms
 
 BF16_EFFICIENCY = 0.36
 """Share of the BF16 peak of a B200 that `torch._grouped_mm` reaches: 0.34 to 0.42, seven shapes of 128,000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fp8doctor.cost.gemm import step_gemms_ms
-from fp8doctor.cost.gpus import GpuSpec
 from fp8doctor.facts import Linear, recorded
+from fp8doctor.gpus import GpuSpec
 
 
 class LinearCost(NamedTuple):

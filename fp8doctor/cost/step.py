@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from fp8doctor.cost.casts import COMPILED_CAST_BYTES, TE_CAST_BYTES, casts_ms, recipe_on
 from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of, step_tokens
 from fp8doctor.cost.gemm import gemm_ms, step_gemms_ms
-from fp8doctor.cost.gpus import GpuSpec, memory_ms, modelled_gpu
 from fp8doctor.facts import Facts, Family, Linear, Network, recorded
+from fp8doctor.gpus import GpuSpec, memory_ms, modelled_gpu
 
 ATTENTION_EFFICIENCY = {64: 0.264, 128: 0.407}
 """Width of a head -> share of the BF16 peak that causal attention reaches in forward and backward together:

@@ -11,13 +11,13 @@ import msgspec
 from fp8doctor import registry
 from fp8doctor.analysis.ledger import ledger
 from fp8doctor.analysis.rates import rates
-from fp8doctor.cost.gpus import gpu_spec, modelled_gpu_name
 from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.next_step import next_step
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.diagnosis.verdict import verdict
 from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.gpus import gpu_spec, modelled_gpu_name
 
 
 def diagnose(

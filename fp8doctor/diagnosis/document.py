@@ -12,12 +12,14 @@ from msgspec import field
 
 from fp8doctor.analysis.ledger import Ledger
 from fp8doctor.analysis.rates import Rates
+from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.contradictions import contradiction
 from fp8doctor.facts.record import Record, UnreadableDocument, decode, encode, from_builtins, to_builtins
-from fp8doctor.finding import SEVERITIES, Finding, Outcome, Saving, Severity, Treatment
+from fp8doctor.finding import Finding, Outcome, Saving, Treatment
+from fp8doctor.version import VERSION
 from fp8doctor.wording import quoted
 
 SCHEMA_VERSION = 1
@@ -124,17 +126,8 @@ class Document(Record, frozen=True, kw_only=True):
 
 @functools.cache
 def tool() -> Tool:
-    """Give this version of fp8doctor; a bare checkout that was never installed reads its own setup.cfg."""
-    from importlib import metadata
-
-    try:
-        return Tool(version=metadata.version("fp8doctor"))
-    except metadata.PackageNotFoundError:
-        from configparser import ConfigParser
-
-        config = ConfigParser()
-        config.read(Path(__file__).resolve().parents[2] / "setup.cfg")
-        return Tool(version=config.get("metadata", "version", fallback="unknown"))
+    """Give this version of fp8doctor."""
+    return Tool(version=VERSION)
 
 
 def now() -> str:

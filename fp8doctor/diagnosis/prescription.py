@@ -13,12 +13,13 @@ from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import stays_in_bf16
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, STAY_IN_BF16
+from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.conversion import conversion
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import as_best, describe, keep_in_bf16, stay_in_bf16
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.finding import SEVERITIES, Finding, Saving, Treatment
+from fp8doctor.finding import Finding, Saving, Treatment
 
 
 def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fp8doctor import registry
 from fp8doctor.api import codes
+from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target
 from fp8doctor.files import write_text
-from fp8doctor.finding import SEVERITIES
 from fp8doctor.loading.batch import core
 from fp8doctor.report import Report
 from fp8doctor.running.messages import Message, Note, Observed

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fp8doctor.areas import Severity
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.finding import Severity
 from fp8doctor.render.notices import Notice, file_of, notices
 
 COMMANDS: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "notice"}

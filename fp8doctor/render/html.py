@@ -58,7 +58,7 @@ class View(Struct, frozen=True):
     calm: tuple[tuple[str, tuple[str, ...]], ...]
     """The areas without trouble, by what is known of them."""
     unknown: tuple[str, ...]
-    """Checks that had no answer."""
+    """Checks that had no answer, besides what was not looked at."""
     gaps: tuple[str, ...]
     """What could not be read or timed."""
     answered: tuple[str, ...]
@@ -103,12 +103,20 @@ def view(report: Document) -> View:
         findings={each.code: each for each in report.findings},
         titles={each.code: plainly(each.title) for each in report.findings},
         calm=tuple(_calm(screen)),
-        unknown=tuple(line.text for line in screen.outcomes if line.mark == "unknown"),
+        unknown=tuple(_unknown(screen)),
         gaps=(*_gaps(facts), *not_timed(facts)),
         answered=tuple(line.text for line in screen.outcomes if line.mark != "unknown"),
         environment=tuple(_environment(report, screen)),
         recorded=f"Recorded {report.created_at or 'at an unknown time'} by fp8doctor {report.tool.version}.",
     )
+
+
+def _unknown(screen: Screen) -> Iterator[str]:
+    """Name the checks without an answer that are not among what was not looked at."""
+    for line in screen.outcomes:
+        codes = line.text.partition(":")[0].split()
+        if line.mark == "unknown" and not all(code in screen.not_looked_at for code in codes):
+            yield line.text
 
 
 def _name(facts: Facts) -> str:

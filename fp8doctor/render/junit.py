@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fp8doctor import registry
+from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.finding import SEVERITIES, Outcome, Severity
+from fp8doctor.finding import Outcome
 from fp8doctor.render.notices import Notice, file_of, notices
 from fp8doctor.render.terminal import printable_line
 

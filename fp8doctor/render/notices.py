@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from fp8doctor.areas import Severity
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import recorded
-from fp8doctor.finding import Severity
 from fp8doctor.render.screen import Entry, first_screen
 from fp8doctor.render.terminal import printable_line, printable_lines
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from fp8doctor import registry
+from fp8doctor.areas import Severity
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts.record import encode
-from fp8doctor.finding import Severity
 from fp8doctor.render.notices import VERDICT, Notice, file_of, notices
 from fp8doctor.render.terminal import printable_line
 

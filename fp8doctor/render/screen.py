@@ -8,11 +8,12 @@ from typing import Literal
 from msgspec import Struct
 
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.areas import AREAS
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.outlook import SMALL_PCT, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.finding import AREAS, Finding, Outcome, Saving
+from fp8doctor.finding import Finding, Outcome, Saving
 from fp8doctor.render.counts import counts
 from fp8doctor.render.header import machine, model, product
 from fp8doctor.render.made_up import made_up

@@ -21,6 +21,8 @@ class Printed:
     def __init__(self) -> None:
         self.failed = False
         """Whether a worker ended of what it did."""
+        self.cut = False
+        """Whether more was printed than is held back."""
         self._held = bytearray()
 
     def pipe(self) -> tuple[int, int]:
@@ -41,6 +43,7 @@ class Printed:
             if not part:
                 return
             self._held += part
+            self.cut = self.cut or len(self._held) > MOST
             del self._held[:-MOST]
 
     def lines(self) -> list[str]:

@@ -179,6 +179,7 @@ def foreign_arguments(work: Path, environment: dict[str, str], tiny: bool) -> li
         env=environment,
         check=True,
         stdout=sys.stderr,
+        timeout=3600,
     )
     line = (
         f"--model_name_or_path {work}/model --dataset_name {work}/data --output_dir {work}/out "

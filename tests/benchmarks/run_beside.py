@@ -65,7 +65,12 @@ def started(under: str, out: Path, arguments: list[str], traceml: Path | None) -
         words = ["-m", "fp8doctor", "run", "-q", *job] if under == "fp8doctor run" else job
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, *words], env=environment, cwd=out.parent, capture_output=True, text=True
+        [sys.executable, *words],
+        env=environment,
+        cwd=out.parent,
+        capture_output=True,
+        text=True,
+        timeout=3600,
     )
     if done.returncode or not out.exists():
         sys.exit(f"{under}: exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")

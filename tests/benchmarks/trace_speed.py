@@ -281,7 +281,9 @@ def as_the_command_does(path: Path) -> Marks:
 
 def theirs(path: Path, python: str, script: str) -> tuple[Marks, dict[str, str]]:
     """The same of another tool, its children's processor included; also the versions."""
-    done = subprocess.run([python, "-c", script, str(path)], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, "-c", script, str(path)], check=True, capture_output=True, text=True, timeout=3600
+    )
     answer = json.loads(done.stdout.splitlines()[-1])
     return answer["marks"], answer["versions"]
 

@@ -235,7 +235,7 @@ def main() -> int:
     for each in workers:
         each.start()
     for each in workers:
-        each.join()
+        each.join(timeout=3600)
     missed = bench.write_table()
     print((bench.out / "table.md").read_text())
     return int(failed(bench) if arguments.tiny else bool(missed))

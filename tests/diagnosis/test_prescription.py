@@ -6,11 +6,12 @@ import copy
 
 import msgspec
 
+from fp8doctor.areas import Severity
 from fp8doctor.checks.shapes import gemms_too_small
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, describe, keep_in_bf16
-from fp8doctor.finding import Finding, Saving, Severity, Treatment
+from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.trial.explorations import SENSIBLE
 from tests.facts_of import DECODER_468M
 

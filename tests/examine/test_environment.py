@@ -46,6 +46,7 @@ def run(program: str, **variables: str) -> str:
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

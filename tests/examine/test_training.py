@@ -501,7 +501,11 @@ def test_looking_imports_no_library() -> None:
         print(sorted(gained), "torch._dynamo" in sys.modules, torch.cuda.is_initialized())
     """
     answer = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
     )
     assert answer.stdout.strip() == "['fp8doctor'] False False"
 
@@ -510,7 +514,7 @@ def test_importing_examine_imports_no_torch() -> None:
     program = "import sys, fp8doctor.examine, fp8doctor.stacks; print('torch' in sys.modules)"
     assert (
         subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600
         ).stdout.strip()
         == "False"
     )

@@ -365,7 +365,7 @@ def test_what_a_step_says_in_a_worker_is_neither_printed_nor_saved(tmp_path: Pat
     )
     command = (sys.executable, "-m", "fp8doctor", "model.py", "--device", "cpu", "-v", "--save", "saved.json")
     here = {**os.environ, "PYTHONPATH": str(Path(fp8doctor.__file__).parents[1])}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=here)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=here, timeout=600)
     assert done.returncode == 2
     for text in (done.stdout, done.stderr, (tmp_path / "saved.json").read_text()):
         assert CLEAN in " ".join(text.split())

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from fp8doctor import registry
-from fp8doctor.finding import AREAS
+from fp8doctor.areas import AREAS
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SOURCE = (

@@ -98,9 +98,11 @@ def versions() -> str:
 def commit() -> str:
     """The commit that was run, marked where anything but this page has changed since."""
     git = ["git", "-C", str(PAGE.parent)]
-    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    head = subprocess.run(
+        [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, timeout=3600
+    )
     words = [*git, "status", "--porcelain", "--", ":/", f":(exclude){PAGE.name}"]
-    changed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    changed = subprocess.run(words, capture_output=True, text=True, check=True, timeout=3600).stdout
     return head.stdout.strip() + (" and changes" if changed else "")
 
 

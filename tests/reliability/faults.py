@@ -196,7 +196,7 @@ def carried_out(fault: Fault, folder: Path, how: random.Random) -> list[str]:
         output = b"".join(process.communicate(timeout=DEADLINE_S))
     except subprocess.TimeoutExpired:
         process.kill()
-        output = b"".join(process.communicate())
+        output = b"".join(process.communicate(timeout=3600))
         return [f"it did not end in {DEADLINE_S} s"]
     finally:
         left = alive(mark, PATIENCE_S)

@@ -151,7 +151,7 @@ def in_a_thread(deed: Callable[[], Any]) -> None:
 
     thread = threading.Thread(target=quietly)
     thread.start()
-    thread.join()
+    thread.join(timeout=3600)
 
 
 @torch.no_grad()

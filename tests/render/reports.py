@@ -6,7 +6,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from fp8doctor.cost.gpus import modelled_gpu_name
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.document import Tool
 from fp8doctor.diagnosis.prescription import prescribe
@@ -26,6 +25,7 @@ from fp8doctor.facts import (
     Training,
 )
 from fp8doctor.finding import Finding, Outcome, Saving, Treatment
+from fp8doctor.gpus import modelled_gpu_name
 from fp8doctor.report import Report
 from tests.facts_of import DECODER_468M
 

@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.analysis.layers import Layers, fp8_layers
-from fp8doctor.cost.gpus import modelled_gpu_name
 from fp8doctor.facts import (
     NOT_RECORDED,
     Blocks,
@@ -23,6 +22,7 @@ from fp8doctor.facts import (
     Workload,
 )
 from fp8doctor.finding import Saving
+from fp8doctor.gpus import modelled_gpu_name
 from fp8doctor.render.counts import counts
 from fp8doctor.render.header import machine, model, quantity, short_version
 from fp8doctor.render.screen import saving_in_words

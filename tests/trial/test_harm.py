@@ -1022,6 +1022,7 @@ def test_a_fresh_process_is_left_with_nothing_that_runs_or_lies_around(tmp_path:
         capture_output=True,
         text=True,
         check=True,
+        timeout=600,
     )
     found = json.loads(done.stdout)
     assert (found["proven"], found["harm"], found["left"], found["cuda"]) == (1, [], {}, False)

@@ -60,7 +60,7 @@ def test_only_the_main_thread_is_interrupted() -> None:
 
     thread = threading.Thread(target=other)
     thread.start()
-    thread.join()
+    thread.join(timeout=600)
     assert seen == [(0.0, 0.0)]
 
 

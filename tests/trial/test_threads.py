@@ -64,6 +64,7 @@ def test_trials_in_threads_take_turns_and_leave_nothing(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
+        timeout=600,
     )
     said = [line for line in done.stderr.splitlines() if "Execution Trace Observer" not in line]
     assert said == [], "beside two lines of torch's observer, which serves as proof without the profiler"

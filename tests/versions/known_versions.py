@@ -235,6 +235,7 @@ def unpacked(folder: Path, requirement: str) -> Path:
                 folder / "wheels",
             ],
             check=True,
+            timeout=3600,
         )
         name, _, version = requirement.partition("==")
         zipfile.ZipFile(next((folder / "wheels").glob(f"{name}-{version}-*.whl"))).extractall(place)
@@ -249,7 +250,12 @@ def outcome(program: str, variables: dict[str, str], folders: list[Path]) -> str
     environment["PYTHONPATH"] = os.pathsep.join(map(str, (*folders, ROOT)))
     code = f"result = 'works'\n{MODEL}{program}\nprint('said:', result)"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3600,
     )
     if done.returncode:
         return done.stderr.strip().splitlines()[-1].partition(" (")[0][:120]

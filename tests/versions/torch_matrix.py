@@ -64,8 +64,10 @@ def python_of(folder: Path, torch: str) -> Path:
     if not python.exists():
         venv.create(home, with_pip=True)
         install = [str(python), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*install, f"torch=={torch}"], check=True)
-        subprocess.run([*install, f"torch=={torch}", *TORCHES[torch], *OTHERS, *NEEDED], check=True)
+        subprocess.run([*install, f"torch=={torch}"], check=True, timeout=3600)
+        subprocess.run(
+            [*install, f"torch=={torch}", *TORCHES[torch], *OTHERS, *NEEDED], check=True, timeout=3600
+        )
     return python
 
 
@@ -75,7 +77,9 @@ def versions(python: Path) -> dict[str, str]:
         "import importlib.metadata as m, sys\nfor n in sys.argv[1:]:\n try: print(n, m.version(n))\n except "
         "m.PackageNotFoundError: print(n, '-')"
     )
-    said = subprocess.run([python, "-c", code, *SHOWN], check=True, capture_output=True, text=True).stdout
+    said = subprocess.run(
+        [python, "-c", code, *SHOWN], check=True, capture_output=True, text=True, timeout=3600
+    ).stdout
     return dict(line.split() for line in said.splitlines())
 
 
@@ -92,7 +96,7 @@ def test(python: Path, results: Path) -> None:
         f"--junitxml={results}",
         *DETECTORS,
     ]
-    subprocess.run(command, cwd=ROOT, check=False)
+    subprocess.run(command, cwd=ROOT, check=False, timeout=3600)
 
 
 def counted(results: Path) -> tuple[dict[str, int | str], Counter[str], Counter[str]]:

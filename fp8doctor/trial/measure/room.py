@@ -12,10 +12,10 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.copies.depth import Cut, Plan
-from fp8doctor.trial.measure.arm_words import arm_in_words
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.memory import gib
 from fp8doctor.trial.variant import ArmPlan
@@ -78,7 +78,7 @@ def not_fitting(
     base = next((each for each in attempts if each.plan.name == plan.base), None)
     if room is None or base is None or not plan.treatments or not SAVE_NO_MEMORY.issuperset(plan.treatments):
         return None
-    words = arm_in_words(base.plan.name)
+    words = variant_in_a_sentence(base.plan.name)
     if base.why is Reason.DOES_NOT_FIT:
         return NoNumber(Reason.DOES_NOT_FIT, f"it takes no less memory than {words}, which does not fit")
     least = step_gib(base.ready, plan.tokens_ratio / base.plan.tokens_ratio)

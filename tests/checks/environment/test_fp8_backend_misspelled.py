@@ -44,6 +44,7 @@ print(json.dumps(said))
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     said: dict[str, str] = json.loads(done.stdout.splitlines()[-1])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import Struct
-
-from fp8doctor.cost.amd import AMD_GPUS
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, recorded
+
+if TYPE_CHECKING:
+    from fp8doctor.facts import Facts
 
 
-class GpuSpec(Struct, frozen=True):
+class GpuSpec(NamedTuple):
     """Datasheet numbers of one GPU, dense (without sparsity), with FP32 accumulation."""
 
     name: str
@@ -73,7 +73,7 @@ GPUS = (
     ),
 )
 """Of each row one board: NVL, PCIe, laptop and other memory are boards of their own, and what has no row has
-no datasheet here. AMD's are in `fp8doctor.cost.amd`.
+no datasheet here. AMD's are in `fp8doctor.amd_gpus`.
 
 Multiprocessors that the datasheets leave out: A100 108 (NVIDIA A100 architecture whitepaper); H100, its NVL
 and H200 132, H100 PCIe 114 (NVIDIA H100 architecture whitepaper); B200 148
@@ -100,6 +100,8 @@ def gpu_spec(name: str) -> GpuSpec:
     for spec in GPUS:
         if spec.name == wanted:
             return spec
+    from fp8doctor.amd_gpus import AMD_GPUS
+
     if wanted in {spec.name for spec in AMD_GPUS}:
         raise UserError(f"no costs are modelled on AMD's GPUs, such as {wanted}: no GEMM was timed on one")
     raise UserError(
@@ -114,6 +116,8 @@ def modelled_gpu(facts: Facts) -> GpuSpec | None:
     None when the visible ones have no datasheet here: boards of one name differ by a factor, and another's
     numbers are wrong. Raises `UserError` for an assumed one that is not known.
     """
+    from fp8doctor.facts import recorded
+
     if recorded(facts, "assumed_gpu") and facts.assumed_gpu:
         return gpu_spec(facts.assumed_gpu)
     visible = [

@@ -1,0 +1,71 @@
+"""What stands at the head of every check: its code, name, area, severity and page.
+
+They are read from the text of the files, because importing all of them takes longer than a list may. The
+registry says the same of them, and is asked where a check is not the package's own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fp8doctor.areas import AREAS
+from fp8doctor.check_folders import offer_checks
+
+HEAD = re.compile(
+    r'@check\(\s*"(?P<code>\w+)",\s*"(?P<name>[\w.+-]+)",\s*area="(?P<area>\w+)",\s*severity="(?P<severity>\w+)"'
+)
+"""How a check registers itself."""
+
+
+class Heading(NamedTuple):
+    """A check, as it is listed and explained."""
+
+    code: str
+    name: str
+    area: str
+    severity: str
+    page: str
+    """The manual page: the docstring of the check's file."""
+
+    @property
+    def title(self) -> str:
+        """The first line of the page."""
+        return self.page.partition("\n")[0]
+
+
+def headings(folders: Sequence[Path] = ()) -> tuple[Heading, ...]:
+    """Give the checks that `fp8doctor.registry.discover` finds, in its order. Raises `UserError` as it
+    does."""
+    own = None if folders or offer_checks() else _of_files(_files())
+    if own is None:
+        from fp8doctor.registry import discover
+
+        return tuple(
+            Heading(each.code, each.name, each.area, each.severity, each.page) for each in discover(folders)
+        )
+    return tuple(sorted(own, key=lambda each: (AREAS.index(each.area), each.code)))
+
+
+def _files() -> Iterator[Path]:
+    from fp8doctor import checks
+
+    for folder in checks.__path__:
+        yield from Path(folder).glob("*/[!_]*.py")
+
+
+def _of_files(files: Iterator[Path]) -> list[Heading] | None:
+    """Read the heads of files; None where one cannot be read so, and there is nothing to read."""
+    found = []
+    for file in files:
+        text = file.read_text("utf-8")
+        head = HEAD.search(text)
+        _, _, rest = text.partition('"""')
+        page, end, _ = rest.partition('"""')
+        if head is None or not end or "\\" in page or head["area"] not in AREAS:
+            return None
+        found.append(Heading(**head.groupdict(), page=inspect.cleandoc(page)))
+    return found or None
