@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import recorded
 from fp8doctor.running import observer as observing
 from fp8doctor.running.at_end import AskedToEnd, after_the_script, why_nothing_follows
 from fp8doctor.running.observer import Observer
 from fp8doctor.running.settings import Settings
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
-from tests.running.test_script import printed_here, run, script
-
-TRAIN = """
-import sys
-import torch
-
-def main():
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Dropout())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(8):
-        loss = model(torch.ones(8, 16)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        print(loss.item())
-    model.eval()
-
-main()
-print(torch.rand(1).item())
-sys.exit(3)
-"""
 
 
 @pytest.fixture
@@ -113,18 +89,3 @@ def test_what_is_written_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> No
     out, err = capfd.readouterr()
     assert out == "after\n"
     assert set(err.splitlines()) == {"by Python", "by C", "by a process"}
-
-
-@pytest.mark.slow
-def test_the_scripts_output_and_exit_code_stand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = script(tmp_path, TRAIN)
-    with torch.backends.mkldnn.flags(enabled=True):  # as in a process of its own
-        plain = printed_here(arguments, tmp_path, capsys)
-    options = ["--steps", "3", "--warmup", "1", "--trial", "--device", "cpu", "--budget", "0.1"]
-    code, out, err = run(["-m", "fp8doctor", "run", *options, "--save", "report.json", *arguments], tmp_path)
-    assert (code, out) == (3, plain), err
-    assert len(plain.splitlines()) == 8 + 1
-    facts = Facts.from_dict(json.loads((tmp_path / "report.json").read_text())["facts"])
-    as_is = facts.trial.arms[0]
-    assert (as_is.name, facts.trial.device) == ("as_is", "cpu")
-    assert as_is.step_ms

@@ -1,4 +1,5 @@
-"""The examples under the observer, as they should be and as people misconfigure them: all that is told."""
+"""The examples under the observer, as they should be and as people misconfigure them: all that is told.
+Beside them jobs under all of ``fp8doctor run``."""
 
 from __future__ import annotations
 
@@ -7,10 +8,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts
 from tests.checks.environment.live import printed
+from tests.running.forks import BECOME, IMPORTED, run
+from tests.running.jobs import TRAINER, TWO_STEPS
+from tests.running.test_script import printed_here, script
 
 pytestmark = pytest.mark.slow
 
@@ -20,19 +25,6 @@ OF_THIS_MACHINE = ("SHP002", "SHP003", "GPU005", "STP")
 """What is rightly said of a model that a CPU trains in a second, of a CPU, and of how busy it is."""
 
 PROGRAM = """
-import gc
-import json
-import runpy
-import sys
-import torch
-import torch._inductor.codegen.triton
-import torchao.float8
-import peft
-import transformers.models.llama
-from transformers import Trainer
-from fp8doctor.running.observer import Observer
-from fp8doctor.running.settings import Settings
-
 class Heard:
     forked, messages = False, []
 
@@ -41,7 +33,6 @@ class Heard:
 
 torch.backends.mkldnn.set_flags(False)  # `_fp8_gemms_past_onednn` of tests/conftest.py
 torch._TorchCompileInductorWrapper.__call__ = lambda self, graph, inputs, **_: graph  # as captured
-gc.freeze()  # what was imported is no model
 heard = Heard()
 observer = Observer(heard, Settings("train.py", 3, 2, stop=False, budget_s=None, device=None))
 observer.install()
@@ -68,7 +59,9 @@ needs_trl = pytest.mark.skipif(
 
 def seen(*command: str, **variables: str) -> Facts:
     """The last facts of a script or a module."""
-    return Facts.from_dict(json.loads(printed(PROGRAM, *command, **variables).splitlines()[-1]))
+    return Facts.from_dict(
+        json.loads(printed(IMPORTED + BECOME + PROGRAM, *command, **variables).splitlines()[-1])
+    )
 
 
 def told(facts: Facts) -> list[str]:
@@ -123,3 +116,74 @@ def test_a_script_from_accelerates_wheel() -> None:
     facts = seen(module, **FP8)
     assert told(facts) == ["MOD001"]
     assert len(facts.observed.steps_ms) == 3
+
+
+def test_a_trainer_whose_arguments_override_the_launcher(tmp_path: Path) -> None:
+    options = ["--fail-on", "error", "--steps", "3", "--warmup", "2", "--select", "ENV,MOD"]
+    code, out, err = run(options, TRAINER, tmp_path, **FP8)
+    assert out.endswith("trained\n"), err
+    assert "found ENV001, MOD001 (--fail-on error)" in err
+    assert "4 × 32 tokens" in err
+    assert code == 1
+
+
+def test_a_script_that_ends_before_its_window(tmp_path: Path) -> None:
+    code, _, err = run([], TWO_STEPS, tmp_path)
+    assert code == 9
+    assert "the script ended before 15 steps were watched" in err
+    assert "without Python's own end: os._exit" in err
+    assert "train.py: 6 parameters" in err
+    assert "This model uses no FP8" in err
+
+
+FAILS = """
+import torch
+model = torch.nn.Linear(2, 2)
+raise RuntimeError("Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: (1003x64)")
+"""
+
+
+def test_a_script_that_fails_before_its_first_step(tmp_path: Path) -> None:
+    code, out, err = run([], FAILS, tmp_path, **FP8, ACCELERATE_FP8_BACKEND="TE")
+    assert (code, out) == (1, "")
+    assert err.index("Traceback") < err.index("fp8doctor: no training step was seen")
+    assert "the script failed before its first, RuntimeError: Expected trailing dimension" in err
+    assert "More: fp8doctor explain SHP001" in err
+    assert "! No model was examined" in err
+    assert "ENV004" in err
+
+
+TRAIN = """
+import sys
+import torch
+
+def main():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Dropout())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(8):
+        loss = model(torch.ones(8, 16)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(loss.item())
+    model.eval()
+
+main()
+print(torch.rand(1).item())
+sys.exit(3)
+"""
+
+
+def test_the_scripts_output_and_exit_code_stand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = script(tmp_path, TRAIN)
+    with torch.backends.mkldnn.flags(enabled=True):  # as in a process of its own
+        plain = printed_here(arguments, tmp_path, capsys)
+    options = ["--steps", "3", "--warmup", "1", "--trial", "--device", "cpu", "--budget", "0.1"]
+    code, out, err = run([*options, "--save", "report.json"], TRAIN, tmp_path)
+    assert (code, out) == (3, plain), err
+    assert len(plain.splitlines()) == 8 + 1
+    facts = Facts.from_dict(json.loads((tmp_path / "report.json").read_text())["facts"])
+    as_is = facts.trial.arms[0]
+    assert (as_is.name, facts.trial.device) == ("as_is", "cpu")
+    assert as_is.step_ms

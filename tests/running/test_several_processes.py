@@ -15,6 +15,7 @@ import pytest
 
 from fp8doctor.facts import Facts
 from tests.checks.environment.live import printed
+from tests.running.forks import BECOME
 from tests.running.test_script import ROOT, TIMEOUT_S, environment, script
 
 pytestmark = pytest.mark.slow
@@ -112,11 +113,9 @@ JOBS = {
 }
 
 IMPORTED = """
-import os
-import runpy
-import sys
 import accelerate.commands.launch
 import torch._dynamo
+import torch._functorch.aot_autograd
 import torch._inductor.codegen.triton
 import torch.distributed.fsdp
 import torch.distributed.run
@@ -125,21 +124,36 @@ import torchao.float8
 """What launchers and ranks import: what runs in a fork of a process with these imports runs at once."""
 
 RANKS = """
-del sys.argv[0]
+_, folder, *sys.argv = sys.argv
+os.chdir(folder)
+os.dup2(os.open("stderr", os.O_WRONLY | os.O_CREAT), 2)
 store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-os.environ |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+os.environ |= {
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": str(store.port),
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "TORCHELASTIC_RUN_ID": str(store.port),
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
 for rank in "01":
     if not os.fork():
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = rank
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        break
+        if sys.argv[0] != "fp8doctor":
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            break
+        try:
+            main()
+        except SystemExit as ended:
+            os._exit(ended.code)
 else:
     assert [os.wait()[1] for _ in "01"] == [0, 0]
 """
-"""Two ranks that meet as a launcher's do, on a port that the system picks."""
+"""Two ranks that meet as a launcher's do, on a port that the system picks: of a script, or of fp8doctor's."""
 
 LAUNCHER = """
 _, folder, *sys.argv = sys.argv
+os.environ["PYTHONPATH"] = os.getcwd()
 os.chdir(folder)
 before = os.dup(2)
 os.dup2(os.open("stderr", os.O_WRONLY | os.O_CREAT), 2)
@@ -152,16 +166,16 @@ finally:
 """A launcher that is a module, in a folder, in which ``stderr`` holds what is written there."""
 
 
-def printed_by(program: str, *arguments: str, **variables: str) -> list[str]:
+def printed_by(program: str, *arguments: str) -> list[str]:
     """Lines of stdout; it fails where the exit code is not 0."""
-    variables |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return printed(IMPORTED + program, *arguments, **variables).splitlines()
+    return printed(IMPORTED + BECOME + program, *arguments).splitlines()
 
 
-def watched(wrap: str, launcher: list[str], folder: Path) -> tuple[dict[str, Any], Facts, str]:
+def watched(wrap: str, folder: Path, launcher: str, *start: str) -> tuple[dict[str, Any], Facts, str]:
     """Findings, facts and stderr of a job under ``run``, which trains to the same bits."""
-    plain = printed_by(RANKS, JOB, *JOBS[wrap], WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
-    out = printed_by(LAUNCHER, str(folder), *launcher, *OPTIONS, "--save", "report.json", JOB, *JOBS[wrap])
+    job = [JOB, *JOBS[wrap]]
+    plain = printed_by(RANKS, str(folder), *job)
+    out = printed_by(launcher, str(folder), *start, *OPTIONS[2:], "--save", "report.json", *job)
     err = (folder / "stderr").read_text()
     assert sum(" weights " in line for line in out) == 2, err
     assert sorted(out) == sorted(plain)
@@ -176,9 +190,8 @@ def watched(wrap: str, launcher: list[str], folder: Path) -> tuple[dict[str, Any
     return {each["code"]: each["evidence"] for each in saved["findings"]}, facts, err
 
 
-def test_ddp_with_float8_and_a_slow_rank_under_torchrun(tmp_path: Path) -> None:
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    found, facts, _ = watched("ddp", launcher, tmp_path)
+def test_ddp_with_float8_and_a_slow_rank(tmp_path: Path) -> None:
+    found, facts, _ = watched("ddp", tmp_path, RANKS, "fp8doctor")
     assert (found["DST004"]["rank"], found["DST004"]["part"]) == (1, "before its forward")
     assert found["DST004"]["own_ms"] >= 500
     distributed = facts.training.distributed
@@ -187,8 +200,9 @@ def test_ddp_with_float8_and_a_slow_rank_under_torchrun(tmp_path: Path) -> None:
 
 
 def test_fsdp2_with_float8_under_accelerate(tmp_path: Path) -> None:
-    launcher = "accelerate.commands.launch --multi_gpu --num_processes 2 --main_process_port 0".split()
-    found, facts, err = watched("fsdp2", launcher, tmp_path)
+    """Accelerate starts ranks with torchrun's own code, and each is a process that becomes the script."""
+    launcher = "accelerate.commands.launch --multi_gpu --num_processes 2 --main_process_port 0 -m fp8doctor"
+    found, facts, err = watched("fsdp2", tmp_path, LAUNCHER, *launcher.split())
     assert found["DST001"]["shards"] == 2
     assert (
         "2 processes (FSDP2, gloo), timed in their own steps, in place: nothing of the model is copied."

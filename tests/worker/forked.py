@@ -1,5 +1,6 @@
 """Workers that are forks: what the parent starts is a copy of a process that has imported torch and torchao,
-which takes a new process seven seconds. All else is the parent's and the child's own."""
+which takes a new process seven seconds, and what a trial loads of them. All else is the parent's and the
+child's own."""
 
 from __future__ import annotations
 
@@ -13,8 +14,10 @@ import subprocess
 import sys
 
 SERVER = """
-import json, os, socket, sys
-import torch, torchao.float8
+import gc, json, os, socket, sys
+import torch._functorch.aot_autograd, torch._inductor.codegen.triton, torchao.float8
+gc.collect()
+gc.freeze()
 orders = socket.socket(fileno=int(sys.argv[1]))
 while order := orders.recv(1 << 20):
     order = json.loads(order)
@@ -48,7 +51,8 @@ while order := orders.recv(1 << 20):
     exec(order["program"], {"__name__": "__main__"})
     sys.exit()
 """
-"""Forks for each order: a new session, and no descriptors but those that came with the order."""
+"""Forks for each order: a new session, and no descriptors but those that came with the order. What was
+imported is no garbage: a fork that looks through all of it when it ends takes a second for that."""
 
 
 class Forked:

@@ -26,6 +26,8 @@ import os
 import torch
 from torch import nn
 
+torch.backends.mkldnn.set_flags(False)  # `_fp8_gemms_past_onednn` of tests/conftest.py
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
@@ -191,6 +193,7 @@ import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
+torch.backends.mkldnn.set_flags(False)
 torch.compiler.set_stance("default", force_backend="eager")  # no arm waits for a C++ compiler
 
 class Model(nn.Module):
