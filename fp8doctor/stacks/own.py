@@ -72,7 +72,10 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     if gemm is None and True not in switches and not NAMED.search(type(module).__name__):
         return ()
     use: Use = "training" if gemm and gemm.startswith("torch.") else "unknown"
-    features = {"gemm": gemm, "any_side": not set(names).isdisjoint(GETS_BY)}
+    features: dict[str, bool | int | str | None] = {
+        "gemm": gemm,
+        "any_side": not set(names).isdisjoint(GETS_BY),
+    }
     return tuple(
         replace(each, stack=STACK, use=use, features=each.features | features)
         for each in _layers(module, gaps)
@@ -97,7 +100,7 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         weight, bias = (None if each is None else each.bfloat16() for each in (self.weight, self.bias))
-        return functional.linear(input.bfloat16(), weight, bias)  # type: ignore[arg-type]
+        return functional.linear(input.bfloat16(), weight, bias)
 
 
 def fp8_gemm(names: tuple[str, ...]) -> str | None:
