@@ -95,11 +95,13 @@ def less_than_fp32_is_wanted(facts: Facts) -> str | None:
 def computes_in_fp32(linear: Linear) -> bool:
     """Whether this is a part of the body whose weight is fp32.
 
-    Heads, routers and LoRA's matrices have reasons of their own.
+    Heads, routers and LoRA's matrices have reasons of their own. An FP8 layer that a user wrote casts what it
+    multiplies, over a master weight in fp32 in nanochat.
     """
     return (
         linear.dtype == "float32"
         and linear.use != "storage"
+        and linear.stack != "own"
         and linear.role in ("body", "experts")
         and linear.adapter != "adapter"
     )

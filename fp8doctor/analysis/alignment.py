@@ -23,7 +23,12 @@ TE_FORWARD_TOKENS = 8
 
 
 def multiple_of(linear: Linear) -> int:
-    """Tell what in and out of this layer must be multiples of, by its recipe or its class."""
+    """Tell what in and out of this layer must be multiples of, by its recipe or its class.
+
+    A layer that a user wrote over torch's GEMM may pad, or fall back to an ordinary one.
+    """
+    if linear.stack == "own":
+        return 1 if linear.features.get("any_side") else MULTIPLE
     words = f"{linear.recipe or ''} {linear.kind.rpartition('.')[2]} {linear.weight_class or ''}".lower()
     if "mx" in words:
         return MX_MULTIPLE
@@ -35,9 +40,10 @@ def tokens_divisor(linear: Linear) -> int:
     """Tell what the tokens must be a multiple of for this FP8 layer; 1 when none of its FP8 GEMMs has them
     inside.
 
-    The tokens of one expert change from step to step and are nobody's to pad here.
+    The tokens of one expert change from step to step and are nobody's to pad here. What a user's own layer
+    makes of them is unknown: its weight gradient may stay in BF16.
     """
-    if linear.role == "experts":
+    if linear.role == "experts" or linear.stack == "own":
         return 1
     if linear.stack == "transformer_engine":
         whole_blocks = linear.recipe in ("mxfp8", "nvfp4")

@@ -9,7 +9,7 @@ kernel takes as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -279,22 +279,30 @@ def losing_apart(facts: Facts) -> dict[str, Gain]:
 
 
 def losing_body(facts: Facts) -> dict[str, Gain]:
-    """Find layers of the body, without LoRA's, whose loss is worth a filter and more tokens would not end."""
+    """Find layers of the body, without LoRA's, whose loss is worth a filter and more tokens would not end.
+
+    Where all layers together lose for sure, and do with any number of tokens, those that more would mend lose
+    too. Timed ones are left to the whole step, which was timed in BF16 as well.
+    """
     body = {
         linear.name: linear
         for linear in judged(facts)
         if linear.role not in APART and linear.adapter != "adapter"
     }
     of_all = gains(facts)
+    if _crossing(list(of_all.values()), facts) is not None:
+        return {}
+    timed = any(gain.measured for gain in of_all.values())
+    lost = not timed and is_given(facts) and _lose_for_sure(of_all.values())
     found = {
         name: gain
         for name, gain in _losing(of_all, facts).items()
-        if name in body and not _has_too_few_tokens(body[name], facts)
+        if name in body and (lost or not _has_too_few_tokens(body[name], facts))
     }
     if not found or (len(found) == len(of_all) and fp8_pays(facts)):
         return {}
     worth = loss_pct(found.values(), of_all.values(), facts) >= WORTH_PCT
-    return found if worth and _crossing(list(of_all.values()), facts) is None else {}
+    return found if worth else {}
 
 
 def loss_pct(of: Iterable[Gain], of_all: Iterable[Gain], facts: Facts) -> float:
@@ -337,13 +345,7 @@ def crossing(facts: Facts) -> Crossing | None:
 def _crossing(now: list[Gain], facts: Facts) -> Crossing | None:
     """Find where FP8 begins to pay, with the gains ``now``."""
     tokens = step_tokens(facts)
-    if (
-        not now
-        or not tokens
-        or not is_given(facts)
-        or fp8_pays(facts)
-        or speedup(now) * (1 + max(gain.margin for gain in now)) >= 1
-    ):
+    if not now or not tokens or not is_given(facts) or fp8_pays(facts) or not _lose_for_sure(now):
         return None
     more, gpu = tokens, modelled_gpu(facts)
     layers = [(linear, rows_of(linear, facts)) for linear in judged(facts)]
@@ -356,6 +358,11 @@ def _crossing(now: list[Gain], facts: Facts) -> Crossing | None:
         if then and speedup(then) >= PAYS_FROM:
             return Crossing(more, speedup(now), speedup(then), all(gain.measured for gain in now), now[0].gpu)
     return None
+
+
+def _lose_for_sure(of: Collection[Gain]) -> bool:
+    """Whether these layers together lose by more than the margin of any."""
+    return bool(of) and speedup(of) * (1 + max(gain.margin for gain in of)) < 1
 
 
 def speedup(of: Iterable[Gain]) -> float:

@@ -122,12 +122,19 @@ def step_gemms_ms(
 ) -> float | None:
     """Model the GEMMs of one Linear in one step: output, input gradient and, if trained, weight gradient.
 
-    The recipe ``rowwise_with_gw_hp`` leaves the weight gradient in BF16.
+    The recipe ``rowwise_with_gw_hp`` leaves the weight gradient in BF16. Rows of activations are as long as
+    their features, so that the number of tokens costs no alignment.
     """
+    m = aligned_tokens(m)
     times = [gemm_ms(m, k, n, gpu, fp8=fp8), gemm_ms(m, n, k, gpu, fp8=fp8)]
     if weight_gradient:
         times.append(gemm_ms(k, m, n, gpu, fp8=fp8 and recipe != "rowwise_with_gw_hp"))
     return None if None in times else sum(time for time in times if time is not None)
+
+
+def aligned_tokens(tokens: int) -> int:
+    """Round tokens up to `MULTIPLE`: they are the length of no matrix's rows in memory."""
+    return ceil(tokens / MULTIPLE) * MULTIPLE
 
 
 def large_gemm_speedup(gpu: GpuSpec) -> float:

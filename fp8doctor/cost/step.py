@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from fp8doctor.cost.casts import COMPILED_CAST_BYTES, TE_CAST_BYTES, casts_ms, recipe_on
 from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of, step_tokens
-from fp8doctor.cost.gemm import gemm_ms, step_gemms_ms
+from fp8doctor.cost.gemm import aligned_tokens, gemm_ms, step_gemms_ms
 from fp8doctor.facts import Facts, Family, Linear, Network, recorded
 from fp8doctor.gpus import GpuSpec, memory_ms, modelled_gpu
 
@@ -154,7 +154,7 @@ def layer_ms(linear: Linear, rows: int, gpu: GpuSpec, eager_how: str) -> dict[Fa
     )  # a frozen weight's gradient is computed all the same
     trained = linear.requires_grad is not False or thrown_away
     forward, both = (
-        gemm_ms(m, k, n, gpu, fp8=fp8),
+        gemm_ms(aligned_tokens(m), k, n, gpu, fp8=fp8),
         step_gemms_ms(m, k, n, gpu, fp8=fp8, weight_gradient=trained, recipe=recipe),
     )
     if forward is None or both is None:
@@ -163,7 +163,7 @@ def layer_ms(linear: Linear, rows: int, gpu: GpuSpec, eager_how: str) -> dict[Fa
     around = between_ms(linear, rows, gpu, eager_how if eager else "compiled")
     in_16bit = 0.0
     if fp8 and recipe == "rowwise_with_gw_hp" and trained:
-        in_16bit = gemm_ms(k, m, n, gpu, fp8=False) or 0.0
+        in_16bit = gemm_ms(k, aligned_tokens(m), n, gpu, fp8=False) or 0.0
     gemm = both - in_16bit + (forward if again else 0.0)
     count = gemms(linear)
     if again:

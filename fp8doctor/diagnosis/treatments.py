@@ -24,7 +24,7 @@ from fp8doctor.analysis.compile_coverage import (
 )
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.layer_gain import to_keep
-from fp8doctor.analysis.layers import in_python, may_be_taken
+from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
 from fp8doctor.analysis.te_recipes import TE_RECIPES
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded
@@ -153,6 +153,8 @@ def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts
     converted = [linear for linear in linears if linear.name in layers]
     if any(linear.stack == "transformer_engine" for linear in converted):
         return "# build these as torch.nn.Linear, not as te.Linear"
+    if any(linear.stack == "own" for linear in converted):
+        return f"# build these as torch.nn.Linear, not as {layer_label(converted[0])}"
     leave = "lambda layer, name: name not in keep"
     if facts and may_have_converted(facts):
         return (

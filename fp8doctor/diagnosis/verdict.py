@@ -18,7 +18,7 @@ from fp8doctor.analysis.arms import (
     uses_fp8,
 )
 from fp8doctor.analysis.fp8_request import converted_nothing, fp8_was_asked_for, of_converter
-from fp8doctor.analysis.layers import flops_share_pct, shares_are_known
+from fp8doctor.analysis.layers import flops_share_pct, layer_label, shares_are_known
 from fp8doctor.analysis.loss_gap import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.modelled_speedup import beside_timed_step, modelled_speedup
 from fp8doctor.analysis.outcome import (
@@ -39,7 +39,7 @@ from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.analysis.waiting import waiting_first
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.diagnosis.answer import Verdict, before_speed
-from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, if_recorded, recorded
+from fp8doctor.facts import Arm, Facts, Linear, Trial, Unrecorded, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
     BF16_BASELINES,
     ArmName,
@@ -71,7 +71,7 @@ def _of_precision(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         return Verdict(status="not_measured", summary=f"No verdict: {path_of(missing)} was not recorded.")
     if measured is None:
         return expected
-    if expected.status == "fp8_not_engaged":
+    if expected.status == "fp8_not_engaged" or _named(facts.network.linears):
         return msgspec.structs.replace(
             measured,
             status=expected.status,
@@ -101,6 +101,8 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     if grave and asked:
         return Verdict(status="fp8_not_engaged", summary=f"FP8 does not run: {grave.title.rstrip('.')}.")
     linears = facts.network.linears
+    if named := _named(linears):
+        return Verdict(status="not_measured", summary=_by_name(named, linears))
     stored = sum(linear.use == "storage" for linear in linears)
     if stored:
         return Verdict(
@@ -125,6 +127,20 @@ def _and_none_asked(facts: Facts) -> str:
     if converter.called:
         return ": another model was converted"
     return ": its code calls a converter somewhere, and that call has not run"
+
+
+def _named(linears: Sequence[Linear]) -> list[Linear]:
+    """List layers that are FP8 by name, where nothing shows what they multiply in."""
+    return [linear for linear in linears if linear.use == "unknown"]
+
+
+def _by_name(named: Sequence[Linear], linears: Sequence[Linear]) -> str:
+    """Say that layers are FP8 by their name alone."""
+    some, first = f"{len(named)} of {plural(len(linears), 'Linear')}", layer_label(named[0])
+    return (
+        f"FP8 by name in {some} ({first}), a class of no known FP8 library. Its code shows no FP8 GEMM of "
+        "torch's; whether FP8 runs was not seen."
+    )
 
 
 def _ran_in_script(facts: Facts) -> str:

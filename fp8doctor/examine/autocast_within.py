@@ -13,9 +13,9 @@ import torch
 
 from fp8doctor.examine.checkpoint_calls import LIBRARIES
 from fp8doctor.examine.checkpointing import TRANSFORMER_ENGINE, package
-from fp8doctor.examine.code_names import names_in, owners
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.walk import Tree
+from fp8doctor.stacks.code_names import names_in, owners
 from fp8doctor.stacks.lineage import home
 from fp8doctor.stacks.looking import forward_of, read
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from fp8doctor.examine.code_names import names_in
+from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.looking import forward_of, is_a, is_module, read
 
 _log = logging.getLogger("fp8doctor")

@@ -9,11 +9,11 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from fp8doctor.examine.checkpoint_calls import LIBRARIES, called_checkpoint, is_checkpoint, names_checkpoint
-from fp8doctor.examine.code_names import names_in
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import Checkpointing
 from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.lineage import home
 from fp8doctor.stacks.looking import forward_of, modules_of, read, read_class, state_of
 

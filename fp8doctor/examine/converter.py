@@ -10,7 +10,7 @@ import tokenize
 from itertools import pairwise
 from types import ModuleType
 
-from fp8doctor.examine.code_names import names_in
+from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.looking import read
 
 CONVERTER = "convert_to_float8_training"

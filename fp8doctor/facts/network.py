@@ -7,9 +7,9 @@ from typing import Literal
 from fp8doctor.facts.record import Prose, Record
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
-Use = Literal["training", "storage", "none"]
+Use = Literal["training", "storage", "none", "unknown"]
 """What a stack does with a layer: FP8 GEMMs in training; FP8 (or other) weights only; nothing, a 16- or
-32-bit layer."""
+32-bit layer. Unknown is a layer of the user's own that is named after FP8 and calls no GEMM that is known."""
 
 
 class Linear(Record, frozen=True, kw_only=True):

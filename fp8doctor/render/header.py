@@ -15,7 +15,7 @@ from fp8doctor.wording import plural
 SHOWN_PACKAGES = {"torchao": "torchao", "transformer_engine": "TE"}
 """Packages that are named where they are installed: import name -> what people call it."""
 
-STACKS = {"transformer_engine": "Transformer Engine"}
+STACKS = {"transformer_engine": "Transformer Engine", "own": "own layers"}
 """FP8 implementations that are not called as their package is."""
 
 SXM = ("A100", "H100", "H200")
@@ -50,6 +50,9 @@ def fp8_share(facts: Facts) -> str:
     stacks = [STACKS.get(each, each) for each in _names(in_fp8, "stack")]
     how = ", ".join((*stacks, *(RECIPES.get(each, each) for each in _names(in_fp8, "recipe"))))
     share = f"{len(in_fp8)} of {plural(len(linears), 'Linear')}"
+    unknown = [linear for linear in linears if linear.use == "unknown"]
+    if unknown and not in_fp8:
+        return f"FP8 by name in {len(unknown)} of {plural(len(linears), 'Linear')}"
     if not in_fp8:
         return f"no FP8 in {plural(len(linears), 'Linear')}"
     return f"FP8 ({how}) in {share}" if how else f"FP8 in {share}"

@@ -117,7 +117,8 @@ def other_recipe(recipe: str) -> Callable[[TrialContext], bool]:
         own = [
             linear.recipe
             for linear in context.in_fp8
-            if linear.kind.startswith("torchao.float8.") or linear.kind.endswith(".Float8Linear")
+            if linear.kind.startswith("torchao.float8.")
+            or (linear.stack == "torchao" and linear.kind.endswith(".Float8Linear"))
         ]
         tries = context.facts.recipe_tries if recorded(context.facts, "recipe_tries") else {}
         return bool(own) and recipe not in own and context.compiled and tries.get(recipe) is None

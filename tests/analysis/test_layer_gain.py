@@ -344,6 +344,19 @@ def test_layers_that_win_with_many_tokens_are_not_too_small() -> None:
     assert losing_body(of) == {}
 
 
+@pytest.mark.parametrize("tokens", [35, 40])
+def test_where_no_tokens_are_enough_for_the_step_all_that_lose_are_named(tokens: int) -> None:
+    """Lightning's example for Fabric: 35 rows, and a model that never gains 3 %."""
+    layers = [
+        *(linear(f"attention.{i}", 1024, 1024) for i in range(3)),
+        linear("linear1", 1024, 4096),
+        linear("linear2", 4096, 1024),
+    ]
+    of = facts(*layers, tokens=tokens, gpu="H100")
+    assert crossing(of) is None
+    assert set(losing_body(of)) == {each.name for each in layers}
+
+
 def test_what_was_timed_is_not_forgiven_for_tokens_that_the_model_finds_enough() -> None:
     trial = timed(shape("up", bf16=1.0, fp8=0.9, casts=0.9), shape("down", bf16=2.0, fp8=1.0, casts=0.2))
     down = linear("down", 8192, 2048)

@@ -65,7 +65,9 @@ def test_slower_fp8_that_is_only_modelled_is_not_called_fine(name: str, clear: b
     assert report.verdict.basis == "modelled"
     assert report.verdict.achievable_speedup is not None
     assert (report.verdict.achievable_speedup >= 1) == clear
-    screen = " ".join(render(msgspec.structs.replace(report, findings=(), prescription=())).split())
+    screen = " ".join(
+        render(msgspec.structs.replace(report, findings=(), prescription=()), verbose=True).split()
+    )
     assert ("Nothing was found that should be changed." in screen) == clear
     assert ("The cost model expects FP8 to be slower than BF16 here" in screen) != clear
 

@@ -16,7 +16,7 @@ from tests.examine.models import network
 
 def test_order_of_the_stacks() -> None:
     names = [getattr(each, "STACK", "") for each in stacks()]
-    assert names == ["transformer_engine", "torchao", "huggingface", "bitsandbytes", "torch"]
+    assert names == ["transformer_engine", "torchao", "huggingface", "bitsandbytes", "own", "torch"]
 
 
 def test_a_stack_is_asked_where_its_classes_may_be() -> None:
@@ -24,7 +24,10 @@ def test_a_stack_is_asked_where_its_classes_may_be() -> None:
         pass
 
     of = {kind: [getattr(each, "STACK", "") for each in stacks_of(kind)] for kind in (nn.Linear, Own)}
-    assert of == {nn.Linear: ["torchao", "torch"], Own: ["torchao", "huggingface", "torch"]}
+    assert of == {
+        nn.Linear: ["torchao", "own", "torch"],
+        Own: ["torchao", "huggingface", "own", "torch"],
+    }
 
 
 def test_finegrained_linear() -> None:

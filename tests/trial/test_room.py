@@ -70,7 +70,7 @@ def test_a_larger_batch_is_held_to_what_is_free(room: float | None, frees: float
     if why is Reason.DOES_NOT_FIT:
         assert found == NoNumber(
             why,
-            "it was not tried: modelled from the step as it is, its step takes at least 100 GiB, "
+            "it was not tried: modelled from the step as you run it, its step takes at least 100 GiB, "
             "and the GPU has 90 GiB free",
         )
 

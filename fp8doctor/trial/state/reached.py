@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8doctor.examine.code_names import names_in
+from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.looking import state_of
 
 DEPTH = 4

@@ -19,10 +19,21 @@ def names_in(code: CodeType) -> Iterator[str]:
 def owners(name: str, code: CodeType) -> Iterator[str]:
     """Yield what a function, and those inside it, read this name from: ``te`` of ``te.autocast``, and the
     name itself where it stands alone."""
+    return (owner or name for owner, each in loads(code) if each == name)
+
+
+def loads(code: CodeType) -> Iterator[tuple[str | None, str]]:
+    """Yield every name that a function, and those inside it, read, behind what it is read from; None before
+    one that stands alone."""
     for before, instruction in pairwise(dis.get_instructions(code)):
-        if instruction.argval == name and instruction.opname.startswith("LOAD_"):
+        if instruction.opname.startswith("LOAD_") and instruction.opname != "LOAD_CONST":
             of_something = instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
-            yield str(before.argval) if of_something else name
+            yield _last(before.argval) if of_something else None, _last(instruction.argval)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from owners(name, constant)
+            yield from loads(constant)
+
+
+def _last(argument: object) -> str:
+    """From Python 3.13 on one instruction may load two names."""
+    return str(argument[-1] if isinstance(argument, tuple) else argument)

@@ -1,0 +1,176 @@
+"""FP8 layers that a user wrote, told by what their forward calls, or by what they are called.
+
+A forward that reaches torch's FP8 GEMM trains in FP8, by its code. One that calls a GEMM named after FP8, one
+of a class so named, and one with such a switch that is on may: their use is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fp8doctor.facts import Use
+from fp8doctor.stacks import Layer, NoTwin, plain
+from fp8doctor.stacks.code_names import loads, names_in
+from fp8doctor.stacks.lineage import lineage
+from fp8doctor.stacks.looking import forward_of, is_a, parameters_of, read, read_class, state_of, tensor
+from fp8doctor.stacks.tensors import FAKE, is_float8, local, stored, subclass
+
+ORDER = 90
+STACK = "own"
+
+OF_TORCH = (
+    *("_scaled_mm", "_scaled_mm_v2", "scaled_mm"),
+    *("_scaled_grouped_mm", "_scaled_grouped_mm_v2", "scaled_grouped_mm"),
+)
+"""Torch's FP8 GEMMs (2.1 to 2.11)."""
+
+GEMM = re.compile(
+    r"(fp8|float8).*(gemm|matmul|(?<![a-z])mm(?![a-z]))|(gemm|matmul|(?<![a-z])mm(?![a-z])).*(fp8|float8)",
+    re.IGNORECASE,
+)
+"""What others call theirs: ``fp8_gemm`` in DeepSeek-V3, ``fp8_gemm_nt`` in DeepGEMM."""
+
+NAMED = re.compile(r"fp8|float8", re.IGNORECASE)
+SWITCH = re.compile(
+    r"_?((use|enable|is|with|in)_)?(fp8|float8)(_(enabled|training|matmul|linear))?", re.IGNORECASE
+)
+"""Attributes that switch FP8 on and off: ``use_fp8`` in modded-nanogpt."""
+
+GETS_BY = ("pad", "linear", "forward")
+"""Names in the code of a layer that pads, or falls back to an ordinary GEMM, where FP8 takes no side."""
+
+DEPTH = 4
+"""Functions that are followed from one to the next. A convention of this tool."""
+
+LIBRARIES = ("torch", "torchao", "transformer_engine", "transformers", "peft", "bitsandbytes", "accelerate")
+"""Packages whose functions are not followed, and whose own layers the other stacks know."""
+
+_REACHED: WeakKeyDictionary[FunctionType, tuple[str, ...]] = WeakKeyDictionary()
+
+
+def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
+    """Recognise a layer over weights in 16 or 32 bits whose forward, or whose name, is of FP8."""
+    weights = [each for each in parameters_of(module).values() if each is not None and each.ndim in (2, 3)]
+    forward = _unbound(forward_of(module))
+    if not weights or type(forward) is not FunctionType or _is_library(forward.__module__):
+        return ()
+    if any(map(_is_quantized, weights)):
+        return ()
+    switches = [read(module, name) for name in names_in(forward.__code__) if SWITCH.fullmatch(name)]
+    if False in switches and True not in switches:
+        return ()
+    names = names_reached(forward, type(module))
+    gemm = fp8_gemm(names)
+    if gemm is None and True not in switches and not NAMED.search(type(module).__name__):
+        return ()
+    use: Use = "training" if gemm and gemm.startswith("torch.") else "unknown"
+    features: dict[str, bool | int | str | None] = {
+        "gemm": gemm,
+        "any_side": not set(names).isdisjoint(GETS_BY),
+    }
+    return tuple(
+        replace(each, stack=STACK, use=use, features=each.features | features)
+        for each in _layers(module, gaps)
+    )
+
+
+def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
+    """Make an nn.Linear of a layer that derives from it; of others nothing is known but their GEMM."""
+    weight = tensor(module, "weight")
+    if not is_a(module, nn.Linear) or weight is None or weight.ndim != 2:
+        raise NoTwin(f"{type(module).__name__} is a class of the user's own, and no nn.Linear")
+    return Linear(module).train(module.training)
+
+
+class Linear(nn.Linear):
+    """The Linear that an FP8 layer stands for, over its very Parameters, in BF16."""
+
+    def __init__(self, of: Any) -> None:
+        nn.Module.__init__(self)
+        self.out_features, self.in_features = of.weight.shape
+        self.weight, self.bias = of.weight, of.bias
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight, bias = (None if each is None else each.bfloat16() for each in (self.weight, self.bias))
+        return functional.linear(input.bfloat16(), weight, bias)
+
+
+def fp8_gemm(names: tuple[str, ...]) -> str | None:
+    """Pick the FP8 GEMM among the names that a forward reaches; None where there is none."""
+    of_torch = next((f"torch.{each}" for each in names if each in OF_TORCH), None)
+    return of_torch or next((each for each in names if GEMM.search(each)), None)
+
+
+def names_reached(function: FunctionType, kind: type) -> tuple[str, ...]:
+    """List the names in a forward of this class and in the user's functions that it calls."""
+    if function not in _REACHED:
+        _REACHED[function] = tuple(_reached(function, kind, set(), DEPTH))
+    return _REACHED[function]
+
+
+def _reached(function: FunctionType, kind: type, seen: set[int], depth: int) -> Iterator[str]:
+    seen.add(id(function))
+    yield from names_in(function.__code__)
+    for each in _called(function, kind) if depth else ():
+        if id(each) not in seen:
+            yield from _reached(each, kind, seen, depth - 1)
+
+
+def _called(function: FunctionType, kind: type) -> Iterator[FunctionType]:
+    """Yield the user's functions that a function names: globals, methods, those of modules, and both ways of
+    an autograd function."""
+    found = [_value(owner, name, function, kind) for owner, name in loads(function.__code__)]
+    found += [cell.cell_contents for cell in function.__closure__ or () if cell != type(cell)()]
+    found.append(state_of(function).get("__wrapped__"))
+    for each in found:
+        if isinstance(each, type) and ("torch.autograd.function", "Function") in lineage(each):
+            ways = [read_class(each, "forward"), read_class(each, "backward")]
+        else:
+            ways = [state_of(each).get("_init_fn") if type(each).__name__ == "CustomOpDef" else each]
+        for way in map(_unbound, ways):
+            if type(way) is FunctionType and not _is_library(way.__module__):
+                yield way
+
+
+def _value(owner: str | None, name: str, function: FunctionType, kind: type) -> Any:
+    """Find what a name stands for: a global, a method of ``self``, or what a module of the user's holds."""
+    known = function.__globals__
+    if owner is None:
+        return known.get(name)
+    if owner == "self":
+        return read_class(kind, name)
+    module = known.get(owner)
+    if type(module) is ModuleType and not _is_library(module.__name__):
+        return vars(module).get(name)
+    return None
+
+
+def _unbound(value: Any) -> Any:
+    return value.__func__ if type(value) in (MethodType, staticmethod, classmethod) else value
+
+
+def _is_library(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in LIBRARIES
+
+
+def _is_quantized(weight: Tensor) -> bool:
+    inside = subclass(local(weight))
+    return is_float8(stored(weight)) or inside not in (None, FAKE) or not weight.is_floating_point()
+
+
+def _layers(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
+    """Describe the module as an ordinary layer; one with a matrix called weight as a Linear."""
+    if known := plain.recognise(module, gaps):
+        return known
+    weight = tensor(module, "weight")
+    if weight is None or weight.ndim != 2:
+        return ()
+    return (plain.layer(module, (weight,), weight.shape[1], weight.shape[0]),)

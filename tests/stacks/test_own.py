@@ -1,0 +1,178 @@
+"""FP8 layers that users wrote: nanochat's, DeepSeek-V3's, modded-nanogpt's, and what only sounds like one."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fp8doctor import inspect_model
+from fp8doctor.facts import Linear
+from fp8doctor.stacks import NoTwin, bf16_twin
+from tests.examine.models import network
+from tests.recipes.in_torchao import Float8Linear
+
+kernel = ModuleType("kernel")
+
+
+def act_quant(x: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
+    raise NotImplementedError(block_size)
+
+
+kernel.act_quant = act_quant  # type: ignore[attr-defined]
+kernel.fp8_gemm = act_quant  # type: ignore[attr-defined]
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """deepseek-ai/DeepSeek-V3, inference/model.py: what a weight of one byte is multiplied by."""
+    if weight.element_size() > 1:
+        return functional.linear(x, weight)
+    x, scale = kernel.act_quant(x, 128)
+    return kernel.fp8_gemm(x, scale, weight)  # type: ignore[attr-defined]
+
+
+class DeepSeekLinear(nn.Module):
+    """Its Linear, which derives from no nn.Linear."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, device="meta"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight)
+
+
+class CastedLinear(nn.Linear):
+    """KellerJordan/modded-nanogpt, train_gpt.py: the operator is called by its name in torch.ops."""
+
+    def __init__(self, in_features: int, out_features: int, use_fp8: bool) -> None:
+        super().__init__(in_features, out_features, bias=False, device="meta")
+        self.use_fp8 = use_fp8
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.use_fp8 and self.training:
+            out: Tensor = torch.ops.nanogpt.mm(x.flatten(0, -2), self.weight)[0]
+            return out
+        return functional.linear(x, self.weight.type_as(x))
+
+
+@torch.library.custom_op("fp8doctor_strangers::mm", mutates_args=())
+def mm_op(x: Tensor, weight: Tensor) -> Tensor:
+    one = torch.ones((), device=x.device)
+    return torch._scaled_mm(x.to(torch.float8_e4m3fn), weight.t(), one, one, out_dtype=torch.bfloat16)
+
+
+class OverOperator(nn.Linear):
+    """A forward that calls an operator of its own, which torch keeps in an object."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return mm_op(x, self.weight.to(torch.float8_e4m3fn))
+
+
+class PaddedLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.pad(x, (0, -x.shape[-1] % 16))
+        return torch._scaled_mm(x, self.weight.t(), x, x)
+
+
+class NoLinear(DeepSeekLinear):
+    forward = PaddedLinear.forward  # type: ignore[assignment]
+
+
+class FP8Linear(nn.Linear):
+    """A class that says so, and whose code calls what cannot be looked into."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.somebody.multiply(x, self.weight)  # type: ignore[no-any-return]
+
+
+class Ordinary(nn.Linear):
+    """Nothing of FP8 but a setting that is not its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight)
+
+
+def only(module: nn.Module) -> Linear:
+    (found,) = network(nn.Sequential(module)).linears
+    return found
+
+
+@pytest.mark.parametrize(
+    ("module", "use", "gemm"),
+    [
+        (lambda: Float8Linear(64, 32, bias=False), "training", "torch._scaled_mm"),
+        (lambda: OverOperator(64, 32), "training", "torch._scaled_mm"),
+        (lambda: DeepSeekLinear(64, 32), "unknown", "fp8_gemm"),
+        (lambda: CastedLinear(64, 32, True), "unknown", None),
+        (lambda: FP8Linear(64, 32), "unknown", None),
+    ],
+    ids=["nanochat", "operator", "deepseek", "modded-nanogpt", "by name"],
+)
+def test_layers_that_users_wrote(module: Any, use: str, gemm: str | None) -> None:
+    found = only(module())
+    assert (found.stack, found.use, found.features["gemm"]) == ("own", use, gemm)
+    assert (found.in_features, found.out_features, found.recipe) == (64, 32, None)
+
+
+@pytest.mark.parametrize("module", [lambda: CastedLinear(64, 32, False), lambda: Ordinary(64, 32)])
+def test_layers_without_fp8_stay_ordinary(module: Any) -> None:
+    found = only(module())
+    assert (found.stack, found.use) == ("torch", "none")
+
+
+def test_weights_that_are_float8_are_stored() -> None:
+    layer = DeepSeekLinear(64, 32)
+    layer.weight = nn.Parameter(torch.empty(32, 64, dtype=torch.float8_e4m3fn), requires_grad=False)
+    assert not network(nn.Sequential(layer)).linears or only(layer).use == "storage"
+
+
+def test_a_forward_of_the_layer_alone_counts() -> None:
+    layer = nn.Linear(64, 32)
+    layer.forward = Float8Linear.forward.__get__(layer)  # type: ignore[method-assign]
+    assert only(layer).use == "training"
+
+
+def test_the_twin_multiplies_the_same_weights_in_bf16() -> None:
+    layer = Float8Linear(64, 32, bias=False)
+    twin: Any = bf16_twin(layer, compiled=False)
+    assert twin.weight is layer.weight
+    x = torch.randn(4, 64)
+    assert torch.equal(twin(x), functional.linear(x.bfloat16(), layer.weight.bfloat16()))
+    with pytest.raises(NoTwin, match="NoLinear is a class of the user's own"):
+        bf16_twin(NoLinear(64, 32), compiled=False)
+
+
+def told(module: nn.Module) -> Any:
+    return inspect_model(nn.Sequential(module, nn.Linear(32, 32)), torch.zeros(48, 64), trial=False)
+
+
+def test_the_verdict_never_denies_fp8() -> None:
+    by_code, by_name = told(Float8Linear(64, 32, bias=False)), told(FP8Linear(64, 32))
+    assert by_code.verdict.summary.startswith("FP8 is set up in 1 of 2 Linears (67 % of the GEMM FLOPs)")
+    assert by_name.verdict.status == "not_measured"
+    assert by_name.verdict.summary.startswith(
+        "FP8 by name in 1 of 2 Linears (FP8Linear), a class of no known"
+    )
+
+
+def test_a_master_weight_in_fp32_is_not_computed_in_fp32() -> None:
+    """nanochat's layer casts both of its operands."""
+    layer = Float8Linear(64, 32, bias=False)
+    report = inspect_model(nn.Sequential(layer), torch.zeros(48, 64), trial=False)
+    assert "MEM003" not in [each.code for each in report.findings]
+
+
+def test_sides_are_held_to_torch_s_gemm_alone() -> None:
+    def sides(module: nn.Module) -> list[str]:
+        report = inspect_model(nn.Sequential(module), torch.zeros(40, 24), trial=False)
+        return [each.code for each in report.findings if each.code == "SHP001"]
+
+    assert sides(Float8Linear(24, 32, bias=False)) == ["SHP001"]
+    assert sides(PaddedLinear(24, 32)) == []
+    assert sides(DeepSeekLinear(24, 32)) == []
