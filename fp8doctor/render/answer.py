@@ -73,7 +73,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     return Answer(
         tone=tone,
         what=_how_much(verdict, what) if recorded(report.facts, "network") else "No model was examined",
-        numbers=if_recorded(_numbers, report) or "",
+        numbers=if_recorded(_numbers, report) or _no_model(report),
         why=tuple(map(plainly, _why(report, steps))),
         fix=tuple(map(plainly, _fix(report, steps))),
         then=plainly(_then(report, steps)),
@@ -96,6 +96,12 @@ def _how_much(verdict: Verdict, what: str) -> str:
     if verdict.status == "fp8_faster" and against > of:
         return f"FP8 is {_times(against / of)} faster than BF16"
     return what
+
+
+def _no_model(report: Document) -> str:
+    """Say why no model was examined, where the reasons below are findings of the environment alone."""
+    told = recorded(report.facts, "network") or not report.findings
+    return "" if told else report.verdict.summary.partition(": ")[2].rstrip(".")
 
 
 def _times(ratio: float) -> str:

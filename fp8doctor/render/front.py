@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import best_bf16, fair_bf16, ratio, uses_fp8
+from fp8doctor.analysis.loss_gap import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.outcome import is_noise
 from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.diagnosis.document import Document, Step
@@ -89,6 +90,8 @@ class Front(Struct, frozen=True):
     held_to: str
     """Which variants are held to another BF16 than the best; empty where none is."""
     untimed: str
+    losses: str
+    """How far FP8's loss is from BF16's; empty where it was not followed."""
     difference: Difference | None
     ranks: tuple[str, ...]
     fixes: tuple[Fix, ...]
@@ -115,6 +118,7 @@ def front(report: Document, *, quiet: bool = False, whole: bool = False) -> Fron
         variants=tuple(_variants(screen.timing, report)),
         held_to=_held_to(screen.timing, facts),
         untimed=_untimed(screen.timing),
+        losses=if_recorded(_losses, facts) or "",
         difference=_difference(screen.timing),
         ranks=screen.ranks,
         fixes=tuple(_fixes(screen.prescription, steps)),
@@ -203,6 +207,11 @@ def _untimed(timing: Timing | None) -> str:
             reasons.setdefault(row.note.removeprefix("not timed: "), []).append(row.label)
     told = "; ".join(f"{' · '.join(labels)} ({plainly(reason)})" for reason, labels in reasons.items())
     return f"Not timed: {told}." if told else ""
+
+
+def _losses(facts: Facts) -> str:
+    followed = loss_gap(facts.trial) or non_finite_from(facts.trial)
+    return loss_in_words(facts.trial) or "" if followed else ""
 
 
 def _difference(timing: Timing | None) -> Difference | None:

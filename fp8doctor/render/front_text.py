@@ -224,9 +224,9 @@ def _steps(front: Front, canvas: Canvas) -> Iterator[RenderableType]:
         yield table
         if wide.bar:
             yield from canvas.packed(_legend(front.variants, canvas), "  ")
-    for told in (front.held_to, front.untimed):
+    for told, style in ((front.held_to, "dim"), (front.untimed, "dim"), (front.losses, "")):
         if told:
-            yield canvas.text(told, "dim")
+            yield canvas.text(told, style)
 
 
 class _Widths(Struct, frozen=True):

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -155,8 +156,8 @@ def main() -> None:
     state = torch.get_rng_state().sum().item() + (torch.cuda.get_rng_state().sum().item() if cuda else 0)
     text = [f"{each.item():.9g}" for each in losses]
     print(f"rank {rank}: {' '.join(text)} weights {digest(model)} random {state}\n", end="", flush=True)
-    time.sleep(0.2)  # gloo's thread lets go of the last all-reduce: it needs the GIL, which DDP's end holds
     dist.destroy_process_group()
+    sys.last_model = model  # kept: its end waits for gloo's thread under the GIL, for which that may wait
 
 
 if __name__ == "__main__":
