@@ -64,7 +64,8 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
         return ()
     if any(map(_is_quantized, weights)):
         return ()
-    switches = [read(module, name) for name in names_in(forward.__code__) if SWITCH.fullmatch(name)]
+    read_there = (read(module, name) for name in names_in(forward.__code__) if SWITCH.fullmatch(name))
+    switches = {each for each in read_there if type(each) is bool}
     if False in switches and True not in switches:
         return ()
     names = names_reached(forward, type(module))

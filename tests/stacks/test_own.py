@@ -126,6 +126,21 @@ def test_layers_without_fp8_stay_ordinary(module: Any) -> None:
     assert (found.stack, found.use) == ("torch", "none")
 
 
+class HoldsScales(nn.Linear):
+    """What it calls fp8 are numbers, and no switch."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 64, device="meta")
+        self.fp8 = torch.ones(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight * self.fp8.sum())
+
+
+def test_what_is_no_switch_is_not_asked_whether_it_is_on() -> None:
+    assert [each.use for each in network(nn.Sequential(HoldsScales())).linears] == ["none"]
+
+
 def test_weights_that_are_float8_are_stored() -> None:
     layer = DeepSeekLinear(64, 32)
     layer.weight = nn.Parameter(torch.empty(32, 64, dtype=torch.float8_e4m3fn), requires_grad=False)
