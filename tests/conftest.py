@@ -27,6 +27,11 @@ SETTINGS = ("ACCELERATE_", "TORCHDYNAMO_", "TORCH_COMPILE_", "NVTE_", "UNSLOTH_"
 """Prefixes of variables that change what is diagnosed, whoever runs the tests."""
 
 
+COLLECT_AT = (100_000, 50, 100)
+"""Thresholds of the garbage collector. At its own (700, 10, 10) it takes a fifth of the time of a process that
+has imported torch: 93 s of CPU for 1,497 tests, 75 s at these (Python 3.11)."""
+
+
 settings.register_profile(
     "gate", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -37,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes longer than a second")
     config.addinivalue_line("markers", "inductor: compiles with Inductor to its last kernel")
     config.option.loadscopereorder = False  # xdist would hand out files by their number of tests
+    gc.set_threshold(*COLLECT_AT)
     if not hasattr(config, "workerinput"):
         # Programs that tests start find it compiled where PYTHONDONTWRITEBYTECODE is set, in half the time.
         for room in ("fp8doctor", "checks"):

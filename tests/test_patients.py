@@ -123,7 +123,6 @@ NOT_ON_FILE = {
     ("GPU003", "healthy"),
     ("GPU004", "sick"),
     ("CKP002", "healthy"),
-    ("MOD012", "sick"),
     ("SHP007", "sick"),
     ("STP008", "sick"),
 }
