@@ -28,8 +28,8 @@ SETTINGS = ("ACCELERATE_", "TORCHDYNAMO_", "TORCH_COMPILE_", "NVTE_", "UNSLOTH_"
 
 
 COLLECT_AT = (100_000, 50, 100)
-"""Thresholds of the garbage collector. At its own (700, 10, 10) it takes a fifth of the time of a process that
-has imported torch: 93 s of CPU for 1,497 tests, 75 s at these (Python 3.11)."""
+"""Thresholds of the garbage collector. At its own (700, 10, 10) it takes a fifth of the time of a process
+that has imported torch: 93 s of CPU for 1,497 tests, 75 s at these (Python 3.11)."""
 
 
 settings.register_profile(
