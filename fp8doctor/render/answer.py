@@ -99,9 +99,11 @@ def _how_much(verdict: Verdict, what: str) -> str:
 
 
 def _no_model(report: Document) -> str:
-    """Say why no model was examined, where the reasons below are findings of the environment alone."""
-    told = recorded(report.facts, "network") or not report.findings
-    return "" if told else report.verdict.summary.partition(": ")[2].rstrip(".")
+    """Say why no model was examined, where what stands below is of the environment alone."""
+    facts = report.facts
+    if recorded(facts, "network") or not report.findings or not recorded(facts, "gaps"):
+        return ""
+    return facts.gaps.get("network", "").rstrip(".")
 
 
 def _times(ratio: float) -> str:

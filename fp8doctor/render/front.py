@@ -17,7 +17,7 @@ from fp8doctor.finding import Saving
 from fp8doctor.render.answer import Answer, Tone, answer, where_to_time
 from fp8doctor.render.header import fp8_share, machine, model, product
 from fp8doctor.render.screen import Entry, Mark, Screen, first_screen, plan
-from fp8doctor.render.timing import COLUMNS, MORE_TIME, NONE_MS, Timing, parts_ms, spread
+from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, more_time_s, parts_ms, spread
 from fp8doctor.render.words import AREAS, FAMILIES, PARTS, plainly
 from fp8doctor.wording import plural, times
 
@@ -318,12 +318,8 @@ def _next(report: Document, screen: Screen) -> Iterator[str]:
     if command and not command.startswith("fp8doctor explain"):
         where = where_to_time(report.facts)
         yield f"{command} times it {where}" if not _timed(report.facts) else command
-    if timing := screen.timing:
-        yield from (
-            f"--budget {each.rpartition(' ')[2].rstrip('.')} times more variants"
-            for each in timing.notes
-            if each.startswith(MORE_TIME)
-        )
+    if recorded(report.facts, "trial") and (enough_s := more_time_s(report.facts.trial)):
+        yield f"--budget {enough_s:g} times more variants"
     yield "-v shows everything"
     yield "-o report.html"
 

@@ -38,9 +38,6 @@ COLUMNS = {
 }
 """Columns of the table -> families of `Breakdown`; idle time stands behind them."""
 
-MORE_TIME = "More time for the rest:"
-"""How the note begins that tells the budget which the variants left out are expected to fit in."""
-
 NO_FIXES: Mapping[str, int] = MappingProxyType({})
 
 NONE_MS = 0.05
@@ -235,14 +232,21 @@ def _notes(trial: Trial, arms: list[Arm], names: Mapping[str, str]) -> Iterator[
     yield from _known_errors(arms, names)
     if followed := if_recorded(loss_in_words, trial):
         yield followed
-    if if_recorded(waits_for_time, trial) and recorded(trial, "budget_s") and trial.budget_s:
-        yield f"{MORE_TIME} --budget {_enough_s(trial, trial.budget_s):g}."
+    if enough_s := more_time_s(trial):
+        yield f"More time for the rest: --budget {enough_s:g}."
     gaps = trial.gaps if recorded(trial, "gaps") else {}
     yield from (
         f"Where the time goes is not known of every variant: {reason}."
         for path, reason in gaps.items()
         if path == "trial.arms.breakdown"
     )
+
+
+def more_time_s(trial: Trial) -> float | None:
+    """Tell the budget that the variants which were left out for time would fit in; None where none were."""
+    if if_recorded(waits_for_time, trial) and recorded(trial, "budget_s") and trial.budget_s:
+        return _enough_s(trial, trial.budget_s)
+    return None
 
 
 def _enough_s(trial: Trial, budget_s: float) -> float:
