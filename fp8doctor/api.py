@@ -54,7 +54,7 @@ def inspect_model(
     autocast: Any = None,
     accumulate: int = 1,
     trial: bool = True,
-    budget_s: float = 60,
+    budget_s: float | None = None,
     layers: int | None = None,
     device: str | None = None,
     assume_gpu: str | None = None,
@@ -68,8 +68,9 @@ def inspect_model(
     a tuple (positional arguments) or a tensor; a Trainer brings one of its own data. ``optimizer`` is an
     instance, or a callable that would build one; the latter is not called on your model. ``autocast`` is the
     dtype the step runs under, ``accumulate`` the micro-batches of a step. ``trial`` times copies of the model
-    for about ``budget_s`` seconds on ``device`` (None: the current CUDA device, and without one nothing is
-    timed; ``cpu`` works and says nothing about a GPU). ``layers`` looks at a copy with so many blocks of
+    for about ``budget_s`` seconds (None: 60, and 120 for a model that is compiled as one graph) on ``device``
+    (None: the current CUDA device, and without one nothing is timed; ``cpu`` works and says nothing about a
+    GPU). ``layers`` looks at a copy with so many blocks of
     every list of repeated blocks instead, for a model that is too large or too slow to time: the report is
     about that smaller model, and its name says so. Without it the trial cuts by itself where that pays, and
     predicts the step of the whole. ``assume_gpu`` names the GPU whose costs are modelled; ``select`` and
@@ -109,7 +110,7 @@ def inspect_model(
 
 
 def _check_limits(budget_s: Any, layers: Any) -> None:
-    if not isinstance(budget_s, (int, float)) or not 0 < budget_s < float("inf"):
+    if budget_s is not None and (not isinstance(budget_s, (int, float)) or not 0 < budget_s < float("inf")):
         raise ValueError(f"budget_s has to be a positive number of seconds, not {budget_s!r}")
     if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or layers < 1):
         raise ValueError(f"layers has to be a whole number of blocks, 1 or more, not {layers!r}")
@@ -172,20 +173,20 @@ def _timed(
     job: Job,
     facts: Facts,
     device: str | None,
-    budget_s: float,
+    budget_s: float | None,
     selected: Sequence[str],
     ignored: Sequence[str],
     tell: Callable[[Doing], object],
 ) -> Facts:
     """The facts with the trial, where there is something to time the model on."""
-    from fp8doctor.trial import Budget, DeviceLost, TrialRun, lost_with, run_trial
+    from fp8doctor.trial import DeviceLost, TrialRun, budget_for, lost_with, run_trial
     from fp8doctor.trial.measure.device import choose_device
 
     where = choose_device(device)
     if where is None:
         return facts
     proposed = hypotheses(facts, select=selected, ignore=ignored)
-    budget = Budget(budget_s)
+    budget = budget_for(job, facts, budget_s)
     teller = Teller(lambda doing, arm: tell(doing), budget.end)
     run = TrialRun(where, budget, teller.say, begin=teller.begin)
     try:

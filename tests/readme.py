@@ -101,13 +101,8 @@ def metavar(option: click.Option, context: click.Context) -> str:
 
 
 def described(option: click.Option) -> str:
-    default = (
-        f" Default: {option.default:g}."
-        if isinstance(option.default, float)
-        else f" Default: {option.default}."
-        if option.show_default
-        else ""
-    )
+    shown = option.default if option.show_default is True else option.show_default
+    default = f" Default: {shown:g}." if isinstance(shown, float) else f" Default: {shown}." if shown else ""
     return (option.help or "") + default
 
 

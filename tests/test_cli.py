@@ -140,7 +140,7 @@ def test_without_a_command_word_the_target_is_examined(worker: Worker) -> None:
         "load_timeout": 600.0,
         "python": None,
     }
-    assert worker.asked == [{**asked, "trial": TrialRequest(budget_s=60.0)}]
+    assert worker.asked == [{**asked, "trial": TrialRequest()}]
     assert "CMP001" in result.stdout
     assert result.stderr == "fp8doctor: loading the model\n"
 
@@ -206,7 +206,7 @@ def test_they_are_whole_beside_a_failure(worker: Worker, problem: str | None) ->
 def test_options_stand_before_or_after_the_target(worker: Worker, args: tuple[str, ...]) -> None:
     assert fp8doctor(*args).exit_code == 0
     asked = {"target": "model.py", "layers": 2, "batch": 4, "seq": 8, "load_timeout": 600.0, "python": None}
-    assert worker.asked == [{**asked, "trial": TrialRequest(budget_s=60.0)}]
+    assert worker.asked == [{**asked, "trial": TrialRequest()}]
 
 
 def test_the_trial_is_ordered_as_the_options_say(worker: Worker, grave_checks: str) -> None:
@@ -267,7 +267,7 @@ def test_a_trace_goes_where_it_was_asked_for(
     monkeypatch.chdir(tmp_path)
     worker.facts, worker.traces = timed(80.0), {"/here/step.json": None, "/here/step.bf16.json": None}
     result = fp8doctor("model.py", "--trace", "step.json")
-    assert worker.asked[0]["trial"] == TrialRequest(budget_s=60.0, trace=str(tmp_path / "step.json"))
+    assert worker.asked[0]["trial"] == TrialRequest(trace=str(tmp_path / "step.json"))
     assert result.exit_code == 0
     assert result.stderr.endswith(
         "fp8doctor: a trace is in /here/step.json\nfp8doctor: a trace is in /here/step.bf16.json\n"

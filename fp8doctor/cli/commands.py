@@ -47,6 +47,7 @@ from fp8doctor.cli.traces import trace as trace_
 from fp8doctor.cli.why import why
 from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.errors import UserError
+from fp8doctor.stages import BUDGET_S, WHOLE_BUDGET_S
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -201,8 +202,8 @@ def main() -> None:
     click.option(
         "--budget",
         type=float,
-        default=60.0,
-        show_default=True,
+        default=None,
+        show_default=f"{BUDGET_S:g}; {WHOLE_BUDGET_S:g} for a model compiled as one graph",
         metavar="SECONDS",
         callback=seconds,
         help="About how long the trial may take.",
@@ -238,7 +239,7 @@ def examine(
     layers: int | None,
     load_timeout: float,
     no_trial: bool,
-    budget: float,
+    budget: float | None,
     device: str | None,
     trace: Path | None,
     python: str | None,

@@ -27,8 +27,8 @@ def codes(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...
     return prefixes
 
 
-def seconds(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
-    if not (math.isfinite(value) and value > 0):
+def seconds(ctx: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not (math.isfinite(value) and value > 0):
         raise click.BadParameter(f"{value} is not a positive number of seconds", ctx, parameter)
     return value
 

@@ -12,18 +12,38 @@ import torch
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts, Trial, recorded
 from fp8doctor.loading.job import Job
-from fp8doctor.stages import Stage
+from fp8doctor.stages import BUDGET_S, WHOLE_BUDGET_S, Stage
 from fp8doctor.trial.arms import arms
 from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.copies.depth import named_in
+from fp8doctor.trial.copies.replica import unwrapped
 from fp8doctor.trial.layers import rows, shapes
 from fp8doctor.trial.layers.fake_rows import with_rows
 from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.cuts import compiled_as_one
 from fp8doctor.trial.measure.device import DeviceLost, choose_device, gpu_name
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.state import dynamo_state
 from fp8doctor.trial.state.digest import CONTEXT, with_harm
 
-__all__ = ["Budget", "DeviceLost", "TrialRun", "choose_device", "lost_with", "run_trial", "with_rows"]
+__all__ = [
+    "Budget",
+    "DeviceLost",
+    "TrialRun",
+    "budget_for",
+    "choose_device",
+    "lost_with",
+    "run_trial",
+    "with_rows",
+]
+
+
+def budget_for(job: Job, facts: Facts, asked_s: float | None) -> Budget:
+    """Begin the budget that was asked for, or one by what the job compiles."""
+    if asked_s is not None:
+        return Budget(asked_s)
+    within = named_in(unwrapped(job.model), [blocks.name for blocks in facts.network.blocks])
+    return Budget(WHOLE_BUDGET_S if compiled_as_one(job, within) else BUDGET_S)
 
 
 def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRun) -> Trial:

@@ -28,8 +28,9 @@ from fp8doctor.trial.variant import ArmPlan
 
 _log = logging.getLogger("fp8doctor")
 
-MOST_HELPERS, CORES_EACH = 2, 6
-"""Helpers at most, and the cores that each of them and the trial need: a compilation keeps several busy."""
+MOST_HELPERS, CORES_EACH = 3, 4
+"""Helpers at most, and the cores that each of them and the trial need: a compilation keeps one core busy, and
+several while its kernels are built."""
 
 LAYERS = 2
 """Layers that a helper has the model file build, where its function takes their number: the fewest that are a

@@ -134,7 +134,7 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any], loa
 
     ``loaded_s`` is what loading it took.
     """
-    from fp8doctor.trial import Budget, DeviceLost, TrialRun, run_trial
+    from fp8doctor.trial import DeviceLost, TrialRun, budget_for, run_trial
     from fp8doctor.trial.ahead import how_many, layers_to_load
     from fp8doctor.trial.measure.device import choose_device
 
@@ -144,7 +144,7 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any], loa
         return None
     proposed = _proposed(facts, request)
 
-    budget = Budget(request.budget_s)
+    budget = budget_for(job, facts, request.budget_s)
     teller = Teller(
         lambda doing, arm: channel.send(Begun(doing, timing=True, arm=arm)), budget.end, before=BEFORE_TRIAL
     )

@@ -12,7 +12,8 @@ from fp8doctor.facts.arm_names import ArmName
 class TrialRequest:
     """A trial's time, its device, the checks whose treatments it tries, and where its traces go."""
 
-    budget_s: float
+    budget_s: float | None = None
+    """None leaves it to what there is to compile."""
     device: str | None = None
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()

@@ -1,11 +1,11 @@
 """Time one variant of a job's training step in plain PyTorch, without fp8doctor: the truth that a trial is
 held to.
 
-``python tests/benchmarks/plain_step.py JOB.py CHANGE...`` prints one JSON line: the median step in ms, the
-peak in GiB, and the share of the step in which the GPU ran nothing. CHANGE is a name of the job's
-``VARIANTS``, with ``=LAYER,LAYER`` where it takes layers; they are made one after the other. ``--variants``
-prints the names. Steps run for seconds before and while they are timed: a GPU at its power limit is slower in
-the long run of a training than in a burst.
+``python tests/benchmarks/plain_step.py JOB.py CHANGE...`` imports the job, waits for a line on stdin, and
+prints one JSON line: the median step in ms, the peak in GiB, and the share of the step in which the GPU ran
+nothing. CHANGE is a name of the job's ``VARIANTS``, with ``=LAYER,LAYER`` where it takes layers; they are
+made one after the other. ``--variants`` prints the names. Steps run for seconds before and while they are
+timed: a GPU at its power limit is slower in the long run of a training than in a burst.
 """
 
 from __future__ import annotations
@@ -146,6 +146,7 @@ def main(path: str, *changes: str) -> None:
     if changes == ("--variants",):
         print(json.dumps(list(job.VARIANTS)))
         return
+    sys.stdin.readline()  # whoever times several lets one at a time touch the GPU
     torch.manual_seed(0)
     step = training_step(job, changes)
     print(json.dumps(timed(step) if torch.cuda.is_available() else tried(step)))

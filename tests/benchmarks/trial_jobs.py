@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,9 @@ SHARED = "plain"
 
 LOADING_S, PLAIN_S = 120.0, 120.0
 """Seconds after which a run is ended: of a trial beside twice its budget, and of a plain script."""
+
+LONGEST_DEFAULT_S = 120.0
+"""Budget in seconds of a trial that is given none, at the most."""
 
 ENDING_S = 10.0
 """Seconds that an interrupted process has to end by itself."""
@@ -59,6 +62,8 @@ class Bench:
     settings: Mapping[str, Mapping[str, Any]]
     arguments: argparse.Namespace
     lock: threading.Lock
+    runs: list[Run] = field(default_factory=list)
+    """All that were started."""
 
     def write_table(self) -> list[str]:
         """Write the table of all that is known so far."""
@@ -90,25 +95,40 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def ran(command: Sequence[str], environment: Mapping[str, str], limit_s: float, log: Path) -> str | None:
-    """Run a process; return why it failed, or None. Its stderr goes to ``log``, its stdout beside it."""
-    with log.open("w") as errors, log.with_suffix(".out").open("w") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=os.environ | environment,
-            stdout=output,
-            stderr=errors,
-            start_new_session=True,
-        )
+@dataclass
+class Run:
+    """A process, whose stderr goes to ``log`` and whose stdout beside it."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @classmethod
+    def started(cls, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Run:
+        with log.open("w") as errors, log.with_suffix(".out").open("w") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=os.environ | environment,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+        return cls(process, log)
+
+    def ended(self, limit_s: float) -> str | None:
+        """Let it go on, wait for its end, and return why it failed, or None."""
         try:
-            code = process.wait(limit_s)
+            self.process.communicate(b"\n", limit_s)
         except subprocess.TimeoutExpired:
-            code = None
-            end(process)
-    if code is None:
-        return f"ended after {limit_s:.0f} s"
-    return None if code == 0 else f"exit {code}: {log.read_text(errors='replace').strip()[-LAST:]}"
+            end(self.process)
+            return f"ended after {limit_s:.0f} s"
+        code, said = self.process.returncode, self.log.read_text(errors="replace").strip()
+        return None if code == 0 else f"exit {code}: {said[-LAST:]}"
+
+    def last_line(self) -> str:
+        """Return the last line that it printed."""
+        return ("", *self.log.with_suffix(".out").read_text().strip().splitlines())[-1]
 
 
 class JobRun:
@@ -152,31 +172,45 @@ class JobRun:
         """Run fp8doctor on the job's file, and keep its report."""
         command = [sys.executable, "-m", "fp8doctor", str(self.path), "--fail-on", "never", "-q"]
         budget = self.bench.arguments.budget
-        command += ["--budget", f"{budget:g}", "--save", str(self.folder / f"{kind}.json")]
+        command += ["--budget", f"{budget:g}"] if budget else []
+        command += ["--save", str(self.folder / f"{kind}.json")]
         command += ["--device", "cpu"] if self.bench.arguments.tiny else []
         began = time.monotonic()
-        error = self.ran(command, 2 * budget + LOADING_S, self.folder / f"{kind}.log")
+        run = self.started(command, f"{kind}.log")
+        error = self.ended(run, 2 * (budget or LONGEST_DEFAULT_S) + LOADING_S)
         self.note(kind, {"seconds": time.monotonic() - began, "error": error})
         print(f"{self.name}: {kind} {error or f'{time.monotonic() - began:.0f} s'}", flush=True)
 
     def time_plainly(self) -> None:
-        """Time every variant that is wanted and that the job can be changed to by hand."""
-        known: dict[str, Any] = {}
-        for variant, changes in held_to_plain.wanted(self.report(), self.by_hand()).items():
-            log = self.folder / f"plain-{variant}.log"
-            command = [sys.executable, str(HERE / "plain_step.py"), str(self.path), *changes]
-            error = self.ran(command, PLAIN_S, log)
-            said = log.with_suffix(".out").read_text().strip().splitlines()
-            known[variant] = {"error": error} if error or not said else json.loads(said[-1])
-            known[variant]["changes"] = changes
-            (self.folder / "plain.json").write_text(json.dumps(known, indent=1))
-            self.bench.write_table()
-            print(f"{self.name}: {variant} {known[variant]}", flush=True)
+        """Time every variant that is wanted and that the job can be changed to by hand, each set of changes
+        once.
 
-    def ran(self, command: Sequence[str], limit_s: float, log: Path) -> str | None:
-        """Run a process on the job's GPU; return why it failed, or None."""
-        slower = ON_CPU if self.bench.arguments.tiny else 1
-        return ran(command, self.environment, slower * limit_s, log)
+        The processes import what they need at the same time, and use the GPU one after the other.
+        """
+        variants = held_to_plain.wanted(self.report(), self.by_hand())
+        runs = {tuple(changes): self.plain(variant, changes) for variant, changes in variants.items()}
+        known: dict[tuple[str, ...], Any] = {}
+        for changes, run in runs.items():
+            error = self.ended(run, PLAIN_S)
+            known[changes] = {"error": error} if error else json.loads(run.last_line())
+            known[changes]["changes"] = list(changes)
+            timed = {name: known[tuple(of)] for name, of in variants.items() if tuple(of) in known}
+            (self.folder / "plain.json").write_text(json.dumps(timed, indent=1))
+            self.bench.write_table()
+            print(f"{self.name}: {changes} {known[changes]}", flush=True)
+
+    def plain(self, variant: str, changes: Sequence[str]) -> Run:
+        """Start the plain script of a variant."""
+        command = [sys.executable, str(HERE / "plain_step.py"), str(self.path), *changes]
+        return self.started(command, f"plain-{variant}.log")
+
+    def started(self, command: Sequence[str], log: str) -> Run:
+        run = Run.started(command, self.environment, self.folder / log)
+        self.bench.runs.append(run)
+        return run
+
+    def ended(self, run: Run, limit_s: float) -> str | None:
+        return run.ended((ON_CPU if self.bench.arguments.tiny else 1) * limit_s)
 
     def report(self) -> Any:
         """The report whose arms the plain scripts repeat."""
@@ -184,10 +218,9 @@ class JobRun:
 
     def by_hand(self) -> list[str]:
         """Ask the job's file which changes it can be made to."""
-        log = self.folder / "variants.log"
         command = [sys.executable, str(HERE / "plain_step.py"), str(self.path), "--variants"]
-        failed = self.ran(command, PLAIN_S, log)
-        names: list[str] = [] if failed else json.loads(log.with_suffix(".out").read_text().splitlines()[-1])
+        run = self.started(command, "variants.log")
+        names: list[str] = [] if self.ended(run, PLAIN_S) else json.loads(run.last_line())
         return names
 
 
@@ -215,7 +248,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--te", help="folder that holds Transformer Engine")
-    parser.add_argument("--budget", type=float, default=60.0)
+    parser.add_argument("--budget", type=float, help="seconds; fp8doctor's own without it")
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
@@ -231,11 +264,19 @@ def main() -> int:
     for name in arguments.names or sorted(known, key=lambda name: -bench.settings[name].get("COLD_S", 0)):
         names.put(name)
     bench.out.mkdir(parents=True, exist_ok=True)
-    workers = [threading.Thread(target=worker, args=(bench, names, gpu)) for gpu in range(arguments.gpus)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join(timeout=3600)
+    workers = [
+        threading.Thread(target=worker, args=(bench, names, gpu), daemon=True)
+        for gpu in range(arguments.gpus)
+    ]
+    try:
+        for each in workers:
+            each.start()
+        for each in workers:
+            each.join()
+    finally:
+        for run in bench.runs:
+            if run.process.poll() is None:
+                end(run.process)
     missed = bench.write_table()
     print((bench.out / "table.md").read_text())
     return int(failed(bench) if arguments.tiny else bool(missed))

@@ -57,6 +57,42 @@ def runs_itself(original: nn.Module, replica: nn.Module, x: Any = X) -> None:
     assert not torch.equal(replica(x), original(x))
 
 
+class SideBySide(nn.Module):
+    """Parameters that are views of one piece of memory, as the query, key and value of Transformer Engine
+    are."""
+
+    def __init__(self, *, more: int = 0) -> None:
+        super().__init__()
+        whole = torch.randn(48 + more, 32)
+        self.query, self.key = nn.Parameter(whole[:32]), nn.Parameter(whole[32:48])
+        self.tied = nn.Parameter(self.query.detach())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.query.T @ self.tied @ self.key.T
+
+
+def test_what_lies_side_by_side_stays_so() -> None:
+    original = SideBySide()
+    replica = replicate(original, device=torch.device("cpu"))[0]
+    runs_itself(original, replica)
+    query, key, tied = (getattr(replica, name) for name in ("query", "key", "tied"))
+    assert key.data_ptr() == query.data_ptr() + query.nbytes
+    assert tied.data_ptr() == query.data_ptr()
+
+
+def test_a_part_of_a_larger_memory_is_copied_alone() -> None:
+    replica = replicate(SideBySide(more=160))[0]
+    assert replica.query.untyped_storage().nbytes() == replica.query.nbytes
+
+
+def test_parameters_without_memory_stay_so() -> None:
+    with torch.device("meta"):
+        original = Stack()
+    assert [each.shape for each in replicate(original)[0].parameters()] == [
+        each.shape for each in original.parameters()
+    ]
+
+
 def test_a_plain_model() -> None:
     model = Stack()
     runs_itself(model, replicate(model)[0])

@@ -68,6 +68,8 @@ def replicate(
         if i not in keep
     }
     kept = [(name, module) for name, module in root.named_modules() if not _below(name, dropped)]
+    if not share:
+        _memoize_neighbours([module for _, module in kept], memo, device)
     for name, module in kept:
         _memoize_tensors(name, module, memo, device, share)
     marks = {
@@ -124,6 +126,38 @@ def _below(name: str, dropped: set[str]) -> bool:
     return any(name == each or name.startswith(f"{each}.") for each in dropped)
 
 
+def _memoize_neighbours(
+    modules: Sequence[nn.Module], memo: dict[int, Any], device: torch.device | None
+) -> None:
+    """Copy tensors that share one piece of memory with that piece, where they are all of it and stay on their
+    device.
+
+    Transformer Engine keeps the weights of query, key and value side by side, and joins them in every step
+    where they are not: 0.4 GiB in eight layers of 4096 (2.20 on an H200).
+    """
+    pieces: dict[int, dict[int, torch.Tensor]] = {}
+    for module in modules:
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None and id(tensor) not in memo and _lies_on(device, tensor):
+                pieces.setdefault(tensor.untyped_storage().data_ptr(), {})[id(tensor)] = tensor
+    for together in pieces.values():
+        storage = next(iter(together.values())).untyped_storage()
+        if len(together) == 1 or storage.nbytes() > sum(each.nbytes for each in together.values()):
+            continue
+        copied = storage.clone()  # type: ignore[no-untyped-call]
+        for tensor in together.values():
+            data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            data.set_(copied, tensor.storage_offset(), tensor.shape, tensor.stride())
+            memo[id(tensor)] = _like(tensor, data)
+
+
+def _lies_on(device: torch.device | None, tensor: torch.Tensor) -> bool:
+    """Whether it is a plain tensor with memory, where its copy will be."""
+    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    there = plain and not tensor.is_meta and tensor.untyped_storage().nbytes() > 0
+    return there and device in (None, tensor.device)
+
+
 def _memoize_tensors(
     name: str, module: nn.Module, memo: dict[int, Any], device: torch.device | None, share: bool
 ) -> None:
@@ -142,7 +176,11 @@ def _memoize_tensors(
 
 
 def _copy_of(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
-    data = tensor.detach().to(device or tensor.device, copy=True)
+    return _like(tensor, tensor.detach().to(device or tensor.device, copy=True))
+
+
+def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """Make of the copied data what the tensor is, with what is attached to it."""
     if not isinstance(tensor, nn.Parameter):
         return data
     parameter = nn.Parameter(data, requires_grad=tensor.requires_grad)
