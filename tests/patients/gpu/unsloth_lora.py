@@ -122,7 +122,7 @@ def example_batch() -> dict[str, torch.Tensor]:
     return {"input_ids": tokens, "labels": tokens, "attention_mask": torch.ones_like(tokens)}
 
 
-def train(model: torch.nn.Module, steps: int = 30) -> None:
+def train(model: torch.nn.Module, steps: int = 40) -> None:
     """Train as a Trainer with bf16=True does."""
     optimizer = torch.optim.AdamW((each for each in model.parameters() if each.requires_grad), fused=True)
     model.train()
