@@ -3,6 +3,7 @@
 fp8doctor run trainer.py --float8
 ACCELERATE_MIXED_PRECISION=fp8 fp8doctor run trainer.py    # overridden by bf16=True: ENV001
 fp8doctor run trainer.py --float8 --no-compile             # FP8 Linears that run eagerly: CMP001
+ACCELERATE_MIXED_PRECISION=fp8 fp8doctor run trainer.py --no-bf16    # weights that no optimizer holds: MOD007
 """
 
 import argparse
@@ -33,6 +34,7 @@ def main():
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--float8", action="store_true")
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--no-bf16", action="store_true")
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--folder", default="out", help="of the Trainer")
@@ -64,7 +66,7 @@ def main():
             per_device_train_batch_size=arguments.batch,
             max_steps=arguments.steps,
             learning_rate=1e-4,
-            bf16=True,
+            bf16=not arguments.no_bf16,
             full_determinism=arguments.deterministic,
             use_cpu=not torch.cuda.is_available(),
             save_strategy="no",

@@ -8,7 +8,8 @@ since 0.12). Without autocast every adapted layer then copies its input to fp32 
 A and B in fp32, without tensor cores unless TF32 is on: 81 of the 108 matmuls of a small model were
 fp32, and on one H200 a 1 B model with rank 16 took longer than its full fine-tuning (143.6 against
 128.4 ms, compiled). Under BF16 autocast no fp32 matmul is left, only the copies: then this is
-information, and so it is on a model that a Trainer may still put under autocast.
+information, and so it is on a model that a Trainer may still put under autocast, and of adapters
+that were converted to FP8 themselves (LORA003).
 
 What to do. Let the adapters have the dtype of the base, before the optimizer is made.
 
@@ -52,10 +53,14 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
     if "meta" in facts.network.devices:
         return NotApplicable(reason="on the meta device PEFT leaves adapters in fp32 that it casts elsewhere")
     autocast = facts.training.autocast
+    multiplied = [linear for linear in fp32 if linear.use != "training"]
     return Finding(
-        severity=None if autocast is None and trains(facts) else "info",
+        severity=None if multiplied and autocast is None and trains(facts) else "info",
         title=f"{len(fp32)} of {len(adapters)} LoRA matrices are fp32 on a BF16 base",
-        explanation="Without autocast each of them is an fp32 matmul, and each adapted layer copies its "
+        explanation="They were converted to FP8 themselves, and multiply in it; a copy of each input to fp32 "
+        "remains."
+        if not multiplied
+        else "Without autocast each of them is an fp32 matmul, and each adapted layer copies its "
         "input to fp32."
         if autocast is None
         else f"Under {autocast} autocast they are multiplied in 16 bits; a copy of each input to fp32 "

@@ -57,7 +57,18 @@ def owner_of(optimizer: Optimizer, living: Living) -> Ownership | None:
         if found is not None:
             living.note([wrapper])
             return replace(found, wrapper=wrapper)
-    return None
+    return _by_gradients(stepped, living)
+
+
+def _by_gradients(stepped: list[nn.Parameter], living: Living) -> Ownership | None:
+    """Find the model by those stepped parameters that got a gradient: a conversion may have put others into
+    the places of the rest, which the optimizer steps in vain."""
+    trained = [each for each in stepped if each.grad is not None]
+    found = owner(trained, living) if 0 < len(trained) < len(stepped) else None
+    if found is None:
+        return None
+    share = sum(map(whole_size, trained)) / sum(map(whole_size, stepped))
+    return replace(found, share=share * found.share)
 
 
 def held(optimizer: Optimizer) -> list[Any]:

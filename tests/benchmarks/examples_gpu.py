@@ -41,6 +41,7 @@ LLAMA = "--hidden 4096 --layers 4 --vocabulary 32000 --batch 4 --length 2048 --s
 """Sizes at which FP8 pays on an H200: 8192 tokens, GEMMs of 4096 and 16384."""
 
 FP8 = {"ACCELERATE_MIXED_PRECISION": "fp8"}
+FP8_BY_TORCHAO, FP8_BY_TE = ({**FP8, "ACCELERATE_FP8_BACKEND": backend} for backend in ("AO", "TE"))
 TRL = "trl.scripts.sft"
 
 
@@ -71,6 +72,10 @@ JOBS = (
     Job("trainer", "trainer.py --float8", LLAMA),
     Job("trainer_overridden", "trainer.py", LLAMA, ("ENV001",), FP8),
     Job("trainer_eager", "trainer.py --float8 --no-compile", LLAMA, ("CMP001",)),
+    Job("trainer_fp8_ao", "trainer.py --no-bf16", LLAMA, ("MOD007",), FP8_BY_TORCHAO),
+    Job("trainer_fp8_te", "trainer.py --no-bf16", LLAMA, (), FP8_BY_TE, "transformer_engine"),
+    Job("trainer_overridden_ao", "trainer.py", LLAMA, ("ENV001",), FP8_BY_TORCHAO),
+    Job("trainer_overridden_te", "trainer.py", LLAMA, ("ENV001",), FP8_BY_TE, "transformer_engine"),
     Job("te", "accelerate_te.py", LLAMA, needs="transformer_engine"),
     Job("te_overridden", "accelerate_te.py --precision bf16", LLAMA, ("ENV001",), FP8, "transformer_engine"),
     Job("te_checkpointed", "accelerate_te.py --checkpointing", LLAMA, ("CKP002",), {}, "transformer_engine"),

@@ -49,6 +49,22 @@ TIMED = (
     "graph_breaks",
     "te_transformer",
     "vit_large",
+    "accelerate_te_wide",
+    "accelerate_torchao",
+    "accelerate_torchao_eager",
+    "busy_neighbours",
+    "checkpointed_of_need",
+    "decoder_compiled_whole",
+    "foreach_adamw",
+    "rotated",
+    "te_checkpointed_inside",
+    "te_frozen",
+    "te_llama_7b",
+    "te_lora",
+    "te_not_reentrant",
+    "te_own_checkpoint",
+    "te_tiny",
+    "wide_head",
 )
 """Patients whose recording holds a trial; the others are examined only."""
 

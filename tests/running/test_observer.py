@@ -35,6 +35,7 @@ from fp8doctor.running.ownership import owner
 from fp8doctor.running.recording import CUT_SHORT, GAVE_WAY
 from fp8doctor.running.settings import Settings
 from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER
+from tests.checks.environment.live import finding_of
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 from tests.stand_ins.deepspeed_optimizer import ZeroOptimizer
 
@@ -591,6 +592,29 @@ def test_an_optimizer_that_was_built_too_early(observer: Observer, heard: Heard)
     train(model, WARMUP + STEPS, optimizer=optimizer)
     assert heard.facts.training.parameters_outside_optimizer == 2
     assert heard.facts.training.first_outside_optimizer == ("blocks.1.up.weight", "blocks.1.up.bias")
+
+
+def test_an_optimizer_whose_parameters_the_model_no_longer_has(observer: Observer, heard: Heard) -> None:
+    """As after Accelerate's `prepare` with torchao: the norm is all that the optimizer still trains."""
+    model = nn.Sequential(Net(), nn.LayerNorm(16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for layer in (each for each in model.modules() if isinstance(each, nn.Linear)):
+        layer.weight, layer.bias = (nn.Parameter(each.detach()) for each in (layer.weight, layer.bias))
+    train(model, WARMUP + STEPS, optimizer=optimizer)
+    facts = heard.facts
+    assert len(facts.network.linears) == 4
+    assert facts.observed.share_pct < 1
+    assert finding_of("MOD007", facts) is not None
+
+
+def test_three_models_that_one_optimizer_trains_are_no_model(observer: Observer, heard: Heard) -> None:
+    """None owns half, and all get gradients."""
+    models = nn.ModuleList(Net() for _ in range(3))
+    parts = [*models]
+    optimizer = torch.optim.SGD([each for part in parts for each in part.parameters()], lr=0.01)
+    del models
+    train(parts, WARMUP + STEPS, call=lambda x: sum(part(x) for part in parts), optimizer=optimizer)
+    assert not recorded(heard.facts, "network")
 
 
 def test_steps_of_a_forked_process(observer: Observer, heard: Heard) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
 from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fp8doctor.facts import Facts
 from tests.checks.environment.live import finding_of, outcome_of
+from tests.stand_ins import transformer_engine as stand_in
 
 Look = Callable[..., Facts]
 
@@ -103,6 +106,49 @@ def test_on_the_meta_device_the_dtype_is_not_decided(look: Look) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_base_that_is_not_bf16(dtype: torch.dtype, look: Look) -> None:
     assert outcome_of("LORA002", look(lora(base(dtype)))).outcome == "not_applicable"
+
+
+def test_adapters_that_were_converted_are_no_fp32_matmuls(look: Look) -> None:
+    """A Float8Linear casts whatever it is given; the copies of its input stay (LORA003 tells the rest)."""
+    finding = finding_of("LORA002", look(convert_to_float8_training(lora(base()))))
+    assert finding is not None
+    assert finding.severity == "info"
+    assert "fp32 matmul" not in finding.explanation
+    assert "copy" in finding.explanation
+
+
+class TeBlock(nn.Module):
+    def __init__(self, te: Any) -> None:
+        super().__init__()
+        self.up, self.down = te.Linear(64, 128, bias=False), te.Linear(128, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x))
+
+
+def test_adapters_over_transformer_engine(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
+    """PEFT's own class for Transformer Engine's layers (0.21), over the stand-in of them."""
+    from peft.tuners.lora import te as of_peft
+
+    te: Any = stand_in.install(monkeypatch, "quantization")
+    sys.modules["transformer_engine"].pytorch = te  # type: ignore[attr-defined]
+    monkeypatch.setattr(of_peft, "te", sys.modules["transformer_engine"], raising=False)
+    monkeypatch.setattr(of_peft, "is_te_pytorch_available", lambda: True)
+    model = get_peft_model(TeBlock(te).bfloat16(), LoraConfig(r=16, target_modules=["up", "down"]))
+    assert isinstance(model.base_model.model.up, of_peft.TeLinear)
+    with te.autocast(enabled=True):
+        model(torch.zeros(8, 64, dtype=torch.bfloat16)).sum().backward()
+    facts = look(model)
+    assert [(each.adapter, each.stack, each.dtype) for each in facts.network.linears[:2]] == [
+        ("base", "transformer_engine", "bfloat16"),
+        ("adapter", "torch", "float32"),
+    ]
+    finding = finding_of("LORA002", facts)
+    assert finding is not None
+    assert finding.title == "4 of 4 LoRA matrices are fp32 on a BF16 base"
+    assert finding.severity == "warning"
+    assert facts.network.adapter_parameters == 2 * 16 * (64 + 128)
+    assert outcome_of("LORA003", facts).outcome == "healthy"
 
 
 def test_without_lora(look: Look) -> None:
