@@ -112,7 +112,7 @@ def not_due(facts: Facts) -> str | None:
 def of_the_call(facts: Facts) -> Finding:
     """Tell of a converter that was called, or is named, and of a model that holds no FP8 layer."""
     linears = facts.network.linears
-    such_as = f", such as {linears[-1].name!r}" if linears and linears[-1].name else ""
+    cause, treatment = why_replaced_none(linears)
     certain = converted_nothing(facts)
     happened = (
         f"{CONVERTER} was called, and put an FP8 layer in the place of no Linear"
@@ -125,10 +125,21 @@ def of_the_call(facts: Facts) -> Finding:
         if certain
         else f"The code calls {CONVERTER}; none of {len(linears)} Linears is in FP8",
         explanation=f"{happened}. It takes every nn.Linear that its module_filter_fn lets through, and "
-        "changes the model in place: either the filter let none through, where it compares names with those "
-        f"of the model{such_as}, or the layers of this model were made after the call.",
+        f"changes the model in place. {cause}",
         evidence={"called": certain or None, "linears": len(linears), "fp8_layers": 0},
-        treatment=Treatment(
+        treatment=treatment,
+    )
+
+
+def why_replaced_none(linears: tuple[Linear, ...]) -> tuple[str, Treatment]:
+    """Find the likeliest reason for which a converter that was called found nothing to replace."""
+    if of_conv1d := for_conv1d(linears):
+        return of_conv1d
+    such_as = f", such as {linears[-1].name!r}" if linears and linears[-1].name else ""
+    return (
+        f"Either the filter let none through, where it compares names with those of the model{such_as}, or "
+        "the layers of this model were made after the call.",
+        Treatment(
             name="convert",
             summary="let the filter take the layers, and convert the very model that trains",
             code="convert_to_float8_training(model)   # or with a filter that takes the model's own names",
@@ -154,15 +165,9 @@ def conversion_due(facts: Facts) -> str | None:
 def why_none(facts: Facts) -> tuple[str, Treatment]:
     """Find the likeliest reason, from what the layers are, and what to do about it."""
     linears = facts.network.linears
-    conv1d = [linear for linear in linears if linear.kind.endswith(".Conv1D")]
     aligned = [linear for linear in linears if fits_fp8(linear)]
-    if conv1d:
-        return f"{len(conv1d)} of them are Conv1D, which no converter takes for a Linear.", Treatment(
-            name="conv1d-to-linear",
-            summary="replace each Conv1D by an nn.Linear with the transposed weight, before the conversion",
-            code="linear = nn.Linear(*conv1d.weight.shape)\nlinear.weight.data, linear.bias.data = "
-            "conv1d.weight.data.T.contiguous(), conv1d.bias.data",
-        )
+    if of_conv1d := for_conv1d(linears):
+        return of_conv1d
     if not (facts.training.accelerate and facts.training.accelerate.prepared):
         return (
             "The model never went through Accelerator.prepare, and nothing else reads the request.",
@@ -200,6 +205,19 @@ def why_none(facts: Facts) -> tuple[str, Treatment]:
             code='accelerator = Accelerator(mixed_precision="fp8")\nmodel, optimizer = '
             "accelerator.prepare(model, optimizer)",
         ),
+    )
+
+
+def for_conv1d(linears: tuple[Linear, ...]) -> tuple[str, Treatment] | None:
+    """Tell of GPT-2's layers, which no converter takes for Linears; None where there are none."""
+    conv1d = [linear for linear in linears if linear.kind.endswith(".Conv1D")]
+    if not conv1d:
+        return None
+    return f"{len(conv1d)} of them are Conv1D, which no converter takes for a Linear.", Treatment(
+        name="conv1d-to-linear",
+        summary="replace each Conv1D by an nn.Linear with the transposed weight, before the conversion",
+        code="linear = nn.Linear(*conv1d.weight.shape)\nlinear.weight.data, linear.bias.data = "
+        "conv1d.weight.data.T.contiguous(), conv1d.bias.data",
     )
 
 

@@ -18,10 +18,14 @@ class ModelledSpeedup(Struct, frozen=True):
     gpu: str
 
     @property
+    def best(self) -> float:
+        """Of the faster form."""
+        return max(self.as_is, self.compiled)
+
+    @property
     def sentence(self) -> str:
         """Write what the verdict says of it."""
-        best = max(self.as_is, self.compiled)
-        later = f", {best:.2f}x compiled" if best - self.as_is >= 0.01 else ""
+        later = f", {self.best:.2f}x compiled" if self.best - self.as_is >= 0.01 else ""
         return f"About {self.as_is:.2f}x of the best BF16 as it is{later} (modelled on {self.gpu})."
 
 

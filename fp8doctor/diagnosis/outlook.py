@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, ratio, uses_fp8
-from fp8doctor.analysis.modelled_speedup import modelled_speedup
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_speedup
 from fp8doctor.analysis.outcome import is_noise, stays_in_bf16
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.document import Document, Step
@@ -85,16 +85,26 @@ def _form(bf16: Arm) -> str:
 def _modelled(report: Document, steps: Sequence[Step]) -> str:
     if any(step.treatment.name == STAY_IN_BF16 for step in steps):
         return "FP8 cannot win here (modelled): leave it off."
-    expects = modelled_speedup(report.facts) if is_what_it_seems(report.findings) else None
-    if expects is None or not uses_fp8(report.facts):
+    expects = _expected(report)
+    if expects is None:
         return ""
-    best = max(expects.as_is, expects.compiled)
     advice = (
         ", too close for the cost model to tell"
-        if abs(best - 1) < EVEN_WHEN_MODELLED
+        if abs(expects.best - 1) < EVEN_WHEN_MODELLED
         else ": leave FP8 off"
-        if best < 1
+        if expects.best < 1
         else ""
     )
     beginning = "After all fixes" if steps else "As it is"
-    return f"{beginning} about {best:.2f}x of the best BF16 (modelled on {expects.gpu}){advice}."
+    return f"{beginning} about {expects.best:.2f}x of the best BF16 (modelled on {expects.gpu}){advice}."
+
+
+def loses_as_modelled(report: Document) -> bool:
+    """Whether FP8 is slower in its fastest form too, by more than the cost model may be off."""
+    expects = _expected(report)
+    return expects is not None and 1 - expects.best >= EVEN_WHEN_MODELLED
+
+
+def _expected(report: Document) -> ModelledSpeedup | None:
+    seems = is_what_it_seems(report.findings) and uses_fp8(report.facts)
+    return modelled_speedup(report.facts) if seems else None

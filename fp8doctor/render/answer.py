@@ -13,7 +13,7 @@ from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.outlook import outlook
+from fp8doctor.diagnosis.outlook import loses_as_modelled, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.render.certainty import certainty
@@ -199,6 +199,8 @@ def _without_a_cause(report: Document) -> str:
         return verdict.summary
     if verdict.status in ("no_fp8", "too_noisy"):
         return verdict.summary
+    if verdict.basis == "modelled" and if_recorded(loses_as_modelled, report):
+        return "No check found a mistake; FP8 costs these layers more than its matmuls save, as modelled."
     if verdict.basis == "modelled":
         return "No check found what would slow FP8 down."
     return "What the step is made of was not profiled."
@@ -216,6 +218,8 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         return
     if steps:
         yield from (_numbered(number, step, len(steps)) for number, step in enumerate(steps, 1))
+        if report.verdict.status not in GRAVE and if_recorded(loses_as_modelled, report):
+            yield "Or leave FP8 off."
         return
     grave = _gravest(report) or next(_unmended(report), None)
     if grave:
@@ -224,6 +228,9 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield "Leave FP8 off until it is known why."
     elif report.verdict.status == "not_measured" and not recorded(report.facts, "network"):
         yield "Nothing can be advised before a model was examined."
+    elif report.verdict.basis != "measured" and if_recorded(loses_as_modelled, report):
+        timed = f", or time it {where_to_time(report.facts)}: {report.next.command}" if report.next else ""
+        yield f"Leave FP8 off{timed or '.'}"
     elif report.next and report.verdict.basis != "measured":
         yield f"Nothing has to be changed; time it {where_to_time(report.facts)}: {report.next.command}"
     else:

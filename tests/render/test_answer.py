@@ -9,8 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor import load_report
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.render.answer import answer
+from tests.facts_of import DECODER_468M
 from tests.render.reports import EAGER_DECODER
 from tests.render.test_html import DEMO
 
@@ -52,3 +54,37 @@ def test_the_ratio_is_that_of_the_two_numbers_beside_it() -> None:
 def test_what_a_verdict_is_called(fields: dict[str, Any], tone: str, what: str, numbers: str) -> None:
     said = answer(with_verdict(**{"step_ms": None, "bf16_step_ms": None} | fields))
     assert (said.tone, said.what, said.numbers) == (tone, what, numbers)
+
+
+def in_rowwise(*, compiled: bool) -> Document:
+    """The decoder in a recipe whose casts cost more than its matmuls save, by the cost model."""
+    network = DECODER_468M.network
+    linears = tuple(
+        replace(each, recipe="rowwise", compiled="block" if compiled else None)
+        if each.use == "training"
+        else each
+        for each in network.linears
+    )
+    blocks = tuple(replace(each, compiled=each.count if compiled else 0) for each in network.blocks)
+    return diagnose(
+        replace(
+            DECODER_468M,
+            assumed_gpu="H100",
+            network=replace(network, linears=linears, blocks=blocks),
+        )
+    )
+
+
+def test_what_the_cost_model_expects_to_lose_is_not_left_as_it_is() -> None:
+    said = answer(in_rowwise(compiled=True))
+    assert said.why == (
+        "No check found a mistake; FP8 costs these layers more than its matmuls save, as modelled.",
+    )
+    assert said.fix[0].startswith("Leave FP8 off, or time it on a GPU: ")
+    assert said.then.endswith("leave FP8 off.")
+
+
+def test_a_plan_after_which_fp8_still_loses_names_the_other_way() -> None:
+    said = answer(in_rowwise(compiled=False))
+    assert said.fix == ("Compile block by block, after the conversion to FP8.", "Or leave FP8 off.")
+    assert said.then.endswith("leave FP8 off.")

@@ -188,6 +188,16 @@ def test_a_filter_that_matches_nothing_is_an_error(uncalled: None, look: Look) -
     assert "replaced none of 2 Linears" in verdict.summary
 
 
+def test_a_filter_is_not_blamed_where_the_layers_are_conv1d(uncalled: None, look: Look) -> None:
+    with Watch() as watch:
+        model = convert_to_float8_training(gpt2(), module_filter_fn=lambda module, name: name != "lm_head")
+    finding = answer(look(model, watched=watch))
+    assert isinstance(finding, Finding)
+    assert "8 of them are Conv1D" in finding.explanation
+    assert finding.treatment is not None
+    assert finding.treatment.name == "conv1d-to-linear"
+
+
 def test_a_converter_that_replaced_linears_is_not_blamed(uncalled: None, look: Look) -> None:
     with Watch() as watch:
         converted, other = convert_to_float8_training(pair()), pair()
