@@ -217,12 +217,22 @@ def _import(module: str) -> ModuleType:
             ) from error
 
 
+def _dotted(path: Path) -> str:
+    """Name the module of a file by the folders of its package, of which there is at least one."""
+    folders = [path.parent.name]
+    for folder in path.parent.parents:
+        if not (folder / "__init__.py").is_file():
+            break
+        folders.append(folder.name)
+    return ".".join((*reversed(folders), path.stem))
+
+
 def _import_failed(error: ImportError, source: Source) -> str:
     """Say in a sentence that an import inside the user's file failed."""
     if "relative import" in str(error) and source.path:
         return (
             f"{source.name} uses relative imports, so name it as a module, from the folder above its "
-            f"package: {source.path.parent.name}.{source.path.stem}"
+            f"package: {_dotted(source.path)}"
         )
     if source.path and (error.name or "").partition(".")[0] == source.path.stem:
         return (

@@ -65,6 +65,13 @@ def test_every_bad_file_gets_the_sentence_in_its_first_line(path: Path, tmp_path
     assert str(mistake("model.py", **options)).startswith(text.partition("\n")[0].removeprefix("# "))
 
 
+def test_a_file_of_a_package_is_named_by_all_of_its_folders(write: Write) -> None:
+    name = write("from ..layers import FF\n", "app/models/net.py")
+    write("", "app/models/__init__.py")
+    write("", "app/__init__.py")
+    assert str(mistake(name)).endswith("from the folder above its package: app.models.net")
+
+
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [

@@ -112,6 +112,22 @@ def test_a_closure_around_forward_is_rebuilt_around_the_copy() -> None:
     runs_itself(model, replicate(model)[0])
 
 
+def test_a_wrapper_that_names_itself_is_rebuilt_around_the_copy() -> None:
+    """As a decorator of transformers does; whoever follows its closure comes back to it."""
+    model, calls = Stack(), []
+
+    def wrapped(forward: Any) -> Any:
+        def inner(*arguments: Any) -> Any:
+            calls.append(inner)
+            return forward(*arguments)
+
+        return inner
+
+    model.forward = wrapped(model.forward)  # type: ignore[method-assign]
+    runs_itself(model, replicate(model)[0])
+    assert calls[0] is not calls[1]
+
+
 def test_accelerates_fp8_wrapper_is_rebuilt_around_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.stand_ins import transformer_engine
 

@@ -13,7 +13,7 @@ import copy
 import functools
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -226,37 +226,69 @@ def _is_torchs(hook: Any) -> bool:
 
 
 def rebind(function: Any, memo: Mapping[int, Any]) -> Any:
-    """Rebuild ``function`` with every module, bound method and function it closes over replaced by its
-    copy."""
-    context = context_of(function)
-    if context is not None and isinstance(function, types.FunctionType):
-        return context(rebind(function._torchdynamo_orig_callable, memo))  # type: ignore[attr-defined]
-    if isinstance(function, types.MethodType):
-        owner = memo.get(id(function.__self__), function.__self__)
-        return types.MethodType(rebind(function.__func__, memo), owner)
-    if isinstance(function, functools.partial):
-        arguments = [rebind(each, memo) for each in function.args]
-        return functools.partial(
-            rebind(function.func, memo),
-            *arguments,
-            **{key: rebind(each, memo) for key, each in function.keywords.items()},
-        )
-    if isinstance(function, types.FunctionType) and (
-        function.__closure__ or "__wrapped__" in function.__dict__
-    ):
-        cells = tuple(types.CellType(rebind(cell.cell_contents, memo)) for cell in function.__closure__ or ())
-        if all(
-            new.cell_contents is old.cell_contents
-            for new, old in zip(cells, function.__closure__ or (), strict=True)
-        ):
-            return function
-        clone = clone_function(function, cells)
+    """Rebuild ``function`` with every module, bound method and function it closes over replaced by its copy;
+    what closes over none stays."""
+    return _Rebinding(memo).of(function)
+
+
+class _Rebinding:
+    """Functions rebuilt, each once: one that closes over itself closes over its copy."""
+
+    def __init__(self, memo: Mapping[int, Any]) -> None:
+        self._memo = memo
+        self._made: dict[int, types.FunctionType] = {}
+
+    def of(self, value: Any) -> Any:
+        if not self._reaches_a_copy(value, set()):
+            return value
+        if isinstance(value, types.MethodType):
+            owner = self._memo.get(id(value.__self__), value.__self__)
+            return types.MethodType(self.of(value.__func__), owner)
+        if isinstance(value, functools.partial):
+            arguments = [self.of(each) for each in value.args]
+            named = {key: self.of(each) for key, each in value.keywords.items()}
+            return functools.partial(self.of(value.func), *arguments, **named)
+        if isinstance(value, types.FunctionType):
+            context = context_of(value)
+            if context is not None:
+                return context(self.of(value._torchdynamo_orig_callable))  # type: ignore[attr-defined]
+            return self._made.get(id(value)) or self._clone(value)
+        return self._memo[id(value)]
+
+    def _reaches_a_copy(self, value: Any, seen: set[int]) -> bool:
+        """Whether anything in it has to be replaced; a compiled function always, so that it is compiled
+        anew."""
+        if id(value) in seen:
+            return False
+        seen.add(id(value))
+        if isinstance(value, types.FunctionType):
+            return context_of(value) is not None or self._any_reaches(_closed_over(value), seen)
+        if isinstance(value, types.MethodType):
+            return id(value.__self__) in self._memo or self._reaches_a_copy(value.__func__, seen)
+        if isinstance(value, functools.partial):
+            return self._any_reaches((value.func, *value.args, *value.keywords.values()), seen)
+        return isinstance(value, nn.Module) and id(value) in self._memo
+
+    def _any_reaches(self, values: Iterable[Any], seen: set[int]) -> bool:
+        return any(self._reaches_a_copy(each, seen) for each in values)
+
+    def _clone(self, function: types.FunctionType) -> types.FunctionType:
+        cells = tuple(types.CellType() for _ in function.__closure__ or ())
+        clone = self._made[id(function)] = clone_function(function, cells)
+        for new, old in zip(cells, function.__closure__ or (), strict=True):
+            if old != types.CellType():
+                new.cell_contents = self.of(old.cell_contents)
         if "__wrapped__" in clone.__dict__:
-            clone.__dict__["__wrapped__"] = rebind(clone.__dict__["__wrapped__"], memo)
+            clone.__dict__["__wrapped__"] = self.of(clone.__dict__["__wrapped__"])
         return clone
-    if isinstance(function, nn.Module):
-        return memo.get(id(function), function)
-    return function
+
+
+def _closed_over(function: types.FunctionType) -> Iterator[Any]:
+    """List what a function closes over, and what it wraps."""
+    for cell in function.__closure__ or ():
+        if cell != types.CellType():
+            yield cell.cell_contents
+    yield function.__dict__.get("__wrapped__")
 
 
 class Tripwire:
