@@ -30,12 +30,13 @@ https://github.com/pytorch/ao/issues/1199 https://docs.pytorch.org/ao/main/workf
 
 from __future__ import annotations
 
+from fp8doctor.analysis.alignment import unaligned
 from fp8doctor.analysis.compile_coverage import compile_treatment, idle_marks, is_below, needs_compile
 from fp8doctor.analysis.layers import in_words, makes_logits
 from fp8doctor.cost import eager_balance, eager_cast_saving
 from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import Blocks, Facts, Linear, Network, Training, Workload
-from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, Training, Workload
+from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 EAGER_KERNELS = 83
@@ -87,12 +88,18 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
             "modelled_gemms_saved_ms": balance.gemms_saved_ms if balance else None,
         },
         saving_ms=eager_cast_saving(facts, eager),
-        treatment=keep_in_bf16([linear.name for linear in eager], facts)
-        if len(eager) < len(fp8) and all(makes_logits(linear, facts.network) for linear in eager)
-        else compile_treatment(
-            facts,
-            [linear for linear in fp8 if linear in eager or any(is_below(linear, mark) for mark in idle)],
-        ),
+        treatment=_treatment(facts, fp8, eager, idle),
+    )
+
+
+def _treatment(facts: Facts, fp8: list[Linear], eager: list[Linear], idle: list[CompileMark]) -> Treatment:
+    """Compile what is eager; leave out of the conversion what no GPU runs, and a head that alone is eager."""
+    runs = [linear for linear in eager if not unaligned(linear)]
+    if len(eager) < len(fp8) and all(makes_logits(linear, facts.network) for linear in runs):
+        return keep_in_bf16([linear.name for linear in eager], facts)
+    return compile_treatment(
+        facts,
+        [linear for linear in fp8 if linear in runs or any(is_below(linear, mark) for mark in idle)] or eager,
     )
 
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fp8doctor.analysis.alignment import multiple_of, tokens_divisor
+from fp8doctor.analysis.alignment import multiple_of, tokens_divisor, unaligned
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.kept_in_bf16 import kept_in_bf16
 from fp8doctor.analysis.layers import flops_share_pct, would_be_converted
@@ -181,12 +181,6 @@ def left_as_they_are(classifiers: list[Linear], across: list[Linear]) -> list[st
         "tokens it stays what it is: leave it out of the conversion"
         for (k, n), name in sorted(shapes.items())
     ]
-
-
-def unaligned(linear: Linear) -> bool:
-    """Whether an FP8 GEMM refuses this layer's weight."""
-    multiple = multiple_of(linear)
-    return linear.in_features % multiple != 0 or linear.out_features % multiple != 0
 
 
 def round_up(size: int, multiple: int) -> int:

@@ -36,6 +36,12 @@ def multiple_of(linear: Linear) -> int:
     return BLOCK_MULTIPLE if in_blocks else MULTIPLE
 
 
+def unaligned(linear: Linear) -> bool:
+    """Whether an FP8 GEMM refuses this layer's weight."""
+    multiple = multiple_of(linear)
+    return linear.in_features % multiple != 0 or linear.out_features % multiple != 0
+
+
 def tokens_divisor(linear: Linear) -> int:
     """Tell what the tokens must be a multiple of for this FP8 layer; 1 when none of its FP8 GEMMs has them
     inside.

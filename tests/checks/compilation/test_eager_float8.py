@@ -248,3 +248,18 @@ def test_an_eager_head_of_a_vocabulary_beside_compiled_blocks_is_left_out(look: 
     assert isinstance(finding, Finding)
     assert finding.treatment is not None
     assert (finding.treatment.name, finding.treatment.layers) == ("keep-in-bf16", ("lm_head",))
+
+
+def test_a_head_that_no_gpu_runs_is_left_out_and_not_compiled(look: Look) -> None:
+    """Of 1000 classes, as every image model on ImageNet has it."""
+    model = InDict().bfloat16()
+    model.head = nn.Linear(256, 1000, dtype=torch.bfloat16)
+    convert_to_float8_training(model)
+    code = eager(look(model, tokens=4096)).treatment
+    assert code is not None
+    assert "head" not in code.code
+    for block in model.blocks.values():
+        block.compile()
+    finding = eager(look(model, tokens=4096))
+    assert finding.treatment is not None
+    assert (finding.treatment.name, finding.treatment.layers) == ("keep-in-bf16", ("head",))
