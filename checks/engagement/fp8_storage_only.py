@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
+from fp8doctor.analysis.compile_coverage import compile_all
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, Use, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -49,6 +50,9 @@ dequantises."""
 BACKWARD_SINCE = Version("5.22.0")
 """First transformers whose FP8Linear has a backward. Source: its ``integrations/finegrained_fp8.py``, read in
 4.57.3, 5.21.1 and 5.22.0; transformers#46736."""
+
+CAUSAL_LM = "ForCausalLM"
+"""How the classes of decoders end in Hugging Face's libraries."""
 
 NO_BACKWARD = "before transformers 5.22.0 its output carries no gradient: layers in front of it learn nothing"
 
@@ -111,13 +115,23 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
             name="train-in-fp8",
             summary="load BF16 weights and convert them for FP8 training; or keep FP8 weights for their "
             "memory alone",
-            code="model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)\n"
-            'convert_to_float8_training(model, module_filter_fn=lambda module, name: name != "lm_head")\n'
-            "for layer in model.model.layers:\n    layer.compile()",
+            code=lines(facts.network),
         )
         if trained
         else None,
     )
+
+
+def lines(network: Network) -> str:
+    """Write how to train this in FP8: by Hugging Face's names, or with the blocks of this very model."""
+    if not recorded(network, "kind") or network.kind.endswith(CAUSAL_LM):
+        return (
+            "model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)\n"
+            'convert_to_float8_training(model, module_filter_fn=lambda module, name: name != "lm_head")\n'
+            "for layer in model.model.layers:\n    layer.compile()"
+        )
+    converted = "# model: built anew, with weights in BF16\nconvert_to_float8_training(model)"
+    return "\n".join((converted, *compile_all(network)))
 
 
 def stores_fp8(linear: Linear) -> bool:

@@ -199,7 +199,7 @@ def _without_a_cause(report: Document) -> str:
         return verdict.summary
     if verdict.status in ("no_fp8", "too_noisy"):
         return verdict.summary
-    if verdict.basis == "modelled" and if_recorded(loses_as_modelled, report):
+    if _modelled_loss(report):
         return "No check found a mistake; FP8 costs these layers more than its matmuls save, as modelled."
     if verdict.basis == "modelled":
         return "No check found what would slow FP8 down."
@@ -218,7 +218,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         return
     if steps:
         yield from (_numbered(number, step, len(steps)) for number, step in enumerate(steps, 1))
-        if report.verdict.status not in GRAVE and if_recorded(loses_as_modelled, report):
+        if _modelled_loss(report) and report.verdict.status not in GRAVE:
             yield "Or leave FP8 off."
         return
     grave = _gravest(report) or next(_unmended(report), None)
@@ -228,13 +228,18 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield "Leave FP8 off until it is known why."
     elif report.verdict.status == "not_measured" and not recorded(report.facts, "network"):
         yield "Nothing can be advised before a model was examined."
-    elif report.verdict.basis != "measured" and if_recorded(loses_as_modelled, report):
+    elif _modelled_loss(report):
         timed = f", or time it {where_to_time(report.facts)}: {report.next.command}" if report.next else ""
         yield f"Leave FP8 off{timed or '.'}"
     elif report.next and report.verdict.basis != "measured":
         yield f"Nothing has to be changed; time it {where_to_time(report.facts)}: {report.next.command}"
     else:
         yield "Nothing has to be changed."
+
+
+def _modelled_loss(report: Document) -> bool:
+    """Whether nothing but the cost model tells of FP8's speed, and it tells of a loss."""
+    return report.verdict.basis == "modelled" and bool(if_recorded(loses_as_modelled, report))
 
 
 def _mends_it(report: Document, step: Step) -> bool:

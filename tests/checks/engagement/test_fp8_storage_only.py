@@ -47,6 +47,8 @@ def test_hugging_face_fp8_linear(look: Look) -> None:
     assert finding.severity is None
     assert "its backward converts the weight back to BF16" in finding.explanation
     assert finding.evidence["classes"] == ("transformers.integrations.finegrained_fp8.FP8Linear",)
+    assert finding.treatment is not None
+    assert "AutoModelForCausalLM.from_pretrained(" in finding.treatment.code
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,9 @@ def test_float8_parameter_outside_any_linear(look: Look) -> None:
     assert isinstance(finding, Finding)
     assert finding.evidence["stored_linears"] == 0
     assert finding.evidence["float8_parameters"] == 1
+    assert finding.treatment is not None
+    assert "convert_to_float8_training(model)" in finding.treatment.code
+    assert "AutoModel" not in finding.treatment.code, "this is no model of Hugging Face"
 
 
 def test_a_model_that_is_not_trained_is_only_told(look: Look) -> None:
