@@ -89,14 +89,16 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
             f"{name} does not say how many of its experts a token visits"
         )
         gaps["network.linears.flops_share_pct"] = gaps["network.linears.flops_per_token"]
-    features = dict(layer.features)
+    features, use = dict(layer.features), layer.use
     if place.parent and place.parent.kind.descends_from("torch.nn.", "MultiheadAttention"):
         features["functional"] = True
+        if use == "training" and layer.weight_class is None:  # its weight is read, and it is never called
+            use = "none"
     return Linear(
         name=name,
         kind=layer.kind,
         stack=layer.stack,
-        use=layer.use,
+        use=use,
         recipe=layer.recipe,
         features=features,
         engaged=layer.engaged,

@@ -250,10 +250,11 @@ def test_multihead_attention() -> None:
     ]
 
 
-def test_converted_output_projection_still_says_that_nothing_calls_it() -> None:
+def test_a_converted_output_projection_that_nothing_calls_does_not_train_in_fp8() -> None:
     model = convert_to_float8_training(nn.Sequential(nn.MultiheadAttention(64, 4)))
     layer = by_name(model)["0.out_proj"]
-    assert layer.use == "training"
+    assert layer.kind.endswith(".Float8Linear")
+    assert layer.use == "none"
     assert layer.features["functional"] is True
 
 
