@@ -42,8 +42,8 @@ def refuse_script(source: Source) -> None:
     how = "as soon as it is loaded" if script.at_once else "when it is run"
     raise UserError(
         f"{name} is a training script: it trains {how} (line {script.line}), and has no build_model(). To "
-        f"watch it train, as it is: 'fp8doctor run {path} ARGS...'. To have it loaded all the same, name its "
-        f"model: '{path}:model'"
+        f"watch it train, as it is: 'fp8doctor run {path} ARGS...'. To have it loaded all the same, "
+        + (f"name its model: '{path}:{script.model}'" if script.model else "write a build_model()")
     )
 
 
@@ -66,6 +66,8 @@ class _Script:
     """Whether a function of the contract is there."""
     holds_a_model: bool
     """Whether a name outside the guard holds one, as far as the text tells."""
+    model: str | None
+    """What names the model: a name outside of functions, else the last class of modules; None for neither."""
     line: int
     """Where the training is, in the file; 0 where there is none."""
 
@@ -87,8 +89,16 @@ class _Script:
             builds_a_model=not bound.isdisjoint(BUILDERS),
             holds_a_model=not bound.isdisjoint(MODELS)
             or any(_holds_a_model(node, classes) for each in plain for node in _run_by(each)),
+            model=next((each for each in MODELS if each in bound), _last_module_class(tree)),
             line=found.lineno if found is not None else 0,
         )
+
+
+def _last_module_class(tree: ast.Module) -> str | None:
+    """Find the class that is likeliest the model: it is written below its parts."""
+    kinds = [each for each in tree.body if isinstance(each, ast.ClassDef)]
+    modules = [each.name for each in kinds if any("Module" in ast.unparse(base) for base in each.bases)]
+    return modules[-1] if modules else None
 
 
 def _bound(statements: Iterable[ast.stmt]) -> set[str]:

@@ -100,6 +100,21 @@ def test_the_line_of_the_training_is_named(tmp_path: Path) -> None:
         refuse_script(source(tmp_path, LOOP))
 
 
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        (SCRIPTS["a loop at the top level"], "name its model: '{path}:model'"),
+        (SCRIPTS["a loop in main"], "name its model: '{path}:Net'"),
+        (LOOP, "write a build_model()"),
+    ],
+    ids=["a name", "a class", "neither"],
+)
+def test_what_is_told_to_be_named_is_there(tmp_path: Path, text: str, ends: str) -> None:
+    with pytest.raises(UserError) as refused:
+        refuse_script(source(tmp_path, text))
+    assert str(refused.value).endswith(ends.format(path=tmp_path / "train.py"))
+
+
 @pytest.mark.parametrize("kind", MODEL_FILES)
 def test_a_model_file(tmp_path: Path, kind: str) -> None:
     refuse_script(source(tmp_path, MODEL_FILES[kind]))
