@@ -17,6 +17,7 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.arms import together
 from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms
 from fp8doctor.trial.measure.profile_step import Tracer
+from fp8doctor.trial.measure.room import beyond_gpu, gpu_gib
 from fp8doctor.trial.variant import ArmPlan
 
 
@@ -58,7 +59,7 @@ def best_total(window: Window, against: NoNumber | None) -> Final | None:
         return None
     winners = winners_of(window, base)
     alone = [(together(base.plan, [each.plan], ArmName.PRESCRIBED), each) for each in winners] + rivals_of(
-        window, base, as_is
+        window, base
     )
     if not alone:
         return None
@@ -71,7 +72,10 @@ def best_total(window: Window, against: NoNumber | None) -> Final | None:
     both = Attempt(plan, no_number=against)
     if both.no_number is None:
         window.tracer.run.progress("building what gained, together", ArmName.COMBINATION)
-        window.tracer.bench.build(both, window.tracer.run.budget.build_until({}, essential=False))
+        bench = window.tracer.bench
+        bench.build(both, window.tracer.run.budget.build_until({}, essential=False))
+        if beyond := beyond_gpu(both, [as_is, both], bench.plan, gpu_gib(bench.device)):
+            bench.drop(both, beyond)
     return Final([single, both], samples) if both.no_number else _faster_of(window, single, both)
 
 
@@ -93,10 +97,9 @@ def winners_of(window: Window, base: Attempt) -> list[Attempt]:
     return [attempt for _, attempt in gains.values()]
 
 
-def rivals_of(window: Window, base: Attempt, as_is: Attempt) -> list[tuple[ArmPlan, Attempt]]:
-    """Pick single proposals that are faster beyond doubt than all proposals together."""
-    if base is as_is:
-        return []
+def rivals_of(window: Window, base: Attempt) -> list[tuple[ArmPlan, Attempt]]:
+    """Pick single proposals that are faster beyond doubt than all proposals together, or than the step as it
+    is where these have no number, as when they do not fit together."""
     alone = [
         each
         for each in window.attempts

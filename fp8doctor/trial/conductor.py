@@ -10,7 +10,7 @@ whether an optional arm still fits. The profile that proves a compared arm also 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -35,6 +35,7 @@ from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
 from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
+from fp8doctor.trial.measure.ahead import Ahead
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import (
@@ -51,7 +52,7 @@ from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
 from fp8doctor.trial.measure.pairs import time_in_pairs
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.results import report
-from fp8doctor.trial.measure.room import not_fitting, room_gib
+from fp8doctor.trial.measure.room import beyond_gpu, gpu_gib, not_fitting, room_gib
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
 from fp8doctor.trial.state.undisturbed import free, undisturbed
@@ -209,6 +210,8 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
         if attempt.why is Reason.OUT_OF_MEMORY and run.ahead.end():  # whose memory it may have been
             attempt.no_number = None
             bench.build(attempt, until)
+        if beyond := _beyond_gpu(attempt, attempts, bench, run):
+            bench.drop(attempt, beyond)
 
 
 def _is_compiled_ahead(attempt: Attempt, bench: Bench) -> bool:
@@ -241,13 +244,23 @@ def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> N
 
 
 def _no_room_for(plan: ArmPlan, attempts: Sequence[Attempt], bench: Bench, run: TrialRun) -> NoNumber | None:
-    """Tell why the arm is known not to fit, once nobody compiles ahead, whose memory it may have been."""
+    """Tell why the arm is known not to fit."""
+    return _once_alone(
+        lambda: not_fitting(plan, attempts, room_gib(bench.device), bench.frees_gib()), run.ahead
+    )
 
-    def known() -> NoNumber | None:
-        return not_fitting(plan, attempts, room_gib(bench.device), bench.frees_gib())
 
+def _beyond_gpu(
+    attempt: Attempt, attempts: Sequence[Attempt], bench: Bench, run: TrialRun
+) -> NoNumber | None:
+    """Tell why an arm that was built does not fit at full depth."""
+    return _once_alone(lambda: beyond_gpu(attempt, attempts, bench.plan, gpu_gib(bench.device)), run.ahead)
+
+
+def _once_alone(known: Callable[[], NoNumber | None], ahead: Ahead) -> NoNumber | None:
+    """Tell what is known once nobody compiles ahead, whose memory it may have been."""
     found = known()
-    return known() if found and run.ahead.end() else found
+    return known() if found and ahead.end() else found
 
 
 def _essential(plan: ArmPlan, attempts: Sequence[Attempt]) -> bool:

@@ -11,7 +11,7 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.measure.attempt import Attempt, Samples
 from fp8doctor.trial.measure.budget import WITHIN
 from fp8doctor.trial.measure.profile_step import Tracer
-from fp8doctor.trial.measure.room import WORTH_FREEING, room_gib
+from fp8doctor.trial.measure.room import WORTH_FREEING, beyond_gpu, gpu_gib, room_gib
 
 
 def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples) -> None:
@@ -35,7 +35,7 @@ def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples)
         beside = reference.plan.name
         which = f"{variant_in_a_sentence(attempt.plan.name)} beside {variant_in_a_sentence(beside)} alone"
         tracer.run.progress(f"timing {which}", attempt.plan.name)
-        again, found = _pair(tracer, attempt, reference, samples, latest)
+        again, found = _pair(tracer, attempt, reference, attempts[0], samples, latest)
         attempt.no_number = again.no_number
         if attempt.no_number is None:
             attempt.ready, attempt.beside = again.ready, beside
@@ -44,7 +44,7 @@ def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples)
 
 
 def _pair(
-    tracer: Tracer, attempt: Attempt, reference: Attempt, samples: Samples, latest: float
+    tracer: Tracer, attempt: Attempt, reference: Attempt, as_is: Attempt, samples: Samples, latest: float
 ) -> tuple[Attempt, Samples]:
     """Build the arm anew beside the reference and time both, after everything else was let go of.
 
@@ -57,7 +57,9 @@ def _pair(
         bench.build(each, tracer.run.budget.build_until({}, essential=False))
     if again.why is Reason.OUT_OF_MEMORY:
         sentence = f"the GPU's memory is too small for it, even beside {reference.plan.name} alone"
-        again.no_number = NoNumber(Reason.OUT_OF_MEMORY, sentence)
+        again.no_number = NoNumber(Reason.DOES_NOT_FIT, sentence)
+    elif beyond := beyond_gpu(again, [as_is, again], bench.plan, gpu_gib(bench.device)):
+        bench.drop(again, beyond)
     again.no_number = again.no_number or beside.no_number
     if again.no_number:
         return again, {}
