@@ -7,6 +7,7 @@ best of them alone: each round of it shares clocks and heat. The fastest total i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,10 +16,13 @@ from fp8doctor.analysis.treatment_table import family
 from fp8doctor.facts.arm_names import BASELINES, ArmName
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.arms import together
-from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms
+from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms, raised
+from fp8doctor.trial.measure.device import DeviceLost
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.room import beyond_gpu, gpu_gib
 from fp8doctor.trial.variant import ArmPlan
+
+_log = logging.getLogger("fp8doctor")
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,15 @@ def best_total(window: Window, against: NoNumber | None) -> Final | None:
         bench.build(both, window.tracer.run.budget.build_until({}, essential=False))
         if beyond := beyond_gpu(both, [as_is, both], bench.plan, gpu_gib(bench.device)):
             bench.drop(both, beyond)
-    return Final([single, both], samples) if both.no_number else _faster_of(window, single, both)
+    if both.no_number is None:
+        try:
+            return _faster_of(window, single, both)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            _log.debug("timing what gained raises", exc_info=True)
+            window.tracer.bench.drop(both, raised(error))
+    return Final([single, both], samples)
 
 
 def winners_of(window: Window, base: Attempt) -> list[Attempt]:

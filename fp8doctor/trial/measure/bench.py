@@ -23,7 +23,7 @@ from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate, unwrapped
 from fp8doctor.trial.copies.step import like, move, optimizer_for, own_loss, own_rates, tensors, training_step
 from fp8doctor.trial.measure.ahead import Ahead, Nobody
-from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples
+from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
 from fp8doctor.trial.measure.cuts import compiled_as_one, cut_of, one_graph
 from fp8doctor.trial.measure.decided import is_decided
 from fp8doctor.trial.measure.device import still_there
@@ -40,7 +40,6 @@ from fp8doctor.trial.state.transformer_engine_state import Buffers, buffers_apar
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import NotTried, without_compile_marks
 from fp8doctor.trial.variant import ArmPlan, Variant
-from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
 
@@ -181,11 +180,9 @@ class Bench:
             attempt.no_number = NoNumber(Reason.NOT_APPLICABLE, str(error))
         except (NotReplicable, OriginalTouched) as error:
             attempt.no_number = NoNumber(Reason.NOT_REPLICABLE, str(error))
-        except torch.OutOfMemoryError:
-            attempt.no_number = NoNumber(Reason.OUT_OF_MEMORY, "the GPU's memory is too small for it")
         except Exception as error:
             _log.debug("building %s raises", attempt.plan.name, exc_info=True)
-            attempt.no_number = NoNumber(Reason.RAISES, f"it raises {sentence(error)}")
+            attempt.no_number = raised(error)
         attempt.build_s = time.monotonic() - began
         if attempt.no_number is not None:
             self.drop(attempt, attempt.no_number)

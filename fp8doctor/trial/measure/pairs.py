@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Sequence
 
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
-from fp8doctor.trial.measure.attempt import Attempt, Samples
+from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.budget import WITHIN
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.room import WORTH_FREEING, beyond_gpu, gpu_gib, room_gib
+
+_log = logging.getLogger("fp8doctor")
 
 
 def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples) -> None:
@@ -63,7 +66,12 @@ def _pair(
     again.no_number = again.no_number or beside.no_number
     if again.no_number:
         return again, {}
-    pair = bench.time((beside, again), tracer.run.budget.end, latest)
+    try:
+        pair = bench.time((beside, again), tracer.run.budget.end, latest)
+    except Exception as error:
+        _log.debug("timing %s in a pair raises", attempt.plan.name, exc_info=True)
+        bench.drop(again, raised(error))
+        return again, {}
     found: Samples = {}
     for number in range(len(again.ready)):
         mine, other = pair[attempt.plan.name, number], pair[reference.plan.name, number]

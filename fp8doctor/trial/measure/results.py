@@ -63,10 +63,13 @@ def report(
 
 def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
     """Divide the time of an arm by that of its own replica at the first cut, round by round; None when one
-    was not timed."""
-    names = [attempt.plan.name for attempt in attempts if attempt.no_number is None]
-    of = next((name for name in (ArmName.BF16, ArmName.AS_IS) if name in names), None)
-    if of is None or ArmName.SELF_CHECK not in names:
+    was not timed. Of what it is a replica does not hang on what became of the arm's number."""
+    plans = {each.plan.name: each.plan for each in attempts if (each.plan.name, 0) in samples}
+    check, as_is = plans.get(ArmName.SELF_CHECK), plans.get(ArmName.AS_IS)
+    if check is None:
+        return None
+    of = ArmName.AS_IS if as_is and check.make is as_is.make else ArmName.BF16
+    if of not in plans:
         return None
     return interval(
         [a / b for a, b in zip(samples[of, 0], samples[ArmName.SELF_CHECK, 0], strict=True)]
