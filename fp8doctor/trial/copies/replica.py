@@ -227,7 +227,9 @@ def _is_torchs(hook: Any) -> bool:
 
 def rebind(function: Any, memo: Mapping[int, Any]) -> Any:
     """Rebuild ``function`` with every module, bound method and function it closes over replaced by its
-    copy."""
+    copy, itself among them."""
+    if isinstance(function, types.FunctionType) and id(function) in memo:
+        return memo[id(function)]
     context = context_of(function)
     if context is not None and isinstance(function, types.FunctionType):
         return context(rebind(function._torchdynamo_orig_callable, memo))  # type: ignore[attr-defined]
@@ -244,13 +246,15 @@ def rebind(function: Any, memo: Mapping[int, Any]) -> Any:
     if isinstance(function, types.FunctionType) and (
         function.__closure__ or "__wrapped__" in function.__dict__
     ):
-        cells = tuple(types.CellType(rebind(cell.cell_contents, memo)) for cell in function.__closure__ or ())
-        if all(
-            new.cell_contents is old.cell_contents
-            for new, old in zip(cells, function.__closure__ or (), strict=True)
-        ):
+        closure = function.__closure__ or ()
+        cells = tuple(types.CellType() for _ in closure)
+        clone, alike = clone_function(function, cells), True
+        for new, old in zip(cells, closure, strict=True):
+            if old != types.CellType():
+                new.cell_contents = rebind(old.cell_contents, {**memo, id(function): clone})
+                alike &= new.cell_contents is old.cell_contents or new.cell_contents is clone
+        if alike:
             return function
-        clone = clone_function(function, cells)
         if "__wrapped__" in clone.__dict__:
             clone.__dict__["__wrapped__"] = rebind(clone.__dict__["__wrapped__"], memo)
         return clone
