@@ -25,16 +25,13 @@ https://docs.pytorch.org/docs/stable/checkpoint.html
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm_in_time, base_of, ratio
+from fp8doctor.analysis.gpu_memory import USABLE
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.diagnosis.treatments import checkpointing_off
 from fp8doctor.facts import Arm, Blocks, Checkpointing, Facts, Gpu, Network, Training, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
-
-USABLE = 0.9
-"""Share of the free memory that a step may fill. The rest is for the CUDA context (about 0.5 GiB), for
-fragments of the allocator and for workspaces. A convention of this tool, on the safe side."""
 
 
 @check("CKP001", "checkpointing-not-needed", area="checkpointing", severity="warning")

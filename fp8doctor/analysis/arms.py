@@ -12,6 +12,7 @@ from fp8doctor.facts.arm_names import (
     BF16_BASELINES,
     LEFT_OUT_FOR_TIME,
     ArmName,
+    Reason,
     is_conversion,
 )
 from fp8doctor.facts.no_number import why_of
@@ -29,6 +30,18 @@ def arm_in_time(trial: Trial, name: str) -> Arm | None:
     if planned is not None:
         raise Unrecorded(Arm, "step_ms", f"{name}: {planned.reason}")
     return arm(trial, name)
+
+
+def too_large(trial: Trial, *treatments: str) -> Arm | None:
+    """Return the arm of just these treatments, if it is known to take more memory than there is."""
+    return next(
+        (
+            each
+            for each in trial.arms
+            if not each.tried and each.treatments == treatments and why_of(each) is Reason.DOES_NOT_FIT
+        ),
+        None,
+    )
 
 
 def timed_on(trial: Trial) -> str:

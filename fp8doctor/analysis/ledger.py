@@ -4,8 +4,14 @@ the step that explains.
 A line is one GEMM of one shape: the BF16 kernel, the FP8 kernel alone, the casts that only this GEMM needs
 (`fp8doctor.analysis.cast_shares`), and the net, what FP8 saves of one call. Times the calls of a step the
 lines add up to what single layers let expect of the step. Beside it stands what the profiled steps show:
-GEMMs and casts in BF16, less those in FP8. What is left over is no single layer's: casts that share a kernel
-with the norm or the activation before them, or that layers with one input share, caches, clocks, eager casts.
+GEMMs and casts in BF16, less those in FP8, each on its own; what casts do of a norm's work is not theirs.
+What is left over is no single layer's: casts that share a kernel with the norm or the activation before them,
+or that layers with one input share, caches, clocks, eager casts.
+
+Held to 23 recorded steps (H200, torch 2.11, none recomputed) GEMMs alone save 0.89 of what they save in the
+step in the median (0.80 to 1.10), where clocks are lower. Casts alone cost 1.5 times what they cost in the
+step in the median: 0.2 times where they are eager, 4.4 times where a fused layer of Transformer Engine casts
+in its norms.
 
 Transformer Engine's own yardstick is counted likewise: its ``benchmarks/gemm`` times output, input gradient
 and weight gradient of a configuration's shapes, pre-quantised (the FP8 kernel alone here) and with
@@ -75,8 +81,13 @@ class Ledger(Record, frozen=True, kw_only=True):
     fp8_arm: str | None
     """The profiled arm that it is held to; None where none has this work."""
     bf16_arm: str | None
+    step_gemms_saved_ms: float | None = None
+    """GEMMs of ``bf16_arm`` less those of ``fp8_arm``; ``bf16_ms`` less ``fp8_ms`` is what is expected of
+    it."""
+    step_casts_ms: float | None = None
+    """Casts of ``fp8_arm`` less those of ``bf16_arm``; ``casts_ms`` is what is expected of it."""
     step_saved_ms: float | None
-    """GEMMs and casts of ``bf16_arm`` less those of ``fp8_arm``."""
+    """The former less the latter."""
     unexplained_ms: float | None
     """``step_saved_ms`` less ``net_ms``."""
 
@@ -106,7 +117,8 @@ def ledger(facts: Facts) -> Ledger | None:
     casts = sum(line.calls * line.casts_ms for line in lines)
     net = sum(line.step_ms for line in lines)
     arms = _arms(facts, {shape.recipe for shape in shapes})
-    saved = _saved_ms(*arms) if arms else None
+    seen = waterfall(*arms) if arms else None
+    saved = None if seen is None else -(seen.parts_ms["GEMMs"] + seen.parts_ms["casts"])
     return Ledger(
         lines=lines,
         layers=sum(each[0].layers for each in by_shape),
@@ -117,6 +129,8 @@ def ledger(facts: Facts) -> Ledger | None:
         speedup=bf16 / (fp8 + casts),
         fp8_arm=arms[0].name if arms else None,
         bf16_arm=arms[1].name if arms else None,
+        step_gemms_saved_ms=None if seen is None else -seen.parts_ms["GEMMs"],
+        step_casts_ms=None if seen is None else seen.parts_ms["casts"],
         step_saved_ms=saved,
         unexplained_ms=None if saved is None else saved - net,
     )
@@ -166,9 +180,3 @@ def _arms(facts: Facts, recipes: set[str]) -> tuple[Arm, Arm] | None:
         if bf16 and recorded(fp8, "breakdown") and recorded(bf16, "breakdown") and waterfall(fp8, bf16):
             return fp8, bf16
     return None
-
-
-def _saved_ms(fp8: Arm, bf16: Arm) -> float | None:
-    """Tell what GEMMs and casts take less in FP8; what casts do of a norm's work is not theirs."""
-    found = waterfall(fp8, bf16)
-    return None if found is None else -(found.parts_ms["GEMMs"] + found.parts_ms["casts"])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fp8doctor.analysis.arms import best_bf16, best_fp8, saved_by, saved_ms, timed_on, uses_fp8
+from fp8doctor.analysis.arms import best_bf16, best_fp8, saved_by, saved_ms, timed_on, too_large, uses_fp8
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.facts import Facts, if_recorded, recorded
@@ -19,12 +19,13 @@ def with_measured_savings(
     """Return the findings with measured savings where an arm carried out their treatment alone, and the
     refuted ones so called.
 
-    A refuted finding keeps its saving, zero or negative, and becomes information.
+    A refuted finding keeps its saving, zero or negative, and becomes information. A treatment that takes more
+    memory than there is leaves its finding, which says so.
     """
     if not recorded(facts, "trial"):
         return tuple(findings), tuple(outcomes)
     weighed, refuted = [], {}
-    for finding in findings:
+    for finding in (if_recorded(_without_too_large, facts, each) or each for each in findings):
         saved = if_recorded(_saved_alone, facts, finding)
         if saved is not None:
             saving = Saving(
@@ -45,6 +46,17 @@ def with_measured_savings(
         for outcome in outcomes
     )
     return tuple(weighed), judged
+
+
+def _without_too_large(facts: Facts, finding: Finding) -> Finding:
+    treatment = finding.treatment
+    found = too_large(facts.trial, treatment.name) if treatment else None
+    if treatment is None or found is None:
+        return finding
+    why = f"What would mend it, {treatment.summary}, is not prescribed: {found.reason}."
+    return msgspec.structs.replace(
+        finding, explanation=f"{finding.explanation} {why}", treatment=None, saving_ms=None
+    )
 
 
 def _saved_alone(facts: Facts, finding: Finding) -> Interval | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import arm, base_of, saved_ms, timed_on
+from fp8doctor.analysis.arms import arm, base_of, saved_ms, timed_on, too_large
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import stays_in_bf16
@@ -17,8 +17,8 @@ from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.conversion import conversion
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import as_best, describe, keep_in_bf16, stay_in_bf16
-from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import Facts, Trial, if_recorded, recorded
+from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.finding import Finding, Saving, Treatment
 
 
@@ -150,11 +150,12 @@ def _of_the_total(proposed: Sequence[Step], facts: Facts) -> list[Step]:
     """Return the steps without those that were timed and left out of the total, and with what the trial added
     to it.
 
-    A total that costs time is no total.
+    A total that costs time is no total. Of one that does not fit nothing is left that it was made of.
     """
     total, as_is = arm(facts.trial, ArmName.PRESCRIBED), arm(facts.trial, ArmName.AS_IS)
+    dropped = set(if_recorded(_too_large_together, facts.trial) or ())
     if total is None or as_is is None:
-        return list(proposed)
+        return [step for step in proposed if step.treatment.name not in dropped]
     if saved_ms(as_is, total).high <= 0:
         return [step for step in proposed if step.treatment.name not in total.treatments]
     timed = {
@@ -166,12 +167,18 @@ def _of_the_total(proposed: Sequence[Step], facts: Facts) -> list[Step]:
     kept = [
         step
         for step in proposed
-        if step.treatment.name in total.treatments or step.treatment.name not in timed
+        if step.treatment.name in total.treatments or step.treatment.name not in timed | dropped
     ]
     named = {step.treatment.name for step in kept}
     return kept + [
         step for name in total.treatments if name not in named and (step := _found_by_trial(name, facts))
     ]
+
+
+def _too_large_together(trial: Trial) -> tuple[str, ...]:
+    """Name the treatments that take more memory than there is, all together."""
+    every = (each for each in trial.arms if in_any_window(each.name) == ArmName.PRESCRIBED)
+    return next((each.treatments for each in every if too_large(trial, *each.treatments)), ())
 
 
 def _found_by_trial(name: str, facts: Facts) -> Step | None:

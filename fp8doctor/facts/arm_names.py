@@ -87,7 +87,7 @@ class Reason(StrEnum):
     """An arm that had run before raises while all are timed."""
     OUT_OF_MEMORY = "out_of_memory"
     DOES_NOT_FIT = "does_not_fit"
-    """Its memory was predicted, and it was not tried."""
+    """It takes more memory than the GPU has: as predicted, or seen beside one other arm alone."""
     TOOK_PROCESS_DOWN = "took_process_down"
     """It ended the process or the GPU's context, or hung."""
     NO_TIME_LEFT = "no_time_left"

@@ -69,9 +69,11 @@ def _sentences(ledger: Ledger, fp8: bool) -> Iterator[str]:
         f"step in BF16, in FP8 {ledger.fp8_ms:,.1f} and their conversions {ledger.casts_ms:,.1f}: "
         f"{ledger.speedup:.2f}x, saved {signed(ledger.net_ms)} ms."
     )
-    if ledger.fp8_arm and ledger.bf16_arm and ledger.step_saved_ms is not None:
+    if None not in (ledger.fp8_arm, ledger.bf16_arm, ledger.step_gemms_saved_ms, ledger.step_casts_ms):
         yield (
-            f"In the step matmuls and conversions save {signed(ledger.step_saved_ms)} ms "
-            f"({variant(ledger.fp8_arm, fp8)}, against {variant(ledger.bf16_arm, fp8)}). "
+            f"In the step matmuls save {signed(ledger.step_gemms_saved_ms or 0.0)} ms "
+            f"(alone {signed(ledger.bf16_ms - ledger.fp8_ms)}), and conversions cost "
+            f"{ledger.step_casts_ms or 0.0:,.1f} ms (alone {ledger.casts_ms:,.1f}): "
+            f"{variant(ledger.fp8_arm or '', fp8)}, against {variant(ledger.bf16_arm or '', fp8)}. "
             f"Not explained by single layers: {signed(ledger.unexplained_ms or 0.0)} ms."
         )

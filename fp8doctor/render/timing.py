@@ -97,7 +97,7 @@ def timing(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> Timing | None:
     shown = [
         arm
         for arm in facts.trial.arms
-        if not is_of_first_window(arm.name) and not _is_prescribed(arm, facts.trial)
+        if not (arm.tried and is_of_first_window(arm.name)) and not _is_prescribed(arm, facts.trial)
     ]
     arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
     names = _names(facts, fixes)

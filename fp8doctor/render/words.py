@@ -60,8 +60,8 @@ def plainly(text: str) -> str:
 
 def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int]) -> str:
     """Name a variant, and say which fixes are in it; ``fixes`` are treatments with their numbers."""
-    if arm.name == ArmName.PRESCRIBED:
-        return _with_fixes(_treatments(arm), fixes) or variant(arm.name, fp8)
+    if in_any_window(arm.name) == ArmName.PRESCRIBED:
+        return _with_fixes(_treatments(arm), fixes) or variant(ArmName.PRESCRIBED, fp8)
     if arm.name in VARIANTS or arm.name == ArmName.AS_IS:
         return variant(arm.name, fp8)
     alone = _treatments(arm)

@@ -4,6 +4,11 @@ compiler's caches on disk, where the trial finds them.
 Blocks that are compiled one by one have the same graphs at every depth, also in code objects of a cut's own
 (`fxgraph_cache_hit`), so that the smallest cut will do. One graph of several blocks is another at every
 depth, and is built at the very cuts of the trial.
+
+Helpers load the target from the beginning of a trial, and build nothing before its shapes are timed. A build
+takes steps on the GPU, which would be in the times of GEMMs of a tenth of a millisecond: processes take turns
+on a GPU, and no reading of the host (STP009) tells of it. And the shapes tell what is worth building: which
+layers are kept in BF16, and what is tried first.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ best of them alone: each round of it shares clocks and heat. The fastest total i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,9 +16,13 @@ from fp8doctor.analysis.treatment_table import family
 from fp8doctor.facts.arm_names import BASELINES, ArmName
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.arms import together
-from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms
+from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms, raised
+from fp8doctor.trial.measure.device import DeviceLost
 from fp8doctor.trial.measure.profile_step import Tracer
+from fp8doctor.trial.measure.room import beyond_gpu, gpu_gib
 from fp8doctor.trial.variant import ArmPlan
+
+_log = logging.getLogger("fp8doctor")
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ def best_total(window: Window, against: NoNumber | None) -> Final | None:
         return None
     winners = winners_of(window, base)
     alone = [(together(base.plan, [each.plan], ArmName.PRESCRIBED), each) for each in winners] + rivals_of(
-        window, base, as_is
+        window, base
     )
     if not alone:
         return None
@@ -71,8 +76,19 @@ def best_total(window: Window, against: NoNumber | None) -> Final | None:
     both = Attempt(plan, no_number=against)
     if both.no_number is None:
         window.tracer.run.progress("building what gained, together", ArmName.COMBINATION)
-        window.tracer.bench.build(both, window.tracer.run.budget.build_until({}, essential=False))
-    return Final([single, both], samples) if both.no_number else _faster_of(window, single, both)
+        bench = window.tracer.bench
+        bench.build(both, window.tracer.run.budget.build_until({}, essential=False))
+        if beyond := beyond_gpu(both, [as_is, both], bench.plan, gpu_gib(bench.device)):
+            bench.drop(both, beyond)
+    if both.no_number is None:
+        try:
+            return _faster_of(window, single, both)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            _log.debug("timing what gained raises", exc_info=True)
+            window.tracer.bench.drop(both, raised(error))
+    return Final([single, both], samples)
 
 
 def winners_of(window: Window, base: Attempt) -> list[Attempt]:
@@ -93,10 +109,9 @@ def winners_of(window: Window, base: Attempt) -> list[Attempt]:
     return [attempt for _, attempt in gains.values()]
 
 
-def rivals_of(window: Window, base: Attempt, as_is: Attempt) -> list[tuple[ArmPlan, Attempt]]:
-    """Pick single proposals that are faster beyond doubt than all proposals together."""
-    if base is as_is:
-        return []
+def rivals_of(window: Window, base: Attempt) -> list[tuple[ArmPlan, Attempt]]:
+    """Pick single proposals that are faster beyond doubt than all proposals together, or than the step as it
+    is where these have no number, as when they do not fit together."""
     alone = [
         each
         for each in window.attempts

@@ -10,7 +10,7 @@ whether an optional arm still fits. The profile that proves a compared arm also 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -35,7 +35,8 @@ from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
 from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
-from fp8doctor.trial.measure.attempt import Attempt, Ready
+from fp8doctor.trial.measure.ahead import Ahead
+from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import (
     AHEAD_SHARE,
@@ -51,7 +52,7 @@ from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
 from fp8doctor.trial.measure.pairs import time_in_pairs
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.results import report
-from fp8doctor.trial.measure.room import not_fitting, room_gib
+from fp8doctor.trial.measure.room import beyond_gpu, gpu_gib, not_fitting, room_gib
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
 from fp8doctor.trial.state.undisturbed import free, undisturbed
@@ -134,22 +135,38 @@ def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
     _build(bench, attempts, run)
     run.ahead.end()
     enough_s = _enough_s(attempts, budget)
+    run.begin(Stage.TIMING)
+    samples = _samples(attempts, bench, run)
     timed = [attempt for attempt in attempts if attempt.no_number is None]
     costs, explored = _costs(timed), [attempt.plan.name for attempt in timed if explores(attempt.plan)]
-    run.begin(Stage.TIMING)
-    run.progress(f"timing {len(timed)} variants of the step", None)
-    samples = bench.time(
-        timed, until=budget.window_until(costs, explored), latest=budget.window_latest(costs)
-    )
     run.begin(Stage.PROFILING)
     tracer.explain(timed, samples)
     for attempt in timed:
-        if attempt.proof is None and attempt.plan.name != ArmName.SELF_CHECK:
+        if not attempt.no_number and not attempt.proof and attempt.plan.name != ArmName.SELF_CHECK:
             run.progress(f"checking what {variant_in_a_sentence(attempt.plan.name)} ran", attempt.plan.name)
             tracer.prove(attempt, explain=False)
     late = None if budget.final_fits(costs, explored, budget.spent_s) else budget.used_up
     against = run.skipped(ArmName.COMBINATION) or late
     return _with_optional_parts(Window(tracer, attempts, samples), against, enough_s)
+
+
+def _samples(attempts: Sequence[Attempt], bench: Bench, run: TrialRun) -> Samples:
+    """Time the arms in turn. One that raises costs itself, and the others begin anew; the step as it is costs
+    them all."""
+    while True:
+        timed = [attempt for attempt in attempts if attempt.no_number is None]
+        costs, explored = _costs(timed), [each.plan.name for each in timed if explores(each.plan)]
+        run.progress(f"timing {len(timed)} variants of the step", None)
+        until, latest = run.budget.window_until(costs, explored), run.budget.window_latest(costs)
+        try:
+            return bench.time(timed, until=until, latest=latest)
+        except Exception as error:
+            failed = next((each for each in timed if each.plan.name == bench.at_work), None)
+            if failed is None or failed.plan.name == ArmName.AS_IS:
+                raise
+            _log.debug("timing %s raises", failed.plan.name, exc_info=True)
+            still_there(run.device, failed.plan.name)
+            bench.drop(failed, raised(error))
 
 
 def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: float | None) -> Trial:
@@ -192,8 +209,10 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
     """Make every arm that is not skipped and has time left; the step as it is always has."""
     for number, attempt in enumerate(attempts, start=1):
         if attempt.no_number is None and attempt.plan.name != ArmName.AS_IS:
-            attempt.no_number = _no_time_for(attempt.plan, attempts, run) or _no_room_for(
-                attempt.plan, attempts, bench, run
+            attempt.no_number = (
+                _no_base_for(attempt.plan, attempts)
+                or _no_time_for(attempt.plan, attempts, run)
+                or _no_room_for(attempt.plan, attempts, bench, run)
             )
         if attempt.no_number is not None:
             continue
@@ -209,6 +228,8 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
         if attempt.why is Reason.OUT_OF_MEMORY and run.ahead.end():  # whose memory it may have been
             attempt.no_number = None
             bench.build(attempt, until)
+        if beyond := _beyond_gpu(attempt, attempts, bench, run):
+            bench.drop(attempt, beyond)
 
 
 def _is_compiled_ahead(attempt: Attempt, bench: Bench) -> bool:
@@ -219,6 +240,15 @@ def _is_compiled_ahead(attempt: Attempt, bench: Bench) -> bool:
     if bench.as_one:
         return plan.compiled or plan.fp8 is True or plan.name == ArmName.AS_IS
     return plan.fp8 is True and plan.name != ArmName.AS_IS
+
+
+def _no_base_for(plan: ArmPlan, attempts: Sequence[Attempt]) -> NoNumber | None:
+    """Tell why what is tried unasked would tell nothing: what it changes has no number."""
+    base = next((each for each in attempts if each.plan.name == plan.base), None)
+    if not explores(plan) or base is None or base.no_number is None:
+        return None
+    words = variant_in_a_sentence(base.plan.name)
+    return NoNumber(base.no_number.why, f"it changes {words}, which has no time")
 
 
 def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> NoNumber | None:
@@ -241,13 +271,23 @@ def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> N
 
 
 def _no_room_for(plan: ArmPlan, attempts: Sequence[Attempt], bench: Bench, run: TrialRun) -> NoNumber | None:
-    """Tell why the arm is known not to fit, once nobody compiles ahead, whose memory it may have been."""
+    """Tell why the arm is known not to fit."""
+    return _once_alone(
+        lambda: not_fitting(plan, attempts, room_gib(bench.device), bench.frees_gib()), run.ahead
+    )
 
-    def known() -> NoNumber | None:
-        return not_fitting(plan, attempts, room_gib(bench.device), bench.frees_gib())
 
+def _beyond_gpu(
+    attempt: Attempt, attempts: Sequence[Attempt], bench: Bench, run: TrialRun
+) -> NoNumber | None:
+    """Tell why an arm that was built does not fit at full depth."""
+    return _once_alone(lambda: beyond_gpu(attempt, attempts, bench.plan, gpu_gib(bench.device)), run.ahead)
+
+
+def _once_alone(known: Callable[[], NoNumber | None], ahead: Ahead) -> NoNumber | None:
+    """Tell what is known once nobody compiles ahead, whose memory it may have been."""
     found = known()
-    return known() if found and run.ahead.end() else found
+    return known() if found and ahead.end() else found
 
 
 def _essential(plan: ArmPlan, attempts: Sequence[Attempt]) -> bool:

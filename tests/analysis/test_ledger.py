@@ -127,6 +127,7 @@ def test_what_the_step_shows_beyond_single_layers_is_left_over() -> None:
     # 2 ms of pointwise work went into the casts, and are not theirs.
     assert found.step_saved_ms == pytest.approx(70.0 - 50.0 - (12.0 - 2.0))
     assert found.unexplained_ms == pytest.approx(found.step_saved_ms - found.net_ms)
+    assert (found.step_gemms_saved_ms, found.step_casts_ms) == (pytest.approx(20.0), pytest.approx(10.0))
 
 
 def test_a_step_with_other_gemms_is_not_what_it_is_held_to() -> None:
@@ -210,8 +211,8 @@ def test_the_report_has_it_in_the_json_and_with_v_on_the_screen() -> None:
         "8192 x 4096 x 14336 tensorwise, 2 layers output 2 1.600 0.900",
         "Timed alone, the matmuls of 4 layers take 10.3 ms of a step in BF16, in FP8 6.1 and their "
         "conversions 2.4: 1.21x, saved +1.8 ms.",
-        "In the step matmuls and conversions save +10.0 ms (FP8 as you run it, against BF16 compiled). "
-        "Not explained by single layers: +8.2 ms.",
+        "In the step matmuls save +20.0 ms (alone +4.2), and conversions cost 10.0 ms (alone 2.4): "
+        "FP8 as you run it, against BF16 compiled. Not explained by single layers: +8.2 ms.",
     ):
         assert words in told
     assert "Timed alone" not in render(report)

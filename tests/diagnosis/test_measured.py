@@ -17,7 +17,7 @@ from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import is_decided, is_noise, stays_in_bf16, swallows_effect
 from fp8doctor.cli.gate import Gate
 from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
-from fp8doctor.diagnosis.document import Document
+from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.facts import Arm, ArmCut, Facts, Gpu, Trial
@@ -568,6 +568,50 @@ def test_what_was_timed_and_left_out_of_the_total_is_not_prescribed() -> None:
         explored(treatments=("recipe-rowwise",), **{"compile-blocks": around(300.0)})
     ).prescription
     assert [step.treatment.name for step in plan] == ["recipe-rowwise"]
+
+
+TOO_LARGE = "its step takes 93.4 GiB at full depth"
+
+
+def with_too_large(facts: Facts, *names: str) -> Facts:
+    """The same trial, in which these arms take more memory than there is."""
+    arms = tuple(
+        msgspec.structs.replace(each, tried=False, why=Reason.DOES_NOT_FIT, reason=TOO_LARGE)
+        if each.name in names
+        else each
+        for each in facts.trial.arms
+    )
+    return msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms))
+
+
+def test_a_fix_that_does_not_fit_is_not_prescribed_and_its_finding_says_so() -> None:
+    facts = with_too_large(
+        Of({**SLOW, "compile-blocks": around(90.0)}, bases={"compile-blocks": "as_is"}).facts(),
+        "prescribed",
+        "compile-blocks",
+    )
+    report = diagnose(facts, select=["CMP001"])
+    assert [step.treatment.name for step in report.prescription] == ["stay-in-bf16"]
+    (finding,) = report.findings
+    assert (finding.treatment, finding.saving_ms) == (None, None)
+    assert finding.explanation.endswith(f"is not prescribed: {TOO_LARGE}.")
+    assert TOO_LARGE in render(report)
+
+
+def test_of_fixes_that_do_not_fit_together_none_is_prescribed_but_the_total_that_fits() -> None:
+    plan = diagnose(with_too_large(Of(SLOW, bases={}).facts(), "prescribed")).prescription
+    assert "compile-blocks" not in [step.treatment.name for step in plan]
+    proposed = tuple(
+        Step(code="", mends=(), title="t", treatment=Treatment(name=name, summary="s", code="c"))
+        for name in ("compile-blocks", "larger-batch", "cache-off")
+    )
+    together = Of({**SLOW, "prescribed": TOO_LARGE}, treatments=("compile-blocks", "larger-batch"), bases={})
+    (first,) = (each for each in together.facts().trial.arms if each.name == "prescribed")
+    known = msgspec.structs.replace(first, name="prescribed_first", why=Reason.DOES_NOT_FIT)
+    best = Of(SLOW, treatments=("compile-blocks",), bases={}).facts()
+    trial = msgspec.structs.replace(best.trial, arms=(*best.trial.arms, known))
+    held = as_timed(proposed, msgspec.structs.replace(best, trial=trial))
+    assert [step.treatment.name for step in held] == ["compile-blocks", "cache-off"]
 
 
 def test_fp8_that_stays_slower_ends_the_plan_with_bf16() -> None:

@@ -234,7 +234,7 @@ def test_what_does_not_fit_even_then_says_so(memory: Memory) -> None:
     }
     assert arms["bf16"].tried
     assert not arms["heavy"].tried
-    assert arms["heavy"].why is Reason.OUT_OF_MEMORY
+    assert arms["heavy"].why is Reason.DOES_NOT_FIT
     assert arms["heavy"].reason == "the GPU's memory is too small for it, even beside bf16 alone"
 
 

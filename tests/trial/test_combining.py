@@ -7,9 +7,13 @@ from typing import Any, cast
 
 import pytest
 
+from fp8doctor.facts import Arm
+from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.measure.results import _both_windows
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
 BLOCKWISE = ArmPlan(
@@ -31,3 +35,25 @@ def test_the_faster_form_of_the_prescription_stands(own_ms: float, stands: bool)
             ("prescribed", OWN.treatments)
         ]
         assert final.samples == {("prescribed", 0): samples[OWN.name, 0]}
+
+
+def test_where_the_fixes_do_not_fit_together_the_best_that_fits_alone_is_prescribed() -> None:
+    times = {"as_is": 20.0, "cache-off": 15.0, "compile-blocks": 12.0, "larger-batch": 25.0}
+    samples = {(name, 0): [ms + 0.01 * number for number in range(9)] for name, ms in times.items()}
+    alone = [ArmPlan(name, as_it_is, (name,), True, "as_is") for name in times if name != "as_is"]
+    attempts = [Attempt(plan) for plan in (ArmPlan("as_is", as_it_is, fp8=True), *alone, BLOCKWISE)]
+    attempts[-1].no_number = NoNumber(Reason.DOES_NOT_FIT, "its step takes 93.0 GiB")
+    tracer = cast(Any, SimpleNamespace(bench=SimpleNamespace(plan=Plan((), (Cut({}),)))))
+    final = best_total(Window(tracer, attempts, samples), None)
+    assert final
+    assert [(each.plan.name, each.plan.treatments) for each in final.attempts] == [
+        ("prescribed", ("compile-blocks",))
+    ]
+    kept = _both_windows(
+        [Arm(name=each.plan.name, base=None, tried=not each.why, why=each.why) for each in attempts],
+        [Arm(name="prescribed", base=None, tried=True)],
+    )
+    assert [each.name for each in kept if each.name.startswith("prescribed")] == [
+        "prescribed",
+        "prescribed_first",
+    ]

@@ -30,10 +30,11 @@ from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.layers.numerics import NUMERICS
 from fp8doctor.trial.measure import bench, profile_step, timer
+from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import CLOSING_SHARE, WITHIN, Budget
 from fp8doctor.trial.measure.device import DeviceLost
 from fp8doctor.trial.measure.evidence import StepProof
-from fp8doctor.trial.measure.profile_step import BREAKDOWN
+from fp8doctor.trial.measure.profile_step import BREAKDOWN, Tracer
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.state.digest import CONTEXT
 from fp8doctor.trial.treatments import NotTried, compile_blocks
@@ -348,6 +349,21 @@ def test_a_combination_that_fails_leaves_the_best_alone() -> None:
         "a": (80, "as_is"),
         "b": (70, "as_is"),
     }
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_combination_that_fails_while_it_is_timed_leaves_the_best_alone_and_the_rest_of_the_trial() -> None:
+    def wears_out(variant: Variant) -> Variant:
+        alone = variant.model.share == 1.0  # type: ignore[comparison-overlap]
+        return faster(0.7)(variant if alone else worn(4).make(variant))
+
+    result = trial(
+        ticking(), AS_IS, TICKING_BF16, explored("a", faster(0.8), AS_IS), explored("b", wears_out, AS_IS)
+    )
+    arms = {arm.name: arm for arm in result.arms}
+    assert arms["combination"].reason == "it raises RuntimeError: worn out"
+    assert times(result)["prescribed"] == (70, "as_is")
+    assert "trial.numerics" in result.gaps, "which were asked for, and are told for what they lack"
 
 
 @pytest.mark.usefixtures("clock")
@@ -683,7 +699,7 @@ def failing(error: Exception) -> ArmPlan:
     ("error", "why", "reason"),
     [
         (RuntimeError("shapes differ\nand more"), Reason.RAISES, "it raises RuntimeError: shapes differ"),
-        (torch.OutOfMemoryError("CUDA out of memory"), Reason.OUT_OF_MEMORY, "memory is too small"),
+        (torch.OutOfMemoryError("CUDA out of memory"), Reason.DOES_NOT_FIT, "even beside bf16 alone"),
         (NotTried("torchao cannot be imported"), Reason.NOT_APPLICABLE, "torchao cannot be imported"),
         (NotReplicable("it is sharded"), Reason.NOT_REPLICABLE, "it is sharded"),
     ],
@@ -780,11 +796,11 @@ def test_without_a_batch_nothing_is_timed_and_no_step_is_blamed() -> None:
     assert result.reason == "there is no batch to run it on; give one, as example_batch() in a model file"
 
 
-def worn() -> ArmPlan:
-    """An arm that raises in its sixth step, in the window."""
+def worn(steps: int = 5) -> ArmPlan:
+    """An arm that raises in the window, after so many steps."""
 
     def make(variant: Variant) -> Variant:
-        forward, left = variant.model.forward, [5]
+        forward, left = variant.model.forward, [steps]
 
         def ending(tokens: torch.Tensor) -> torch.Tensor:
             left[0] -= 1
@@ -798,10 +814,47 @@ def worn() -> ArmPlan:
     return ArmPlan("worn", make)
 
 
-def test_a_variant_that_fails_while_it_is_timed_leaves_a_reason() -> None:
+def test_a_variant_that_fails_while_it_is_timed_costs_itself_only() -> None:
     result = trial(job(blocks=3), AS_IS, worn())
+    arms = {arm.name: arm for arm in result.arms}
+    assert result.why is None
+    assert len(arms["as_is"].rounds_ms) == timer.LEAST_ROUNDS
+    assert (arms["worn"].tried, arms["worn"].why) == (False, Reason.RAISES)
+    assert arms["worn"].reason == "it raises RuntimeError: worn out"
+
+
+def test_a_step_that_fails_while_it_is_timed_leaves_a_reason() -> None:
+    result = trial(job(blocks=3), replace(worn(), name="as_is"))
     assert (result.arms, result.why) == ((), Reason.TIMING_RAISES)
     assert result.reason == "a variant that had run before stopped the timing with RuntimeError: worn out"
+
+
+def test_a_variant_that_fails_while_it_is_proven_costs_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Tracer.trace
+
+    def failing_trace(self: Tracer, attempt: Attempt) -> StepProof:
+        if attempt.plan.name == "bf16":
+            raise RuntimeError("worn out")
+        return own(self, attempt)
+
+    monkeypatch.setattr(Tracer, "trace", failing_trace)
+    arms = {arm.name: arm for arm in trial(job(blocks=3), AS_IS, BF16).arms}
+    assert arms["as_is"].tried
+    assert (arms["bf16"].tried, arms["bf16"].reason) == (False, "it raises RuntimeError: worn out")
+
+
+def test_what_changes_a_variant_that_failed_is_not_built() -> None:
+    told: list[str | None] = []
+    broken = replace(failing(RuntimeError("broken")), name="prescribed", treatments=("compile-blocks",))
+    on_top = explored("recipe-rowwise", as_it_is, broken)
+    of = TrialRun(CPU, Budget(600.0), progress=lambda text, arm: told.append(arm))
+    result = conduct(job(blocks=3), ("blocks",), (AS_IS, broken, on_top), of)
+    arms = {arm.name: arm for arm in result.arms}
+    assert "recipe-rowwise" not in told
+    assert (arms["recipe-rowwise"].why, arms["recipe-rowwise"].reason) == (
+        Reason.RAISES,
+        "it changes FP8 with all fixes, which has no time",
+    )
 
 
 class Skipping(Decoder):

@@ -57,6 +57,30 @@ def runs_itself(original: nn.Module, replica: nn.Module, x: Any = X) -> None:
     assert not torch.equal(replica(x), original(x))
 
 
+def calling_itself(module: nn.Module) -> Any:
+    """A forward that names itself, a cell that nothing was put into, and the module."""
+    inner = module.forward
+
+    def forward(x: torch.Tensor, again: bool = True) -> torch.Tensor:
+        return forward(x, again=False) if again else inner(x) if module else never
+
+    if not inner:
+        never = X
+    return forward
+
+
+def test_a_forward_that_names_itself_is_rebuilt_around_the_copy() -> None:
+    original = convert_to_float8_training(Stack())
+    original.blocks[1].forward = calling_itself(original.blocks[1])
+    replica: Any = replicate(original)[0]
+    assert replica.blocks[1].forward is not original.blocks[1].forward
+    ran: list[str] = []
+    original.blocks[1].linear.register_forward_pre_hook(lambda *_: ran.append("original"))
+    with Tripwire(original).armed():
+        replica(X)
+    assert not ran
+
+
 class SideBySide(nn.Module):
     """Parameters that are views of one piece of memory, as the query, key and value of Transformer Engine
     are."""

@@ -23,7 +23,7 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import Compilations
 from fp8doctor.trial.measure.memory import Held
 from fp8doctor.trial.measure.profile_step import Tracer
-from fp8doctor.trial.measure.room import laid_out_gib, not_fitting, step_gib
+from fp8doctor.trial.measure.room import beyond_gpu, laid_out_gib, not_fitting, step_gib
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
@@ -99,10 +99,64 @@ def test_what_takes_no_less_than_a_base_that_does_not_fit_does_not_either() -> N
     assert not_fitting(planned("a", "cache-off", base="prescribed"), [AS_IS, base], 90.0, 0.0) is None
 
 
+PLAN = Plan((Stack("blocks", 10, 0, 1),), (Cut({"blocks": 2}), Cut({"blocks": 4})))
+"""Two blocks more take twenty GiB more below: the whole model 40 + 4 * 20 = 120."""
+
+
+def built(name: str, *treatments: str, more_gib: float = 0.0) -> Attempt:
+    """Make an arm that was built at both cuts and takes so much more than `AT_CUTS` at each."""
+    ready = [measured(each + more_gib, weights_gib=4.0, gradients_gib=4.0) for each in (40.0, 60.0)]
+    return Attempt(planned(name, *treatments, base=None if name == "as_is" else "as_is"), ready)
+
+
+AT_CUTS = built("as_is")
+
+
+@pytest.mark.parametrize(
+    ("arm", "gib", "fits"),
+    [
+        (built("a", "checkpointing-off", more_gib=5.0), None, True),  # a CPU
+        (built("a", "checkpointing-off", more_gib=5.0), 139.0, True),
+        (built("a", "checkpointing-off", more_gib=5.0), 138.0, False),  # it may fill nine tenths
+        (built("a", "cache-off", more_gib=0.5), 126.0, True),  # hardly more than the step as it is
+        (built("a", "cache-off", more_gib=0.5), 100.0, True),  # which does not fit either
+        (built("a", "cache-off", more_gib=5.0), 100.0, False),
+        (built("bf16", more_gib=5.0), 125.0, True),
+        (built("bf16", more_gib=5.0), 124.0, False),
+        (built("bf16", more_gib=5.0), 119.0, True),  # both are of a job that runs elsewhere
+        (built("without_adapters", more_gib=50.0), 121.0, True),  # prescribed by nobody
+        (AT_CUTS, 119.0, True),
+    ],
+)
+def test_what_is_predicted_to_exceed_the_gpu_at_full_depth_has_no_number(
+    arm: Attempt, gib: float | None, fits: bool
+) -> None:
+    found = beyond_gpu(arm, [AT_CUTS, arm], PLAN, gib)
+    assert (found is None) is fits
+    assert beyond_gpu(arm, [AT_CUTS, arm], Plan((), (Cut({}),)), gib) is None, "what was run whole fits"
+    if found:
+        assert found.why is Reason.DOES_NOT_FIT
+
+
+def test_what_exceeds_the_gpu_says_by_how_much() -> None:
+    without = built("a", "checkpointing-off", more_gib=5.0)
+    found, baseline = (
+        beyond_gpu(each, [AT_CUTS, each], PLAN, 120.5) for each in (without, built("bf16", more_gib=5.0))
+    )
+    modelled = (
+        "its step takes 125.0 GiB at full depth, modelled from cuts to 2 and 4 blocks, and the GPU has "
+    )
+    assert found
+    assert baseline
+    assert found.sentence == modelled + "120.5 GiB for it, of which a step may fill 90 %"
+    assert baseline.sentence == modelled + "120.5 GiB for it"
+
+
 class StandInBench:
     """A bench on a GPU with so much memory, of which it notes what is built."""
 
     device = CPU
+    plan = Plan((), (Cut({}),))
 
     def __init__(self, frees_gib: float) -> None:
         self.built: list[str] = []
@@ -115,6 +169,10 @@ class StandInBench:
     def build(self, attempt: Attempt, until: float) -> None:
         self.built.append(attempt.plan.name)
         attempt.ready = [measured(50.0), measured(90.0)]
+
+    def drop(self, attempt: Attempt, no_number: NoNumber) -> None:
+        attempt.no_number, self.let_go_of = no_number, self.let_go_of + 1
+        attempt.ready.clear()
 
 
 class Ends:
@@ -144,6 +202,25 @@ def test_what_does_not_fit_is_not_built_once_nobody_compiles_ahead(
     assert (attempts[1].why is Reason.DOES_NOT_FIT) is (len(built) == 1)
 
 
+@pytest.mark.parametrize(("at_last", "fits"), [(100.0, False), (140.0, True)])
+def test_what_exceeds_the_gpu_is_let_go_of_once_nobody_compiles_ahead(
+    at_last: float, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = Ends()
+    run = TrialRun(CPU, Budget(1e6), ahead=cast(Any, ahead))
+    monkeypatch.setattr(conductor, "gpu_gib", lambda device: at_last if ahead.ended else 100.0)
+    stand_in = StandInBench(frees_gib=0.0)
+    stand_in.plan = PLAN
+    of = {each.plan.name: each.ready for each in (AT_CUTS, built("a", "checkpointing-off", more_gib=5.0))}
+    monkeypatch.setattr(
+        stand_in, "build", lambda attempt, until: attempt.ready.extend(of[attempt.plan.name]), raising=True
+    )
+    attempts = [Attempt(AT_CUTS.plan), Attempt(planned("a", "checkpointing-off"))]
+    conductor._build(cast(Bench, stand_in), attempts, run)
+    assert (attempts[1].no_number is None) is bool(attempts[1].ready) is fits
+    assert stand_in.let_go_of == (0 if fits else 1)
+
+
 @pytest.mark.parametrize(("frees_gib", "again"), [(0.1, False), (5.0, True)])
 def test_an_arm_is_tried_in_a_pair_where_letting_go_of_the_others_frees_memory(
     frees_gib: float, again: bool, monkeypatch: pytest.MonkeyPatch
@@ -168,9 +245,6 @@ def ten_blocks() -> nn.Module:
     model = nn.ModuleDict({"blocks": blocks, "head": nn.Linear(16, 16, bias=False)})
     model["head"].requires_grad_(False)
     return model
-
-
-PLAN = Plan((Stack("blocks", 10, 0, 1),), (Cut({"blocks": 2}), Cut({"blocks": 4})))
 
 
 def test_cuts_take_all_their_weights_and_the_gradients_of_the_largest() -> None:

@@ -15,6 +15,7 @@ from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.measure.evidence import Compilations, StepProof
 from fp8doctor.trial.measure.memory import Held
 from fp8doctor.trial.variant import ArmPlan
+from fp8doctor.wording import sentence
 
 
 @dataclass
@@ -53,6 +54,13 @@ class Attempt:
     @property
     def why(self) -> Reason | None:
         return self.no_number.why if self.no_number else None
+
+
+def raised(error: Exception) -> NoNumber:
+    """Make the reason of an arm whose step raises."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return NoNumber(Reason.OUT_OF_MEMORY, "the GPU's memory is too small for it")
+    return NoNumber(Reason.RAISES, f"it raises {sentence(error)}")
 
 
 Samples = dict[tuple[str, int], list[float]]

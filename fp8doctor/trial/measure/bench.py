@@ -23,7 +23,7 @@ from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate, unwrapped
 from fp8doctor.trial.copies.step import like, move, optimizer_for, own_loss, own_rates, tensors, training_step
 from fp8doctor.trial.measure.ahead import Ahead, Nobody
-from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples
+from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
 from fp8doctor.trial.measure.cuts import compiled_as_one, cut_of, one_graph
 from fp8doctor.trial.measure.decided import is_decided
 from fp8doctor.trial.measure.device import still_there
@@ -40,7 +40,6 @@ from fp8doctor.trial.state.transformer_engine_state import Buffers, buffers_apar
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import NotTried, without_compile_marks
 from fp8doctor.trial.variant import ArmPlan, Variant
-from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
 
@@ -88,7 +87,7 @@ class Bench:
         self.optimizers: list[torch.optim.Optimizer] = []
         self.rates: list[list[float]] = []
         """Of each cut: the learning rates of the job's own optimizer, one a group."""
-        self._handed_out: list[Ready] = []
+        self._handed_out: list[tuple[str, Ready]] = []
         self.at_work: str = ArmName.AS_IS
         """The arm that is built, timed or proven now."""
         self.recomputed: tuple[str, ...] = ()
@@ -181,18 +180,21 @@ class Bench:
             attempt.no_number = NoNumber(Reason.NOT_APPLICABLE, str(error))
         except (NotReplicable, OriginalTouched) as error:
             attempt.no_number = NoNumber(Reason.NOT_REPLICABLE, str(error))
-        except torch.OutOfMemoryError:
-            attempt.no_number = NoNumber(Reason.OUT_OF_MEMORY, "the GPU's memory is too small for it")
         except Exception as error:
             _log.debug("building %s raises", attempt.plan.name, exc_info=True)
-            attempt.no_number = NoNumber(Reason.RAISES, f"it raises {sentence(error)}")
+            attempt.no_number = raised(error)
         attempt.build_s = time.monotonic() - began
         if attempt.no_number is not None:
-            attempt.ready.clear()
-            for optimizer in self.optimizers:
-                optimizer.zero_grad(set_to_none=True)
-            still_there(self.device, attempt.plan.name)
-            free(self.device)
+            self.drop(attempt, attempt.no_number)
+
+    def drop(self, attempt: Attempt, no_number: NoNumber) -> None:
+        """Note why an arm has no number, and free what it took."""
+        attempt.no_number = no_number
+        attempt.ready.clear()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        still_there(self.device, attempt.plan.name)
+        self.let_go(attempt.plan.name)
 
     def compile_ahead(self, plans: Sequence[ArmPlan]) -> None:
         """Have these arms compiled beside the trial: blocks at the smallest cut, one graph of several at
@@ -294,7 +296,7 @@ class Bench:
             step_s,
             watched.non_finite(),
         )
-        self._handed_out.append(ready)
+        self._handed_out.append((self.at_work, ready))
         return ready
 
     def _finish(self) -> None:
@@ -366,11 +368,12 @@ class Bench:
         self.batch = None
         self.let_go()
 
-    def let_go(self) -> None:
-        """Let go of the step of every arm, and of what its replica does not share."""
-        for ready in self._handed_out:
-            ready.step, ready.model = _gone, None
-        self._handed_out.clear()
+    def let_go(self, arm: str | None = None) -> None:
+        """Let go of the step of an arm, or of all, and of what its replica does not share."""
+        for name, ready in self._handed_out:
+            if arm in (None, name):
+                ready.step, ready.model = _gone, None
+        self._handed_out = [each for each in self._handed_out if each[1].model is not None]
         free(self.device)
 
 

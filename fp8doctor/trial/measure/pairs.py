@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Sequence
 
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
-from fp8doctor.trial.measure.attempt import Attempt, Samples
+from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.budget import WITHIN
 from fp8doctor.trial.measure.profile_step import Tracer
-from fp8doctor.trial.measure.room import WORTH_FREEING, room_gib
+from fp8doctor.trial.measure.room import WORTH_FREEING, beyond_gpu, gpu_gib, room_gib
+
+_log = logging.getLogger("fp8doctor")
 
 
 def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples) -> None:
@@ -35,7 +38,7 @@ def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples)
         beside = reference.plan.name
         which = f"{variant_in_a_sentence(attempt.plan.name)} beside {variant_in_a_sentence(beside)} alone"
         tracer.run.progress(f"timing {which}", attempt.plan.name)
-        again, found = _pair(tracer, attempt, reference, samples, latest)
+        again, found = _pair(tracer, attempt, reference, attempts[0], samples, latest)
         attempt.no_number = again.no_number
         if attempt.no_number is None:
             attempt.ready, attempt.beside = again.ready, beside
@@ -44,7 +47,7 @@ def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples)
 
 
 def _pair(
-    tracer: Tracer, attempt: Attempt, reference: Attempt, samples: Samples, latest: float
+    tracer: Tracer, attempt: Attempt, reference: Attempt, as_is: Attempt, samples: Samples, latest: float
 ) -> tuple[Attempt, Samples]:
     """Build the arm anew beside the reference and time both, after everything else was let go of.
 
@@ -57,11 +60,18 @@ def _pair(
         bench.build(each, tracer.run.budget.build_until({}, essential=False))
     if again.why is Reason.OUT_OF_MEMORY:
         sentence = f"the GPU's memory is too small for it, even beside {reference.plan.name} alone"
-        again.no_number = NoNumber(Reason.OUT_OF_MEMORY, sentence)
+        again.no_number = NoNumber(Reason.DOES_NOT_FIT, sentence)
+    elif beyond := beyond_gpu(again, [as_is, again], bench.plan, gpu_gib(bench.device)):
+        bench.drop(again, beyond)
     again.no_number = again.no_number or beside.no_number
     if again.no_number:
         return again, {}
-    pair = bench.time((beside, again), tracer.run.budget.end, latest)
+    try:
+        pair = bench.time((beside, again), tracer.run.budget.end, latest)
+    except Exception as error:
+        _log.debug("timing %s in a pair raises", attempt.plan.name, exc_info=True)
+        bench.drop(again, raised(error))
+        return again, {}
     found: Samples = {}
     for number in range(len(again.ready)):
         mine, other = pair[attempt.plan.name, number], pair[reference.plan.name, number]

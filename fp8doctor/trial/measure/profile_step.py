@@ -28,10 +28,10 @@ from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.profiling.step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, full_ms
+from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, full_ms, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import LAST_PROFILE
-from fp8doctor.trial.measure.device import still_there
+from fp8doctor.trial.measure.device import DeviceLost, still_there
 from fp8doctor.trial.measure.evidence import (
     StepProof,
     compiled_so_far,
@@ -92,8 +92,15 @@ class Tracer:
         """Judge by one step of the deepest cut whether the arm ran what it says, and learn where it goes."""
         self.bench.at_work = attempt.plan.name
         last = attempt.ready[-1]
-        attempt.proof = self.trace(attempt) if explain else prove(last.step, self.bench.device)
-        attempt.no_number = refuted(attempt, attempt.proof)
+        try:
+            attempt.proof = self.trace(attempt) if explain else prove(last.step, self.bench.device)
+        except Exception as error:
+            if attempt.plan.name == ArmName.AS_IS or isinstance(error, DeviceLost):
+                raise
+            _log.debug("proving %s raises", attempt.plan.name, exc_info=True)
+            self.bench.drop(attempt, raised(error))
+        else:
+            attempt.no_number = refuted(attempt, attempt.proof)
 
     def trace(self, attempt: Attempt) -> StepProof:
         """Profile a step at every cut, the deepest first, which proves the arm. A failure costs the breakdown

@@ -12,7 +12,7 @@ from fp8doctor.analysis.gpu_disturbance import disturbance
 from fp8doctor.analysis.median_interval import CONFIDENCE, interval
 from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
 from fp8doctor.facts import Arm, ArmCut, Breakdown, Trial
-from fp8doctor.facts.arm_names import ArmName, in_first_window, is_of_first_window
+from fp8doctor.facts.arm_names import ArmName, Reason, in_first_window, is_of_first_window
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.copies.depth import Plan, cleaned
 from fp8doctor.trial.measure import timer
@@ -63,10 +63,13 @@ def report(
 
 def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
     """Divide the time of an arm by that of its own replica at the first cut, round by round; None when one
-    was not timed."""
-    names = [attempt.plan.name for attempt in attempts if attempt.no_number is None]
-    of = next((name for name in (ArmName.BF16, ArmName.AS_IS) if name in names), None)
-    if of is None or ArmName.SELF_CHECK not in names:
+    was not timed. Of what it is a replica does not hang on what became of the arm's number."""
+    plans = {each.plan.name: each.plan for each in attempts if (each.plan.name, 0) in samples}
+    check, as_is = plans.get(ArmName.SELF_CHECK), plans.get(ArmName.AS_IS)
+    if check is None:
+        return None
+    of = ArmName.AS_IS if as_is and check.make is as_is.make else ArmName.BF16
+    if of not in plans:
         return None
     return interval(
         [a / b for a, b in zip(samples[of, 0], samples[ArmName.SELF_CHECK, 0], strict=True)]
@@ -91,7 +94,7 @@ def _both_windows(first: Sequence[Arm], final: Sequence[Arm]) -> tuple[Arm, ...]
     """Put the arms of the final window before those of the first.
 
     An arm of the first window that was timed again keeps a place, under another name, where it is the base of
-    an arm of its own window.
+    an arm of its own window, and where it does not fit.
     """
     again = {arm.name for arm in final}
     aside = [
@@ -99,7 +102,12 @@ def _both_windows(first: Sequence[Arm], final: Sequence[Arm]) -> tuple[Arm, ...]
         for arm in first
     ]
     bases = {arm.base for arm in aside}
-    return (*final, *(arm for arm in aside if not is_of_first_window(arm.name) or arm.name in bases))
+    kept = [
+        arm
+        for arm in aside
+        if not is_of_first_window(arm.name) or arm.name in bases or arm.why is Reason.DOES_NOT_FIT
+    ]
+    return (*final, *kept)
 
 
 def _aside(name: str, again: set[str]) -> str:

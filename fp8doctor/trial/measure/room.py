@@ -1,7 +1,8 @@
 """What is known not to fit into the GPU's memory: predicted from what was measured, before it is tried.
 
-Every prediction is a least one. A plan of cuts takes at least its weights and gradients. An arm that saves no
-memory takes at least what the step of its base takes, and more for more tokens.
+Before an arm is built, every prediction is a least one. A plan of cuts takes at least its weights and
+gradients. An arm that saves no memory takes at least what the step of its base takes, and more for more
+tokens. An arm that was built at cuts is held to what it will take at full depth.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from fp8doctor.analysis.gpu_memory import USABLE
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
-from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure.attempt import Attempt, Ready
-from fp8doctor.trial.measure.memory import gib
+from fp8doctor.trial.measure.memory import full_peak, gib
 from fp8doctor.trial.variant import ArmPlan
+from fp8doctor.wording import percent
 
 MARGIN = 0.1
 """Share of the free memory by which a prediction has to exceed it. A choice: measured memory was mostly 1 %
@@ -27,6 +30,10 @@ off a plain script's in 27 jobs, and the allocator cannot use every gap."""
 SAVE_NO_MEMORY = frozenset({"larger-batch", "checkpointing-off", "cuda-graphs"})
 """Treatments after which a step takes no less memory."""
 
+ALIKE = 1.01
+"""Peak / peak of the step as it is, up to which a change takes no more memory: extrapolated peaks were within
+1 % of a plain script's."""
+
 WORTH_FREEING = 0.01
 """Share of the free memory that the other arms have to hold, for a try without them to be worth its build. A
 choice."""
@@ -34,10 +41,16 @@ choice."""
 
 def room_gib(device: torch.device) -> float | None:
     """Count what can still be taken: what is free, and what the allocator keeps unused; None on a CPU."""
+    gib = gpu_gib(device)
+    return None if gib is None else gib - taken_gib(device)
+
+
+def gpu_gib(device: torch.device) -> float | None:
+    """Count what this process can have of the GPU, all of its own included; None on a CPU."""
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
-    return (free + torch.cuda.memory_reserved(device)) / 2**30 - taken_gib(device)
+    return (free + torch.cuda.memory_reserved(device)) / 2**30
 
 
 def taken_gib(device: torch.device) -> float:
@@ -107,3 +120,40 @@ def step_gib(measured: Sequence[Ready], times: float) -> float | None:
         grows = max(0.0, taken - (held.gradients_gib or 0.0) - held.weights_gib)
         least.append(taken + (times - 1.0) * grows)
     return max(least, default=None)
+
+
+def beyond_gpu(
+    attempt: Attempt, attempts: Sequence[Attempt], plan: Plan, gpu_gib: float | None
+) -> NoNumber | None:
+    """Tell why an arm that was built at cuts does not fit at full depth; None where it may, and where nobody
+    knows.
+
+    A change may fill the usable share of ``gpu_gib``, or take what the step as it is takes, which may run on
+    more GPUs than this one. BF16 is compared with such a step whatever it takes.
+    """
+    as_is = next((each for each in attempts if each.plan.name == ArmName.AS_IS), None)
+    now, own = (_full_gib(each, plan) if each else None for each in (as_is, attempt))
+    if gpu_gib is None or now is None or own is None or attempt is as_is or plan.whole:
+        return None
+    if attempt.plan.treatments:
+        fits, of = (
+            own <= max(USABLE * gpu_gib, ALIKE * now),
+            f", of which a step may fill {percent(100 * USABLE)}",
+        )
+    else:
+        fits, of = attempt.plan.name not in BF16_BASELINES or own <= gpu_gib or now > gpu_gib, ""
+    if fits:
+        return None
+    cuts = " and ".join(map(str, plan.cuts))
+    return NoNumber(
+        Reason.DOES_NOT_FIT,
+        f"its step takes {own:.1f} GiB at full depth, modelled from cuts to {cuts} blocks, "
+        f"and the GPU has {gpu_gib:.1f} GiB for it{of}",
+    )
+
+
+def _full_gib(attempt: Attempt, plan: Plan) -> float | None:
+    """Extrapolate the peak of an arm; None where it was not built at every cut."""
+    if len(attempt.ready) != len(plan.cuts):
+        return None
+    return full_peak(plan, [each.peak_gib for each in attempt.ready], [each.held for each in attempt.ready])
