@@ -16,7 +16,7 @@ from fp8doctor.finding import Saving
 from fp8doctor.render.answer import Answer, Tone, answer, where_to_time
 from fp8doctor.render.header import fp8_share, machine, model, product
 from fp8doctor.render.screen import Entry, Mark, Screen, first_screen, plan
-from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, more_time_s, parts_ms, spread
+from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, more_time_s, spread
 from fp8doctor.render.words import AREAS, FAMILIES, PARTS, plainly
 from fp8doctor.wording import plural, times
 
@@ -149,8 +149,8 @@ def _variants(timing: Timing | None, report: Document) -> Iterator[Variant]:
 
 def _parts(arm: Arm) -> Iterator[tuple[str, float]]:
     """Write the families of a bar; none where the parts cannot be relied on."""
-    reliable = recorded(arm, "breakdown") and arm.breakdown is not None and arm.breakdown.reliable
-    columns = dict(zip((*COLUMNS, "idle"), parts_ms(arm), strict=True)) if reliable else {}
+    times = drawn_ms(arm)
+    columns = dict(zip((*COLUMNS, "idle"), times, strict=True)) if times else {}
     for family, names in FAMILIES.items() if columns else ():
         ms = sum(columns[name] for name in names)
         if ms >= NONE_MS:

@@ -145,7 +145,7 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False) 
         all_clear=_all_clear(report) if healthy and not report.findings else "",
         prescription=prescription,
         folded=_folded(small),
-        outlook=outlook(report, steps),
+        outlook=outlook(report, steps).sentence,
         made_up="" if quiet else made_up(report.facts),
         others=others,
         not_looked_at="" if quiet else _not_looked_at(report),

@@ -206,6 +206,12 @@ def parts_ms(arm: Arm) -> tuple[float, ...]:
     return (*(sum(families.get(each, 0.0) for each in column) for column in COLUMNS.values()), found.idle_ms)
 
 
+def drawn_ms(arm: Arm) -> tuple[float, ...]:
+    """Milliseconds of every column, for a bar; empty where the parts cannot be relied on."""
+    found = _profiled(arm)
+    return parts_ms(arm) if found is not None and found.reliable else ()
+
+
 def _profiled(arm: Arm) -> Breakdown | None:
     return with_attention_together(arm) if arm.tried and recorded(arm, "breakdown") else None
 

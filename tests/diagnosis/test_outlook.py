@@ -36,14 +36,14 @@ def replayed(name: str) -> Report:
 
 @pytest.mark.parametrize("name", ENDS)
 def test_the_plan_ends_in_a_state(name: str) -> None:
-    assert outlook(replayed(name)) == ENDS[name]
+    assert outlook(replayed(name)).sentence == ENDS[name]
 
 
 def test_no_plan_is_without_an_end_and_every_ratio_is_that_of_the_numbers_beside_it() -> None:
     ratios = 0
     for path in RECORDINGS:
         report = load_report(path)
-        end = outlook(report)
+        end = outlook(report).sentence
         assert end or not report.prescription
         for total, ratio, bf16 in RATIO.findall(end):
             ratios += 1
