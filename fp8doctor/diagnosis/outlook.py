@@ -9,7 +9,7 @@ from msgspec import Struct
 from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.layer_gain import crossing
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
-from fp8doctor.analysis.outcome import is_noise, stays_in_bf16
+from fp8doctor.analysis.outcome import bf16_saves, is_noise, stays_in_bf16
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16
 from fp8doctor.cost.step import with_tokens
 from fp8doctor.diagnosis.document import Document, Step
@@ -53,9 +53,12 @@ def _measured(report: Document, steps: Sequence[Step]) -> str:
     bf16 = best_bf16(facts) if recorded(facts, "trial") else None
     if bf16 is None or facts.trial.device == "cpu":
         return ""
-    leave_off = f"FP8 cannot win here: leave it off, {in_ms(bf16.step_ms)} in {_form(bf16)}."
+    without_fp8 = f"leave it off, {in_ms(bf16.step_ms)} in {_form(bf16)}."
+    leave_off = f"FP8 cannot win here: {without_fp8}"
     if stays_in_bf16(facts):
         return leave_off
+    if bf16_saves(facts) and any(step.treatment.name == STAY_IN_BF16 for step in steps):
+        return f"FP8 loses with all that was timed: {without_fp8}"
     total = _total(facts, steps)
     if total is None or total.step_ms is None:
         return ""
