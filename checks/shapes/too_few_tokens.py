@@ -27,7 +27,8 @@ https://github.com/pytorch/ao/issues/572 https://github.com/axolotl-ai-cloud/axo
 
 from __future__ import annotations
 
-from fp8doctor.analysis.layer_gain import Crossing, crossing, gains
+from fp8doctor.analysis.layer_gain import gains
+from fp8doctor.analysis.token_crossing import Crossing, crossing
 from fp8doctor.analysis.treatment_table import MORE_TOKENS
 from fp8doctor.facts import Facts, Linear, Network, Workload
 from fp8doctor.finding import Finding, NotApplicable, Treatment

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, ratio, uses_fp8
-from fp8doctor.analysis.layer_gain import crossing
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import bf16_saves, is_noise, stays_in_bf16
+from fp8doctor.analysis.token_crossing import crossing
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16
 from fp8doctor.cost.step import with_tokens
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.verdict import EVEN_WHEN_MODELLED, is_what_it_seems
+from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
+from fp8doctor.diagnosis.measured_verdict import EVEN_WHEN_MODELLED
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Basis
