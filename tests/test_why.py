@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,16 @@ def told(layer: str, patient: str) -> str:
 def test_a_layer_that_was_timed() -> None:
     page = told("blocks.0.mlp.down", "decoder_454m")
     assert "Seen: torchao.float8.float8_linear.Float8Linear, by torchao, 4,096 x 1,024 (K x N)" in page
-    assert "weight in bfloat16, trained, runs eagerly" in page
-    assert "Counted: 16,384 rows a call, 4.2 M parameters, 0.92 % of the GEMM FLOPs" in page
-    assert "BF16 0.543 ms, FP8 0.315 ms and 0.295 ms of compiled casts" in page
-    assert "as_is 2.784 casts to and from FP8 2.500, FP8 GEMMs 0.284" in page
-    assert "Advised for the whole model: CMP001: 120 of 120 FP8 Linears run eagerly" in page
+    assert "weight in bfloat16, trained, not compiled" in page
+    assert "Counted: 16,384 rows a call, 4.2 M parameters, 0.92 % of the matmul FLOPs" in page
+    assert "BF16 0.543 ms, FP8 0.315 ms and 0.295 ms to convert to FP8, compiled" in page
+    assert "the step as you run it 2.784 casts to and from FP8 2.500, FP8 GEMMs 0.284" in page
+    assert page.count("CMP001: ") == 1
+    assert (
+        "Advised for the whole model: CMP001: 120 of 120 FP8 Linears run uncompiled. Fix: compile block by "
+        "block, after the conversion to FP8." in page
+    )
+    assert not re.search(r"\bas_is\b|compile-blocks|run eagerly", page)
 
 
 def test_a_layer_that_the_plan_keeps_in_bf16() -> None:
@@ -46,7 +52,7 @@ def test_a_layer_that_the_plan_keeps_in_bf16() -> None:
     ]
     page = told(kept[0], "trained_outlier")
     assert "The prescription keeps this layer in BF16." in page
-    assert "Treatment: keep-in-bf16" in page
+    assert "Fix: leave " in page
     assert "Numerics, against BF16: output" in page
 
 

@@ -39,6 +39,20 @@ AROUND_THE_MODEL = "contextual_fp8_autocast"
 ``accelerate/utils/transformer_engine.py``, 1.4 to 1.15."""
 
 
+RAN_BEFORE = "They ran in FP8 before, and their last forward, which is the recompute of a backward, did not."
+OPENED_BY_FORWARD = (
+    "The forward opens the autocast around its call of checkpoint; the recompute comes later, in the "
+    "backward."
+)
+OPENED_BY_ACCELERATE = (
+    "Accelerate opens the autocast around the model's forward; the recompute comes later, in the backward."
+)
+NOT_KNOWN_WHERE = (
+    "Where this job opens the autocast is not known. Around the forward alone, the recompute runs in BF16 or "
+    "raises."
+)
+
+
 @check("CKP002", "recompute-not-fp8", area="checkpointing", severity="error")
 def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     te = [
@@ -73,23 +87,15 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
         severity="error" if known else "info",
         title=f"{layers} "
         + ("not recomputed in FP8" if known else "under a checkpoint that opens no FP8 autocast"),
-        explanation=(
-            "The step raised CheckpointError: the recompute saved other tensors than the forward."
-            if raised
-            else by_the_count(facts)
-            if missing
-            else "They ran in FP8 before, and their last forward, which is the recompute of a backward, did "
-            "not."
-            if in_bf16
-            else "The forward opens the autocast around its call of checkpoint; the recompute comes later, "
-            "in the backward."
-            if own and closed
-            else "Accelerate opens the autocast around the model's forward; the recompute comes later, in "
-            "the backward."
-            if closed
-            else "Where this job opens the autocast is not known. Around the forward alone, the recompute "
-            "runs in BF16 or raises."
-        ),
+        explanation="The step raised CheckpointError: the recompute saved other tensors than the forward."
+        if raised
+        else by_the_count(facts)
+        if missing
+        else RAN_BEFORE
+        if in_bf16
+        else (OPENED_BY_FORWARD if own else OPENED_BY_ACCELERATE)
+        if closed
+        else NOT_KNOWN_WHERE,
         evidence={
             "layers": len(sick),
             "first": first.name,

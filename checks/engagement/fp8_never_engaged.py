@@ -32,8 +32,8 @@ from __future__ import annotations
 
 from fp8doctor.analysis.due_gemms import all_fp8, counted_gemms, due_gemms
 from fp8doctor.analysis.kept_in_bf16 import kept_in_bf16
-from fp8doctor.analysis.layer_gain import is_given
 from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, watched_job
+from fp8doctor.analysis.token_crossing import is_given
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName

@@ -33,19 +33,19 @@ from __future__ import annotations
 from collections import Counter
 
 from fp8doctor.analysis.arms import saved_by
-from fp8doctor.analysis.layer_gain import (
+from fp8doctor.analysis.layer_gain import gains
+from fp8doctor.analysis.layers import would_be_converted
+from fp8doctor.analysis.losing_layers import (
     acquitted,
     at_least,
     basis,
-    crossing,
-    gains,
     in_step,
     losing_body,
     saving,
     to_keep,
     would_lose,
 )
-from fp8doctor.analysis.layers import would_be_converted
+from fp8doctor.analysis.token_crossing import crossing
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.diagnosis.treatments import keep_in_bf16, stay_in_bf16
 from fp8doctor.facts import Facts, Linear, Network, Workload, if_recorded

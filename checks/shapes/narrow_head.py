@@ -28,17 +28,9 @@ from typing import Literal
 
 from fp8doctor.analysis.arms import saved_by
 from fp8doctor.analysis.kept_in_bf16 import kept_in_bf16
-from fp8doctor.analysis.layer_gain import (
-    APART,
-    acquitted,
-    at_least,
-    basis,
-    gains,
-    in_step,
-    losing_apart,
-    saving,
-)
+from fp8doctor.analysis.layer_gain import gains
 from fp8doctor.analysis.layers import makes_logits
+from fp8doctor.analysis.losing_layers import APART, acquitted, at_least, basis, in_step, losing_apart, saving
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import Facts, Linear, Network, Workload, recorded

@@ -28,7 +28,7 @@ https://github.com/NVIDIA/TransformerEngine/issues/1422
 from __future__ import annotations
 
 from fp8doctor.analysis.alignment import tokens_divisor
-from fp8doctor.analysis.kept_in_bf16 import kept_in_bf16
+from fp8doctor.analysis.kept_in_bf16 import multiplied_in_fp8
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import keep_in_bf16
@@ -47,13 +47,7 @@ from fp8doctor.wording import plural
     invalidates_model=True,
 )
 def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
-    linears = facts.network.linears
-    kept = kept_in_bf16(linears)
-    fp8 = [
-        linear
-        for linear in linears
-        if linear.use == "training" and linear.name not in kept and not linear.features.get("emulate")
-    ]
+    fp8 = multiplied_in_fp8(facts.network.linears)
     if not fp8:
         return NotApplicable(reason="no FP8 layer in the model")
     if facts.workload.batch_source != "given":

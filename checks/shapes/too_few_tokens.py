@@ -27,7 +27,9 @@ https://github.com/pytorch/ao/issues/572 https://github.com/axolotl-ai-cloud/axo
 
 from __future__ import annotations
 
-from fp8doctor.analysis.layer_gain import Crossing, crossing, gains
+from fp8doctor.analysis.layer_gain import gains
+from fp8doctor.analysis.token_crossing import Crossing, crossing
+from fp8doctor.analysis.treatment_table import MORE_TOKENS
 from fp8doctor.facts import Facts, Linear, Network, Workload
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -63,7 +65,7 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
             "timed_alone": found.measured,
         },
         treatment=Treatment(
-            name="more-tokens",
+            name=MORE_TOKENS,
             summary=f"{found.tokens:,} tokens in a micro-batch" + (f"; {batch}" if batch else ""),
             code=more_tokens(facts.workload, found),
         ),

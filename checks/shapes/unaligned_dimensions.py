@@ -34,7 +34,7 @@ from collections.abc import Callable
 
 from fp8doctor.analysis.alignment import multiple_of, tokens_divisor, unaligned
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.analysis.kept_in_bf16 import kept_in_bf16
+from fp8doctor.analysis.kept_in_bf16 import multiplied_in_fp8
 from fp8doctor.analysis.layers import flops_share_pct, would_be_converted
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
@@ -58,23 +58,11 @@ the 2 % within which a step measured against itself repeats."""
     invalidates_model=True,
 )
 def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
-    linears = facts.network.linears
-    kept = kept_in_bf16(linears)
-    fp8 = [
-        linear
-        for linear in linears
-        if linear.use == "training" and linear.name not in kept and not linear.features.get("emulate")
-    ]
+    fp8 = multiplied_in_fp8(facts.network.linears)
     if not fp8 and fp8_was_asked_for(facts) is None:
         return NotApplicable(reason="no FP8 layer in the model, and none asked for")
     raising = [linear for linear in fp8 if unaligned(linear)]
-    skipped = [
-        each for each in linears if would_be_converted(each, rewritten=True, padded=True) and unaligned(each)
-    ]
-    channels = on_channels(facts.network)
-    skipped = [linear for linear in skipped if channels(linear)]
-    if flops_share_pct(skipped, facts) < WORTH_MENTIONING_PCT:
-        skipped = []
+    skipped, channels = skipped_by_converters(facts), on_channels(facts.network)
     tokens = facts.workload.tokens if facts.workload.batch_source == "given" else None
     of_tokens = (each for each in fp8 if tokens in (rows_seen(each, facts) or (tokens,)))
     tokens_multiple = max(map(tokens_divisor, of_tokens), default=1)
@@ -125,6 +113,17 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
             code="\n".join(changes),
         ),
     )
+
+
+def skipped_by_converters(facts: Facts) -> list[Linear]:
+    """List the Linears that only their sides keep in 16 bits; none where they hardly count."""
+    channels = on_channels(facts.network)
+    skipped = [
+        each
+        for each in facts.network.linears
+        if would_be_converted(each, rewritten=True, padded=True) and unaligned(each) and channels(each)
+    ]
+    return skipped if flops_share_pct(skipped, facts) >= WORTH_MENTIONING_PCT else []
 
 
 def what_it_means(raising: list[Linear], offenders: list[Linear]) -> str:

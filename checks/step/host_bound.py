@@ -36,11 +36,12 @@ from fp8doctor.analysis.compile_coverage import (
     has_loop,
     needs_compile,
 )
-from fp8doctor.analysis.layer_gain import MANY_TOKENS
 from fp8doctor.analysis.layers import in_its_place
 from fp8doctor.analysis.modelled_host import HostBound, modelled_host_bound
 from fp8doctor.analysis.outcome import measured_speed
 from fp8doctor.analysis.step_difference import breakdown_of, profiled_on_gpu, waits_for_the_host
+from fp8doctor.analysis.token_crossing import MANY_TOKENS
+from fp8doctor.analysis.treatment_table import MORE_TOKENS
 from fp8doctor.analysis.waiting import host_is_ahead
 from fp8doctor.cost import micro_batches
 from fp8doctor.diagnosis.treatments import stay_in_bf16
@@ -143,7 +144,7 @@ def more_tokens(workload: Workload, tokens: int) -> Treatment:
     now = workload.batch_size or 1
     batch = now * tokens // (workload.tokens or tokens)
     return Treatment(
-        name="more-tokens",
+        name=MORE_TOKENS,
         summary=f"put {tokens:,} tokens into a micro-batch, and accumulate over fewer",
         code=f"batch_size = {batch}   # from {now}, or longer sequences: {tokens:,} tokens",
     )

@@ -11,6 +11,17 @@ END = 0.25
 torchtitan's NVFP4 keeps the last 15 % of the layers in BF16."""
 
 
+def multiplied_in_fp8(linears: Iterable[Linear]) -> list[Linear]:
+    """List the FP8 layers that call an FP8 GEMM of the GPU: neither kept in BF16 nor emulated."""
+    linears = tuple(linears)
+    kept = kept_in_bf16(linears)
+    return [
+        linear
+        for linear in linears
+        if linear.use == "training" and linear.name not in kept and not linear.features.get("emulate")
+    ]
+
+
 def kept_in_bf16(linears: Iterable[Linear]) -> frozenset[str]:
     """Name the first and the last few FP8 layers where they alone ran in BF16, and all between them in FP8.
 

@@ -9,14 +9,12 @@ kernel takes as they are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
-from fp8doctor.analysis.cast_shares import FROZEN_CAST_SHARE, cast_shares
-from fp8doctor.analysis.layers import fits_fp8, flops_share_pct
-from fp8doctor.analysis.median_interval import Interval
-from fp8doctor.analysis.outcome import fp8_pays
+from fp8doctor.analysis.cast_shares import FROZEN_CAST_SHARE
+from fp8doctor.analysis.layers import fits_fp8
 from fp8doctor.cost import (
     calls_of,
     casts_ms,
@@ -26,19 +24,19 @@ from fp8doctor.cost import (
     micro_batches,
     modelled_gpu,
     rows_of,
-    step_tokens,
 )
 from fp8doctor.cost.casts import TE_CAST_BYTES, recipe_on
 from fp8doctor.cost.eager import UNCERTAINTY
-from fp8doctor.facts import Facts, LayerShape, Linear, Unrecorded, recorded
-from fp8doctor.finding import Saving
+from fp8doctor.facts import Facts, LayerShape, Linear, recorded
 from fp8doctor.gpus import GpuSpec
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "current")
 """Recipes whose GEMMs and casts are known: torchao's, and Transformer Engine's for whole tensors."""
 
+
 ROWWISE = ("rowwise", "rowwise_with_gw_hp")
 """Those of them that scale rows and columns."""
+
 
 LEAST_IN_STEP = 0.45
 """Share of the casts that were timed alone that a compiled step pays at the least.
@@ -52,21 +50,9 @@ modules 0.31, rowwise 1.56. Alone, one shape varies by 1.4 between processes: 20
 took 0.100 and 0.130 ms, 8192 x 2048 took 0.355 and 0.500, and by 2.0 with 16,384: 2048 x 2048 took 0.287 and
 0.570. Where the model of the step gives fewer than this share, those count."""
 
+
 REPEATS_WITHIN = 0.03
 """Share by which two kernels timed in turn may differ by chance; a step and its replica differ by 0.02."""
-
-WORTH_PCT = 2.0
-"""Loss of all body layers that lose / time of the model's GEMMs in BF16, in per cent, below which a filter is
-not worth it: a step measured against itself repeats within that."""
-
-MANY_TOKENS = 65_536
-"""Tokens of a micro-batch at which a layer that still loses is called too small. A choice."""
-
-PAYS_FROM = 1.03
-"""Speedup from which FP8 pays; below it is even. The convention of `fp8doctor.analysis.outcome.EVEN`."""
-
-APART = ("head", "router")
-"""Roles of layers whose rounding goes straight into the loss or the routing."""
 
 
 class Gain(msgspec.Struct, frozen=True):
@@ -191,221 +177,9 @@ def modelled_casts_ms(linear: Linear, rows: int, gpu: GpuSpec) -> float:
     return casts_ms(cast_rows, k, n, gpu, compiled=True, recipe=recipe)
 
 
-def losing(facts: Facts) -> dict[str, Gain]:
-    """Find the layers that lose, whatever their tokens and recipe.
-
-    The tokens of a made-up batch are no fault of the model: there a layer has to lose with many tokens too.
-    What loses rowwise and not tensorwise has the wrong recipe, not the wrong shape.
-    """
-    return _losing(gains(facts), facts)
-
-
-def _losing(found: dict[str, Gain], facts: Facts) -> dict[str, Gain]:
-    """Pick those of all gains that are losses, as `losing` says."""
-    rows = None if is_given(facts) else MANY_TOKENS
-    layers = {linear.name: linear for linear in judged(facts)}
-    timed = {name: shape for shape in timed_shapes(facts) for name in shape.layers}
-    return {
-        name: gain
-        for name, gain in found.items()
-        if gain.loses
-        and _loses_at_best(layers[name], facts, rows)
-        and not _gains_with_weight_gradient_in_bf16(layers[name], timed.get(name))
-    }
-
-
-def _gains_with_weight_gradient_in_bf16(linear: Linear, timed: LayerShape | None) -> bool:
-    """Whether only the weight gradient of a rowwise layer loses: a recipe of torchao keeps just that in
-    BF16."""
-    if linear.recipe != "rowwise" or timed is None or timed.casts_ms is None or not recorded(timed, "gemms"):
-        return False
-    shares = cast_shares(timed)
-    kept = [each for each in timed.gemms if each.layout != "weight_gradient"]
-    return sum(
-        each.bf16_ms - (each.fp8_ms or 0.0) - timed.casts_ms * shares[each.layout] for each in kept
-    ) > 0 and any(each.layout == "weight_gradient" for each in timed.gemms)
-
-
-def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
-    """Whether a layer in BF16 would lose, as `losing` says, if this recipe converted it.
-
-    What one check leaves out of the conversion no other may ask for.
-    """
-    converted = msgspec.structs.replace(linear, use="training", recipe=recipe)
-    if recipe not in RECIPES or linear.role == "experts" or not fits_fp8(linear):
-        return False
-    gain = gain_of(converted, facts, modelled_gpu(facts))
-    rows = None if is_given(facts) else MANY_TOKENS
-    return gain is not None and gain.loses and _loses_at_best(converted, facts, rows)
-
-
-def _loses_at_best(linear: Linear, facts: Facts, rows: int | None) -> bool:
-    """Whether it loses by the model, scaled by tensors, with so many rows, or its own."""
-    if linear.recipe not in ROWWISE and rows is None:
-        return True
-    best = _at_best(linear, facts, rows)
-    return best is not None and best.loses
-
-
-def _at_best(linear: Linear, facts: Facts, rows: int | None) -> Gain | None:
-    """Model the gain with so many rows, scaled by tensors."""
-    return gain_of(
-        msgspec.structs.replace(linear, recipe="tensorwise") if linear.recipe in ROWWISE else linear,
-        facts,
-        modelled_gpu(facts),
-        rows=rows,
-    )
-
-
-def _has_too_few_tokens(linear: Linear, facts: Facts) -> bool:
-    """Whether the model lets it win with `MANY_TOKENS` and not with the rows there are."""
-    now, then = _at_best(linear, facts, None), _at_best(linear, facts, MANY_TOKENS)
-    return now is not None and then is not None and now.ms <= 0 < then.ms
-
-
-def is_given(facts: Facts) -> bool:
-    """Whether the tokens of a step are the user's own."""
-    return recorded(facts, "workload") and facts.workload.batch_source == "given"
-
-
-def losing_apart(facts: Facts) -> dict[str, Gain]:
-    """Find heads and routers that lose with many tokens too: what only few tokens make lose is not narrow."""
-    apart = {linear.name: linear for linear in judged(facts) if linear.role in APART}
-    return {
-        name: gain
-        for name, gain in losing(facts).items()
-        if name in apart and _loses_at_best(apart[name], facts, MANY_TOKENS)
-    }
-
-
-def losing_body(facts: Facts) -> dict[str, Gain]:
-    """Find layers of the body, without LoRA's, whose loss is worth a filter and more tokens would not end.
-
-    Where all layers together lose for sure, and do with any number of tokens, those that more would mend lose
-    too. Timed ones are left to the whole step, which was timed in BF16 as well.
-    """
-    body = {
-        linear.name: linear
-        for linear in judged(facts)
-        if linear.role not in APART and linear.adapter != "adapter"
-    }
-    of_all = gains(facts)
-    if _crossing(list(of_all.values()), facts) is not None:
-        return {}
-    timed = any(gain.measured for gain in of_all.values())
-    lost = not timed and is_given(facts) and _lose_for_sure(of_all.values())
-    found = {
-        name: gain
-        for name, gain in _losing(of_all, facts).items()
-        if name in body and (lost or not _has_too_few_tokens(body[name], facts))
-    }
-    if not found or (len(found) == len(of_all) and fp8_pays(facts)):
-        return {}
-    worth = loss_pct(found.values(), of_all.values(), facts) >= WORTH_PCT
-    return found if worth else {}
-
-
-def loss_pct(of: Iterable[Gain], of_all: Iterable[Gain], facts: Facts) -> float:
-    """Divide what these layers lose at least by all GEMMs of the model in BF16, in per cent."""
-    in_bf16 = sum(gain.times * gain.bf16_ms for gain in of_all)
-    layers = judged(facts)
-    if not all(recorded(each, "flops_share_pct") for each in layers):
-        raise Unrecorded(Linear, "flops_share_pct")
-    share_pct = flops_share_pct(layers, facts)
-    return -sum(gain.most_ms for gain in of) / in_bf16 * share_pct
-
-
-def to_keep(facts: Facts) -> tuple[str, ...]:
-    """Name the layers that are better left in BF16, in the order of the model."""
-    found = losing_apart(facts) | losing_body(facts)
-    return tuple(linear.name for linear in judged(facts) if linear.name in found)
-
-
-class Crossing(msgspec.Struct, frozen=True):
-    """Tokens of a micro-batch with which FP8 begins to pay."""
-
-    tokens: int
-    speedup_now: float
-    """BF16 GEMMs / (FP8 GEMMs + the fewest casts), with the tokens there are."""
-    speedup_then: float
-    measured: bool
-    """Whether ``speedup_now`` rests on what was timed."""
-    gpu: str
-
-
-def crossing(facts: Facts) -> Crossing | None:
-    """Find where FP8 begins to pay; None where no number of tokens decides.
-
-    That is where it pays now, as a step or by its layers, or does not with `MANY_TOKENS` either, or where the
-    batch is not the user's.
-    """
-    return _crossing(list(gains(facts).values()), facts)
-
-
-def _crossing(now: list[Gain], facts: Facts) -> Crossing | None:
-    """Find where FP8 begins to pay, with the gains ``now``."""
-    tokens = step_tokens(facts)
-    if not now or not tokens or not is_given(facts) or fp8_pays(facts) or not _lose_for_sure(now):
-        return None
-    more, gpu = tokens, modelled_gpu(facts)
-    layers = [(linear, rows_of(linear, facts)) for linear in judged(facts)]
-    while (more := more * 2) <= MANY_TOKENS:
-        then = [
-            gain
-            for linear, rows in layers
-            if rows and (gain := gain_of(linear, facts, gpu, rows=rows * more // tokens))
-        ]
-        if then and speedup(then) >= PAYS_FROM:
-            return Crossing(more, speedup(now), speedup(then), all(gain.measured for gain in now), now[0].gpu)
-    return None
-
-
-def _lose_for_sure(of: Collection[Gain]) -> bool:
-    """Whether these layers together lose by more than the margin of any."""
-    return bool(of) and speedup(of) * (1 + max(gain.margin for gain in of)) < 1
-
-
 def speedup(of: Iterable[Gain]) -> float:
     """Divide GEMMs in BF16 by GEMMs and the fewest casts in FP8."""
     of = list(of)
     return sum(gain.times * gain.bf16_ms for gain in of) / sum(
         gain.times * (gain.fp8_ms + gain.least_casts_ms) for gain in of
     )
-
-
-def acquitted(of: Iterable[Gain], saved: Interval | None) -> bool:
-    """Whether timing the step without these layers in FP8 ``saved`` less than they were to lose."""
-    return saved is not None and 0 < saved.high < -sum(gain.most_ms for gain in of)
-
-
-def at_least(of: Iterable[Gain]) -> str:
-    """Write what stands before the fewest casts: those that were timed alone are a bound, modelled ones are
-    not."""
-    return "at least " if all(gain.measured for gain in of) else ""
-
-
-def in_step(saved: Interval | None) -> str:
-    """Write what the whole step says, as a sentence to add; empty where it was not timed."""
-    if saved is None:
-        return ""
-    return (
-        f" The whole step was timed without them in FP8: that saves {saved.low:.2f} to "
-        f"{saved.high:.2f} ms.".replace(" -", " −")
-    )
-
-
-def saving(of: Iterable[Gain]) -> Saving:
-    """Tell what BF16 saves of a step for layers that lose.
-
-    It is modelled even where each layer was timed, because each was timed alone.
-    """
-    of = list(of)
-    low, high = -sum(gain.most_ms for gain in of), -sum(gain.ms for gain in of)
-    apart = 0.0 if all(gain.measured for gain in of) else UNCERTAINTY
-    return Saving(low=low * (1 - apart), high=high * (1 + apart), basis="modelled", gpu=of[0].gpu)
-
-
-def basis(of: Iterable[Gain]) -> str:
-    """Say where the numbers come from, in words that begin a sentence."""
-    of = list(of)
-    return f"{'Timed alone' if all(gain.measured for gain in of) else 'Modelled'} on {of[0].gpu}"

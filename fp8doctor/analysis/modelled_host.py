@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.layer_gain import MANY_TOKENS, PAYS_FROM, is_given
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_speedup
+from fp8doctor.analysis.token_crossing import MANY_TOKENS, PAYS_FROM, is_given
 from fp8doctor.cost import calls_of, rows_of, step_tokens
 from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.cost.step import ModelledStep, in_bf16, modelled_step, with_linears_compiled

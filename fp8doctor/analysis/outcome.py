@@ -141,18 +141,25 @@ convention of this tool."""
 def stays_in_bf16(facts: Facts) -> Interval | None:
     """Tell what BF16 saves of the best total in FP8, in ms, when FP8 stays slower beyond doubt; else None.
 
-    It is not known on a CPU, which only emulates FP8. Nor is it while a variant waits to be tried, unless
-    none of them could give much.
+    It is not known while a variant waits to be tried, unless none of them could give much.
+    """
+    saved = bf16_saves(facts)
+    if saved is None or not waits_for_time(facts.trial):
+        return saved
+    most = if_recorded(ceiling, facts)
+    return saved if most and most.speedup < WORTH_WAITING else None
+
+
+def bf16_saves(facts: Facts) -> Interval | None:
+    """Tell what BF16 saves of the best total in FP8 that was timed, in ms; None unless it does for sure.
+
+    It is not known on a CPU, which only emulates FP8.
     """
     if (
         not recorded(facts, "trial")
         or not recorded(facts, "network")
         or not uses_fp8(facts)
         or facts.trial.device == "cpu"
-    ):
-        return None
-    if waits_for_time(facts.trial) and not (
-        (most := if_recorded(ceiling, facts)) and most.speedup < WORTH_WAITING
     ):
         return None
     fp8, bf16 = best_fp8(facts), best_bf16(facts)

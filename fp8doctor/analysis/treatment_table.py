@@ -14,6 +14,7 @@ from fp8doctor.analysis.te_recipes import TE_RECIPES
 
 KEEP_IN_BF16 = "keep-in-bf16"
 STAY_IN_BF16 = "stay-in-bf16"
+MORE_TOKENS = "more-tokens"
 
 
 class Traits(Struct, frozen=True):
@@ -99,7 +100,7 @@ BY_HAND = frozenset(
         "log-outside-graph",
         "look-after-prepare",
         "look-at-the-trace",
-        "more-tokens",
+        MORE_TOKENS,
         "name-backend-and-precision",
         "no-float8-all-gather",
         "one-precision",

@@ -81,6 +81,24 @@ CHECKS = click.option(
     help="Also run the checks in this folder and the folders right below it; repeatable.",
 )
 
+SELECT = click.option(
+    "--select",
+    multiple=True,
+    metavar="CODES",
+    callback=codes,
+    shell_complete=completion.codes,
+    help="Run only these checks: codes or how they begin, comma-separated; repeatable.",
+)
+
+IGNORE = click.option(
+    "--ignore",
+    multiple=True,
+    metavar="CODES",
+    callback=codes,
+    shell_complete=completion.codes,
+    help="Leave these checks out.",
+)
+
 FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
@@ -107,22 +125,8 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
             type=FILE,
             help="Also save the report as JSON, for 'fp8doctor report FILE'.",
         ),
-        click.option(
-            "--select",
-            multiple=True,
-            metavar="CODES",
-            callback=codes,
-            shell_complete=completion.codes,
-            help="Run only these checks: codes or how they begin, comma-separated; repeatable.",
-        ),
-        click.option(
-            "--ignore",
-            multiple=True,
-            metavar="CODES",
-            callback=codes,
-            shell_complete=completion.codes,
-            help="Leave these checks out.",
-        ),
+        SELECT,
+        IGNORE,
         click.option(
             "--fail-on",
             type=click.Choice(("never", *SEVERITIES)),

@@ -20,6 +20,7 @@ from fp8doctor.wording import plural
 
 if TYPE_CHECKING:
     from fp8doctor.facts import Facts, Ranks
+    from fp8doctor.running.ranks import Place
     from fp8doctor.running.seen import Seen
 
 
@@ -28,6 +29,12 @@ IN_PLACE = (
     "shards, would have nobody to communicate with"
 )
 """Why no copy is timed."""
+
+FOR_ONE_PROCESS = (
+    "{} is for one process, and a launcher started {}: ranks that stop at different steps wait for each "
+    "other, and copies of one rank's model for all others"
+)
+"""Why an option is refused."""
 
 
 class Run(ProjectCommand):
@@ -113,17 +120,10 @@ def run(
     """
     from fp8doctor.running.launch import checked_script, run_below, run_beside
     from fp8doctor.running.meeting import Gathering, Telling
-    from fp8doctor.running.ranks import place_of
     from fp8doctor.running.settings import Settings
 
     script = checked_script(ctx.meta["script"])
-    place = place_of(os.environ)
-    if place is not None and (stop or trial):
-        raise UserError(
-            f"{'--stop' if stop else '--trial'} is for one process, and a launcher started "
-            f"{place.world_size}: ranks that stop at different steps wait for each other, and copies of one "
-            "rank's model for all others"
-        )
+    place = checked_place(stop, trial)
     reports = place is None or place.rank == 0
     wanted = checked_options(options, script.file, code=script.file)
     gated = reports and wanted.gate.asks
@@ -146,24 +146,29 @@ def run(
 
         from fp8doctor.diagnosis.diagnose import diagnose
 
-        for sentence in what_was_not_seen(seen, settings.warmup + settings.steps):
-            complain(sentence)
-        if seen.error is not None:
-            complain_of_known(seen.error)
+        say_what_was_not_seen(seen, settings.warmup + settings.steps)
         if trial is None and not (stop or wanted.quiet) and seen.ranks is None and could_be_timed(seen.facts):
             complain(no_trial(script.arguments))
         if seen.facts is None:
             return FAILED if gated else OK
-        facts = msgspec.structs.replace(seen.facts, assumed_gpu=wanted.assume_gpu)
-        if seen.ranks is not None:
-            facts = of_many(facts, seen.ranks)
-        told = diagnose(facts, **wanted.checks)
+        facts = of_many(seen.facts, seen.ranks) if seen.ranks is not None else seen.facts
+        told = diagnose(msgspec.structs.replace(facts, assumed_gpu=wanted.assume_gpu), **wanted.checks)
         deliver(told, wanted)
         return judged(told, wanted)
 
     say = complain if reports and not wanted.quiet else lambda text: None
     others = None if place is None else Gathering(place) if reports else Telling(place)
     return (run_below if gated else run_beside)(script, settings, say, report, others)
+
+
+def checked_place(stop: bool, trial: bool | None) -> Place | None:
+    """Find which of several ranks this process is; None of a single one. Refuses what is for that alone."""
+    from fp8doctor.running.ranks import place_of
+
+    place = place_of(os.environ)
+    if place is not None and (stop or trial):
+        raise UserError(FOR_ONE_PROCESS.format("--stop" if stop else "--trial", place.world_size))
+    return place
 
 
 def could_be_timed(facts: Facts | None) -> bool:
@@ -202,6 +207,13 @@ def of_many(facts: Facts, ranks: Ranks) -> Facts:
     return msgspec.structs.replace(
         facts, ranks=ranks, gaps={**gaps, "trial": IN_PLACE.format(ranks.world_size)}
     )
+
+
+def say_what_was_not_seen(seen: Seen, needed: int) -> None:
+    for sentence in what_was_not_seen(seen, needed):
+        complain(sentence)
+    if seen.error is not None:
+        complain_of_known(seen.error)
 
 
 def what_was_not_seen(seen: Seen, needed: int) -> list[str]:

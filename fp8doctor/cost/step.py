@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.cost.casts import COMPILED_CAST_BYTES, TE_CAST_BYTES, casts_ms, recipe_on
-from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of, step_tokens
+from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of, rows_seen, step_tokens
 from fp8doctor.cost.gemm import aligned_tokens, gemm_ms, step_gemms_ms
 from fp8doctor.facts import Facts, Family, Linear, Network, recorded
 from fp8doctor.gpus import GpuSpec, memory_ms, modelled_gpu
@@ -264,6 +264,22 @@ def with_recipe(facts: Facts, recipe: str) -> Facts:
             for linear in facts.network.linears
         ),
     )
+
+
+def with_tokens(facts: Facts, tokens: int) -> Facts:
+    """Give every micro-batch of the job more samples, and a step as many tokens as before where it can."""
+    now = step_tokens(facts)
+    if not now:
+        return facts
+    rows = {
+        layer: tuple(round(each * tokens / now) for each in seen)
+        for linear in facts.network.linears
+        if (seen := rows_seen(linear, facts)) and (layer := linear.name)
+    }
+    accumulate = max(1, round(micro_batches(facts) * now / tokens))
+    workload = replace(facts.workload, tokens=tokens, rows=rows, accumulate=accumulate)
+    more = replace(facts, workload=workload)
+    return replace(more, trial=replace(facts.trial, rows=rows)) if recorded(facts, "trial.rows") else more
 
 
 def with_linears(facts: Facts, linears: tuple[Linear, ...]) -> Facts:

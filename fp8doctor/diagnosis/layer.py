@@ -10,7 +10,7 @@ from fp8doctor.analysis.layer_gain import Gain, gains
 from fp8doctor.analysis.ledger import LedgerLine
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.cost import rows_of
-from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool
+from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Step, Tool
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, LayerNumerics, LayerShape, Linear, ModuleTime, if_recorded, recorded
 from fp8doctor.facts.record import Record, encode, to_builtins
@@ -29,6 +29,8 @@ class Advice(Record, frozen=True, kw_only=True):
     title: str
     treatment: str | None
     """Name of the treatment, where the layer is among those that it changes."""
+    summary: str | None = None
+    """What the treatment does."""
 
 
 class LayerReport(Record, frozen=True, kw_only=True):
@@ -108,11 +110,7 @@ def _report(linear: Linear, gain: Gain | None, document: Document) -> LayerRepor
         modules=if_recorded(_modules, linear.name, facts) or {},
         numerics=if_recorded(_numerics, linear.name, facts),
         advised=tuple(_advice(linear.name, document)),
-        advised_for_all=tuple(
-            Advice(code=step.code, title=step.title, treatment=step.treatment.name)
-            for step in document.prescription
-            if not step.treatment.layers
-        ),
+        advised_for_all=tuple(_of_step(step) for step in document.prescription if not step.treatment.layers),
         keep_in_bf16=any(
             step.treatment.name == KEEP_IN_BF16 and linear.name in step.treatment.layers
             for step in document.prescription
@@ -157,7 +155,14 @@ def _advice(name: str, document: Document) -> Iterable[Advice]:
                 code=finding.code,
                 title=finding.title,
                 treatment=treatment.name if treatment and changes else None,
+                summary=treatment.summary if treatment and changes else None,
             )
     for step in document.prescription:
         if not step.code and name in step.treatment.layers:
-            yield Advice(code="", title=step.title, treatment=step.treatment.name)
+            yield _of_step(step)
+
+
+def _of_step(step: Step) -> Advice:
+    return Advice(
+        code=step.code, title=step.title, treatment=step.treatment.name, summary=step.treatment.summary
+    )

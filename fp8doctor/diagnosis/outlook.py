@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_speedup
-from fp8doctor.analysis.outcome import is_noise, stays_in_bf16
-from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.analysis.outcome import bf16_saves, is_noise, stays_in_bf16
+from fp8doctor.analysis.token_crossing import crossing
+from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16
+from fp8doctor.cost.step import with_tokens
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.verdict import EVEN_WHEN_MODELLED, is_what_it_seems
+from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
+from fp8doctor.diagnosis.measured_verdict import EVEN_WHEN_MODELLED
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.finding import Basis
 from fp8doctor.wording import in_ms, times
 
 SMALL_PCT = 1.0
@@ -19,16 +25,28 @@ SMALL_PCT = 1.0
 timed against its own copy may differ by."""
 
 
-def outlook(report: Document, steps: Sequence[Step] | None = None) -> str:
-    """Say what a step will take once the plan is carried out; empty where no job was examined.
+class End(Struct, frozen=True):
+    """Where a plan ends."""
+
+    sentence: str
+    """What a step will take then; empty where no job was examined."""
+    basis: Basis | None = None
+    """None where nothing is known of it."""
+
+
+def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
+    """Say what a step will take once the plan is carried out.
 
     ``steps`` are those of the plan that are shown, all of them where none are given.
     """
     facts, steps = report.facts, report.prescription if steps is None else steps
     if not recorded(facts, "network") or not (bool(steps) or if_recorded(uses_fp8, facts)):
-        return ""
-    found = if_recorded(_measured, report, steps) or if_recorded(_modelled, report, steps)
-    return found or ("How fast the step is after that was not measured." if steps else "")
+        return End("")
+    if measured := if_recorded(_measured, report, steps):
+        return End(measured, "measured")
+    if modelled := if_recorded(_modelled, report, steps):
+        return End(modelled, "modelled")
+    return End("How fast the step is after that was not measured." if steps else "")
 
 
 def _measured(report: Document, steps: Sequence[Step]) -> str:
@@ -36,9 +54,12 @@ def _measured(report: Document, steps: Sequence[Step]) -> str:
     bf16 = best_bf16(facts) if recorded(facts, "trial") else None
     if bf16 is None or facts.trial.device == "cpu":
         return ""
-    leave_off = f"FP8 cannot win here: leave it off, {in_ms(bf16.step_ms)} in {_form(bf16)}."
+    without_fp8 = f"leave it off, {in_ms(bf16.step_ms)} in {_form(bf16)}."
+    leave_off = f"FP8 cannot win here: {without_fp8}"
     if stays_in_bf16(facts):
         return leave_off
+    if bf16_saves(facts) and any(step.treatment.name == STAY_IN_BF16 for step in steps):
+        return f"FP8 loses with all that was timed: {without_fp8}"
     total = _total(facts, steps)
     if total is None or total.step_ms is None:
         return ""
@@ -85,7 +106,7 @@ def _form(bf16: Arm) -> str:
 def _modelled(report: Document, steps: Sequence[Step]) -> str:
     if any(step.treatment.name == STAY_IN_BF16 for step in steps):
         return "FP8 cannot win here (modelled): leave it off."
-    expects = _expected(report)
+    expects = _expected(report, if_recorded(_with_more_tokens, report.facts, steps) or report.facts)
     if expects is None:
         return ""
     advice = (
@@ -101,10 +122,17 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
 
 def loses_as_modelled(report: Document) -> bool:
     """Whether FP8 is slower in its fastest form too, by more than the cost model may be off."""
-    expects = _expected(report)
+    expects = _expected(report, report.facts)
     return expects is not None and 1 - expects.best >= EVEN_WHEN_MODELLED
 
 
-def _expected(report: Document) -> ModelledSpeedup | None:
+def _expected(report: Document, facts: Facts) -> ModelledSpeedup | None:
     seems = is_what_it_seems(report.findings) and uses_fp8(report.facts)
-    return modelled_speedup(report.facts) if seems else None
+    return modelled_speedup(facts) if seems else None
+
+
+def _with_more_tokens(facts: Facts, steps: Sequence[Step]) -> Facts | None:
+    """Give the job the tokens that the plan asks for; None where it asks for no number of them."""
+    asked = any(step.treatment.name == MORE_TOKENS for step in steps)
+    found = crossing(facts) if asked else None
+    return with_tokens(facts, found.tokens) if found else None

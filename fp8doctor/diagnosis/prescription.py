@@ -11,7 +11,7 @@ from fp8doctor import registry
 from fp8doctor.analysis.arms import arm, base_of, saved_ms, timed_on, too_large
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.median_interval import Interval
-from fp8doctor.analysis.outcome import stays_in_bf16
+from fp8doctor.analysis.outcome import bf16_saves, stays_in_bf16
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, STAY_IN_BF16
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.conversion import conversion
@@ -84,17 +84,15 @@ def as_timed(
     give it up.
 
     Once a prescription was timed, the steps are what it consists of, beside those that no arm carried out.
-    Where FP8 stays slower than BF16 beyond doubt, the last step says so. Where no GPU timed anything and no
-    FP8 layer can gain, the first one does, and FP8 is not mended; but what breaks the job is, by the codes
-    in ``broken``.
+    Where FP8 stays slower than BF16 beyond doubt, or was timed with all of these steps and is slower, the
+    last step says so. Where no GPU timed anything and no FP8 layer can gain, the first one does, and FP8 is
+    not mended; but what breaks the job is, by the codes in ``broken``.
     """
-    steps, saved = (
-        _of_the_total(proposed, facts) if recorded(facts, "trial") else list(proposed),
-        stays_in_bf16(facts),
-    )
+    steps = _of_the_total(proposed, facts) if recorded(facts, "trial") else list(proposed)
     named = {step.treatment.name for step in steps}
     steps += [step for step in conversion(facts) if step.treatment.name not in named]
     others = [step for step in steps if step.treatment.name != STAY_IN_BF16]
+    saved = stays_in_bf16(facts) or (bf16_saves(facts) if _whole_plan_was_timed(others, facts) else None)
     gives_up = [step for step in steps if step.treatment.name == STAY_IN_BF16]
     if saved is not None:
         gives_up = gives_up or [
@@ -144,6 +142,13 @@ def _was_timed(facts: Facts) -> bool:
 
 def _prescription_was_timed(facts: Facts) -> bool:
     return _was_timed(facts) and arm(facts.trial, ArmName.PRESCRIBED) is not None
+
+
+def _whole_plan_was_timed(steps: Sequence[Step], facts: Facts) -> bool:
+    """Whether the total that was timed holds every step of the plan; what was to be tried beside it may
+    wait."""
+    total = arm(facts.trial, ArmName.PRESCRIBED) if _was_timed(facts) else None
+    return total is not None and all(step.treatment.name in total.treatments for step in steps)
 
 
 def _of_the_total(proposed: Sequence[Step], facts: Facts) -> list[Step]:

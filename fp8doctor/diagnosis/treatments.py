@@ -23,8 +23,8 @@ from fp8doctor.analysis.compile_coverage import (
     needs_compile,
 )
 from fp8doctor.analysis.fp8_request import asked_by_environment
-from fp8doctor.analysis.layer_gain import to_keep
 from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
+from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.te_recipes import TE_RECIPES
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded

@@ -32,6 +32,14 @@ class ArmName(StrEnum):
 BF16_BASELINES = (ArmName.BF16, ArmName.BF16_COMPILED, ArmName.BF16_AS_COMPILED)
 """The forms of BF16 that the user could write; `fp8doctor.analysis.arms.best_bf16` is the fastest of them."""
 
+IN_BF16 = (
+    *BF16_BASELINES,
+    ArmName.SELF_CHECK,
+    ArmName.BF16_DISTURBED,
+    ArmName.BF16_WITHOUT_CHECKPOINTING,
+)
+"""Arms without FP8, whatever the job has. Treatments that are called after BF16 change a step in FP8."""
+
 BASELINES = (ArmName.AS_IS, *BF16_BASELINES)
 
 _CONVERSION = "float8_"

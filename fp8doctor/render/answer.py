@@ -13,9 +13,9 @@ from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.outlook import loses_as_modelled, outlook
+from fp8doctor.diagnosis.outlook import End, loses_as_modelled, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.finding import Finding
+from fp8doctor.finding import Basis, Finding
 from fp8doctor.render.certainty import certainty
 from fp8doctor.render.timing import as_is_difference
 from fp8doctor.render.words import PARTS, plainly
@@ -54,7 +54,7 @@ class Answer(Struct, frozen=True):
     numbers: str
     why: tuple[str, ...]
     fix: tuple[str, ...]
-    then: str
+    then: End
     """What a step takes once that is done."""
     limit: str
     sure: str
@@ -76,7 +76,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         numbers=if_recorded(_numbers, report) or _no_model(report),
         why=tuple(map(plainly, _why(report, steps))),
         fix=tuple(map(plainly, _fix(report, steps))),
-        then=plainly(_then(report, steps)),
+        then=_then(report, steps),
         limit=f"FP8 can make this step at most {most.speedup:.2f}× as fast as BF16 on this GPU, {most.basis}."
         if most
         else "",
@@ -259,20 +259,21 @@ def _numbered(number: int, step: Step, count: int) -> str:
     return f"{number}. {told}" if count > 1 else told
 
 
-def _then(report: Document, steps: Sequence[Step]) -> str:
+def _then(report: Document, steps: Sequence[Step]) -> End:
     """Tell where that ends; small steps that are folded change nothing."""
     verdict = report.verdict
     mended = MENDED[verdict.status] if any(_mends_it(report, step) for step in steps) else ""
-    if told := outlook(report, steps):
-        return mended + told
+    end = outlook(report, steps)
+    if end.sentence:
+        return End(plainly(mended + end.sentence), end.basis)
     if verdict.status == "no_fp8" and verdict.achievable_speedup:
-        how = "measured" if verdict.basis == "measured" else "modelled"
-        return f"FP8 would run at {verdict.achievable_speedup:.2f}× of the best BF16, {how}."
+        how: Basis = "measured" if verdict.basis == "measured" else "modelled"
+        return End(f"FP8 would run at {verdict.achievable_speedup:.2f}× of the best BF16, {how}.", how)
     if verdict.status == "no_fp8":
-        return "What FP8 would give is not known: nothing was timed."
+        return End("What FP8 would give is not known: nothing was timed.")
     if not recorded(report.facts, "network"):
-        return "Not known: no model was examined."
-    return "How fast it is was not measured."
+        return End("Not known: no model was examined.")
+    return End("How fast it is was not measured.")
 
 
 def _sentence(title: str) -> str:

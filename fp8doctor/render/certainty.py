@@ -7,7 +7,7 @@ from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.verdict import EVEN_WHEN_MODELLED
+from fp8doctor.diagnosis.measured_verdict import EVEN_WHEN_MODELLED
 from fp8doctor.facts import Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.timing import spread

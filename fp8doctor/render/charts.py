@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from fp8doctor.analysis.step_difference import SHOWN_MS, Waterfall, signed
-from fp8doctor.render.timing import NONE_MS, Row, Timing, parts_ms
+from fp8doctor.render.timing import NONE_MS, Row, Timing, drawn_ms
 from fp8doctor.render.words import NOT_PROFILED, PARTS
 
 Kind = Literal["part", "whole", "cost", "saving"]
@@ -48,9 +48,10 @@ class Chart(Struct, frozen=True):
 
 
 def steps(timing: Timing | None) -> Chart | None:
-    """Draw the timed steps, each as a bar of its parts; None where nothing was timed."""
+    """Draw the timed steps, each as a bar of its parts; None where nothing was timed, or one step whose parts
+    are not known."""
     rows = [(row, row.arm.step_ms) for row in timing.rows if row.arm and row.arm.step_ms] if timing else []
-    if timing is None or not rows:
+    if timing is None or not (len(rows) > 1 or any(row.arm and drawn_ms(row.arm) for row, _ in rows)):
         return None
     bars = tuple(
         Bar(row.label, f"{row.step} ms", _in_words(row, segments), segments)
@@ -68,7 +69,7 @@ def steps(timing: Timing | None) -> Chart | None:
 
 
 def _segments(row: Row, step_ms: float, columns: Sequence[str]) -> Iterator[Segment]:
-    times = parts_ms(row.arm) if row.arm else ()
+    times = drawn_ms(row.arm) if row.arm else ()
     if not times:
         yield Segment(NOT_PROFILED, "whole", 0, 0.0, step_ms)
         return

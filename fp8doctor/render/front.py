@@ -6,18 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import best_bf16, fair_bf16, ratio, uses_fp8
+from fp8doctor.analysis.arms import best_bf16
 from fp8doctor.analysis.loss_gap import loss_gap, loss_in_words, non_finite_from
-from fp8doctor.analysis.outcome import is_noise
+from fp8doctor.analysis.relative_speed import beside_bf16
 from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName, is_conversion
 from fp8doctor.finding import Saving
 from fp8doctor.render.answer import Answer, Tone, answer, where_to_time
 from fp8doctor.render.header import fp8_share, machine, model, product
 from fp8doctor.render.screen import Entry, Mark, Screen, first_screen, plan
-from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, more_time_s, parts_ms, spread
+from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, more_time_s, spread
 from fp8doctor.render.words import AREAS, FAMILIES, PARTS, plainly
 from fp8doctor.wording import plural, times
 
@@ -150,8 +149,8 @@ def _variants(timing: Timing | None, report: Document) -> Iterator[Variant]:
 
 def _parts(arm: Arm) -> Iterator[tuple[str, float]]:
     """Write the families of a bar; none where the parts cannot be relied on."""
-    reliable = recorded(arm, "breakdown") and arm.breakdown is not None and arm.breakdown.reliable
-    columns = dict(zip((*COLUMNS, "idle"), parts_ms(arm), strict=True)) if reliable else {}
+    times = drawn_ms(arm)
+    columns = dict(zip((*COLUMNS, "idle"), times, strict=True)) if times else {}
     for family, names in FAMILIES.items() if columns else ():
         ms = sum(columns[name] for name in names)
         if ms >= NONE_MS:
@@ -159,52 +158,37 @@ def _parts(arm: Arm) -> Iterator[tuple[str, float]]:
 
 
 def _speed(facts: Facts, arm: Arm) -> tuple[str, Tone]:
-    """Divide the time of the best BF16 that has the same changes by the step's own."""
-    own, against = _measure(facts, arm)
-    if against is None:
+    """Tell the speed of a step as a multiple of BF16's, and whether FP8 gains or loses by it."""
+    found = beside_bf16(facts, arm)
+    if found is None:
         return "", "plain"
-    if arm is against:
+    if arm is found.bf16:
         return "1×", "plain"
-    speedup = ratio(against, arm)
-    if is_noise(speedup, facts.trial):
+    if found.is_noise:
         return NOISY, "plain"
-    told = times(against.step_ms, arm.step_ms).replace("x", "×")
-    tone: Tone = "plain" if own else "good" if speedup.low > 1 else "bad" if speedup.high < 1 else "plain"
-    return told, tone
-
-
-def _measure(facts: Facts, arm: Arm) -> tuple[bool, Arm | None]:
-    """Find what a step is held to, and whether it is in BF16 itself."""
-    best = best_bf16(facts) if recorded(facts, "trial") else None
-    unconverted = ArmName.AS_IS in (arm.name, _base(arm)) and not is_conversion(arm.name)
-    own = "bf16" in arm.name or (unconverted and not uses_fp8(facts))
-    return own, best if own or best is None else fair_bf16(facts, arm)
-
-
-def _base(arm: Arm) -> str | None:
-    return arm.base if recorded(arm, "base") else None
+    tone: Tone = "good" if found.gains else "bad" if found.loses else "plain"
+    return times(found.bf16.step_ms, arm.step_ms).replace("x", "×"), tone
 
 
 def _held_to(timing: Timing | None, facts: Facts) -> str:
-    labels = {row.arm.name: row.label for row in (timing.rows if timing else ()) if row.arm}
+    """Name the variants that are held to another BF16 than the best."""
+    rows = [(row.label, row.arm) for row in (timing.rows if timing else ()) if row.arm]
+    labels = {arm.name: label for label, arm in rows}
     best = if_recorded(best_bf16, facts)
     held = [
-        (row.label, labels.get(measure.name, ""))
-        for row in (timing.rows if timing else ())
-        if row.arm
-        and best
-        and (measure := (if_recorded(_measure, facts, row.arm) or (False, None))[1])
-        and measure is not best
+        f"{label} is held to {labels.get(found.bf16.name, '')}"
+        for label, arm in rows
+        if (found := if_recorded(beside_bf16, facts, arm)) and found.bf16 is not best
     ]
-    return "; ".join(f"{label} is held to {other}" for label, other in held) + "." if held else ""
+    return f"{'; '.join(held)}." if held else ""
 
 
 def _untimed(timing: Timing | None) -> str:
     """Name the variants that were not timed, those with the same reason together."""
     reasons: dict[str, list[str]] = {}
     for row in timing.rows if timing else ():
-        if row.note:
-            reasons.setdefault(row.note.removeprefix("not timed: "), []).append(row.label)
+        if row.reason:
+            reasons.setdefault(row.reason, []).append(row.label)
     told = "; ".join(f"{' · '.join(labels)} ({plainly(reason)})" for reason, labels in reasons.items())
     return f"Not timed: {told}." if told else ""
 
@@ -276,13 +260,13 @@ def _folded(small: Sequence[Step]) -> str:
 def _notices(report: Document, screen: Screen, heads: set[str], said: Answer) -> Iterator[Notice]:
     """Write the errors and warnings that head no fix and that the answer does not tell, and the checks that
     crashed."""
-    others = {entry.code: entry.saving for entry in screen.others}
+    others = {entry.code: entry.see for entry in screen.others}
     for finding in report.findings:
         grave = finding.severity in ("warning", "error") and finding.code not in heads
         title = plainly(finding.title)
         if grave and finding.code in others and title.rstrip(".").lower() not in " ".join(said.why).lower():
-            fix = others[finding.code].removeprefix("see ")
-            by = f" (fix {fix} mends it)" if fix.isdigit() else ""
+            fix = others[finding.code]
+            by = f" (fix {fix} mends it)" if fix else ""
             yield Notice("bad" if finding.severity == "error" else "warning", f"{title}{by}", finding.code)
     for outcome in report.outcomes:
         if outcome.outcome == "crashed":

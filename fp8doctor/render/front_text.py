@@ -186,12 +186,13 @@ def _panel(answer: Answer, canvas: Canvas) -> RenderableType:
         head = [what + canvas.own("   ") + numbers]
     else:
         head = [what, canvas.own("  ") + numbers]
-    told = (answer.why, answer.fix, (answer.then,), (answer.limit,), (answer.sure,))
+    told = (answer.why, answer.fix, (answer.then.sentence,), (answer.limit,), (answer.sure,))
+    mended = answer.tone == "bad" and answer.then.basis == "measured"
     rows = Table.grid(padding=(0, GAP, 0, 0))
     rows.add_column(no_wrap=True, style="bold")
     rows.add_column(overflow="fold")
     for label, sentences in zip(LABELS, told, strict=True):
-        style = "green" if label == "Then" and answer.tone == "bad" else ""
+        style = "green" if label == "Then" and mended else ""
         for at, sentence in enumerate(filter(None, sentences)):
             rows.add_row("" if at else label, canvas.text(sentence, style))
     return Panel(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fp8doctor.diagnosis.layer import LayerReport
+from fp8doctor.analysis.variant_words import variant_in_a_sentence
+from fp8doctor.diagnosis.layer import Advice, LayerReport
 from fp8doctor.facts import LayerShape, Linear, ModuleTime, recorded
 from fp8doctor.render.header import quantity
 from fp8doctor.render.sheet import Sheet, Table
 from fp8doctor.render.traces import FAMILIES, change
+from fp8doctor.render.words import plainly
 from fp8doctor.wording import percent, plural
 
 LAYOUTS = {"output": "output", "input_gradient": "input gradient", "weight_gradient": "weight gradient"}
@@ -89,7 +91,7 @@ def _seen(layer: LayerReport) -> Iterator[str]:
     if recorded(linear, "adapter") and linear.adapter:
         told.append(f"LoRA's {linear.adapter}")
     if recorded(linear, "compiled"):
-        told.append(_covered("compiled", linear.compiled, "runs eagerly"))
+        told.append(_covered("compiled", linear.compiled, "not compiled"))
     if recorded(linear, "checkpointed"):
         told.append(_covered("checkpointed", linear.checkpointed, "keeps its activations"))
     if recorded(linear, "engaged") and linear.engaged is not None:
@@ -114,7 +116,7 @@ def _counted(layer: LayerReport) -> Iterator[str]:
     if recorded(linear, "parameters"):
         told.append(f"{quantity(linear.parameters)} parameters")
     if (share := _share(linear)) is not None:
-        told.append(f"{percent(share)} of the GEMM FLOPs of the model")
+        told.append(f"{percent(share)} of the matmul FLOPs of the model")
     if told:
         yield f"Counted: {', '.join(told)}."
 
@@ -124,7 +126,9 @@ def _timed(shape: LayerShape) -> list[Table | str]:
     of = f"{shape.m:,} x {shape.k:,} x {shape.n:,} (rows x K x N), {shape.recipe}"
     alone = f"Timed alone: {of}: BF16 {shape.bf16_ms:.3f} ms"
     if shape.fp8_ms is not None:
-        casts = f" and {shape.casts_ms:.3f} ms of compiled casts" if shape.casts_ms is not None else ""
+        casts = (
+            f" and {shape.casts_ms:.3f} ms to convert to FP8, compiled" if shape.casts_ms is not None else ""
+        )
         alone += f", FP8 {shape.fp8_ms:.3f} ms{casts}"
     why = f" ({shape.reason})" if shape.reason else ""
     others = plural(len(shape.layers), "layer")
@@ -144,13 +148,14 @@ def _ledger(layer: LayerReport) -> Table:
         )
         for line in layer.ledger
     )
-    heads = ("ms of one GEMM", "BF16", "FP8", "casts", "FP8 changes", "calls", "in all layers")
+    heads = ("ms of one matmul", "BF16", "FP8", "to FP8", "FP8 changes", "calls", "in all layers")
     return Table(heads, rows)
 
 
 def _modules(modules: dict[str, ModuleTime]) -> Table:
     rows = tuple(
-        (arm, f"{sum(module.families_ms.values()):.3f}", _families(module)) for arm, module in modules.items()
+        (variant_in_a_sentence(arm), f"{sum(module.families_ms.values()):.3f}", _families(module))
+        for arm, module in modules.items()
     )
     return Table(("profiled eagerly, in", "ms a step"), rows, "of which")
 
@@ -183,13 +188,19 @@ def _numerics(layer: LayerReport) -> Iterator[str]:
 
 
 def _advised(layer: LayerReport) -> Iterator[str]:
+    """Write what names the layer, and once what is for the whole model."""
+    for_all = {advice.code for advice in layer.advised_for_all}
     for advice in layer.advised:
-        treated = f" Treatment: {advice.treatment}." if advice.treatment else ""
-        yield f"Advised: {f'{advice.code}: ' if advice.code else ''}{advice.title}.{treated}"
+        if advice.treatment or advice.code not in for_all:
+            yield f"Advised: {_in_words(advice)}"
     if layer.keep_in_bf16:
         yield "The prescription keeps this layer in BF16."
-    for advice in layer.advised_for_all:
-        code = f"{advice.code}: " if advice.code else ""
-        yield f"Advised for the whole model: {code}{advice.title}. Treatment: {advice.treatment}."
+    yield from (f"Advised for the whole model: {_in_words(advice)}" for advice in layer.advised_for_all)
     if not (layer.advised or layer.advised_for_all):
         yield "Advised: nothing."
+
+
+def _in_words(advice: Advice) -> str:
+    code = f"{advice.code}: " if advice.code else ""
+    fix = f" Fix: {plainly(advice.summary)}." if advice.summary else ""
+    return f"{code}{plainly(advice.title)}.{fix}"

@@ -123,8 +123,8 @@ def _timing(timing: Timing) -> str:
 def _entry(entry: Entry) -> Iterator[str]:
     number = f"{entry.number}. " if entry.number else ""
     yield f"### {number}{escaped(f'{entry.code} {entry.name}'.lstrip())}"
-    if entry.saving:
-        yield f"**{escaped(entry.saving)}**"
+    if entry.aside:
+        yield f"**{escaped(entry.aside)}**"
     if entry.explanation:
         yield escaped(entry.explanation)
     if entry.treatment:

@@ -56,8 +56,8 @@ def notices(report: Document) -> tuple[Notice, ...]:
 
 def _text(entry: Entry | None, explanation: str) -> str:
     lines = [printable_line(explanation)]
-    if entry is not None and entry.saving:
-        lines.append(printable_line(entry.saving))
+    if entry is not None and entry.aside:
+        lines.append(printable_line(entry.aside))
     if entry is not None and entry.treatment:
         lines += [f"{entry.label}: {printable_line(entry.treatment)}", *printable_lines(entry.lines)]
     return "\n".join(line for line in lines if line)

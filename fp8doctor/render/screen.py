@@ -49,13 +49,20 @@ class Entry(Struct, frozen=True):
     """Empty when the trial found it and no check names it; the name is then that of the treatment."""
     name: str
     saving: str
-    """In words, with what it rests on, or the step that tells it; empty if unknown."""
+    """In words, with what it rests on; empty if unknown, or if the step ``see`` tells it."""
     explanation: str
     treatment: str
     lines: str
     """What a user would write; empty where nothing is prescribed."""
     kind: str = "python"
     """Of the lines."""
+    see: int | None = None
+    """The numbered step that mends it or its cause; None where it stands for itself."""
+
+    @property
+    def aside(self) -> str:
+        """What stands beside its name: what it saves, or where that is told."""
+        return self.saving if self.see is None else f"see {self.see}"
 
     @property
     def label(self) -> str:
@@ -113,9 +120,7 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False) 
     prescription = _prescription(report, findings, steps)
     shown = {entry.code for entry in prescription} | {step.code for step in small}
     others = tuple(
-        _entry(finding, report, saving=_of_another(finding, steps))
-        for finding in findings
-        if finding.code not in shown
+        _beside_the_plan(finding, report, steps) for finding in findings if finding.code not in shown
     )
     healthy = any(outcome.outcome == "healthy" for outcome in report.outcomes)
     crashed = [] if quiet else [outcome for outcome in report.outcomes if outcome.outcome == "crashed"]
@@ -140,7 +145,7 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False) 
         all_clear=_all_clear(report) if healthy and not report.findings else "",
         prescription=prescription,
         folded=_folded(small),
-        outlook=outlook(report, steps),
+        outlook=outlook(report, steps).sentence,
         made_up="" if quiet else made_up(report.facts),
         others=others,
         not_looked_at="" if quiet else _not_looked_at(report),
@@ -233,9 +238,8 @@ def _prescription(report: Document, findings: Iterable[Finding], steps: Sequence
     )
 
 
-def _of_another(finding: Finding, steps: Sequence[Step]) -> str:
-    """Write what stands beside a finding without a number: the step that mends it or its cause, whose saving
-    is told there, else its own saving.
+def _beside_the_plan(finding: Finding, report: Document, steps: Sequence[Step]) -> Entry:
+    """Write a finding without a number: with the step that mends it or its cause, else with its own saving.
 
     What BF16 would save is told where it is prescribed only.
     """
@@ -243,9 +247,9 @@ def _of_another(finding: Finding, steps: Sequence[Step]) -> str:
     causes = set() if finding.severity == "info" else set(finding.caused_by)
     itself = (number for number, step in enumerate(steps, 1) if step.treatment.name == name)
     cause = (number for number, step in enumerate(steps, 1) if causes.intersection(step.mends))
-    if number := next(itself, None) or next(cause, None):
-        return f"see {number}"
-    return "" if name == STAY_IN_BF16 else saving_in_words(finding.saving_ms)
+    see = next(itself, None) or next(cause, None)
+    told = see is not None or name == STAY_IN_BF16
+    return _entry(finding, report, saving="" if told else saving_in_words(finding.saving_ms), see=see)
 
 
 def _found_by_the_trial(step: Step, number: int) -> Entry:
@@ -263,7 +267,12 @@ def _found_by_the_trial(step: Step, number: int) -> Entry:
 
 
 def _entry(
-    finding: Finding, report: Document, number: int | None = None, step: Step | None = None, saving: str = ""
+    finding: Finding,
+    report: Document,
+    number: int | None = None,
+    step: Step | None = None,
+    saving: str = "",
+    see: int | None = None,
 ) -> Entry:
     also = f" (also mends {', '.join(step.mends[1:])})" if step and step.mends[1:] else ""
     return Entry(
@@ -276,6 +285,7 @@ def _entry(
         treatment=f"{step.treatment.summary}{also}" if step else "",
         lines=step.treatment.code if step else "",
         kind=step.treatment.kind if step else "python",
+        see=see,
     )
 
 

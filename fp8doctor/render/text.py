@@ -241,7 +241,7 @@ class _Page:
         number = str(entry.number) if entry.number else self.glyphs["not_applicable"]
         indent = max(3, len(number) + 2)
         name, *wide = wrap(
-            [f"{entry.code} {printable_line(entry.name)}".lstrip(), printable_line(entry.saving)],
+            [f"{entry.code} {printable_line(entry.name)}".lstrip(), printable_line(entry.aside)],
             self.width - indent,
             joint="     ",
         )

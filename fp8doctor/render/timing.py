@@ -55,12 +55,17 @@ class Row(Struct, frozen=True):
     """Milliseconds a step with half the width of its 90 % interval; empty when it was not timed."""
     memory: str
     """Peak in GiB; empty on a CPU."""
-    note: str
+    reason: str
     """Why it was not timed; empty otherwise."""
     parts: tuple[str, ...] = ()
     """Milliseconds of every column of `Timing.columns`, ``-`` for none; empty if it was not profiled."""
     arm: Arm | None = None
     """What was timed, for renderers that draw it; None where nothing was."""
+
+    @property
+    def note(self) -> str:
+        """What stands in place of the times; empty where there are some."""
+        return f"not timed: {self.reason}" if self.reason else ""
 
 
 class Timing(Struct, frozen=True):
@@ -155,15 +160,16 @@ MANY = 3
 def _together(rows: list[Row]) -> tuple[Row, ...]:
     """Return the rows, those without a time that share a long list's reason counted in one at its first
     place."""
-    shared = Counter(row.note for row in rows if row.note)
+    shared = Counter(row.reason for row in rows if row.reason)
     shown: list[Row] = []
     told: set[str] = set()
     for row in rows:
-        if shared[row.note] < MANY:
+        if shared[row.reason] < MANY:
             shown.append(row)
-        elif row.note not in told:
-            told.add(row.note)
-            shown.append(Row(more_variants(shared[row.note]), "", "", re.sub(r"\bit$", "them", row.note)))
+        elif row.reason not in told:
+            told.add(row.reason)
+            them = re.sub(r"\bit$", "them", row.reason)
+            shown.append(Row(more_variants(shared[row.reason]), "", "", them))
     return tuple(shown)
 
 
@@ -174,7 +180,7 @@ def _names(facts: Facts, fixes: Mapping[str, int]) -> dict[str, str]:
 
 def _row(arm: Arm, names: Mapping[str, str]) -> Row:
     if not arm.tried or not arm.step_ms:
-        return Row(names[arm.name], "", "", f"not timed: {arm.reason or 'no reason given'}")
+        return Row(names[arm.name], "", "", arm.reason or "no reason given")
     return Row(
         names[arm.name],
         f"{arm.step_ms:,.1f} {spread(arm)}".rstrip(),
@@ -198,6 +204,12 @@ def parts_ms(arm: Arm) -> tuple[float, ...]:
         return ()
     families = found.families_ms
     return (*(sum(families.get(each, 0.0) for each in column) for column in COLUMNS.values()), found.idle_ms)
+
+
+def drawn_ms(arm: Arm) -> tuple[float, ...]:
+    """Milliseconds of every column, for a bar; empty where the parts cannot be relied on."""
+    found = _profiled(arm)
+    return parts_ms(arm) if found is not None and found.reliable else ()
 
 
 def _profiled(arm: Arm) -> Breakdown | None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import msgspec
 
 from fp8doctor.analysis.compile_coverage import is_inside
-from fp8doctor.analysis.layer_gain import gains, timed_shapes, to_keep
+from fp8doctor.analysis.layer_gain import gains, timed_shapes
+from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.te_recipes import TE_RECIPES, is_legal, own_recipes
 from fp8doctor.cost.step import modelled_step, with_linears, with_linears_compiled, with_recipe
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded

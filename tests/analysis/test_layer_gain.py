@@ -7,21 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from fp8doctor.analysis.layer_gain import (
-    LEAST_IN_STEP,
-    RECIPES,
-    acquitted,
-    crossing,
-    gains,
-    losing,
-    losing_apart,
-    losing_body,
-    modelled_casts_ms,
-    saving,
-    to_keep,
-)
+from fp8doctor.analysis.layer_gain import LEAST_IN_STEP, RECIPES, gains, modelled_casts_ms
+from fp8doctor.analysis.losing_layers import acquitted, losing, losing_apart, losing_body, saving, to_keep
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import EVEN
+from fp8doctor.analysis.token_crossing import crossing
 from fp8doctor.cost import memory_ms, modelled_gpu
 from fp8doctor.facts import Facts, LayerShape, Linear, Network, Trial, Unrecorded, Workload
 from tests.checks.arms import ran

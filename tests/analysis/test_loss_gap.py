@@ -10,7 +10,7 @@ from fp8doctor.analysis.loss_gap import COARSER, loss_gap, loss_in_words, non_fi
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts, LossCurve, Trial
 from fp8doctor.render.text import render
-from tests.diagnosis.test_measured import SLOW, Of
+from tests.diagnosis.trials import SLOW, Of
 
 Losses = tuple[float | None, ...]
 

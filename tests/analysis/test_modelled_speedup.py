@@ -10,7 +10,8 @@ import pytest
 from fp8doctor import load_report
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.verdict import expected_verdict, measured_verdict
+from fp8doctor.diagnosis.expected_verdict import expected_verdict
+from fp8doctor.diagnosis.measured_verdict import measured_verdict
 from fp8doctor.facts import Facts
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Finding

@@ -34,7 +34,7 @@ from fp8doctor.cost import GpuSpec, gemm, gemm_ms, gpu_spec
 from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import read_saved
-from fp8doctor.diagnosis.verdict import is_what_it_seems
+from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
 from fp8doctor.facts import NOT_RECORDED, Arm, Blocks, Facts, Linear, Network, Workload, recorded
 
 HERE = Path(__file__).resolve().parent

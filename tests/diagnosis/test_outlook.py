@@ -20,6 +20,7 @@ ENDS = {
     "decoder_468m": "With all of it: 92.5 ms, 1.06x of the best BF16 (98.2 ms).",
     "decoder_468m_compiled": "As it is: 92.8 ms, 1.06x of the best BF16 (98.2 ms).",
     "decoder_454m": "With the changes that were timed: 129.6 ms, 1.01x of the best BF16 (130.3 ms).",
+    "vit_large": "FP8 loses with all that was timed: leave it off, 57.6 ms in compiled BF16.",
     "vit": "FP8 cannot win here: leave it off, 16.3 ms in BF16.",
     "te_checkpointed": "After all fixes about 1.18x of the best BF16 (modelled on H200).",
     "unaligned": "How fast the step is after that was not measured.",
@@ -36,14 +37,14 @@ def replayed(name: str) -> Report:
 
 @pytest.mark.parametrize("name", ENDS)
 def test_the_plan_ends_in_a_state(name: str) -> None:
-    assert outlook(replayed(name)) == ENDS[name]
+    assert outlook(replayed(name)).sentence == ENDS[name]
 
 
 def test_no_plan_is_without_an_end_and_every_ratio_is_that_of_the_numbers_beside_it() -> None:
     ratios = 0
     for path in RECORDINGS:
         report = load_report(path)
-        end = outlook(report)
+        end = outlook(report).sentence
         assert end or not report.prescription
         for total, ratio, bf16 in RATIO.findall(end):
             ratios += 1

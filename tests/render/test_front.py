@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from fp8doctor.analysis.treatment_table import BY_HAND, TREATMENTS
 from fp8doctor.diagnosis.diagnose import diagnose
@@ -16,8 +16,9 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render import text
 from fp8doctor.render.front import Front, front
 from fp8doctor.render.front_text import FILLS, LABELS, draw
+from fp8doctor.render.html import view
 from fp8doctor.render.terminal import columns, printable_lines
-from fp8doctor.report import load_report
+from fp8doctor.report import Report, load_report
 from tests.checks.arms import timed
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER
 from tests.facts_of import DECODER_468M
@@ -38,6 +39,10 @@ A_TIME = re.compile(r"\d ms\b")
 
 def of(patient: str) -> Front:
     return front(load_report(RECORDED[0].with_name(f"h200-{patient}.json")))
+
+
+def watched(job: str) -> Report:
+    return load_report(RECORDED[0].parents[2] / "running" / "recorded" / f"{job}.json")
 
 
 def without_code(first: Front, screen: str) -> list[str]:
@@ -70,7 +75,7 @@ def answers_the_five(report: Document, first: Front, screen: str) -> None:
         assert (
             f"{verdict.step_ms:,.1f} against {verdict.bf16_step_ms:,.1f} ms a step, measured" in found.numbers
         )
-        assert A_TIME.search(found.then)
+        assert A_TIME.search(found.then.sentence)
         assert "±" in found.sure
         assert {"FP8 as you run it", "BF16 compiled"} <= {each.label for each in first.variants}
     if verdict.status == "fp8_slower":
@@ -125,10 +130,10 @@ def test_the_parts_of_a_difference_add_up() -> None:
 
 
 def test_a_timing_that_is_too_noisy_gives_no_ratio() -> None:
-    noisy = msgspec.structs.replace(
+    noisy = replace(
         FP8_EAGER, step_ms=90.0, rounds_ms=(40.0, 80.0, 90.0, 100.0, 400.0), low_ms=40.0, high_ms=400.0
     )
-    steady = msgspec.structs.replace(
+    steady = replace(
         BF16, step_ms=100.0, rounds_ms=(60.0, 90.0, 100.0, 110.0, 300.0), low_ms=60.0, high_ms=300.0
     )
     report = diagnose(timed(DECODER_468M, noisy, steady))
@@ -172,13 +177,13 @@ def test_a_fix_that_saves_nothing_is_folded_and_not_called_missing() -> None:
     assert first.fixes == ()
     assert "SHP004" in first.folded
     assert first.answer.fix == ("Nothing has to be changed.",)
-    assert first.answer.then.startswith("As it is: 41.4 ms")
+    assert first.answer.then.sentence.startswith("As it is: 41.4 ms")
 
 
 def test_what_was_not_timed_is_no_part_of_the_end() -> None:
     first = of("decoder_454m")
     assert len(first.fixes) == 2
-    assert first.answer.then.startswith("With the changes that were timed: 129.6 ms")
+    assert first.answer.then.sentence.startswith("With the changes that were timed: 129.6 ms")
 
 
 def test_a_finding_names_the_fix_that_carries_it_out_before_that_of_its_cause() -> None:
@@ -191,7 +196,7 @@ def test_layers_that_do_not_learn_are_mended_beside_leaving_fp8_off() -> None:
     first = of("accelerate_eager")
     assert [each.code for each in first.fixes] == ["MOD007", "SHP002"]
     assert first.answer.fix[-1] == "Or leave FP8 off (fix 2)."
-    assert first.answer.then.startswith("The layers then learn. ")
+    assert first.answer.then.sentence.startswith("The layers then learn. ")
     assert first.answer.sure.startswith("Yes: it was read from the job itself")
 
 
@@ -205,7 +210,7 @@ def test_times_that_two_copies_do_not_bear_out_leave_what_was_read_as_sure_as_it
     ("job", "command"), [("h200-fsdp2", "fp8doctor run --trial fsdp2.py"), ("h200x2-ddp_torchao", "")]
 )
 def test_a_watched_script_is_not_told_to_run_as_it_just_did(job: str, command: str) -> None:
-    report = load_report(RECORDED[0].parents[2] / "running" / "recorded" / f"{job}.json")
+    report = watched(job)
     assert (report.next.command if report.next else "") in (command, "fp8doctor explain STP007")
     assert command in " ".join(front(report).answer.fix)
     assert "on a GPU" not in " ".join(front(report).next)
@@ -219,7 +224,37 @@ def test_no_number_is_parted_from_its_unit() -> None:
 
 
 def test_a_column_without_a_value_and_a_bar_beside_nothing_are_left_out() -> None:
-    report = load_report(RECORDED[0].parents[2] / "running" / "recorded" / "h200x2-ddp_slow_rank.json")
+    report = watched("h200x2-ddp_slow_rank")
     screen = draw(front(report), width=80, colour=False, ascii=False)
     assert "speed\n" not in screen.replace("  GiB", "")
     assert FILLS["not profiled"][0] not in screen
+    assert view(report).steps is None
+
+
+def test_parts_that_cannot_be_relied_on_have_no_bar() -> None:
+    assert FP8_EAGER.breakdown is not None
+    unreliable = replace(FP8_EAGER, breakdown=replace(FP8_EAGER.breakdown, reliable=False))
+    report = diagnose(timed(DECODER_468M, unreliable, BF16))
+    assert [bool(each.parts) for each in front(report).variants] == [True, False]
+    steps = view(report).steps
+    assert steps is not None
+    assert [{part.kind for part in bar.segments} for bar in steps.bars] == [{"part"}, {"whole"}]
+
+
+@pytest.mark.parametrize(
+    ("patient", "basis"), [("accelerate_eager", "modelled"), ("decoder_468m", "measured")]
+)
+def test_an_end_is_green_where_it_was_measured(patient: str, basis: str) -> None:
+    first = of(patient)
+    assert (first.answer.tone, first.answer.then.basis) == ("bad", basis)
+    drawn = draw(first, width=120, colour=True, ascii=False)
+    line = next(each for each in drawn.splitlines() if "Then" in each)
+    assert ("\x1b[32m" in line) == (basis == "measured")
+
+
+def test_the_modelled_end_counts_the_tokens_that_the_plan_asks_for() -> None:
+    first = front(watched("h200x2-fsdp2_few_rows"))
+    assert first.answer.then.sentence == (
+        "After all fixes about 1.04× of the best BF16 (modelled on H200), too close for the cost model to "
+        "tell."
+    )

@@ -175,7 +175,7 @@ def test_a_saving_is_told_once_where_its_step_is() -> None:
     made = report(DECODER_468M, "", (EAGER, mended, symptom, bf16, own))
     screen = first_screen(replace(made, prescription=prescribe(made.findings[:1])))
     assert [entry.saving for entry in screen.prescription] == ["−250 to −330 ms a step, modelled on H100 SXM"]
-    assert {entry.code: entry.saving for entry in screen.others} == {
+    assert {entry.code: entry.aside for entry in screen.others} == {
         "MEM001": "see 1",
         "CMP007": "see 1",
         "GPU002": "",

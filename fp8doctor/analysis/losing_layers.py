@@ -1,0 +1,189 @@
+"""Which layers FP8 makes slower, whatever their tokens and recipe, and what BF16 saves of a step for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from fp8doctor.analysis.cast_shares import cast_shares
+from fp8doctor.analysis.layer_gain import RECIPES, ROWWISE, Gain, gain_of, gains, judged, timed_shapes
+from fp8doctor.analysis.layers import fits_fp8, flops_share_pct
+from fp8doctor.analysis.median_interval import Interval
+from fp8doctor.analysis.outcome import fp8_pays
+from fp8doctor.analysis.token_crossing import MANY_TOKENS, crossing_of, is_given, lose_for_sure
+from fp8doctor.cost import modelled_gpu
+from fp8doctor.cost.eager import UNCERTAINTY
+from fp8doctor.facts import Facts, LayerShape, Linear, Unrecorded, recorded
+from fp8doctor.finding import Saving
+
+WORTH_PCT = 2.0
+"""Loss of all body layers that lose / time of the model's GEMMs in BF16, in per cent, below which a filter is
+not worth it: a step measured against itself repeats within that."""
+
+
+APART = ("head", "router")
+"""Roles of layers whose rounding goes straight into the loss or the routing."""
+
+
+def losing(facts: Facts) -> dict[str, Gain]:
+    """Find the layers that lose, whatever their tokens and recipe.
+
+    The tokens of a made-up batch are no fault of the model: there a layer has to lose with many tokens too.
+    What loses rowwise and not tensorwise has the wrong recipe, not the wrong shape.
+    """
+    return _losing(gains(facts), facts)
+
+
+def _losing(found: dict[str, Gain], facts: Facts) -> dict[str, Gain]:
+    """Pick those of all gains that are losses, as `losing` says."""
+    rows = None if is_given(facts) else MANY_TOKENS
+    layers = {linear.name: linear for linear in judged(facts)}
+    timed = {name: shape for shape in timed_shapes(facts) for name in shape.layers}
+    return {
+        name: gain
+        for name, gain in found.items()
+        if gain.loses
+        and _loses_at_best(layers[name], facts, rows)
+        and not _gains_with_weight_gradient_in_bf16(layers[name], timed.get(name))
+    }
+
+
+def _gains_with_weight_gradient_in_bf16(linear: Linear, timed: LayerShape | None) -> bool:
+    """Whether only the weight gradient of a rowwise layer loses: a recipe of torchao keeps just that in
+    BF16."""
+    if linear.recipe != "rowwise" or timed is None or timed.casts_ms is None or not recorded(timed, "gemms"):
+        return False
+    shares = cast_shares(timed)
+    kept = [each for each in timed.gemms if each.layout != "weight_gradient"]
+    return sum(
+        each.bf16_ms - (each.fp8_ms or 0.0) - timed.casts_ms * shares[each.layout] for each in kept
+    ) > 0 and any(each.layout == "weight_gradient" for each in timed.gemms)
+
+
+def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
+    """Whether a layer in BF16 would lose, as `losing` says, if this recipe converted it.
+
+    What one check leaves out of the conversion no other may ask for.
+    """
+    converted = msgspec.structs.replace(linear, use="training", recipe=recipe)
+    if recipe not in RECIPES or linear.role == "experts" or not fits_fp8(linear):
+        return False
+    gain = gain_of(converted, facts, modelled_gpu(facts))
+    rows = None if is_given(facts) else MANY_TOKENS
+    return gain is not None and gain.loses and _loses_at_best(converted, facts, rows)
+
+
+def _loses_at_best(linear: Linear, facts: Facts, rows: int | None) -> bool:
+    """Whether it loses by the model, scaled by tensors, with so many rows, or its own."""
+    if linear.recipe not in ROWWISE and rows is None:
+        return True
+    best = _at_best(linear, facts, rows)
+    return best is not None and best.loses
+
+
+def _at_best(linear: Linear, facts: Facts, rows: int | None) -> Gain | None:
+    """Model the gain with so many rows, scaled by tensors."""
+    return gain_of(
+        msgspec.structs.replace(linear, recipe="tensorwise") if linear.recipe in ROWWISE else linear,
+        facts,
+        modelled_gpu(facts),
+        rows=rows,
+    )
+
+
+def _has_too_few_tokens(linear: Linear, facts: Facts) -> bool:
+    """Whether the model lets it win with `MANY_TOKENS` and not with the rows there are."""
+    now, then = _at_best(linear, facts, None), _at_best(linear, facts, MANY_TOKENS)
+    return now is not None and then is not None and now.ms <= 0 < then.ms
+
+
+def losing_apart(facts: Facts) -> dict[str, Gain]:
+    """Find heads and routers that lose with many tokens too: what only few tokens make lose is not narrow."""
+    apart = {linear.name: linear for linear in judged(facts) if linear.role in APART}
+    return {
+        name: gain
+        for name, gain in losing(facts).items()
+        if name in apart and _loses_at_best(apart[name], facts, MANY_TOKENS)
+    }
+
+
+def losing_body(facts: Facts) -> dict[str, Gain]:
+    """Find layers of the body, without LoRA's, whose loss is worth a filter and more tokens would not end.
+
+    Where all layers together lose for sure, and do with any number of tokens, those that more would mend lose
+    too. Timed ones are left to the whole step, which was timed in BF16 as well.
+    """
+    body = {
+        linear.name: linear
+        for linear in judged(facts)
+        if linear.role not in APART and linear.adapter != "adapter"
+    }
+    of_all = gains(facts)
+    if crossing_of(list(of_all.values()), facts) is not None:
+        return {}
+    timed = any(gain.measured for gain in of_all.values())
+    lost = not timed and is_given(facts) and lose_for_sure(of_all.values())
+    found = {
+        name: gain
+        for name, gain in _losing(of_all, facts).items()
+        if name in body and (lost or not _has_too_few_tokens(body[name], facts))
+    }
+    if not found or (len(found) == len(of_all) and fp8_pays(facts)):
+        return {}
+    worth = loss_pct(found.values(), of_all.values(), facts) >= WORTH_PCT
+    return found if worth else {}
+
+
+def loss_pct(of: Iterable[Gain], of_all: Iterable[Gain], facts: Facts) -> float:
+    """Divide what these layers lose at least by all GEMMs of the model in BF16, in per cent."""
+    in_bf16 = sum(gain.times * gain.bf16_ms for gain in of_all)
+    layers = judged(facts)
+    if not all(recorded(each, "flops_share_pct") for each in layers):
+        raise Unrecorded(Linear, "flops_share_pct")
+    share_pct = flops_share_pct(layers, facts)
+    return -sum(gain.most_ms for gain in of) / in_bf16 * share_pct
+
+
+def to_keep(facts: Facts) -> tuple[str, ...]:
+    """Name the layers that are better left in BF16, in the order of the model."""
+    found = losing_apart(facts) | losing_body(facts)
+    return tuple(linear.name for linear in judged(facts) if linear.name in found)
+
+
+def acquitted(of: Iterable[Gain], saved: Interval | None) -> bool:
+    """Whether timing the step without these layers in FP8 ``saved`` less than they were to lose."""
+    return saved is not None and 0 < saved.high < -sum(gain.most_ms for gain in of)
+
+
+def at_least(of: Iterable[Gain]) -> str:
+    """Write what stands before the fewest casts: those that were timed alone are a bound, modelled ones are
+    not."""
+    return "at least " if all(gain.measured for gain in of) else ""
+
+
+def in_step(saved: Interval | None) -> str:
+    """Write what the whole step says, as a sentence to add; empty where it was not timed."""
+    if saved is None:
+        return ""
+    return (
+        f" The whole step was timed without them in FP8: that saves {saved.low:.2f} to "
+        f"{saved.high:.2f} ms.".replace(" -", " −")
+    )
+
+
+def saving(of: Iterable[Gain]) -> Saving:
+    """Tell what BF16 saves of a step for layers that lose.
+
+    It is modelled even where each layer was timed, because each was timed alone.
+    """
+    of = list(of)
+    low, high = -sum(gain.most_ms for gain in of), -sum(gain.ms for gain in of)
+    apart = 0.0 if all(gain.measured for gain in of) else UNCERTAINTY
+    return Saving(low=low * (1 - apart), high=high * (1 + apart), basis="modelled", gpu=of[0].gpu)
+
+
+def basis(of: Iterable[Gain]) -> str:
+    """Say where the numbers come from, in words that begin a sentence."""
+    of = list(of)
+    return f"{'Timed alone' if all(gain.measured for gain in of) else 'Modelled'} on {of[0].gpu}"

@@ -1,0 +1,46 @@
+"""How fast one timed step is beside the best BF16 that has the same changes."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from fp8doctor.analysis.arms import best_bf16, fair_bf16, ratio, uses_fp8
+from fp8doctor.analysis.median_interval import Interval
+from fp8doctor.analysis.outcome import is_noise
+from fp8doctor.facts import Arm, Facts, recorded
+from fp8doctor.facts.arm_names import IN_BF16, ArmName, is_conversion
+
+
+class RelativeSpeed(Struct, frozen=True):
+    """A timed step, held to BF16."""
+
+    bf16: Arm
+    speedup: Interval
+    """Time of BF16 / time of the step."""
+    in_bf16: bool
+    """Whether the step is one in BF16 itself, which neither gains nor loses by FP8."""
+    is_noise: bool
+    """Whether the timing does not tell which of the two is faster."""
+
+    @property
+    def gains(self) -> bool:
+        return not self.in_bf16 and not self.is_noise and self.speedup.low > 1
+
+    @property
+    def loses(self) -> bool:
+        return not self.in_bf16 and not self.is_noise and self.speedup.high < 1
+
+
+def beside_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
+    """Hold a step to the best BF16 of its like; None where that was not timed."""
+    best = best_bf16(facts) if recorded(facts, "trial") else None
+    if best is None:
+        return None
+    base = timed.base if recorded(timed, "base") else None
+    unconverted = ArmName.AS_IS in (timed.name, base) and not is_conversion(timed.name)
+    in_bf16 = timed.name in IN_BF16 or (unconverted and not uses_fp8(facts))
+    bf16 = best if in_bf16 else fair_bf16(facts, timed)
+    if bf16 is None:
+        return None
+    speedup = ratio(bf16, timed)
+    return RelativeSpeed(bf16, speedup, in_bf16, is_noise(speedup, facts.trial))

@@ -1,0 +1,125 @@
+"""The verdict that facts alone allow, where nothing was timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fp8doctor import registry
+from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.analysis.fp8_request import converted_nothing, fp8_was_asked_for, of_converter
+from fp8doctor.analysis.layers import flops_share_pct, layer_label, shares_are_known
+from fp8doctor.analysis.modelled_speedup import modelled_speedup
+from fp8doctor.analysis.outcome import never_ran_in_script, watched_job
+from fp8doctor.diagnosis.answer import Verdict
+from fp8doctor.facts import Facts, Linear, if_recorded, recorded
+from fp8doctor.finding import Finding
+from fp8doctor.wording import plural
+
+
+def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
+    """Give the verdict that facts alone allow; nothing in it is measured."""
+    if not recorded(facts, "network"):
+        reason = facts.gaps.get("network") if recorded(facts, "gaps") else None
+        return Verdict(
+            status="not_measured",
+            summary=f"No model was examined: {reason.rstrip('.')}." if reason else "No model was examined.",
+        )
+    if uses_fp8(facts):
+        return _set_up(facts, findings)
+    if ran := _ran_in_script(facts):
+        return Verdict(
+            status="not_measured",
+            summary=f"No layer of a known FP8 library was found, yet {ran}. Whether FP8 is faster than BF16 "
+            "was not measured.",
+        )
+    asked = fp8_was_asked_for(facts) or converted_nothing(facts)
+    grave = next((each for each in findings if each.severity == "error" and each.area in KEEPS_FP8_OUT), None)
+    if grave and asked:
+        return Verdict(status="fp8_not_engaged", summary=f"FP8 does not run: {grave.title.rstrip('.')}.")
+    linears = facts.network.linears
+    if named := named_after_fp8(linears):
+        return Verdict(status="not_measured", summary=_by_name(named, linears))
+    stored = sum(linear.use == "storage" for linear in linears)
+    if stored:
+        return Verdict(
+            status="no_fp8",
+            summary=f"No FP8 training: {stored} of {len(linears)} Linears only store their weights in "
+            "low precision.",
+        )
+    if asked:
+        return Verdict(
+            status="no_fp8", summary="FP8 was asked for; this model holds no FP8 layer, or none yet."
+        )
+    return Verdict(status="no_fp8", summary=f"This model uses no FP8{_and_none_asked(facts)}.")
+
+
+def _and_none_asked(facts: Facts) -> str:
+    """Say that nobody asked for FP8, as far as that is known."""
+    converter = of_converter(facts)
+    if converter is None or (converter.called is False and not converter.named):
+        return ", and none was asked for"
+    if converter.called is None:
+        return "; no setting asks for it, and whether a converter was called on it was not seen"
+    if converter.called:
+        return ": another model was converted"
+    return ": its code calls a converter somewhere, and that call has not run"
+
+
+def named_after_fp8(linears: Sequence[Linear]) -> list[Linear]:
+    """List layers that are FP8 by name, where nothing shows what they multiply in."""
+    return [linear for linear in linears if linear.use == "unknown"]
+
+
+def _by_name(named: Sequence[Linear], linears: Sequence[Linear]) -> str:
+    """Say that layers are FP8 by their name alone."""
+    some, first = f"{len(named)} of {plural(len(linears), 'Linear')}", layer_label(named[0])
+    return (
+        f"FP8 by name in {some} ({first}), a class of no known FP8 library. Its code shows no FP8 GEMM of "
+        "torch's; whether FP8 runs was not seen."
+    )
+
+
+def _ran_in_script(facts: Facts) -> str:
+    """Say that FP8 GEMMs ran in the profiled step of a watched script; empty where none was seen."""
+    count = facts.observed.fp8_gemms if recorded(facts, "observed.fp8_gemms") else None
+    return f"{plural(count, 'FP8 GEMM')} ran in a step of {watched_job(facts)}" if count else ""
+
+
+KEEPS_FP8_OUT = ("environment", "engagement")
+"""Areas in which an error is the reason why a model that was to train in FP8 holds no FP8 layer."""
+
+
+def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
+    """Say what is expected of a model that holds FP8 layers."""
+    linears = facts.network.linears
+    in_fp8 = [linear for linear in linears if linear.use == "training"]
+    if all(recorded(linear, "engaged") and linear.engaged is False for linear in in_fp8):
+        return Verdict(
+            status="fp8_not_engaged",
+            summary=f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training "
+            "forward in BF16.",
+        )
+    if never_ran_in_script(facts):
+        return Verdict(
+            status="fp8_not_engaged",
+            summary="FP8 is set up and does not run: not one FP8 GEMM was seen in a step of "
+            f"{watched_job(facts)}.",
+            basis="measured",
+        )
+    ran = _ran_in_script(facts)
+    expects = if_recorded(modelled_speedup, facts) if is_what_it_seems(findings) else None
+    share = f" ({flops_share_pct(in_fp8, facts):.0f} % of the GEMM FLOPs)" if shares_are_known(facts) else ""
+    setup = f"{len(in_fp8)} of {len(linears)} Linears{share}"
+    return Verdict(
+        status="not_measured",
+        summary=f"FP8 is set up in {setup}{f', and {ran}' if ran else ''}. Whether it is faster than BF16 "
+        f"was not measured.{f' {expects.sentence}' if expects else ''}",
+        achievable_speedup=expects.best if expects else None,
+        basis="modelled" if expects else None,
+    )
+
+
+def is_what_it_seems(findings: Iterable[Finding]) -> bool:
+    """Whether a model of the step is one of what runs: no disease that says otherwise was found."""
+    invalid = {check.code for check in registry.discover() if check.invalidates_model}
+    return not any(each.code in invalid and each.severity != "info" for each in findings)

@@ -1,0 +1,266 @@
+"""The verdict of a trial: how fast FP8 is beside the best BF16, and what the plan makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from fp8doctor.analysis.arms import (
+    arm,
+    best_bf16,
+    best_fp8,
+    fair_bf16,
+    left_out_bf16,
+    ratio,
+    saved_ms,
+    uses_fp8,
+)
+from fp8doctor.analysis.loss_gap import loss_gap, loss_in_words, non_finite_from
+from fp8doctor.analysis.modelled_speedup import beside_timed_step
+from fp8doctor.analysis.outcome import (
+    MeasuredSpeed,
+    Speed,
+    ceiling,
+    fp8_never_ran,
+    is_noise,
+    measured_speed,
+    stays_in_bf16,
+    swallows_effect,
+)
+from fp8doctor.analysis.treatment_table import that_help_bf16_too
+from fp8doctor.cost import micro_batches, step_tokens
+from fp8doctor.diagnosis.answer import Verdict
+from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
+from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
+from fp8doctor.facts.arm_names import (
+    BF16_BASELINES,
+    ArmName,
+    is_conversion,
+    keeps_users_compilation,
+    recipe_of,
+)
+from fp8doctor.finding import Finding
+from fp8doctor.wording import in_ms, plural, times
+
+NO_FP8 = "This model uses no FP8. "
+"""How the summary of a timed model without FP8 begins."""
+
+
+def measured_verdict(facts: Facts, findings: Sequence[Finding] = ()) -> Verdict | None:
+    """Give the verdict of a trial; None when nothing was timed.
+
+    ``findings`` say whether a baseline that is missing can be modelled.
+    """
+    if not recorded(facts, "trial") or not recorded(facts, "network"):
+        return None
+    as_is, bf16 = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
+    if as_is is None:
+        return _without_as_is(facts.trial, bf16)
+    if not uses_fp8(facts):
+        return _without_fp8(facts, as_is, bf16)
+    tokens_per_s = _tokens_per_s(facts, as_is)
+    measured = measured_speed(facts)
+    if measured is None:
+        return _without_bf16(facts, as_is, is_what_it_seems(findings))
+    rate = f" ({tokens_per_s:,.0f} tokens/s)" if tokens_per_s else ""
+    noisy = measured.status == "too_noisy"
+    now = _too_noisy(measured, rate) if noisy else _speed(measured, rate)
+    return Verdict(
+        status=measured.status,
+        summary=f"{now}{_promise(facts)}{'' if noisy else _most(facts)}{_loss(facts.trial)}"
+        f"{_caveat(facts.trial)}",
+        speedup=None if noisy else measured.speedup.median,
+        speedup_low=measured.speedup.low,
+        speedup_high=measured.speedup.high,
+        basis="measured",
+        achievable_speedup=_achievable(facts),
+        step_ms=as_is.step_ms,
+        bf16_step_ms=measured.bf16.step_ms,
+        tokens_per_s=tokens_per_s,
+    )
+
+
+def _speed(measured: MeasuredSpeed, rate: str) -> str:
+    ms, bf16_ms = measured.as_is.step_ms, measured.bf16.step_ms
+    return f"FP8 runs at {times(bf16_ms, ms)} of BF16: {in_ms(ms)} a step{rate}, best BF16 {in_ms(bf16_ms)}."
+
+
+def _too_noisy(measured: MeasuredSpeed, rate: str) -> str:
+    """Say that the timing does not tell whether FP8 is faster, and what keeps it from telling."""
+    speedup, rounds = measured.speedup, plural(len(measured.as_is.rounds_ms), "round")
+    why = (
+        f"BF16's time divided by FP8's lies between {speedup.low:.2f} and {speedup.high:.2f} over {rounds}"
+        if swallows_effect(speedup)
+        else "they are no further apart than a step and its own copy"
+    )
+    return (
+        f"The timing is too noisy to tell whether FP8 is faster than BF16: {why}. FP8 takes about "
+        f"{in_ms(measured.as_is.step_ms)} a step{rate}, the best BF16 {in_ms(measured.bf16.step_ms)}."
+    )
+
+
+EVEN_WHEN_MODELLED = 0.15
+"""A modelled speedup within this of 1 is called even: those of seven timed jobs are at most so far off
+(`tests/analysis/test_modelled_speedup.py`)."""
+
+
+def _without_bf16(facts: Facts, as_is: Arm, can_be_modelled: bool) -> Verdict:
+    """Hold the step that was timed to a modelled BF16, where there is a model of it; it is no slower than a
+    BF16 that was timed."""
+    assert as_is.step_ms is not None
+    bf16 = best_bf16(facts)
+    missing = left_out_bf16(facts) or next(
+        (each for each in facts.trial.arms if each.name in BF16_BASELINES), None
+    )
+    why = missing.reason if missing else "it was not tried"
+    timed = (
+        f"FP8 takes {in_ms(as_is.step_ms)} a step. No BF16 baseline could be timed: {why}."
+        if bf16 is None or bf16.step_ms is None
+        else f"FP8 takes {in_ms(as_is.step_ms)} a step, and BF16 {in_ms(bf16.step_ms)}, which may be faster "
+        f"compiled. That was not timed: {why}."
+    )
+    expects = if_recorded(beside_timed_step, facts) if can_be_modelled else None
+    answer = Verdict(
+        status="not_measured",
+        summary=f"{timed}{_caveat(facts.trial)}",
+        basis="measured",
+        step_ms=as_is.step_ms,
+        tokens_per_s=_tokens_per_s(facts, as_is),
+    )
+    if expects is None:
+        return answer
+    speedup = min(expects.as_is, bf16.step_ms / as_is.step_ms if bf16 and bf16.step_ms else expects.as_is)
+    bf16_ms = as_is.step_ms * speedup
+    status: Speed = "fp8_slower" if speedup < 1 else "fp8_faster"
+    return msgspec.structs.replace(
+        answer,
+        status="fp8_even" if abs(speedup - 1) < EVEN_WHEN_MODELLED else status,
+        summary=f"{timed} The best BF16 would take about {in_ms(bf16_ms)}, so that FP8 runs at about "
+        f"{speedup:.2f}x of it (modelled on {expects.gpu}).{_caveat(facts.trial)}",
+        basis="modelled",
+        speedup=speedup,
+        bf16_step_ms=bf16_ms,
+        achievable_speedup=max(speedup, expects.compiled),
+    )
+
+
+def _tokens_per_s(facts: Facts, as_is: Arm) -> float | None:
+    """Compute the tokens of a whole step, with all its micro-batches, by its time."""
+    tokens = step_tokens(facts)
+    return tokens * micro_batches(facts) / as_is.step_ms * 1e3 if tokens and as_is.step_ms else None
+
+
+def _achievable(facts: Facts) -> float | None:
+    """Tell the speedup of the best step in FP8 over the BF16 of its like, where both were timed."""
+    fp8 = best_fp8(facts)
+    measure = fair_bf16(facts, fp8) if fp8 else None
+    if measure is None or fp8 is None or is_noise(speedup := ratio(measure, fp8), facts.trial):
+        return None
+    return speedup.median
+
+
+def _without_fp8(facts: Facts, as_is: Arm, bf16: Arm | None) -> Verdict:
+    offer = _offer(facts.trial, bf16, best_fp8(facts))
+    return Verdict(
+        status="no_fp8",
+        summary=f"{NO_FP8}{offer}{_most(facts)}{_caveat(facts.trial)}",
+        basis="measured",
+        achievable_speedup=_achievable(facts),
+        step_ms=as_is.step_ms,
+        bf16_step_ms=bf16.step_ms if bf16 else None,
+        tokens_per_s=_tokens_per_s(facts, as_is),
+    )
+
+
+def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
+    if fp8_never_ran(trial):
+        running = arm(trial, ArmName.PRESCRIBED) or arm(trial, "te-autocast")
+        gives = (
+            f" Once it runs: {in_ms(running.step_ms)}, {times(bf16.step_ms, running.step_ms)} of BF16."
+            if running and bf16
+            else ""
+        )
+        summary = f"FP8 is set up and does not run: not one FP8 GEMM was seen in a training step.{gives}"
+        return Verdict(status="fp8_not_engaged", summary=summary, basis="measured")
+    attempted = next((each.reason for each in trial.arms if each.name == ArmName.AS_IS), None)
+    reason = attempted or trial.reason or "no time was left"
+    return Verdict(status="not_measured", summary=f"The step could not be timed: {reason}.")
+
+
+def _promise(facts: Facts) -> str:
+    """Say what the plan gives, or that nothing that was tried makes FP8 as fast as BF16."""
+    prescribed, as_is = arm(facts.trial, ArmName.PRESCRIBED), arm(facts.trial, ArmName.AS_IS)
+    stays = " Nothing that was tried makes FP8 as fast: stay in BF16." if stays_in_bf16(facts) else ""
+    if prescribed is None or as_is is None or saved_ms(as_is, prescribed).low <= 0:
+        return stays
+    measure, changes = (
+        fair_bf16(facts, prescribed),
+        " and ".join(prescribed.treatments if recorded(prescribed, "treatments") else ())
+        or "the changes below",
+    )
+    if measure is None:
+        names = " and ".join(sorted(that_help_bf16_too(prescribed.treatments)))
+        return (
+            f" With {changes}: {in_ms(prescribed.step_ms)}. BF16 would gain from {names} too, which was "
+            f"not timed.{stays}"
+        )
+    alike = (
+        f" with checkpointing off too ({in_ms(measure.step_ms)})"
+        if measure.name == ArmName.BF16_WITHOUT_CHECKPOINTING
+        else ""
+    )
+    speedup = ratio(measure, prescribed)
+    against = (
+        f"too close to BF16{alike} for this timing to tell them apart"
+        if is_noise(speedup, facts.trial)
+        else f"{times(measure.step_ms, prescribed.step_ms)} of BF16{alike}"
+    )
+    return f" With {changes}: {in_ms(prescribed.step_ms)}, {against}.{stays}"
+
+
+def _most(facts: Facts) -> str:
+    """Tell what FP8 can give at most, where that is known."""
+    most = if_recorded(ceiling, facts)
+    return (
+        f" FP8 cannot give this step more than about {most.speedup:.2f}x on this "
+        f"GPU{'' if most.basis == 'measured' else ' (modelled)'}."
+        if most
+        else ""
+    )
+
+
+def _loss(trial: Trial) -> str:
+    """Warn of an FP8 that does not learn what BF16 does; where it does, the table of times says so."""
+    gap = if_recorded(loss_gap, trial)
+    return f" {loss_in_words(trial)}" if (gap and gap.is_far) or non_finite_from(trial) else ""
+
+
+def _offer(trial: Trial, bf16: Arm | None, fp8: Arm | None) -> str:
+    if bf16 is None or fp8 is None:
+        reasons = {each.reason for each in trial.arms if is_conversion(each.name) and each.reason}
+        return (
+            f"What FP8 would give was not measured: {'; '.join(sorted(reasons))}."
+            if reasons
+            else "What FP8 would give was not measured."
+        )
+    recipe, gain = recipe_of(fp8.name), ratio(bf16, fp8)
+    how = "under your own torch.compile" if keeps_users_compilation(fp8.name) else "compiled"
+    if is_noise(gain, trial):
+        return (
+            f"The timing is too noisy to tell whether FP8 ({recipe}, {how}) would be faster: about "
+            f"{in_ms(fp8.step_ms)} a step, its best BF16 {in_ms(bf16.step_ms)}."
+        )
+    return (
+        f"With FP8 ({recipe}, {how}) the step would take {in_ms(fp8.step_ms)}, "
+        f"{times(bf16.step_ms, fp8.step_ms)} of its best BF16 ({in_ms(bf16.step_ms)})."
+    )
+
+
+def _caveat(trial: Trial) -> str:
+    caveat = " Timed on a CPU, which says nothing about a GPU." if trial.device == "cpu" else ""
+    return (
+        f"{caveat} The timing is unreliable: {trial.reason}."
+        if trial.reliable is False and trial.reason
+        else caveat
+    )

@@ -1,0 +1,279 @@
+"""What is left of a plan once it was timed, and when it ends with leaving FP8 off."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from fp8doctor import load_report, registry
+from fp8doctor.analysis.outcome import stays_in_bf16
+from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.prescription import as_timed, prescribe
+from fp8doctor.facts import Arm, Facts
+from fp8doctor.facts.arm_names import Reason
+from fp8doctor.finding import Finding, Treatment
+from tests.checks.arms import timed
+from tests.checks.step.profiled import profiled
+from tests.diagnosis.trials import LOSING, SLOW, Of, around, explored, render
+from tests.facts_of import DECODER_468M
+from tests.test_recorded import RECORDED
+
+
+def test_staying_in_bf16_is_said_only_after_everything_was_tried_on_a_gpu() -> None:
+    arms = {
+        "as_is": around(120.0),
+        "bf16": around(103.6),
+        "bf16_compiled": around(92.7),
+        "prescribed": around(99.0),
+    }
+    bases = {"prescribed": "as_is"}
+
+    def stays(of: Of) -> bool:
+        report = diagnose(of.facts())
+        assert ("stay in BF16" in report.verdict.summary) == any(
+            step.treatment.name == "stay-in-bf16" for step in report.prescription
+        )
+        return "stay in BF16" in report.verdict.summary
+
+    assert stays(Of(arms, bases=bases))
+    assert not stays(Of(arms, bases=bases, device="cpu"))
+    assert not stays(Of({**arms, "prescribed": Reason.NO_TIME_LEFT}, bases=bases))
+    assert stays(
+        Of(
+            {**arms, "recipe-rowwise": "it raises RuntimeError: no kernel"},
+            bases={**bases, "recipe-rowwise": "prescribed"},
+        )
+    )
+
+
+@pytest.mark.parametrize("late", ["recipe-rowwise", "attention-sdpa"])
+def test_a_plan_that_was_timed_whole_and_is_slower_ends_with_bf16(late: str) -> None:
+    """What was to be tried beside it may wait; a step of the plan that waits leaves the end open."""
+    facts = Of(
+        {**SLOW, "prescribed": around(100.0), late: Reason.NO_TIME_LEFT}, bases={late: "as_is"}
+    ).facts()
+    waiting = msgspec.structs.replace(
+        EAGER, code="MEM006", treatment=Treatment(name="attention-sdpa", summary="s", code="c")
+    )
+    plan = as_timed(prescribe((EAGER, waiting) if late == "attention-sdpa" else (EAGER,)), facts)
+    names = [step.treatment.name for step in plan]
+    assert (names[-1] == "stay-in-bf16") == (late == "recipe-rowwise")
+
+
+def test_little_to_gain_is_not_waited_for() -> None:
+    """A variant that was left out may hide that FP8 pays, but not where it could give 2 % at most."""
+    late = Arm(
+        name="recipe-rowwise",
+        treatments=("recipe-rowwise",),
+        tried=False,
+        why=Reason.NOT_EXPECTED_TO_FIT,
+    )
+    fp8 = profiled("as_is", 140.0, gemm_fp8=6.0, cast=34.0, attention=100.0)
+    few, many = (
+        profiled("bf16", 120.0, gemm_16bit=gemms_ms, attention=120.0 - gemms_ms) for gemms_ms in (8.0, 60.0)
+    )
+    assert stays_in_bf16(timed(DECODER_468M, fp8, few, late)) is not None
+    assert stays_in_bf16(timed(DECODER_468M, fp8, many, late)) is None
+
+
+def test_what_the_trial_found_joins_the_plan_with_what_it_saved_on_top_of_its_base() -> None:
+    plan = diagnose(explored(), select=["CMP001"]).prescription
+    assert [step.treatment.name for step in plan] == ["compile-blocks", "recipe-rowwise"]
+    found = plan[1]
+    assert found.saving_ms is not None
+    assert (found.code, found.saving_ms.basis, round(found.saving_ms.middle, 1)) == ("", "measured", 8.3)
+    assert 'from_recipe_name("rowwise")' in found.treatment.code
+
+
+def test_what_was_timed_and_left_out_of_the_total_is_not_prescribed() -> None:
+    plan = diagnose(
+        explored(treatments=("recipe-rowwise",), **{"compile-blocks": around(300.0)})
+    ).prescription
+    assert [step.treatment.name for step in plan] == ["recipe-rowwise"]
+
+
+TOO_LARGE = "its step takes 93.4 GiB at full depth"
+
+
+def with_too_large(facts: Facts, *names: str) -> Facts:
+    """The same trial, in which these arms take more memory than there is."""
+    arms = tuple(
+        msgspec.structs.replace(each, tried=False, why=Reason.DOES_NOT_FIT, reason=TOO_LARGE)
+        if each.name in names
+        else each
+        for each in facts.trial.arms
+    )
+    return msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms))
+
+
+def test_a_fix_that_does_not_fit_is_not_prescribed_and_its_finding_says_so() -> None:
+    facts = with_too_large(
+        Of({**SLOW, "compile-blocks": around(90.0)}, bases={"compile-blocks": "as_is"}).facts(),
+        "prescribed",
+        "compile-blocks",
+    )
+    report = diagnose(facts, select=["CMP001"])
+    assert [step.treatment.name for step in report.prescription] == ["stay-in-bf16"]
+    (finding,) = report.findings
+    assert (finding.treatment, finding.saving_ms) == (None, None)
+    assert finding.explanation.endswith(f"is not prescribed: {TOO_LARGE}.")
+    assert TOO_LARGE in render(report)
+
+
+def test_of_fixes_that_do_not_fit_together_none_is_prescribed_but_the_total_that_fits() -> None:
+    plan = diagnose(with_too_large(Of(SLOW, bases={}).facts(), "prescribed")).prescription
+    assert "compile-blocks" not in [step.treatment.name for step in plan]
+    proposed = tuple(
+        Step(code="", mends=(), title="t", treatment=Treatment(name=name, summary="s", code="c"))
+        for name in ("compile-blocks", "larger-batch", "cache-off")
+    )
+    together = Of({**SLOW, "prescribed": TOO_LARGE}, treatments=("compile-blocks", "larger-batch"), bases={})
+    (first,) = (each for each in together.facts().trial.arms if each.name == "prescribed")
+    known = msgspec.structs.replace(first, name="prescribed_first", why=Reason.DOES_NOT_FIT)
+    best = Of(SLOW, treatments=("compile-blocks",), bases={}).facts()
+    trial = msgspec.structs.replace(best.trial, arms=(*best.trial.arms, known))
+    held = as_timed(proposed, msgspec.structs.replace(best, trial=trial))
+    assert [step.treatment.name for step in held] == ["compile-blocks", "cache-off"]
+
+
+def test_fp8_that_stays_slower_ends_the_plan_with_bf16() -> None:
+    report = diagnose(Of({**SLOW, "prescribed": around(100.0)}, bases={}).facts())
+    assert [step.treatment.name for step in report.prescription] == ["compile-blocks", "stay-in-bf16"]
+    assert report.verdict.summary.endswith(
+        "With compile-blocks: 100.0 ms, 0.93x of BF16. Nothing that was tried makes FP8 as fast: "
+        "stay in BF16."
+    )
+    last = report.prescription[-1].saving_ms
+    assert last is not None
+    assert round(last.middle, 1) == 7.3
+
+
+STAYING: dict[str, tuple[tuple[float, float], Facts, str, str]] = {
+    "compiled": (
+        (103.6, 92.7),
+        DECODER_468M,
+        "stay in BF16, compiled: ",
+        "for block in model.blocks:\n    block.compile()",
+    ),
+    "eager is best": ((92.7, 95.0), DECODER_468M, "stay in BF16: ", ""),
+    "with a cache": (
+        (103.6, 92.7),
+        msgspec.structs.replace(
+            DECODER_468M,
+            training=msgspec.structs.replace(DECODER_468M.training, use_cache=True, cache_switch=""),
+        ),
+        "stay in BF16, compiled: ",
+        "for block in model.blocks:\n    block.compile()\nmodel.config.use_cache = False",
+    ),
+    "without blocks": (
+        (103.6, 92.7),
+        msgspec.structs.replace(
+            DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, blocks=())
+        ),
+        "stay in BF16, compiled: ",
+        "model = torch.compile(model)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("bf16", "base", "summary", "lines"), STAYING.values(), ids=STAYING)
+def test_the_plan_stays_in_the_bf16_that_was_fastest(
+    bf16: tuple[float, float], base: Facts, summary: str, lines: str
+) -> None:
+    eager, compiled = map(around, bf16)
+    arms = {**SLOW, "bf16": eager, "bf16_compiled": compiled, "prescribed": around(100.0)}
+    last = diagnose(Of(arms, bases={}).facts(base)).prescription[-1].treatment
+    assert last.summary.startswith(summary)
+    assert last.code == "\n".join(filter(None, ["# leave out the conversion to FP8", lines]))
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "summary", "lines"),
+    [
+        (80.0, "stay in BF16, under your own torch.compile: ", "# leave your own torch.compile as it is"),
+        (
+            99.0,
+            "stay in BF16, compiled: ",
+            "# leave out your own torch.compile\nfor block in model.blocks:\n    block.compile()",
+        ),
+    ],
+    ids=["his own is best", "block by block is best"],
+)
+def test_fp8_is_judged_against_the_users_own_form_of_bf16(own_ms: float, summary: str, lines: str) -> None:
+    arms = {**SLOW, "as_is": around(102.0), "bf16_as_compiled": around(own_ms), "prescribed": around(101.0)}
+    facts = Of(arms, bases={}).facts()
+    report, best_ms = diagnose(facts), min(own_ms, 92.7)
+    assert report.verdict.bf16_step_ms == best_ms
+    assert report.verdict.speedup == pytest.approx(best_ms / 102.0, abs=0.005)
+    last = report.prescription[-1].treatment
+    assert last.summary.startswith(summary)
+    assert last.code == f"# leave out the conversion to FP8\n{lines}"
+    assert "  BF16 compiled your way" in render(report)
+
+
+EAGER = Finding(
+    title="t",
+    explanation="e",
+    code="CMP001",
+    severity="warning",
+    treatment=Treatment(name="compile-blocks", summary="s", code="c"),
+)
+
+
+EVEN_FP8 = Of({**SLOW, "prescribed": around(92.7)}, bases={"prescribed": "as_is"})
+
+
+@pytest.mark.parametrize(
+    ("facts", "findings", "names"),
+    [
+        (DECODER_468M, (LOSING, EAGER), ["stay-in-bf16"]),
+        (DECODER_468M, (LOSING,), ["stay-in-bf16"]),
+        (
+            DECODER_468M,
+            (LOSING, msgspec.structs.replace(EAGER, code="MEM001")),
+            ["stay-in-bf16", "compile-blocks"],
+        ),
+        (EVEN_FP8.facts(), (LOSING, EAGER), ["compile-blocks"]),
+        (
+            Of({**SLOW, "prescribed": around(100.0)}).facts(),
+            (LOSING, EAGER),
+            ["compile-blocks", "stay-in-bf16"],
+        ),
+    ],
+    ids=[
+        "no trial",
+        "nothing else",
+        "nothing else of FP8's own",
+        "even once prescribed",
+        "slower even as prescribed",
+    ],
+)
+def test_fp8_is_never_mended_and_given_up_in_one_plan_unless_that_was_measured(
+    facts: Facts, findings: tuple[Finding, ...], names: list[str]
+) -> None:
+    assert [step.treatment.name for step in as_timed(prescribe(findings, facts), facts)] == names
+
+
+@pytest.mark.parametrize(
+    ("patient", "broken"),
+    [("accelerate_eager", ["MOD007"]), ("nf4_base", []), ("setting_without_effect", ["MOD007"])],
+)
+def test_recordings_whose_layers_all_lose_are_not_told_to_mend_fp8_and_to_give_it_up(
+    patient: str, broken: list[str]
+) -> None:
+    """But layers that do not learn are mended whatever their speed, and first."""
+    report = load_report(RECORDED / f"h200-{patient}.json")
+    losing = next(each for each in report.findings if each.code == "SHP002")
+    assert losing.treatment is not None
+    first, others = report.prescription[: len(broken)], report.prescription[len(broken) :]
+    assert [step.code for step in first] == broken
+    assert losing.treatment.name == others[0].treatment.name == "stay-in-bf16"
+    changing = {check.code for check in registry.discover() if check.changes_fp8}
+    assert not changing.intersection(code for step in others[1:] for code in step.mends)
+
+
+def test_what_a_plan_in_bf16_leaves_out_is_timed_all_the_same() -> None:
+    report = load_report(RECORDED / "h200-accelerate_eager.json")
+    assert "compile-blocks" not in [step.treatment.name for step in report.prescription]
+    assert "compile-blocks" in [step.treatment.name for step in hypotheses(report.facts)]

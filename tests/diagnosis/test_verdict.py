@@ -1,0 +1,316 @@
+"""The verdict that a trial allows, from arms written down by hand."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8doctor import load_report
+from fp8doctor.analysis.arms import best_bf16, ratio
+from fp8doctor.analysis.median_interval import Interval
+from fp8doctor.analysis.outcome import is_decided, is_noise, swallows_effect
+from fp8doctor.cli.gate import Gate
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.facts import Arm, Facts, Trial
+from fp8doctor.facts.arm_names import Reason
+from tests.diagnosis.trials import SLOW, Of, around, render, without_fp8
+from tests.facts_of import DECODER_468M
+from tests.test_recorded import RECORDED
+
+
+def test_the_founding_case() -> None:
+    report = diagnose(Of(SLOW).facts())
+    verdict = report.verdict
+    assert (verdict.status, verdict.basis) == ("fp8_slower", "measured")
+    assert verdict.speedup == pytest.approx(0.253, abs=0.001)
+    assert verdict.speedup_low is not None
+    assert verdict.speedup_high is not None
+    assert verdict.speedup_low < verdict.speedup < verdict.speedup_high  # type: ignore[operator]
+    assert verdict.achievable_speedup == pytest.approx(1.05, abs=0.001)
+    assert verdict.tokens_per_s == pytest.approx(16384 / 0.3661, rel=1e-6)
+    assert verdict.summary == (
+        "FP8 runs at 0.25x of BF16: 366.1 ms a step (44,753 tokens/s), best BF16 92.7 ms. With "
+        "compile-blocks: 88.3 ms, 1.05x of BF16."
+    )
+    assert report.reaches("error")
+
+
+@pytest.mark.parametrize(
+    ("as_is", "status"),
+    [
+        (around(92.7), "fp8_even"),
+        (around(90.5), "fp8_even"),
+        (around(93.0, spread=2.0), "fp8_even"),
+        (around(80.0, spread=20.0), "too_noisy"),
+        (around(92.7, spread=20.0), "too_noisy"),
+        (around(85.0), "fp8_faster"),
+        (around(99.0), "fp8_slower"),
+    ],
+    ids=[
+        "equal",
+        "within 3 %",
+        "interval holds 1",
+        "effect swallowed",
+        "open to both sides",
+        "faster",
+        "slower",
+    ],
+)
+def test_the_status(as_is: tuple[float, ...], status: str) -> None:
+    assert diagnose(Of({**SLOW, "as_is": as_is}).facts()).verdict.status == status
+
+
+def test_a_timing_too_noisy_to_tell_gives_no_ratio() -> None:
+    report = diagnose(Of({**SLOW, "as_is": around(80.0, spread=20.0), "prescribed": "not asked"}).facts())
+    verdict = report.verdict
+    assert (verdict.status, verdict.speedup, verdict.achievable_speedup) == ("too_noisy", None, None)
+    assert (verdict.speedup_low, verdict.speedup_high) == pytest.approx((92.5 / 100, 92.5 / 60), rel=0.01)
+    assert verdict.summary == (
+        "The timing is too noisy to tell whether FP8 is faster than BF16: BF16's time divided by FP8's lies "
+        "between 0.93 and 1.54 over 6 rounds. FP8 takes about 80.0 ms a step (204,800 tokens/s), the best "
+        "BF16 92.7 ms."
+    )
+    assert not re.search(r"\dx", verdict.summary)
+    assert Gate(strict=True).missed(report) == ("the timing is too noisy to tell (--strict)",)
+    assert Gate(min_speedup=1.1).missed(report) == ("the timing is too noisy to tell (--min-speedup 1.1)",)
+    assert Gate().missed(report) == ()
+    healthy = next(each for each in report.outcomes if each.code == "STP005")
+    assert healthy.reason == "the timing is too noisy to tell whether FP8 is faster than BF16"
+
+
+@pytest.mark.parametrize(
+    ("alike", "as_is", "status"),
+    [
+        (0.955, 97.0, "too_noisy"),
+        (0.955, 93.0, "too_noisy"),
+        (1.05, 97.0, "too_noisy"),
+        (0.985, 97.0, "fp8_slower"),
+        (0.955, 105.0, "fp8_slower"),
+        (1.05, 80.0, "fp8_faster"),
+    ],
+)
+def test_an_effect_no_larger_than_what_parts_a_step_from_its_copy_is_noise(
+    alike: float, as_is: float, status: str
+) -> None:
+    facts = Of({**SLOW, "as_is": around(as_is), "prescribed": "not asked"}).facts()
+    trial = msgspec.structs.replace(facts.trial, self_check_ratio=alike)
+    verdict = diagnose(msgspec.structs.replace(facts, trial=trial)).verdict
+    assert verdict.status == status
+    assert ("no further apart than a step and its own copy" in verdict.summary) == (status == "too_noisy")
+    assert (verdict.speedup is None) == (status == "too_noisy")
+
+
+def test_what_fp8_would_give_is_not_told_from_noise() -> None:
+    arms: dict[str, tuple[float, ...] | str] = {
+        "as_is": around(103.6),
+        "bf16_compiled": around(92.7),
+        "float8_tensorwise": around(88.3, spread=20.0),
+    }
+    verdict = diagnose(Of(arms).facts(without_fp8())).verdict
+    assert (verdict.status, verdict.achievable_speedup) == ("no_fp8", None)
+    assert "too noisy to tell whether FP8 (tensorwise, compiled) would be faster" in verdict.summary
+
+
+@given(
+    st.floats(0.5, 2.0), st.floats(0.0, 0.4), st.floats(0.0, 0.4), st.one_of(st.none(), st.floats(0.8, 1.25))
+)
+def test_what_is_told_is_told_by_the_interval(
+    middle: float, below: float, above: float, alike: float | None
+) -> None:
+    speedup = Interval(middle, middle - below, middle + above)
+    trial = Trial(self_check_ratio=alike)
+    if is_noise(speedup, trial) and alike in (None, 1.0):
+        assert speedup.low <= 1 <= speedup.high
+        assert not is_decided(speedup)
+    if swallows_effect(speedup):
+        assert is_noise(speedup, trial)
+
+
+def test_fp8_that_never_ran_is_an_error() -> None:
+    report = diagnose(Of({**SLOW, "as_is": Reason.NO_FP8_GEMM}).facts())
+    assert report.verdict.status == "fp8_not_engaged"
+    assert report.reaches("error")
+
+
+@pytest.mark.parametrize(
+    ("arms", "sentence"),
+    [
+        (
+            {"as_is": "the GPU's memory is too small for it"},
+            "The step could not be timed: the GPU's memory is too small for it.",
+        ),
+        ({"as_is": around(90.0)}, "No BF16 baseline could be timed: it was not tried."),
+    ],
+)
+def test_what_could_not_be_timed_is_not_measured(
+    arms: dict[str, tuple[float, ...] | str], sentence: str
+) -> None:
+    verdict = diagnose(Of(arms, device="cpu").facts()).verdict
+    assert verdict.status == "not_measured"
+    assert sentence in verdict.summary
+
+
+def alone(name: str) -> tuple[Facts, Facts]:
+    """A recorded job, and the same with the times of its BF16 lost."""
+    facts = load_report(RECORDED / f"h200-{name}.json").facts
+    arms = tuple(
+        each if each.name == "as_is" else Of({}).arm(each.name, Reason.NO_TIME_LEFT)
+        for each in facts.trial.arms
+        if each.name in ("as_is", "bf16", "bf16_compiled")
+    )
+    return facts, msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms))
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("decoder_468m", "fp8_slower"), ("decoder_468m_compiled", "fp8_even")]
+)
+def test_a_bf16_that_was_not_timed_is_modelled_beside_the_step_that_was(name: str, status: str) -> None:
+    """A modelled speedup near 1 is even: the model is not good enough to tell its sign."""
+    known, lost = (diagnose(facts).verdict for facts in alone(name))
+    assert (lost.status, lost.basis, lost.step_ms) == (status, "modelled", known.step_ms)
+    assert lost.bf16_step_ms == pytest.approx(known.bf16_step_ms, rel=0.15)
+    assert lost.summary.startswith(
+        f"FP8 takes {known.step_ms:.1f} ms a step. No BF16 baseline could be timed: no_time_left. The best "
+        f"BF16 would take about {lost.bf16_step_ms:.1f} ms, so that FP8 runs at about {lost.speedup:.2f}x of "
+        "it (modelled on H200)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "basis"), [("decoder_468m_compiled", "modelled"), ("decoder_468m", "measured")]
+)
+def test_fp8_is_not_called_faster_than_a_bf16_that_a_compiled_one_may_beat(name: str, basis: str) -> None:
+    """Seen on an H200: a GPT compiled whole, 1.00x of eager BF16, and 0.91x of BF16 compiled like it. FP8
+    that eager BF16 beats already is slower, whatever was left out."""
+    facts = load_report(RECORDED / f"h200-{name}.json").facts
+    arms = tuple(
+        Of({}).arm(each.name, Reason.NO_TIME_LEFT) if each.name == "bf16_compiled" else each
+        for each in facts.trial.arms
+        if each.name in ("as_is", "bf16", "bf16_compiled")
+    )
+    lost = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms))
+    eager = next(each.step_ms for each in arms if each.name == "bf16")
+    verdict = diagnose(lost).verdict
+    assert verdict.basis == basis
+    if basis == "modelled":
+        assert verdict.bf16_step_ms is not None
+        assert verdict.bf16_step_ms <= eager
+        assert f"and BF16 {eager:.1f} ms, which may be faster compiled" in verdict.summary
+    else:
+        assert (verdict.status, verdict.bf16_step_ms) == ("fp8_slower", eager)
+
+
+def test_a_modelled_speedup_is_no_error_and_passes_no_gate() -> None:
+    known, lost = (msgspec.structs.replace(diagnose(facts), findings=()) for facts in alone("decoder_468m"))
+    assert (known.reaches("error"), lost.reaches("error")) == (True, False)
+    gate = Gate(min_speedup=1.0)
+    assert [bool(gate.missed(each)) for each in (known, lost)] == [True, True]
+    assert "no speedup of FP8 was measured" in gate.missed(lost)[0]
+
+
+def test_bf16_of_another_gpu_is_not_modelled_beside_the_step() -> None:
+    assumed = msgspec.structs.replace(alone("decoder_468m")[1], assumed_gpu="H100")
+    assert diagnose(assumed).verdict.status == "not_measured"
+
+
+def test_a_model_without_fp8_is_told_what_fp8_would_give() -> None:
+    arms: dict[str, tuple[float, ...] | str] = {
+        "as_is": around(103.6),
+        "bf16_compiled": around(92.7),
+        "float8_tensorwise": around(88.3),
+        "float8_rowwise": around(122.6),
+    }
+    facts = Of(arms).facts(without_fp8())
+    verdict = diagnose(facts).verdict
+    assert verdict.status == "no_fp8"
+    assert verdict.speedup is None
+    assert verdict.achievable_speedup == pytest.approx(1.05, abs=0.001)
+    assert (
+        "With FP8 (tensorwise, compiled) the step would take 88.3 ms, 1.05x of its best BF16 (92.7 ms)."
+        in verdict.summary
+    )
+    best = best_bf16(facts)
+    assert best is not None
+    assert best.name == "bf16_compiled"
+
+
+def test_a_cpu_says_nothing_about_a_gpu_and_an_unreliable_timing_says_so() -> None:
+    assert "says nothing about a GPU" in diagnose(Of(SLOW, device="cpu").facts()).verdict.summary
+    assert (
+        "The timing is unreliable: the step timed against its own copy gives 1.100"
+        in diagnose(Of(SLOW, reliable=False).facts()).verdict.summary
+    )
+
+
+def test_what_helps_bf16_too_is_not_counted_for_fp8() -> None:
+    arms = {
+        "as_is": around(107.8),
+        "bf16": around(131.0),
+        "bf16_compiled": around(119.6),
+        "prescribed": around(93.2),
+    }
+    without = {**arms, "bf16_without_checkpointing": around(98.1)}
+    verdict = diagnose(Of(without, treatments=("checkpointing-off",), bases={}).facts()).verdict
+    assert (
+        "With checkpointing-off: 93.2 ms, 1.05x of BF16 with checkpointing off too (98.1 ms)."
+        in verdict.summary
+    )
+    assert verdict.achievable_speedup == pytest.approx(1.053, abs=0.002)
+    unknown = diagnose(Of(arms, treatments=("adapters-to-bf16", "compile-blocks"), bases={}).facts()).verdict
+    assert "93.2 ms. BF16 would gain from adapters-to-bf16 too, which was not timed." in unknown.summary
+    assert unknown.achievable_speedup is None
+
+
+def test_a_plan_that_may_save_nothing_promises_nothing() -> None:
+    promising = Of(
+        {"as_is": (42.0, 42.1, 42.2), "bf16": (50.0, 50.0, 50.0), "prescribed": (41.0, 41.0, 41.1)}
+    ).facts()
+    assert "With compile-blocks" in diagnose(promising).verdict.summary
+    idle = Of(
+        {"as_is": (42.0, 42.1, 42.2), "bf16": (50.0, 50.0, 50.0), "prescribed": (42.1, 42.0, 42.2)}
+    ).facts()
+    assert "With compile-blocks" not in diagnose(idle).verdict.summary
+
+
+def test_fp8_that_was_asked_for_and_is_not_there_stays_so_when_the_model_was_timed() -> None:
+    asked = msgspec.structs.replace(DECODER_468M.environment, variables={"ACCELERATE_MIXED_PRECISION": "fp8"})
+    seen = msgspec.structs.replace(DECODER_468M.training, gradients_seen=True)
+    base = msgspec.structs.replace(without_fp8(), environment=asked, training=seen)
+    verdict = diagnose(Of({"as_is": around(103.6), "bf16_compiled": around(92.7)}).facts(base)).verdict
+    assert verdict.status == "fp8_not_engaged"
+    assert verdict.step_ms == 103.6
+    assert "This model uses no FP8" not in verdict.summary
+
+
+def test_the_faster_form_of_a_conversion_stands_and_says_which_it_is() -> None:
+    arms: dict[str, tuple[float, ...] | str] = {
+        "as_is": around(92.7),
+        "float8_tensorwise": around(88.3),
+        "float8_tensorwise_as_compiled": around(80.0),
+    }
+    report = diagnose(Of(arms).facts(without_fp8()))
+    assert "With FP8 (tensorwise, under your own torch.compile) the step would take 80.0" in (
+        report.verdict.summary
+    )
+    assert "  FP8 tensorwise compiled your way" in render(report)
+
+
+def test_arms_of_different_windows_are_compared_as_widely_as_both_allow() -> None:
+    one = Arm(name="a", rounds_ms=(9.0, 10.0, 10.0, 10.0, 10.0, 11.0))
+    other = Arm(name="b", rounds_ms=(19.0, 19.5, 20.0, 20.0, 20.0, 20.5, 21.0))
+    compared = ratio(one, other)
+    assert compared.median == 0.5
+    assert compared.low <= 9 / 20.5
+    assert compared.high >= 11 / 20
+
+
+def test_fp8_that_never_ran_is_told_what_it_would_give() -> None:
+    arms = {"as_is": Reason.NO_FP8_GEMM, "bf16_compiled": around(92.7), "te-autocast": around(88.3)}
+    assert (
+        "Once it runs: 88.3 ms, 1.05x of BF16."
+        in diagnose(Of(arms, bases={"te-autocast": "as_is"}).facts()).verdict.summary
+    )

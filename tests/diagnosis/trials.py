@@ -1,0 +1,126 @@
+"""Trials written down by hand, for what is told of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from fp8doctor.diagnosis.document import Document
+from fp8doctor.facts import Arm, ArmCut, Facts, Trial
+from fp8doctor.facts.arm_names import Reason
+from fp8doctor.finding import Finding, Saving, Treatment
+from fp8doctor.render import text
+from tests.facts_of import DECODER_468M
+
+
+@dataclass
+class Of:
+    """Arms as (name, ms per round, treatments)."""
+
+    arms: dict[str, tuple[float, ...] | str]
+    device: str = "cuda"
+    treatments: tuple[str, ...] = ("compile-blocks",)
+    reliable: bool = True
+
+    def facts(self, base: Facts = DECODER_468M) -> Facts:
+        trial = Trial(
+            device=self.device,
+            gpu="NVIDIA H200" if self.device == "cuda" else None,
+            blocks={},
+            arms=tuple(self.arm(name, rounds) for name, rounds in self.arms.items()),
+            self_check_ratio=1.0,
+            reliable=self.reliable,
+            reason=None
+            if self.reliable
+            else "the step timed against its own copy gives 1.100 instead of 1.00",
+            budget_s=60.0,
+            elapsed_s=31.0,
+        )
+        return msgspec.structs.replace(base, trial=trial)
+
+    bases: dict[str, str] | None = None
+    """Name of an arm that carries out the treatment of its name -> its base; None writes no bases, as older
+    trials did."""
+
+    def arm(self, name: str, rounds: tuple[float, ...] | str) -> Arm:
+        treatments = (
+            self.treatments if name == "prescribed" else (name,) if name in (self.bases or {}) else ()
+        )
+        if isinstance(rounds, str):
+            why = rounds if isinstance(rounds, Reason) else None
+            return Arm(name=name, treatments=treatments, tried=False, why=why, reason=str(rounds))
+        middle = sorted(rounds)[len(rounds) // 2]
+        cut = ArmCut(blocks={}, step_ms=middle, peak_gib=20.0)
+        return Arm(
+            name=name,
+            treatments=treatments,
+            tried=True,
+            reason=None,
+            step_ms=middle,
+            low_ms=min(rounds),
+            high_ms=max(rounds),
+            rounds_ms=rounds,
+            peak_gib=20.0,
+            cuts=(cut,),
+            fp8_gemms=504,
+            graphs_run=0,
+            **(
+                {"base": self.bases.get(name, "as_is" if name == "prescribed" else None)}
+                if self.bases is not None
+                else {}
+            ),
+        )
+
+
+def render(report: Document) -> str:
+    """The report with all that is known."""
+    return text.render(report, verbose=True)
+
+
+def around(ms: float, spread: float = 0.2) -> tuple[float, ...]:
+    return tuple(ms + spread * offset for offset in (-1, -0.5, 0, 0, 0.5, 1))
+
+
+SLOW = {
+    "as_is": around(366.1),
+    "bf16": around(103.6),
+    "bf16_compiled": around(92.7),
+    "prescribed": around(88.3),
+}
+
+
+def without_fp8() -> Facts:
+    linears = tuple(
+        msgspec.structs.replace(each, stack="torch", use="none", kind="torch.nn.modules.linear.Linear")
+        for each in DECODER_468M.network.linears
+    )
+    return msgspec.structs.replace(
+        DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=linears)
+    )
+
+
+EXPLORED = {
+    **SLOW,
+    "prescribed": around(80.0),
+    "prescribed_first": around(88.3),
+    "recipe-rowwise": around(80.0),
+}
+"""The trial found a recipe on top of what a finding proposed."""
+BASES = {"prescribed_first": "as_is", "recipe-rowwise": "prescribed_first", "compile-blocks": "as_is"}
+
+
+def explored(
+    treatments: tuple[str, ...] = ("compile-blocks", "recipe-rowwise"), **arms: tuple[float, ...] | str
+) -> Facts:
+    return Of({**EXPLORED, **arms}, treatments=treatments, bases=BASES).facts()
+
+
+LOSING = Finding(
+    title="t",
+    explanation="e",
+    code="SHP002",
+    severity="warning",
+    treatment=Treatment(name="stay-in-bf16", summary="s", code="c"),
+    saving_ms=Saving(low=9.0, high=9.0, basis="modelled", gpu="H200"),
+)
