@@ -13,7 +13,7 @@ from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.outlook import SMALL_PCT, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.finding import Finding, Outcome, Saving
+from fp8doctor.finding import Finding, Outcome, Saving, Treatment
 from fp8doctor.render.counts import counts
 from fp8doctor.render.header import machine, model, product
 from fp8doctor.render.made_up import made_up
@@ -60,9 +60,8 @@ class Entry(Struct, frozen=True):
     @property
     def label(self) -> str:
         """How the treatment is introduced; what does not run as it stands says so."""
-        return {"python": "Treatment", "shell": "Treatment (shell)", "sketch": "Treatment (sketch)"}[
-            self.kind
-        ]
+        what = "Treatment" if self.number else "Would change it"
+        return f"{what} ({self.kind})" if self.kind != "python" else what
 
 
 class Screen(Struct, frozen=True):
@@ -112,11 +111,7 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False) 
     steps, small = plan(report, findings, whole=whole)
     prescription = _prescription(report, findings, steps)
     shown = {entry.code for entry in prescription} | {step.code for step in small}
-    others = tuple(
-        _entry(finding, report, saving=_of_another(finding, steps))
-        for finding in findings
-        if finding.code not in shown
-    )
+    others = tuple(_beside(finding, report, steps) for finding in findings if finding.code not in shown)
     healthy = any(outcome.outcome == "healthy" for outcome in report.outcomes)
     crashed = [] if quiet else [outcome for outcome in report.outcomes if outcome.outcome == "crashed"]
     troubles = [
@@ -262,10 +257,24 @@ def _found_by_the_trial(step: Step, number: int) -> Entry:
     )
 
 
+def _beside(finding: Finding, report: Document, steps: Sequence[Step]) -> Entry:
+    """Write a finding that heads no step. What would change it is told where the plan and the trial say
+    nothing of that."""
+    saving, treatment = _of_another(finding, steps), finding.treatment
+    open_ = treatment is not None and treatment.name != STAY_IN_BF16 and not saving and not finding.saving_ms
+    return _entry(finding, report, treatment=treatment if open_ else None, saving=saving)
+
+
 def _entry(
-    finding: Finding, report: Document, number: int | None = None, step: Step | None = None, saving: str = ""
+    finding: Finding,
+    report: Document,
+    number: int | None = None,
+    step: Step | None = None,
+    saving: str = "",
+    treatment: Treatment | None = None,
 ) -> Entry:
     also = f" (also mends {', '.join(step.mends[1:])})" if step and step.mends[1:] else ""
+    treatment = step.treatment if step else treatment
     return Entry(
         number=number,
         mark=_mark(finding, report),
@@ -273,9 +282,9 @@ def _entry(
         name=finding.name,
         saving=saving,
         explanation=finding.explanation,
-        treatment=f"{step.treatment.summary}{also}" if step else "",
-        lines=step.treatment.code if step else "",
-        kind=step.treatment.kind if step else "python",
+        treatment=f"{treatment.summary}{also}" if treatment else "",
+        lines=treatment.code if treatment else "",
+        kind=treatment.kind if treatment else "python",
     )
 
 
