@@ -58,11 +58,18 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
         "the dtype of the base."
     )
     if not multiplied:
-        costs = "They were converted to FP8 themselves, and multiply in it; a copy of each input remains."
+        costs = (
+            "They were converted to FP8 themselves, and multiply in it; a copy of each input to fp32 remains."
+        )
     elif autocast is None:
-        costs = "Without autocast each is an fp32 matmul, and each adapted layer copies its input to fp32."
+        costs = (
+            "Without autocast each of them is an fp32 matmul, and each adapted layer copies its "
+            "input to fp32."
+        )
     else:
-        costs = f"Under {autocast} autocast they multiply in 16 bits; a copy of each input to fp32 remains."
+        costs = (
+            f"Under {autocast} autocast they are multiplied in 16 bits; a copy of each input to fp32 remains."
+        )
     return Finding(
         severity=None if multiplied and autocast is None and trains(facts) and not on_meta else "info",
         title=f"{len(fp32)} of {len(adapters)} LoRA matrices are fp32 on a BF16 base",
