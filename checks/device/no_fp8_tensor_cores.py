@@ -35,6 +35,7 @@ from fp8doctor.analysis.capability import (
     has_fp8,
 )
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
+from fp8doctor.analysis.treatment_table import ON_THIS_GPU
 from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Gpu, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -75,7 +76,7 @@ def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
             "fp8_wanted_by": wanted,
         },
         treatment=Treatment(
-            name=f"{precision}-on-this-gpu",
+            name=ON_THIS_GPU[precision],
             summary=f"train in {precision.upper()} on this GPU",
             code=f'accelerator = Accelerator(mixed_precision="{precision}")   # or TrainingArguments(..., '
             f"{precision}=True)",

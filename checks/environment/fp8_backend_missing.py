@@ -2,7 +2,8 @@
 
 Looks at: the backend that Accelerate will import, which a process of its own tried to import. It is
 the one that ACCELERATE_FP8_BACKEND names, else the first installed of torchao, Transformer Engine
-and MS-AMP. Of models with MX layers also whether torchao loaded its compiled kernels.
+and MS-AMP. Of models with MX layers also whether torchao loaded its compiled kernels, of models with
+MXFP8 experts on a GPU of 10.x whether the packages of their casts are installed.
 
 Why it matters. Accelerate looks for a package's folder and its version, not whether it imports. A
 half-installed backend therefore passes `Accelerator()` and fails in `prepare`. Transformer Engine
@@ -17,6 +18,8 @@ is not installed is a warning only: `fp8doctor env` where the job trains settles
 
 Evidence: wheels 2.13.0 to 2.16.1 lack `cublasLtGroupedMatrixLayoutInit_internal` beside the cuBLAS
 13.1.0.3 of torch 2.11 (symbols read in the released libraries), 2.12.0 and 2.20.2 import there.
+torchao 0.17 and 0.18 cast MXFP8 experts with kernels in CuTe DSL and install none of the packages
+(read in both wheels: `prototype/moe_training/kernels/mxfp8/quant.py`, no extra names them).
 https://github.com/NVIDIA/TransformerEngine/issues/2504 (cuBLAS symbol)
 https://github.com/NVIDIA/TransformerEngine/issues/1684 (extension built for another torch)
 https://github.com/NVIDIA/TransformerEngine/issues/1853 (cuDNN not found)
@@ -28,8 +31,12 @@ from __future__ import annotations
 
 import re
 
+from packaging.version import Version
+
 from fp8doctor.analysis.fp8_request import asked_by_environment
-from fp8doctor.facts import Environment, Facts, Package, Software, recorded
+from fp8doctor.analysis.timed_step import ran_on_a_gpu
+from fp8doctor.analysis.versions import installed
+from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Linear, Package, Software, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.known_errors import recognise
 from fp8doctor.registry import check
@@ -56,13 +63,17 @@ BLOCK_RECIPES = ("mx",)
 NVFP4Linear is Triton's. Source: torchao 0.18."""
 
 
+FIRST_IN_CUTEDSL = Version("0.17.0")
+"""torchao whose casts of MXFP8 experts are written in CuTe DSL alone, by the wheel; 0.16 was not read."""
+
+
 @check("ENV004", "fp8-backend-missing", area="environment", severity="error")
 def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
     packages, imports = facts.software.packages, facts.environment.backend_imports
     for backend, error in imports.items():
         if error is not None:
             return cannot_be_imported(facts, backend, error)
-    skipped = without_kernels(facts)
+    skipped = without_cutedsl(facts) or without_kernels(facts)
     if skipped:
         return skipped
     if imports:
@@ -122,16 +133,51 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
     )
 
 
-def without_kernels(facts: Facts) -> Finding | None:
-    """Report MX layers of a CUDA build whose torchao loaded none of its compiled kernels."""
-    linears = facts.linears()
-    block = [
+def block_scaled(facts: Facts) -> list[Linear]:
+    """Find torchao's MX layers that run kernels of their own."""
+    return [
         each
-        for each in linears
+        for each in facts.linears()
         if each.stack == "torchao"
         and (each.recipe or "").startswith(BLOCK_RECIPES)
         and not each.features.get("emulate")
     ]
+
+
+def without_cutedsl(facts: Facts) -> Finding | None:
+    """Report MXFP8 experts on a GPU that would run them, without the packages of their casts."""
+    experts = [each for each in block_scaled(facts) if each.role == "experts" and each.use == "training"]
+    version = installed(facts, "torchao")
+    if not experts or not facts.software.cuda or version is None or version < FIRST_IN_CUTEDSL:
+        return None
+    gpus = [each for each in facts.gpus if each.visible and (each.compute_capability or "").startswith("10.")]
+    missing = facts.software.cutedsl_missing if gpus else ()
+    if not missing:
+        return None
+    return Finding(
+        title=f"MXFP8 of {plural(len(experts), 'layer')} of experts lacks {', '.join(missing)}",
+        explanation=f"torchao {version} casts their weights and activations with kernels in CuTe DSL, does "
+        "not install what these need, and raises NotImplementedError at the first call.",
+        evidence={
+            "experts": len(experts),
+            "first": experts[0].name,
+            "torchao": str(version),
+            "missing": missing,
+            "gpu": gpus[0].name,
+        },
+        treatment=Treatment(
+            name="install-cutedsl",
+            summary="install what torchao's casts of experts need",
+            code=f"pip install {' '.join(missing)}",
+            kind="shell",
+        ),
+        breaks="step_raises" if not ran_on_a_gpu(facts) else NOT_RECORDED,
+    )
+
+
+def without_kernels(facts: Facts) -> Finding | None:
+    """Report MX layers of a CUDA build whose torchao loaded none of its compiled kernels."""
+    block = block_scaled(facts)
     if not block or facts.software.torchao_libraries != 0 or not facts.software.cuda:
         return None
     torch, version = (

@@ -1,7 +1,7 @@
 """Versions that do not work together
 
-Looks at: the versions of Accelerate, PEFT, torchao and Transformer Engine, and whether this job
-brings a known bad pair of them together.
+Looks at: the versions of Accelerate, PEFT, torchao, Transformer Engine and cuDNN, and whether this
+job brings a known bad pair of them together.
 
 Why it matters. Most pairs fail with a message that names neither version: "Passing in an FP8
 configuration requires setting `mixed_precision='fp8'`" although it was set, "module
@@ -17,7 +17,10 @@ What to do. Install the version that mends it.
 A pair that only a later step of the script would bring together is information.
 
 Evidence: every row was run, before and from the version that mends it, with the released wheels on
-a CPU (`tests/versions/known_versions.md`; a stand-in for Transformer Engine, which needs a GPU).
+a CPU (`tests/versions/known_versions.md`; a stand-in for Transformer Engine, which needs a GPU). That
+of cuDNN was read: Transformer Engine 2.20.2 asks for 9.12 at import and 2.19.0 does not, torch 2.8 to
+2.10 pin 9.10.2.21, and a cuDNN of the system is taken before pip's.
+https://github.com/NVIDIA/TransformerEngine/pull/3236
 https://github.com/huggingface/accelerate/pull/3677
 https://github.com/huggingface/accelerate/pull/3852
 https://github.com/huggingface/peft/pull/3048
@@ -86,6 +89,13 @@ def adapters_may_come_onto_te(facts: Facts) -> bool:
     return adapters_may_come(facts) and (takes_te(facts) or "transformer_engine" in fp8_stacks(facts))
 
 
+def te_may_come(facts: Facts) -> bool:
+    """Whether nothing has imported Transformer Engine with success yet."""
+    imported = facts.software.packages["transformer_engine"].imported is True
+    tries = facts.environment.backend_imports
+    return not imported and tries.get("TE", "not tried") is not None
+
+
 class Versions(NamedTuple):
     """Versions of a package from the first one up to, and without, the end."""
 
@@ -105,6 +115,9 @@ class Pair(NamedTuple):
     later: bool = False
     """Whether only a later step of the script would bring them together."""
 
+
+CUDNN = "cudnn"
+"""No package of Python's own: torch's, by the metadata of pip's."""
 
 UNCONVERTED = (
     "unless a recipe is passed (kwargs_handlers), mixed_precision says fp8 and prepare() converts nothing."
@@ -164,6 +177,15 @@ PAIRS = (
         "peft>=0.19.0",
         later=True,
     ),
+    Pair(
+        Versions("transformer_engine", "2.20"),
+        Versions(CUDNN, end="9.12"),
+        te_may_come,
+        'importing it raises "Transformer Engine requires cuDNN 9.12.0 or later", unless the system has a '
+        "newer cuDNN than pip; Transformer Engine before 2.20 does not ask.",
+        "nvidia-cudnn-cu12>=9.12",
+        later=True,
+    ),
 )
 """Run with the released wheels: ``tests/versions/known_versions.py``. Block scaling without CUDA 12.9 is
 GPU002's, a backend that does not import ENV004's, torchao with a newer Inductor NUM003's."""
@@ -178,7 +200,7 @@ GPU002's, a backend that does not import ENV004's, torchao with a newer Inductor
 )
 def incompatible_versions(facts: Facts) -> Finding | NotApplicable | None:
     if not any(pair.one.package in facts.software.packages for pair in PAIRS):
-        return NotApplicable(reason="neither Accelerate nor PEFT is installed")
+        return NotApplicable(reason="neither Accelerate, PEFT nor Transformer Engine is installed")
     found = tuple(met(facts))
     if not found:
         return None
@@ -195,7 +217,7 @@ def incompatible_versions(facts: Facts) -> Finding | NotApplicable | None:
         explanation=" ".join(f"{name}: {pair.what_happens}" for name, pair in zip(named, found, strict=True)),
         evidence={"pairs": tuple(named), "mended_by": wanted},
         treatment=Treatment(
-            name="upgrade-" + "-and-".join(dict.fromkeys(pair.one.package for pair in found)),
+            name="upgrade-" + "-and-".join(dict.fromkeys(each.partition(">=")[0] for each in wanted)),
             summary="install the version that mends it",
             code="pip install " + " ".join(f'"{each}"' for each in wanted),
         ),
@@ -220,6 +242,8 @@ def within(facts: Facts, versions: Versions) -> bool:
 
 
 def version(facts: Facts, package: str) -> str | None:
+    if package == CUDNN:
+        return facts.software.cudnn if recorded(facts, "software.cudnn") else None
     return facts.software.packages[package].version if package in facts.software.packages else None
 
 

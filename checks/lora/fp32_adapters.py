@@ -8,8 +8,9 @@ since 0.12). Without autocast every adapted layer then copies its input to fp32 
 A and B in fp32, without tensor cores unless TF32 is on: 81 of the 108 matmuls of a small model were
 fp32, and on one H200 a 1 B model with rank 16 took longer than its full fine-tuning (143.6 against
 128.4 ms, compiled). Under BF16 autocast no fp32 matmul is left, only the copies: then this is
-information, and so it is on a model that a Trainer may still put under autocast, and of adapters
-that were converted to FP8 themselves (LORA003).
+information, and so it is on a model that a Trainer may still put under autocast, of adapters that
+were converted to FP8 themselves (LORA003), and on the meta device, where PEFT does not move adapters
+to the dtype of the base.
 
 What to do. Let the adapters have the dtype of the base, before the optimizer is made.
 
@@ -50,21 +51,29 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
     fp32 = [linear for linear in adapters if linear.dtype == "float32"]
     if not fp32:
         return None
-    if "meta" in facts.network.devices:
-        return NotApplicable(reason="on the meta device PEFT leaves adapters in fp32 that it casts elsewhere")
-    autocast = facts.training.autocast
+    autocast, on_meta = facts.training.autocast, "meta" in facts.network.devices
     multiplied = [linear for linear in fp32 if linear.use != "training"]
+    unsure = (
+        " On the meta device PEFT leaves them in fp32 even where `autocast_adapter_dtype=False` asks for "
+        "the dtype of the base."
+    )
+    if not multiplied:
+        costs = (
+            "They were converted to FP8 themselves, and multiply in it; a copy of each input to fp32 remains."
+        )
+    elif autocast is None:
+        costs = (
+            "Without autocast each of them is an fp32 matmul, and each adapted layer copies its "
+            "input to fp32."
+        )
+    else:
+        costs = (
+            f"Under {autocast} autocast they are multiplied in 16 bits; a copy of each input to fp32 remains."
+        )
     return Finding(
-        severity=None if multiplied and autocast is None and trains(facts) else "info",
+        severity=None if multiplied and autocast is None and trains(facts) and not on_meta else "info",
         title=f"{len(fp32)} of {len(adapters)} LoRA matrices are fp32 on a BF16 base",
-        explanation="They were converted to FP8 themselves, and multiply in it; a copy of each input to fp32 "
-        "remains."
-        if not multiplied
-        else "Without autocast each of them is an fp32 matmul, and each adapted layer copies its "
-        "input to fp32."
-        if autocast is None
-        else f"Under {autocast} autocast they are multiplied in 16 bits; a copy of each input to fp32 "
-        "remains.",
+        explanation=costs + (unsure if on_meta else ""),
         evidence={
             "fp32_adapters": len(fp32),
             "adapters": len(adapters),

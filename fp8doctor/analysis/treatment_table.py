@@ -15,6 +15,8 @@ from fp8doctor.analysis.te_recipes import TE_RECIPES
 KEEP_IN_BF16 = "keep-in-bf16"
 STAY_IN_BF16 = "stay-in-bf16"
 MORE_TOKENS = "more-tokens"
+ON_THIS_GPU = {"bf16": "bf16-on-this-gpu", "fp16": "fp16-on-this-gpu"}
+"""Precision -> the treatment that trains in it because the GPU has no FP8."""
 
 
 class Traits(Struct, frozen=True):

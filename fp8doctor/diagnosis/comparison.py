@@ -6,6 +6,7 @@ from typing import Any
 
 from fp8doctor.analysis.arms import ratio_apart
 from fp8doctor.analysis.median_interval import Interval
+from fp8doctor.analysis.run_losses import RunLosses, run_losses, why_no_losses
 from fp8doctor.analysis.step_difference import (
     Waterfall,
     breakdown_of,
@@ -38,6 +39,10 @@ class Comparison(Record, frozen=True, kw_only=True):
     steps: tuple[TimedStep, TimedStep]
     families_ms: tuple[dict[str, float], dict[str, float]] | None
     """Of either step, with ``idle``; None unless both have a breakdown that can be relied on."""
+    losses: RunLosses | None
+    """Of the scripts' own steps; None where they have no watched step with a loss in common."""
+    why_no_losses: tuple[str, ...]
+    """Empty where there are some, and where neither run has any."""
     speedup: Interval | None
     """Time of the first / time of the second, with the interval that both of theirs allow."""
     difference: Waterfall | None
@@ -81,6 +86,8 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
         files=files,
         steps=(one, other),
         families_ms=(_families(arms[0]), _families(arms[1])) if found and arms[0] and arms[1] else None,
+        losses=run_losses(first.facts, second.facts),
+        why_no_losses=tuple(why_no_losses(first.facts, second.facts, (one.name, other.name))),
         speedup=speedup,
         difference=found,
         why_no_difference="" if found else _why_none(arms, (one, other)),

@@ -12,7 +12,7 @@ from fp8doctor.analysis.arms import arm, base_of, saved_ms, timed_on, too_large
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import bf16_saves, stays_in_bf16
-from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, STAY_IN_BF16
+from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, ON_THIS_GPU, STAY_IN_BF16
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.conversion import conversion
 from fp8doctor.diagnosis.document import Step
@@ -86,9 +86,13 @@ def as_timed(
     Once a prescription was timed, the steps are what it consists of, beside those that no arm carried out.
     Where FP8 stays slower than BF16 beyond doubt, or was timed with all of these steps and is slower, the
     last step says so. Where no GPU timed anything and no FP8 layer can gain, the first one does, and FP8 is
-    not mended; but what breaks the job is, by the codes in ``broken``.
+    not mended; but what breaks the job is, by the codes in ``broken``. On a GPU that has no FP8 nothing of
+    FP8 is mended.
     """
     steps = _of_the_total(proposed, facts) if recorded(facts, "trial") else list(proposed)
+    without_fp8 = set(ON_THIS_GPU.values())
+    if any(step.treatment.name in without_fp8 and broken.intersection(step.mends) for step in steps):
+        return tuple(step for step in steps if step.treatment.name in without_fp8 or not _changes_fp8(step))
     named = {step.treatment.name for step in steps}
     steps += [step for step in conversion(facts) if step.treatment.name not in named]
     others = [step for step in steps if step.treatment.name != STAY_IN_BF16]

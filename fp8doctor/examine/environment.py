@@ -101,6 +101,14 @@ PACKAGES = {
 PARTS = ("transformer_engine_cu12", "transformer_engine_cu13", "transformer_engine_torch")
 """Distributions of Transformer Engine without a package of their own; one version for all."""
 
+CUTEDSL = {
+    "nvidia-cutlass-dsl": ("nvidia_cutlass_dsl",),
+    "apache-tvm-ffi": ("apache_tvm_ffi",),
+    "cuda-python": ("cuda_python", "cuda_bindings"),
+}
+"""What kernels in CuTe DSL need -> the distributions that bring it. Source: torchao 0.17 and 0.18,
+``prototype/moe_training/kernels/mxfp8/cute_utils.py``."""
+
 TRITON = ("triton", "pytorch_triton", "pytorch_triton_rocm", "triton_windows")
 
 
@@ -149,6 +157,7 @@ def examine_software(gaps: dict[str, str]) -> Software:
         triton=version_of(TRITON),
         packages=installed_packages(),
         torchao_libraries=_torchao_libraries(),
+        cutedsl_missing=tuple(name for name, found in CUTEDSL.items() if version_of(found) is None),
     )
 
 

@@ -39,6 +39,10 @@ class Observation(Record, frozen=True, kw_only=True):
     calls: Annotated[int, Meta(ge=0)] | None = NOT_RECORDED
     """Training calls of the model in one step, which are its micro-batches; None where they differ or none
     was seen."""
+    losses: tuple[float | None, ...] | None = NOT_RECORDED
+    """Of every step, the loss that the model's output carries, in this process: the mean over its
+    micro-batches, or the sum where each is a share of the step's. None within it where one was not finite.
+    None where an output carried none."""
     compiled: Annotated[int, Meta(ge=0)] = NOT_RECORDED
     """Frames that Dynamo compiled during the window; a step that compiled tells nothing."""
     optimizers: tuple[str, ...] = NOT_RECORDED

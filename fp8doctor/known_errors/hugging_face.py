@@ -20,6 +20,17 @@ HUGGING_FACE = (
         codes=("ENV004",),
     ),
     KnownError(
+        says="No module named 'unsloth.fp8_training'; cannot import name "
+        "'setup_fp8_mixed_precision_training' from 'unsloth'",
+        pattern=r"\bunsloth\.fp8_training\b|\bsetup_fp8_mixed_precision_training\b",
+        cause="No release of Unsloth has these names: they are a fork's. Installing Unsloth does not help.",
+        lines="FastLanguageModel.from_pretrained(..., full_finetuning=True, float8_training=True)   "
+        "# Unsloth 2026.10, not for LoRA",
+        versions="no release of Unsloth, up to 2026.10.9",
+        source="the wheel of unsloth 2026.10.9, in which no file holds them",
+        codes=("MOD003",),
+    ),
+    KnownError(
         says="'TRANSFORMER_ENGINE' is not a valid FP8BackendType",
         pattern=r"'.*' is not a valid FP8BackendType",
         cause="ACCELERATE_FP8_BACKEND holds a name that Accelerate does not take: it knows AO, TE, MSAMP and "

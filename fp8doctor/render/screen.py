@@ -13,7 +13,7 @@ from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.outlook import SMALL_PCT, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.finding import Finding, Outcome, Saving
+from fp8doctor.finding import Finding, Outcome, Saving, Treatment
 from fp8doctor.render.counts import counts
 from fp8doctor.render.header import machine, model, product
 from fp8doctor.render.made_up import made_up
@@ -67,9 +67,8 @@ class Entry(Struct, frozen=True):
     @property
     def label(self) -> str:
         """How the treatment is introduced; what does not run as it stands says so."""
-        return {"python": "Treatment", "shell": "Treatment (shell)", "sketch": "Treatment (sketch)"}[
-            self.kind
-        ]
+        what = "Treatment" if self.number else "Would change it"
+        return f"{what} ({self.kind})" if self.kind != "python" else what
 
 
 class Screen(Struct, frozen=True):
@@ -239,7 +238,8 @@ def _prescription(report: Document, findings: Iterable[Finding], steps: Sequence
 
 
 def _beside_the_plan(finding: Finding, report: Document, steps: Sequence[Step]) -> Entry:
-    """Write a finding without a number: with the step that mends it or its cause, else with its own saving.
+    """Write a finding that heads no step: with the step that mends it or its cause, else with its own saving,
+    else with what would change it where neither plan nor trial says anything of that.
 
     What BF16 would save is told where it is prescribed only.
     """
@@ -249,7 +249,9 @@ def _beside_the_plan(finding: Finding, report: Document, steps: Sequence[Step]) 
     cause = (number for number, step in enumerate(steps, 1) if causes.intersection(step.mends))
     see = next(itself, None) or next(cause, None)
     told = see is not None or name == STAY_IN_BF16
-    return _entry(finding, report, saving="" if told else saving_in_words(finding.saving_ms), see=see)
+    saving = "" if told else saving_in_words(finding.saving_ms)
+    open_ = None if told or saving or finding.saving_ms else finding.treatment
+    return _entry(finding, report, saving=saving, see=see, treatment=open_)
 
 
 def _found_by_the_trial(step: Step, number: int) -> Entry:
@@ -273,8 +275,10 @@ def _entry(
     step: Step | None = None,
     saving: str = "",
     see: int | None = None,
+    treatment: Treatment | None = None,
 ) -> Entry:
     also = f" (also mends {', '.join(step.mends[1:])})" if step and step.mends[1:] else ""
+    treatment = step.treatment if step else treatment
     return Entry(
         number=number,
         mark=_mark(finding, report),
@@ -282,9 +286,9 @@ def _entry(
         name=finding.name,
         saving=saving,
         explanation=finding.explanation,
-        treatment=f"{step.treatment.summary}{also}" if step else "",
-        lines=step.treatment.code if step else "",
-        kind=step.treatment.kind if step else "python",
+        treatment=f"{treatment.summary}{also}" if treatment else "",
+        lines=treatment.code if treatment else "",
+        kind=treatment.kind if treatment else "python",
         see=see,
     )
 

@@ -80,8 +80,7 @@ class Capture:
 
     def returned(self, output: Any) -> None:
         """Take the gradients at the output when the backward pass comes by."""
-        loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-        self.own_loss = isinstance(loss, torch.Tensor)
+        self.own_loss = carried_loss(output) is not None
         if self.own_loss:
             return
         for position, each in enumerate(tensors(output)):
@@ -118,6 +117,12 @@ class Capture:
             return torch.stack([each.float() for each in parts]).sum()
 
         return loss
+
+
+def carried_loss(output: Any) -> torch.Tensor | None:
+    """The loss that a model's output carries; None where it carries none."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return loss if isinstance(loss, torch.Tensor) else None
 
 
 def _autocast(module: nn.Module) -> torch.dtype | None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -11,12 +15,16 @@ from torch import nn
 
 from fp8doctor.facts import Observation
 from fp8doctor.running.calls import Calls
-from fp8doctor.running.capture import Capture
+from fp8doctor.running.capture import Capture, carried_loss
 from fp8doctor.running.clock import Clock, Moment
 from fp8doctor.running.loader_waits import LoaderWaits
+from fp8doctor.stacks.looking import without_modes
 
 FEWEST_STEPS = 3
 """Steps from which on a window that was cut short still tells a median."""
+
+OF_ALL = "num_items_in_batch"
+"""Argument of transformers' models (4.46 on) by which they divide the loss: the tokens of the whole step."""
 
 
 @dataclass
@@ -29,6 +37,24 @@ class _Step:
     calls: int = 0
     waits: list[tuple[Moment, Moment]] = field(default_factory=list)
     """For batches."""
+    losses: list[torch.Tensor] = field(default_factory=list)
+    """Copies without a graph, one a call; the script may write into its own."""
+    shares: bool = False
+    """Whether each is a share of the step's loss, as transformers' models give it that are told the tokens of
+    all micro-batches."""
+
+    def returned(self, output: Any) -> None:
+        """Note the loss that a call's output carries. A distributed one would have to be gathered to be
+        read."""
+        loss = carried_loss(output)
+        if loss is not None and type(loss) is torch.Tensor and loss.numel() == 1 and not _recorded(loss):
+            self.losses.append(loss.detach().clone())
+
+    def loss(self) -> float | None:
+        """The loss of the step, None where it is not finite. Waits for the GPU."""
+        losses = [each.item() for each in self.losses]
+        loss = sum(losses) if self.shares else fmean(losses)
+        return loss if math.isfinite(loss) else None
 
 
 class Window:
@@ -106,6 +132,7 @@ class Window:
             if called
             else None,
             calls=self.calls,
+            losses=self._losses(),
             compiled=frames_compiled() - self._frames,
             optimizers=optimizers,
             share_pct=100 * share,
@@ -118,6 +145,12 @@ class Window:
         counts = {each.calls for each in self._done}
         return counts.pop() if len(counts) == 1 and counts != {0} else None
 
+    def _losses(self) -> tuple[float | None, ...] | None:
+        if not all(each.losses and len(each.losses) == each.calls for each in self._done):
+            return None
+        with without_modes():
+            return tuple(each.loss() for each in self._done)
+
     def _waited(self, begin: Moment, end: Moment) -> None:
         self._step.waits.append((begin, end))
 
@@ -127,12 +160,23 @@ class Window:
             return None
         step = self._step
         step.calls += 1
+        step.shares = kwargs.get(OF_ALL) is not None
         if step.first_call is None:
             step.first_call = self._clock.now()
         if self._captures and self.captured is None and len(self._done) == self.steps - 1:
             self.captured = Capture(module, args, kwargs, keep=self._keep)
-            return self.captured.returned
-        return None
+            return partial(_all, (step.returned, self.captured.returned))
+        return step.returned
+
+
+def _all(told: tuple[Callable[[Any], None], ...], output: Any) -> None:
+    for each in told:
+        each(output)
+
+
+def _recorded(tensor: torch.Tensor) -> bool:
+    """Whether the script records a CUDA graph, of which a copy would become a part."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def frames_compiled() -> int:

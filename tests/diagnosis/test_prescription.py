@@ -8,6 +8,7 @@ import msgspec
 
 from fp8doctor.areas import Severity
 from fp8doctor.checks.shapes import gemms_too_small
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, describe, keep_in_bf16
@@ -121,3 +122,10 @@ def test_giving_fp8_up_comes_last_whatever_it_saves() -> None:
     assert codes(
         found("AAA001", saved_ms=50, treatment="stay-in-bf16"), found("BBB001", saved_ms=1), found("CCC001")
     ) == ["BBB001", "CCC001", "AAA001"]
+
+
+def test_nothing_of_fp8_is_mended_on_a_gpu_without_fp8() -> None:
+    facts = msgspec.structs.replace(DECODER_468M, gpus=(), assumed_gpu="A100")
+    document = diagnose(facts)
+    assert {"GPU001", "CMP001"} <= {each.code for each in document.findings}
+    assert [each.treatment.name for each in document.prescription] == ["bf16-on-this-gpu"]

@@ -150,6 +150,10 @@ PASSING = "Passing in an FP8 configuration"
 OF_BACKENDS = ("TransformerEngine is not available", "'TRANSFORMER_ENGINE' is not a valid")
 
 QUOTED = {
+    "No module named 'unsloth.fp8_training'": (
+        "ModuleNotFoundError: No module named 'unsloth.fp8_training'",
+        "ImportError: cannot import name 'setup_fp8_mixed_precision_training' from 'unsloth'",
+    ),
     "Expected trailing dimension": (
         "RuntimeError: Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: "
         "(16x41).",

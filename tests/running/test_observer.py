@@ -226,6 +226,101 @@ def test_micro_batches(observer: Observer, heard: Heard) -> None:
     assert heard.facts.workload.accumulate == 2
 
 
+class WithLoss(nn.Module):
+    """Puts the loss into its output, as the models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+        self.losses: list[float] = []
+
+    def forward(self, x: torch.Tensor, num_items_in_batch: int | None = None) -> dict[str, torch.Tensor]:
+        output = self.net(x)
+        loss = (
+            output.pow(2).mean() if num_items_in_batch is None else output.pow(2).sum() / num_items_in_batch
+        )
+        self.losses.append(loss.item())
+        return {"loss": loss, "logits": output}
+
+
+def half_of_two(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        parts = [model(half)["loss"] for half in x.chunk(2)]
+        for part in parts:
+            part /= 2
+        return torch.stack(parts).sum()
+
+    return call
+
+
+def test_the_losses_of_the_models_output(observer: Observer, heard: Heard) -> None:
+    """As they were when the model gave them: what the script writes into them afterwards is its own."""
+    model = WithLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x in torch.randn(WARMUP + STEPS, 8, 16):
+        half_of_two(model)(x).backward()
+        optimizer.step()
+    pairs = zip(model.losses[0::2], model.losses[1::2], strict=True)
+    assert heard.facts.observed.losses == pytest.approx([(a + b) / 2 for a, b in pairs][WARMUP:])
+
+
+def test_losses_that_are_shares_of_a_steps_loss(observer: Observer, heard: Heard) -> None:
+    model = WithLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    batches = torch.randn(WARMUP + STEPS, 8, 16)
+    for x in batches:
+        for half in x.chunk(2):
+            model(half, num_items_in_batch=x.numel())["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    whole = [model.net(x).pow(2).mean().item() for x in batches[WARMUP:]]
+    assert heard.facts.observed.losses == pytest.approx(whole)
+
+
+def test_a_loss_outside_of_the_models_output_is_not_seen(observer: Observer, heard: Heard) -> None:
+    train(Net(), WARMUP + STEPS)
+    assert heard.facts.observed.losses is None
+
+
+def test_a_loss_that_is_no_number(observer: Observer, heard: Heard) -> None:
+    model = WithLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for step in range(WARMUP + STEPS):
+        x = torch.full((8, 16), float("nan") if step == WARMUP + 1 else 1.0)
+        model(x)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    losses = heard.facts.observed.losses
+    assert losses is not None
+    assert [each is None for each in losses] == [False, True, True]  # a rate of 0 times NaN is NaN
+
+
+def test_no_graph_of_a_loss_is_kept_alive(observer: Observer) -> None:
+    nodes = []
+
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            nodes.append(weakref.ref(ctx))
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return gradient
+
+    class Marked(WithLoss):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": Same.apply(super().forward(x)["loss"])}  # type: ignore[no-untyped-call]
+
+    model = Marked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x in torch.randn(WARMUP + 1, 8, 16):
+        model(x)["loss"].backward()
+        optimizer.step()
+    assert observer.window is not None
+    assert [each() for each in nodes] == [None] * (WARMUP + 1)
+
+
 def test_a_checkpointed_model_is_called_once(observer: Observer, heard: Heard) -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:

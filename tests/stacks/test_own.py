@@ -1,4 +1,8 @@
-"""FP8 layers that users wrote: nanochat's, DeepSeek-V3's, modded-nanogpt's, and what only sounds like one."""
+"""FP8 layers that users wrote: nanochat's, DeepSeek-V3's, modded-nanogpt's, and what only sounds like one.
+
+The first three are shortened stand-ins with the calls of their source: repository, commit, path and line
+stand in their docstrings, nanochat's commit in tests/recipes/README.md.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,10 @@ kernel.fp8_gemm = act_quant  # type: ignore[attr-defined]
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """deepseek-ai/DeepSeek-V3, inference/model.py: what a weight of one byte is multiplied by."""
+    """What a weight of one byte is multiplied by where ``gemm_impl`` is fp8.
+
+    deepseek-ai/DeepSeek-V3, 9b4e9788e4a3a731f7567338ed15d3ec549ce03b, inference/model.py:131.
+    """
     if weight.element_size() > 1:
         return functional.linear(x, weight)
     x, scale = kernel.act_quant(x, 128)
@@ -36,7 +43,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class DeepSeekLinear(nn.Module):
-    """Its Linear, which derives from no nn.Linear."""
+    """Its Linear, which derives from no nn.Linear (line 166 there); the scales are left out."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -48,7 +55,11 @@ class DeepSeekLinear(nn.Module):
 
 
 class CastedLinear(nn.Linear):
-    """KellerJordan/modded-nanogpt, train_gpt.py: the operator is called by its name in torch.ops."""
+    """The operator is called by its name in torch.ops; its scales are left out.
+
+    KellerJordan/modded-nanogpt, e7a55f17e08556c2ec6d1fbc4e16a54621893089, train_gpt.py:916. The next
+    commit has another class in its place, whose weight lies the other way.
+    """
 
     def __init__(self, in_features: int, out_features: int, use_fp8: bool) -> None:
         super().__init__(in_features, out_features, bias=False, device="meta")

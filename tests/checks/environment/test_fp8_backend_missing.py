@@ -198,3 +198,43 @@ def test_mx_layers_without_torchaos_kernels(
         facts, software=msgspec.structs.replace(facts.software, torchao_libraries=2)
     )
     assert outcome_of("ENV004", loaded).outcome == "not_applicable"
+
+
+def titans_experts() -> nn.Module:
+    """As torchtitan tells its experts to multiply in MXFP8."""
+    experts = type("GroupedExperts", (nn.Module,), {"_mxfp8_op_config": prototypes.mxfp8()})()
+    experts.top_k = 2
+    experts.w1 = nn.Parameter(torch.zeros(4, 64, 32))
+    return nn.Sequential(experts)
+
+
+def test_mxfp8_experts_without_the_packages_of_their_casts(
+    look: Callable[..., Facts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchao 0.18 is here and what it needs for them is not; a B200 and a CUDA build are stood in for."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    facts = msgspec.structs.replace(look(titans_experts()), gpus=(B200,))
+    finding = finding_of("ENV004", facts)
+    assert finding is not None
+    assert (finding.severity, finding.breaks) == ("error", "step_raises")
+    assert (
+        finding.title == "MXFP8 of 1 layer of experts lacks nvidia-cutlass-dsl, apache-tvm-ffi, cuda-python"
+    )
+    assert finding.treatment is not None
+    assert finding.treatment.code == "pip install nvidia-cutlass-dsl apache-tvm-ffi cuda-python"
+    there = msgspec.structs.replace(facts.software, cutedsl_missing=(), torchao_libraries=2)
+    assert finding_of("ENV004", msgspec.structs.replace(facts, software=there)) is None
+
+
+def test_where_mxfp8_experts_do_not_run_anyway(
+    look: Callable[..., Facts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a Hopper GPU002 says so; without a GPU nothing is known of the one that will train."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    facts = look(titans_experts())
+    for gpus in ((), (msgspec.structs.replace(B200, name="NVIDIA H100", compute_capability="9.0"),)):
+        finding = finding_of("ENV004", msgspec.structs.replace(facts, gpus=gpus))
+        assert finding is None or "experts lacks" not in finding.title
+
+
+B200 = Gpu(name="NVIDIA B200", vendor="nvidia", compute_capability="10.0", visible=True)

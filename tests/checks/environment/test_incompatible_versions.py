@@ -197,3 +197,32 @@ def test_release_candidates_count_as_what_they_precede() -> None:
         SICK, software=Software(packages={"accelerate": Package(version="1.9.0.dev0", imported=True)})
     )
     assert outcome_of("ENV005", facts).outcome == "sick"
+
+
+@pytest.mark.parametrize(
+    ("te", "cudnn", "outcome"),
+    [
+        ("2.20.2", "9.10.2.21", "sick"),
+        ("2.19.0", "9.10.2.21", "healthy"),
+        ("2.20.2", "9.19.0.56", "healthy"),
+        ("2.20.2", None, "healthy"),
+    ],
+)
+def test_a_cudnn_that_transformer_engine_refuses(te: str, cudnn: str | None, outcome: str) -> None:
+    """Versions as pip gives them: torch 2.8 to 2.10 pin the first cuDNN, torch 2.11 the other."""
+    software = Software(cudnn=cudnn, packages={"transformer_engine": Package(version=te, imported=False)})
+    facts = Facts(
+        software=software,
+        environment=Environment(variables={}, backend_imports={}),
+        network=Network(linears=(), adapter_parameters=0),
+        training=Training(accelerate=None),
+    )
+    assert outcome_of("ENV005", facts).outcome == outcome
+    finding = finding_of("ENV005", facts)
+    if finding:
+        assert finding.severity == "info", "a cuDNN of the system is taken before pip's"
+        assert finding.treatment is not None
+        assert finding.treatment.code == 'pip install "nvidia-cudnn-cu12>=9.12"'
+    imported = {"transformer_engine": Package(version=te, imported=True)}
+    here = msgspec.structs.replace(facts, software=msgspec.structs.replace(software, packages=imported))
+    assert outcome_of("ENV005", here).outcome == "healthy"
