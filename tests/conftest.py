@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import compileall
 import gc
+import logging
 import os
 import sys
 from collections import Counter
@@ -19,6 +20,7 @@ os.environ.setdefault(
 )  # before torch is loaded: processes of the tests share the cores
 
 from fp8doctor.facts import Facts, Target, Workload
+from tests.logged import Records
 from tests.process_state import of_a_module, process_state, stand_ins_since
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "inductor: compiles with Inductor to its last kernel")
     config.option.loadscopereorder = False  # xdist would hand out files by their number of tests
     gc.set_threshold(*COLLECT_AT)
+    # In the place of pytest's own, which are hung at each of torch's 54 loggers six times a test: 2 ms.
+    logging.getLogger().addHandler(logging.NullHandler())
     if not hasattr(config, "workerinput"):
         # Programs that tests start find it compiled where PYTHONDONTWRITEBYTECODE is set, in half the time.
         for room in ("fp8doctor", "checks"):
@@ -123,6 +127,16 @@ def forget_accelerate() -> Iterator[None]:
     forget()
     yield
     forget()
+
+
+@pytest.fixture
+def logged() -> Iterator[Records]:
+    """What fp8doctor logs, from WARNING on; a test may set another level."""
+    logger, records = logging.getLogger("fp8doctor"), Records()
+    logger.addHandler(records)
+    yield records
+    logger.setLevel(logging.NOTSET)
+    logger.removeHandler(records)
 
 
 @pytest.fixture

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Callable, Collection
+from contextvars import ContextVar
 from typing import Any
 
 CONFIGS = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
@@ -51,8 +53,10 @@ def stand_ins_since(modules: Collection[str]) -> list[str]:
     """Names besides these that no import put into ``sys.modules``: stand-ins, and names barred by None."""
     return [
         name
-        for name in sys.modules.keys() - modules
-        if name.partition(".")[0] in STOOD_IN_FOR and getattr(sys.modules[name], "__spec__", None) is None
+        for name in sys.modules
+        if name not in modules
+        and name.partition(".")[0] in STOOD_IN_FOR
+        and getattr(sys.modules[name], "__spec__", None) is None
     ]
 
 
@@ -101,17 +105,21 @@ def _torch() -> dict[str, Any]:
 
 
 def _configs() -> dict[str, Any]:
+    return {config: _overrides(sys.modules[config]) for config in CONFIGS if config in sys.modules}
+
+
+def _overrides(config: Any) -> dict[str, Any]:
+    """Name what is set besides the defaults; a copy of all 840 settings takes ten times as long."""
+    unset = sys.modules["torch.utils._config_module"]._UNSET_SENTINEL
+    entries = config._config
+    overrides = [entry.user_override for entry in entries.values()]
+    if isinstance(overrides[0], ContextVar):  # one for each context, since torch 2.13
+        overrides = [override.get() for override in overrides]
     return {
-        f"{config}.{name}": value
-        for config in CONFIGS
-        if config in sys.modules
-        for name, value in _copied(sys.modules[config]).items()
+        name: copy.deepcopy(value)
+        for name, value in zip(entries, overrides, strict=True)
+        if value is not unset and value != entries[name].default
     }
-
-
-def _copied(config: Any) -> dict[str, Any]:
-    copied: dict[str, Any] = getattr(config, "get_config_copy", config.shallow_copy_dict)()
-    return copied
 
 
 def of_a_module(name: str) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from torch import nn
 
 from fp8doctor import inspect_model
+from tests.logged import Records
 
 PACKAGE = Path(__file__).parents[1] / "fp8doctor"
 FOLDERS = ("cli", "examine", "loading", "profiling", "stacks", "worker")
@@ -51,15 +52,16 @@ class Odd(nn.Module):
 
 
 def test_the_traceback_of_a_users_exception_is_logged_and_not_printed(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    logged: Records, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with caplog.at_level(logging.DEBUG, "fp8doctor"):
-        report = inspect_model(Odd(), trial=False)
+    logging.getLogger("fp8doctor").setLevel(logging.DEBUG)
+    report = inspect_model(Odd(), trial=False)
     assert "no batch could be made up: RuntimeError" in report.facts.workload.note
-    (record,) = [each for each in caplog.records if each.getMessage() == "no batch could be made up"]
+    (record,) = [each for each in logged.kept if each.getMessage() == "no batch could be made up"]
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], RuntimeError)
-    caplog.clear()
+    logged.kept.clear()
+    logging.getLogger("fp8doctor").setLevel(logging.NOTSET)
     inspect_model(Odd(), trial=False)
-    assert not caplog.records
+    assert not logged.kept
     assert capfd.readouterr() == ("", "")

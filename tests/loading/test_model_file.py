@@ -15,6 +15,7 @@ import fp8doctor.loading.model_file
 from fp8doctor.errors import UserError
 from fp8doctor.loading.model_file import load
 from fp8doctor.loading.target import locate
+from tests.logged import Records
 
 BAD_INPUT = sorted((Path(__file__).parents[1] / "bad_input").glob("*.txt"))
 
@@ -606,7 +607,7 @@ def test_a_trainer_is_prepared_as_its_training_would(
 
 
 def test_a_trainer_that_cannot_begin_is_looked_at_as_it_is(
-    write: Write, forget_accelerate: None, caplog: pytest.LogCaptureFixture
+    write: Write, forget_accelerate: None, logged: Records
 ) -> None:
     pytest.importorskip("transformers")
     own = "class Own(Trainer):\n    def get_train_dataloader(self): raise OSError('no data')\n"
@@ -614,7 +615,7 @@ def test_a_trainer_that_cannot_begin_is_looked_at_as_it_is(
         PREPARED.replace("class Writes", own + "class Writes").replace("= Trainer(", "= Own("), "own.py"
     )
     job = load(f"{file}:trainer")
-    assert "its train() raises OSError: no data" in caplog.text
+    assert "its train() raises OSError: no data" in logged.text()
     assert job.model is job.trainer.model
 
 

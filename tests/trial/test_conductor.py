@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import random
 import time
@@ -39,6 +40,7 @@ from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.state.digest import CONTEXT
 from fp8doctor.trial.treatments import NotTried, compile_blocks
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
+from tests.logged import Records
 
 pytestmark = pytest.mark.slow
 
@@ -712,11 +714,11 @@ def test_an_arm_that_fails_costs_itself_only(error: Exception, why: Reason, reas
 
 
 def test_what_an_arm_raises_is_told_to_a_maintainer_only(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    logged: Records, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    caplog.set_level("DEBUG", "fp8doctor")
+    logging.getLogger("fp8doctor").setLevel(logging.DEBUG)
     run(job(blocks=3), AS_IS, failing(RuntimeError("shapes differ")))
-    assert "in make\n    raise error\nRuntimeError: shapes differ" in caplog.text
+    assert "in make\n    raise error\nRuntimeError: shapes differ" in logged.text()
     assert "shapes differ" not in "".join(capfd.readouterr())
 
 
