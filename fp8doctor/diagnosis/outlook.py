@@ -106,7 +106,8 @@ def _form(bf16: Arm) -> str:
 def _modelled(report: Document, steps: Sequence[Step]) -> str:
     if any(step.treatment.name == STAY_IN_BF16 for step in steps):
         return "FP8 cannot win here (modelled): leave it off."
-    expects = _expected(report, if_recorded(_with_more_tokens, report.facts, steps) or report.facts)
+    with_more = if_recorded(_with_more_tokens, report.facts, steps)
+    expects = _expected(report, with_more or report.facts)
     if expects is None:
         return ""
     advice = (
