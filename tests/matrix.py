@@ -31,10 +31,7 @@ NAMES_SHOWN = 4
 
 
 NOT_SEEN = {
-    ("CMP006", "sick"): "the patient decoder_compiled_whole is yet to record",
     ("CKP001", "healthy"): "the patient checkpointed_of_need is yet to record",
-    ("CKP003", "sick"): "the patient te_checkpointed_inside is yet to record",
-    ("STP006", "sick"): "the patient rotated is yet to record",
     ("STP009", "sick"): "the patient busy_neighbours is yet to record",
     ("STP009", "healthy"): "the patient te_tiny is yet to record",
 }

@@ -122,7 +122,6 @@ NOT_ON_FILE = {
     ("GPU003", "sick"),
     ("GPU003", "healthy"),
     ("GPU004", "sick"),
-    ("CKP002", "healthy"),
     ("SHP007", "sick"),
     ("STP008", "sick"),
 }

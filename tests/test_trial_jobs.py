@@ -12,13 +12,41 @@ from typing import Any
 
 import pytest
 
+from fp8doctor import load_report
+from fp8doctor.render.answer import answer
 from tests.benchmarks import held_to_plain, plain_step
+from tests.render.every_format import hold_every_format
 from tests.stand_ins.accelerate_state import forget
 
 JOBS = Path(plain_step.__file__).parent / "jobs"
 NAMES = sorted(path.stem for path in JOBS.glob("*.py") if path.stem != "plain")
 NEEDS = {"vit_h14": "timm", "te_decoder": "transformer_engine"}
+VERDICTS = {
+    "h100-gpt_124m_whole": "fp8_slower",
+    "h100-te_decoder": "fp8_faster",
+    "h200-qwen3_1_7b_whole_rowwise": "fp8_slower",
+}
+REPORTS = Path(plain_step.__file__).parent / "recorded"
 RECORDED = Path(__file__).parent / "patients" / "recorded" / "h200-llama_8b_float8.json"
+
+
+def test_every_report_of_a_job_is_held() -> None:
+    assert {path.stem for path in REPORTS.glob("*.json")} == set(VERDICTS)
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_report_of_a_job_replays_as_the_plain_scripts_say(name: str) -> None:
+    report = load_report(REPORTS / f"{name}.json")
+    assert report.verdict.status == VERDICTS[name]
+    assert not [each for each in report.outcomes if each.outcome == "crashed"]
+    hold_every_format(report)
+
+
+def test_the_answer_tells_a_cause_once_and_no_seconds_of_compilation_for_a_slow_step() -> None:
+    gpt, qwen = (answer(load_report(REPORTS / f"{name}.json")) for name in list(VERDICTS)[::2])
+    assert gpt.why == ("Converting to FP8 costs 8.4 ms a step; the FP8 matmuls save 5.5.",)
+    assert gpt.fix == ("Leave FP8 off, or time the other variants too: --budget 410",)
+    assert qwen.why == ("Converting to FP8 costs 39.0 ms a step; the FP8 matmuls save 21.2.",)
 
 
 @pytest.fixture

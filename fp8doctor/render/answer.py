@@ -17,7 +17,7 @@ from fp8doctor.diagnosis.outlook import End, loses_as_modelled, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Basis, Finding
 from fp8doctor.render.certainty import certainty
-from fp8doctor.render.timing import as_is_difference
+from fp8doctor.render.timing import as_is_difference, more_time_s
 from fp8doctor.render.words import PARTS, plainly
 
 Tone = Literal["bad", "good", "plain"]
@@ -44,6 +44,9 @@ MENDED = {
 
 MOST_CAUSES = 2
 """Causes that are named beside what they cost."""
+
+CASTS_COST = "STP002"
+"""The check whose finding says what the line of conversions and matmuls says."""
 
 
 class Answer(Struct, frozen=True):
@@ -147,18 +150,32 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     if verdict.status == "step_raises":
         yield verdict.summary
         return
-    causes = [each.title for each in steps if each.code][:MOST_CAUSES]
-    causes = causes or [each.title for each in _unmended(report)][:1]
+    difference = if_recorded(as_is_difference, report.facts)
+    costs = (
+        _cost(difference)
+        if difference and verdict.basis == "measured" and verdict.status != "no_fp8"
+        else None
+    )
+    causes = _causes(report, steps, told={CASTS_COST} if costs else set())
     slower = verdict.status == "fp8_slower"
     if slower or verdict.basis != "measured":
         yield from map(_sentence, causes)
-    difference = if_recorded(as_is_difference, report.facts)
-    if difference and verdict.basis == "measured" and verdict.status != "no_fp8":
-        yield _cost(difference)
+    if costs:
+        yield costs
     elif not causes or (not slower and verdict.basis == "measured"):
         yield _without_a_cause(report)
     if not slower and verdict.basis == "measured":
         yield from map(_sentence, causes)
+
+
+def _causes(report: Document, steps: Sequence[Step], told: set[str]) -> list[str]:
+    """List what the plan mends, else what has no step, without what is told already; what is mere
+    information is no cause of a step's time."""
+    informs = {finding.code for finding in report.findings if finding.severity == "info"}
+    planned = [each for each in steps if each.code and each.code not in informs]
+    causes = [each.title for each in planned if each.code not in told][:MOST_CAUSES]
+    unmended = [] if planned else [each.title for each in _unmended(report) if each.code not in told]
+    return causes or unmended[:1]
 
 
 def _gravest(report: Document) -> Finding | None:
@@ -222,7 +239,10 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
             yield "Or leave FP8 off."
         return
     grave = _gravest(report) or next(_unmended(report), None)
-    if grave:
+    more_s = if_recorded(_more_time_s, report)
+    if more_s and report.verdict.status == "fp8_slower":
+        yield f"Leave FP8 off, or time the other variants too: --budget {more_s:g}"
+    elif grave:
         yield f"No change is known that mends it; fp8doctor explain {grave.code} tells more."
     elif report.verdict.status == "fp8_slower":
         yield "Leave FP8 off until it is known why."
@@ -235,6 +255,11 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield f"Nothing has to be changed; time it {where_to_time(report.facts)}: {report.next.command}"
     else:
         yield "Nothing has to be changed."
+
+
+def _more_time_s(report: Document) -> float | None:
+    """Tell the budget that would time what was left out."""
+    return more_time_s(report.facts.trial)
 
 
 def _modelled_loss(report: Document) -> bool:

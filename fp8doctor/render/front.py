@@ -241,15 +241,20 @@ def saves(saving: Saving | None) -> str:
     """Tell what a fix saves, and what the number rests on: saves 276 to 281 ms a step, measured."""
     if saving is None:
         return ""
-    verb = "saves" if saving.high >= 0 else "costs"
-    ends = sorted(
-        abs(ms) if min(saving.low, saving.high) >= 0 or verb == "costs" else ms
-        for ms in (saving.low, saving.high)
-    )
-    low, high = (f"{ms:,.0f}" if abs(ms) >= 9.95 else f"{ms:,.1f}" for ms in ends)
+    ends = sorted((saving.low, saving.high), key=abs)
+    first, last = (f"{abs(ms):,.0f}" if abs(ms) >= 9.95 else f"{abs(ms):,.1f}" for ms in ends)
     how = "by rule" if saving.basis == "rule" else saving.basis
     where = f" on {product(saving.gpu)}" if saving.basis == "modelled" and saving.gpu else ""
-    return f"{verb} {low if low == high else f'{low} to {high}'} ms a step, {how}{where}".replace("-", "−")
+    verb = "saves" if saving.high >= 0 else "costs"
+    amount = first if first == last else f"{first} to {last}"
+    if saving.low < 0 < saving.high and (first, last) != ("0.0", "0.0"):
+        either = f"{first} ms {_less(ends[0])} to {last} ms {_less(ends[1])} a step"
+        return f"too noisy to tell: from {either}, {how}{where}"
+    return f"{verb} {amount} ms a step, {how}{where}"
+
+
+def _less(saved_ms: float) -> str:
+    return "less" if saved_ms > 0 else "more"
 
 
 def _folded(small: Sequence[Step]) -> str:

@@ -81,10 +81,10 @@ def test_what_the_cost_model_expects_to_lose_is_not_left_as_it_is() -> None:
         "No check found a mistake; FP8 costs these layers more than its matmuls save, as modelled.",
     )
     assert said.fix[0].startswith("Leave FP8 off, or time it on a GPU: ")
-    assert said.then.endswith("leave FP8 off.")
+    assert said.then.sentence.endswith("leave FP8 off.")
 
 
 def test_a_plan_after_which_fp8_still_loses_names_the_other_way() -> None:
     said = answer(in_rowwise(compiled=False))
     assert said.fix == ("Compile block by block, after the conversion to FP8.", "Or leave FP8 off.")
-    assert said.then.endswith("leave FP8 off.")
+    assert said.then.sentence.endswith("leave FP8 off.")

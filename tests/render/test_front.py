@@ -13,8 +13,9 @@ from fp8doctor.analysis.treatment_table import BY_HAND, TREATMENTS
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.finding import Saving
 from fp8doctor.render import text
-from fp8doctor.render.front import Front, front
+from fp8doctor.render.front import Front, front, saves
 from fp8doctor.render.front_text import FILLS, LABELS, draw
 from fp8doctor.render.html import view
 from fp8doctor.render.terminal import columns, printable_lines
@@ -178,6 +179,19 @@ def test_a_fix_that_saves_nothing_is_folded_and_not_called_missing() -> None:
     assert "SHP004" in first.folded
     assert first.answer.fix == ("Nothing has to be changed.",)
     assert first.answer.then.sentence.startswith("As it is: 41.4 ms")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.1, 1.8, "saves 0.1 to 1.8 ms a step, measured"),
+        (-9.7, 15.6, "too noisy to tell: from 9.7 ms more to 16 ms less a step, measured"),
+        (-2.0, -1.0, "costs 1.0 to 2.0 ms a step, measured"),
+        (-0.01, 0.02, "saves 0.0 ms a step, measured"),
+    ],
+)
+def test_a_saving_that_may_be_none_is_called_noise(low: float, high: float, words: str) -> None:
+    assert saves(Saving(low=low, high=high, basis="measured", gpu="NVIDIA H200")) == words
 
 
 def test_what_was_not_timed_is_no_part_of_the_end() -> None:

@@ -33,6 +33,10 @@ TOLD: dict[str, tuple[str, ...]] = {
     "h200-fsdp2_bf16_all_gather": (),
     "h200-fsdp2_no_precompute": (),
     "h200-foreign_trl": ("ENV001", "MOD001"),
+    "h200-trainer_fp8_ao": ("CMP001", "DST001", "MOD007", "MOD010", "STP001", "STP002"),
+    "h200-trainer_fp8_te": (),
+    "h200-trainer_overridden_ao": (),
+    "h200-trainer_overridden_te": ("MOD006",),
     "h200x2-ddp_torchao": (),
     "h200x2-ddp_torchao_compiled_whole": (),
     "h200x2-ddp_torchao_eager": ("CMP001", "STP002", "STP007"),
@@ -93,7 +97,7 @@ PROFILED = [
 
 
 def test_most_are_profiled() -> None:
-    assert len(PROFILED) == 23
+    assert len(PROFILED) == 26
 
 
 @pytest.mark.parametrize(("name", "code"), INFOS.items())
