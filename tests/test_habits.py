@@ -36,6 +36,12 @@ def test_h_is_help(command: str) -> None:
     assert "-h, --help" in short.stdout
 
 
+def test_h_is_help_of_a_command_that_was_made_alone_before() -> None:
+    alone = cli.main.commands["list"].make_context("list", [])
+    assert "-h" in cli.main.commands["list"].get_help_option_names(alone)
+    assert fp8doctor("list", "-h").exit_code == 0
+
+
 def test_the_examples_of_the_help_are_parsed() -> None:
     shown = fp8doctor("--help").stdout
     for line, _ in EXAMPLES:

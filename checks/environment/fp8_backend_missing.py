@@ -2,8 +2,8 @@
 
 Looks at: the backend that Accelerate will import, which a process of its own tried to import. It is
 the one that ACCELERATE_FP8_BACKEND names, else the first installed of torchao, Transformer Engine
-and MS-AMP. Of models with MX layers also whether torchao loaded its compiled kernels, of models with
-MXFP8 experts on a GPU of 10.x whether the packages of their casts are installed.
+and MS-AMP. Of models with MX layers also whether torchao loaded its compiled kernels, of models
+with MXFP8 experts on a GPU of 10.x whether the packages of their casts are installed.
 
 Why it matters. Accelerate looks for a package's folder and its version, not whether it imports. A
 half-installed backend therefore passes `Accelerator()` and fails in `prepare`. Transformer Engine

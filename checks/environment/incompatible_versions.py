@@ -17,9 +17,9 @@ What to do. Install the version that mends it.
 A pair that only a later step of the script would bring together is information.
 
 Evidence: every row was run, before and from the version that mends it, with the released wheels on
-a CPU (`tests/versions/known_versions.md`; a stand-in for Transformer Engine, which needs a GPU). That
-of cuDNN was read: Transformer Engine 2.20.2 asks for 9.12 at import and 2.19.0 does not, torch 2.8 to
-2.10 pin 9.10.2.21, and a cuDNN of the system is taken before pip's.
+a CPU (`tests/versions/known_versions.md`; a stand-in for Transformer Engine, which needs a GPU).
+That of cuDNN was read: Transformer Engine 2.20.2 asks for 9.12 at import and 2.19.0 does not, torch
+2.8 to 2.10 pin 9.10.2.21, and a cuDNN of the system is taken before pip's.
 https://github.com/NVIDIA/TransformerEngine/pull/3236
 https://github.com/huggingface/accelerate/pull/3677
 https://github.com/huggingface/accelerate/pull/3852

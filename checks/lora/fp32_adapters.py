@@ -9,8 +9,8 @@ A and B in fp32, without tensor cores unless TF32 is on: 81 of the 108 matmuls o
 fp32, and on one H200 a 1 B model with rank 16 took longer than its full fine-tuning (143.6 against
 128.4 ms, compiled). Under BF16 autocast no fp32 matmul is left, only the copies: then this is
 information, and so it is on a model that a Trainer may still put under autocast, of adapters that
-were converted to FP8 themselves (LORA003), and on the meta device, where PEFT does not move adapters
-to the dtype of the base.
+were converted to FP8 themselves (LORA003), and on the meta device, where PEFT does not move
+adapters to the dtype of the base.
 
 What to do. Let the adapters have the dtype of the base, before the optimizer is made.
 

@@ -94,6 +94,7 @@ BY_HAND = frozenset(
         "freeze-again",
         "hide-communication",
         "install-cuda-torch",
+        "install-cutedsl",
         "install-fp8-backend",
         "keep-subclasses",
         "keep-values-on-gpu",

@@ -72,6 +72,11 @@ LOST_STREAM = (errno.EBADF, errno.EIO, errno.ENOSPC)
 class Commands(click.Group):
     """``fp8doctor model.py``, ``fp8doctor env``, ...: without a command word the target is examined."""
 
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Let each know the names of help itself: click keeps those of whoever asks first."""
+        cmd.context_settings = {**HELP_NAMES, **cmd.context_settings}
+        super().add_command(cmd, name)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = first_word(
             args, {name for command in self.commands.values() for name in options_with_value(command)}
