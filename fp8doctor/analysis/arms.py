@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fp8doctor.analysis.median_interval import Interval, interval
-from fp8doctor.analysis.treatment_table import that_help_bf16_too
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, that_help_bf16_too
 from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, recorded
 from fp8doctor.facts.arm_names import (
     BASELINES,
@@ -96,7 +96,7 @@ def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:
     shared = that_help_bf16_too(fp8.treatments if uses_fp8(facts) and recorded(fp8, "treatments") else ())
     if not shared:
         return best_bf16(facts)
-    return arm(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING) if shared == {"checkpointing-off"} else None
+    return arm(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING) if shared == {CHECKPOINTING_OFF} else None
 
 
 def uses_fp8(facts: Facts) -> bool:

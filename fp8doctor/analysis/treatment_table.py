@@ -15,6 +15,7 @@ from fp8doctor.analysis.te_recipes import TE_RECIPES
 KEEP_IN_BF16 = "keep-in-bf16"
 STAY_IN_BF16 = "stay-in-bf16"
 MORE_TOKENS = "more-tokens"
+CHECKPOINTING_OFF = "checkpointing-off"
 ON_THIS_GPU = {"bf16": "bf16-on-this-gpu", "fp16": "fp16-on-this-gpu"}
 """Precision -> the treatment that trains in it because the GPU has no FP8."""
 
@@ -51,7 +52,7 @@ TREATMENTS = {
     "cache-off": Traits(),
     "autocast-bf16": Traits("precision", helps_bf16_too=True),
     "bf16-parameters": Traits("precision", helps_bf16_too=True),
-    "checkpointing-off": Traits(helps_bf16_too=True),
+    CHECKPOINTING_OFF: Traits(helps_bf16_too=True),
     "adapters-to-bf16": Traits(helps_bf16_too=True),
     "fused-optimizer": Traits(helps_bf16_too=True),
     "attention-sdpa": Traits(helps_bf16_too=True),

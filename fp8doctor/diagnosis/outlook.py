@@ -10,7 +10,7 @@ from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, ratio, 
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_speedup
 from fp8doctor.analysis.outcome import bf16_saves, is_noise, stays_in_bf16
 from fp8doctor.analysis.token_crossing import crossing
-from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, MORE_TOKENS, STAY_IN_BF16
 from fp8doctor.cost.step import with_tokens
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
@@ -51,7 +51,7 @@ def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
 
 def _measured(report: Document, steps: Sequence[Step]) -> str:
     facts = report.facts
-    bf16 = best_bf16(facts) if recorded(facts, "trial") else None
+    bf16 = _bf16_after(facts, steps) if recorded(facts, "trial") else None
     if bf16 is None or facts.trial.device == "cpu":
         return ""
     without_fp8 = f"leave it off, {in_ms(bf16.step_ms)} in {_form(bf16)}."
@@ -64,6 +64,14 @@ def _measured(report: Document, steps: Sequence[Step]) -> str:
     if total is None or total.step_ms is None:
         return ""
     return _against(facts, total, _beginning(total, steps), leave_off)
+
+
+def _bf16_after(facts: Facts, steps: Sequence[Step]) -> Arm | None:
+    """Find the best BF16 that was timed with what the plan does to both."""
+    best, freed = best_bf16(facts), arm(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING)
+    if best is None or freed is None or all(step.treatment.name != CHECKPOINTING_OFF for step in steps):
+        return best
+    return min(best, freed, key=lambda each: each.step_ms or 0.0)
 
 
 def _total(facts: Facts, steps: Sequence[Step]) -> Arm | None:
@@ -100,6 +108,8 @@ def _against(facts: Facts, total: Arm, beginning: str, leave_off: str) -> str:
 
 
 def _form(bf16: Arm) -> str:
+    if bf16.name == ArmName.BF16_WITHOUT_CHECKPOINTING:
+        return "BF16 without checkpointing"
     return "compiled BF16" if bf16.name in (ArmName.BF16_COMPILED, ArmName.BF16_AS_COMPILED) else "BF16"
 
 
