@@ -49,12 +49,8 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
     if not own and not step:
         return None
     now = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial") else None
-    memory_gib = gpu_gib(facts)
-    peak = (
-        f" The step peaks at {now.peak_gib:.1f} of {memory_gib:.0f} GiB."
-        if now and now.peak_gib and memory_gib
-        else ""
-    )
+    memory_gib, peak_gib = gpu_gib(facts), peak_of(now) if now else None
+    peak = f" The step peaks at {peak_gib:.1f} of {memory_gib:.0f} GiB." if peak_gib and memory_gib else ""
     when = (
         f"{plural(own, 'time')} so far in this process"
         if own
@@ -67,7 +63,7 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
         evidence={
             "retries_in_this_process": own,
             "retries_of_the_step": step,
-            "peak_gib": now.peak_gib if now else None,
+            "peak_gib": peak_gib,
             "gpu_gib": memory_gib,
         },
         treatment=treatment(facts.environment.variables),
@@ -87,9 +83,14 @@ def retries_of_the_step(facts: Facts) -> int | None:
         if now
         else []
     )
-    if now is None or not retries or not now.peak_gib or not memory_gib:
+    if now is None or not retries or not (peak_gib := peak_of(now)) or not memory_gib:
         return None
-    return max(retries) if now.peak_gib >= FULL * memory_gib else 0
+    return max(retries) if peak_gib >= FULL * memory_gib else 0
+
+
+def peak_of(timed: Arm) -> float | None:
+    """Return the peak of an arm; None where nothing tells it."""
+    return timed.peak_gib if recorded(timed, "peak_gib") else None
 
 
 def gpu_gib(facts: Facts) -> float | None:

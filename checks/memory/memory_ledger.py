@@ -116,7 +116,7 @@ def memory_ledger(facts: Facts) -> Finding | NotApplicable | None:
 def was_measured(facts: Facts) -> bool:
     """Whether the peak of the step as it is was measured on a GPU."""
     now = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial") else None
-    return now is not None and now.peak_gib is not None
+    return now is not None and recorded(now, "peak_gib") and now.peak_gib is not None
 
 
 def optimizer_of(facts: Facts) -> str | None:

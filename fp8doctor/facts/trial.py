@@ -217,6 +217,7 @@ class Arm(Record, frozen=True, kw_only=True):
     rounds_ms: tuple[float, ...] = NOT_RECORDED
     """One figure per interleaved round; the same round of two arms shares clocks and heat."""
     peak_gib: float | None = NOT_RECORDED
+    """None on a CPU. Where the cuts leave it open it is not recorded, and a gap says between what it is."""
     static_gib: float | None = NOT_RECORDED
     """Of the peak: weights, FP8 copies kept beside them, buffers and optimizer state, at full depth."""
     beside: str | None = NOT_RECORDED

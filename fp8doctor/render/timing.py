@@ -46,6 +46,9 @@ NONE_MS = 0.05
 UNCLASSIFIED_PCT = 1.0
 """Share of unclassified kernels, in per cent, above which it is told: the project's goal is 99 %."""
 
+UNKNOWN_PARTS = {"trial.arms.breakdown": "Where the time goes", "trial.arms.peak_gib": "Peak memory"}
+"""Gap of the trial's facts -> what is not known of every variant then."""
+
 
 class Row(Struct, frozen=True):
     """One arm, as it is shown."""
@@ -248,9 +251,9 @@ def _notes(trial: Trial, arms: list[Arm], names: Mapping[str, str]) -> Iterator[
         yield f"More time for the rest: --budget {enough_s:g}."
     gaps = trial.gaps if recorded(trial, "gaps") else {}
     yield from (
-        f"Where the time goes is not known of every variant: {reason}."
+        f"{UNKNOWN_PARTS[path]} is not known of every variant: {reason}."
         for path, reason in gaps.items()
-        if path == "trial.arms.breakdown"
+        if path in UNKNOWN_PARTS
     )
 
 

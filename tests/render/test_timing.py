@@ -193,6 +193,14 @@ def test_a_profile_that_failed_has_its_reason() -> None:
     )
 
 
+def test_a_peak_that_the_cuts_leave_open_has_its_reason() -> None:
+    reason = "with 2 and 6 blocks the peak is elsewhere in the step than at full depth"
+    arm = msgspec.structs.replace(BF16, peak_gib=msgspec.UNSET)
+    assert notes(arm, gaps={"trial.arms.peak_gib": reason}) == (
+        f"Peak memory is not known of every variant: {reason}.",
+    )
+
+
 def test_a_model_without_fp8_has_the_difference_that_fp8_would_make() -> None:
     plain = tuple(
         msgspec.structs.replace(each, stack="torch", use="none") for each in DECODER_468M.network.linears

@@ -17,11 +17,22 @@ from fp8doctor.loading.job import Job
 from fp8doctor.stacks import fp8_copies
 from fp8doctor.trial.arms import as_it_is
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
+from fp8doctor.trial.copies.step import training_step
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.memory import Held, full_peak, gib, gradients_of, held, memory_parts
+from fp8doctor.trial.measure.memory import (
+    FullPeak,
+    Held,
+    Turn,
+    Turns,
+    full_peak,
+    gib,
+    gradients_of,
+    held,
+    memory_parts,
+)
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.variant import ArmPlan
+from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.stand_ins import transformer_engine
 from tests.trial.test_conductor import Decoder
 
@@ -145,7 +156,7 @@ def test_an_optimizer_that_does_not_tell_when_it_begins() -> None:
         assert gradients.found_gib is None
     holds = [Held(1.0, 0.0, 2.0, None)] * 2
     assert memory_parts(PLAN, 9.0, holds) is None
-    assert full_peak(PLAN, [4.0, 6.0], holds) == pytest.approx(11.0)
+    assert at_full_depth([4.0, 6.0], holds) == pytest.approx(11.0)
 
 
 class Float8Tensor(torch.Tensor):
@@ -209,7 +220,7 @@ HOLDS = [Held(1.0, 0.5, 2.0, 1.0), Held(2.0, 1.5, 4.0, 2.0)]
 
 
 def test_parts_at_full_depth_add_up_to_the_peak() -> None:
-    peak = full_peak(PLAN, [8.0, 16.0], HOLDS)
+    peak = at_full_depth([8.0, 16.0], HOLDS)
     parts = memory_parts(PLAN, peak, HOLDS)
     assert peak == pytest.approx(36.0)
     assert parts is not None
@@ -227,13 +238,69 @@ def test_parts_at_full_depth_add_up_to_the_peak() -> None:
 
 def test_no_peak_is_below_what_a_step_holds_for_sure() -> None:
     """With a small batch the loss decides at the cuts, and the gradients of all blocks at full depth."""
-    assert full_peak(PLAN, [20.0, 20.5], HOLDS) == pytest.approx(22.0)
+    assert at_full_depth([20.0, 20.5], HOLDS) == pytest.approx(22.0)
     assert memory_parts(PLAN, 22.0, HOLDS).activations_gib == pytest.approx(0.0)  # type: ignore[union-attr]
 
 
 def test_without_a_peak_there_are_no_parts() -> None:
     assert full_peak(PLAN, [None, None], HOLDS) is None
     assert memory_parts(PLAN, None, HOLDS) is None
+
+
+def peak_of(activations: float, gradients: float, embedding: float, logits: float, blocks: int) -> float:
+    """Walk through a backward: it begins with the logits' gradient, each block gives its activations for its
+    gradients, and the embedding's gradients come last."""
+    allocated = [activations * blocks + logits]
+    allocated += [activations * (blocks - done) + gradients * done for done in range(1, blocks + 1)]
+    return max(*allocated, gradients * blocks + embedding)
+
+
+@pytest.mark.parametrize(
+    ("activations", "gradients", "embedding", "logits"),
+    [
+        (1.0, 0.2, 0.0, 0.0),
+        (1.0, 0.2, 0.0, 3.0),
+        (0.2, 1.0, 0.0, 3.0),
+        (0.2, 1.0, 5.0, 30.0),
+        (1.0, 0.2, 6.0, 0.0),
+        (1.0, 0.2, 20.0, 0.0),
+        (1.0, 0.9, 2.0, 0.5),
+    ],
+)
+def test_the_peak_at_full_depth_is_between_its_bounds(
+    activations: float, gradients: float, embedding: float, logits: float
+) -> None:
+    """Wherever the backward has its peak with few blocks."""
+    depths, at = (4, 12), (activations, gradients, embedding, logits)
+    peaks = [peak_of(*at, blocks) for blocks in depths]
+    holds = [Held(0.0, 0.0, 0.0, gradients * blocks + embedding) for blocks in depths]
+    turns = [Turn(activations * blocks, activations * blocks) for blocks in depths]
+    found, true = full_peak(PLAN, peaks, holds, turns), peak_of(*at, 32)
+    assert found is not None
+    assert found.least_gib <= true + 1e-9
+    assert found.most_gib >= true - 1e-9
+    if PLAN.full(peaks) == pytest.approx(true):
+        assert found.gib == pytest.approx(true)
+
+
+def test_a_peak_that_the_cuts_leave_open_is_unknown() -> None:
+    """Both cuts peak among the gradients of a large embedding, and activations grow faster than these."""
+    holds = [Held(0.0, 0.0, 0.0, 20.8), Held(0.0, 0.0, 0.0, 22.4)]
+    turns = [Turn(4.0, 4.5), Turn(12.0, 12.5)]
+    peak = full_peak(PLAN, [20.8, 22.4], holds, turns)
+    assert peak == FullPeak(pytest.approx(32.5), pytest.approx(42.4))  # type: ignore[arg-type]
+    assert peak.gib is None
+    assert FullPeak(100.0, 101.0).gib == 100.5
+    assert full_peak(PLAN, [20.8, 22.4], holds, [None, None]) == FullPeak(
+        pytest.approx(26.4),
+        pytest.approx(26.4),  # type: ignore[arg-type]
+    )
+
+
+def at_full_depth(peaks: list[float | None], holds: list[Held]) -> float | None:
+    peak = full_peak(PLAN, peaks, holds)
+    assert peak is not None
+    return peak.gib
 
 
 def warm(bench: Bench) -> list[Held]:
@@ -269,6 +336,16 @@ def test_an_arm_of_the_bench_at_both_cuts_and_at_full_depth() -> None:
         bench.close()
 
 
+def test_each_micro_batch_tells_when_its_backward_begins() -> None:
+    job = Job(linears(), Target(), Workload(accumulate=3), batch=torch.ones(4, 32))
+    found: list[float] = []
+    weight = job.model[0].weight  # type: ignore[index]
+    note = lambda: found.append(-1.0 if weight.grad is None else weight.grad.sum().item())  # noqa: E731
+    optimizer = torch.optim.SGD(job.model.parameters())
+    training_step(job, Variant(job.model, job.batch), optimizer, CPU, note)()
+    assert found == [-1.0, pytest.approx(found[1]), pytest.approx(2 * found[1])], "gradients add up"
+
+
 class Counters:
     """A stand-in for CUDA's allocator: what was allocated before the step, and the peak in it."""
 
@@ -291,6 +368,7 @@ def test_the_peak_is_that_of_the_arm_alone(monkeypatch: pytest.MonkeyPatch) -> N
 
     def train() -> torch.Tensor:
         loss = model(torch.ones(32, 32)).sum()
+        turns.note()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -301,7 +379,14 @@ def test_the_peak_is_that_of_the_arm_alone(monkeypatch: pytest.MonkeyPatch) -> N
     bench._guard = Guard(Job(nn.Identity(), Target(kind="live", name="Sequential"), Workload()))
     Counters(before=5 * 2**30, peak=7 * 2**30).install(monkeypatch)
     monkeypatch.setattr("fp8doctor.trial.measure.memory.gib", lambda tensors, device: gib(tensors, CPU))
-    ready = bench._warm(train, model, optimizer)
+    turns = Turns(OTHER)
+    turns.note()
+    assert turns.above(0.0) is None, "it was not told to note anything"
+    ready = bench._warm(train, model, optimizer, turns)
     weight = 4 * 32 * 32 / 2**30
     assert ready.held == Held(2 * weight, 0.0, weight, 2 * weight)
     assert ready.peak_gib == pytest.approx(3 * weight + weight + 2.0)
+    assert ready.turn == Turn(pytest.approx(4 * weight), pytest.approx(4 * weight + 2.0))  # type: ignore[arg-type]
+    noted = turns.allocated
+    turns.note()
+    assert turns.allocated == noted, "no step of the window notes anything"

@@ -1,13 +1,18 @@
-"""The self-check holds an arm to its own copy, whatever became of the others."""
+"""The self-check holds an arm to its own copy, whatever became of the others; and what the cuts leave
+open."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
-from fp8doctor.trial.measure.attempt import Attempt, Samples
-from fp8doctor.trial.measure.results import _self_check
+from fp8doctor.trial.copies.depth import Cut, Plan, Stack
+from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples
+from fp8doctor.trial.measure.evidence import Compilations
+from fp8doctor.trial.measure.memory import Held, Turn
+from fp8doctor.trial.measure.results import _self_check, _unknown_peaks
 from fp8doctor.trial.treatments.bf16 import eager_bf16
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
@@ -38,3 +43,35 @@ def test_a_copy_is_held_to_what_it_is_a_copy_of(
     samples: Samples = {(name, 0): [TIMES[name]] * 9 for name in timed}
     samples["bf16_again", 0] = [TIMES[copied.name]] * 9
     assert _self_check(attempts, samples) == ratio
+
+
+PLAN = Plan((Stack("blocks", 28, 0, 1),), (Cut({"blocks": 2}), Cut({"blocks": 6})))
+
+
+def at_cuts(name: str, *peaks: float | None) -> Attempt:
+    """An arm whose backward began with 7 GiB and with 9 at the two cuts."""
+    ready = [
+        Ready(
+            lambda: torch.zeros(()),
+            None,
+            Compilations(),
+            Held(1.0, 0.0, 2.0, 1.0),
+            peak,
+            None,
+            0.0,
+            0.0,
+            None,
+            turn=Turn(allocated, allocated) if peak else None,
+        )
+        for peak, allocated in zip(peaks, (7.0, 9.0), strict=True)
+    ]
+    return Attempt(ArmPlan(name, as_it_is), ready)
+
+
+def test_peaks_that_the_cuts_leave_open_are_a_gap() -> None:
+    known, unknown = at_cuts("bf16", 7.5, 9.5), at_cuts("as_is", 10.0, 10.4)
+    assert _unknown_peaks(PLAN, [known, at_cuts("bf16_compiled", None, None)]) == {}
+    assert _unknown_peaks(PLAN, [known, unknown, at_cuts("bf16_again", 10.0, 10.4)]) == {
+        "trial.arms.peak_gib": "with 2 and 6 blocks the peak is elsewhere in the step than at full depth, "
+        "where it is in the step as you run it between 20.0 and 21.4 GiB"
+    }

@@ -21,7 +21,7 @@ from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import Compilations
-from fp8doctor.trial.measure.memory import Held
+from fp8doctor.trial.measure.memory import Held, Turn
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.room import beyond_gpu, laid_out_gib, not_fitting, step_gib
 from fp8doctor.trial.measure.run import TrialRun
@@ -136,6 +136,18 @@ def test_what_is_predicted_to_exceed_the_gpu_at_full_depth_has_no_number(
     assert beyond_gpu(arm, [AT_CUTS, arm], Plan((), (Cut({}),)), gib) is None, "what was run whole fits"
     if found:
         assert found.why is Reason.DOES_NOT_FIT
+
+
+def test_a_change_is_held_to_the_most_that_it_may_take() -> None:
+    """The peaks' line leads to 18 GiB. Where the backward begins it is 22, and 2 more are possible."""
+    of = planned("a", "checkpointing-off")
+    change = Attempt(of, [measured(peak, weights_gib=1.0, gradients_gib=1.0) for peak in (10.0, 12.0)])
+    change.ready[0].turn, change.ready[1].turn = Turn(6.0, 6.0), Turn(10.0, 10.0)
+    small = Attempt(planned("as_is", base=None), [measured(each, 0.5, 0.5) for each in (4.0, 5.0)])
+    assert beyond_gpu(change, [small, change], PLAN, 30.0) is None
+    found = beyond_gpu(change, [small, change], PLAN, 26.0)
+    assert found
+    assert found.sentence.startswith("its step takes up to 24.0 GiB at full depth")
 
 
 def test_what_exceeds_the_gpu_says_by_how_much() -> None:

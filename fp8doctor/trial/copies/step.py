@@ -83,13 +83,21 @@ def loss_of(job: Job, output: Any, batch: Any) -> torch.Tensor:
     return first.float().mean()
 
 
+def _nothing() -> None:
+    """Do nothing before a backward."""
+
+
 def training_step(
-    job: Job, variant: Variant, optimizer: torch.optim.Optimizer, device: torch.device
+    job: Job,
+    variant: Variant,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    before_backward: Callable[[], None] = _nothing,
 ) -> Callable[[], torch.Tensor]:
     """Take one step of the job in this variant: every micro-batch forward and backward, then the optimizer.
 
     Returns the loss. The output stays alive during the backward, as it does in ``output = model(batch)`` of a
-    user's loop: logits count in the peak of memory.
+    user's loop: logits count in the peak of memory. ``before_backward`` is called once a micro-batch.
     """
 
     model, batch = variant.model, variant.batch
@@ -103,6 +111,7 @@ def training_step(
             ):
                 output = None if own else call(model, batch)
                 loss = own(model, batch) if own else loss_of(job, output, batch)
+            before_backward()
             loss.backward()
             del output
         optimizer.step()

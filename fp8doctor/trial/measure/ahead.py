@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -9,6 +11,10 @@ from fp8doctor.facts import Facts
 
 Work = tuple[str, int]
 """The name of an arm, and the number of the cut at which it is compiled."""
+
+PATIENCE = 0.5
+"""Share of the time that is left for a build in which another process is waited for that compiles it already.
+A choice: what waits does not compile the same beside it, and a process that hangs does not cost the arm."""
 
 
 class Ahead(Protocol):
@@ -53,3 +59,8 @@ class Nobody:
 
     def end(self) -> bool:
         return False
+
+
+def patience_s(until: float) -> float | None:
+    """Return how long another process is waited for; None without an end."""
+    return None if math.isinf(until) else PATIENCE * max(0.0, until - time.monotonic())

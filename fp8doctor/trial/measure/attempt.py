@@ -13,7 +13,7 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.profiling.step import ProfiledStep
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.measure.evidence import Compilations, StepProof
-from fp8doctor.trial.measure.memory import Held
+from fp8doctor.trial.measure.memory import FullPeak, Held, Turn, full_peak
 from fp8doctor.trial.variant import ArmPlan
 from fp8doctor.wording import sentence
 
@@ -35,6 +35,8 @@ class Ready:
     non_finite: tuple[str, ...] | None
     """What was NaN or infinite while it warmed up, as `Arm.non_finite`."""
     frames_in_window: int = 0
+    turn: Turn | None = None
+    """None on a CPU."""
 
 
 @dataclass
@@ -50,6 +52,13 @@ class Attempt:
     build_s: float = 0.0
     profiled: tuple[ProfiledStep, ...] | None = None
     """One profiled step per cut; empty where profiling failed, None where it was not asked for."""
+
+    def full_peak(self, plan: Plan) -> FullPeak | None:
+        """Extrapolate the peak; None where it was not built at every cut, and on a CPU."""
+        if len(self.ready) != len(plan.cuts):
+            return None
+        peaks, holds = [each.peak_gib for each in self.ready], [each.held for each in self.ready]
+        return full_peak(plan, peaks, holds, [each.turn for each in self.ready])
 
     @property
     def why(self) -> Reason | None:

@@ -22,7 +22,7 @@ from fp8doctor.trial.copies.compiling import give_own_code, records_cuda_graphs
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate, unwrapped
 from fp8doctor.trial.copies.step import like, move, optimizer_for, own_loss, own_rates, tensors, training_step
-from fp8doctor.trial.measure.ahead import Ahead, Nobody
+from fp8doctor.trial.measure.ahead import Ahead, Nobody, patience_s
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
 from fp8doctor.trial.measure.cuts import compiled_as_one, cut_of, one_graph
 from fp8doctor.trial.measure.decided import is_decided
@@ -31,7 +31,7 @@ from fp8doctor.trial.measure.evidence import compilations, compiled_so_far, exec
 from fp8doctor.trial.measure.finite import WatchedSteps
 from fp8doctor.trial.measure.health import Observer
 from fp8doctor.trial.measure.host import HostObserver
-from fp8doctor.trial.measure.memory import gradients_of, held
+from fp8doctor.trial.measure.memory import Turns, gradients_of, held
 from fp8doctor.trial.measure.overrun import Overrun, given_up
 from fp8doctor.trial.measure.room import exceeds, laid_out_gib, room_gib, taken_gib
 from fp8doctor.trial.measure.timer import interleave
@@ -45,10 +45,6 @@ _log = logging.getLogger("fp8doctor")
 
 LEAST_WARM_UP, MOST_WARM_UP = 3, 10
 """Steps of an arm before it is timed: until one compiles nothing, within these bounds."""
-
-PATIENCE = 0.5
-"""Share of the time that is left for a build in which another process is waited for that compiles it already.
-A choice: what waits does not compile the same beside it, and a process that hangs does not cost the arm."""
 
 Classes = dict[type[nn.Module], type[nn.Module]]
 """Class of a module -> its subclass with code of its own."""
@@ -218,7 +214,7 @@ class Bench:
             if made and time.monotonic() + self._further_s(made, number) > until:
                 raise Overrun
             work = attempt.plan.name, number if self.as_one else 0
-            cold_s[number] = self._ahead.take(work, _patience_s(until))
+            cold_s[number] = self._ahead.take(work, patience_s(until))
             ready = self._at_cut(attempt.plan, number, own)
             if made and own and ready.compiled.graphs and ready.compiled.recompilations != 0:
                 ready = self._at_cut(attempt.plan, number, {})
@@ -237,8 +233,9 @@ class Bench:
         give_own_code(replica, own)
         variant = plan.make(self.variant(replica))
         optimizer = self._optimizer(variant, number)
-        step = _with_buffers_of_its_own(training_step(self.job, variant, optimizer, self.device))
-        return self._warm(step, variant.model, optimizer)
+        turns = Turns(self.device)
+        step = training_step(self.job, variant, optimizer, self.device, turns.note)
+        return self._warm(_with_buffers_of_its_own(step), variant.model, optimizer, turns)
 
     def _serves_others(self, model: nn.Module | None) -> bool:
         """Whether what was compiled for an arm at one cut is what the others run: graphs of single blocks,
@@ -258,7 +255,11 @@ class Bench:
         return made[last].warm_up_s * min(1.0, here / there)
 
     def _warm(
-        self, step: Callable[[], torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
+        self,
+        step: Callable[[], torch.Tensor],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        turns: Turns,
     ) -> Ready:
         began, retries = time.monotonic(), self._alloc_retries()
         watched = WatchedSteps(step, optimizer)
@@ -270,6 +271,7 @@ class Bench:
                 if count == LEAST_WARM_UP - 1 and self.device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(self.device)
                     allocated, kept_gib = torch.cuda.memory_allocated(self.device), gradients.now_gib()
+                    turns.noting = True
                 stepped = time.monotonic()
                 with self._guard.armed() if count == 0 else nullcontext():
                     watched()
@@ -277,13 +279,11 @@ class Bench:
                     break
             self._finish()
             step_s = time.monotonic() - stepped
-        holds, peak = held(model, optimizer, gradients.found_gib, self.device), None
+        holds, peak, turn = held(model, optimizer, gradients.found_gib, self.device), None, None
         if self.device.type == "cuda":
-            peak = (
-                holds.static_gib
-                + kept_gib
-                + (torch.cuda.max_memory_allocated(self.device) - allocated) / 2**30
-            )
+            floor_gib = holds.static_gib + kept_gib - allocated / 2**30
+            peak = floor_gib + torch.cuda.max_memory_allocated(self.device) / 2**30
+            turn = turns.above(floor_gib)
         tried_again = None if retries is None else (self._alloc_retries() or 0) - retries
         ready = Ready(
             watched.unwatched(),
@@ -295,6 +295,7 @@ class Bench:
             time.monotonic() - began,
             step_s,
             watched.non_finite(),
+            turn=turn,
         )
         self._handed_out.append((self.at_work, ready))
         return ready
@@ -386,11 +387,6 @@ def _with_buffers_of_its_own(step: Callable[[], torch.Tensor]) -> Callable[[], t
             return step()
 
     return apart
-
-
-def _patience_s(until: float) -> float | None:
-    """Return how long another process is waited for; None without an end."""
-    return None if math.isinf(until) else PATIENCE * max(0.0, until - time.monotonic())
 
 
 def _gone() -> torch.Tensor:

@@ -11,6 +11,7 @@ from fp8doctor.analysis import host_disturbance
 from fp8doctor.analysis.gpu_disturbance import disturbance
 from fp8doctor.analysis.median_interval import CONFIDENCE, interval
 from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
+from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts import Arm, ArmCut, Breakdown, Trial
 from fp8doctor.facts.arm_names import ArmName, Reason, in_first_window, is_of_first_window
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -19,7 +20,7 @@ from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms
 from fp8doctor.trial.measure.breakdown import breakdown
 from fp8doctor.trial.measure.device import gpu_name
-from fp8doctor.trial.measure.memory import full_peak, memory_parts
+from fp8doctor.trial.measure.memory import memory_parts
 from fp8doctor.trial.measure.profile_step import Tracer
 
 
@@ -46,7 +47,7 @@ def report(
         self_check_ratio=ratio,
         health=health,
         host=tracer.bench.host.load(),
-        gaps=tracer.gaps,
+        gaps=tracer.gaps | _unknown_peaks(plan, [*attempts, *(final.attempts if final else ())]),
         why=None,
         budget_s=tracer.run.budget.seconds,
         elapsed_s=tracer.run.budget.spent_s,
@@ -147,7 +148,8 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
             )
         )
     at, holds = interval(full), [ready.held for ready in attempt.ready]
-    peak_gib = full_peak(plan, [ready.peak_gib for ready in attempt.ready], holds)
+    peak = attempt.full_peak(plan)
+    peak_gib = peak.gib if peak else None
     return Arm(
         name=of.name,
         treatments=of.treatments,
@@ -160,7 +162,7 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
         low_ms=at.low,
         high_ms=at.high,
         rounds_ms=tuple(full),
-        peak_gib=peak_gib,
+        peak_gib=NOT_RECORDED if peak and peak_gib is None else peak_gib,
         static_gib=plan.full([each.static_gib for each in holds]),
         beside=attempt.beside,
         cuts=tuple(cuts),
@@ -170,6 +172,23 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
         graphs_run=attempt.proof.graphs_run,
         non_finite=_non_finite(attempt),
     )
+
+
+def _unknown_peaks(plan: Plan, attempts: Sequence[Attempt]) -> dict[str, str]:
+    """Tell which peaks the cuts leave open, as a gap of the facts."""
+    peaks = {each.plan.name: each.full_peak(plan) for each in attempts if each.no_number is None}
+    between = [
+        f"{variant_in_a_sentence(name)} between {peak.least_gib:.1f} and {peak.most_gib:.1f} GiB"
+        for name, peak in peaks.items()
+        if peak and peak.gib is None and name != ArmName.SELF_CHECK
+    ]
+    if not between:
+        return {}
+    cuts = " and ".join(map(str, plan.cuts))
+    return {
+        "trial.arms.peak_gib": f"with {cuts} blocks the peak is elsewhere in the step than at full depth, "
+        f"where it is in {', '.join(between)}"
+    }
 
 
 def _non_finite(attempt: Attempt) -> tuple[str, ...] | None:

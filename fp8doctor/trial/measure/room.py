@@ -19,7 +19,7 @@ from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure.attempt import Attempt, Ready
-from fp8doctor.trial.measure.memory import full_peak, gib
+from fp8doctor.trial.measure.memory import gib
 from fp8doctor.trial.variant import ArmPlan
 from fp8doctor.wording import percent
 
@@ -128,13 +128,15 @@ def beyond_gpu(
     """Tell why an arm that was built at cuts does not fit at full depth; None where it may, and where nobody
     knows.
 
-    A change may fill the usable share of ``gpu_gib``, or take what the step as it is takes, which may run on
-    more GPUs than this one. BF16 is compared with such a step whatever it takes.
+    Each is held to the most that it may take. A change may fill the usable share of ``gpu_gib``, or take what
+    the step as it is takes, which may run on more GPUs than this one. BF16 is compared with such a step
+    whatever it takes.
     """
     as_is = next((each for each in attempts if each.plan.name == ArmName.AS_IS), None)
-    now, own = (_full_gib(each, plan) if each else None for each in (as_is, attempt))
-    if gpu_gib is None or now is None or own is None or attempt is as_is or plan.whole:
+    before, after = (each.full_peak(plan) if each else None for each in (as_is, attempt))
+    if gpu_gib is None or before is None or after is None or attempt is as_is or plan.whole:
         return None
+    now, own = before.most_gib, after.most_gib
     if attempt.plan.treatments:
         fits, of = (
             own <= max(USABLE * gpu_gib, ALIKE * now),
@@ -147,13 +149,6 @@ def beyond_gpu(
     cuts = " and ".join(map(str, plan.cuts))
     return NoNumber(
         Reason.DOES_NOT_FIT,
-        f"its step takes {own:.1f} GiB at full depth, modelled from cuts to {cuts} blocks, "
-        f"and the GPU has {gpu_gib:.1f} GiB for it{of}",
+        f"its step takes {'' if after.gib else 'up to '}{own:.1f} GiB at full depth, modelled from cuts to "
+        f"{cuts} blocks, and the GPU has {gpu_gib:.1f} GiB for it{of}",
     )
-
-
-def _full_gib(attempt: Attempt, plan: Plan) -> float | None:
-    """Extrapolate the peak of an arm; None where it was not built at every cut."""
-    if len(attempt.ready) != len(plan.cuts):
-        return None
-    return full_peak(plan, [each.peak_gib for each in attempt.ready], [each.held for each in attempt.ready])
