@@ -131,3 +131,10 @@ def test_an_arm_is_made_by_hand_from_its_treatments(tmp_path: Path) -> None:
         "bf16": ["bf16"],
         "prescribed": ["compile-blocks"],
     }
+
+
+def test_what_tells_the_sign_is_timed_first() -> None:
+    report = json.loads(RECORDED.read_text())
+    report["facts"]["trial"]["arms"].reverse()
+    first = list(held_to_plain.wanted(report, ["compile-blocks", *held_to_plain.BF16]))[:4]
+    assert first == ["as_is", *held_to_plain.BF16]

@@ -60,7 +60,7 @@ def whole_model_compile(facts: Facts) -> Finding | NotApplicable | None:
     whole = base_of(facts.trial, blocks) if blocks else arm(facts.trial, ArmName.AS_IS)
     if whole is None:
         return NotApplicable(reason="the step as it is was not timed")
-    blocks_s = full_warm_up(facts, blocks) if blocks else of_one(whole)
+    blocks_s = of_blocks(blocks) if blocks else of_one(whole)
     if blocks is None and blocks_s is None:
         return NotApplicable(reason="compiling block by block was not timed beside it")
     whole_s = full_warm_up(facts, whole)
@@ -119,6 +119,11 @@ def of_one(whole: Arm) -> float | None:
     if first is None or last is None or kept[-1] == kept[0] or last <= first:
         return None
     return max(0.0, first - (last - first) / (kept[-1] - kept[0]) * (kept[0] - 1))
+
+
+def of_blocks(blocks: Arm) -> float | None:
+    """Return the seconds of the cut that compiled the blocks: they are the same at every depth."""
+    return max((cut.warm_up_s for cut in blocks.cuts if cut.warm_up_s is not None), default=None)
 
 
 def full_warm_up(facts: Facts, timed: Arm) -> float | None:

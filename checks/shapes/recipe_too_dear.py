@@ -34,7 +34,7 @@ https://docs.pytorch.org/ao/main/workflows/training.html
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import base_of, ratio, saved_ms
+from fp8doctor.analysis.arms import arm, base_of, ratio, saved_ms
 from fp8doctor.analysis.layer_gain import RECIPES
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.analysis.te_recipes import TE_RECIPES
@@ -49,6 +49,9 @@ from fp8doctor.registry import check
 PREFIX = "recipe-"
 """How the arms begin that differ from their base by the recipe alone; torchao's name of it follows, with
 dashes."""
+
+BY_BLOCK = "compile-blocks"
+"""The arm that recipes change where the job is one graph of several blocks."""
 
 
 @check(
@@ -70,7 +73,11 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
         reasons = sorted({each.reason for each in facts.trial.arms if _is_recipe(each) and each.reason})
         return NotApplicable(reason=f"no other recipe was timed{': ' if reasons else ''}{'; '.join(reasons)}")
     gains = [(base, each, ratio(base, each)) for each, base in others]
-    faster = [(base, each, gain) for base, each, gain in gains if gain.low > 1 and gain.median - 1 > EVEN]
+    faster = [
+        (base, each, gain)
+        for base, each, gain in gains
+        if gain.low > 1 and gain.median - 1 > EVEN and pays_by_block(facts, base, each)
+    ]
     if not faster:
         return None
     base, best, gain = max(faster, key=lambda each: each[2].median)
@@ -89,7 +96,8 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
         severity="info" if on_cpu else None,
         title=f"The recipe {recipe} is {gain.median:.2f}x as fast as {', '.join(own)}",
         explanation=(
-            f"The step takes {best.step_ms:,.1f} instead of {base.step_ms:,.1f} ms, timed in turn. "
+            f"The step takes {best.step_ms:,.1f} instead of {base.step_ms:,.1f} ms, timed in turn"
+            f"{', both compiled block by block' if base.name == BY_BLOCK else ''}. "
             + (
                 "Timed on a CPU, which says nothing about a GPU."
                 if on_cpu
@@ -129,15 +137,21 @@ def at_half_rate(own: list[str], facts: Facts) -> Finding | None:
     )
 
 
-def _is_recipe(arm: Arm) -> bool:
-    return arm.name.startswith(PREFIX) or arm.name in TE_RECIPES
+def pays_by_block(facts: Facts, base: Arm, changed: Arm) -> bool:
+    """Whether what was timed block by block is faster than the user's one graph too, where it is one."""
+    as_is = arm(facts.trial, ArmName.AS_IS)
+    return base.name != BY_BLOCK or as_is is None or ratio(as_is, changed).low > 1
 
 
-def _recipe(arm: Arm) -> str:
+def _is_recipe(timed: Arm) -> bool:
+    return timed.name.startswith(PREFIX) or timed.name in TE_RECIPES
+
+
+def _recipe(timed: Arm) -> str:
     """Name the recipe as `Linear.recipe` does."""
-    if arm.name in TE_RECIPES:
-        return TE_RECIPES[arm.name].recipe
-    return arm.name.removeprefix(PREFIX).replace("-", "_")
+    if timed.name in TE_RECIPES:
+        return TE_RECIPES[timed.name].recipe
+    return timed.name.removeprefix(PREFIX).replace("-", "_")
 
 
 def _compiled(own: str, **step_ms: float) -> Facts:

@@ -201,6 +201,8 @@ def _found_by_trial(name: str, facts: Facts) -> Step | None:
     saved = next((saved_ms(base, each) for each, base in pairs if base is not None), None)
     if treatment is None or saved is None:
         return None
+    if saved.low <= 0:
+        return _step(treatment, f"{name} is a part of the fastest step that was timed", saved, facts)
     return _step(treatment, f"{name} is faster, timed with all else equal", saved, facts)
 
 

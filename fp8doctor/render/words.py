@@ -13,6 +13,9 @@ from fp8doctor.wording import plural
 NOT_PROFILED = "not profiled"
 """Stands for the parts of a step where they are not known."""
 
+BY_BLOCK = "compile-blocks"
+"""The arm that recipes change where the job is one graph of several blocks."""
+
 FAMILIES = {
     "matmul": ("FP8 matmul", "other matmul"),
     "FP8 conversion": ("to FP8",),
@@ -66,11 +69,14 @@ def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int
         return variant(arm.name, fp8)
     alone = _treatments(arm)
     base = arm.base if recorded(arm, "base") else None
-    if base is None or in_any_window(base) != ArmName.PRESCRIBED:
+    by_block = base == BY_BLOCK
+    if base is None or not (by_block or in_any_window(base) == ArmName.PRESCRIBED):
         return _with_fixes(alone, fixes) or variant(arm.name, fp8) if fp8 else variant(arm.name, fp8)
     below = next((_treatments(each) for each in arms if each.name == base), ())
     if both := _with_fixes((*below, *alone), fixes):
         return both
+    if by_block:
+        return f"{variant(arm.name, fp8)}, by block"
     numbers = _numbers(below, fixes)
     return f"{variant(arm.name, fp8)}, {numbers or 'all fixes'}"
 

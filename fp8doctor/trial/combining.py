@@ -20,7 +20,7 @@ from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms, ra
 from fp8doctor.trial.measure.device import DeviceLost
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.room import beyond_gpu, gpu_gib
-from fp8doctor.trial.variant import ArmPlan
+from fp8doctor.trial.variant import ArmPlan, explores
 
 _log = logging.getLogger("fp8doctor")
 
@@ -94,19 +94,26 @@ def best_total(window: Window, against: NoNumber | None) -> Final | None:
 def winners_of(window: Window, base: Attempt) -> list[Attempt]:
     """Pick the explorations of ``base`` that gained beyond doubt, the best of each family."""
     gains: dict[str, tuple[float, Attempt]] = {}
-    for attempt in window.attempts:
-        plan = attempt.plan
-        if (
-            not plan.explored
-            or not plan.treatments
-            or plan.base != base.plan.name
-            or window.timed(plan.name) is None
-        ):
-            continue
-        gain, kind = window.gain(attempt, base), family(plan.treatments[0])
+    for attempt in filter(None, (_as_a_change_of(base, each, window) for each in window.attempts)):
+        gain, kind = window.gain(attempt, base), family(attempt.plan.treatments[0])
         if gain.low > 0 and (kind not in gains or gain.median > gains[kind][0]):
             gains[kind] = (gain.median, attempt)
     return [attempt for _, attempt in gains.values()]
+
+
+def _as_a_change_of(base: Attempt, attempt: Attempt, window: Window) -> Attempt | None:
+    """Return an exploration of ``base``, or of one of these, as all that it changes of ``base``; else None.
+
+    What changes an exploration has to gain on top of it.
+    """
+    plan = attempt.plan
+    below = window.timed(plan.base) if plan.base and explores(plan) and window.timed(plan.name) else None
+    if below is None or below.plan.name == base.plan.name:
+        return attempt if below else None
+    if not explores(below.plan) or below.plan.base != base.plan.name:
+        return None
+    both = replace(attempt, plan=together(below.plan, [plan], plan.name))
+    return both if window.gain(attempt, below).low > 0 else None
 
 
 def rivals_of(window: Window, base: Attempt) -> list[tuple[ArmPlan, Attempt]]:

@@ -56,7 +56,7 @@ from fp8doctor.trial.measure.room import beyond_gpu, gpu_gib, not_fitting, room_
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
 from fp8doctor.trial.state.undisturbed import free, undisturbed
-from fp8doctor.trial.variant import ArmPlan
+from fp8doctor.trial.variant import ArmPlan, explores
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
@@ -310,6 +310,7 @@ def _costs(attempts: Sequence[Attempt]) -> dict[str, Cost]:
             tuple(ready.step_s for ready in each.ready),
             any(_compiled(ready) for ready in each.ready),
             bool(each.plan.fp8),
+            each.plan.by_block,
         )
         for each in attempts
         if each.ready
@@ -333,12 +334,6 @@ def _enough_s(attempts: Sequence[Attempt], budget: Budget) -> float | None:
 
 def _compiled(ready: Ready) -> bool:
     return ready.compiled.graphs is not NOT_RECORDED and ready.compiled.graphs > 0
-
-
-def explores(plan: ArmPlan) -> bool:
-    """Whether the arm may become a part of the prescription unasked. A mere measurement may not, and needs no
-    final window."""
-    return plan.explored and bool(plan.treatments)
 
 
 def _without_times(run: TrialRun, no_number: NoNumber) -> Trial:

@@ -56,3 +56,11 @@ class ArmPlan:
     """Tokens of its step / tokens of the step as it is."""
     compiled: bool = False
     """Whether compiled regions must be seen in it."""
+    by_block: bool = False
+    """Whether it compiles single blocks, in place of the user's own marks."""
+
+
+def explores(plan: ArmPlan) -> bool:
+    """Whether the arm may become a part of the prescription unasked. A mere measurement may not, and needs no
+    final window."""
+    return plan.explored and bool(plan.treatments)

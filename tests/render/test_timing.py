@@ -15,6 +15,7 @@ from fp8doctor.facts import Arm, Facts, Family, recorded
 from fp8doctor.render import markdown, text
 from fp8doctor.render.terminal import columns
 from fp8doctor.render.timing import COLUMNS, timing
+from fp8doctor.render.words import variant_of
 from fp8doctor.report import Report
 from fp8doctor.wording import error_in_words
 from tests.checks.arms import failed, ran, timed
@@ -191,6 +192,17 @@ def test_a_profile_that_failed_has_its_reason() -> None:
     assert notes(arm, gaps={"trial.arms.breakdown": reason}) == (
         f"Where the time goes is not known of every variant: {reason}.",
     )
+
+
+def test_a_recipe_that_was_timed_by_block_says_so() -> None:
+    arms = [
+        Arm(name="compile-blocks", base="as_is", treatments=("compile-blocks",)),
+        Arm(name="recipe-rowwise", base="compile-blocks", treatments=("recipe-rowwise",)),
+    ]
+    fixes = {"recipe-rowwise": 1}
+    assert variant_of(arms[1], arms, True, {}) == "FP8 rowwise, by block"
+    assert variant_of(arms[1], arms, True, fixes) == "FP8 rowwise, by block", "fix 1 alone was not timed"
+    assert variant_of(arms[1], arms, True, {**fixes, "compile-blocks": 2}) == "FP8 with fixes 1 and 2"
 
 
 def test_a_peak_that_the_cuts_leave_open_has_its_reason() -> None:

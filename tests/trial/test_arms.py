@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama, lora
 from tests.stand_ins import transformer_engine as te
+from tests.stand_ins.scaled_mm import needs_rowwise_scaled_mm
 
 pytestmark = pytest.mark.slow
 
@@ -291,10 +293,34 @@ def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
     assert found == {
         **BASELINES,
         "bf16_as_compiled": None,
-        "recipe-tensorwise": "as_is",
-        "recipe-rowwise-with-gw-hp": "as_is",
         "compile-blocks": "as_is",
+        "recipe-tensorwise": "compile-blocks",
+        "recipe-rowwise-with-gw-hp": "compile-blocks",
     }
+    assert list(found)[-3:] == ["compile-blocks", "recipe-tensorwise", "recipe-rowwise-with-gw-hp"]
+    by_block = {name for name, plan in plans(job(model)).items() if plan.by_block}
+    assert by_block == {"bf16_compiled", *list(found)[-3:]}
+    assert bases(job(model), "compile-blocks")["recipe-tensorwise"] == "prescribed"
+    assert plans(job(model), "compile-blocks")["recipe-tensorwise"].by_block
+    assert not plans(job(model), "compile-model")["recipe-tensorwise"].by_block
+
+
+@needs_rowwise_scaled_mm
+def test_a_recipe_is_timed_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled by a backend that makes no kernels."""
+    monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(nn.Module.compile, backend="eager"))
+    model = float8(Stacked().bfloat16())
+    model.compile()
+    timed = tried(model, TOKENS["input_ids"], "as_is", "compile-blocks", "recipe-rowwise").trial.arms
+    assert [(each.name, each.base, each.reason) for each in timed] == [
+        ("as_is", None, None),
+        ("compile-blocks", "as_is", None),
+        ("recipe-rowwise", "compile-blocks", None),
+    ]
+    whole, blocks, recipe = timed
+    assert whole.graphs_run == 1
+    assert recipe.graphs_run == blocks.graphs_run == 3
+    assert recipe.fp8_gemms
 
 
 def test_a_model_without_fp8_is_tried_in_two_recipes() -> None:

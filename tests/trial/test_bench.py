@@ -382,6 +382,30 @@ def test_one_graph_is_compiled_ahead_at_every_cut_and_begun_at_the_deepest(whole
     assert [ready.warm_up_s for ready in attempt.ready] == [1e3, 1e3], "the seconds of cold caches"
 
 
+def test_blocks_of_a_job_in_one_graph_are_compiled_once_for_all_cuts() -> None:
+    model = Decoder(26)
+    model.compile(backend="eager")
+    job = Job(
+        model=model,
+        target=Target(),
+        workload=Workload(accumulate=1),
+        batch=torch.randint(0, 96, (1, 8)),
+        loss=mean,
+    )
+    of = bench.Bench(job, ["blocks"], torch.device("cpu"), ahead=(beside := Beside()))
+    blocks = on_model(compile_blocks, lists=["blocks"], backend="eager")
+    plans = [ArmPlan(ArmName.AS_IS, as_it_is), ArmPlan("compile-blocks", blocks, by_block=True)]
+    of.compile_ahead(plans)
+    before = compiled_so_far().frames
+    of.build(attempt := Attempt(plans[1]))
+    frames = compiled_so_far().frames - before
+    of.close()
+    assert beside.asked == [(ArmName.AS_IS, {"blocks": 2}), ("compile-blocks", None)]
+    assert beside.taken == [("compile-blocks", 2)] * 2
+    assert attempt.no_number is None
+    assert [ready.compiled.graphs for ready in attempt.ready] == [frames] * 2
+
+
 class Numbered(Block):
     """A block that is compiled for the number of its model's blocks."""
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.trial import conductor
+from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure import budget, timer
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget, Cost, expected
@@ -159,7 +160,7 @@ def took(
     ]
     attempts, bench, of_trial = (
         [Attempt(plan) for plan in plans],
-        SimpleNamespace(build=build, device=torch.device("cpu"), frees_gib=lambda: 0.0),
+        SimpleNamespace(build=build, device=CPU, frees_gib=lambda: 0.0, plan=Plan((), (Cut({}),))),
         Budget(budget_s, clock()),
     )
     clock.now_s += before_s
@@ -263,10 +264,29 @@ def test_the_second_recipe_is_expected_to_cost_what_the_first_did() -> None:
 
 def test_compiling_blocks_costs_a_part_of_what_is_compiled_as_one() -> None:
     as_one = {"as_is": Cost(30.0, (0.04,), True), "bf16": Cost(0.5, (0.04,))}
-    assert expected(as_one, "as_is", name="compile-blocks", compiles=True) == Cost(9.0, (0.04,), True)
+    assert expected(as_one, "as_is", name="compile-blocks", compiles=True) == Cost(
+        9.0, (0.04,), True, by_block=True
+    )
     assert expected(COSTS, "as_is", name="compile-blocks", compiles=True) == Cost(4.0, (0.1, 0.2), True), (
         "an eager base tells nothing of it"
     )
+
+
+def test_a_recipe_by_block_costs_what_blocks_cost() -> None:
+    """However long the graph of the step as it is compiled."""
+    blocks = Cost(10.0, (0.04,), True, True, by_block=True)
+    costs = {"as_is": Cost(94.0, (0.04,), True, True), "compile-blocks": blocks}
+    found = expected(costs, "compile-blocks", name="recipe-tensorwise", compiles=True, fp8=True)
+    assert found == replace(blocks, build_s=15.0)
+    last = expected(
+        {**costs, "recipe-tensorwise": replace(blocks, build_s=12.0)},
+        "compile-blocks",
+        name="recipe-rowwise-with-gw-hp",
+        compiles=True,
+        fp8=True,
+    )
+    assert last == replace(blocks, build_s=12.0)
+    assert expected(costs, "as_is", name="checkpointing-off", compiles=True, fp8=True) == costs["as_is"]
 
 
 def test_an_arm_fits_when_its_build_the_least_window_and_all_that_follows_do() -> None:

@@ -57,3 +57,32 @@ def test_where_the_fixes_do_not_fit_together_the_best_that_fits_alone_is_prescri
         "prescribed",
         "prescribed_first",
     ]
+
+
+@pytest.mark.parametrize(
+    ("blocks_ms", "recipe_ms", "prescribed"),
+    [
+        (22.0, 15.0, ("compile-blocks", "recipe-tensorwise")),  # blocks alone cost time
+        (15.0, 12.0, ("compile-blocks", "recipe-tensorwise")),
+        (12.0, 12.0, ("compile-blocks",)),  # the recipe adds nothing
+        (30.0, 25.0, None),  # faster by block, and slower than the graph
+        (22.0, 24.0, None),
+    ],
+)
+def test_a_recipe_that_was_timed_by_block_is_prescribed_with_the_blocks(
+    blocks_ms: float, recipe_ms: float, prescribed: tuple[str, ...] | None
+) -> None:
+    times = {"as_is": 20.0, "compile-blocks": blocks_ms, "recipe-tensorwise": recipe_ms}
+    samples = {(name, 0): [ms + 0.01 * number for number in range(9)] for name, ms in times.items()}
+    done: list[str] = []
+    plans = [ArmPlan("as_is", as_it_is, fp8=True)] + [
+        ArmPlan(name, as_it_is, (name,), True, base, lambda of, name=name: done.append(name) or of, True)  # type: ignore[misc]
+        for name, base in (("compile-blocks", "as_is"), ("recipe-tensorwise", "compile-blocks"))
+    ]
+    tracer = cast(Any, SimpleNamespace(bench=SimpleNamespace(plan=Plan((), (Cut({}),)))))
+    final = best_total(Window(tracer, list(map(Attempt, plans)), samples), None)
+    assert (tuple(final.attempts[0].plan.treatments) if final else None) == prescribed
+    if final and prescribed:
+        final.attempts[0].plan.make(cast(Any, None))
+        assert tuple(done) == prescribed, "the arm that applies it does what was timed"
+        assert final.samples == {("prescribed", 0): samples[prescribed[-1], 0]}

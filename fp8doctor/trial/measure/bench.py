@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from fp8doctor.examine.compile_marks import step_mark
 from fp8doctor.facts import Health
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
@@ -198,10 +199,19 @@ class Bench:
 
         One graph of the step as it is is left to the trial at the deepest cut, where the trial begins then.
         """
-        numbers = range(len(self.plan.cuts))[::-1] if self.as_one else range(1)
-        own = (ArmName.AS_IS, len(self.plan.cuts) - 1)
-        work = [each for plan in plans for number in numbers if (each := (plan.name, number)) != own]
-        self._helped = self._ahead.begin(work, [cut.kept if self.as_one else None for cut in self.plan.cuts])
+        numbers, own = range(len(self.plan.cuts))[::-1], (ArmName.AS_IS, len(self.plan.cuts) - 1)
+        every = ((plan.name, self._ahead_at(plan, number)) for plan in plans for number in numbers)
+        work = [each for each in dict.fromkeys(every) if each != own or not self.as_one]
+        cuts = [cut.kept for cut in self.plan.cuts] if self.as_one else []
+        self._helped = self._ahead.begin(work, [*cuts, None])
+
+    def _as_one(self, plan: ArmPlan) -> bool:
+        """Whether one graph of this arm holds several blocks. A step that is compiled stays one."""
+        return self.as_one and not (plan.by_block and step_mark(self.job.training_step) is None)
+
+    def _ahead_at(self, plan: ArmPlan, number: int) -> int:
+        """Return the number under which an arm is compiled ahead for a cut: blocks have one for all."""
+        return number if self._as_one(plan) else len(self.plan.cuts) if self.as_one else 0
 
     def _build_cuts(self, attempt: Attempt, until: float) -> None:
         """Make the arm at every cut. What is compiled block by block is compiled for the deepest and serves
@@ -210,10 +220,11 @@ class Bench:
         made: dict[int, Ready] = {}
         cold_s: dict[int, float | None] = {}
         own: Classes = {}
-        for number in numbers if self.as_one and not self._helped else reversed(numbers):
-            if made and time.monotonic() + self._further_s(made, number) > until:
+        as_one = self._as_one(attempt.plan)
+        for number in numbers if as_one and not self._helped else reversed(numbers):
+            if made and time.monotonic() + self._further_s(made, number, as_one=as_one) > until:
                 raise Overrun
-            work = attempt.plan.name, number if self.as_one else 0
+            work = attempt.plan.name, self._ahead_at(attempt.plan, number)
             cold_s[number] = self._ahead.take(work, patience_s(until))
             ready = self._at_cut(attempt.plan, number, own)
             if made and own and ready.compiled.graphs and ready.compiled.recompilations != 0:
@@ -221,7 +232,7 @@ class Bench:
             elif made and own:  # as many as the cut that compiled them
                 ready.compiled.graphs = next(iter(made.values())).compiled.graphs
             made[number] = ready
-            if not self._serves_others(ready.model):
+            if as_one or not self._serves_others(ready.model):
                 own = {}
         for number, ready in made.items():
             ready.warm_up_s = max(ready.warm_up_s, cold_s[number] or 0.0)
@@ -241,15 +252,13 @@ class Bench:
         """Whether what was compiled for an arm at one cut is what the others run: graphs of single blocks,
         and no recorded kernels."""
         lists = [stack.name for stack in self.plan.stacks]
-        return model is not None and not (
-            self.as_one or one_graph(model, lists) or records_cuda_graphs(model)
-        )
+        return model is not None and not one_graph(model, lists) and not records_cuda_graphs(model)
 
-    def _further_s(self, made: dict[int, Ready], number: int) -> float:
+    def _further_s(self, made: dict[int, Ready], number: int, *, as_one: bool) -> float:
         """Estimate the least that a further cut takes by the last: one graph compiles for every block of it,
         and single blocks are compiled already."""
         last = next(reversed(made))
-        if not self.as_one:
+        if not as_one:
             return LEAST_WARM_UP * made[last].step_s
         here, there = (sum(self.plan.cuts[each].kept.values()) for each in (number, last))
         return made[last].warm_up_s * min(1.0, here / there)
@@ -306,11 +315,8 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def _alloc_retries(self) -> int | None:
-        return (
-            torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0)
-            if self.device.type == "cuda"
-            else None
-        )
+        on_cuda = self.device.type == "cuda"
+        return torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0) if on_cuda else None
 
     def time(self, attempts: Sequence[Attempt], until: float, latest: float = math.inf) -> Samples:
         """Time the arms in turn: samples in ms by arm and cut."""

@@ -71,6 +71,8 @@ class Cost:
     """One step at each cut."""
     compiles: bool = False
     fp8: bool = False
+    by_block: bool = False
+    """Whether it compiles single blocks, in place of the user's own marks."""
 
 
 @dataclass(frozen=True)
@@ -208,22 +210,28 @@ def expected(
     """Estimate what the arm ``name`` will cost: as much as its ``base``, or as the dearest that compiles when
     it compiles too.
 
-    Compiling blocks costs a part of a base that is compiled as one graph, FP8 more than BF16, and another
-    recipe as much as the last one, which was dearer than the base. None when there is nothing to go by.
+    Compiling blocks costs a part of a base that is compiled as one graph, and what changes such an arm is
+    held to others by block. FP8 costs more than BF16, and another recipe as much as the last one, which was
+    dearer than the base. None when there is nothing to go by.
     """
     like = costs.get(base or ArmName.AS_IS) or costs.get(ArmName.AS_IS)
     if like is None:
         return None
     if name == BLOCKWISE and like.compiles:
-        return Cost(BLOCKWISE_SHARE * like.build_s, like.steps_s, like.compiles, like.fp8)
+        return Cost(BLOCKWISE_SHARE * like.build_s, like.steps_s, like.compiles, like.fp8, by_block=True)
     recipes = [cost.build_s for other, cost in costs.items() if other.startswith(RECIPE)]
     if name.startswith(RECIPE) and recipes:
-        return Cost(max(recipes), like.steps_s, like.compiles, like.fp8)
+        return Cost(max(recipes), like.steps_s, like.compiles, like.fp8, like.by_block)
     compiles, fp8 = compiles or like.compiles, fp8 or like.fp8
-    alike = [cost for cost in costs.values() if compiles and cost.compiles and (fp8 or not cost.fp8)]
+    alike = [
+        cost
+        for cost in costs.values()
+        if compiles and cost.compiles and (fp8 or not cost.fp8) and (cost.by_block or not like.by_block)
+    ]
     dearer = DEARER_FP8 if fp8 and not any(cost.fp8 for cost in alike) else 1.0
     build_s = max(like.build_s, *(dearer * cost.build_s for cost in alike), 0.0)
-    return Cost(build_s * (DEARER_RECIPE if name.startswith(RECIPE) else 1.0), like.steps_s, compiles, fp8)
+    build_s *= DEARER_RECIPE if name.startswith(RECIPE) else 1.0
+    return Cost(build_s, like.steps_s, compiles, fp8, like.by_block)
 
 
 def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:

@@ -133,8 +133,10 @@ def beyond_gpu(
     whatever it takes.
     """
     as_is = next((each for each in attempts if each.plan.name == ArmName.AS_IS), None)
-    before, after = (each.full_peak(plan) if each else None for each in (as_is, attempt))
-    if gpu_gib is None or before is None or after is None or attempt is as_is or plan.whole:
+    if gpu_gib is None or as_is is None or attempt is as_is or plan.whole:
+        return None
+    before, after = as_is.full_peak(plan), attempt.full_peak(plan)
+    if before is None or after is None:
         return None
     now, own = before.most_gib, after.most_gib
     if attempt.plan.treatments:

@@ -122,3 +122,11 @@ def test_cuts_are_carried_on_to_the_full_depth(facts: Facts) -> None:
     deep = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, blocks={"blocks": 24}))
     assert check.full_warm_up(deep, ran("as_is", cuts=cuts)) == pytest.approx(74.0)
     assert check.full_warm_up(deep, ran("as_is", cuts=cuts[::-1][1:])) == pytest.approx(14.0)
+
+
+def test_blocks_take_what_the_cut_took_that_compiled_them(facts: Facts) -> None:
+    cuts = tuple(
+        msgspec.structs.replace(facts.trial.arms[0].cuts[0], blocks={"blocks": kept}, warm_up_s=seconds)
+        for kept, seconds in ((2, 0.2), (6, 13.0))
+    )
+    assert check.of_blocks(ran("compile-blocks", 100.0, cuts=cuts)) == 13.0

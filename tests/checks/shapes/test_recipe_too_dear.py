@@ -184,3 +184,22 @@ def test_a_gpu_that_multiplies_block_scaled_fp8_faster(recipe: str, gpu: str, to
     if finding is not None:
         assert (finding.severity, finding.evidence["own_recipe"]) == ("info", (recipe,))
         assert "nothing was timed" in finding.explanation
+
+
+@pytest.mark.parametrize(("recipe_ms", "found"), [(90.0, True), (125.0, False)])
+def test_a_recipe_that_was_timed_by_block_has_to_beat_the_one_graph(
+    look: Look, recipe_ms: float, found: bool
+) -> None:
+    facts = timed(
+        look(converted("rowwise"), tokens=16384),
+        ran("as_is", 110.0),
+        ran("compile-blocks", 140.0, base="as_is"),
+        ran("recipe-tensorwise", recipe_ms, base="compile-blocks"),
+    )
+    finding = recipe_too_dear(facts)
+    assert (finding is not None) is found
+    if isinstance(finding, Finding):
+        assert finding.explanation.startswith(
+            "The step takes 90.0 instead of 140.0 ms, timed in turn, both compiled block by block. "
+        )
+        assert finding.evidence["of_arm"] == "compile-blocks"
