@@ -38,7 +38,8 @@ print(json.dumps(examine(job).to_dict()))
 
 
 SERVER = """
-import json, os, sys, traceback
+import gc, json, os, sys, traceback
+gc.set_threshold(100_000, 50, 100)
 
 def serve(orders, answers):
     further = {}
@@ -58,6 +59,7 @@ def serve(orders, answers):
 def grown(line):
     orders, to_child = os.pipe()
     from_child, answers = os.pipe()
+    gc.freeze()
     if not os.fork():
         os.close(to_child)
         os.close(from_child)
@@ -75,6 +77,7 @@ def grown(line):
     return os.fdopen(to_child, "w"), os.fdopen(from_child)
 
 def ended(order):
+    gc.freeze()
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -98,7 +101,8 @@ os.dup2(2, 1)
 serve(sys.stdin, answers)
 """
 """Runs each program in a fork of a process that has done its imports, in which nothing else ran. Such a
-process is itself the fork of one with an import less: what two programs both import is imported once."""
+process is itself the fork of one with an import less: what two programs both import is imported once. The
+thresholds of the collector are those of `tests/conftest.py`, and what was imported is no garbage."""
 
 SHARED = ("torch", "torchao", "accelerate", "transformers", "peft")
 """Packages that many programs import, and that take the time: they are imported before all others."""
