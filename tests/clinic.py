@@ -44,8 +44,9 @@ HEAVY = {
 """The module of a package that every patient with this package imports, and that takes the time. The one of
 transformers imports torch and torchao."""
 
-READ_LATE = ("os.environ['ACCELERATE_", "os.environ['FP8_")
-"""Statements that prepare no import: Accelerate reads its variables when an Accelerator is made."""
+READ_LATE = ("os.environ['ACCELERATE_", "os.environ['FP8_", "sys.path.insert(0, ")
+"""Statements that prepare no import of `HEAVY`: Accelerate reads its variables when an Accelerator is made,
+and the folders hold what stands in for Transformer Engine and for the metadata of others."""
 
 KEPT_IN = "FP8DOCTOR_TESTS_KEEP_FACTS_IN"
 """A variable that names a folder: facts of one run of the tests, kept there for the matrix of the same
@@ -114,8 +115,6 @@ def seen(patient: Patient) -> tuple[Examination, dict[str, Any] | None]:
     if imports is None:
         examination, course = examine_in_worker(str(patient.path), progress=lambda stage: None), None
     else:
-        if HEAVY["transformers"] in imports:
-            imports -= {HEAVY["torch"], HEAVY["torchao"]}
         lines = [f"import {each}" for each in sorted(imports)]
         printed = live.printed("\n".join((*lines, EXAMINE)), str(patient.path))
         said = json.loads(printed.splitlines()[-1])

@@ -4,8 +4,6 @@ silent."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,10 +21,9 @@ from fp8doctor.checks.compilation.eager_float8 import eager_float8
 from fp8doctor.checks.compilation.only_linears_compiled import only_linears_compiled
 from fp8doctor.facts import Dynamo, Facts, Software
 from fp8doctor.finding import Finding, NotApplicable
+from tests.checks.environment import live
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).resolve().parents[3]
 
 Look = Callable[..., Facts]
 
@@ -192,8 +189,10 @@ def test_a_graph_break_is_no_failure(look: Look, clean_dynamo: None) -> None:
 
 
 PROGRAM = """
-import json, sys
+import json, os, sys
 import torch
+assert "torch._dynamo.config" not in sys.modules
+os.environ[sys.argv[1]] = sys.argv[2]
 from torch import nn
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.examine import examine
@@ -226,17 +225,7 @@ json.dump([[f.severity, f.title, f.treatment.code] for f in report.findings], sy
 def test_variables_that_torch_reads_when_it_is_imported(
     variable: str, value: str, severity: str | None
 ) -> None:
-    environment = os.environ | {variable: value, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    findings = json.loads(done.stdout)
+    findings = json.loads(live.printed(PROGRAM, variable, value))
     if severity is None:
         assert findings == []
     else:

@@ -38,31 +38,74 @@ print(json.dumps(examine(job).to_dict()))
 
 
 SERVER = """
-import json, os, sys, traceback
-answers = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-exec(sys.argv[1])
-for line in sys.stdin:
-    order = json.loads(line)
-    child = os.fork()
-    if not child:
-        os.environ.update(order["variables"])
-        sys.argv[1:] = order["arguments"]
-        for number, file in ((1, order["stdout"]), (2, order["stderr"])):
-            os.dup2(os.open(file, os.O_WRONLY), number)
+import gc, json, os, sys, traceback
+gc.set_threshold(100_000, 50, 100)
+
+def serve(orders, answers):
+    further = {}
+    for line in orders:
+        order = json.loads(line)
+        if order["imports"]:
+            first, *order["imports"] = order["imports"]
+            if first not in further:
+                further[first] = grown(first)
+            theirs, answered = further[first]
+            print(json.dumps(order), file=theirs, flush=True)
+            answer = answered.readline().strip()
+        else:
+            answer = ended(order)
+        print(answer, file=answers, flush=True)
+
+def grown(line):
+    orders, to_child = os.pipe()
+    from_child, answers = os.pipe()
+    gc.freeze()
+    if not os.fork():
+        os.close(to_child)
+        os.close(from_child)
         status = 1
         try:
-            exec(compile(order["program"], "<string>", "exec"))
+            exec(line, globals())
+            serve(os.fdopen(orders), os.fdopen(answers, "w"))
             status = 0
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
             os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
+    os.close(orders)
+    os.close(answers)
+    return os.fdopen(to_child, "w"), os.fdopen(from_child)
+
+def ended(order):
+    gc.freeze()
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.environ.update(order["variables"])
+    sys.argv[1:] = order["arguments"]
+    for number, file in ((1, order["stdout"]), (2, order["stderr"])):
+        os.dup2(os.open(file, os.O_WRONLY), number)
+    status = 1
+    try:
+        exec(compile(order["program"], "<string>", "exec"), globals())
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+serve(sys.stdin, answers)
 """
-"""Imports once what the programs import, and runs each program in a fork, in which nothing else ran."""
+"""Runs each program in a fork of a process that has done its imports, in which nothing else ran. Such a
+process is itself the fork of one with an import less: what two programs both import is imported once. The
+thresholds of the collector are those of `tests/conftest.py`, and what was imported is no garbage."""
+
+SHARED = ("torch", "torchao", "accelerate", "transformers", "peft")
+"""Packages that many programs import, and that take the time: they are imported before all others."""
 
 
 @functools.cache
@@ -94,9 +137,10 @@ def printed(program: str, *arguments: str, **variables: str) -> str:
     """What the program prints with these arguments and environment variables. Accelerate reads its variables
     when an Accelerator is made; a program with others has its imports done with them."""
     early = {name: value for name, value in variables.items() if not name.startswith("ACCELERATE_")}
-    server = _server(_imports(program), *early.items())
+    server = _server(*early.items())
     with tempfile.NamedTemporaryFile() as stdout, tempfile.NamedTemporaryFile() as stderr:
         order = {
+            "imports": _imports(program),
             "program": program,
             "arguments": arguments,
             "variables": variables,
@@ -111,28 +155,31 @@ def printed(program: str, *arguments: str, **variables: str) -> str:
         return stdout.read().decode()
 
 
-def _imports(program: str) -> str:
+def _imports(program: str) -> list[str]:
     """The imports of a program that any process can do, in one order; what lies in a folder of a test is left
     to the program."""
-    found = (node for node in ast.parse(program).body if isinstance(node, (ast.Import, ast.ImportFrom)))
-    named = {
-        ast.unparse(node): node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-        for node in found
-    }
-    return "\n".join(
-        sorted(line for line, module in named.items() if find_spec(str(module).partition(".")[0]))
+    package_of: dict[str, str] = {}
+    for node in ast.parse(program).body:
+        if isinstance(node, ast.Import):
+            package_of |= {f"import {each.name}": each.name.partition(".")[0] for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package_of[ast.unparse(node)] = str(node.module).partition(".")[0]
+    ranks = {package: rank for rank, package in enumerate(SHARED)}
+    return sorted(
+        (line for line, package in package_of.items() if find_spec(package)),
+        key=lambda line: (ranks.get(package_of[line], len(SHARED)), line.split()[0] != "import", line),
     )
 
 
 @functools.cache
-def _server(imports: str, *variables: tuple[str, str]) -> subprocess.Popen[str]:
-    """The process that forks for programs with these imports; it ends with the tests, which closes its
+def _server(*variables: tuple[str, str]) -> subprocess.Popen[str]:
+    """The process that forks for programs with these variables; it ends with the tests, which closes its
     stdin."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "FP8_"))
     }
     return subprocess.Popen(
-        [sys.executable, "-c", SERVER, imports],
+        [sys.executable, "-c", SERVER],
         cwd=ROOT,
         env=environment | dict(variables),
         stdin=subprocess.PIPE,

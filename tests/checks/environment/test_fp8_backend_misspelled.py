@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
 
 import msgspec
 import pytest
@@ -14,7 +11,7 @@ import pytest
 from fp8doctor.checks.environment.fp8_backend_misspelled import BACKENDS, HEALTHY, SICK
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.facts import NOT_RECORDED, Accelerate, Environment, Package, Target, Training
-from tests.checks.environment.live import finding_of, launched, outcome_of
+from tests.checks.environment.live import finding_of, launched, outcome_of, printed
 
 WRITTEN = ("te", "ao", "torchao", "", " TE", "TE", "AO", "MSAMP", "NO", "transformer_engine")
 
@@ -37,17 +34,7 @@ for written in json.loads(sys.argv[1]):
         said[written] = str(error)
 print(json.dumps(said))
 """
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(WRITTEN)],
-        env=plain,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    said: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    said: dict[str, str] = json.loads(printed(program, json.dumps(WRITTEN)).splitlines()[-1])
     return said
 
 
