@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_speedup
-from fp8doctor.analysis.outcome import bf16_as_prescribed, bf16_saves, is_noise, stays_in_bf16
+from fp8doctor.analysis.outcome import bf16_saves, is_noise, stays_in_bf16
 from fp8doctor.analysis.token_crossing import crossing
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, MORE_TOKENS, STAY_IN_BF16
 from fp8doctor.cost.step import with_tokens
@@ -54,7 +54,7 @@ def _measured(report: Document, steps: Sequence[Step]) -> str:
     bf16 = _bf16_after(facts, steps) if recorded(facts, "trial") else None
     if bf16 is None or facts.trial.device == "cpu":
         return ""
-    without_fp8 = f"leave it off, {_in_bf16(facts, bf16)}."
+    without_fp8 = f"leave it off, {in_ms(bf16.step_ms)} in {_form(bf16)}."
     leave_off = f"FP8 cannot win here: {without_fp8}"
     if stays_in_bf16(facts):
         return leave_off
@@ -105,14 +105,6 @@ def _against(facts: Facts, total: Arm, beginning: str, leave_off: str) -> str:
     return (
         f"{now}, {times(measure.step_ms, total.step_ms)} of the best BF16 ({in_ms(measure.step_ms)}){stays}."
     )
-
-
-def _in_bf16(facts: Facts, bf16: Arm) -> str:
-    """Say what a step takes in BF16, with what else the plan holds where that was timed."""
-    planned = bf16_as_prescribed(facts)
-    if planned is None:
-        return f"{in_ms(bf16.step_ms)} in {_form(bf16)}"
-    return f"{in_ms(planned.step_ms)} in {_form(bf16)} without checkpointing"
 
 
 def _form(bf16: Arm) -> str:

@@ -23,7 +23,6 @@ ENDS = {
     "vit_large": "FP8 loses with all that was timed: leave it off, 57.6 ms in compiled BF16.",
     "te_checkpointed_inside": "FP8 cannot win here: leave it off, 11.5 ms in BF16 without checkpointing.",
     "vit": "FP8 cannot win here: leave it off, 16.3 ms in BF16.",
-    "te_checkpointed_inside": "FP8 cannot win here: leave it off, 11.5 ms in BF16 without checkpointing.",
     "te_checkpointed": "After all fixes about 1.18x of the best BF16 (modelled on H200).",
     "unaligned": "How fast the step is after that was not measured.",
     "accelerate_eager": "FP8 cannot win here (modelled): leave it off.",
