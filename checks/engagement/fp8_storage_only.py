@@ -8,9 +8,10 @@ FP8Linear (checkpoints with `quant_method: fp8`) and FbgemmFp8Linear, torchao te
 Why it costs time. FP8 training pays in three GEMMs of a layer: output, input gradient, weight
 gradient. Stored FP8 weights give the first one at best. In the backward pass they are converted
 back to BF16 every step and multiplied there, they get no gradient, and with torchao's dynamic
-inference tensors the backward raises. So a LoRA run on such a base is no faster than on a BF16 one,
-and often slower; what it saves is memory. FP8Linear of transformers 4.57 to 5.21 has no backward at
-all: its output carries no gradient, and layers in front of it learn nothing, without an error.
+inference tensors the backward raises, but under Unsloth. So a LoRA run on such a base is no faster
+than on a BF16 one, and often slower; what it saves is memory. FP8Linear of transformers 4.57 to
+5.21 has no backward at all: its output carries no gradient, and layers in front of it learn
+nothing, without an error.
 
 What to do. For speed load BF16 weights and convert them for training; for memory keep them and
 expect no speed.
@@ -59,6 +60,10 @@ NO_BACKWARD = "before transformers 5.22.0 its output carries no gradient: layers
 DYNAMIC_TENSOR = 'its backward raises "derivative for aten::_scaled_mm is not implemented"'
 """torchao weights with dynamically quantized activations, 0.13 to 0.18; ao#4376."""
 
+UNSLOTH_TENSOR = "under Unsloth its backward converts the weight back to BF16 and multiplies there"
+"""The same weights under Unsloth's layers: 28 FP8 GEMMs in the forward of 28 layers on an H200, none in the
+backward (Unsloth 2026.10.9, torchao 0.18)."""
+
 WEIGHT_ONLY_TENSOR = "its forward and backward dequantise the weight and multiply in 16 bits"
 """torchao weight-only tensors, 0.13 to 0.18: ``quantization/quantize_/workflows/float8/float8_tensor.py``."""
 
@@ -96,7 +101,7 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
         title=f"{count} only store their weights in FP8" + ("" if trained else ", and nothing is trainable"),
         breaks="layers_do_not_learn" if trained and cut else NOT_RECORDED,
         explanation="This is FP8 for inference and for memory: at best the forward GEMM runs in FP8, and "
-        f"{NO_BACKWARD if cut else backward_of(stored)}. "
+        f"{NO_BACKWARD if cut else backward_of(stored, facts)}. "
         + (
             "Training gets no FP8 speed from it."
             if trained
@@ -142,12 +147,12 @@ def stores_fp8(linear: Linear) -> bool:
 def cuts_gradient(stored: list[Linear], facts: Facts) -> bool:
     """Whether these are FP8Linears of a transformers that gives them no backward, and Unsloth none either."""
     packages = facts.packages()
-    installed, unsloth = packages.get("transformers"), packages.get("unsloth")
+    installed = packages.get("transformers")
     if (
         not any(linear.kind.endswith(".FP8Linear") for linear in stored)
         or installed is None
         or not recorded(installed, "version")
-        or (unsloth is not None and recorded(unsloth, "imported") and unsloth.imported)
+        or under_unsloth(facts)
     ):
         return False
     try:
@@ -156,13 +161,21 @@ def cuts_gradient(stored: list[Linear], facts: Facts) -> bool:
         return False
 
 
-def backward_of(stored: list[Linear]) -> str:
+def under_unsloth(facts: Facts) -> bool:
+    """Whether Unsloth is loaded, which gives such layers a backward of its own."""
+    unsloth = facts.packages().get("unsloth")
+    return unsloth is not None and recorded(unsloth, "imported") and unsloth.imported
+
+
+def backward_of(stored: list[Linear], facts: Facts) -> str:
     """Tell what the backward of these layers does, by the class of the first."""
     if not stored:
         return PLAIN_PARAMETER
     first = stored[0]
     if first.stack == "torchao":
-        return DYNAMIC_TENSOR if first.features.get("activations_quantized") else WEIGHT_ONLY_TENSOR
+        if not first.features.get("activations_quantized"):
+            return WEIGHT_ONLY_TENSOR
+        return UNSLOTH_TENSOR if under_unsloth(facts) else DYNAMIC_TENSOR
     return BACKWARD.get(first.kind.rpartition(".")[2], PLAIN_PARAMETER)
 
 

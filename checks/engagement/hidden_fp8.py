@@ -9,7 +9,9 @@ precision is. On an H200 a Trainer with bf16=True so trained 15 te.Linear in FP8
 FP8 seems to bring nothing, its memory and its numerics are taken for BF16's, and checkpoints of it
 carry FP8 state.
 
-What to do. Take the backend out of the environment of the BF16 run, or say fp8.
+What to do. Take the backend out of the environment of the BF16 run, or say fp8. Where the launcher
+says fp8 too and TrainingArguments say bf16, FP8 runs as it was asked for, by Transformer Engine's
+own default recipe; leave the flags off.
 
     ACCELERATE_FP8_BACKEND=TE python train.py   # before: bf16=True, and FP8 runs
     python train.py                             # after
@@ -23,6 +25,7 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerato
 
 from __future__ import annotations
 
+from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Training
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -56,8 +59,8 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
     )
     if said == "fp8":
         return None
-    variables = facts.variables()
-    by_variable = variables.get("ACCELERATE_FP8_BACKEND") == "TE"
+    by_variable = facts.variables().get("ACCELERATE_FP8_BACKEND") == "TE"
+    asked = asked_by_environment(facts.variables())
     return Finding(
         title=f"{len(hidden)} of {len(facts.network.linears)} Linears run in FP8 although Accelerate's "
         f"precision is {said}",
@@ -68,6 +71,7 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
             if by_variable
             else "; its state was made anew since. "
         )
+        + (f"{asked} asked for that, and only the flags say {said}. " if asked and by_variable else "")
         + "A baseline measured like this is an FP8 run.",
         evidence={
             "fp8_layers": len(hidden),
@@ -77,12 +81,22 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=Treatment(
             name="name-backend-and-precision",
-            summary="take the backend away, or say fp8",
-            code="unset ACCELERATE_FP8_BACKEND   # for BF16"
-            if by_variable
-            else 'accelerator = Accelerator(mixed_precision="fp8")   # for FP8',
+            summary="say the precision in one place" if asked else "take the backend away, or say fp8",
+            code=lines(facts, by_variable, asked),
         ),
     )
+
+
+def lines(facts: Facts, by_variable: bool, asked: str | None) -> str:
+    """Write how to make settings and layers agree: first in FP8 where the environment asks for it."""
+    trainer = facts.trainer()
+    if asked and trainer and (trainer.bf16 or trainer.fp16):
+        name = trainer.kind.rpartition(".")[2]
+        in_bf16 = "# for BF16: unset ACCELERATE_FP8_BACKEND ACCELERATE_MIXED_PRECISION"
+        return f"args = {name}(..., bf16=False, fp16=False)   # for FP8\n{in_bf16}"
+    if by_variable and not asked:
+        return "unset ACCELERATE_FP8_BACKEND   # for BF16"
+    return 'accelerator = Accelerator(mixed_precision="fp8")   # for FP8'
 
 
 def _prepared(mixed_precision: str) -> Facts:

@@ -37,7 +37,7 @@ OF_TRANSFORMER_ENGINE = Treatment(
 )
 
 
-@check("LORA003", "adapters-converted", area="lora", severity="warning")
+@check("LORA003", "adapters-converted", area="lora", severity="warning", changes_fp8=True)
 def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
     adapters = [linear for linear in facts.network.linears if linear.adapter == "adapter"]
     if not adapters:

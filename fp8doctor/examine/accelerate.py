@@ -6,6 +6,7 @@ import gc
 import sys
 from typing import Any
 
+from msgspec.structs import replace
 from torch import nn
 
 from fp8doctor.examine.compile_marks import chain
@@ -14,20 +15,22 @@ from fp8doctor.facts import Accelerate
 from fp8doctor.stacks.looking import read, state_of
 
 
-def examine_accelerate(tree: Tree) -> Accelerate | None:
-    """Read Accelerate's state; None without one, as before an Accelerator exists."""
+def examine_accelerate(tree: Tree | None) -> Accelerate | None:
+    """Read Accelerate's state; None without one, as before an Accelerator exists. Without a tree nothing is
+    told of a model."""
     module = sys.modules.get("accelerate.state")
     shared: dict[str, Any] = dict(getattr(getattr(module, "AcceleratorState", None), "_shared_state", {}))
     process: dict[str, Any] = dict(getattr(getattr(module, "PartialState", None), "_shared_state", {}))
     if not shared and not process:
         return None
-    return Accelerate(
+    state = Accelerate(
         mixed_precision=_word(shared.get("_mixed_precision")),
         distributed=_word(shared.get("distributed_type", process.get("distributed_type"))),
-        prepared=is_prepared(tree),
         may_prepare=accelerator_waits(),
-        te_autocast=runs_te_autocast(tree),
     )
+    if tree is None:
+        return state
+    return replace(state, prepared=is_prepared(tree), te_autocast=runs_te_autocast(tree))
 
 
 def is_prepared(tree: Tree) -> bool:

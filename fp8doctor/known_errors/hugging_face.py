@@ -100,6 +100,18 @@ HUGGING_FACE = (
         source="accelerate/accelerator.py:2124 and 2662 (1.15.0); kohya-ss/sd-scripts#2176",
     ),
     KnownError(
+        says="'NoneType' object has no attribute 'config'",
+        pattern=r"'NoneType' object has no attribute 'config'",
+        cause="In Accelerate's _prepare_ao it says that ACCELERATE_FP8_BACKEND=AO is set and the precision "
+        "is not fp8, so that no recipe was made: a Trainer with bf16=True makes it bf16, whatever the "
+        "launcher asks for. Elsewhere it is another error.",
+        lines="args = TrainingArguments(..., bf16=False, fp16=False)   # for FP8; for BF16: unset "
+        "ACCELERATE_FP8_BACKEND",
+        versions="accelerate 1.9 to 1.15",
+        source="accelerate/accelerator.py:2090 (1.15.0, raised on a CPU)",
+        codes=("ENV001", "ENV008"),
+    ),
+    KnownError(
         says="MXFP8 block scaling is not available: ...",
         pattern=r"MXFP8 block scaling is not available\b",
         cause="ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING or use_mxfp8_block_scaling asks for MXFP8, which "

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Target
+from fp8doctor.known_errors import recognise
 from fp8doctor.loading.batch import describe, resolve
 from fp8doctor.loading.find_model import ModelCandidate, accepts, blamed, build, find, user_frames
 from fp8doctor.loading.job import (
@@ -238,7 +239,7 @@ def _import_failed(error: ImportError, source: Source) -> str:
         return (
             f"{source.name} has the name of the package it imports ({error_in_words(error)}); rename the file"
         )
-    if isinstance(error, ModuleNotFoundError) and error.name:
+    if isinstance(error, ModuleNotFoundError) and error.name and not recognise(user_frames(error)):
         return (
             f"{source.name} imports {escaped(error.name)}, which this Python does not have; install it, or "
             "run fp8doctor with the Python that has it"

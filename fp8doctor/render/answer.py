@@ -8,9 +8,9 @@ from typing import Literal
 from msgspec import Struct
 
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
-from fp8doctor.analysis.outcome import ceiling
+from fp8doctor.analysis.outcome import bf16_as_prescribed, ceiling
 from fp8doctor.analysis.step_difference import Waterfall
-from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, STAY_IN_BF16
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.outlook import End, loses_as_modelled, outlook
@@ -228,10 +228,11 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     leave_off = next((n for n, step in enumerate(steps, 1) if step.treatment.name == STAY_IN_BF16), None)
     if leave_off:
         mends = next((n for n, step in enumerate(steps, 1) if _mends_it(report, step)), None)
-        if mends:
-            yield _numbered(mends, steps[mends - 1], len(steps))
+        too = None if mends else if_recorded(_helps_bf16_too, report, steps)
+        for number in filter(None, (mends, too)):
+            yield _numbered(number, steps[number - 1], len(steps))
         off = f"eave FP8 off{f' (fix {leave_off})' if len(steps) > 1 else ''}."
-        yield f"Or l{off}" if mends else f"L{off}"
+        yield f"Or l{off}" if mends else f"And l{off}" if too else f"L{off}"
         return
     if steps:
         yield from (_numbered(number, step, len(steps)) for number, step in enumerate(steps, 1))
@@ -271,6 +272,13 @@ def _mends_it(report: Document, step: Step) -> bool:
     """Whether a step of the plan mends what is graver than speed."""
     grave = _gravest(report)
     return report.verdict.status in GRAVE and grave is not None and grave.code in step.mends
+
+
+def _helps_bf16_too(report: Document, steps: Sequence[Step]) -> int | None:
+    """Find the step of the plan that makes BF16 faster as well, as timed."""
+    if bf16_as_prescribed(report.facts) is None:
+        return None
+    return next((n for n, step in enumerate(steps, 1) if step.treatment.name == CHECKPOINTING_OFF), None)
 
 
 def where_to_time(facts: Facts) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from torch import nn
@@ -13,16 +14,18 @@ from torch.optim.optimizer import Optimizer
 
 from fp8doctor.diagnosis.diagnose import hypotheses
 from fp8doctor.examine import examine, examine_surroundings
+from fp8doctor.examine.accelerate import examine_accelerate
 from fp8doctor.examine.conversion import Watch
+from fp8doctor.examine.training import trainer_arguments
 from fp8doctor.examine.variables import variables_put_back
-from fp8doctor.facts import Facts, Observation, Target, recorded
+from fp8doctor.facts import Facts, Observation, Target, Training, recorded
 from fp8doctor.loading.batch import Batch, describe
 from fp8doctor.loading.job import Job
 from fp8doctor.running.messages import Message, Progress
 from fp8doctor.running.ownership import Ownership
 from fp8doctor.running.settings import Settings
 from fp8doctor.running.window import Window
-from fp8doctor.stacks.looking import without_modes
+from fp8doctor.stacks.looking import read, without_modes
 from fp8doctor.stages import Course, Doing, Teller
 
 NO_OWNER = "no module that is alive owns half of the parameters that the optimizer steps"
@@ -47,9 +50,12 @@ class Examination:
         """Examine what is there before a batch or a time is known."""
         return self._facts(owner, optimizer, Batch(None, None, NOT_SEEN_YET), None)[1]
 
-    def without_a_step(self) -> Facts:
+    def without_a_step(self, trainer: Any) -> Facts:
         """Examine what is there without a model, for a script that fails before its first step."""
-        return self._without_a_model(FAILED_EARLY)
+        training = Training(
+            accelerate=examine_accelerate(None), trainer=trainer_arguments(read(trainer, "args"))
+        )
+        return msgspec.structs.replace(self._without_a_model(FAILED_EARLY), training=training)
 
     def whole(
         self,

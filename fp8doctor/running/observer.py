@@ -26,7 +26,7 @@ from fp8doctor.running.capture import Capture
 from fp8doctor.running.examination import Examination
 from fp8doctor.running.living import Living
 from fp8doctor.running.messages import Listener, Note, Observed, Progress, Stepped
-from fp8doctor.running.ownership import held, owner_of
+from fp8doctor.running.ownership import held, only_trainer, owner_of
 from fp8doctor.running.recording import CUT_SHORT, Recording
 from fp8doctor.running.settings import Settings
 from fp8doctor.running.signals import signals_deferred
@@ -333,7 +333,7 @@ class Observer:
     def failed(self) -> None:
         """The script ends with an exception: tell what can be known of it if it took no step."""
         if self.facts is None and not self.done:
-            self.facts = self.examination.without_a_step()
+            self.facts = self.examination.without_a_step(only_trainer(self.living))
             self.channel.send(Observed(self.facts.to_dict(), complete=False))
 
     def closed(self) -> int:

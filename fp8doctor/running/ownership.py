@@ -118,6 +118,12 @@ def owner(stepped: Iterable[nn.Parameter], living: Living) -> Ownership | None:
     )
 
 
+def only_trainer(living: Living) -> Any:
+    """Find the transformers Trainer that is alive; None where there is none, or one of several."""
+    trainers = _alive(living)[1]
+    return trainers[0] if len(trainers) == 1 else None
+
+
 def _alive(living: Living) -> tuple[list[nn.Module], list[Any], list[Optimizer]]:
     """All modules, transformers Trainers and optimizers. A class is asked by its lineage: proxies lie."""
     modules: dict[int, nn.Module] = {}

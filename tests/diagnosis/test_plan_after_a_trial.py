@@ -277,3 +277,9 @@ def test_what_a_plan_in_bf16_leaves_out_is_timed_all_the_same() -> None:
     report = load_report(RECORDED / "h200-accelerate_eager.json")
     assert "compile-blocks" not in [step.treatment.name for step in report.prescription]
     assert "compile-blocks" in [step.treatment.name for step in hypotheses(report.facts)]
+
+
+def test_a_plan_that_leaves_fp8_off_converts_no_adapters_in_another_order() -> None:
+    report = load_report(RECORDED / "h200-te_lora_prepared.json")
+    assert {"LORA003", "MOD007"} <= {each.code for each in report.findings}
+    assert [step.treatment.name for step in report.prescription] == ["stay-in-bf16"]

@@ -146,7 +146,21 @@ def test_accelerate_raises_it_of_the_backend(
     assert "fp8doctor env" in known.cause
 
 
+@pytest.mark.usefixtures("forget_accelerate")
+def test_accelerate_raises_it_of_a_backend_without_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a Trainer with bf16=True does whose launcher named torchao."""
+    from accelerate import Accelerator
+
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "AO")
+    accelerator = Accelerator(mixed_precision="bf16", cpu=True)
+    with pytest.raises(AttributeError) as caught:
+        accelerator.prepare(nn.Linear(16, 16))
+    assert recognise(str(caught.value)) == (by_start(WITHOUT_FP8),)
+
+
 PASSING = "Passing in an FP8 configuration"
+WITHOUT_FP8 = "'NoneType' object has no attribute"
 OF_BACKENDS = ("TransformerEngine is not available", "'TRANSFORMER_ENGINE' is not a valid")
 
 QUOTED = {
@@ -353,7 +367,7 @@ def test_quoted_message_is_known(says: str, message: str) -> None:
 
 
 def test_every_entry_has_been_raised_or_quoted() -> None:
-    tried = {by_start(says) for says in (*RAISED, PASSING, *OF_BACKENDS, *QUOTED)}
+    tried = {by_start(says) for says in (*RAISED, PASSING, WITHOUT_FP8, *OF_BACKENDS, *QUOTED)}
     assert tried == set(KNOWN_ERRORS)
 
 
@@ -429,6 +443,7 @@ NEAR_MISSES = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
     "AttributeError: `AcceleratorState` object has no attribute `mixed_precision`",
     "KeyError: 'fp8'",
+    "AttributeError: 'NoneType' object has no attribute 'config_class'",
     "We use fp8 with mixed_precision='fp8' and load_in_fp8=True, is that right?",
 )
 

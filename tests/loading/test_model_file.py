@@ -496,6 +496,12 @@ def test_a_missing_module_is_told_apart_from_a_missing_import(write: Write) -> N
     )
 
 
+def test_a_missing_import_that_no_installation_mends_is_not_to_be_installed(write: Write) -> None:
+    error = mistake(write("from unsloth.fp8_training import setup_fp8_mixed_precision_training"))
+    assert " cannot be imported: ModuleNotFoundError: No module named 'unsloth" in str(error)
+    assert "install" not in str(error)
+
+
 def test_the_detail_of_a_huge_message_is_its_two_ends(write: Write) -> None:
     error = mistake(write("raise ValueError('begins ' + 'x' * 1_000_000 + ' ends')"))
     assert len(error.detail) < 21_000

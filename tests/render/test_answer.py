@@ -15,6 +15,7 @@ from fp8doctor.render.answer import answer
 from tests.facts_of import DECODER_468M
 from tests.render.reports import EAGER_DECODER
 from tests.render.test_html import DEMO
+from tests.test_recorded import RECORDED
 
 
 def with_verdict(**fields: Any) -> Document:
@@ -88,3 +89,9 @@ def test_a_plan_after_which_fp8_still_loses_names_the_other_way() -> None:
     said = answer(in_rowwise(compiled=False))
     assert said.fix == ("Compile block by block, after the conversion to FP8.", "Or leave FP8 off.")
     assert said.then.sentence.endswith("leave FP8 off.")
+
+
+def test_a_fix_that_bf16_needs_too_stands_beside_leaving_fp8_off() -> None:
+    said = answer(load_report(RECORDED / "h200-te_checkpointed_inside.json"))
+    assert said.fix == ("1. Keep the activations.", "And leave FP8 off (fix 4).")
+    assert said.then.sentence.endswith("11.5 ms in BF16 without checkpointing.")

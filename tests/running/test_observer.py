@@ -12,6 +12,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +27,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import recorded
+from fp8doctor.render import text
+from fp8doctor.render.answer import answer
 from fp8doctor.running.calls import ATTRIBUTE
 from fp8doctor.running.living import Living
 from fp8doctor.running.messages import Stepped
@@ -371,6 +375,29 @@ def test_steps_without_a_model(observer: Observer, heard: Heard) -> None:
     facts = heard.facts
     assert "no module" in facts.gaps["network"]
     assert len(facts.observed.steps_ms) == STEPS
+
+
+@pytest.mark.usefixtures("forget_accelerate")
+def test_a_trainer_that_fails_before_its_first_step(
+    observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As its script ends, what has overridden the launcher is told, and that prepare() had to fail."""
+    from transformers import Trainer, TrainingArguments
+
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "AO")
+    arguments = TrainingArguments(str(tmp_path), bf16=True, use_cpu=True, max_steps=1, report_to=[])
+    trainer = Trainer(Net(), arguments, train_dataset=Slow())
+    with pytest.raises(AttributeError, match="'config'"):
+        trainer.train()
+    observer.failed()
+    report = diagnose(heard.facts)
+    (finding,) = (each for each in report.findings if each.code == "ENV001")
+    assert finding.title.endswith("and TrainingArguments(bf16=True) made it bf16")
+    assert "prepare() will fail: 'NoneType' object has no attribute 'config'" in finding.explanation
+    assert [step.code for step in report.prescription] == ["ENV001"]
+    assert answer(report).why[0].startswith("FP8 was asked for (ACCELERATE_MIXED_PRECISION=fp8)")
+    assert "Not looked at" in text.render(report, verbose=True)
 
 
 class Slow(Dataset[torch.Tensor]):

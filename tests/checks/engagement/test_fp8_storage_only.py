@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from fp8doctor import load_report
 from fp8doctor.checks.engagement.fp8_storage_only import SICK, fp8_storage_only
 from fp8doctor.facts import Facts, Package
 from fp8doctor.finding import Finding, NotApplicable
+from tests.test_recorded import RECORDED
 
 Look = Callable[..., Facts]
 
@@ -139,3 +141,11 @@ def test_four_and_eight_bits_are_not_this_disease(stack: str, dtype: str) -> Non
     layer = msgspec.structs.replace(SICK.network.linears[0], stack=stack, dtype=dtype)
     network = msgspec.structs.replace(SICK.network, linears=(layer,), float8_parameters=0)
     assert not isinstance(fp8_storage_only(msgspec.structs.replace(SICK, network=network)), Finding)
+
+
+def test_under_unsloth_the_backward_does_not_raise() -> None:
+    facts = load_report(RECORDED / "h200-unsloth_load_in_fp8.json").facts
+    finding = fp8_storage_only(facts)
+    assert isinstance(finding, Finding)
+    assert "under Unsloth its backward converts the weight back" in finding.explanation
+    assert "derivative" not in finding.explanation

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fp8doctor.checks.engagement.hidden_fp8 import HEALTHY, SICK
-from fp8doctor.facts import NOT_RECORDED, Accelerate, Facts
+from fp8doctor.facts import NOT_RECORDED, Accelerate, Environment, Facts, TrainerArguments
 from tests.checks.engagement import accelerated
 from tests.checks.environment.live import finding_of, outcome_of
 from tests.stand_ins import transformer_engine
@@ -116,3 +116,26 @@ def test_a_state_that_was_made_anew_is_said_to_be() -> None:
     finding = finding_of("MOD006", msgspec.structs.replace(SICK, environment=NOT_RECORDED))
     assert finding is not None
     assert "made anew" in finding.explanation
+
+
+def test_where_the_launcher_asks_for_fp8_the_flags_give_way() -> None:
+    """Without the backend the job would be overridden (ENV001), and so the first line is FP8's."""
+    asked = {"ACCELERATE_FP8_BACKEND": "TE", "ACCELERATE_MIXED_PRECISION": "fp8"}
+    arguments = TrainerArguments(kind="trl.SFTConfig", bf16=True, fp16=False, mixed_precision="bf16")
+    facts = msgspec.structs.replace(
+        SICK,
+        environment=Environment(variables=asked),
+        training=msgspec.structs.replace(SICK.training, trainer=arguments),
+    )
+    finding = finding_of("MOD006", facts)
+    assert finding is not None
+    assert "ACCELERATE_MIXED_PRECISION=fp8 asked for that, and only the flags say bf16" in finding.explanation
+    assert finding.treatment is not None
+    assert finding.treatment.code.splitlines()[-2:] == [
+        "args = SFTConfig(..., bf16=False, fp16=False)   # for FP8",
+        "# for BF16: unset ACCELERATE_FP8_BACKEND ACCELERATE_MIXED_PRECISION",
+    ]
+    without = finding_of("MOD006", msgspec.structs.replace(facts, training=SICK.training))
+    assert without is not None
+    assert without.treatment is not None
+    assert 'accelerator = Accelerator(mixed_precision="fp8")' in without.treatment.code
