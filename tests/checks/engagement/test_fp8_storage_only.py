@@ -139,3 +139,14 @@ def test_four_and_eight_bits_are_not_this_disease(stack: str, dtype: str) -> Non
     layer = msgspec.structs.replace(SICK.network.linears[0], stack=stack, dtype=dtype)
     network = msgspec.structs.replace(SICK.network, linears=(layer,), float8_parameters=0)
     assert not isinstance(fp8_storage_only(msgspec.structs.replace(SICK, network=network)), Finding)
+
+
+def test_an_fp8_gemm_without_a_backward(look: Look) -> None:
+    from tests.stacks.test_own import WithoutBackward
+
+    finding = fp8_storage_only(look(nn.Sequential(WithoutBackward(), WithoutBackward())))
+    assert isinstance(finding, Finding)
+    assert (finding.severity, finding.breaks) == ("error", "step_raises")
+    assert finding.title == (
+        "2 FP8 layers have no backward: the forward calls torch._scaled_mm outside of an autograd.Function"
+    )
