@@ -75,7 +75,7 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     )
     which = f"Eager: {names}. " if len(eager) < len(fp8) else ""
     return Finding(
-        title=f"{len(eager)} of {len(fp8)} FP8 Linears run eagerly",
+        title=f"{len(eager)} of {len(fp8)} FP8 Linears {'runs' if len(eager) == 1 else 'run'} eagerly",
         explanation=f"{which}Uncompiled, each of them casts its input, weight and gradient in about "
         f"{EAGER_KERNELS} kernels a step; compiled, in about 9.{modelled}",
         evidence={

@@ -3,7 +3,8 @@
 Looks at: layers that hold their weight in FP8 without being made for training: Hugging Face's
 FP8Linear (checkpoints with `quant_method: fp8`) and FbgemmFp8Linear, torchao tensors made by
 `quantize_` (Float8WeightOnlyConfig, Float8DynamicActivationFloat8WeightConfig) or by Unsloth's
-`load_in_fp8`, and plain float8 parameters.
+`load_in_fp8`, plain float8 parameters, and layers of your own whose forward calls torch's FP8 GEMM
+where autograd looks for its derivative.
 
 Why it costs time. FP8 training pays in three GEMMs of a layer: output, input gradient, weight
 gradient. Stored FP8 weights give the first one at best. In the backward pass they are converted
@@ -11,7 +12,8 @@ back to BF16 every step and multiplied there, they get no gradient, and with tor
 inference tensors the backward raises, but under Unsloth. So a LoRA run on such a base is no faster
 than on a BF16 one, and often slower; what it saves is memory. FP8Linear of transformers 4.57 to
 5.21 has no backward at all: its output carries no gradient, and layers in front of it learn
-nothing, without an error.
+nothing, without an error. `torch._scaled_mm` has no derivative: a layer that calls it outside of a
+`torch.autograd.Function` of its own runs forward, and its backward raises.
 
 What to do. For speed load BF16 weights and convert them for training; for memory keep them and
 expect no speed.
@@ -35,10 +37,12 @@ from __future__ import annotations
 from packaging.version import InvalidVersion, Version
 
 from fp8doctor.analysis.compile_coverage import compile_all
-from fp8doctor.analysis.layers import flops_share_pct
+from fp8doctor.analysis.layers import flops_share_pct, layer_label
+from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, Use, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 BACKWARD = {
     "FP8Linear": "its backward converts the weight back to BF16 and multiplies there",
@@ -64,6 +68,17 @@ UNSLOTH_TENSOR = "under Unsloth its backward converts the weight back to BF16 an
 """The same weights under Unsloth's layers: 28 FP8 GEMMs in the forward of 28 layers on an H200, none in the
 backward (Unsloth 2026.10.9, torchao 0.18)."""
 
+OWN_BACKWARD = Treatment(
+    name="own-backward",
+    summary="give the FP8 matmul a backward of its own, or convert with torchao",
+    code="class Matmul(torch.autograd.Function):   # its forward calls the FP8 GEMM\n"
+    "    @staticmethod\n"
+    "    def backward(ctx, grad):\n"
+    "        x, weight = ctx.saved_tensors\n"
+    "        return grad @ weight, grad.flatten(0, -2).T @ x.flatten(0, -2)",
+    kind="sketch",
+)
+
 WEIGHT_ONLY_TENSOR = "its forward and backward dequantise the weight and multiply in 16 bits"
 """torchao weight-only tensors, 0.13 to 0.18: ``quantization/quantize_/workflows/float8/float8_tensor.py``."""
 
@@ -81,6 +96,9 @@ PLAIN_PARAMETER = (
     invalidates_model=True,
 )
 def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
+    forward_only = list(filter(lacks_backward, facts.network.linears))
+    if forward_only and not ran_on_a_gpu(facts):
+        return without_backward(forward_only, facts)
     stored = [linear for linear in facts.network.linears if stores_fp8(linear)]
     if not stored and not facts.network.float8_parameters:
         return (
@@ -124,6 +142,27 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
         )
         if trained
         else None,
+    )
+
+
+def lacks_backward(linear: Linear) -> bool:
+    """Whether the forward calls torch's FP8 GEMM where autograd looks for its derivative."""
+    return recorded(linear, "features") and linear.features.get("backward") is False
+
+
+def without_backward(layers: list[Linear], facts: Facts) -> Finding:
+    """Tell of layers that a user wrote over an FP8 GEMM which autograd cannot differentiate."""
+    first = layers[0]
+    return Finding(
+        severity="error",
+        title=f"{plural(len(layers), 'FP8 layer')} {'has' if len(layers) == 1 else 'have'} no backward: the "
+        f"forward calls {first.features.get('gemm')} outside of an autograd.Function",
+        explanation=f'The backward of {layer_label(first)} raises "derivative for aten::_scaled_mm is not '
+        'implemented": autograd looks for one where the forward itself calls the GEMM, and torch has none. '
+        "Read from its code.",
+        evidence={"layers": len(layers), "linears": len(facts.network.linears), "first": first.name},
+        treatment=OWN_BACKWARD,
+        breaks="step_raises",
     )
 
 

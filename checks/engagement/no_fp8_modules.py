@@ -57,7 +57,7 @@ LOOK_LATER = Treatment(
     severity="error",
     changes_fp8=True,
     invalidates_model=True,
-    explained_by=("ENV001", "ENV003", "ENV004", "ENV005", "ENV008", "GPU001"),
+    explained_by=("ENV001", "ENV003", "ENV004", "ENV005", "ENV008", "GPU001", "MOD009"),
 )
 def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
     linears, asked = facts.network.linears, fp8_was_asked_for(facts)

@@ -26,7 +26,7 @@ https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear_utils.py
 
 from __future__ import annotations
 
-from fp8doctor.analysis.fp8_request import fp8_was_asked_for
+from fp8doctor.analysis.fp8_request import converted_nothing, fp8_was_asked_for
 from fp8doctor.analysis.layers import flops_share_pct, layer_label
 from fp8doctor.facts import Environment, Facts, Linear, Network, Training, Use, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -86,7 +86,7 @@ ONE_OF_THEM = Treatment(
 )
 def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
     linears = facts.network.linears
-    asked, fp8 = fp8_was_asked_for(facts), [linear for linear in linears if linear.use == "training"]
+    asked, fp8 = asked_by(facts), [linear for linear in linears if linear.use == "training"]
     if not fp8 and asked is None:
         return NotApplicable(reason="no FP8 layer in the model, and none asked for")
     quantized = [linear for linear in linears if is_quantized(linear)]
@@ -120,6 +120,11 @@ def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=ONE_OF_THEM,
     )
+
+
+def asked_by(facts: Facts) -> str | None:
+    """Tell who asked for FP8, a converter that found no layer to replace included."""
+    return fp8_was_asked_for(facts) or ("convert_to_float8_training" if converted_nothing(facts) else None)
 
 
 def is_quantized(linear: Linear) -> bool:

@@ -96,12 +96,13 @@ def computes_in_fp32(linear: Linear) -> bool:
     """Whether this is a part of the body whose weight is fp32.
 
     Heads, routers and LoRA's matrices have reasons of their own. An FP8 layer that a user wrote casts what it
-    multiplies, over a master weight in fp32 in nanochat.
+    multiplies, over a master weight in fp32 in nanochat; FSDP casts what it gathers.
     """
     return (
         linear.dtype == "float32"
         and linear.use != "storage"
         and linear.stack != "own"
+        and not (recorded(linear, "features") and linear.features.get("gathered_as", "float32") != "float32")
         and linear.role in ("body", "experts")
         and linear.adapter != "adapter"
     )

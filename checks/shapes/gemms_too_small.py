@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from fp8doctor.analysis.alignment import unaligned
 from fp8doctor.analysis.arms import saved_by
 from fp8doctor.analysis.layer_gain import gains
 from fp8doctor.analysis.layers import would_be_converted
@@ -104,11 +105,11 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def pays_for_none(fp8: list[Linear], facts: Facts) -> bool:
-    """Whether all FP8 layers are better left in BF16, and so is what could be converted beside them."""
+    """Whether all FP8 layers are better left in BF16 or run on no GPU, and so is what could be converted
+    beside them."""
     others = (linear for linear in facts.network.linears if if_recorded(would_be_converted, linear))
-    return {linear.name for linear in fp8} <= set(to_keep(facts)) and all(
-        would_lose(linear, facts, fp8[0].recipe) for linear in others
-    )
+    run = {linear.name for linear in fp8 if not if_recorded(unaligned, linear)}
+    return run <= set(to_keep(facts)) and all(would_lose(linear, facts, fp8[0].recipe) for linear in others)
 
 
 def _decoder(kv_features: int) -> Facts:

@@ -60,9 +60,11 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
         return None
     first = found[0]
     seen, multiple = rows[first.name] or 0, tokens_divisor(first)
+    most = max(rows[linear.name] or 0 for linear in found)
+    counted = plural(seen, "row") if most == seen else f"{min(filter(None, rows.values()))} to {most} rows"
     return Finding(
         title=f"{plural(len(found), 'FP8 layer')} of {len(fp8)} "
-        f"{'sees' if len(found) == 1 else 'see'} {plural(seen, 'row')}, on which the step raises on a GPU",
+        f"{'sees' if len(found) == 1 else 'see'} {counted}, on which the step raises on a GPU",
         explanation=f"{first.name} multiplies {plural(seen, 'row')} and not the {facts.workload.tokens} of "
         f"the batch; the GEMM of its weight gradient wants a multiple of {multiple}. Counted in one forward.",
         evidence={

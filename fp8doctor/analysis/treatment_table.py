@@ -110,6 +110,7 @@ BY_HAND = frozenset(
         "one-precision",
         "optimizer-last",
         "own-amax",
+        "own-backward",
         "own-filter",
         "own-projections",
         "pad-dimensions",

@@ -37,6 +37,11 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     if grave and asked:
         return Verdict(status="fp8_not_engaged", summary=f"FP8 does not run: {grave.title.rstrip('.')}.")
     linears = facts.network.linears
+    unread = (facts.gaps if recorded(facts, "gaps") else {}).get("network.linears")
+    if unread and not linears:
+        return Verdict(
+            status="not_measured", summary=f"Whether it uses FP8 is not known: {unread.rstrip('.')}."
+        )
     if named := named_after_fp8(linears):
         return Verdict(status="not_measured", summary=_by_name(named, linears))
     stored = sum(linear.use == "storage" for linear in linears)

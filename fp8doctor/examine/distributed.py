@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed._composable_state import _get_module_state
 
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Distributed
 from fp8doctor.stacks.lineage import class_name
-from fp8doctor.stacks.looking import parameters_of
+from fp8doctor.stacks.looking import parameters_of, read
 from fp8doctor.stacks.transformer_engine import amax_group
 
 FSDP2 = ("torch.distributed.fsdp", "torch.distributed._composable")
@@ -108,6 +109,25 @@ def is_fsdp2(place: Place) -> bool:
         base.__name__ == "FSDPModule" and str(base.__module__).startswith(FSDP2)
         for base in type(place.module).__mro__
     )
+
+
+def gathered_as(place: Place) -> str | None:
+    """Name the dtype that FSDP casts a module's weights to for its forward; None where it leaves them.
+
+    The nearest module that was sharded decides.
+    """
+    at: Place | None = place
+    while at is not None:
+        policies = [read(each, "mixed_precision") for each in at.wrappers]
+        if is_fsdp2(at):
+            policies.append(read(_get_module_state(at.module), "_mp_policy"))
+        for policy in policies:
+            if (dtype := read(policy, "param_dtype")) is not None:
+                return str(dtype).removeprefix("torch.")
+        if is_fsdp2(at):
+            return None
+        at = at.parent
+    return None
 
 
 def pieces(weight: Tensor) -> int | None:

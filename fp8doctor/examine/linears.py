@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from fp8doctor.examine.distributed import gathered_as
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Blocks, Linear, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -94,6 +95,8 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
         features["functional"] = True
         if use == "training" and layer.weight_class is None:  # its weight is read, and it is never called
             use = "none"
+    if (gathered := gathered_as(place)) is not None:
+        features["gathered_as"] = gathered
     return Linear(
         name=name,
         kind=layer.kind,

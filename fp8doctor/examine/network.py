@@ -103,13 +103,19 @@ def find_config(tree: Tree) -> Any:
     return None
 
 
+FEWEST_WORDS = 16
+"""Entries of an embedding table below which they are kinds of something, such as SAM's 4 kinds of points, and
+no vocabulary. A choice."""
+
+
 def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]:
     """Vocabulary and hidden size: the configuration's, else those of the longest embedding table."""
     tables = [place.module for place in embeddings if type(read(place.module, "num_embeddings")) is int]
     table = max(tables, key=lambda each: int(read(each, "num_embeddings")), default=None)
+    entries = read(table, "num_embeddings", 0)
     vocabulary = next(
         (size for name in VOCABULARY if type(size := read(config, name)) is int),
-        read(table, "num_embeddings"),
+        entries if entries >= FEWEST_WORDS else None,
     )
     hidden = next(
         (size for name in HIDDEN if type(size := read(config, name)) is int), read(table, "embedding_dim")

@@ -53,6 +53,8 @@ def fp8_share(facts: Facts) -> str:
     unknown = [linear for linear in linears if linear.use == "unknown"]
     if unknown and not in_fp8:
         return f"FP8 by name in {len(unknown)} of {plural(len(linears), 'Linear')}"
+    if not linears and "network.linears" in (facts.gaps if recorded(facts, "gaps") else {}):
+        return "its Linears could not be read"
     if not in_fp8:
         return f"no FP8 in {plural(len(linears), 'Linear')}"
     return f"FP8 ({how}) in {share}" if how else f"FP8 in {share}"
@@ -136,6 +138,8 @@ def _batch(facts: Facts) -> str:
             text += f", {rows} rows in most layers"
     elif rows or tokens:
         text = f"{rows or tokens} rows"
+    elif size:
+        text = f"a batch of {size}"
     else:
         why = workload.note if recorded(workload, "note") and workload.batch_source is None else None
         return why or "batch unknown"

@@ -39,7 +39,7 @@ AREAS = {"engagement": "FP8 engaged", "lora": "LoRA", "step": "step time"}
 
 PLAIN = {
     r"\b[Ee]ager float8\b": "uncompiled FP8",
-    r"\brun eagerly\b": "run uncompiled",
+    r"\b(runs?) eagerly\b": r"\1 uncompiled",
     r"\bCasts cost\b": "Converting to FP8 costs",
     r"\bcasts cost\b": "converting to FP8 costs",
     r"\bCasts\b": "FP8 conversions",

@@ -1,13 +1,14 @@
 """FP8 layers that a user wrote, told by what their forward calls, or by what they are called.
 
 A forward that reaches torch's FP8 GEMM trains in FP8, by its code. One that calls a GEMM named after FP8, one
-of a class so named, and one with such a switch that is on may: their use is unknown.
+of a class so named, or that says that it quantizes to FP8, and one with such a switch that is on may: their
+use is unknown.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -44,6 +45,9 @@ SWITCH = re.compile(
 )
 """Attributes that switch FP8 on and off: ``use_fp8`` in modded-nanogpt."""
 
+GRADIENT_OFF = frozenset(("no_grad", "inference_mode", "set_grad_enabled", "detach", "data"))
+"""Names in code that takes the gradient off what it multiplies, or may."""
+
 GETS_BY = ("pad", "linear", "forward")
 """Names in the code of a layer that pads, or falls back to an ordinary GEMM, where FP8 takes no side."""
 
@@ -70,13 +74,15 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
         return ()
     names = names_reached(forward, type(module))
     gemm = fp8_gemm(names)
-    if gemm is None and True not in switches and not NAMED.search(type(module).__name__):
+    if gemm is None and True not in switches and not NAMED.search(_names_itself(module)):
         return ()
     use: Use = "training" if gemm and gemm.startswith("torch.") else "unknown"
     features: dict[str, bool | int | str | None] = {
         "gemm": gemm,
         "any_side": not set(names).isdisjoint(GETS_BY),
     }
+    if use == "training" and _lacks_backward(forward, type(module), weights):
+        features["backward"] = False
     return tuple(
         replace(each, stack=STACK, use=use, features=each.features | features)
         for each in _layers(module, gaps)
@@ -110,6 +116,23 @@ def fp8_gemm(names: tuple[str, ...]) -> str | None:
     return of_torch or next((each for each in names if GEMM.search(each)), None)
 
 
+def _names_itself(module: nn.Module) -> str:
+    """Name the class, and what it quantizes its weight to: ``QLinear qfloat8_e4m3fn``, of quanto before
+    ``freeze``."""
+    return f"{type(module).__name__} {read(read(module, 'weight_qtype'), 'name')}"
+
+
+def _lacks_backward(forward: FunctionType, kind: type, weights: Sequence[Tensor]) -> bool:
+    """Whether autograd surely meets torch's FP8 GEMM, which has no derivative: nothing that the forward
+    reaches has a backward of its own, or takes the gradient off."""
+    names = set(_reached(forward, kind, set(), DEPTH, by_autograd=True))
+    return (
+        any(weight.requires_grad for weight in weights)
+        and names == set(names_reached(forward, kind))
+        and names.isdisjoint(GRADIENT_OFF)
+    )
+
+
 def names_reached(function: FunctionType, kind: type) -> tuple[str, ...]:
     """List the names in a forward of this class and in the user's functions that it calls."""
     if function not in _REACHED:
@@ -117,25 +140,30 @@ def names_reached(function: FunctionType, kind: type) -> tuple[str, ...]:
     return _REACHED[function]
 
 
-def _reached(function: FunctionType, kind: type, seen: set[int], depth: int) -> Iterator[str]:
+def _reached(
+    function: FunctionType, kind: type, seen: set[int], depth: int, by_autograd: bool = False
+) -> Iterator[str]:
     seen.add(id(function))
     yield from names_in(function.__code__)
-    for each in _called(function, kind) if depth else ():
+    for each in _called(function, kind, by_autograd) if depth else ():
         if id(each) not in seen:
-            yield from _reached(each, kind, seen, depth - 1)
+            yield from _reached(each, kind, seen, depth - 1, by_autograd)
 
 
-def _called(function: FunctionType, kind: type) -> Iterator[FunctionType]:
+def _called(function: FunctionType, kind: type, by_autograd: bool) -> Iterator[FunctionType]:
     """Yield the user's functions that a function names: globals, methods, those of modules, and both ways of
-    an autograd function."""
+    an autograd function, into which autograd itself does not look, nor into a custom operator."""
     found = [_value(owner, name, function, kind) for owner, name in loads(function.__code__)]
     found += [cell.cell_contents for cell in function.__closure__ or () if cell != type(cell)()]
     found.append(state_of(function).get("__wrapped__"))
     for each in found:
+        ways: tuple[Any, ...]
         if isinstance(each, type) and ("torch.autograd.function", "Function") in lineage(each):
-            ways = [read_class(each, "forward"), read_class(each, "backward")]
+            ways = () if by_autograd else (read_class(each, "forward"), read_class(each, "backward"))
+        elif type(each).__name__ == "CustomOpDef":
+            ways = () if by_autograd else (state_of(each).get("_init_fn"),)
         else:
-            ways = [state_of(each).get("_init_fn") if type(each).__name__ == "CustomOpDef" else each]
+            ways = (each,)
         for way in map(_unbound, ways):
             if type(way) is FunctionType and not _is_library(way.__module__):
                 yield way

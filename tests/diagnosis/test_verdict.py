@@ -6,10 +6,12 @@ import re
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from fp8doctor import load_report
+from fp8doctor import inspect_model, load_report
 from fp8doctor.analysis.arms import best_bf16, ratio
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import is_decided, is_noise, swallows_effect
@@ -314,3 +316,10 @@ def test_fp8_that_never_ran_is_told_what_it_would_give() -> None:
         "Once it runs: 88.3 ms, 1.05x of BF16."
         in diagnose(Of(arms, bases={"te-autocast": "as_is"}).facts()).verdict.summary
     )
+
+
+def test_layers_that_could_not_be_read_are_not_said_to_use_no_fp8() -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(16, 16)))
+    report = inspect_model(model, torch.ones(2, 16), trial=False)
+    assert report.verdict.summary.startswith("Whether it uses FP8 is not known: layers inside TorchScript")
+    assert "its Linears could not be read" in str(report)

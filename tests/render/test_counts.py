@@ -259,6 +259,8 @@ def test_the_model() -> None:
     )
     assert model(Facts(target=target, workload=Workload(batch_source="given", tokens=77))) == "m.py: 77 rows"
     assert model(Facts(target=target, workload=Workload(batch_source=None))) == "m.py: batch unknown"
+    known = Workload(batch_source="given", batch_size=3, sequence_length=None, tokens=None)
+    assert model(Facts(target=target, workload=known)) == "m.py: a batch of 3"
     why = "no batch could be made up: forward takes 'img', whose size the model does not tell"
     assert model(Facts(target=target, workload=Workload(batch_source=None, note=why))) == f"m.py: {why}"
 

@@ -149,3 +149,14 @@ def test_under_unsloth_the_backward_does_not_raise() -> None:
     assert isinstance(finding, Finding)
     assert "under Unsloth its backward converts the weight back" in finding.explanation
     assert "derivative" not in finding.explanation
+
+
+def test_an_fp8_gemm_without_a_backward(look: Look) -> None:
+    from tests.stacks.test_own import WithoutBackward
+
+    finding = fp8_storage_only(look(nn.Sequential(WithoutBackward(), WithoutBackward())))
+    assert isinstance(finding, Finding)
+    assert (finding.severity, finding.breaks) == ("error", "step_raises")
+    assert finding.title == (
+        "2 FP8 layers have no backward: the forward calls torch._scaled_mm outside of an autograd.Function"
+    )

@@ -15,7 +15,7 @@ from torchao.float8 import convert_to_float8_training
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from fp8doctor.checks.engagement.quantized_base import METHODS, SICK, quantized_base
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Converter, Facts
 from fp8doctor.finding import Finding, NotApplicable
 from tests.examine.models import llama
 
@@ -156,3 +156,16 @@ def test_stored_fp8_and_fake_quantization_are_not_this_disease() -> None:
             )
             is None
         )
+
+
+def test_a_conversion_that_found_only_quantized_layers(look: Look) -> None:
+    """QLoRA whose filter took nothing: it was told to convert the base."""
+    model = nn.Sequential(nn.Linear(64, 64)).bfloat16()
+    int8(model[0])
+    facts = look(model)
+    asked = Converter(called=True, named=True, replaced=0)
+    called = msgspec.structs.replace(facts, training=msgspec.structs.replace(facts.training, converter=asked))
+    assert isinstance(quantized_base(facts), NotApplicable)
+    finding = quantized_base(called)
+    assert isinstance(finding, Finding)
+    assert finding.evidence["asked_by"] == "convert_to_float8_training"

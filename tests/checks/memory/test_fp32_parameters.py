@@ -10,10 +10,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.facts import Arm, Facts, Trial
+from tests.checks.distributed.sharded import processes
 from tests.checks.environment.live import facts_of, finding_of, outcome_of
 
 Look = Callable[..., Facts]
@@ -171,3 +173,14 @@ accelerator = Accelerator(mixed_precision="bf16")
 )
 def test_what_accelerate_prepared(program: str, outcome: str) -> None:
     assert outcome_of("MEM003", facts_of(program)).outcome == outcome
+
+
+@pytest.mark.parametrize("param_dtype", [torch.bfloat16, torch.float32, None], ids=str)
+def test_what_fsdp2_gathers_in_bf16_is_not_computed_in_fp32(
+    look: Look, param_dtype: torch.dtype | None
+) -> None:
+    with processes(1):
+        model = convert_to_float8_training(mlp())
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=param_dtype))
+        finding = finding_of("MEM003", look(model))
+    assert (finding is None) == (param_dtype is torch.bfloat16)

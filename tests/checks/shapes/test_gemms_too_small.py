@@ -217,3 +217,11 @@ def test_timed_layers_that_gain_acquit_what_the_model_accused(look: Look) -> Non
     facts = look(float8(llama()), tokens=TOKENS)
     assert outcome_of("SHP002", facts).outcome == "sick"
     assert outcome_of("SHP002", timed(facts, "nothing")).outcome == "healthy"
+
+
+def test_beside_a_layer_that_no_gpu_runs_bf16_is_the_treatment_too(look: Look) -> None:
+    """A reward model's score of one number: all layers were to be left out, and what was left compiled."""
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)), nn.Linear(256, 1)).bfloat16()
+    finding = found(look(convert_to_float8_training(model), tokens=TOKENS))
+    assert finding.treatment is not None
+    assert finding.treatment.name == "stay-in-bf16"

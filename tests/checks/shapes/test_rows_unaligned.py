@@ -100,3 +100,13 @@ def test_torchao_raises_in_the_backward(rows: int, raises: bool) -> None:
             output.sum().backward()
     else:
         output.sum().backward()
+
+
+def test_layers_with_different_rows_are_not_said_to_see_the_same() -> None:
+    facts = counted(samples=4)
+    rows = {**facts.trial.rows, "time.2": (154,)}
+    finding = finding_of(
+        "SHP007", msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, rows=rows))
+    )
+    assert finding is not None
+    assert "see 4 to 154 rows" in finding.title
