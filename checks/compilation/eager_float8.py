@@ -22,6 +22,7 @@ head of a vocabulary is better left out of the conversion (SHP004).
     model.head.compile()
 
 Not for Transformer Engine, whose casts are hand-written kernels, nor for Float8LinearNoCompile.
+Under Unsloth, which compiles the blocks itself unless a KV cache is passed, it is unknown.
 
 Evidence: measured on one H200 (torch 2.11, torchao 0.18): 0.25x of compiled BF16 at width 1024,
 0.54x at 4096, where compiled FP8 gives 1.05x and 1.35x. https://github.com/pytorch/ao/issues/685
@@ -33,9 +34,10 @@ from __future__ import annotations
 from fp8doctor.analysis.alignment import unaligned
 from fp8doctor.analysis.compile_coverage import compile_treatment, idle_marks, is_below, needs_compile
 from fp8doctor.analysis.layers import in_words, makes_logits
+from fp8doctor.analysis.unsloth import under_unsloth
 from fp8doctor.cost import eager_balance, eager_cast_saving
 from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, Training, Workload
+from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, Training, Unrecorded, Workload
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -60,6 +62,8 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     ]
     if not eager:
         return None
+    if under_unsloth(facts):
+        raise Unrecorded(Linear, "compiled", "Unsloth compiles blocks itself; whether it did was not seen")
     balance = eager_balance(facts, eager)
     modelled = ""
     if balance:

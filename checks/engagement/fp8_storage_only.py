@@ -39,6 +39,7 @@ from packaging.version import InvalidVersion, Version
 from fp8doctor.analysis.compile_coverage import compile_all
 from fp8doctor.analysis.layers import flops_share_pct, layer_label
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
+from fp8doctor.analysis.unsloth import under_unsloth
 from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, Use, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -198,12 +199,6 @@ def cuts_gradient(stored: list[Linear], facts: Facts) -> bool:
         return Version(installed.version or "") < BACKWARD_SINCE
     except InvalidVersion:
         return False
-
-
-def under_unsloth(facts: Facts) -> bool:
-    """Whether Unsloth is loaded, which gives such layers a backward of its own."""
-    unsloth = facts.packages().get("unsloth")
-    return unsloth is not None and recorded(unsloth, "imported") and unsloth.imported
 
 
 def backward_of(stored: list[Linear], facts: Facts) -> str:

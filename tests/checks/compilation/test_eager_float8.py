@@ -18,6 +18,8 @@ from fp8doctor.checks.compilation.eager_float8 import eager_float8
 from fp8doctor.checks.compilation.only_linears_compiled import only_linears_compiled
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.report import load_report
+from tests.test_recorded import RECORDED
 
 Look = Callable[..., Facts]
 
@@ -263,3 +265,13 @@ def test_a_head_that_no_gpu_runs_is_left_out_and_not_compiled(look: Look) -> Non
     finding = eager(look(model, tokens=4096))
     assert finding.treatment is not None
     assert (finding.treatment.name, finding.treatment.layers) == ("keep-in-bf16", ("head",))
+
+
+def test_under_unsloth_which_compiles_the_blocks_itself_nobody_knows() -> None:
+    report = load_report(RECORDED / "h200-unsloth_float8_training.json")
+    (outcome,) = (each for each in report.outcomes if each.code == "CMP001")
+    assert (outcome.outcome, outcome.reason) == (
+        "unknown",
+        "Unsloth compiles blocks itself; whether it did was not seen",
+    )
+    assert "CMP001" not in {finding.code for finding in report.findings}
