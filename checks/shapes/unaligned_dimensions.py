@@ -83,11 +83,8 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
             f"{plural(len(skipped), 'Linear')} ({share:.0f} % of the GEMM FLOPs) cannot be converted"
         )
     if ragged:
-        causes.append(f"{tokens} tokens a step are not a multiple of {tokens_multiple}")
-        changes.append(
-            f"collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of={tokens_multiple})"
-            f"   # {tokens} -> {padded_tokens(facts.workload, tokens_multiple)} tokens"
-        )
+        causes.append(f"{tokens} {of_a_batch(facts.workload)} a step are not a multiple of {tokens_multiple}")
+        changes.append(pad_the_batch(facts.workload, tokens_multiple))
     raises = bool(raising or ragged) and not ran_on_a_gpu(facts)
     return Finding(
         severity="error" if raises else None,
@@ -107,12 +104,29 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
         if (classifiers or across) and not (padded or ragged)
         else Treatment(
             name="pad-dimensions" if offenders else "pad-tokens",
-            summary="pad to the next multiple: widths in the configuration, tokens in the collator"
-            if offenders
-            else "pad the tokens in the collator",
+            summary="pad to the next multiple: "
+            + ", ".join(
+                [
+                    *(["widths in the configuration"] if padded else []),
+                    *([f"{of_a_batch(facts.workload)} in the collator"] if ragged else []),
+                ]
+            ),
             code="\n".join(changes),
         ),
     )
+
+
+def of_a_batch(workload: Workload) -> str:
+    """Name what a batch is made of: tokens where it holds sequences."""
+    return "tokens" if workload.sequence_length else "rows"
+
+
+def pad_the_batch(workload: Workload, multiple: int) -> str:
+    """Write the line that pads the batch: a collator's for sequences, of a matrix its first dimension."""
+    padded = f"{workload.tokens} -> {padded_tokens(workload, multiple)} {of_a_batch(workload)}"
+    if workload.sequence_length:
+        return f"collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of={multiple})   # {padded}"
+    return f"x = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % {multiple}))   # {padded}"
 
 
 def skipped_by_converters(facts: Facts) -> list[Linear]:
@@ -209,7 +223,7 @@ def _mlp(in_features: int, tokens: int) -> Facts:
         role="body",
         adapter=None,
     )
-    workload = Workload(batch_source="given", batch_size=tokens, sequence_length=None, tokens=tokens)
+    workload = Workload(batch_source="given", batch_size=1, sequence_length=tokens, tokens=tokens)
     return Facts(environment=Environment(variables={}), network=Network(linears=(layer,)), workload=workload)
 
 

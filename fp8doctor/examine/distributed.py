@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed._composable_state import _get_module_state
 
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Distributed
@@ -120,7 +119,7 @@ def gathered_as(place: Place) -> str | None:
     while at is not None:
         policies = [read(each, "mixed_precision") for each in at.wrappers]
         if is_fsdp2(at):
-            policies.append(read(_get_module_state(at.module), "_mp_policy"))
+            policies.append(_fsdp2_policy(at.module))
         for policy in policies:
             if (dtype := read(policy, "param_dtype")) is not None:
                 return str(dtype).removeprefix("torch.")
@@ -128,6 +127,12 @@ def gathered_as(place: Place) -> str | None:
             return None
         at = at.parent
     return None
+
+
+def _fsdp2_policy(module: torch.nn.Module) -> Any:
+    """Read FSDP2's policy of a module, which only a private function of torch gives (2.6 to 2.13)."""
+    state_of = getattr(sys.modules.get("torch.distributed._composable_state"), "_get_module_state", None)
+    return read(state_of(module), "_mp_policy") if state_of else None
 
 
 def pieces(weight: Tensor) -> int | None:

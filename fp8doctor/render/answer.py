@@ -15,7 +15,7 @@ from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.outlook import End, loses_as_modelled, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.finding import Basis, Finding
+from fp8doctor.finding import Basis, Finding, Treatment
 from fp8doctor.render.certainty import certainty
 from fp8doctor.render.timing import as_is_difference, more_time_s
 from fp8doctor.render.words import PARTS, plainly
@@ -44,6 +44,9 @@ MENDED = {
 
 MOST_CAUSES = 2
 """Causes that are named beside what they cost."""
+
+ASKED_FOR = "MOD001"
+"""The check that tells of FP8 that was asked for."""
 
 CASTS_COST = "STP002"
 """The check whose finding says what the line of conversions and matmuls says."""
@@ -252,10 +255,18 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     elif _modelled_loss(report):
         timed = f", or time it {where_to_time(report.facts)}: {report.next.command}" if report.next else ""
         yield f"Leave FP8 off{timed or '.'}"
+    elif later := _look_later(report):
+        yield _sentence(later.summary)
     elif report.next and report.verdict.basis != "measured":
         yield f"Nothing has to be changed; time it {where_to_time(report.facts)}: {report.next.command}"
     else:
         yield "Nothing has to be changed."
+
+
+def _look_later(report: Document) -> Treatment | None:
+    """Find what to do where FP8 was asked for and the model has none yet."""
+    asked = (each for each in report.findings if each.code == ASKED_FOR and each.severity == "info")
+    return next((each.treatment for each in asked if report.verdict.status == "no_fp8"), None)
 
 
 def _more_time_s(report: Document) -> float | None:

@@ -94,7 +94,7 @@ def test_no_further_cut_is_begun_that_would_not_end(monkeypatch: pytest.MonkeyPa
         made.append(variant)
         return variant
 
-    monkeypatch.setattr(bench.Bench, "_further_s", lambda self, made, number: math.inf)
+    monkeypatch.setattr(bench.Bench, "_further_s", lambda *_, **settings: math.inf)
     found = conduct(
         job(model=Decoder(26).bfloat16()), ["blocks"], [ArmPlan("as_is", noted)], TrialRun(CPU, Budget(600.0))
     )

@@ -11,7 +11,7 @@ from torch import nn
 from fp8doctor import inspect_model
 from fp8doctor.finding import Treatment
 from fp8doctor.report import Report
-from tests.treating import NO_TRITON, without_arithmetic
+from tests.treating import NO_GPU, without_arithmetic
 from tests.zoo.animals import Animal
 
 FITS = """from torchao.float8 import convert_to_float8_training
@@ -137,7 +137,7 @@ def follow_all(script: Script, report: Report, course: Course) -> None:
         try:
             report = examined_and_run(script)
         except Exception as error:
-            where = course.not_run if NO_TRITON in str(error) else course.defects
+            where = course.not_run if any(each in str(error) for each in NO_GPU) else course.defects
             where.append(f"{' + '.join(each.name for each in runnable)}: {in_words(error)}")
             return
     names = ", ".join(each.treatment.name for each in report.prescription)
@@ -153,7 +153,7 @@ def followed(script: Script, treatment: Treatment, course: Course) -> Report | N
     try:
         report = examined_and_run(script.changed(treatment))
     except Exception as error:
-        where = course.not_run if NO_TRITON in str(error) else course.defects
+        where = course.not_run if any(each in str(error) for each in NO_GPU) else course.defects
         where.append(f"{treatment.name}: {in_words(error)}")
         return None
     course.ran += 1

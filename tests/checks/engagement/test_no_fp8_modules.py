@@ -23,6 +23,7 @@ from fp8doctor.examine.conversion import Watch
 from fp8doctor.examine.converter import TRACE
 from fp8doctor.facts import Environment, Facts
 from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.render.answer import answer as first_lines
 
 Look = Callable[..., Facts]
 
@@ -93,6 +94,12 @@ def test_before_prepare_it_is_information(look: Look, monkeypatch: pytest.Monkey
     assert isinstance(finding, Finding)
     assert finding.severity == "info"
     assert finding.title == "FP8 was asked for; none of 15 Linears has it yet"
+
+
+def test_before_prepare_the_advice_is_to_look_later(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    said = first_lines(diagnose(look(llama())))
+    assert said.fix == ("Look at the model after its conversion, or after one training step.",)
 
 
 def test_a_training_step_is_proof_enough(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,13 +44,32 @@ def test_widths_that_raise(look: Look) -> None:
     assert "collator" not in finding.treatment.code
 
 
-def test_tokens_that_raise(look: Look) -> None:
-    finding = unaligned_dimensions(look(converted(mlp()), tokens=1003))
+@pytest.mark.parametrize(
+    ("length", "what", "lines"),
+    [
+        (None, "rows", "x = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % 16))   # 1003 -> 1008 rows"),
+        (
+            1003,
+            "tokens",
+            "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=16)   # 1003 -> 1008 tokens",
+        ),
+    ],
+)
+def test_rows_that_raise(look: Look, length: int | None, what: str, lines: str) -> None:
+    facts = look(converted(mlp()), tokens=1003)
+    workload = msgspec.structs.replace(facts.workload, batch_size=1, sequence_length=length)
+    finding = unaligned_dimensions(msgspec.structs.replace(facts, workload=workload))
     assert isinstance(finding, Finding)
-    assert finding.title == "1003 tokens a step are not a multiple of 16"
+    assert finding.title == f"1003 {what} a step are not a multiple of 16"
     assert finding.treatment is not None
     assert finding.treatment.name == "pad-tokens"
-    assert "1003 -> 1008 tokens" in finding.treatment.code
+    assert finding.treatment.summary == f"pad to the next multiple: {what} in the collator"
+    assert lines in finding.treatment.code
+
+
+def test_a_row_of_a_matrix_is_padded_by_the_line_that_is_printed() -> None:
+    x = torch.ones(1003, 4)
+    assert len(torch.nn.functional.pad(x, (0, 0, 0, -len(x) % 16))) == 1008
 
 
 def test_treatment_makes_it_silent(look: Look) -> None:
