@@ -48,6 +48,9 @@ MOST_CAUSES = 2
 ASKED_FOR = "MOD001"
 """The check that tells of FP8 that was asked for."""
 
+COMPILES_LONG = "CMP006"
+"""The check whose finding is of seconds before the step, which are no cause of its time."""
+
 CASTS_COST = "STP002"
 """The check whose finding says what the line of conversions and matmuls says."""
 
@@ -159,7 +162,7 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         if difference and verdict.basis == "measured" and verdict.status != "no_fp8"
         else None
     )
-    causes = _causes(report, steps, told={CASTS_COST} if costs else set())
+    causes = _causes(report, steps, without={COMPILES_LONG, *([CASTS_COST] if costs else [])})
     slower = verdict.status == "fp8_slower"
     if slower or verdict.basis != "measured":
         yield from map(_sentence, causes)
@@ -171,13 +174,11 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield from map(_sentence, causes)
 
 
-def _causes(report: Document, steps: Sequence[Step], told: set[str]) -> list[str]:
-    """List what the plan mends, else what has no step, without what is told already; what is mere
-    information is no cause of a step's time."""
-    informs = {finding.code for finding in report.findings if finding.severity == "info"}
-    planned = [each for each in steps if each.code and each.code not in informs]
-    causes = [each.title for each in planned if each.code not in told][:MOST_CAUSES]
-    unmended = [] if planned else [each.title for each in _unmended(report) if each.code not in told]
+def _causes(report: Document, steps: Sequence[Step], without: set[str]) -> list[str]:
+    """List what the plan mends, else what has no step, without some codes."""
+    planned = [each for each in steps if each.code and each.code != COMPILES_LONG]
+    causes = [each.title for each in planned if each.code not in without][:MOST_CAUSES]
+    unmended = [] if planned else [each.title for each in _unmended(report) if each.code not in without]
     return causes or unmended[:1]
 
 
