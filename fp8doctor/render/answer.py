@@ -162,7 +162,7 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         if difference and verdict.basis == "measured" and verdict.status != "no_fp8"
         else None
     )
-    causes = _causes(report, steps, without={COMPILES_LONG, *([CASTS_COST] if costs else [])})
+    causes = _causes(report, steps, told={CASTS_COST} if costs else set())
     slower = verdict.status == "fp8_slower"
     if slower or verdict.basis != "measured":
         yield from map(_sentence, causes)
@@ -174,11 +174,11 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield from map(_sentence, causes)
 
 
-def _causes(report: Document, steps: Sequence[Step], without: set[str]) -> list[str]:
-    """List what the plan mends, else what has no step, without some codes."""
+def _causes(report: Document, steps: Sequence[Step], told: set[str]) -> list[str]:
+    """List what the plan mends, else what has no step, without the codes that are told already."""
     planned = [each for each in steps if each.code and each.code != COMPILES_LONG]
-    causes = [each.title for each in planned if each.code not in without][:MOST_CAUSES]
-    unmended = [] if planned else [each.title for each in _unmended(report) if each.code not in without]
+    causes = [each.title for each in planned if each.code not in told][:MOST_CAUSES]
+    unmended = [] if planned else [each.title for each in _unmended(report) if each.code not in told]
     return causes or unmended[:1]
 
 
