@@ -138,3 +138,15 @@ def test_what_tells_the_sign_is_timed_first() -> None:
     report["facts"]["trial"]["arms"].reverse()
     first = list(held_to_plain.wanted(report, ["compile-blocks", *held_to_plain.BF16]))[:4]
     assert first == ["as_is", *held_to_plain.BF16]
+
+
+@pytest.mark.parametrize(("given", "named"), [(None, ["0", "1"]), ("5,GPU-a", ["5", "GPU-a"]), ("3", ["3"])])
+def test_only_gpus_that_are_visible_are_used(
+    given: str | None, named: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    monkeypatch.syspath_prepend(JOBS.parent)
+    trial_jobs = importlib.import_module("trial_jobs")
+    assert trial_jobs.visible(2) == named

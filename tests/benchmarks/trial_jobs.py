@@ -7,7 +7,7 @@ import fp8doctor. With ``--gpus N`` so many jobs run side by side, each on a GPU
 written anew after every run, and OUT/JOB holds the reports and the plain times; a run into the same OUT
 leaves other jobs there as they are. Exits with 1 when a bound of `held_to_plain.py` is missed. ``--tiny``
 tries the tool on a CPU, whose times are held to nothing: it exits with 1 when a job has no trial or a plain
-script fails.
+script fails. The GPUs are those that CUDA_VISIBLE_DEVICES names, where it is set.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Run:
 class JobRun:
     """One job on one GPU."""
 
-    def __init__(self, bench: Bench, name: str, gpu: int, caches: Path) -> None:
+    def __init__(self, bench: Bench, name: str, gpu: str, caches: Path) -> None:
         self.bench, self.name = bench, name
         self.folder, self.path = bench.out / name, JOBS / f"{name}.py"
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -147,7 +147,7 @@ class JobRun:
         te, needs = bench.arguments.te, bench.settings[name].get("NEEDS", ())
         found = [str(ROOT), *([te] if te and "transformer_engine" in needs else [])]
         self.environment = {
-            "CUDA_VISIBLE_DEVICES": str(gpu),
+            "CUDA_VISIBLE_DEVICES": gpu,
             "NO_COLOR": "1",
             "PYTHONPATH": os.pathsep.join([*found, *filter(None, [os.environ.get("PYTHONPATH")])]),
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
@@ -235,7 +235,13 @@ class JobRun:
         return names
 
 
-def worker(bench: Bench, names: queue.SimpleQueue[str], gpu: int) -> None:
+def visible(count: int) -> list[str]:
+    """Name the first GPUs that this process may use."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",")[:count] if given else [str(number) for number in range(count)]
+
+
+def worker(bench: Bench, names: queue.SimpleQueue[str], gpu: str) -> None:
     """Take job after job for one GPU."""
     while True:
         try:
@@ -277,7 +283,7 @@ def main() -> int:
     bench.out.mkdir(parents=True, exist_ok=True)
     workers = [
         threading.Thread(target=worker, args=(bench, names, gpu), daemon=True)
-        for gpu in range(arguments.gpus)
+        for gpu in visible(arguments.gpus)
     ]
     try:
         for each in workers:
