@@ -27,6 +27,7 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import arm_in_time, base_of, ratio
 from fp8doctor.analysis.gpu_memory import USABLE
 from fp8doctor.analysis.outcome import EVEN
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
 from fp8doctor.diagnosis.treatments import checkpointing_off
 from fp8doctor.facts import Arm, Blocks, Checkpointing, Facts, Gpu, Network, Training, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -38,7 +39,7 @@ from fp8doctor.registry import check
 def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
     if all(each.active is False for each in facts.training.checkpointing):
         return NotApplicable(reason="no activation checkpointing")
-    without = arm_in_time(facts.trial, "checkpointing-off")
+    without = arm_in_time(facts.trial, CHECKPOINTING_OFF)
     with_it = base_of(facts.trial, without) if without else None
     free = free_gib(facts.gpus)
     if (
@@ -97,7 +98,7 @@ def _timed(peak_without_gib: float) -> Facts:
             peak_gib=7.4,
         ),
         Arm(
-            name="checkpointing-off",
+            name=CHECKPOINTING_OFF,
             base=ArmName.AS_IS,
             tried=True,
             step_ms=88.3,

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm_in_time, base_of, ratio, uses_fp8
 from fp8doctor.analysis.outcome import EVEN
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
 from fp8doctor.facts import Arm, Checkpointing, Facts, Linear, Network, Training, Trial
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -37,7 +38,7 @@ from fp8doctor.registry import check
 def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts) or all(each.active is False for each in facts.training.checkpointing):
         return NotApplicable(reason="no FP8 layer under activation checkpointing")
-    fp8, bf16 = pair(facts.trial, "checkpointing-off"), pair(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING)
+    fp8, bf16 = pair(facts.trial, CHECKPOINTING_OFF), pair(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING)
     if fp8 is None or bf16 is None:
         return NotApplicable(reason="the cost of checkpointing was not measured in both FP8 and BF16")
     in_fp8, in_bf16 = ratio(*fp8), ratio(*bf16)
@@ -90,7 +91,7 @@ def policy(operator: str) -> str:
 def _timed(fp8_ms: float) -> Facts:
     steps = (
         (ArmName.AS_IS, None, fp8_ms),
-        ("checkpointing-off", ArmName.AS_IS, 88.3),
+        (CHECKPOINTING_OFF, ArmName.AS_IS, 88.3),
         (ArmName.BF16_COMPILED, None, 117.5),
         (ArmName.BF16_WITHOUT_CHECKPOINTING, ArmName.BF16_COMPILED, 92.7),
     )

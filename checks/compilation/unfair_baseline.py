@@ -24,14 +24,12 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import arm, best_bf16, ratio, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_all
 from fp8doctor.analysis.outcome import EVEN
+from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.facts import Arm, Facts, Linear, Network, Training, Trial
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
-
-AUTOCAST = "autocast-bf16"
-"""The treatment of a BF16 arm of a model with fp32 parameters; `fp8doctor.trial.arms` writes it."""
 
 
 @check(
@@ -43,7 +41,7 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="the step as it is and a BF16 baseline were not both timed")
     fp32_pct = 100.0 * facts.network.dtypes.get("float32", 0) / max(1, sum(facts.network.dtypes.values()))
     if facts.training.autocast is None and fp32_pct > 50.0:
-        disguised = AUTOCAST not in best.treatments
+        disguised = AUTOCAST_BF16 not in best.treatments
         return Finding(
             title=f"Without FP8 this job is not BF16: {percent(fp32_pct)} of the parameters are fp32, and no "
             "autocast is on",
@@ -58,7 +56,7 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
                 "baseline_under_autocast": not disguised,
             },
             treatment=Treatment(
-                name=AUTOCAST,
+                name=AUTOCAST_BF16,
                 summary="compare with BF16 under autocast",
                 code='with torch.autocast("cuda", torch.bfloat16):\n    loss = model(batch)',
             ),

@@ -25,6 +25,7 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import arm, base_of, ratio
 from fp8doctor.analysis.compile_coverage import compile_treatment, is_inside
 from fp8doctor.analysis.outcome import EVEN
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS
 from fp8doctor.facts import (
     Arm,
     ArmCut,
@@ -56,7 +57,7 @@ WORTH_SAVING_S = 10.0
 def whole_model_compile(facts: Facts) -> Finding | NotApplicable | None:
     if not any(not mark.name for mark in facts.training.compile_marks):
         return NotApplicable(reason="the model is not compiled as a whole")
-    blocks = arm(facts.trial, "compile-blocks")
+    blocks = arm(facts.trial, COMPILE_BLOCKS)
     whole = base_of(facts.trial, blocks) if blocks else arm(facts.trial, ArmName.AS_IS)
     if whole is None:
         return NotApplicable(reason="the step as it is was not timed")
@@ -101,7 +102,7 @@ def beside_it(facts: Facts, whole: Arm, blocks: Arm | None) -> str:
             f"Block by block the step takes {blocks.step_ms:,.1f} ms and as it is {whole.step_ms:,.1f} ms, "
             "timed in turn."
         )
-    left_out = (each.reason for each in facts.trial.arms if each.name == "compile-blocks" and each.reason)
+    left_out = (each.reason for each in facts.trial.arms if each.name == COMPILE_BLOCKS and each.reason)
     return (
         f"As it is the step takes {whole.step_ms:,.1f} ms; block by block it was not timed"
         f"{''.join(f' ({each})' for each in left_out)}. The seconds of one block are modelled, from the "
@@ -162,7 +163,7 @@ def _compiled(whole_s: tuple[float, float]) -> Facts:
         trial=Trial(
             device="cuda",
             blocks={"blocks": 24},
-            arms=(timed(ArmName.AS_IS, whole_s), timed("compile-blocks", (8.0, 3.0))),
+            arms=(timed(ArmName.AS_IS, whole_s), timed(COMPILE_BLOCKS, (8.0, 3.0))),
         ),
     )
 

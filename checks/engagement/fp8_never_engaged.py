@@ -34,6 +34,7 @@ from fp8doctor.analysis.due_gemms import all_fp8, counted_gemms, due_gemms
 from fp8doctor.analysis.kept_in_bf16 import kept_in_bf16
 from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, watched_job
 from fp8doctor.analysis.token_crossing import is_given
+from fp8doctor.analysis.treatment_table import TE_AUTOCAST
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -74,7 +75,7 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
             explanation=f"{idle[0].name} and the others note that their last training forward was outside "
             "the FP8 autocast.",
             evidence={"idle_layers": len(idle), "fp8_layers": len(fp8), "first": idle[0].name},
-            treatment=describe("te-autocast", facts),
+            treatment=describe(TE_AUTOCAST, facts),
         )
     if none_ran and all(recorded(each, "features") and each.features.get("emulate") for each in fp8):
         return NotApplicable(reason="these layers emulate FP8, which takes no FP8 GEMM (MOD005)")
@@ -84,7 +85,7 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
             explanation=f"One profiled step of {watched_job(facts) if in_script else 'the job as it is'} "
             "holds no FP8 GEMM: the layers are switched off, or the model never calls them.",
             evidence={"fp8_layers": len(fp8), "fp8_gemms": 0},
-            treatment=describe("te-autocast", facts) if fp8[0].stack == "transformer_engine" else CALL_LAYERS,
+            treatment=describe(TE_AUTOCAST, facts) if fp8[0].stack == "transformer_engine" else CALL_LAYERS,
         )
     if on_purpose:
         return Finding(

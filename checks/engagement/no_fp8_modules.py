@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import converted_nothing, fp8_was_asked_for, of_converter
 from fp8doctor.analysis.layers import FP8_MULTIPLE, fits_fp8
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Training, Use, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -191,7 +192,7 @@ def why_none(facts: Facts) -> tuple[str, Treatment]:
         return (
             "Accelerate's torchao path leaves out the first and the last Linear, and there are no others.",
             Treatment(
-                name="stay-in-bf16",
+                name=STAY_IN_BF16,
                 summary="stay in BF16: a model this small has nothing to gain",
                 code='accelerator = Accelerator(mixed_precision="bf16")',
             ),

@@ -27,6 +27,7 @@ https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_pr
 from __future__ import annotations
 
 from fp8doctor.analysis.accelerate_of_model import accelerate_of_model
+from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -72,7 +73,7 @@ def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
             "first": fp32[0].name,
         },
         treatment=Treatment(
-            name="autocast-bf16",
+            name=AUTOCAST_BF16,
             summary="run forward and loss under BF16 autocast, or keep the weights in BF16",
             code=CODE,
         ),

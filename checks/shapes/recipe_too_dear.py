@@ -38,6 +38,7 @@ from fp8doctor.analysis.arms import arm, base_of, ratio, saved_ms
 from fp8doctor.analysis.layer_gain import RECIPES
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.analysis.te_recipes import TE_RECIPES
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, changes_recipe, recipe_after, recipe_change
 from fp8doctor.cost import modelled_gpu
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
@@ -45,13 +46,6 @@ from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Saving
 from fp8doctor.registry import check
-
-PREFIX = "recipe-"
-"""How the arms begin that differ from their base by the recipe alone; torchao's name of it follows, with
-dashes."""
-
-BY_BLOCK = "compile-blocks"
-"""The arm that recipes change where the job is one graph of several blocks."""
 
 
 @check(
@@ -97,7 +91,7 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
         title=f"The recipe {recipe} is {gain.median:.2f}x as fast as {', '.join(own)}",
         explanation=(
             f"The step takes {best.step_ms:,.1f} instead of {base.step_ms:,.1f} ms, timed in turn"
-            f"{', both compiled block by block' if base.name == BY_BLOCK else ''}. "
+            f"{', both compiled block by block' if base.name == COMPILE_BLOCKS else ''}. "
             + (
                 "Timed on a CPU, which says nothing about a GPU."
                 if on_cpu
@@ -140,18 +134,18 @@ def at_half_rate(own: list[str], facts: Facts) -> Finding | None:
 def pays_by_block(facts: Facts, base: Arm, changed: Arm) -> bool:
     """Whether what was timed block by block is faster than the user's one graph too, where it is one."""
     as_is = arm(facts.trial, ArmName.AS_IS)
-    return base.name != BY_BLOCK or as_is is None or ratio(as_is, changed).low > 1
+    return base.name != COMPILE_BLOCKS or as_is is None or ratio(as_is, changed).low > 1
 
 
 def _is_recipe(timed: Arm) -> bool:
-    return timed.name.startswith(PREFIX) or timed.name in TE_RECIPES
+    return changes_recipe(timed.name) or timed.name in TE_RECIPES
 
 
 def _recipe(timed: Arm) -> str:
     """Name the recipe as `Linear.recipe` does."""
     if timed.name in TE_RECIPES:
         return TE_RECIPES[timed.name].recipe
-    return timed.name.removeprefix(PREFIX).replace("-", "_")
+    return recipe_after(timed.name)
 
 
 def _compiled(own: str, **step_ms: float) -> Facts:
@@ -161,7 +155,7 @@ def _compiled(own: str, **step_ms: float) -> Facts:
         if recipe != own:
             arms.append(
                 Arm(
-                    name=PREFIX + recipe.replace("_", "-"),
+                    name=recipe_change(recipe),
                     base=ArmName.AS_IS,
                     tried=True,
                     step_ms=ms,

@@ -28,6 +28,7 @@ from __future__ import annotations
 from fp8doctor.analysis.layers import in_words
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.analysis.step_difference import SHOWN_MS, profiled_on_gpu
+from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, ModuleTime, Network, Training, Trial
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -93,7 +94,7 @@ def treatment(facts: Facts) -> Treatment:
     if facts.training.autocast is None:
         code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)'
         return Treatment(
-            name="autocast-bf16",
+            name=AUTOCAST_BF16,
             summary="run forward and loss under BF16 autocast, or keep the weights in BF16",
             code=code,
         )

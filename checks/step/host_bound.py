@@ -41,7 +41,7 @@ from fp8doctor.analysis.modelled_host import HostBound, modelled_host_bound
 from fp8doctor.analysis.outcome import measured_speed
 from fp8doctor.analysis.step_difference import breakdown_of, profiled_on_gpu, waits_for_the_host
 from fp8doctor.analysis.token_crossing import MANY_TOKENS
-from fp8doctor.analysis.treatment_table import MORE_TOKENS
+from fp8doctor.analysis.treatment_table import CUDA_GRAPHS, LARGER_BATCH, MORE_TOKENS
 from fp8doctor.analysis.waiting import host_is_ahead
 from fp8doctor.cost import micro_batches
 from fp8doctor.diagnosis.treatments import stay_in_bf16
@@ -192,7 +192,7 @@ def treatment(facts: Facts) -> Treatment:
     )
     if accumulate == 1 and compiled:
         return Treatment(
-            name="cuda-graphs",
+            name=CUDA_GRAPHS,
             summary="let the compiler record its kernels as CUDA graphs, each of which is one launch",
             code=f"# in place of what compiles it now\n{as_graphs(compiled, facts.network)}",
         )
@@ -240,12 +240,12 @@ def larger_batch(facts: Facts, accumulate: int) -> Treatment:
         )
     if accumulate > 1:
         return Treatment(
-            name="larger-batch",
+            name=LARGER_BATCH,
             summary="put more tokens into a micro-batch, and accumulate over fewer",
             code=code,
         )
     return Treatment(
-        name="larger-batch",
+        name=LARGER_BATCH,
         summary="put more tokens into a step, which changes the batch that the optimizer sees",
         code=code,
     )

@@ -33,6 +33,7 @@ from fp8doctor.analysis.step_difference import (
     waterfall,
     why_unknown,
 )
+from fp8doctor.analysis.treatment_table import CUDA_GRAPHS
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, Network, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -119,7 +120,7 @@ def is_compiled(facts: Facts, fp8: Arm) -> bool:
     """
     treatments = fp8.treatments if recorded(fp8, "treatments") else ()
     as_is = any(linear.compiled is not None for linear in facts.network.linears if linear.use == "training")
-    return as_is or any(name.startswith(("compile-", "cuda-graphs")) for name in treatments)
+    return as_is or any(name.startswith(("compile-", CUDA_GRAPHS)) for name in treatments)
 
 
 def _slower_by(attention_ms: float, casts_ms: float) -> Facts:

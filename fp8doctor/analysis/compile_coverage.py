@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fp8doctor.analysis.layers import in_its_place, in_python
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_MODEL
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
@@ -47,7 +48,7 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
         or not all(map(has_loop, lists))
     ):
         code = "\n".join(compile_whole(network))
-        return Treatment(name="compile-model", summary="compile the model", code=code)
+        return Treatment(name=COMPILE_MODEL, summary="compile the model", code=code)
     lines = [compile_loop(each, network) for each in lists] + [
         compile_line(linear, network) for linear in beside
     ]
@@ -62,7 +63,7 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     if recorded(facts, "training.use_cache") and facts.training.use_cache is True:
         lines.append(f"{cache_off(facts)}   # else every block is compiled anew, up to 8 of them")
     return Treatment(
-        name="compile-blocks",
+        name=COMPILE_BLOCKS,
         summary="compile block by block, after the conversion to FP8",
         code="\n".join(lines),
     )

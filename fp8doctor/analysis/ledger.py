@@ -30,13 +30,13 @@ from fp8doctor.analysis.arms import fair_bf16, fp8_totals, uses_fp8
 from fp8doctor.analysis.cast_shares import cast_shares
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.step_difference import waterfall
-from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, traits
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, KEEP_IN_BF16, LARGER_BATCH, traits
 from fp8doctor.cost import calls_of, gemms, micro_batches
 from fp8doctor.facts import Arm, Facts, LayerShape, Layout, Linear, recorded
 from fp8doctor.facts.arm_names import is_conversion, recipe_of
 from fp8doctor.facts.record import Record
 
-OTHER_WORK = (KEEP_IN_BF16, "larger-batch", "checkpointing-off", "adapters-to-bf16")
+OTHER_WORK = (KEEP_IN_BF16, LARGER_BATCH, CHECKPOINTING_OFF, "adapters-to-bf16")
 """Treatments after which the step has other GEMMs than those that were timed alone."""
 
 

@@ -16,8 +16,34 @@ KEEP_IN_BF16 = "keep-in-bf16"
 STAY_IN_BF16 = "stay-in-bf16"
 MORE_TOKENS = "more-tokens"
 CHECKPOINTING_OFF = "checkpointing-off"
+COMPILE_BLOCKS = "compile-blocks"
+COMPILE_MODEL = "compile-model"
+CUDA_GRAPHS = "cuda-graphs"
+TE_AUTOCAST = "te-autocast"
+AUTOCAST_BF16 = "autocast-bf16"
+LARGER_BATCH = "larger-batch"
 ON_THIS_GPU = {"bf16": "bf16-on-this-gpu", "fp16": "fp16-on-this-gpu"}
 """Precision -> the treatment that trains in it because the GPU has no FP8."""
+
+TORCHAO_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+"""As ``Float8LinearConfig.from_recipe_name`` of torchao calls them."""
+
+_RECIPE = "recipe-"
+
+
+def recipe_change(recipe: str) -> str:
+    """The name of the treatment that changes torchao's recipe to this one."""
+    return _RECIPE + recipe.replace("_", "-")
+
+
+def changes_recipe(name: str) -> bool:
+    """Whether the treatment changes torchao's recipe."""
+    return name.startswith(_RECIPE)
+
+
+def recipe_after(name: str) -> str:
+    """The recipe of torchao that such a treatment changes to."""
+    return name.removeprefix(_RECIPE).replace("-", "_")
 
 
 class Traits(Struct, frozen=True):
@@ -36,28 +62,26 @@ class Traits(Struct, frozen=True):
 
 
 TREATMENTS = {
-    "compile-blocks": Traits("compilation", compiles=True),
-    "compile-model": Traits("compilation", compiles=True),
+    COMPILE_BLOCKS: Traits("compilation", compiles=True),
+    COMPILE_MODEL: Traits("compilation", compiles=True),
     "compile-layers": Traits("compilation", compiles=True),
-    "cuda-graphs": Traits("compilation", compiles=True, helps_bf16_too=True),
-    "recipe-tensorwise": Traits("recipe", recipe="tensorwise"),
-    "recipe-rowwise": Traits("recipe", recipe="rowwise"),
-    "recipe-rowwise-with-gw-hp": Traits("recipe", recipe="rowwise_with_gw_hp"),
+    CUDA_GRAPHS: Traits("compilation", compiles=True, helps_bf16_too=True),
+    **{recipe_change(recipe): Traits("recipe", recipe=recipe) for recipe in TORCHAO_RECIPES},
     "convert-tensorwise": Traits("convert", recipe="tensorwise", is_an_arm_already=True),
     "convert-rowwise": Traits("convert", recipe="rowwise", is_an_arm_already=True),
     KEEP_IN_BF16: Traits("bf16"),
     STAY_IN_BF16: Traits("bf16", is_an_arm_already=True),
-    "te-autocast": Traits(),
+    TE_AUTOCAST: Traits(),
     **{name: Traits("recipe", recipe=each.recipe) for name, each in TE_RECIPES.items()},
     "cache-off": Traits(),
-    "autocast-bf16": Traits("precision", helps_bf16_too=True),
+    AUTOCAST_BF16: Traits("precision", helps_bf16_too=True),
     "bf16-parameters": Traits("precision", helps_bf16_too=True),
     CHECKPOINTING_OFF: Traits(helps_bf16_too=True),
     "adapters-to-bf16": Traits(helps_bf16_too=True),
     "fused-optimizer": Traits(helps_bf16_too=True),
     "attention-sdpa": Traits(helps_bf16_too=True),
     "fused-attention-on": Traits(helps_bf16_too=True),
-    "larger-batch": Traits(helps_bf16_too=True),
+    LARGER_BATCH: Traits(helps_bf16_too=True),
 }
 """Compiling counts as FP8's own: every BF16 arm is compiled where that is faster, without a cache then."""
 

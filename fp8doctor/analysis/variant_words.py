@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from fp8doctor.analysis.te_recipes import TE_RECIPES
+from fp8doctor.analysis.treatment_table import (
+    AUTOCAST_BF16,
+    CHECKPOINTING_OFF,
+    COMPILE_BLOCKS,
+    COMPILE_MODEL,
+    CUDA_GRAPHS,
+    KEEP_IN_BF16,
+    LARGER_BATCH,
+    TE_AUTOCAST,
+    changes_recipe,
+    recipe_after,
+)
 from fp8doctor.facts.arm_names import ArmName, is_conversion, keeps_users_compilation, recipe_of
 
 AS_YOU_RUN_IT = "as you run it"
@@ -31,24 +43,21 @@ RECIPES = {
 CHANGES = {
     "adapters-to-bf16": "BF16 adapters",
     "attention-sdpa": "fused attention",
-    "autocast-bf16": "BF16 autocast",
+    AUTOCAST_BF16: "BF16 autocast",
     "bf16-parameters": "BF16 weights",
     "cache-off": "no KV cache",
-    "checkpointing-off": "no checkpointing",
-    "compile-blocks": "compiled",
+    CHECKPOINTING_OFF: "no checkpointing",
+    COMPILE_BLOCKS: "compiled",
     "compile-layers": "layers compiled",
-    "compile-model": "compiled",
-    "cuda-graphs": "CUDA graphs",
+    COMPILE_MODEL: "compiled",
+    CUDA_GRAPHS: "CUDA graphs",
     "fused-attention-on": "fused attention",
     "fused-optimizer": "fused optimizer",
-    "keep-in-bf16": "some layers in BF16",
-    "larger-batch": "larger batch",
-    "te-autocast": "switched on",
+    KEEP_IN_BF16: "some layers in BF16",
+    LARGER_BATCH: "larger batch",
+    TE_AUTOCAST: "switched on",
 }
 """Treatment that was timed alone -> what is added to the name of the step that it changes."""
-
-RECIPE_CHANGE = "recipe-"
-"""How the names of treatments begin that change torchao's recipe."""
 
 
 def variant(name: str, fp8: bool) -> str:
@@ -64,8 +73,8 @@ def variant(name: str, fp8: bool) -> str:
         return f"FP8 {RECIPES.get(recipe_of(name), recipe_of(name))} {way}"
     if name in TE_RECIPES:
         return f"FP8, {TE_RECIPES[name].words}"
-    if name.startswith(RECIPE_CHANGE):
-        recipe = name.removeprefix(RECIPE_CHANGE).replace("-", "_")
+    if changes_recipe(name):
+        recipe = recipe_after(name)
         return f"FP8 {RECIPES.get(recipe, recipe)}"
     change = CHANGES.get(name) or name.replace("-", " ")
     return f"FP8, {change}" if fp8 else f"{AS_YOU_RUN_IT}, {change}"

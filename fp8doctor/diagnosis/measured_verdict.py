@@ -28,7 +28,7 @@ from fp8doctor.analysis.outcome import (
     stays_in_bf16,
     swallows_effect,
 )
-from fp8doctor.analysis.treatment_table import that_help_bf16_too
+from fp8doctor.analysis.treatment_table import TE_AUTOCAST, that_help_bf16_too
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
@@ -175,7 +175,7 @@ def _without_fp8(facts: Facts, as_is: Arm, bf16: Arm | None) -> Verdict:
 
 def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
     if fp8_never_ran(trial):
-        running = arm(trial, ArmName.PRESCRIBED) or arm(trial, "te-autocast")
+        running = arm(trial, ArmName.PRESCRIBED) or arm(trial, TE_AUTOCAST)
         gives = (
             f" Once it runs: {in_ms(running.step_ms)}, {times(bf16.step_ms, running.step_ms)} of BF16."
             if running and bf16

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
-from fp8doctor.analysis import treatment_table
 from fp8doctor.analysis.accelerate_of_model import may_have_converted
 from fp8doctor.analysis.arms import best_bf16
 from fp8doctor.analysis.compile_coverage import (
@@ -26,7 +25,17 @@ from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.te_recipes import TE_RECIPES
-from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
+from fp8doctor.analysis.treatment_table import (
+    AUTOCAST_BF16,
+    CHECKPOINTING_OFF,
+    COMPILE_BLOCKS,
+    KEEP_IN_BF16,
+    STAY_IN_BF16,
+    TE_AUTOCAST,
+    TORCHAO_RECIPES,
+    recipe_after,
+    recipe_change,
+)
 from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment
@@ -42,7 +51,7 @@ MOST_LINES = 3
 def stay_in_bf16(facts: Facts, why: str = "nothing that was tried makes FP8 as fast here") -> Treatment:
     """Describe giving FP8 up."""
     return Treatment(
-        name=treatment_table.STAY_IN_BF16,
+        name=STAY_IN_BF16,
         summary=f"stay in BF16, compiled: {why}",
         code=f"{without_fp8(facts)}\nmodel = torch.compile(model)   # or block by block, as timed",
     )
@@ -216,7 +225,7 @@ def _quoted(name: str) -> str:
 
 def recipe(name: str, facts: Facts) -> Treatment:
     """Another recipe of torchao, by the name of its treatment."""
-    word = name.removeprefix("recipe-").replace("-", "_")
+    word = recipe_after(name)
     code = with_recipe(word, facts)
     return Treatment(name=name, summary=f"convert with the recipe {word}", code=code)
 
@@ -238,14 +247,14 @@ def _compile_blocks(facts: Facts) -> Treatment:
 
 def checkpointing_off(facts: Facts) -> Treatment:
     """Switch off the form of checkpointing that was found."""
-    return Treatment(name="checkpointing-off", summary="keep the activations", code=_switch_off(facts))
+    return Treatment(name=CHECKPOINTING_OFF, summary="keep the activations", code=_switch_off(facts))
 
 
 def _switch_off(facts: Facts) -> str:
     found = facts.training.checkpointing if recorded(facts, "training.checkpointing") else ()
     first = next((each for each in found if each.active is not False), None)
     if first is None:
-        return CHECKPOINTING_OFF["wrapper"]
+        return WITHOUT_CHECKPOINTING["wrapper"]
     if first.form == "huggingface":
         trainer = facts.trainer()
         off = f"{in_python('gradient_checkpointing_disable', facts.network)}()"
@@ -258,14 +267,14 @@ def _switch_off(facts: Facts) -> str:
             f'    if hasattr(module, "{first.flag}"):\n'
             f"        module.{first.flag} = False"
         )
-    return CHECKPOINTING_OFF.get(
+    return WITHOUT_CHECKPOINTING.get(
         first.form,
         f"# in {in_python(first.name, facts.network)}.forward: call the function itself, not "
         "checkpoint(function, ...)",
     )
 
 
-CHECKPOINTING_OFF = {
+WITHOUT_CHECKPOINTING = {
     "wrapper": "# leave out apply_activation_checkpointing() or checkpoint_wrapper(), or give it "
     "fewer blocks",
     "composable": "# leave out torch.distributed._composable.checkpoint(), or give it fewer blocks",
@@ -293,7 +302,7 @@ def _cache_off(facts: Facts) -> Treatment:
 
 def _autocast_bf16(facts: Facts) -> Treatment:
     code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)'
-    return Treatment(name="autocast-bf16", summary="run forward and loss under BF16 autocast", code=code)
+    return Treatment(name=AUTOCAST_BF16, summary="run forward and loss under BF16 autocast", code=code)
 
 
 def _bf16_parameters(facts: Facts) -> Treatment:
@@ -310,9 +319,7 @@ def _te_autocast(facts: Facts) -> Treatment:
         "with te.autocast(enabled=True):   # te.fp8_autocast before Transformer Engine 2.9\n"
         "    output = model(batch)"
     )
-    return Treatment(
-        name="te-autocast", summary="run the training forward inside the FP8 autocast", code=code
-    )
+    return Treatment(name=TE_AUTOCAST, summary="run the training forward inside the FP8 autocast", code=code)
 
 
 def te_recipe(name: str, facts: Facts) -> Treatment:
@@ -358,17 +365,15 @@ def _keep_in_bf16(facts: Facts) -> Treatment | None:
 
 LINES: dict[str, Callable[[Facts], Treatment | None]] = {
     KEEP_IN_BF16: _keep_in_bf16,
-    "recipe-tensorwise": lambda facts: recipe("recipe-tensorwise", facts),
-    "recipe-rowwise": lambda facts: recipe("recipe-rowwise", facts),
-    "recipe-rowwise-with-gw-hp": lambda facts: recipe("recipe-rowwise-with-gw-hp", facts),
-    "compile-blocks": _compile_blocks,
-    "checkpointing-off": checkpointing_off,
+    **{name: functools.partial(recipe, name) for name in map(recipe_change, TORCHAO_RECIPES)},
+    COMPILE_BLOCKS: _compile_blocks,
+    CHECKPOINTING_OFF: checkpointing_off,
     "fused-optimizer": _fused_optimizer,
     "cache-off": _cache_off,
-    "autocast-bf16": _autocast_bf16,
+    AUTOCAST_BF16: _autocast_bf16,
     "bf16-parameters": _bf16_parameters,
-    "te-autocast": _te_autocast,
+    TE_AUTOCAST: _te_autocast,
     **{name: functools.partial(te_recipe, name) for name in TE_RECIPES},
-    treatment_table.STAY_IN_BF16: stay_in_bf16,
+    STAY_IN_BF16: stay_in_bf16,
 }
 """Every exploration, which a test holds to `fp8doctor.trial.explorations`, and giving FP8 up."""

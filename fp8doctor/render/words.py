@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS
 from fp8doctor.analysis.variant_words import VARIANTS, variant
 from fp8doctor.facts import Arm, recorded
 from fp8doctor.facts.arm_names import ArmName, in_any_window
@@ -12,9 +13,6 @@ from fp8doctor.wording import plural
 
 NOT_PROFILED = "not profiled"
 """Stands for the parts of a step where they are not known."""
-
-BY_BLOCK = "compile-blocks"
-"""The arm that recipes change where the job is one graph of several blocks."""
 
 FAMILIES = {
     "matmul": ("FP8 matmul", "other matmul"),
@@ -69,7 +67,7 @@ def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int
         return variant(arm.name, fp8)
     alone = _treatments(arm)
     base = arm.base if recorded(arm, "base") else None
-    by_block = base == BY_BLOCK
+    by_block = base == COMPILE_BLOCKS
     if base is None or not (by_block or in_any_window(base) == ArmName.PRESCRIBED):
         return _with_fixes(alone, fixes) or variant(arm.name, fp8) if fp8 else variant(arm.name, fp8)
     below = next((_treatments(each) for each in arms if each.name == base), ())

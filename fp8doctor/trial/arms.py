@@ -18,7 +18,16 @@ from torch import nn
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.compile_coverage import has_loop
-from fp8doctor.analysis.treatment_table import family, traits
+from fp8doctor.analysis.treatment_table import (
+    AUTOCAST_BF16,
+    CHECKPOINTING_OFF,
+    COMPILE_BLOCKS,
+    COMPILE_MODEL,
+    CUDA_GRAPHS,
+    TE_AUTOCAST,
+    family,
+    traits,
+)
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.prescription import held_to_shapes
 from fp8doctor.diagnosis.treatments import describe
@@ -38,10 +47,10 @@ from fp8doctor.trial.variant import ArmPlan, Change, as_it_is
 RECIPES = ("tensorwise", "rowwise")
 """torchao recipes that are tried on a model without FP8."""
 
-IN_PLACE_OF_THE_USERS = frozenset({"compile-blocks", "compile-model", "cuda-graphs"})
+IN_PLACE_OF_THE_USERS = frozenset({COMPILE_BLOCKS, COMPILE_MODEL, CUDA_GRAPHS})
 """Treatments that take the user's own compile marks off and compile in another form."""
 
-BY_BLOCK = frozenset({"compile-blocks", "cuda-graphs"})
+BY_BLOCK = frozenset({COMPILE_BLOCKS, CUDA_GRAPHS})
 """Those that compile single blocks."""
 
 
@@ -108,13 +117,13 @@ class ArmBuilder:
         return (
             ()
             if self.facts.training.autocast is not None or not mostly_fp32(self.job.model)
-            else ("autocast-bf16",)
+            else (AUTOCAST_BF16,)
         )
 
     def conversions(self) -> list[ArmPlan]:
         """Convert a model without FP8, one arm for each recipe, and one more where the user compiles it in
         another form than the trial's own."""
-        compilation = "compile-blocks" if any(map(has_loop, self.facts.network.blocks)) else "compile-model"
+        compilation = COMPILE_BLOCKS if any(map(has_loop, self.facts.network.blocks)) else COMPILE_MODEL
         plans = []
         for recipe in RECIPES:
             names = (*self.own_autocast(), f"convert-{recipe}")
@@ -163,7 +172,7 @@ class ArmBuilder:
     def arm(self, base: ArmPlan, treatment: Treatment) -> ArmPlan:
         """Put one treatment alone on top of ``base``."""
         change, ratio = self.change(treatment), base.tokens_ratio * treatments()[treatment.name].tokens_ratio
-        fp8 = True if treatment.name == "te-autocast" else base.fp8
+        fp8 = True if treatment.name == TE_AUTOCAST else base.fp8
         compiled = base.compiled or traits(treatment.name).compiles
         return ArmPlan(
             treatment.name,
@@ -182,8 +191,8 @@ class ArmBuilder:
         block by block, because it would be compiled anew for each of them."""
         found = self.explored(proposals)
         plans = {each.name: replace(self.arm(base, each), explored=True) for each in found}
-        blocks = plans.get("compile-blocks")
-        recipes = [each for each in found if family(each.name) == family("recipe-rowwise")]
+        blocks = plans.get(COMPILE_BLOCKS)
+        recipes = [each for each in found if family(each.name) == "recipe"]
         if blocks is None or not recipes or not compiled_as_one(self.context(proposals)):
             return list(plans.values())
         on_blocks = {each.name: replace(self.arm(blocks, each), explored=True) for each in recipes}
@@ -205,7 +214,7 @@ class ArmBuilder:
         """Plan arms that tell the share of something and are never prescribed."""
         plans = []
         unasked = explorations(TrialContext(self.facts, self.job, ()))
-        if "checkpointing-off" in unasked and uses_fp8(self.facts):
+        if CHECKPOINTING_OFF in unasked and uses_fp8(self.facts):
             form = self.form_of(base)
             plans.append(
                 ArmPlan(

@@ -11,12 +11,22 @@ from fp8doctor.analysis.compile_coverage import is_inside
 from fp8doctor.analysis.layer_gain import gains, timed_shapes
 from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.te_recipes import TE_RECIPES, is_legal, own_recipes
+from fp8doctor.analysis.treatment_table import (
+    AUTOCAST_BF16,
+    CHECKPOINTING_OFF,
+    COMPILE_BLOCKS,
+    KEEP_IN_BF16,
+    TE_AUTOCAST,
+    TORCHAO_RECIPES,
+    changes_recipe,
+    recipe_after,
+    recipe_change,
+)
 from fp8doctor.cost.step import modelled_step, with_linears, with_linears_compiled, with_recipe
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.treatments.optimizer import could_be_fused
 from fp8doctor.trial.treatments.precision import mostly_fp32
-from fp8doctor.trial.treatments.recipe import PREFIX, RECIPES
 
 
 @dataclass(frozen=True)
@@ -59,14 +69,14 @@ def may_save(name: str, context: TrialContext) -> float:
 
 def _modelled_saving(name: str, context: TrialContext) -> float | None:
     facts = with_linears_compiled(context.facts, yes=True) if context.compiled else context.facts
-    if name.startswith(PREFIX):
-        changed = with_recipe(facts, name.removeprefix(PREFIX).replace("-", "_"))
-    elif name == "checkpointing-off":
+    if changes_recipe(name):
+        changed = with_recipe(facts, recipe_after(name))
+    elif name == CHECKPOINTING_OFF:
         changed = with_linears(facts, tuple(map(_not_checkpointed, facts.network.linears)))
     else:
         changed = None
     before = modelled_step(facts)
-    if before is not None and name == "keep-in-bf16":
+    if before is not None and name == KEEP_IN_BF16:
         kept = to_keep(facts)
         return -sum(gain.ms for layer, gain in gains(facts).items() if layer in kept) / before.step_ms
     after = modelled_step(changed) if changed else None
@@ -89,7 +99,7 @@ def caches(context: TrialContext) -> bool:
     return (
         recorded(context.facts, "training.use_cache")
         and context.facts.training.use_cache is True
-        and "compile-blocks" not in context.proposed
+        and COMPILE_BLOCKS not in context.proposed
     )
 
 
@@ -131,7 +141,7 @@ def other_te_recipe(name: str) -> Callable[[TrialContext], bool]:
     """Tell of layers of Transformer Engine whether this recipe is new to them, and may run here."""
 
     def sensible(context: TrialContext) -> bool:
-        own = own_recipes(context.facts, opened="te-autocast" in context.proposed)
+        own = own_recipes(context.facts, opened=TE_AUTOCAST in context.proposed)
         return bool(own) and TE_RECIPES[name].recipe not in own and is_legal(name, context.facts)
 
     return sensible
@@ -189,28 +199,28 @@ def some_lose(context: TrialContext) -> bool:
 
 
 SENSIBLE: dict[str, Callable[[TrialContext], bool]] = {
-    "te-autocast": te_is_idle,
+    TE_AUTOCAST: te_is_idle,
     "cache-off": caches,
-    "autocast-bf16": in_fp32,
+    AUTOCAST_BF16: in_fp32,
     "bf16-parameters": in_fp32,
-    "checkpointing-off": checkpoints,
-    "keep-in-bf16": some_lose,
-    **{PREFIX + recipe.replace("_", "-"): other_recipe(recipe) for recipe in RECIPES},
+    CHECKPOINTING_OFF: checkpoints,
+    KEEP_IN_BF16: some_lose,
+    **{recipe_change(recipe): other_recipe(recipe) for recipe in TORCHAO_RECIPES},
     **{name: other_te_recipe(name) for name in TE_RECIPES},
     "fused-optimizer": lambda context: could_be_fused(context.job),
-    "compile-blocks": lambda context: te_is_eager(context) or compiled_as_one(context),
+    COMPILE_BLOCKS: lambda context: te_is_eager(context) or compiled_as_one(context),
 }
 """Treatment -> when it is sensible."""
 
 SAVED: dict[str, float] = {
-    "te-autocast": 0.5,
+    TE_AUTOCAST: 0.5,
     "cache-off": 0.5,
-    "autocast-bf16": 0.4,
+    AUTOCAST_BF16: 0.4,
     "bf16-parameters": 0.4,
-    "checkpointing-off": 0.17,
-    "keep-in-bf16": 0.1,
+    CHECKPOINTING_OFF: 0.17,
+    KEEP_IN_BF16: 0.1,
     "fused-optimizer": 0.02,
-    "compile-blocks": 0.01,
+    COMPILE_BLOCKS: 0.01,
 }
 """Share of the step that a treatment saved where it gained (H200, torch 2.11): a KV cache several times the
 step, checkpointing 1.2x, fp32 and recipes 1.1 to 1.4x; the last gives Transformer Engine 1.1x, and else saves

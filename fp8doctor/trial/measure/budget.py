@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, changes_recipe
 from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, Reason, is_conversion
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.measure import timer
-from fp8doctor.trial.treatments.recipe import PREFIX as RECIPE
 
 WITHIN = 1.25
 """Budgets within which everything ends but the step as it is and the first BF16: no other arm is begun that
@@ -56,7 +56,6 @@ LAST_PROFILE = 2.0
 """Budgets after which only the step as it is is profiled. Without profiles the times stay unexplained, so a
 long compilation (60 s for the blocks of a T5) does not cost them."""
 
-BLOCKWISE = "compile-blocks"
 BLOCKWISE_SHARE = 0.3
 """Time to build block by block / time to build as one graph: 8 blocks take 8 s and 30 s, 24 blocks 8 s and 72
 to 93 s (FP8, one H200, torch 2.11)."""
@@ -217,10 +216,10 @@ def expected(
     like = costs.get(base or ArmName.AS_IS) or costs.get(ArmName.AS_IS)
     if like is None:
         return None
-    if name == BLOCKWISE and like.compiles:
+    if name == COMPILE_BLOCKS and like.compiles:
         return Cost(BLOCKWISE_SHARE * like.build_s, like.steps_s, like.compiles, like.fp8, by_block=True)
-    recipes = [cost.build_s for other, cost in costs.items() if other.startswith(RECIPE)]
-    if name.startswith(RECIPE) and recipes:
+    recipes = [cost.build_s for other, cost in costs.items() if changes_recipe(other)]
+    if changes_recipe(name) and recipes:
         return Cost(max(recipes), like.steps_s, like.compiles, like.fp8, like.by_block)
     compiles, fp8 = compiles or like.compiles, fp8 or like.fp8
     alike = [
@@ -230,7 +229,7 @@ def expected(
     ]
     dearer = DEARER_FP8 if fp8 and not any(cost.fp8 for cost in alike) else 1.0
     build_s = max(like.build_s, *(dearer * cost.build_s for cost in alike), 0.0)
-    build_s *= DEARER_RECIPE if name.startswith(RECIPE) else 1.0
+    build_s *= DEARER_RECIPE if changes_recipe(name) else 1.0
     return Cost(build_s, like.steps_s, compiles, fp8, like.by_block)
 
 

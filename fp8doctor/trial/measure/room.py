@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8doctor.analysis.gpu_memory import USABLE
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, CUDA_GRAPHS, LARGER_BATCH
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
@@ -27,7 +28,7 @@ MARGIN = 0.1
 """Share of the free memory by which a prediction has to exceed it. A choice: measured memory was mostly 1 %
 off a plain script's in 27 jobs, and the allocator cannot use every gap."""
 
-SAVE_NO_MEMORY = frozenset({"larger-batch", "checkpointing-off", "cuda-graphs"})
+SAVE_NO_MEMORY = frozenset({LARGER_BATCH, CHECKPOINTING_OFF, CUDA_GRAPHS})
 """Treatments after which a step takes no less memory."""
 
 ALIKE = 1.01

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fp8doctor.analysis.treatment_table import LARGER_BATCH
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
 from fp8doctor.trial.variant import Variant
 
@@ -15,7 +16,7 @@ TIMES = 2
 """How many times the batch is put together. A choice: the smallest that a user would try."""
 
 
-@carries_out("larger-batch", changes="the batch", tokens_ratio=float(TIMES))
+@carries_out(LARGER_BATCH, changes="the batch", tokens_ratio=float(TIMES))
 def larger_batch(variant: Variant, context: TreatmentContext) -> Variant:
     """Repeat every tensor of the batch along its first dimension, where all of them have the same one."""
     sizes = set(_sizes(variant.batch))

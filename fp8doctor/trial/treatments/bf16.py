@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.arms import best_bf16
+from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, STAY_IN_BF16
 from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.stacks import NoTwin, bf16_twin
@@ -20,7 +21,7 @@ from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carr
 from fp8doctor.trial.variant import Change, Variant
 
 
-@carries_out("keep-in-bf16")
+@carries_out(KEEP_IN_BF16)
 def keep_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     """Leave the named layers as a filter of the conversion would have left them."""
     if not context.layers:
@@ -34,7 +35,7 @@ def keep_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     )
 
 
-@carries_out("stay-in-bf16")
+@carries_out(STAY_IN_BF16)
 def stay_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     """Leave no layer in FP8, in the form of BF16 that was timed fastest; compiled where none was timed."""
     best = if_recorded(best_bf16, context.facts)

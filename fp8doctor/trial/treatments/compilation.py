@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.compile_coverage import has_loop, is_inside, needs_compile
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_MODEL, CUDA_GRAPHS
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.facts import CompileMark, Facts, Linear, recorded
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code, has_settings, is_wrapper
@@ -21,10 +22,10 @@ from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carr
 from fp8doctor.trial.variant import Variant
 
 
-@carries_out("compile-blocks", "compile-model")
+@carries_out(COMPILE_BLOCKS, COMPILE_MODEL)
 def compile_it(variant: Variant, context: TreatmentContext) -> Variant:
     """Compile every block and the FP8 layers beside the blocks; the whole model where there are no blocks."""
-    if context.name == "compile-model":
+    if context.name == COMPILE_MODEL:
         return replace(variant, model=compile_blocks(variant.model, []))
     return replace(variant, model=block_by_block(variant.model, context.facts, beside(context.facts)))
 
@@ -42,7 +43,7 @@ def compile_layers(variant: Variant, context: TreatmentContext) -> Variant:
     return variant
 
 
-@carries_out("cuda-graphs")
+@carries_out(CUDA_GRAPHS)
 def cuda_graphs(variant: Variant, context: TreatmentContext) -> Variant:
     """Compile as compile-blocks does, with the kernels of every region recorded once and launched
     together."""

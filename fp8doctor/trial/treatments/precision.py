@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
 from fp8doctor.trial.variant import Variant
 
 
-@carries_out("autocast-bf16", changes="the autocast")
+@carries_out(AUTOCAST_BF16, changes="the autocast")
 def autocast_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     """Run forward and loss under autocast, and leave the parameters as they are."""
     if variant.autocast is not None:

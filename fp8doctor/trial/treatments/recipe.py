@@ -8,19 +8,17 @@ from typing import Any
 
 from torch import nn
 
+from fp8doctor.analysis.treatment_table import TORCHAO_RECIPES, recipe_after, recipe_change
 from fp8doctor.stacks.lineage import ancestor
 from fp8doctor.stacks.torchao import plain_linear
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out, swap
 from fp8doctor.trial.variant import Variant
 
-PREFIX = "recipe-"
-RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 
-
-@carries_out(*(PREFIX + recipe.replace("_", "-") for recipe in RECIPES))
+@carries_out(*map(recipe_change, TORCHAO_RECIPES))
 def another_recipe(variant: Variant, context: TreatmentContext) -> Variant:
     """Make every Float8Linear anew over its own Parameters; padding and emulation stay as they were set."""
-    config = config_of(context.name.removeprefix(PREFIX).replace("-", "_"))
+    config = config_of(recipe_after(context.name))
     found = 0
 
     def converted(name: str, module: nn.Module) -> nn.Module | None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+from fp8doctor.analysis.treatment_table import TE_AUTOCAST
 from fp8doctor.stacks import NoTwin
 from fp8doctor.stacks.transformer_engine import STACK, autocast, recognise, within
 from fp8doctor.trial.state.transformer_engine_state import autocast_is_open
@@ -14,7 +15,7 @@ from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carr
 from fp8doctor.trial.variant import Variant
 
 
-@carries_out("te-autocast", changes="the autocast")
+@carries_out(TE_AUTOCAST, changes="the autocast")
 def te_autocast(variant: Variant, context: TreatmentContext) -> Variant:
     """Run forward and loss under the autocast, with the recipe that TE chooses for this GPU.
 
