@@ -23,3 +23,8 @@ AREAS = (
     "step",
 )
 """Folders of ``checks/``, in the order in which the report shows them."""
+
+
+def position(area: str) -> int:
+    """Where an area stands in a report; one that this version does not know stands last."""
+    return AREAS.index(area) if area in AREAS else len(AREAS)

@@ -214,10 +214,15 @@ def _well_formed(answer: Any) -> Finding | NotApplicable | None:
 
 def why_missing(facts: Facts, path: str) -> str:
     """Which fact a check could not read, and the reason if it is known."""
+    reason = gap_of(facts, path)
+    return f"{path}: {reason}" if reason else f"{path} was not recorded"
+
+
+def gap_of(facts: Facts, path: str) -> str | None:
+    """Why a fact was not recorded: the reason of what is around it, else of a part of it."""
     gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
     if recorded(facts, "trial.gaps"):
         gaps |= facts.trial.gaps
     around = (text for gap, text in gaps.items() if gap == path or path.startswith(gap + "."))
     within = (text for gap, text in gaps.items() if gap.startswith(path + "."))
-    reason = next(around, None) or next(within, None)
-    return f"{path}: {reason}" if reason else f"{path} was not recorded"
+    return next(around, None) or next(within, None)

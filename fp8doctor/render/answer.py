@@ -62,6 +62,8 @@ class Answer(Struct, frozen=True):
     what: str
     numbers: str
     why: tuple[str, ...]
+    causes: frozenset[str]
+    """Codes of the findings that ``why`` tells."""
     fix: tuple[str, ...]
     then: End
     """What a step takes once that is done."""
@@ -79,11 +81,13 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     steps = report.prescription if steps is None else steps
     tone, what = WHAT.get(verdict.status, ("plain", verdict.status.replace("_", " ")))
     most = if_recorded(ceiling, report.facts)
+    why = tuple(_why(report, steps))
     return Answer(
         tone=tone,
         what=_how_much(verdict, what) if recorded(report.facts, "network") else "No model was examined",
         numbers=if_recorded(_numbers, report) or _no_model(report),
-        why=tuple(map(plainly, _why(report, steps))),
+        why=tuple(plainly(each.sentence) for each in why),
+        causes=frozenset(each.code for each in why if each.code),
         fix=tuple(map(plainly, _fix(report, steps))),
         then=_then(report, steps),
         limit=f"FP8 can make this step at most {most.speedup:.2f}× as fast as BF16 on this GPU, {most.basis}."
@@ -143,7 +147,13 @@ def _expected(as_is: float, compiled: float, gpu: str) -> str:
     return f"the cost model expects {as_is:.2f}× the speed of BF16{later} ({gpu})"
 
 
-def _why(report: Document, steps: Sequence[Step]) -> Iterator[str]:
+class _Cause(Struct, frozen=True):
+    sentence: str
+    code: str = ""
+    """Of the finding that it is the title of."""
+
+
+def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
     """Tell the cause, and beside it what it costs where the step was profiled.
 
     Where FP8 is not slower, the causes are of what the plan mends and stand behind.
@@ -151,10 +161,10 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     verdict = report.verdict
     grave = _gravest(report)
     if verdict.status in GRAVE and grave:
-        yield _sentence(grave.title)
+        yield _told(grave)
         return
     if verdict.status == "step_raises":
-        yield verdict.summary
+        yield _Cause(verdict.summary)
         return
     difference = if_recorded(as_is_difference, report.facts)
     costs = (
@@ -165,21 +175,25 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     causes = _causes(report, steps, told={CASTS_COST} if costs else set())
     slower = verdict.status == "fp8_slower"
     if slower or verdict.basis != "measured":
-        yield from map(_sentence, causes)
+        yield from causes
     if costs:
-        yield costs
+        yield _Cause(costs)
     elif not causes or (not slower and verdict.basis == "measured"):
-        yield _without_a_cause(report)
+        yield _Cause(_without_a_cause(report))
     if not slower and verdict.basis == "measured":
-        yield from map(_sentence, causes)
+        yield from causes
 
 
-def _causes(report: Document, steps: Sequence[Step], told: set[str]) -> list[str]:
+def _causes(report: Document, steps: Sequence[Step], told: set[str]) -> list[_Cause]:
     """List what the plan mends, else what has no step, without the codes that are told already."""
     planned = [each for each in steps if each.code and each.code != COMPILES_LONG]
-    causes = [each.title for each in planned if each.code not in told][:MOST_CAUSES]
-    unmended = [] if planned else [each.title for each in _unmended(report) if each.code not in told]
+    causes = [_told(each) for each in planned if each.code not in told][:MOST_CAUSES]
+    unmended = [] if planned else [_told(each) for each in _unmended(report) if each.code not in told]
     return causes or unmended[:1]
+
+
+def _told(cause: Finding | Step) -> _Cause:
+    return _Cause(_sentence(cause.title), cause.code)
 
 
 def _gravest(report: Document) -> Finding | None:

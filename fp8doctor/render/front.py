@@ -15,7 +15,9 @@ from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.finding import Saving
 from fp8doctor.render.answer import Answer, Tone, answer, where_to_time
 from fp8doctor.render.header import fp8_share, machine, model, product
-from fp8doctor.render.screen import Entry, Mark, Screen, first_screen, plan
+from fp8doctor.render.marks import Mark
+from fp8doctor.render.ranks import Ranks
+from fp8doctor.render.screen import Entry, Screen, first_screen, plan
 from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, more_time_s, spread
 from fp8doctor.render.words import AREAS, FAMILIES, PARTS, plainly
 from fp8doctor.wording import plural, times
@@ -92,7 +94,7 @@ class Front(Struct, frozen=True):
     losses: str
     """How far FP8's loss is from BF16's; empty where it was not followed."""
     difference: Difference | None
-    ranks: tuple[str, ...]
+    ranks: Ranks | None
     fixes: tuple[Fix, ...]
     folded: str
     notices: tuple[Notice, ...]
@@ -268,11 +270,10 @@ def _notices(report: Document, screen: Screen, heads: set[str], said: Answer) ->
     others = {entry.code: entry.see for entry in screen.others}
     for finding in report.findings:
         grave = finding.severity in ("warning", "error") and finding.code not in heads
-        title = plainly(finding.title)
-        if grave and finding.code in others and title.rstrip(".").lower() not in " ".join(said.why).lower():
+        if grave and finding.code in others and finding.code not in said.causes:
             fix = others[finding.code]
-            by = f" (fix {fix} mends it)" if fix else ""
-            yield Notice("bad" if finding.severity == "error" else "warning", f"{title}{by}", finding.code)
+            text = plainly(finding.title) + (f" (fix {fix} mends it)" if fix else "")
+            yield Notice("bad" if finding.severity == "error" else "warning", text, finding.code)
     for outcome in report.outcomes:
         if outcome.outcome == "crashed":
             reason = outcome.reason or "no reason given"

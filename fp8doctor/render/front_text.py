@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from fp8doctor.render.answer import Answer, Tone
 from fp8doctor.render.front import Difference, Fix, Front, Variant
-from fp8doctor.render.screen import Mark
+from fp8doctor.render.marks import Mark
+from fp8doctor.render.ranks import Ranks
 from fp8doctor.render.terminal import ASCII, columns, printable_line, printable_lines, to_ascii
 from fp8doctor.render.words import FAMILIES, NOT_PROFILED
 
@@ -121,7 +122,7 @@ def draw(front: Front, *, width: int, colour: bool, ascii: bool, whole: bool = T
         (_panel(front.answer, canvas),),
         tuple(_steps(front, canvas)),
         tuple(_difference(front.difference, canvas)) if front.difference else (),
-        tuple(_ranks(front.ranks, canvas)),
+        tuple(_ranks(front.ranks, canvas)) if front.ranks else (),
     ]
     if whole:
         sections += [tuple(_fix(each, canvas)) for each in front.fixes]
@@ -312,19 +313,16 @@ def _difference(found: Difference, canvas: Canvas) -> Iterator[RenderableType]:
         yield line + canvas.own(bar, fill[2])
 
 
-def _ranks(lines: Sequence[str], canvas: Canvas) -> Iterator[RenderableType]:
+def _ranks(ranks: Ranks, canvas: Canvas) -> Iterator[RenderableType]:
     """Write a line for the job, and its ranks with their numbers in front."""
     from rich.table import Table
 
     rows = Table.grid(padding=(0, GAP, 0, 0))
     rows.add_column(no_wrap=True, style="bold")
     rows.add_column(overflow="fold")
-    for at, line in enumerate(lines):
-        if at:
-            rank, _, told = line.strip().partition(": ")
-            rows.add_row(*map(canvas.text, (rank, told) if told else ("", rank)))
-        else:
-            yield canvas.text(line)
+    for row in (*ranks.each, *([("", ranks.more)] if ranks.more else [])):
+        rows.add_row(*map(canvas.text, row))
+    yield canvas.text(ranks.job)
     if rows.row_count:
         yield rows
 

@@ -17,8 +17,9 @@ from fp8doctor.render.evidence import Evidence, evidence
 from fp8doctor.render.layer_groups import LayerTable, layer_table
 from fp8doctor.render.ledger import HEADS, LedgerTable, ledger_table
 from fp8doctor.render.loss_chart import LossChart, loss_chart
+from fp8doctor.render.marks import Mark
 from fp8doctor.render.rates import RateTable, rate_table
-from fp8doctor.render.screen import Mark, Screen, first_screen
+from fp8doctor.render.screen import Screen, first_screen
 from fp8doctor.render.support import for_support, not_timed
 from fp8doctor.render.templates import fill
 from fp8doctor.render.timing import Timing
@@ -114,8 +115,7 @@ def view(report: Document) -> View:
 def _unknown(screen: Screen) -> Iterator[str]:
     """Name the checks without an answer that are not among what was not looked at."""
     for line in screen.outcomes:
-        codes = line.text.partition(":")[0].split()
-        if line.mark == "unknown" and not all(code in screen.not_looked_at for code in codes):
+        if line.mark == "unknown" and not screen.unanswered.issuperset(line.codes):
             yield line.text
 
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.render.screen import Entry, Line, Mark, Screen, first_screen
+from fp8doctor.render.marks import Line, Mark
+from fp8doctor.render.screen import Entry, Screen, first_screen
 from fp8doctor.render.terminal import printable_line, printable_lines
 from fp8doctor.render.timing import Timing
 
@@ -64,7 +65,7 @@ def _paragraphs(screen: Screen, report: Document) -> Iterator[str]:
         for sentence in (*screen.timing.differences, *screen.timing.notes, screen.timing.basis):
             yield escaped(sentence)
     if screen.ranks:
-        yield "\n".join(f"- {escaped(each.strip())}" for each in screen.ranks)
+        yield "\n".join(f"- {escaped(each.strip())}" for each in screen.ranks.lines)
     if screen.troubles:
         yield _table(screen.troubles)
     if screen.areas:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from fp8doctor.analysis.rank_comparison import PARTS, exposed_ms, step_ms, told
 from fp8doctor.facts import Facts, Rank, if_recorded, recorded
 from fp8doctor.wording import plural
@@ -20,16 +22,32 @@ ENDS = {
 """What is said of a rank that did not end in the ordinary way."""
 
 
-def ranks(facts: Facts) -> tuple[str, ...]:
-    """List the ranks with their times; empty for a job of one process."""
+class Ranks(Struct, frozen=True):
+    """The processes of a job."""
+
+    job: str
+    each: tuple[tuple[str, str], ...]
+    """Name of a rank, and what is known of it."""
+    more: str
+    """How many are not shown; else empty."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """A line for the job and one for each of its processes."""
+        named = (f"{rank}: {told}" for rank, told in self.each)
+        return (self.job, *(f"  {line}" for line in (*named, self.more) if line))
+
+
+def ranks(facts: Facts) -> Ranks | None:
+    """List the ranks with their times; None for a job of one process."""
     if not recorded(facts, "ranks"):
-        return ()
+        return None
     processes = facts.ranks.processes
     more = len(processes) - MOST_LINES
-    return (
-        _job(facts),
-        *(f"  rank {each.rank}: {', '.join(_line(each))}" for each in processes[:MOST_LINES]),
-        *([f"  and {plural(more, 'rank')} more"] if more > 0 else []),
+    return Ranks(
+        job=_job(facts),
+        each=tuple((f"rank {each.rank}", ", ".join(_line(each))) for each in processes[:MOST_LINES]),
+        more=f"and {plural(more, 'rank')} more" if more > 0 else "",
     )
 
 

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
-from fp8doctor.areas import AREAS
-from fp8doctor.diagnosis.answer import GRAVE
+from fp8doctor.areas import position
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.outlook import SMALL_PCT, outlook
-from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.finding import Finding, Outcome, Saving, Treatment
+from fp8doctor.facts import if_recorded, recorded
+from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.render.counts import counts
 from fp8doctor.render.header import machine, model, product
 from fp8doctor.render.made_up import made_up
-from fp8doctor.render.ranks import ranks
+from fp8doctor.render.marks import Line, Mark
+from fp8doctor.render.outcomes import calm_areas, not_looked_at, unanswered, without_findings
+from fp8doctor.render.ranks import Ranks, ranks
 from fp8doctor.render.timing import Timing, timing
 
-Mark = Literal["bad", "warning", "info", "healthy", "not_applicable", "unknown"]
-
 MARK_OF_SEVERITY: dict[str, Mark] = {"error": "bad", "warning": "warning", "info": "info"}
-MARK_OF_OUTCOME: dict[str, Mark] = {
-    "healthy": "healthy",
-    "refuted": "healthy",
-    "not_applicable": "not_applicable",
-    "unknown": "unknown",
-    "crashed": "unknown",
-}
-
-
-class Line(Struct, frozen=True):
-    """One line about an area."""
-
-    mark: Mark
-    area: str
-    text: str = ""
 
 
 class Entry(Struct, frozen=True):
@@ -81,8 +64,8 @@ class Screen(Struct, frozen=True):
     """Empty when no model was asked about."""
     verdict: str
     timing: Timing | None
-    ranks: tuple[str, ...]
-    """A line for the job and one for each of its processes; empty where there is one."""
+    ranks: Ranks | None
+    """None for a job of one process."""
     troubles: tuple[Line, ...]
     """One for each finding and each crashed check, in the order of the areas."""
     areas: tuple[Line, ...]
@@ -99,6 +82,8 @@ class Screen(Struct, frozen=True):
     made_up: str
     """What of the job was made up, in a sentence; else empty."""
     not_looked_at: str
+    unanswered: frozenset[str]
+    """Codes of the checks that this names."""
     ignored: str
     """Which codes are left out, and why; empty where no reason was given."""
     first_code: str
@@ -131,7 +116,7 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False) 
         Line("unknown", outcome.area, f"check {outcome.code} crashed: {outcome.reason or 'no reason given'}")
         for outcome in crashed
     ]
-    troubles.sort(key=lambda line: _position(line.area))
+    troubles.sort(key=lambda line: position(line.area))
     return Screen(
         machine=(f"fp8doctor {report.tool.version}", *machine(report.facts, report.modelled_gpu)),
         model=model(report.facts),
@@ -140,17 +125,18 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False) 
         timing=if_recorded(timing, report.facts, numbers(steps)),
         ranks=ranks(report.facts),
         troubles=tuple(troubles),
-        areas=() if quiet else _calm_areas(report, {line.area for line in troubles}),
+        areas=() if quiet else calm_areas(report, {line.area for line in troubles}),
         all_clear=_all_clear(report) if healthy and not report.findings else "",
         prescription=prescription,
         folded=_folded(small),
         outlook=outlook(report, steps).sentence,
         made_up="" if quiet else made_up(report.facts),
         others=others,
-        not_looked_at="" if quiet else _not_looked_at(report),
+        not_looked_at="" if quiet else not_looked_at(report),
+        unanswered=frozenset(each.code for each in unanswered(report)),
         ignored="; ".join(f"{code} ({reason})" for code, reason in report.ignored.items()),
         first_code=next((entry.code for entry in (*prescription, *others) if entry.code), ""),
-        outcomes=_outcomes(report.outcomes),
+        outcomes=without_findings(report.outcomes),
     )
 
 
@@ -308,92 +294,3 @@ def _change(ms: float) -> str:
     text = f"{abs(ms):,.0f}" if abs(ms) >= 9.95 else f"{abs(ms):,.1f}"
     sign = "" if float(text.replace(",", "")) == 0 else "−" if ms < 0 else "+"
     return sign + text
-
-
-def _position(area: str) -> int:
-    return AREAS.index(area) if area in AREAS else len(AREAS)
-
-
-def _calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
-    """Write one mark for each area without trouble: unknown if a check of it could not answer, else healthy
-    if one says so.
-
-    A step that is slower than BF16 is not called healthy where no check of it found anything.
-    """
-    slower = report.verdict.status in ("fp8_slower", *GRAVE)
-    marks: dict[str, set[Mark]] = {}
-    for outcome in report.outcomes:
-        if outcome.outcome != "sick" and outcome.area not in troubled:
-            mark = MARK_OF_OUTCOME[outcome.outcome]
-            unexplained = outcome.area == "step" and slower and mark == "healthy"
-            aside = unexplained or _asks_of_another_way(outcome, report.facts)
-            marks.setdefault(outcome.area, set()).add("not_applicable" if aside else mark)
-    order: tuple[Mark, ...] = ("unknown", "healthy", "not_applicable")
-    return tuple(
-        Line(next(mark for mark in order if mark in marks[area]), area)
-        for area in sorted(marks, key=_position)
-    )
-
-
-def _asks_of_another_way(outcome: Outcome, facts: Facts) -> bool:
-    """Whether a check waits for what this way of looking never gives: a trial of a script that was watched,
-    watched steps of a model that was not, ranks of one process."""
-    if not recorded(outcome, "missing"):
-        return False
-    distributed = facts.training.distributed if recorded(facts, "training.distributed") else None
-    several = bool(distributed and recorded(distributed, "world_size") and distributed.world_size > 1)
-    watched = recorded(facts, "target.kind") and facts.target.kind == "script"
-    never = {"trial": watched, "observed": not watched, "ranks": not (watched and several)}
-    return never.get(outcome.missing, False)
-
-
-def _waits_to_be_timed(outcome: Outcome) -> bool:
-    """Whether a check lacks nothing but a trial, or steps that were watched of a script or of its ranks."""
-    return recorded(outcome, "missing") and outcome.missing in ("trial", "observed", "ranks")
-
-
-def _outcomes(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:
-    together: dict[tuple[Mark, str], list[str]] = {}
-    for outcome in outcomes:
-        if outcome.outcome != "sick":
-            answer = ", ".join(filter(None, (outcome.outcome.replace("_", " "), outcome.reason)))
-            together.setdefault((MARK_OF_OUTCOME[outcome.outcome], answer), []).append(outcome.code)
-    return tuple(Line(mark, "", f"{' '.join(codes)}: {answer}") for (mark, answer), codes in together.items())
-
-
-def _anything_timed(report: Document) -> bool:
-    return any(recorded(arm, "tried") and arm.tried for arm in report.facts.arms())
-
-
-def _not_looked_at(report: Document) -> str:
-    """List what this report says nothing about."""
-    watched = recorded(report.facts, "observed.steps_ms")
-    speed = "BF16 beside it (no copies were timed)" if watched else "speed (nothing was timed)"
-    gaps = [] if _anything_timed(report) else [speed]
-    unknown = [
-        outcome
-        for outcome in report.outcomes
-        if outcome.outcome == "unknown" and not _waits_to_be_timed(outcome)
-    ]
-    return f"{', '.join((*gaps, *_by_reason(unknown)))}." if gaps or unknown else ""
-
-
-NOT_RECORDED = " was not recorded"
-"""How the reason of a check ends that misses a fact of which nothing more is known."""
-
-
-def _by_reason(unknown: Iterable[Outcome]) -> Iterator[str]:
-    """Name the checks that lack the same thing together, each group with its reason, and those whose facts
-    nobody recorded with the facts."""
-    groups: dict[str, list[str]] = {}
-    unrecorded: dict[str, str] = {}
-    for outcome in unknown:
-        path, _, reason = (outcome.reason or "facts missing").partition(": ")
-        if not reason and path.endswith(NOT_RECORDED):
-            unrecorded[outcome.code] = path.removesuffix(NOT_RECORDED)
-        else:
-            groups.setdefault((reason or path).rstrip("."), []).append(outcome.code)
-    if unrecorded:
-        facts = ", ".join(dict.fromkeys(unrecorded.values()))
-        yield f"{' '.join(unrecorded)} (not recorded: {facts})"
-    yield from (f"{' '.join(codes)} ({reason})" for reason, codes in groups.items())

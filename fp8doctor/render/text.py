@@ -10,8 +10,9 @@ from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.render.front import front
 from fp8doctor.render.front_text import draw
 from fp8doctor.render.ledger import ledger_table
+from fp8doctor.render.marks import Line, Mark
 from fp8doctor.render.rates import rates_in_words
-from fp8doctor.render.screen import Entry, Line, Mark, Screen, first_screen
+from fp8doctor.render.screen import Entry, Screen, first_screen
 from fp8doctor.render.support import for_support, not_timed
 from fp8doctor.render.terminal import columns, printable_line, printable_lines, to_ascii, wrap
 from fp8doctor.render.timing import Timing
@@ -94,7 +95,7 @@ class _Page:
         yield [*self.heading(screen), *self.joined(screen.counts)]
         yield [self.paint(line, BOLD) for line in self.prose(screen.verdict)]
         yield self.timing(screen.timing)
-        yield [line for each in screen.ranks for line in self.prose(each)]
+        yield [line for each in (screen.ranks.lines if screen.ranks else ()) for line in self.prose(each)]
         yield [*self.rows(screen.troubles), *self.areas(screen.areas)]
         yield self.prose(screen.all_clear)
         for entry in screen.prescription:

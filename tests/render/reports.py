@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from fp8doctor.diagnosis.answer import Verdict
@@ -131,7 +133,13 @@ def report(
         outcomes=(
             *(Outcome(code=finding.code, outcome="sick", area=finding.area) for finding in findings),
             *(
-                Outcome(code=code, outcome=outcome, reason=reason or None, area=AREA_OF[code[:3]])  # type: ignore[arg-type]
+                Outcome(
+                    code=code,
+                    outcome=outcome,  # type: ignore[arg-type]
+                    reason=reason or None,
+                    area=AREA_OF[code[:3]],
+                    missing=re.split(": | was", reason)[0] if outcome == "unknown" else msgspec.UNSET,
+                )
                 for code, outcome, reason in others
             ),
         ),
@@ -140,7 +148,7 @@ def report(
 
 
 EAGER_DECODER = report(
-    DECODER_468M,
+    replace(DECODER_468M, gaps={"gpus": "no GPU"}),
     "FP8 is set up in 168 of 169 Linears (92 % of the GEMM FLOPs). Whether it is faster "
     "than BF16 was "
     "not measured.",

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Outcome
+from fp8doctor.registry import why_missing
 from fp8doctor.render.screen import first_screen
 from fp8doctor.report import Report, load_report
 from tests.render.reports import EAGER_DECODER
@@ -50,16 +51,22 @@ def test_an_area_of_which_nothing_applies_is_not_ticked() -> None:
 
 
 def test_what_was_not_looked_at_keeps_every_reason() -> None:
-    def lacks(code: str, reason: str) -> Outcome:
-        return Outcome(code=code, area="memory", outcome="unknown", reason=reason, missing="training.x")
+    facts = replace(EAGER_DECODER.facts, gaps={"trial.y": "no GPU here", "trial.z": "no GPU here."})
+
+    def lacks(code: str, path: str, reason: str = "") -> Outcome:
+        told = reason or why_missing(facts, path)
+        return Outcome(code=code, area="memory", outcome="unknown", reason=told, missing=path)
 
     outcomes = (
-        lacks("MEM001", "training.x was not recorded"),
-        lacks("MEM002", "trial.y: no GPU here"),
-        lacks("MEM003", "trial.z: no GPU here"),
-        lacks("MEM004", "training.w was not recorded"),
+        lacks("MEM001", "training.x"),
+        lacks("MEM002", "trial.y"),
+        lacks("MEM003", "trial.z"),
+        lacks("MEM004", "training.w"),
+        lacks("MEM005", "trial.arms.step_ms", "cache-off: no time was left for it"),
     )
-    screen = first_screen(replace(EAGER_DECODER, outcomes=outcomes))
+    screen = first_screen(replace(EAGER_DECODER, facts=facts, outcomes=outcomes))
     assert screen.not_looked_at.endswith(
-        "MEM001 MEM004 (not recorded: training.x, training.w), MEM002 MEM003 (no GPU here)."
+        "MEM001 MEM004 (not recorded: training.x, training.w), MEM002 MEM003 (no GPU here), "
+        "MEM005 (cache-off: no time was left for it)."
     )
+    assert screen.unanswered == {outcome.code for outcome in outcomes}

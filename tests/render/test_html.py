@@ -53,12 +53,19 @@ def test_a_page_tells_all_that_the_verbose_text_tells(name: str) -> None:
     report = SCREENS[name]
     screen = first_screen(report, whole=True)
     lines = [line.text for line in screen.outcomes if line.mark != "unknown"]
-    unknown = [line.text.partition(":")[0].split() for line in screen.outcomes if line.mark == "unknown"]
+    unknown = [line.codes for line in screen.outcomes if line.mark == "unknown"]
     timed = (*screen.timing.notes, *screen.timing.differences, screen.timing.basis) if screen.timing else ()
     entries = (*screen.prescription, *screen.others)
     told = (
         *(screen.verdict, plainly(screen.outlook), screen.made_up, screen.not_looked_at, screen.all_clear),
-        *(*screen.machine, screen.model, *screen.counts, *screen.ranks, *lines, *timed),
+        *(
+            *screen.machine,
+            screen.model,
+            *screen.counts,
+            *(screen.ranks.lines if screen.ranks else ()),
+            *lines,
+            *timed,
+        ),
         *(part for each in entries for part in (each.code, each.name, each.saving, each.explanation)),
         *for_support(report.facts),
         *not_timed(report.facts),

@@ -1,0 +1,19 @@
+"""How a line of a report is marked."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Mark = Literal["bad", "warning", "info", "healthy", "not_applicable", "unknown"]
+
+
+class Line(Struct, frozen=True):
+    """One line about an area."""
+
+    mark: Mark
+    area: str
+    text: str = ""
+    codes: tuple[str, ...] = ()
+    """The checks that it tells of, where there may be several."""

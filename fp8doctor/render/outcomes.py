@@ -1,0 +1,112 @@
+"""What became of the checks that found nothing, of the areas without trouble, and what was not looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from fp8doctor.areas import position
+from fp8doctor.diagnosis.answer import GRAVE
+from fp8doctor.diagnosis.document import Document
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.finding import Outcome
+from fp8doctor.registry import gap_of, why_missing
+from fp8doctor.render.marks import Line, Mark
+
+MARKS: dict[str, Mark] = {
+    "healthy": "healthy",
+    "refuted": "healthy",
+    "not_applicable": "not_applicable",
+    "unknown": "unknown",
+    "crashed": "unknown",
+}
+"""Outcome of a check -> its mark."""
+
+
+def calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
+    """Write one mark for each area without trouble: unknown if a check of it could not answer, else healthy
+    if one says so.
+
+    A step that is slower than BF16 is not called healthy where no check of it found anything.
+    """
+    slower = report.verdict.status in ("fp8_slower", *GRAVE)
+    marks: dict[str, set[Mark]] = {}
+    for outcome in report.outcomes:
+        if outcome.outcome != "sick" and outcome.area not in troubled:
+            mark = MARKS[outcome.outcome]
+            unexplained = outcome.area == "step" and slower and mark == "healthy"
+            aside = unexplained or _asks_of_another_way(outcome, report.facts)
+            marks.setdefault(outcome.area, set()).add("not_applicable" if aside else mark)
+    order: tuple[Mark, ...] = ("unknown", "healthy", "not_applicable")
+    return tuple(
+        Line(next(mark for mark in order if mark in marks[area]), area)
+        for area in sorted(marks, key=position)
+    )
+
+
+def _asks_of_another_way(outcome: Outcome, facts: Facts) -> bool:
+    """Whether a check waits for what this way of looking never gives: a trial of a script that was watched,
+    watched steps of a model that was not, ranks of one process."""
+    if not recorded(outcome, "missing"):
+        return False
+    distributed = facts.training.distributed if recorded(facts, "training.distributed") else None
+    several = bool(distributed and recorded(distributed, "world_size") and distributed.world_size > 1)
+    watched = recorded(facts, "target.kind") and facts.target.kind == "script"
+    never = {"trial": watched, "observed": not watched, "ranks": not (watched and several)}
+    return never.get(outcome.missing, False)
+
+
+def _waits_to_be_timed(outcome: Outcome) -> bool:
+    """Whether a check lacks nothing but a trial, or steps that were watched of a script or of its ranks."""
+    return outcome.missing in ("trial", "observed", "ranks")
+
+
+def without_findings(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:
+    """Write what became of the checks that found nothing, those with the same answer together."""
+    together: dict[tuple[Mark, str], list[str]] = {}
+    for outcome in outcomes:
+        if outcome.outcome != "sick":
+            answer = ", ".join(filter(None, (outcome.outcome.replace("_", " "), outcome.reason)))
+            together.setdefault((MARKS[outcome.outcome], answer), []).append(outcome.code)
+    return tuple(
+        Line(mark, "", f"{' '.join(codes)}: {answer}", tuple(codes))
+        for (mark, answer), codes in together.items()
+    )
+
+
+def _anything_timed(report: Document) -> bool:
+    return any(recorded(arm, "tried") and arm.tried for arm in report.facts.arms())
+
+
+def not_looked_at(report: Document) -> str:
+    """List what this report says nothing about."""
+    watched = recorded(report.facts, "observed.steps_ms")
+    speed = "BF16 beside it (no copies were timed)" if watched else "speed (nothing was timed)"
+    gaps = [*([] if _anything_timed(report) else [speed]), *_by_reason(unanswered(report), report.facts)]
+    return f"{', '.join(gaps)}." if gaps else ""
+
+
+def unanswered(report: Document) -> tuple[Outcome, ...]:
+    """Choose the checks that lack more than a trial or watched steps."""
+    return tuple(
+        outcome
+        for outcome in report.outcomes
+        if outcome.outcome == "unknown" and not _waits_to_be_timed(outcome)
+    )
+
+
+def _by_reason(unknown: Iterable[Outcome], facts: Facts) -> Iterator[str]:
+    """Name the checks that lack the same thing together, each group with its reason, and those whose facts
+    nobody recorded with the facts."""
+    groups: dict[str, list[str]] = {}
+    unrecorded: dict[str, str] = {}
+    for outcome in unknown:
+        path = outcome.missing
+        own = outcome.reason if outcome.reason != why_missing(facts, path) else None
+        if reason := own or gap_of(facts, path):
+            groups.setdefault(reason.rstrip("."), []).append(outcome.code)
+        else:
+            unrecorded[outcome.code] = path
+    if unrecorded:
+        paths = ", ".join(dict.fromkeys(unrecorded.values()))
+        yield f"{' '.join(unrecorded)} (not recorded: {paths})"
+    yield from (f"{' '.join(codes)} ({reason})" for reason, codes in groups.items())
