@@ -2,20 +2,20 @@
 
 NVML counts GPUs in the order of the PCI bus and ignores ``CUDA_VISIBLE_DEVICES``; a process counts only those
 it was left. The two are matched by UUID: with what torch sees once CUDA is initialized, and by the rules of
-the variable before that. UUIDs and PCI addresses are used here and never recorded.
+the variable before that (`fp8doctor.examine.visible_devices`). UUIDs and PCI addresses are used here and
+never recorded.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from fp8doctor.facts import Gpu, Linear
+from fp8doctor.examine.visible_devices import Card, Slice, match_uuids, order_is_unknown, read_visible_devices
+from fp8doctor.facts import Gpu
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
@@ -37,37 +37,9 @@ THROTTLE_REASONS = {
 """Bits of NVML's clock event reasons (nvml.h, nvmlClocksEventReason*). Idle (0x001) and the clocks that the
 owner set himself (0x002) hold nothing back."""
 
-TRIED = {"tensorwise": False, "rowwise": True, "rowwise_with_gw_hp": True}
-"""Recipes of a Float8Linear -> whether each row has a scale of its own in their GEMM."""
-
-SIDE = 64
-"""Rows and columns of a GEMM that is tried; ``_scaled_mm`` asks for multiples of 16."""
-
 
 class NoDriverError(Exception):
     """There is no NVIDIA driver here, hence no NVIDIA GPU."""
-
-
-@dataclass(frozen=True)
-class Slice:
-    """A MIG instance."""
-
-    handle: Any
-    uuid: str
-
-
-@dataclass(frozen=True)
-class Card:
-    """One GPU that NVML lists."""
-
-    handle: Any
-    uuid: str
-    name: str
-    slices: tuple[Slice, ...]
-
-
-Sight = tuple[int, int | None]
-"""One device that the process sees: index of the card, and of its MIG slice if it is one."""
 
 
 def examine_gpus(gaps: dict[str, str]) -> tuple[Gpu, ...]:
@@ -130,7 +102,7 @@ def _gpus_of_nvml(nvml: Any, torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...
     if sights is None:
         variable = os.environ.get("CUDA_VISIBLE_DEVICES")
         sights = read_visible_devices(variable, cards)
-        if _order_is_unknown(variable, sights, cards):
+        if order_is_unknown(variable, sights, cards):
             gaps["gpus.visible"] = (
                 "CUDA_VISIBLE_DEVICES counts GPUs of different models, the fastest first unless "
                 "CUDA_DEVICE_ORDER=PCI_BUS_ID"
@@ -185,63 +157,6 @@ def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
         return NOT_RECORDED
 
 
-def read_visible_devices(variable: str | None, cards: Sequence[Card]) -> list[Sight]:
-    """Tell what ``CUDA_VISIBLE_DEVICES`` leaves: a list of indices, of GPU UUIDs or of MIG UUIDs, the latter
-    perhaps cut short.
-
-    As the driver reads it (580, tried on an H200): the first entry that fits nothing ends the list, an entry
-    that stands twice before that empties it.
-    """
-    everything: list[Sight] = [_whole(i, card) for i, card in enumerate(cards)]
-    if variable is None:
-        return everything
-    sights: list[Sight] = []
-    kind = variable[:4] if variable.startswith(("GPU-", "MIG-")) else "index"
-    for entry in variable.split(","):
-        sight = _by_index(entry, everything) if kind == "index" else _by_uuid(entry, kind, cards)
-        if sight is None:
-            break
-        if sight in sights:
-            return []
-        sights.append(sight)
-    return sights
-
-
-def _whole(index: int, card: Card) -> Sight:
-    """Describe a card as CUDA shows it: in MIG mode its first slice."""
-    return index, 0 if card.slices else None
-
-
-def _by_index(entry: str, everything: list[Sight]) -> Sight | None:
-    """Return the entry as C's ``strtoul`` reads it: ``1gpu`` is 1, anything that is no number is none."""
-    number = re.match(r"[+-]?\d+", entry.strip(), re.ASCII)
-    index = int(number.group()) if number else -1
-    return everything[index] if 0 <= index < len(everything) else None
-
-
-def _by_uuid(entry: str, kind: str, cards: Sequence[Card]) -> Sight | None:
-    """Find the only card or slice whose UUID begins with the entry."""
-    if not entry.startswith(kind) or entry == kind:
-        return None
-    if kind == "GPU-":
-        found = [_whole(i, card) for i, card in enumerate(cards) if card.uuid.startswith(entry)]
-    else:
-        found = [
-            (i, j)
-            for i, card in enumerate(cards)
-            for j, part in enumerate(card.slices)
-            if part.uuid.startswith(entry)
-        ]
-    return found[0] if len(found) == 1 else None
-
-
-def _order_is_unknown(variable: str | None, sights: list[Sight], cards: Sequence[Card]) -> bool:
-    """Whether indices choose among different models in an order that only CUDA knows."""
-    by_index = variable is not None and not variable.startswith(("GPU-", "MIG-"))
-    mixed = len({card.name for card in cards}) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
-    return by_index and mixed and 0 < len(sights) < len(cards)
-
-
 def _uuids_of_torch(torch: Any) -> list[str]:
     """List UUIDs of the devices torch sees, in its order; none before CUDA is initialized."""
     if not torch.cuda.is_initialized():
@@ -251,20 +166,6 @@ def _uuids_of_torch(torch: Any) -> list[str]:
         for i in range(torch.cuda.device_count())
     ]
     return uuids if all(uuids) else []
-
-
-def match_uuids(uuids: Sequence[str], cards: Sequence[Card]) -> list[Sight] | None:
-    """List the cards and slices that bear these UUIDs; None when one of them is unknown to NVML."""
-    known: dict[str, Sight] = {
-        card.uuid.removeprefix("GPU-"): _whole(i, card) for i, card in enumerate(cards)
-    }
-    known |= {
-        part.uuid.removeprefix("MIG-"): (i, j)
-        for i, card in enumerate(cards)
-        for j, part in enumerate(card.slices)
-    }
-    sights = [known.get(uuid.removeprefix("GPU-").removeprefix("MIG-")) for uuid in uuids]
-    return None if None in sights else [sight for sight in sights if sight is not None]
 
 
 def _holds_memory(torch: Any, index: int) -> bool:
@@ -349,45 +250,3 @@ def _describe_by_torch(properties: Any, vendor: Literal["nvidia", "amd"]) -> Gpu
         memory_gib=properties.total_memory / GIB,
         visible=True,
     )
-
-
-def try_recipes(linears: Iterable[Linear]) -> dict[str, str | None]:
-    """Tell why a tiny GEMM of each torchao recipe in the model failed on this GPU, None where it ran.
-
-    Empty before CUDA is initialized in this process, which to try would do, and on AMD.
-    """
-    if not cuda_in_use():
-        return {}
-    used = {
-        each.recipe
-        for each in linears
-        if each.stack == "torchao" and each.use == "training" and not each.features.get("emulate")
-    }
-    return {recipe: try_scaled_mm(by_row, "cuda") for recipe, by_row in TRIED.items() if recipe in used}
-
-
-def cuda_in_use() -> bool:
-    """Whether this process has initialized CUDA, and not HIP, so that a try creates no context."""
-    import torch
-
-    cuda: Any = torch.cuda
-    return cuda.is_initialized() and not torch.version.hip
-
-
-def try_scaled_mm(by_row: bool, device: str) -> str | None:
-    """Return the first line of what ``torch._scaled_mm`` raises, or None. A valid call: it is refused before
-    a kernel starts, or runs."""
-    import torch
-
-    try:
-        with torch.no_grad():
-            left = torch.zeros(SIDE, SIDE, dtype=torch.bfloat16, device=device).to(torch.float8_e4m3fn)
-            shapes = ((SIDE, 1), (1, SIDE)) if by_row else ((), ())
-            scales = [torch.ones(shape, dtype=torch.float32, device=device) for shape in shapes]
-            torch._scaled_mm(
-                left, left.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16
-            ).float().sum().item()
-    except Exception as error:
-        _log.debug("an FP8 product failed", exc_info=True)
-        return scrub(f"{type(error).__name__}: {error}".splitlines()[0])
-    return None

@@ -1,0 +1,60 @@
+"""Which of torchao's recipes run on this GPU, by a tiny GEMM of each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from fp8doctor.facts import Linear
+from fp8doctor.facts.scrub import scrub
+
+_log = logging.getLogger("fp8doctor")
+
+TRIED = {"tensorwise": False, "rowwise": True, "rowwise_with_gw_hp": True}
+"""Recipes of a Float8Linear -> whether each row has a scale of its own in their GEMM."""
+
+SIDE = 64
+"""Rows and columns of a GEMM that is tried; ``_scaled_mm`` asks for multiples of 16."""
+
+
+def try_recipes(linears: Iterable[Linear]) -> dict[str, str | None]:
+    """Tell why a tiny GEMM of each torchao recipe in the model failed on this GPU, None where it ran.
+
+    Empty before CUDA is initialized in this process, which to try would do, and on AMD.
+    """
+    if not cuda_in_use():
+        return {}
+    used = {
+        each.recipe
+        for each in linears
+        if each.stack == "torchao" and each.use == "training" and not each.features.get("emulate")
+    }
+    return {recipe: try_scaled_mm(by_row, "cuda") for recipe, by_row in TRIED.items() if recipe in used}
+
+
+def cuda_in_use() -> bool:
+    """Whether this process has initialized CUDA, and not HIP, so that a try creates no context."""
+    import torch
+
+    cuda: Any = torch.cuda
+    return cuda.is_initialized() and not torch.version.hip
+
+
+def try_scaled_mm(by_row: bool, device: str) -> str | None:
+    """Return the first line of what ``torch._scaled_mm`` raises, or None. A valid call: it is refused before
+    a kernel starts, or runs."""
+    import torch
+
+    try:
+        with torch.no_grad():
+            left = torch.zeros(SIDE, SIDE, dtype=torch.bfloat16, device=device).to(torch.float8_e4m3fn)
+            shapes = ((SIDE, 1), (1, SIDE)) if by_row else ((), ())
+            scales = [torch.ones(shape, dtype=torch.float32, device=device) for shape in shapes]
+            torch._scaled_mm(
+                left, left.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16
+            ).float().sum().item()
+    except Exception as error:
+        _log.debug("an FP8 product failed", exc_info=True)
+        return scrub(f"{type(error).__name__}: {error}".splitlines()[0])
+    return None
