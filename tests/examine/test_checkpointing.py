@@ -1,0 +1,135 @@
+"""Forms of activation checkpointing, found on real objects."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch._functorch.config
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    checkpoint_wrapper,
+    offload_wrapper,
+)
+from torch.utils.checkpoint import checkpoint as recompute
+
+from fp8doctor.facts import Checkpointing
+from tests.examine.models import Block, Stacked, llama, training
+
+
+def test_checkpoint_and_offload_wrappers() -> None:
+    model = Stacked()
+    model.blocks[0] = checkpoint_wrapper(model.blocks[0])
+    model.blocks[1] = checkpoint_wrapper(model.blocks[1], checkpoint_impl=CheckpointImpl.REENTRANT)
+    model.blocks[2] = offload_wrapper(model.blocks[2])
+    assert training(model).checkpointing == (
+        Checkpointing(name="blocks.0", form="wrapper", active=True, reentrant=False),
+        Checkpointing(name="blocks.1", form="wrapper", active=True, reentrant=True),
+        Checkpointing(name="blocks.2", form="offload", active=True, reentrant=None),
+    )
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_huggingface_checkpointing(reentrant: bool) -> None:
+    model = llama()
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    assert training(model).checkpointing == tuple(
+        Checkpointing(name=f"model.layers.{i}", form="huggingface", active=True, reentrant=reentrant)
+        for i in (0, 1)
+    )
+    assert not any(each.active for each in training(model.eval()).checkpointing)
+    model.activation_checkpointing_disable()
+    assert training(model).checkpointing == ()
+
+
+class Recomputes(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return recompute(super().forward, x, use_reentrant=False)
+
+
+class RecomputesInside(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def run() -> torch.Tensor:
+            return torch.utils.checkpoint.checkpoint(
+                super(RecomputesInside, self).forward, x, use_reentrant=False
+            )
+
+        return run()
+
+
+class ImportsInside(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.utils.checkpoint import checkpoint
+
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class LoadsACheckpoint(Block):
+    """Another meaning of the word: no call to torch's function."""
+
+    checkpoint = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if self.checkpoint is None else x
+
+
+@pytest.mark.parametrize("block", [Recomputes, RecomputesInside, ImportsInside])
+def test_call_in_forward(block: type[nn.Module]) -> None:
+    found = training(Stacked(block)).checkpointing
+    assert found == tuple(
+        Checkpointing(name=f"blocks.{i}", form="called_in_forward", active=True, reentrant=None)
+        for i in range(3)
+    )
+
+
+def test_call_in_a_wrapper_around_forward() -> None:
+    model = Stacked()
+    inner = model.blocks[1].forward
+
+    @functools.wraps(inner)
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return recompute(inner, x, use_reentrant=False)
+
+    model.blocks[1].forward = forward
+    assert [each.name for each in training(model).checkpointing] == ["blocks.1"]
+
+
+def test_a_word_is_no_call() -> None:
+    assert training(Stacked(LoadsACheckpoint)).checkpointing == ()
+
+
+class RecomputesIfAsked(Block):
+    gradient_checkpointing = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.gradient_checkpointing and self.training:
+            return recompute(super().forward, x, use_reentrant=False)
+        return super().forward(x)
+
+
+def test_a_call_behind_a_flag_that_is_off() -> None:
+    assert training(Stacked(RecomputesIfAsked)).checkpointing == ()
+
+
+def test_unsloths_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsloth_checkpoint() -> None:
+        """A stand-in: unsloth cannot be imported without a GPU."""
+
+    monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", unsloth_checkpoint)
+    assert training(Stacked()).checkpointing == (
+        Checkpointing(name="", form="unsloth", active=None, reentrant=None),
+    )
+    model = llama()
+    model.activation_checkpointing_enable()
+    assert training(model).checkpointing[-1] == Checkpointing(
+        name="", form="unsloth", active=True, reentrant=None
+    )
+
+
+def test_memory_budget_of_the_compiler() -> None:
+    with torch._functorch.config.patch(activation_memory_budget=0.5):
+        assert training(Stacked()).checkpointing == (
+            Checkpointing(name="", form="compiler_budget", active=True, reentrant=None),
+        )
