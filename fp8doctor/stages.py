@@ -19,6 +19,11 @@ class Stage(StrEnum):
     PROFILING = "profiling the variants that are compared"
     MORE = "asking more of what was timed"
 
+    @property
+    def number(self) -> int:
+        """Which of all stages it is, from 1."""
+        return tuple(Stage).index(self) + 1
+
 
 OF_TRIAL = tuple(Stage)[2:]
 """The stages of a trial, which has a budget; those before it take as long as they take."""

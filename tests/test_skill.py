@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from fp8doctor import cli
 from fp8doctor.cli.commands import DEMO
 from fp8doctor.diagnosis.answer import Status
-from fp8doctor.diagnosis.document import shipped_schema
+from tests.schema import FILE
 
 PAGE = (Path(__file__).parents[1] / "docs" / "SKILL.md").read_text("utf-8")
 COMMANDS = sorted({each for each in re.findall(r"`(fp8doctor [^`]+)`", PAGE) if "CODE" not in each})
@@ -51,7 +51,7 @@ def test_commands(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_it_says_of_the_json_is_there() -> None:
-    properties = shipped_schema()["$defs"]["Report"]["properties"]
+    properties = json.loads(FILE.read_text("utf-8"))["$defs"]["Report"]["properties"]
     for key in ("verdict", "prescription", "next", "findings", "outcomes", "ignored"):
         assert key in properties
         assert f"`{key}" in PAGE

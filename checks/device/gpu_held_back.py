@@ -171,12 +171,12 @@ def treatment(slowed: Mapping[str, float | None], default_w: float | None, share
     )
 
 
-def _h200(*, power_limit_w: float = 700.0, **throttled_pct: float) -> Facts:
+def _h200(**throttled_pct: float) -> Facts:
     gpu = Gpu(
         name="NVIDIA H200",
         visible=True,
         mig=False,
-        power_limit_w=power_limit_w,
+        power_limit_w=700.0,
         power_limit_default_w=700.0,
         throttle_reasons=(),
         sm_clock_max_mhz=1980,
@@ -184,7 +184,7 @@ def _h200(*, power_limit_w: float = 700.0, **throttled_pct: float) -> Facts:
     reasons = {reason.replace("_", " "): share for reason, share in throttled_pct.items()}
     health = Health(
         sm_clock_median_mhz=1605,
-        power_limit_w=power_limit_w,
+        power_limit_w=700.0,
         throttled_pct=reasons,
         other_processes=0,
         other_use_pct=None,

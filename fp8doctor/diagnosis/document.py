@@ -198,14 +198,3 @@ def schema() -> dict[str, Any]:
         "title": "fp8doctor report",
         **document,
     }
-
-
-def shipped_schema() -> dict[str, Any]:
-    """Read the schema file that ships with the package; a test holds it to `schema`."""
-    import json
-    from importlib import resources
-
-    shipped: dict[str, Any] = json.loads(
-        resources.files("fp8doctor").joinpath("report.schema.json").read_text("utf-8")
-    )
-    return shipped

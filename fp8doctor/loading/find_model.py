@@ -59,7 +59,7 @@ def build(found: ModelCandidate, file: str, layers: int | None = None) -> tuple[
             )
         return _checked(value, f"{found.attribute} in {file}"), None
     arguments = {} if layers is None else {"layers": layers}
-    if layers is not None and not accepts(value, "layers"):
+    if layers is not None and not takes_layers(value):
         raise UserError(
             f"--layers was given, but {call} does not accept 'layers': write 'def build_model(layers=...)'"
         )
@@ -222,10 +222,10 @@ def _required(value: Callable[..., Any]) -> list[str]:
     ]
 
 
-def accepts(value: Callable[..., Any], name: str) -> bool:
-    """Whether this can be called with an argument of that name."""
+def takes_layers(value: Callable[..., Any]) -> bool:
+    """Whether this can be called with an argument ``layers``."""
     try:
-        inspect.signature(value).bind_partial(**{name: None})
+        inspect.signature(value).bind_partial(layers=None)
     except (ValueError, TypeError):
         return False
     return True

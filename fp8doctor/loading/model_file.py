@@ -21,7 +21,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Target
 from fp8doctor.known_errors import recognise
 from fp8doctor.loading.batch import describe, resolve
-from fp8doctor.loading.find_model import ModelCandidate, accepts, blamed, build, find, user_frames
+from fp8doctor.loading.find_model import ModelCandidate, blamed, build, find, takes_layers, user_frames
 from fp8doctor.loading.job import (
     Job,
     checked_accumulate,
@@ -132,7 +132,7 @@ def _sizable(found: ModelCandidate) -> bool:
     return (
         not isinstance(found.value, torch.nn.Module)
         and not is_trainer(found.value)
-        and accepts(found.value, "layers")
+        and takes_layers(found.value)
     )
 
 

@@ -79,10 +79,11 @@ def read(thing: Any, name: str, default: Any = None) -> Any:
     return getattr(thing, name, default) if is_torchscript(kind) else default
 
 
-def read_class(kind: type, name: str, default: Any = None) -> Any:
-    """Read an attribute as it lies in a class or one that it derives from, descriptors unopened."""
+def read_class(kind: type, name: str) -> Any:
+    """Read an attribute as it lies in a class or one that it derives from, descriptors unopened; None without
+    one."""
     found = _on_class(kind, name)[1]
-    return default if found is NOWHERE else found
+    return None if found is NOWHERE else found
 
 
 def state_of(thing: Any) -> dict[str, Any]:
@@ -129,10 +130,10 @@ def children_of(module: Module) -> dict[str, Module | None]:
     return _members(module, "_modules")
 
 
-def modules_of(root: Module, name: str = "") -> Iterator[tuple[str, Module]]:
+def modules_of(root: Module) -> Iterator[tuple[str, Module]]:
     """Yield every module of a tree once, with its name, in the order of ``named_modules``."""
     seen: set[int] = set()
-    left = [(name, root)]
+    left = [("", root)]
     while left:
         name, module = left.pop()
         if id(module) in seen:

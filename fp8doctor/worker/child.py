@@ -106,11 +106,11 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
     surroundings = examine_surroundings(target)
     channel.send(Examined(surroundings.to_dict()))
     stages = len(Stage) if _may_time(asked["trial"], surroundings) else BEFORE_TRIAL
-    channel.send(Begun(Doing(f"loading {target.name}", 1, stages)))
+    channel.send(Begun(Doing(f"loading {target.name}", Stage.LOADING.number, stages)))
     began = time.monotonic()
     job = load(asked["target"], layers=asked["layers"], batch=asked["batch"], seq=asked["seq"])
     loaded_s = time.monotonic() - began
-    channel.send(Begun(Doing(f"looking at {target.name}", 2, stages)))
+    channel.send(Begun(Doing(f"looking at {target.name}", Stage.LOOKING.number, stages)))
     # Loading may have changed variables and imports: the surroundings are read again.
     facts = examine(job)
     channel.send(Examined(facts.to_dict()))
