@@ -9,8 +9,7 @@ from torch import nn
 
 from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import CompileMark
-from fp8doctor.stacks.lineage import lineage
-from fp8doctor.stacks.looking import forward_of, read, read_class, state_of
+from fp8doctor.stacks.looking import behind_compile, forward_of, read, read_class, state_of
 
 OPTIMIZED_MODULE = ("torch._dynamo.eval_frame", "OptimizedModule")
 
@@ -65,8 +64,8 @@ def forward_of_torch(module: Any) -> bool:
 def is_called(module: Any) -> bool:
     """Whether the module has a forward at all; a ModuleList and a ModuleDict have none, and no wrapper of
     torch.compile gives them one."""
-    if OPTIMIZED_MODULE in lineage(type(module)):
-        return is_called(module._orig_mod)
+    if (inside := behind_compile(module)) is not None:
+        return is_called(inside)
     return forward_of(module) is not nn.Module.forward
 
 

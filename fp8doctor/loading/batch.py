@@ -14,7 +14,7 @@ from fp8doctor.loading.made_up_batch import TARGETS, make_up
 from fp8doctor.loading.model_inputs import NoBatchError, declared_image, first_layer, patch_rows
 from fp8doctor.loading.trainer_batch import own_batch
 from fp8doctor.stacks.lineage import home
-from fp8doctor.stacks.looking import method, read
+from fp8doctor.stacks.looking import behind_compile, method, read
 from fp8doctor.wording import error_in_words
 
 _log = logging.getLogger("fp8doctor")
@@ -95,7 +95,7 @@ def describe(
 def core(model: Any) -> Any:
     """Find the model inside ``torch.compile``, data-parallel wrappers and PEFT."""
     while True:
-        inner = read(model, "_orig_mod")
+        inner = behind_compile(model)
         if inner is None and type(model).__name__ in WRAPPERS:
             inner = read(model, "module")
         if (

@@ -34,6 +34,7 @@ from fp8doctor.loading.job import (
 )
 from fp8doctor.loading.target import Source, compiled, locate
 from fp8doctor.loading.trainer_prepared import prepare
+from fp8doctor.stacks.looking import behind_compile
 from fp8doctor.wording import error_in_words, escaped
 
 if TYPE_CHECKING:
@@ -323,9 +324,5 @@ def _trainer(names: dict[str, Any], model: Any) -> Any:
 def _compiled_elsewhere(names: dict[str, Any], model: Any) -> tuple[str, ...]:
     """Names that hold ``torch.compile(model)`` while ``model`` itself is inspected."""
     return tuple(
-        name
-        for name, value in names.items()
-        if value is not model
-        and any(base.__name__ == "OptimizedModule" for base in type(value).__mro__)
-        and value._orig_mod is model
+        name for name, value in names.items() if value is not model and behind_compile(value) is model
     )

@@ -130,6 +130,16 @@ def children_of(module: Module) -> dict[str, Module | None]:
     return _members(module, "_modules")
 
 
+def behind_compile(thing: Any) -> Module | None:
+    """Return the module that ``torch.compile`` wrapped; None for what is no such wrapper.
+
+    Private name read here, verified on torch 2.6 to 2.15: ``OptimizedModule._orig_mod``.
+    """
+    if ancestor(type(thing), "torch._dynamo.", ("OptimizedModule",)) is None:
+        return None
+    return children_of(thing)["_orig_mod"]
+
+
 def modules_of(root: Module) -> Iterator[tuple[str, Module]]:
     """Yield every module of a tree once, with its name, in the order of ``named_modules``."""
     seen: set[int] = set()

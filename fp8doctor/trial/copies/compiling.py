@@ -17,6 +17,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from fp8doctor.stacks.looking import behind_compile
+
 
 def context_of(compiled: Any) -> Callable[[Any], Any] | None:
     """Return what ``torch.compile`` made ``compiled`` with: called on another function, it compiles that one
@@ -63,14 +65,6 @@ def records_cuda_graphs(model: nn.Module) -> bool:
     return any(each.get("triton.cudagraphs") for each in settings)
 
 
-def is_wrapper(module: nn.Module) -> bool:
-    """Whether ``module`` is what ``torch.compile(m)`` returns."""
-    return any(
-        cls.__name__ == "OptimizedModule" and cls.__module__.startswith("torch._dynamo")
-        for cls in type(module).__mro__
-    )
-
-
 def give_own_code(model: nn.Module, own: dict[type[nn.Module], type[nn.Module]] | None = None) -> None:
     """Give every module of ``model`` a subclass of its class with code objects of its own for ``forward`` and
     other methods. Models that are given the same ``own``, which is filled, share what is compiled.
@@ -96,7 +90,7 @@ def give_wrappers_own_code(model: nn.Module) -> None:
     own.
     """
     codes: dict[types.CodeType, types.CodeType] = {}
-    for wrapper in filter(is_wrapper, model.modules()):
+    for wrapper in (each for each in model.modules() if behind_compile(each) is not None):
         compiled, context = wrapper.__dict__.get("forward"), context_of(wrapper)
         frame = getattr(compiled, "_torchdynamo_orig_callable", None)
         if (

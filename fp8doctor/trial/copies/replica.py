@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8doctor.trial.copies.compiling import clone_function, context_of, is_wrapper
+from fp8doctor.stacks.looking import behind_compile
+from fp8doctor.trial.copies.compiling import clone_function, context_of
 from fp8doctor.wording import error_in_words
 
 DISTRIBUTED = ("DistributedDataParallel", "DataParallel")
@@ -112,8 +113,8 @@ def _unwrap(model: nn.Module) -> tuple[Any, nn.Module]:
     context = None
     while True:
         names = {cls.__name__ for cls in type(model).__mro__}
-        if is_wrapper(model):
-            context, model = context_of(model), model._orig_mod  # type: ignore[assignment]
+        if (inside := behind_compile(model)) is not None:
+            context, model = context_of(model), inside
         elif names.intersection(DISTRIBUTED):
             model = model.module  # type: ignore[assignment]
         elif found := names.intersection(SHARDED):

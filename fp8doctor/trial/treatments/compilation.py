@@ -14,7 +14,8 @@ from fp8doctor.analysis.compile_coverage import has_loop, is_inside, needs_compi
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_MODEL, CUDA_GRAPHS
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.facts import CompileMark, Facts, Linear, recorded
-from fp8doctor.trial.copies.compiling import give_wrappers_own_code, has_settings, is_wrapper
+from fp8doctor.stacks.looking import behind_compile
+from fp8doctor.trial.copies.compiling import give_wrappers_own_code, has_settings
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.treatments.cache import without_cache
 from fp8doctor.trial.treatments.live import root_of
@@ -173,12 +174,12 @@ def strip_compile_marks(model: nn.Module) -> nn.Module:
 
     Returns the module inside when the root is a ``torch.compile`` wrapper.
     """
-    while is_wrapper(model):
-        model = model._orig_mod  # type: ignore[assignment]
+    while (inside := behind_compile(model)) is not None:
+        model = inside
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if is_wrapper(child):
-                setattr(parent, name, child._orig_mod)
+            if (inside := behind_compile(child)) is not None:
+                setattr(parent, name, inside)
     for module in model.modules():
         module._compiled_call_impl = None
         forward = module.__dict__.get("forward")

@@ -10,7 +10,7 @@ from torch import nn
 from fp8doctor.analysis.layers import KEEP_IT_IN_MODULE
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Treatment
-from fp8doctor.trial.copies.compiling import is_wrapper
+from fp8doctor.stacks.looking import behind_compile
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, known, treatments
 from fp8doctor.trial.variant import Variant
 
@@ -52,9 +52,10 @@ def root_of(model: nn.Module) -> nn.Module:
 
     One that torch.compile wraps stays wrapped.
     """
-    inside = model._orig_mod if is_wrapper(model) else model
+    held = behind_compile(model)
+    inside = model if held is None else held
     if type(inside).__name__ in KEEP_IT_IN_MODULE:
-        return root_of(inside.module)  # type: ignore[union-attr, arg-type]
+        return root_of(inside.module)  # type: ignore[arg-type]
     return model
 
 

@@ -20,7 +20,8 @@ from fp8doctor.analysis.treatment_table import traits
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.copies.compiling import context_of, is_wrapper
+from fp8doctor.stacks.looking import behind_compile
+from fp8doctor.trial.copies.compiling import context_of
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.variant import Variant
 
@@ -108,9 +109,10 @@ def swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -
     def visit(module: nn.Module, name: str) -> nn.Module:
         if id(module) not in made:
             made[id(module)] = (module, module)
-            new = wrapped_anew(module, name) if is_wrapper(module) else make(name, module)
+            inside = behind_compile(module)
+            new = make(name, module) if inside is None else wrapped_anew(module, inside, name)
             if new is None or new is module:
-                for child_name, child in [] if is_wrapper(module) else list(module.named_children()):
+                for child_name, child in list(module.named_children()) if inside is None else []:
                     changed = visit(child, cleaned(f"{name}.{child_name}".lstrip(".")))
                     if changed is not child:
                         setattr(module, child_name, changed)
@@ -118,16 +120,16 @@ def swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -
                 made[id(module)] = (module, _marked_alike(new, module))
         return made[id(module)][1]
 
-    def wrapped_anew(wrapper: nn.Module, name: str) -> nn.Module:
-        inner, context = visit(wrapper._orig_mod, name), context_of(wrapper)  # type: ignore[arg-type]
-        return wrapper if inner is wrapper._orig_mod or context is None else cast(nn.Module, context(inner))
+    def wrapped_anew(wrapper: nn.Module, inside: nn.Module, name: str) -> nn.Module:
+        inner, context = visit(inside, name), context_of(wrapper)
+        return wrapper if inner is inside or context is None else cast(nn.Module, context(inner))
 
     return visit(model, "")
 
 
 def _marked_alike(new: nn.Module, old: nn.Module) -> nn.Module:
     """Give ``new`` the compile mark of ``old``."""
-    if is_wrapper(old):
+    if behind_compile(old) is not None:
         return new
     call, forward = (
         context_of(getattr(old, "_compiled_call_impl", None)),
