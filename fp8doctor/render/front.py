@@ -304,9 +304,8 @@ def _next(report: Document, screen: Screen) -> Iterator[str]:
     """Name the commands that lead on."""
     if screen.first_code in {each.code for each in report.findings if each.severity != "info"}:
         yield f"fp8doctor explain {screen.first_code}"
-    command = report.next.command if report.next else ""
-    if command and not command.startswith("fp8doctor explain"):
-        where = where_to_time(report.facts)
+    if report.next and not any(step.code for step in report.prescription):
+        command, where = report.next.command, where_to_time(report.facts)
         yield f"{command} times it {where}" if not _timed(report.facts) else command
     if recorded(report.facts, "trial") and (enough_s := more_time_s(report.facts.trial)):
         yield f"--budget {enough_s:g} times more variants"

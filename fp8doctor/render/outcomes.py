@@ -12,14 +12,13 @@ from fp8doctor.finding import Outcome
 from fp8doctor.registry import gap_of, why_missing
 from fp8doctor.render.marks import Line, Mark
 
-MARKS: dict[str, Mark] = {
+MARK_OF_OUTCOME: dict[str, Mark] = {
     "healthy": "healthy",
     "refuted": "healthy",
     "not_applicable": "not_applicable",
     "unknown": "unknown",
     "crashed": "unknown",
 }
-"""Outcome of a check -> its mark."""
 
 
 def calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
@@ -32,7 +31,7 @@ def calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
     marks: dict[str, set[Mark]] = {}
     for outcome in report.outcomes:
         if outcome.outcome != "sick" and outcome.area not in troubled:
-            mark = MARKS[outcome.outcome]
+            mark = MARK_OF_OUTCOME[outcome.outcome]
             unexplained = outcome.area == "step" and slower and mark == "healthy"
             aside = unexplained or _asks_of_another_way(outcome, report.facts)
             marks.setdefault(outcome.area, set()).add("not_applicable" if aside else mark)
@@ -66,7 +65,7 @@ def without_findings(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:
     for outcome in outcomes:
         if outcome.outcome != "sick":
             answer = ", ".join(filter(None, (outcome.outcome.replace("_", " "), outcome.reason)))
-            together.setdefault((MARKS[outcome.outcome], answer), []).append(outcome.code)
+            together.setdefault((MARK_OF_OUTCOME[outcome.outcome], answer), []).append(outcome.code)
     return tuple(
         Line(mark, "", f"{' '.join(codes)}: {answer}", tuple(codes))
         for (mark, answer), codes in together.items()
