@@ -24,7 +24,7 @@ from tests.clinic import examined, patients
 from tests.stand_ins import nvml, transformer_engine
 from tests.stand_ins.accelerate_state import accelerator
 
-RECORDED = tuple(Path(__file__).parent / of / "recorded" for of in ("patients", "running"))
+RECORDED = tuple(Path(__file__).parent / of / "recorded" for of in ("patients", "running", "versions"))
 
 NAMES_SHOWN = 4
 """Objects that are named in a cell; the rest is counted."""

@@ -178,6 +178,16 @@ TORCH_AND_TORCHAO = (
         source="torch/_dynamo/backends/distributed.py (read in an older version; absent from 2.11.0, 2.13.0)",
     ),
     KnownError(
+        says="backend='compile_fn' raised: RuntimeError: val",
+        pattern=r"backend='compile_fn' raised: RuntimeError: val\b",
+        cause="Dynamo splits the graph at the ends of DDP's buckets, and FP8 layers of torchao before 0.13 "
+        "do not survive the split.",
+        lines='pip install "torchao>=0.13.0"     # or torch._dynamo.config.optimize_ddp = False',
+        versions="torchao 0.10 and 0.12, not 0.13 and later (pytorch/ao#2586)",
+        source="tests/versions/ddp_and_compile.md (raised on a CPU, torch 2.8.0)",
+        codes=("CMP008",),
+    ),
+    KnownError(
         says="torch._dynamo hit config.recompile_limit (8)",
         pattern=r"torch\._dynamo hit config\.(recompile_limit|cache_size_limit|accumulated_\w+_limit)",
         cause="A function was compiled as often as the limit allows, for that many different inputs, and "

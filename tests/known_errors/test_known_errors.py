@@ -191,6 +191,10 @@ QUOTED = {
         "torch._dynamo.exc.BackendCompilerFailed: backend='compile_fn' raised:\nNotImplementedError: "
         "DDPOptimizer backend: Found a higher order op in the graph. This is not supported.",
     ),
+    "backend='compile_fn'": (
+        "torch._dynamo.exc.BackendCompilerFailed: backend='compile_fn' raised:\nRuntimeError: val\n\nWhile "
+        "executing %submod_1 : [num_users=2] = call_module[target=submod_1]",
+    ),
     "torch._dynamo hit config": (
         "W1122 torch._dynamo hit config.recompile_limit (8)\n   function: 'forward' (model.py:12)",
         "torch._dynamo hit config.cache_size_limit (8)",

@@ -1,0 +1,79 @@
+"""CMP008 on what fp8doctor saw of a job with an older torchao, and on real layers in DDP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from fp8doctor import load_report
+from fp8doctor.checks.compilation.ddp_splits_float8 import HEALTHY, SICK, ddp_splits_float8
+from fp8doctor.facts import Facts, Observation
+from fp8doctor.finding import Finding, NotApplicable
+
+RECORDED = Path(__file__).parents[2] / "versions" / "recorded"
+
+
+def with_marks(backend: str) -> Facts:
+    mark = replace(SICK.training.compile_marks[0], backend=backend)
+    return replace(SICK, training=replace(SICK.training, compile_marks=(mark,)))
+
+
+def with_layers(**changes: object) -> Facts:
+    layers = tuple(replace(each, **changes) for each in SICK.network.linears)
+    return replace(SICK, network=replace(SICK.network, linears=layers))
+
+
+def in_ddp(**changes: object) -> Facts:
+    assert SICK.training.distributed
+    distributed = replace(SICK.training.distributed, **changes)
+    return replace(SICK, training=replace(SICK.training, distributed=distributed))
+
+
+def test_torchao_that_raises() -> None:
+    report = load_report(RECORDED / "cpu-ddp-torchao-0.12.0.json")
+    (finding,) = (each for each in report.findings if each.code == "CMP008")
+    assert finding.title == "DDP splits the graphs of 8 FP8 Linears, and torchao 0.12.0 raises"
+    assert finding.severity == "error"
+    assert finding.treatment
+    assert 'pip install "torchao>=0.13.0"' in finding.treatment.code
+    assert report.verdict.status == "step_raises"
+
+
+def test_torchao_that_mends_it() -> None:
+    report = load_report(RECORDED / "cpu-ddp-torchao-0.13.0.json")
+    (outcome,) = (each for each in report.outcomes if each.code == "CMP008")
+    assert outcome.outcome == "healthy"
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param(with_marks("eager"), id="a backend that runs the graph as it is"),
+        pytest.param(in_ddp(wrapper="FSDP2"), id="another wrapper"),
+        pytest.param(
+            with_layers(kind="torchao.float8.float8_linear.Float8LinearNoCompile"), id="other layers"
+        ),
+    ],
+)
+def test_not_applicable(facts: Facts) -> None:
+    assert isinstance(ddp_splits_float8(facts), NotApplicable)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param(HEALTHY, id="newer torchao"),
+        pytest.param(in_ddp(optimize_ddp=False), id="graphs are not split"),
+        pytest.param(with_layers(parameters=64 * 64), id="less than the first bucket"),
+        pytest.param(replace(SICK, observed=Observation(steps_ms=(12.0,))), id="steps were watched"),
+    ],
+)
+def test_silent(facts: Facts) -> None:
+    assert ddp_splits_float8(facts) is None
+
+
+def test_the_first_bucket_is_held_by_bytes() -> None:
+    assert ddp_splits_float8(with_layers(parameters=400_000)) is None
+    assert isinstance(ddp_splits_float8(with_layers(parameters=400_000, dtype="float32")), Finding)
