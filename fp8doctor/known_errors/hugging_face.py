@@ -23,7 +23,8 @@ HUGGING_FACE = (
         says="No module named 'unsloth.fp8_training'; cannot import name "
         "'setup_fp8_mixed_precision_training' from 'unsloth'",
         pattern=r"(No module named|cannot import name|has no attribute|from unsloth\S* import).*"
-        r"(\bunsloth\.fp8_training\b|\bsetup_fp8_mixed_precision_training\b)",
+        r"(\bunsloth\.fp8_training\b|\bsetup_fp8_mixed_precision_training\b)"
+        r"|(from|import) unsloth\.fp8_training\b",
         cause="No release of Unsloth has these names: they are a fork's. Installing Unsloth does not help.",
         lines="FastLanguageModel.from_pretrained(..., full_finetuning=True, float8_training=True)   "
         "# Unsloth 2026.10, not for LoRA",
