@@ -18,7 +18,7 @@ from fp8doctor.analysis.variant_words import variant
 from fp8doctor.areas import AREAS
 from fp8doctor.cli import main
 from fp8doctor.cli.explain import named_by, speaking_of
-from fp8doctor.cost import GPUS
+from fp8doctor.cost import GPUS, amdahl
 from fp8doctor.glossary import WORDS, look_up
 from fp8doctor.known_errors import recognise
 from fp8doctor.render import front, ledger, timing, words
@@ -135,6 +135,8 @@ def test_a_long_text_is_looked_up_in_no_time() -> None:
 
 
 def test_numbers_and_names_are_those_of_the_libraries() -> None:
+    shares = f"{amdahl(0.6, 1.5):.2f}x, not 1.5x; where they are 80 %, {amdahl(0.8, 1.5):.2f}x"
+    assert shares in said("Amdahl")
     assert "±448" in said("E4M3")
     assert torch.finfo(torch.float8_e4m3fn).max == 448
     assert "±57,344" in said("E5M2")
