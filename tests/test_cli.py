@@ -27,7 +27,7 @@ from fp8doctor.cli.explain import LONGEST_CODE, speaking_of
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import schema, tool
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Arm, Facts, Target, Trial
+from fp8doctor.facts import Arm, Environment, Facts, Target, Trial
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.report import Report
 from fp8doctor.stages import Doing
@@ -361,6 +361,19 @@ def test_env_examines_no_model(worker: Worker) -> None:
     assert result.exit_code == 0
     assert "No model was examined" in result.stdout
     assert "te.Linear" not in result.stdout
+    assert "Next  fp8doctor model.py times it on a GPU" in result.stdout
+
+
+def test_env_prints_the_variables_that_ask_for_fp8(worker: Worker) -> None:
+    variables = {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": "te"}
+    worker.facts = Facts(
+        target=Target(kind="environment", name="environment", attribute=None),
+        environment=Environment(variables=variables),
+        gpus=(),
+        gaps={},
+    )
+    shown = fp8doctor("env", "-v").stdout
+    assert "ACCELERATE_MIXED_PRECISION=fp8 · ACCELERATE_FP8_BACKEND=te" in shown
 
 
 @pytest.mark.parametrize("word", ["run", "compare"])

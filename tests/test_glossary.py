@@ -18,7 +18,7 @@ from fp8doctor.analysis.variant_words import variant
 from fp8doctor.areas import AREAS
 from fp8doctor.cli import main
 from fp8doctor.cli.explain import named_by, speaking_of
-from fp8doctor.cost import GPUS
+from fp8doctor.cost import GPUS, amdahl
 from fp8doctor.glossary import WORDS, look_up
 from fp8doctor.known_errors import recognise
 from fp8doctor.render import front, ledger, timing, words
@@ -85,6 +85,13 @@ def test_every_word_of_the_tables_is_explained() -> None:
         ("tokens/s", "STP003"),
         ("50257", "SHP008"),
         ("host bound", "STP001"),
+        ("gradient accumulation", "SHP003"),
+        ("AMP scaler", "GPU003"),
+        ("slow convergence", "NUM002"),
+        ("slower than BF16", "CMP001"),
+        ("padding to 16", "SHP001"),
+        ("pad to multiples of 16", "SHP001"),
+        ("gradient overflow", "NUM002"),
     ],
 )
 def test_the_words_of_a_user_lead_to_a_page(word: str, first: str) -> None:
@@ -96,6 +103,23 @@ def test_a_word_is_explained_in_its_own_spelling() -> None:
     assert explained("amax").startswith("amax: The largest magnitude")
     told = json.loads(explained("delayed", "scaling", "--format", "json"))
     assert (told["word"], told["checks"][0]["code"]) == ("delayed scaling", "SHP005")
+
+
+def test_a_phrase_is_told_by_the_longest_word_in_it_unless_a_page_has_it() -> None:
+    found = glossary.within("our gradient checkpointing of blocks")
+    assert found
+    assert found[0] == "gradient checkpointing"
+    assert glossary.within("a headless tailscale") is None
+    assert glossary.within("RuntimeError of padding " + "x" * 100) is None
+    assert explained("LoRA", "rank").startswith("LORA001")
+    for error in ("ValueError: padding is odd", "padding: odd"):
+        assert CliRunner().invoke(main, ["explain", error]).exit_code == 2
+
+
+def test_words_that_nothing_has_are_not_called_an_error() -> None:
+    result = CliRunner().invoke(main, ["explain", "purple", "elephants"])
+    assert result.exit_code == 2
+    assert "neither a page nor the glossary has these words" in result.stderr
 
 
 def test_a_misspelled_word_is_guessed() -> None:
@@ -111,6 +135,8 @@ def test_a_long_text_is_looked_up_in_no_time() -> None:
 
 
 def test_numbers_and_names_are_those_of_the_libraries() -> None:
+    shares = f"{amdahl(0.6, 1.5):.2f}x, not 1.5x; where they are 80 %, {amdahl(0.8, 1.5):.2f}x"
+    assert shares in said("Amdahl")
     assert "±448" in said("E4M3")
     assert torch.finfo(torch.float8_e4m3fn).max == 448
     assert "±57,344" in said("E5M2")

@@ -75,6 +75,29 @@ def test_a_file_or_a_module_named_nearly_like_a_command_is_a_target(
         refuse_mistyped("lists", ["list"])
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("train_h100.py", "--use_fp8", "--compile_model"),
+        ("--use_fp8", "train_h100.py"),
+        ("train_h100.py", "--batch_size", "16"),
+        ("train_h100.py", "config.yaml"),
+    ],
+)
+def test_arguments_of_a_script_lead_to_the_command_that_takes_them(args: tuple[str, ...]) -> None:
+    result = fp8doctor(*args)
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.split())
+    assert "run with its own arguments by 'fp8doctor run train_h100.py ARGS...'" in said
+
+
+def test_a_mistyped_value_is_not_taken_for_a_scripts() -> None:
+    for args in (("model.py", "--batch", "many"), ("model.py", "--batch"), ("pkg.model", "--use_fp8")):
+        result = fp8doctor(*args)
+        assert result.exit_code == 2
+        assert "fp8doctor run" not in result.stderr
+
+
 def test_several_codes_and_prefixes_are_explained() -> None:
     shapes = [check.code for check in registry.discover() if check.code.startswith("SHP")]
     for args in (("CMP001", "SHP"), ("cmp001,SHP",), ("eager-float8", "SHP", "CMP001")):

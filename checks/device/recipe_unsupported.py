@@ -91,7 +91,9 @@ TREATMENTS = {
 def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
     visible = [gpu for gpu in facts.gpus if gpu.visible] or assumed_gpus(facts)
     gpu = visible[0] if visible else None
-    if gpu is None or not has_fp8(gpu):
+    if gpu is None:
+        return NotApplicable(reason="no GPU is visible")
+    if not has_fp8(gpu):
         return NotApplicable(reason="the first visible GPU has no FP8 tensor cores")
     layers = [
         linear

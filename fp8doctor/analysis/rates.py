@@ -16,7 +16,13 @@ from fp8doctor.cost import (
     step_tokens,
     visible_amd,
 )
-from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled
+from fp8doctor.cost.step import (
+    in_bf16,
+    modelled_step,
+    with_linears_compiled,
+    without_adapters,
+    without_checkpointing,
+)
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_of_first_window
 from fp8doctor.facts.record import Record
@@ -87,10 +93,22 @@ def _modelled(facts: Facts) -> Iterator[tuple[str, float]]:
         fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
         if all(linear.stack == "torchao" for linear in fp8):
             variants["as_is_compiled"] = with_linears_compiled(facts, yes=True)
+        variants |= _parts_left_out(facts, best_bf16=variants[ArmName.BF16_COMPILED.value])
     for name, variant in variants.items():
         step = if_recorded(modelled_step, variant)
         if step is not None:
             yield name, step.step_ms
+
+
+def _parts_left_out(facts: Facts, best_bf16: Facts) -> dict[str, Facts]:
+    """The step as it is without what checkpointing computes again, and without the adapters."""
+    variants, linears = {}, facts.network.linears
+    if any(recorded(each, "checkpointed") and each.checkpointed is not None for each in linears):
+        variants[ArmName.BF16_WITHOUT_CHECKPOINTING.value] = without_checkpointing(best_bf16)
+        variants["checkpointing-off"] = without_checkpointing(facts)
+    if any(recorded(each, "adapter") and each.adapter == "adapter" for each in linears):
+        variants[ArmName.WITHOUT_ADAPTERS.value] = without_adapters(facts)
+    return variants
 
 
 def gemm_flops(facts: Facts) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -159,6 +160,23 @@ class Examine(TargetCommand):
             args,
             **{"max_content_width": WIDEST, **HELP_NAMES, **extra},
         )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; where a file is followed by what is none of ours, name the command that takes a
+        script's own."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            at = first_word(given, set(options_with_value(self)))
+            not_ours = isinstance(error, click.NoSuchOption) or type(error) is click.UsageError
+            if not not_ours or at is None or not given[at].endswith(".py"):
+                raise
+            raise click.UsageError(
+                f"{error.format_message()}\nA training script is run with its own arguments by "
+                f"'fp8doctor run {shlex.quote(given[at])} ARGS...'.",
+                ctx,
+            ) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Other commands"):

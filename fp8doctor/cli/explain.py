@@ -65,6 +65,8 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
         _show(format, told, "\n\n".join(_error_page(error, catalogue) for error in errors))
     elif found := speaking_of(text, catalogue):
         _show(format, {"checks": list(map(summary, found))}, "\n".join(_headings(found)))
+    elif word := _word_within(text):
+        _show_word(format, *word, catalogue)
     else:
         raise UserError(_not_known(text, catalogue))
     return OK
@@ -90,6 +92,13 @@ def _word(text: str) -> tuple[str, Word] | None:
     from fp8doctor import glossary
 
     return glossary.look_up(text)
+
+
+def _word_within(text: str) -> tuple[str, Word] | None:
+    """Find a word in a phrase; an error's text is none."""
+    from fp8doctor import glossary
+
+    return None if _is_of_an_error(text) else glossary.within(text)
 
 
 def _errors(text: str) -> tuple[KnownError, ...]:
@@ -175,12 +184,12 @@ def _wrapped(text: str) -> Iterator[str]:
 
 
 def speaking_of(text: str, catalogue: Sequence[Heading]) -> list[Heading]:
-    """Find the checks of a few words: one is in the title or the name, or all are in the page. The page
-    that has them together comes first."""
+    """Find the checks of a few words: one is in the title or the name, or all stand together in the page,
+    or are in it where no word of the glossary is among them. The page that has them together comes first."""
     words = [word for word in text.lower().split() if len(word) >= SHORTEST_WORD]
     if not 0 < len(words) <= MOST_WORDS or max(map(len, words)) > LONGEST_CODE:
         return []
-    if re.search(r":|Error|Exception", text):
+    if _is_of_an_error(text):
         return []
     patterns = [re.compile(rf"(?<!\w){re.escape(word)}(?!\w)") for word in words]
 
@@ -196,11 +205,16 @@ def speaking_of(text: str, catalogue: Sequence[Heading]) -> list[Heading]:
         )
 
     ranks = {check.code: rank(check) for check in catalogue}
+    named = any(any(each[:2]) for each in ranks.values()) or _word_within(text) is None
     return sorted(
-        (check for check in catalogue if any(ranks[check.code])),
+        (check for check in catalogue if named and any(ranks[check.code])),
         key=lambda each: ranks[each.code],
         reverse=True,
     )
+
+
+def _is_of_an_error(text: str) -> bool:
+    return re.search(r":|Error|Exception", text) is not None
 
 
 def _not_known(text: str, catalogue: Sequence[Heading]) -> str:
@@ -216,6 +230,11 @@ def _not_known(text: str, catalogue: Sequence[Heading]) -> str:
         return (
             f"no check has the code {word!r}{alike(word, catalogue)}, and no page speaks of it; "
             "'fp8doctor list' shows all checks"
+        )
+    if len(word.split()) <= MOST_WORDS and len(word) <= LONGEST_CODE and not _is_of_an_error(word):
+        return (
+            "neither a page nor the glossary has these words; 'fp8doctor list' shows what is checked, and "
+            "'fp8doctor model.py' or 'fp8doctor run train.py' looks at the job itself"
         )
     return (
         f"this text holds none of the {len(KNOWN_ERRORS)} messages that are known, so nothing can be said of "

@@ -23,7 +23,10 @@ def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> N
 
 
 def _timed(command: str, facts: Facts) -> str:
-    """Add to a command what has it time copies; of a script that was watched the same command would not."""
+    """Make of a command one that times copies: that of the environment and that of a script which was watched
+    do not."""
+    if facts.target.kind == "environment":
+        return "fp8doctor model.py"
     watched = recorded(facts, "observed.steps_ms") and facts.target.kind == "script"
     return command.replace("fp8doctor run ", "fp8doctor run --trial ", 1) if watched else command
 

@@ -10,7 +10,7 @@ from fp8doctor.glossary.frameworks import FRAMEWORKS
 from fp8doctor.glossary.tool import TOOL
 from fp8doctor.glossary.word import Word
 
-__all__ = ["WORDS", "Word", "alike", "look_up"]
+__all__ = ["WORDS", "Word", "alike", "look_up", "within"]
 
 WORDS: tuple[Word, ...] = (*FIELD, *FRAMEWORKS, *TOOL)
 
@@ -21,6 +21,18 @@ LONGEST = 60
 def look_up(text: str) -> tuple[str, Word] | None:
     """Find a word, however it is capitalised, hyphenated or spaced; with its name in its own spelling."""
     return _by_key().get(_key(text)) if len(text) <= LONGEST else None
+
+
+def within(text: str) -> tuple[str, Word] | None:
+    """Find the longest word that stands in a phrase; a letter beside it makes it another word."""
+    if len(text) > LONGEST:
+        return None
+    found = [
+        known
+        for known in _by_key().values()
+        if re.search(rf"(?<![\w-]){re.escape(known[0])}(?![\w-])", text, re.IGNORECASE)
+    ]
+    return max(found, key=lambda known: len(known[0]), default=None)
 
 
 def alike(text: str) -> list[str]:

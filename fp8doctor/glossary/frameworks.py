@@ -7,7 +7,17 @@ from fp8doctor.glossary.word import Word
 FRAMEWORKS = (
     # torch and torchao
     Word(
-        ("torch.compile", "compile", "inductor", "TorchInductor", "Dynamo", "TorchDynamo", "compile_model"),
+        (
+            "torch.compile",
+            "compile",
+            "inductor",
+            "TorchInductor",
+            "Dynamo",
+            "TorchDynamo",
+            "compile_model",
+            "kernel fusion",
+            "fusion",
+        ),
         "torch's compiler. It fuses torchao's casts into the kernels around them: without it FP8 is slower "
         "than BF16.",
         ("CMP001", "CMP002", "CMP006", "CMP007"),
@@ -196,6 +206,12 @@ FRAMEWORKS = (
         ("load_in_fp8",),
         "Unsloth's option for weights stored in FP8: less memory, and the backward in BF16. It is no FP8 "
         "training.",
+        ("MOD003",),
+    ),
+    Word(
+        ("fast_inference",),
+        "Unsloth's option that generates with vLLM, as reinforcement learning does. It makes no training "
+        "step faster.",
         ("MOD003",),
     ),
     Word(

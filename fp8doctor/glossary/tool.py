@@ -172,7 +172,7 @@ TOOL = (
         ("SHP002", "STP002"),
     ),
     Word(
-        ("tokens/s", "tokens per second", "tok/s", "throughput", "tokens a second"),
+        ("tokens/s", "tokens per second", "tok/s", "tokens/sec", "throughput", "tokens a second"),
         "Tokens of a step divided by its time. -v tells it of every variant, with the most that the GPU's "
         "peak allows.",
         ("STP003",),

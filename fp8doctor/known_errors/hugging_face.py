@@ -10,7 +10,8 @@ HUGGING_FACE = (
     KnownError(
         says="TransformerEngine is not available. Please install it or use a different backend.",
         pattern=r"TransformerEngine is not available\. Please install it or use a different backend"
-        r"|`transformer_engine` was not found on your system",
+        r"|`transformer_engine` was not found on your system"
+        r"|Unsloth FP8: `transformer_engine` is not installed",
         cause="FP8 was asked for by Transformer Engine, by ACCELERATE_FP8_BACKEND=TE or a recipe of its own, "
         "and the package is not installed. 'fp8doctor env' shows who asks.",
         lines='pip install --no-build-isolation "transformer-engine[pytorch]"   # or: '
@@ -23,13 +24,35 @@ HUGGING_FACE = (
         says="No module named 'unsloth.fp8_training'; cannot import name "
         "'setup_fp8_mixed_precision_training' from 'unsloth'",
         pattern=r"(No module named|cannot import name|has no attribute|from unsloth\S* import).*"
-        r"(\bunsloth\.fp8_training\b|\bsetup_fp8_mixed_precision_training\b)",
+        r"(\bunsloth\.fp8_training\b|\bsetup_fp8_mixed_precision_training\b)"
+        r"|(from|import) unsloth\.fp8_training\b",
         cause="No release of Unsloth has these names: they are a fork's. Installing Unsloth does not help.",
         lines="FastLanguageModel.from_pretrained(..., full_finetuning=True, float8_training=True)   "
         "# Unsloth 2026.10, not for LoRA",
         versions="no release of Unsloth, up to 2026.10.9",
         source="the wheel of unsloth 2026.10.9, in which no file holds them",
         codes=("MOD003",),
+    ),
+    KnownError(
+        says="Your setup doesn't support bf16/gpu.",
+        pattern=r"Your setup doesn't support bf16/gpu",
+        cause="TrainingArguments(bf16=True) is refused where no GPU has BF16. Under FP8 bf16=True is wrong "
+        "anyway: it overrides ACCELERATE_MIXED_PRECISION=fp8.",
+        lines="args = TrainingArguments(..., bf16=False)   # for FP8; to look at a BF16 job without a GPU: "
+        "use_cpu=True",
+        versions="transformers to 5.23",
+        source="transformers/training_args.py:1779 (5.23.0, raised on a CPU)",
+        codes=("ENV001",),
+    ),
+    KnownError(
+        says="The 'deepspeed>=0.9.3' distribution was not found and is required by this application.",
+        pattern=r"The 'deepspeed[^']{0,40}' distribution was not found and is required by this application",
+        cause="TrainingArguments(deepspeed=...) names a configuration of DeepSpeed, which is not installed. "
+        "No key of that configuration trains in FP8.",
+        lines="pip install deepspeed",
+        versions="transformers to 5.23",
+        source="transformers/utils/versions.py:103 (5.23.0, raised on a CPU)",
+        codes=("ENV002",),
     ),
     KnownError(
         says="'TRANSFORMER_ENGINE' is not a valid FP8BackendType",

@@ -20,7 +20,7 @@ from fp8doctor.render.loss_chart import LossChart, loss_chart
 from fp8doctor.render.marks import Mark
 from fp8doctor.render.rates import RateTable, rate_table
 from fp8doctor.render.screen import Screen, first_screen
-from fp8doctor.render.support import for_support, not_timed
+from fp8doctor.render.support import for_support, not_timed, variables
 from fp8doctor.render.templates import fill
 from fp8doctor.render.timing import Timing
 from fp8doctor.render.words import NOT_PROFILED, plainly
@@ -142,5 +142,4 @@ def _environment(report: Document, screen: Screen) -> Iterator[str]:
     for name, package in facts.packages().items() if recorded(facts, "software") else ():
         version = package.version if recorded(package, "version") else None
         yield f"{name} {version or 'of unknown version'}"
-    if recorded(facts, "environment.variables"):
-        yield from (f"{name}={value}" for name, value in facts.environment.variables.items())
+    yield from variables(facts)

@@ -25,6 +25,13 @@ def for_support(facts: Facts) -> tuple[str, ...]:
     return (*_versions(facts), *_clocks(facts), *_step(facts), *_process(facts))
 
 
+def variables(facts: Facts) -> tuple[str, ...]:
+    """List the environment variables that were looked at and are set, as a shell would show them."""
+    if not recorded(facts, "environment.variables"):
+        return ()
+    return tuple(f"{name}={value}" for name, value in facts.environment.variables.items())
+
+
 def not_timed(facts: Facts) -> tuple[str, ...]:
     """List shapes of layers that FP8, or its casts, could not be timed for, one sentence each."""
     shapes = facts.trial.shapes if recorded(facts, "trial.shapes") else ()

@@ -13,7 +13,7 @@ from fp8doctor.render.ledger import ledger_table
 from fp8doctor.render.marks import Line, Mark
 from fp8doctor.render.rates import rates_in_words
 from fp8doctor.render.screen import Entry, Screen, first_screen
-from fp8doctor.render.support import for_support, not_timed
+from fp8doctor.render.support import for_support, not_timed, variables
 from fp8doctor.render.terminal import columns, printable_line, printable_lines, to_ascii, wrap
 from fp8doctor.render.timing import Timing
 
@@ -107,7 +107,7 @@ class _Page:
         yield self.ledger(report)
         yield self.rates(report)
         yield self.gaps(report)
-        yield self.joined(for_support(report.facts))
+        yield self.joined((*for_support(report.facts), *variables(report.facts)))
         yield [
             *self.prose(screen.made_up),
             *self.not_looked_at(screen),

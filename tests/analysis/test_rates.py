@@ -38,6 +38,34 @@ def test_without_times_the_variants_are_modelled() -> None:
     assert next(iter(rates_in_words(found, fp8=True))).startswith("Tokens a second, modelled on H200: BF16 ")
 
 
+@pytest.mark.parametrize(
+    ("recording", "names"),
+    [
+        ("checkpointed_needlessly", ("as_is", "checkpointing-off", "bf16_without_checkpointing")),
+        ("llama_8b_lora_r32", ("as_is", "without_adapters")),
+    ],
+)
+def test_what_checkpointing_and_adapters_cost_is_modelled_as_it_was_measured(
+    recording: str, names: tuple[str, ...]
+) -> None:
+    facts = replay(RECORDED / f"h200-{recording}.json").facts
+    found = rates(replace(facts, trial=Trial(arms=())))
+    assert found is not None
+    modelled = {each.name: each.step_ms for each in found.variants}
+    measured = {arm.name: arm.step_ms for arm in facts.arms() if arm.tried}
+    assert {name: modelled[name] for name in names} == {
+        name: pytest.approx(measured[name], rel=0.06) for name in names
+    }
+
+
+def test_without_fp8_no_variant_in_fp8_is_modelled() -> None:
+    facts = replay(RECORDED / "h200-unsloth_lora.json").facts
+    assert any(linear.adapter == "adapter" for linear in facts.network.linears)
+    found = rates(replace(facts, trial=Trial(arms=())))
+    assert found is not None
+    assert {each.name for each in found.variants} == {"bf16", "bf16_compiled"}
+
+
 def test_an_a100_has_no_peak_in_fp8() -> None:
     found = replay(RECORDED / "h200-decoder_454m.json", assume_gpu="A100").rates
     assert found is not None

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -73,6 +74,13 @@ def unknown_operation() -> None:
     torch.sin(Float8TrainingTensor(fp8(4, 4), torch.ones(()), torch.bfloat16, None))
 
 
+def bf16_without_gpu() -> None:
+    from transformers import TrainingArguments
+
+    with patch("transformers.training_args.is_torch_bf16_gpu_available", return_value=False):
+        TrainingArguments(bf16=True)
+
+
 def quantized_without_adapters(trainable: bool) -> None:
     from transformers.trainer_utils import validate_quantization_for_training
 
@@ -101,6 +109,7 @@ RAISED: dict[str, tuple[Callable[[], object], ...]] = {
     "Attempted to access the data pointer": (saved_with_safetensors,),
     "attempting to run aten": (unknown_operation,),
     "You cannot perform fine-tuning": (lambda: quantized_without_adapters(trainable=True),),
+    "Your setup doesn't support bf16/gpu": (bf16_without_gpu,),
     "The model you are trying to fine-tune": (lambda: quantized_without_adapters(trainable=False),),
 }
 """Beginning of what an entry says -> what makes the installed library raise it, on a CPU."""
@@ -167,6 +176,11 @@ QUOTED = {
     "No module named 'unsloth.fp8_training'": (
         "ModuleNotFoundError: No module named 'unsloth.fp8_training'",
         "ImportError: cannot import name 'setup_fp8_mixed_precision_training' from 'unsloth'",
+        "    from unsloth.fp8_training import FP8Trainer\nModuleNotFoundError: No module named 'unsloth'",
+    ),
+    "The 'deepspeed>=0.9.3' distribution": (
+        "importlib.metadata.PackageNotFoundError: No package metadata was found for The 'deepspeed>=0.9.3' "
+        "distribution was not found and is required by this application.",
     ),
     "Expected trailing dimension": (
         "RuntimeError: Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: "
@@ -424,6 +438,7 @@ NEAR_MISSES = (
     "\"addmm_impl_cpu_\" not implemented for 'Half'",
     "expected m1 and m2 to have the same dtype, but got: float != c10::BFloat16",
     "RuntimeError: Promotion of types failed",
+    "The 'tokenizers>=0.22' distribution was not found and is required by this application.",
     "torch.utils.checkpoint: the use_reentrant parameter should be passed explicitly",
     "RuntimeError: element 1 of tensors does not require grad and does not have a grad_fn",
     "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",

@@ -13,6 +13,7 @@ import torch
 
 import fp8doctor.loading.model_file
 from fp8doctor.errors import UserError
+from fp8doctor.known_errors import recognise
 from fp8doctor.loading.model_file import load
 from fp8doctor.loading.target import locate
 from tests.logged import Records
@@ -497,9 +498,23 @@ def test_a_missing_module_is_told_apart_from_a_missing_import(write: Write) -> N
 
 
 def test_a_missing_import_that_no_installation_mends_is_not_to_be_installed(write: Write) -> None:
-    error = mistake(write("from unsloth.fp8_training import setup_fp8_mixed_precision_training"))
-    assert " cannot be imported: ModuleNotFoundError: No module named 'unsloth" in str(error)
+    for imported in ("setup_fp8_mixed_precision_training", "FP8TrainingConfig, check_fp8_support"):
+        error = mistake(write(f"from unsloth.fp8_training import {imported}"))
+        assert " cannot be imported: ModuleNotFoundError: No module named 'unsloth" in str(error)
+        assert "install" not in str(error)
+
+
+def test_an_import_below_the_missing_one_that_fails_all_the_same_is_told(write: Write) -> None:
+    error = mistake(
+        write("from unsloth import FastLanguageModel\nfrom unsloth.fp8_training import FP8TrainingConfig")
+    )
+    assert str(error).endswith(
+        "imports unsloth, which is not here, and: from unsloth.fp8_training import FP8TrainingConfig"
+    )
+    assert [each.codes for each in recognise(str(error))] == [("MOD003",)]
     assert "install" not in str(error)
+    plain = mistake(write("import not_here\nfrom unsloth.fp8_training import FP8TrainingConfig"))
+    assert "imports not_here, which this Python does not have; install it" in str(plain)
 
 
 def test_the_detail_of_a_huge_message_is_its_two_ends(write: Write) -> None:

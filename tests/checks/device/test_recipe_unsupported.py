@@ -114,6 +114,7 @@ def test_amd_by_architecture(architecture: str, recipe: str, outcome: str, look:
         architecture=architecture.partition(":")[0],
         visible=True,
     )
+    assert outcome_of("GPU002", msgspec.structs.replace(facts, gpus=())).reason == "no GPU is visible"
     facts = msgspec.structs.replace(facts, gpus=(amd,))
     assert outcome_of("GPU002", facts).outcome == outcome
     if outcome == "sick":
