@@ -7,6 +7,7 @@ import gc
 import itertools
 import logging
 import os
+import random
 import sys
 import time
 from collections import Counter
@@ -109,6 +110,27 @@ def _no_kernels_of_inductor(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch._TorchCompileInductorWrapper.__call__", run_as_captured)
         yield
+
+
+def seed(number: int) -> None:
+    """Draw from here on what follows this seed, by every generator that is loaded."""
+    random.seed(number)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(number)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(number)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_module_draws_its_own_numbers() -> None:
+    """Whichever modules ran before it in this process."""
+    seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _a_test_draws_its_own_numbers() -> None:
+    """Whichever tests ran before it."""
+    seed(1)
 
 
 @pytest.fixture(scope="module", autouse=True)
