@@ -726,7 +726,7 @@ def test_a_reader_who_leaves_early_changes_no_exit_code(saved: Path, fail_on: st
         running.stdout.close()
         why = b"fp8doctor: exit 1: found CMP001 (--fail-on warning)\n"
         assert running.stderr.read() == (why if code else b"")
-        assert running.wait(30) == code
+        assert running.wait(LONGEST_S) == code
 
 
 @pytest.mark.parametrize("terminal", ["xterm-256color", "dumb"])
