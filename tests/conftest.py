@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import compileall
 import gc
+import itertools
 import logging
 import os
+import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +82,18 @@ def _fp8_gemms_past_onednn() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_step_gains_by_chance() -> Iterator[None]:
+    """The clock by which a trial of this process times its steps ticks once a reading: all take as long."""
+    from fp8doctor.trial.measure import timer
+
+    ticks = itertools.count()
+    with pytest.MonkeyPatch.context() as patch:
+        clock = SimpleNamespace(perf_counter=lambda: next(ticks) * 1e-3, monotonic=time.monotonic)
+        patch.setattr(timer, "time", clock)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_kernels_of_inductor(request: pytest.FixtureRequest) -> Iterator[None]:
     """What is compiled for Inductor is captured and differentiated as ever and runs without its kernels, for
@@ -94,6 +110,27 @@ def _no_kernels_of_inductor(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch._TorchCompileInductorWrapper.__call__", run_as_captured)
         yield
+
+
+def seed(number: int) -> None:
+    """Draw from here on what follows this seed, by every generator that is loaded."""
+    random.seed(number)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(number)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(number)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_module_draws_its_own_numbers() -> None:
+    """Whichever modules ran before it in this process."""
+    seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _a_test_draws_its_own_numbers() -> None:
+    """Whichever tests ran before it."""
+    seed(1)
 
 
 @pytest.fixture(scope="module", autouse=True)

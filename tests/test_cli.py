@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +33,7 @@ from fp8doctor.stages import Doing
 from fp8doctor.worker.printed import Printed
 from fp8doctor.worker.request import TrialRequest
 from tests.facts_of import DECODER_468M
+from tests.waiting import LONGEST_S
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -120,7 +120,7 @@ def process(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         env=environment,
-        timeout=120,
+        timeout=LONGEST_S,
         check=False,
         **options,
     )
@@ -586,7 +586,7 @@ def heed_interrupts() -> None:
 def test_ctrl_c_of_a_real_process(tmp_path: Path) -> None:
     script = (
         "import sys, time, types\n"
-        "def examine_in_worker(*args, **options): print('ready', flush=True); time.sleep(60)\n"
+        "def examine_in_worker(*args, **options): print('ready', flush=True); time.sleep(1000)\n"
         "sys.modules['fp8doctor.worker.parent'] = "
         "types.SimpleNamespace(examine_in_worker=examine_in_worker)\n"
         "from fp8doctor.cli import main\n"
@@ -602,9 +602,8 @@ def test_ctrl_c_of_a_real_process(tmp_path: Path) -> None:
     )
     assert running.stdout
     assert running.stdout.readline() == "ready\n"
-    time.sleep(0.1)
     running.send_signal(signal.SIGINT)
-    _, stderr = running.communicate(timeout=30)
+    _, stderr = running.communicate(timeout=LONGEST_S)
     assert running.returncode == 130
     assert stderr.endswith("fp8doctor: interrupted\n")
     assert "Traceback" not in stderr
@@ -740,7 +739,7 @@ def test_a_reader_who_leaves_early_changes_no_exit_code(saved: Path, fail_on: st
         running.stdout.close()
         why = b"fp8doctor: exit 1: found CMP001 (--fail-on warning)\n"
         assert running.stderr.read() == (why if code else b"")
-        assert running.wait(30) == code
+        assert running.wait(LONGEST_S) == code
 
 
 @pytest.mark.parametrize("terminal", ["xterm-256color", "dumb"])
@@ -900,7 +899,12 @@ def test_torch_is_not_imported(args: tuple[str, ...], saved: Path) -> None:
         "'torch' not in sys.modules, 'torch was imported'\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False, timeout=60
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+        timeout=LONGEST_S,
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout

@@ -26,6 +26,7 @@ from fp8doctor.report import Prescription, Report, ReportFailed
 from tests.facts_of import DECODER_468M
 from tests.schema import FILE
 from tests.schema import text as schema_text
+from tests.waiting import LONGEST_S
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
 
@@ -335,7 +336,7 @@ def test_an_empty_stdin_is_no_report() -> None:
     for opened in (os.openpty, os.pipe):
         ends = opened()
         stdin = ends[1] if opened is os.openpty else ends[0]
-        done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=LONGEST_S)
         for each in ends:
             os.close(each)
         assert done.returncode == 2

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LONGEST_S
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
@@ -24,7 +26,7 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         env=environment,
         cwd=folder,
-        timeout=120,
+        timeout=LONGEST_S,
         check=False,
     )
 
@@ -92,6 +94,6 @@ def test_ctrl_c_while_libraries_are_imported(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=LONGEST_S,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "fp8doctor: interrupted\n")

@@ -20,6 +20,7 @@ from fp8doctor.facts.record import (
     unknown_keys,
 )
 from fp8doctor.finding import Finding
+from tests.waiting import LONGEST_S
 
 plain = st.recursive(
     st.none()
@@ -147,6 +148,7 @@ def test_many_threads_may_read_the_first_document_at_once() -> None:
         "with ThreadPoolExecutor(8) as pool: list(pool.map(read, range(64)))"
     )
     ended = [
-        subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode for _ in range(5)
+        subprocess.run([sys.executable, "-c", program], timeout=LONGEST_S, check=False).returncode
+        for _ in range(5)
     ]
     assert ended == [0] * 5

@@ -56,7 +56,7 @@ def run(command: Iterable[str | Path], cwd: Path) -> str:
     }
     environment |= {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
+        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, f"{done.args}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout

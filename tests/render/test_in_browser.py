@@ -61,7 +61,7 @@ def test_a_browser_lays_the_page_out(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     found = re.search(r'<pre id="told">(\{.*?\})</pre>', done.stdout)
     assert found, done.stderr[-2000:]

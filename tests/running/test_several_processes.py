@@ -139,7 +139,7 @@ os.environ |= {
 }
 for rank in "01":
     if not os.fork():
-        signal.alarm(120)  # seconds
+        signal.alarm(300)  # seconds
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = rank
         if sys.argv[0] != "fp8doctor":
             runpy.run_path(sys.argv[0], run_name="__main__")

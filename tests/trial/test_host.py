@@ -12,6 +12,7 @@ import pytest
 from fp8doctor.facts import Trial, recorded
 from fp8doctor.trial.measure import host
 from fp8doctor.trial.measure.host import HostObserver
+from tests.waiting import wait_for
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -106,9 +107,15 @@ def test_a_system_that_tells_nothing_leaves_it_unrecorded(
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="Linux tells it")
 def test_a_real_window_is_told() -> None:
     observer = HostObserver()
+
+    def later() -> bool:
+        observer.look()
+        now = host.counters()
+        return now is not None and before is not None and now.total > before.total
+
     with observer.window():
-        for _ in range(100):
-            observer.look()
+        before = host.counters()
+        wait_for("the clock of the kernel's counters to tick", later)
     load = observer.load()
     assert 0 < load.pace_low_ms <= load.pace_median_ms
     assert 0 <= load.others_pct <= 100

@@ -24,7 +24,7 @@ from fp8doctor.trial.copies.depth import Cut
 from fp8doctor.trial.layers import rows, shapes
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.run import TrialRun
-from tests.trial.test_shapes import CPU, TOKENS, job
+from tests.trial.test_shapes import CPU, TOKENS, in_time, job
 
 pytestmark = pytest.mark.slow
 
@@ -254,6 +254,7 @@ def test_where_the_forward_fails_the_tokens_stand_in(
     else:
         assert found is NOT_RECORDED
         assert (gap or "").startswith(reason)
+    in_time(monkeypatch)
     monkeypatch.setattr(fp8doctor.trial, "conduct", lambda *arguments, **fields: Trial(device="cpu", arms=()))
     trial = fp8doctor.trial.run_trial(made, examine(made), (), TrialRun(CPU, Budget(60)))
     assert {shape.m for shape in trial.shapes} == {TOKENS}
@@ -273,6 +274,7 @@ def test_a_step_that_runs_the_original_is_found_out() -> None:
 
 
 def test_a_trial_begins_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_time(monkeypatch)
     monkeypatch.setattr(fp8doctor.trial, "conduct", lambda *arguments, **fields: Trial(device="cpu", arms=()))
     told: list[Any] = []
     of = frames()

@@ -45,8 +45,7 @@ TOKENS = 48
 
 
 @pytest.fixture(autouse=True)
-def few_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(shapes, "ROUNDS", shapes.FEWEST_ROUNDS)
+def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -54,8 +53,14 @@ def few_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that begins at 0 and is a millisecond later whenever it is read."""
+def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_time(monkeypatch)
+
+
+def in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shape is left out for the time: a clock begins at 0 and is a millisecond later whenever it is
+    read."""
+    monkeypatch.setattr(shapes, "ROUNDS", shapes.FEWEST_ROUNDS)
     ticks = itertools.count()
     stopped = SimpleNamespace(monotonic=lambda: next(ticks) * 1e-3, perf_counter=time.perf_counter)
     monkeypatch.setattr(shapes, "time", stopped)

@@ -39,7 +39,7 @@ def examine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: None) -> Ex
     def examine_text(
         text: str,
         *,
-        load_timeout: float = 60,
+        load_timeout: float = LONGEST_S,
         says: list[Doing] | None = None,
         printed: Printed | None = None,
     ) -> Examination:

@@ -104,9 +104,12 @@ def casts(
 
 
 def _scale(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
-    """Scale the largest magnitude, of all or along one dimension, to the largest value of the dtype."""
+    """Scale the largest magnitude, of all or along one dimension, to the largest value of the dtype.
+
+    torchao divides in double precision; in single, one tensor in thirty has other bits.
+    """
     largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
-    return torch.finfo(dtype).max / largest.float().clamp(min=1e-12)
+    return (torch.finfo(dtype).max / largest.double().clamp(min=1e-12)).float()
 
 
 def _cast(
