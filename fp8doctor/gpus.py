@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from fp8doctor.errors import UserError
@@ -131,6 +132,7 @@ def modelled_gpu(facts: Facts) -> GpuSpec | None:
     return next(known, None)
 
 
+@lru_cache(maxsize=256)
 def _is_product(name: str, spec: GpuSpec) -> bool:
     return re.fullmatch(spec.product, name.removeprefix("NVIDIA ")) is not None
 

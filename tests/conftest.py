@@ -11,7 +11,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +55,17 @@ def pytest_configure(config: pytest.Config) -> None:
         # Programs that tests start find it compiled where PYTHONDONTWRITEBYTECODE is set, in half the time.
         for room in ("fp8doctor", "checks"):
             compileall.compile_dir(ROOT / room, quiet=2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What the collection imports is compiled once, where PYTHONDONTWRITEBYTECODE is set too: a process that
+    imports torch takes 2.3 s of CPU, and 6.3 s with nothing compiled. What a test imports stays as it is."""
+    as_set, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = as_set
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

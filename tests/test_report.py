@@ -124,8 +124,11 @@ def test_a_fact_an_older_recording_lacks_makes_its_checks_unknown(report: Report
     assert (outcome.outcome, outcome.reason) == ("unknown", "network.linears.compiled was not recorded")
 
 
+SOUND = diagnose(DECODER_468M).to_dict()
+
+
 def broken(**changes: Any) -> str:
-    return json.dumps(diagnose(DECODER_468M).to_dict() | changes)
+    return json.dumps(SOUND | changes)
 
 
 @pytest.mark.parametrize(

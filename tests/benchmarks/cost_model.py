@@ -15,6 +15,7 @@ for the rows that it has something to say about, too: compiled FP8 without check
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import sys
@@ -263,24 +264,31 @@ def torchao_gpu() -> str:
 
 def torchao_ms(facts: Facts) -> float:
     """The GEMMs and casts of all Linears as torchao's roofline estimates them."""
+    return sum(
+        torchao_layer_ms(
+            facts.workload.tokens,
+            linear.in_features,
+            linear.out_features,
+            linear.recipe,
+            linear.compiled is not None,
+        )
+        for linear in facts.network.linears
+    )
+
+
+@functools.cache
+def torchao_layer_ms(tokens: int, inner: int, outer: int, recipe: str | None, fused: bool) -> float:
+    """The GEMMs and casts of one Linear, in 2 ms of sympy."""
     import torch
     from torchao.testing.training import roofline_utils as roofline
 
-    gpu, tokens, total = torchao_gpu(), facts.workload.tokens, 0.0
-    known: dict[tuple[Any, ...], float] = {}
-    for linear in facts.network.linears:
-        shape, recipe = (tokens, linear.in_features, linear.out_features), linear.recipe
-        fused = linear.compiled is not None
-        key = (shape, recipe, fused)
-        if key not in known:
-            dtype = torch.float8_e4m3fn if recipe else torch.bfloat16
-            recipe = "tensorwise" if recipe == "delayed" else recipe
-            seconds = float(roofline.get_gemm_time_sympy(*shape, dtype, recipe, None, gpu))
-            if recipe:
-                seconds += float(roofline.get_float8_mem_sympy(*shape, recipe, None, fused, gpu))
-            known[key] = 1e3 * seconds
-        total += known[key]
-    return total
+    gpu, shape = torchao_gpu(), (tokens, inner, outer)
+    dtype = torch.float8_e4m3fn if recipe else torch.bfloat16
+    recipe = "tensorwise" if recipe == "delayed" else recipe
+    seconds = float(roofline.get_gemm_time_sympy(*shape, dtype, recipe, None, gpu))
+    if recipe:
+        seconds += float(roofline.get_float8_mem_sympy(*shape, recipe, None, fused, gpu))
+    return 1e3 * seconds
 
 
 def swept() -> dict[str, Any]:

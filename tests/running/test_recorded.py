@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from statistics import median
 
@@ -90,10 +91,10 @@ def test_a_recording_is_sound_in_every_format(name: str) -> None:
 PROFILED = [
     name
     for name in TOLD
-    if recorded(replayed(RECORDED / f"{name}.json").facts, "observed.breakdown")
+    if "breakdown" in (json.loads((RECORDED / f"{name}.json").read_bytes())["facts"].get("observed", ()))
     and "ENV001" not in TOLD[name]
 ]
-"""Jobs in which FP8 is engaged."""
+"""Jobs in which FP8 is engaged. The collection replays none."""
 
 
 def test_most_are_profiled() -> None:
