@@ -1,4 +1,4 @@
-"""Whether a step names Transformer Engine's autocast is read from its code; what that does not tell is unknown."""
+"""Whether a step names Transformer Engine's autocast is read from its code, or is unknown."""
 
 from __future__ import annotations
 
