@@ -114,6 +114,26 @@ def fp8_layers(facts: Facts) -> tuple[Layers, ...]:
     return tuple(sorted(kinds, key=lambda layers: layers.count))
 
 
+FORWARD_IN_FP8 = ("FP8Linear", "FP8GroupedLinear", "FP8Experts", "FP8Expert", "FbgemmFp8Linear")
+"""Classes of transformers whose forward quantizes the activations and multiplies in FP8; the backward
+dequantises. Source: transformers 5.23, ``integrations/finegrained_fp8.py`` and ``fbgemm_fp8.py``."""
+
+
+def computes_forward_in_fp8(linear: Linear) -> bool:
+    """Whether a layer that stores FP8 weights multiplies in FP8 too, in the forward alone."""
+    if linear.use != "storage" or not linear.dtype.startswith("float8"):
+        return False
+    if linear.stack == "torchao":
+        return bool(recorded(linear, "features") and linear.features.get("activations_quantized"))
+    return linear.stack == "huggingface" and linear.kind.rpartition(".")[2] in FORWARD_IN_FP8
+
+
+def rehearses_quantization(linear: Linear) -> bool:
+    """Whether this is a layer of torchao's quantization-aware training, which rounds and multiplies in 16
+    bits."""
+    return recorded(linear, "kind") and linear.kind.startswith("torchao.quantization.qat.")
+
+
 FP8_MULTIPLE = 16
 """Elements that divide both sides of an FP8 weight. Source: torch ``_check_scaled_mm_sizes``, CUDA only."""
 
