@@ -88,8 +88,8 @@ PLAIN_PARAMETER = (
 )
 
 OF_NO_KNOWN_LAYER = (
-    "torch converts such a parameter back before every use; whether a kernel of your own multiplies it in FP8 "
-    "was not seen"
+    "torch converts such a parameter back before every use; whether a kernel of your own multiplies it in "
+    "FP8 was not seen"
 )
 
 

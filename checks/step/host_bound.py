@@ -134,7 +134,7 @@ def modelled(found: HostBound, facts: Facts) -> Finding:
             "fp8_layers": layers,
         },
         treatment=more_tokens(facts.workload, found.pays_from)
-        if found.pays_from and found.pays_from <= MOST_GROWTH * tokens * micro_batches(facts)
+        if found.pays_from and found.pays_from <= MOST_GROWTH * (tokens or 1) * micro_batches(facts)
         else stay_in_bf16(facts, "the host launches FP8 slower than the GPU computes in BF16"),
     )
 

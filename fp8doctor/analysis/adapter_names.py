@@ -1,4 +1,4 @@
-"""How the filter of a conversion names the layers of a model with LoRA, run before LoRA wraps them or after."""
+"""How the filter of a conversion names layers, before LoRA wraps them and after."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from fp8doctor.facts import Linear, recorded
 
 BASE = ".base_layer"
 """What PEFT appends to the name of a layer that it wraps."""
+ROOT = "base_model.model."
+"""What PEFT puts before the name of every layer, in a model that it wraps whole."""
 OF_LORA = "lora_"
 """What the names of LoRA's matrices hold, in PEFT and torchtune."""
 
@@ -17,14 +19,16 @@ def before_wrapping(names: Iterable[str], linears: Sequence[Linear]) -> list[str
     out."""
     if not has_lora(linears):
         return list(names)
-    return list(dict.fromkeys(name.replace(BASE, "") for name in names if OF_LORA not in name))
+    plain = (name.replace(BASE, "").removeprefix(ROOT) for name in names if OF_LORA not in name)
+    return list(dict.fromkeys(plain))
 
 
 def kept_out(linears: Sequence[Linear]) -> str:
     """Write the condition under which a filter takes a layer that is not in ``keep``."""
     if not has_lora(linears):
         return "name not in keep"
-    return f'"{OF_LORA}" not in name and name.replace("{BASE}", "") not in keep'
+    root = f'.removeprefix("{ROOT}")' if any(each.name.startswith(ROOT) for each in linears) else ""
+    return f'"{OF_LORA}" not in name and name.replace("{BASE}", ""){root} not in keep'
 
 
 def has_lora(linears: Iterable[Linear]) -> bool:

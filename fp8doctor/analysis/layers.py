@@ -218,16 +218,32 @@ def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
     known = [each for each in linears if recorded(each, "flops_share_pct")]
     counted = {sum(rows) for each in facts.linears() if (rows := rows_seen(each, facts))}
     tokens = step_tokens(facts) or max(counted, default=0)
-    if counted <= {tokens}:
+    if counted <= {tokens} and not any(never_called(each, facts) for each in facts.linears()):
         return sum(each.flops_share_pct or 0.0 for each in known)
 
     def by_rows(linear: Linear) -> float:
+        if never_called(linear, facts):
+            return 0.0
         seen = () if linear.role == "experts" else rows_seen(linear, facts)
         return (linear.flops_share_pct or 0.0) * (sum(seen) or tokens)
 
     of_all = (each for each in facts.network.linears if recorded(each, "flops_share_pct"))
     total = sum(map(by_rows, of_all)) / 100.0
     return sum(map(by_rows, known)) / total if total else 0.0
+
+
+def never_called(linear: Linear, facts: Facts) -> bool:
+    """Whether a forward that called the other layers did not call this one: a branch that this batch does not
+    take.
+
+    A head, a layer of LoRA's and a projection of attention's may be multiplied without being called: fused
+    kernels read their weights.
+    """
+    if linear.role != "body" or linear.adapter is not None or linear.features.get("functional"):
+        return False
+    timed, fake = recorded(facts, "trial.rows"), recorded(facts, "workload.rows")
+    counted = (facts.trial.rows if timed else {}) or (facts.workload.rows if fake else {})
+    return bool(counted) and linear.name not in counted
 
 
 def shares_are_known(facts: Facts) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-FIRST_NUMBER = re.compile(r"(.*?\.)(\d+)((?:\..+)?)")
-LAST_NUMBER = re.compile(r"(.*\.)(\d+)((?:\.[^\d].*?)?)")
+FIRST_NUMBER = re.compile(r"((?:.*?\.)?)(\d+)((?:\..+)?)")
+LAST_NUMBER = re.compile(r"((?:.*\.)?)(\d+)((?:\.[^\d].*?)?)")
 """Name of a layer: what stands before the number of its block, the number, and what stands behind. A model in
 stages has a second number: blocks are numbered within their stage."""
 

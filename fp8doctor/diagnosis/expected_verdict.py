@@ -54,7 +54,8 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     if stored and stored == sum(map(computes_forward_in_fp8, linears)):
         return Verdict(
             status="no_fp8",
-            summary=f"No FP8 training: {stored} of {len(linears)} Linears multiply in FP8 in the forward alone.",
+            summary=f"No FP8 training: {stored} of {len(linears)} Linears multiply in FP8 in the forward "
+            "alone.",
         )
     if stored:
         return Verdict(

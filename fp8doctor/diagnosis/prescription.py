@@ -12,7 +12,7 @@ from fp8doctor.analysis.arms import arm, base_of, saved_ms, timed_on, too_large
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import bf16_saves, stays_in_bf16
-from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, ON_THIS_GPU, STAY_IN_BF16
+from fp8doctor.analysis.treatment_table import COMPILE_LAYERS, KEEP_IN_BF16, ON_THIS_GPU, STAY_IN_BF16
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.conversion import conversion
 from fp8doctor.diagnosis.document import Step
@@ -40,7 +40,23 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
             continue
         steps.setdefault(finding.treatment.name, []).append(finding)
     ranked = sorted(steps.values(), key=lambda group: min(map(_rank, group)))
-    return tuple(_step_of(sorted(group, key=_rank), facts) for group in ranked)
+    planned = [_step_of(sorted(group, key=_rank), facts) for group in ranked]
+    return _without_compiled_and_left_out({step.treatment.name: step for step in planned})
+
+
+def _without_compiled_and_left_out(planned: dict[str, Step]) -> tuple[Step, ...]:
+    """Drop the step that only compiles FP8 layers which another leaves out of the conversion: that one mends
+    both."""
+    compiles, leaves_out = planned.get(COMPILE_LAYERS), planned.get(KEEP_IN_BF16)
+    if (
+        compiles
+        and leaves_out
+        and {*leaves_out.treatment.layers}.issuperset(compiles.treatment.layers or ("",))
+    ):
+        mends = (*leaves_out.mends, *compiles.mends)
+        planned[KEEP_IN_BF16] = msgspec.structs.replace(leaves_out, mends=mends)
+        del planned[COMPILE_LAYERS]
+    return tuple(planned.values())
 
 
 def _rank(finding: Finding) -> tuple[bool, bool, bool, float, int, str]:

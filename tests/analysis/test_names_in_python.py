@@ -27,8 +27,17 @@ EXPERTS = [
         (EXPERTS, 200),
         (["a", "b"], 20),
         (["1", "3.2.up", "3.4.up"], 40),
+        ([f"{i}.{each}" for i in range(8) for each in ("up", "down")], 70),
     ],
-    ids=["blocks", "blocks and a head", "blocks in stages", "experts", "no numbers", "gaps"],
+    ids=[
+        "blocks",
+        "blocks and a head",
+        "blocks in stages",
+        "experts",
+        "no numbers",
+        "gaps",
+        "blocks of a Sequential",
+    ],
 )
 def test_they_are_the_names_and_short(names: list[str], most: int) -> None:
     sets = names_in_python(names)

@@ -36,19 +36,24 @@ def in_fp8(model: nn.Module) -> set[str]:
     }
 
 
-@pytest.fixture
-def facts() -> Facts:
+def facts(whole: bool) -> Facts:
+    """Of a model that PEFT wraps whole, or of one into which it put its layers."""
     model = adapted(convert_to_float8_training(Base().bfloat16()))
-    return examine(Job(model=model.base_model.model, target=Target(), workload=Workload()))
+    return examine(
+        Job(model=model if whole else model.base_model.model, target=Target(), workload=Workload())
+    )
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["injected", "wrapped whole"])
 @pytest.mark.parametrize("after", [False, True], ids=["before LoRA", "after LoRA"])
 @pytest.mark.parametrize("way", ["keep", "all but"])
-def test_it_leaves_the_same_layers_out(facts: Facts, after: bool, way: str) -> None:
-    kept = ["layers.0.q.base_layer", "layers.1.q.base_layer"]
-    code = keep_in_bf16(kept, facts).code if way == "keep" else convert_all_but(kept, facts)
+def test_it_leaves_the_same_layers_out(whole: bool, after: bool, way: str) -> None:
+    seen, root = facts(whole), "base_model.model." if whole else ""
+    kept = [f"{root}layers.{i}.q.base_layer" for i in range(2)]
+    code = keep_in_bf16(kept, seen).code if way == "keep" else convert_all_but(kept, seen)
     model: nn.Module = Base().bfloat16()
-    model = adapted(model).base_model.model if after else model
+    if after:
+        model = adapted(model) if whole else adapted(model).base_model.model
     exec(
         code or "", {"model": model, "convert_to_float8_training": convert_to_float8_training, "torch": torch}
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import msgspec
+import pytest
 
 from fp8doctor.areas import Severity
 from fp8doctor.checks.shapes import gemms_too_small
@@ -44,6 +45,19 @@ def test_the_larger_saving_comes_first() -> None:
         "AAA001",
         "CCC001",
     ]
+
+
+@pytest.mark.parametrize(("left_out", "told"), [("up down", ["BBB001"]), ("down", ["AAA001", "BBB001"])])
+def test_no_layer_is_compiled_and_left_out(left_out: str, told: list[str]) -> None:
+    def of(finding: Finding, layers: str) -> Finding:
+        assert finding.treatment is not None
+        named = msgspec.structs.replace(finding.treatment, layers=tuple(layers.split()))
+        return msgspec.structs.replace(finding, treatment=named)
+
+    compiled = of(found("AAA001", saved_ms=5, treatment="compile-layers"), "up")
+    steps = prescribe((compiled, of(found("BBB001", saved_ms=1, treatment=KEEP_IN_BF16), left_out)))
+    assert [step.code for step in steps] == told
+    assert {code for step in steps for code in step.mends} == {"AAA001", "BBB001"}
 
 
 def test_what_makes_fp8_impossible_comes_before_any_saving() -> None:

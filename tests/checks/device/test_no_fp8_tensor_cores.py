@@ -148,8 +148,8 @@ def test_the_gpu_that_is_assumed_where_there_is_none(name: str | None, outcome: 
 def test_on_such_a_gpu_it_is_told_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """How FP8 would have to be compiled, or shaped, is nothing to mend where it cannot run."""
     model = convert_to_float8_training(torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)))
-    for gpu, told in (("A100", {"GPU001", "GPU005"}), ("H100", {"CMP001", "SHP002", "GPU005"})):
-        report = inspect_model(model, torch.ones(16, 32), trial=False, assume_gpu=gpu)
+    for name, told in (("A100", {"GPU001", "GPU005"}), ("H100", {"CMP001", "SHP002", "GPU005"})):
+        report = inspect_model(model, torch.ones(16, 32), trial=False, assume_gpu=name)
         assert {each.code for each in report.findings if each.area != "memory"} == told
     finding = finding_of("GPU001", of_an_a100(model))
     assert finding is not None
