@@ -239,11 +239,13 @@ def never_called(linear: Linear, facts: Facts) -> bool:
     A head, a layer of LoRA's and a projection of attention's may be multiplied without being called: fused
     kernels read their weights.
     """
-    if linear.role != "body" or linear.adapter is not None or linear.features.get("functional"):
-        return False
     timed, fake = recorded(facts, "trial.rows"), recorded(facts, "workload.rows")
     counted = (facts.trial.rows if timed else {}) or (facts.workload.rows if fake else {})
-    return bool(counted) and linear.name not in counted
+    if not counted or linear.name in counted:
+        return False
+    told = all(recorded(linear, each) for each in ("role", "adapter", "features"))
+    body = told and linear.role == "body" and linear.adapter is None
+    return body and not linear.features.get("functional")
 
 
 def shares_are_known(facts: Facts) -> bool:
