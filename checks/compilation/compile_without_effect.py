@@ -43,8 +43,8 @@ from fp8doctor.analysis.compile_coverage import (
     needs_compile,
 )
 from fp8doctor.analysis.layers import in_its_place, in_python
+from fp8doctor.analysis.names_in_python import names_in_python
 from fp8doctor.cost import eager_cast_saving
-from fp8doctor.diagnosis.treatments import names_in_python
 from fp8doctor.facts import CompileMark, Dynamo, Environment, Facts, Linear, Network, Training, Workload
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
 from fp8doctor.registry import check

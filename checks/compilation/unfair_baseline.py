@@ -29,7 +29,7 @@ from fp8doctor.facts import Arm, Facts, Linear, Network, Training, Trial
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
-from fp8doctor.wording import percent
+from fp8doctor.wording import percent, times
 
 
 @check(
@@ -70,8 +70,9 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
     if speedup_in_words(eager, as_is) == speedup_in_words(best, as_is) and naive - fair <= EVEN:
         return None
     return Finding(
-        title=f"Against eager BF16 this FP8 reads {naive:.2f}x; against the best BF16 it is {fair:.2f}x",
-        explanation=f"Compiling alone gives BF16 {ratio(eager, best).median:.2f}x: eager it takes "
+        title=f"Against eager BF16 this FP8 reads {times(eager.step_ms, as_is.step_ms)}; against the best "
+        f"BF16 it is {times(best.step_ms, as_is.step_ms)}",
+        explanation=f"Compiling alone gives BF16 {times(eager.step_ms, best.step_ms)}: eager it takes "
         f"{eager.step_ms:,.1f} ms, compiled {best.step_ms:,.1f} ms."
         f"{' This FP8 is not compiled.' if eager_fp8 else ''}",
         evidence={

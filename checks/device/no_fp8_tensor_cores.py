@@ -51,7 +51,8 @@ def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
     if not without:
         return None
     named = ", ".join(dict.fromkeys(f"{gpu.name} ({version_of(gpu)})" for gpu in without))
-    wanted = fp8_was_asked_for(facts) or present(facts)
+    asked = fp8_was_asked_for(facts)
+    wanted = asked or present(facts)
     precision = "bf16" if all(has_bf16(gpu) for gpu in without) else "fp16"
     return Finding(
         severity=None if wanted else "info",
@@ -79,7 +80,9 @@ def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
             name=ON_THIS_GPU[precision],
             summary=f"train in {precision.upper()} on this GPU",
             code=f'accelerator = Accelerator(mixed_precision="{precision}")   # or TrainingArguments(..., '
-            f"{precision}=True)",
+            f"{precision}=True)"
+            if asked
+            else "# leave out the conversion to FP8",
         )
         if wanted
         else None,

@@ -1,7 +1,8 @@
 """FP8 layers that compute in BF16
 
 Looks at: whether each Transformer Engine layer ran its last training forward in FP8, as the layer
-itself notes it, and at the FP8 GEMMs in one training step of a trial or of a watched script.
+itself notes it, at the FP8 GEMMs in one training step of a trial or of a watched script, and
+before any forward at the code of the training step.
 
 Why it costs time. A te.Linear outside te.autocast is an ordinary BF16 layer with two to three times
 the host cost of nn.Linear. A converted layer that the model never calls does nothing at all: fused
@@ -32,7 +33,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.due_gemms import all_fp8, counted_gemms, due_gemms
 from fp8doctor.analysis.kept_in_bf16 import kept_in_bf16
-from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, watched_job
+from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, outside_autocast, watched_job
 from fp8doctor.analysis.token_crossing import is_given
 from fp8doctor.analysis.treatment_table import TE_AUTOCAST
 from fp8doctor.diagnosis.treatments import describe
@@ -99,10 +100,24 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
         return finding
     ran = recorded(facts, "observed.fp8_gemms") and facts.observed.fp8_gemms
     if not ran and not recorded(facts, "trial") and all(linear.engaged is None for linear in fp8):
+        if outside_autocast(facts):
+            return without_autocast(fp8, facts)
         return NotApplicable(
             reason="these layers keep no note of it; only a trial shows whether they run in FP8"
         )
     return None
+
+
+def without_autocast(fp8: list[Linear], facts: Facts) -> Finding:
+    """Tell of layers of Transformer Engine in a step that was read and opens no FP8 autocast."""
+    return Finding(
+        title=f"the training step opens no FP8 autocast around "
+        f"{plural(len(fp8), 'Transformer Engine layer')}",
+        explanation="Outside of te.autocast these layers compute in BF16. Neither the training step nor a "
+        "forward of the model names one; read from their code.",
+        evidence={"idle_layers": len(fp8), "fp8_layers": len(fp8), "first": fp8[0].name},
+        treatment=describe("te-autocast", facts),
+    )
 
 
 def some_never_ran(facts: Facts, fp8: list[Linear]) -> Finding | None:

@@ -37,7 +37,7 @@ from __future__ import annotations
 from packaging.version import InvalidVersion, Version
 
 from fp8doctor.analysis.compile_coverage import compile_all
-from fp8doctor.analysis.layers import flops_share_pct, layer_label
+from fp8doctor.analysis.layers import computes_forward_in_fp8, flops_share_pct, layer_label
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.unsloth import under_unsloth
 from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, Use, recorded
@@ -46,7 +46,7 @@ from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 BACKWARD = {
-    "FP8Linear": "its backward converts the weight back to BF16 and multiplies there",
+    "FP8Linear": "its backward converts the weight back to BF16, multiplies there, and gives it no gradient",
     "FbgemmFp8Linear": "its kernel has no backward",
 }
 """What the backward of a class does, by class name. Source: transformers 5.23,
@@ -87,6 +87,11 @@ PLAIN_PARAMETER = (
     "PyTorch has no FP8 matmul for a plain float8 parameter: it is converted back before every use"
 )
 
+OF_NO_KNOWN_LAYER = (
+    "torch converts such a parameter back before every use; whether a kernel of your own multiplies it in "
+    "FP8 was not seen"
+)
+
 
 @check(
     "MOD003",
@@ -108,16 +113,11 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
             else NotApplicable(reason="no FP8 in the model")
         )
     trained = facts.network.trainable_parameters > 0
-    count = (
-        f"{len(stored)} of {len(facts.network.linears)} Linears"
-        if stored
-        else f"{facts.network.float8_parameters} parameters"
-    )
     cut = cuts_gradient(stored, facts)
     kinds = sorted({linear.weight_class or linear.kind for linear in stored})
     return Finding(
         severity="info" if not trained else "error" if cut else None,
-        title=f"{count} only store their weights in FP8" + ("" if trained else ", and nothing is trainable"),
+        title=what_is_in_fp8(stored, facts) + ("" if trained else ", and nothing is trainable"),
         breaks="layers_do_not_learn" if trained and cut else NOT_RECORDED,
         explanation="This is FP8 for inference and for memory: at best the forward GEMM runs in FP8, and "
         f"{NO_BACKWARD if cut else backward_of(stored, facts)}. "
@@ -144,6 +144,17 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
         if trained
         else None,
     )
+
+
+def what_is_in_fp8(stored: list[Linear], facts: Facts) -> str:
+    """Say how far FP8 goes: to the weights in memory, to the forward, or to where nobody looked."""
+    if not stored:
+        count = plural(facts.network.float8_parameters, "parameter")
+        return f"{count} {'is' if facts.network.float8_parameters == 1 else 'are'} stored in FP8"
+    count = f"{len(stored)} of {len(facts.network.linears)} Linears"
+    if all(map(computes_forward_in_fp8, stored)):
+        return f"{count} multiply in FP8 in the forward alone"
+    return f"{count} only store their weights in FP8"
 
 
 def lacks_backward(linear: Linear) -> bool:
@@ -204,7 +215,7 @@ def cuts_gradient(stored: list[Linear], facts: Facts) -> bool:
 def backward_of(stored: list[Linear], facts: Facts) -> str:
     """Tell what the backward of these layers does, by the class of the first."""
     if not stored:
-        return PLAIN_PARAMETER
+        return OF_NO_KNOWN_LAYER
     first = stored[0]
     if first.stack == "torchao":
         if not first.features.get("activations_quantized"):

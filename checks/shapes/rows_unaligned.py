@@ -32,7 +32,7 @@ from fp8doctor.analysis.kept_in_bf16 import multiplied_in_fp8
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import Facts, Linear, Network, Trial, Workload
+from fp8doctor.facts import Facts, Linear, Network, Trial, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -57,6 +57,8 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
     rows = {linear.name: unaligned(linear, facts) for linear in fp8}
     found = [linear for linear in fp8 if rows[linear.name]]
     if not found:
+        if any(is_routed(linear) for linear in fp8) and not recorded(facts, "trial.rows"):
+            facts.workload.rows  # noqa: B018  what a router decides shows in no other fact: unknown
         return None
     first = found[0]
     seen, multiple = rows[first.name] or 0, tokens_divisor(first)
@@ -78,6 +80,12 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
         treatment=keep_in_bf16([linear.name for linear in found], facts),
         breaks="step_raises",
     )
+
+
+def is_routed(linear: Linear) -> bool:
+    """Whether a router decides how many rows this layer of torchao's sees, and nothing pads them."""
+    padded = linear.recipe == "rowwise_with_gw_hp" or linear.features.get("pad_inner_dim")
+    return linear.role == "experts" and linear.stack == "torchao" and linear.gemms == 1 and not padded
 
 
 def unaligned(linear: Linear, facts: Facts) -> int | None:

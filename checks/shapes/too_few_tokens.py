@@ -18,7 +18,9 @@ It fires when all FP8 layers together lose for sure, and more tokens would make 
 For sure is by more than the model can be wrong (25 %). Of layers that were timed alone it is by 3
 %, with no more of their casts than a step pays at the least (45 %). Where no number of tokens makes
 them faster, the layers are too small (SHP002). A whole step in FP8 that was timed and is not slower
-than the best BF16 shows that the tokens suffice.
+than the best BF16 shows that the tokens suffice. The numbers are of the layers: a step that waits
+for its host, or for data, needs more than such a number of tokens. A batch that would have to grow
+more than 16 times is not told to: FP8 is better left off.
 
 Evidence: Llama 1B, eight layers, one H200 (torch 2.11), FP8 against compiled BF16: 256 tokens
 compiled torchao 0.62x, Transformer Engine 0.32x; 8192 tokens 1.08x and 1.06x, compiled.
@@ -28,8 +30,9 @@ https://github.com/pytorch/ao/issues/572 https://github.com/axolotl-ai-cloud/axo
 from __future__ import annotations
 
 from fp8doctor.analysis.layer_gain import gains
-from fp8doctor.analysis.token_crossing import Crossing, crossing
+from fp8doctor.analysis.token_crossing import MOST_GROWTH, Crossing, crossing
 from fp8doctor.analysis.treatment_table import MORE_TOKENS
+from fp8doctor.diagnosis.treatments import stay_in_bf16
 from fp8doctor.facts import Facts, Linear, Network, Workload
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -51,10 +54,12 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
     where = "in a micro-batch" if facts.workload.accumulate > 1 else "a step"
     batch = global_batch(facts.workload, found)
     return Finding(
-        title=f"{tokens:,} tokens {where} are too few for FP8; from about {found.tokens:,} on it pays",
+        title=f"{tokens:,} tokens {where} are too few for the FP8 layers; from about "
+        f"{found.tokens:,} on they gain",
         explanation=f"GEMMs and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of BF16 at "
         f"best with these tokens ({how} on {found.gpu}), and at {found.speedup_then:.2f}x with "
-        f"{found.tokens:,} (modelled).",
+        f"{found.tokens:,} (modelled). A step that waits for its host, or for anything else "
+        "outside of them, gains less.",
         evidence={
             "tokens": tokens,
             "batch_size": facts.workload.batch_size,
@@ -68,7 +73,9 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
             name=MORE_TOKENS,
             summary=f"{found.tokens:,} tokens in a micro-batch" + (f"; {batch}" if batch else ""),
             code=more_tokens(facts.workload, found),
-        ),
+        )
+        if growth(facts.workload, found) <= MOST_GROWTH
+        else stay_in_bf16(facts, f"FP8 wants {growth(facts.workload, found):g} times the batch"),
     )
 
 
@@ -84,14 +91,19 @@ def more_tokens(workload: Workload, found: Crossing) -> str:
 
 def global_batch(workload: Workload, found: Crossing) -> str:
     """Say what these lines make of the batch of one step of the optimizer; empty where it stays."""
-    times, fewer = _changed(workload, found)
-    change = times * fewer / workload.accumulate
+    change = growth(workload, found)
     return (
         ""
         if change == 1
         else f"the global batch {'grows' if change > 1 else 'shrinks'} to {round(change, 2):g} times its "
         "size, which changes the training"
     )
+
+
+def growth(workload: Workload, found: Crossing) -> float:
+    """Compute how many times larger the batch of one step of the optimizer becomes."""
+    times, fewer = _changed(workload, found)
+    return times * fewer / workload.accumulate
 
 
 def _changed(workload: Workload, found: Crossing) -> tuple[int, int]:

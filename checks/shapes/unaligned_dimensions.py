@@ -35,7 +35,7 @@ from collections.abc import Callable
 from fp8doctor.analysis.alignment import multiple_of, tokens_divisor, unaligned
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.kept_in_bf16 import multiplied_in_fp8
-from fp8doctor.analysis.layers import flops_share_pct, would_be_converted
+from fp8doctor.analysis.layers import FP8_MULTIPLE, flops_share_pct, would_be_converted
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import keep_in_bf16
@@ -72,8 +72,9 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     offenders = raising + skipped
     classifiers = [linear for linear in raising if counts_classes(linear, facts.network)]
     across = [linear for linear in raising if not channels(linear)]
-    padded = [linear for linear in offenders if linear not in (*classifiers, *across)]
-    causes, changes = [], [*widened(padded), *left_as_they_are(classifiers, across)]
+    small = [each for each in raising if hardly_counts(each, facts) and each not in (*classifiers, *across)]
+    padded = [linear for linear in offenders if linear not in (*classifiers, *across, *small)]
+    causes, changes = [], [*widened(padded), *left_as_they_are(classifiers, across, small)]
     if raising:
         have = "has" if len(raising) == 1 else "have"
         causes.append(f"{len(raising)} of {plural(len(fp8), 'FP8 layer')} {have} sides that raise on a GPU")
@@ -100,8 +101,8 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
             "in_features": offenders[0].in_features if offenders else None,
             "out_features": offenders[0].out_features if offenders else None,
         },
-        treatment=keep_in_bf16([each.name for each in (*classifiers, *across)], facts)
-        if (classifiers or across) and not (padded or ragged)
+        treatment=keep_in_bf16([each.name for each in (*classifiers, *across, *small)], facts)
+        if (classifiers or across or small) and not (padded or ragged)
         else Treatment(
             name="pad-dimensions" if offenders else "pad-tokens",
             summary="pad to the next multiple: "
@@ -136,8 +137,18 @@ def skipped_by_converters(facts: Facts) -> list[Linear]:
         each
         for each in facts.network.linears
         if would_be_converted(each, rewritten=True, padded=True) and unaligned(each) and channels(each)
+        if not hardly_counts(each, facts)
     ]
     return skipped if flops_share_pct(skipped, facts) >= WORTH_MENTIONING_PCT else []
+
+
+def hardly_counts(linear: Linear, facts: Facts) -> bool:
+    """Whether no width of this layer is worth padding: it has fewer outputs or inputs than one multiple, such
+    as scores or coordinates, or next to no work in the step."""
+    sides = linear.in_features, linear.out_features
+    alike = [each for each in facts.network.linears if (each.in_features, each.out_features) == sides]
+    counted = all(recorded(each, "flops_share_pct") for each in alike)
+    return min(sides) < FP8_MULTIPLE or (counted and flops_share_pct(alike, facts) < WORTH_MENTIONING_PCT)
 
 
 def what_it_means(raising: list[Linear], offenders: list[Linear]) -> str:
@@ -183,17 +194,25 @@ def on_channels(network: Network) -> Callable[[Linear], bool]:
     return lambda linear: few or linear.in_features in widths
 
 
-def left_as_they_are(classifiers: list[Linear], across: list[Linear]) -> list[str]:
-    """Write what is not padded, a line for each head and for each shape that lies across the channels."""
+def left_as_they_are(classifiers: list[Linear], across: list[Linear], small: list[Linear]) -> list[str]:
+    """Write what is not padded, a line for each head, for each shape that lies across the channels, and for
+    what hardly counts."""
     shapes = {(each.in_features, each.out_features): each.name for each in reversed(across)}
-    return [
-        f"# {each.name}: {each.out_features} classes stay what they are; leave it out of the conversion"
-        for each in classifiers
-    ] + [
-        f"# {name}: no norm, embedding or convolution is {k} or {n} wide; where that counts patches or "
-        "tokens it stays what it is: leave it out of the conversion"
-        for (k, n), name in sorted(shapes.items())
-    ]
+    return (
+        [
+            f"# {each.name}: {each.out_features} classes stay what they are; leave it out of the conversion"
+            for each in classifiers
+        ]
+        + [
+            f"# {name}: no norm, embedding or convolution is {k} or {n} wide; where that counts patches or "
+            "tokens it stays what it is: leave it out of the conversion"
+            for (k, n), name in sorted(shapes.items())
+        ]
+        + [
+            f"# {name}: {k} x {n} is too little work to pad for; leave it out of the conversion"
+            for (k, n), name in {(each.in_features, each.out_features): each.name for each in small}.items()
+        ]
+    )
 
 
 def round_up(size: int, multiple: int) -> int:

@@ -40,7 +40,7 @@ from fp8doctor.analysis.layers import in_its_place
 from fp8doctor.analysis.modelled_host import HostBound, modelled_host_bound
 from fp8doctor.analysis.outcome import measured_speed
 from fp8doctor.analysis.step_difference import breakdown_of, profiled_on_gpu, waits_for_the_host
-from fp8doctor.analysis.token_crossing import MANY_TOKENS
+from fp8doctor.analysis.token_crossing import MANY_TOKENS, MOST_GROWTH
 from fp8doctor.analysis.treatment_table import CUDA_GRAPHS, LARGER_BATCH, MORE_TOKENS
 from fp8doctor.analysis.waiting import host_is_ahead
 from fp8doctor.cost import micro_batches
@@ -134,7 +134,7 @@ def modelled(found: HostBound, facts: Facts) -> Finding:
             "fp8_layers": layers,
         },
         treatment=more_tokens(facts.workload, found.pays_from)
-        if found.pays_from
+        if found.pays_from and found.pays_from <= MOST_GROWTH * (tokens or 1) * micro_batches(facts)
         else stay_in_bf16(facts, "the host launches FP8 slower than the GPU computes in BF16"),
     )
 

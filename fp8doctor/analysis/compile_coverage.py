@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fp8doctor.analysis.layers import in_its_place, in_python
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_MODEL
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_LAYERS, COMPILE_MODEL
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
@@ -56,9 +56,10 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
         lines.insert(0, WHY_WRAPPED)
     if not lists:
         return Treatment(
-            name="compile-layers",
+            name=COMPILE_LAYERS,
             summary=f"compile {plural(len(beside), 'layer')} beside the compiled blocks",
             code="\n".join(lines),
+            layers=tuple(linear.name for linear in beside),
         )
     if recorded(facts, "training.use_cache") and facts.training.use_cache is True:
         lines.append(f"{cache_off(facts)}   # else every block is compiled anew, up to 8 of them")

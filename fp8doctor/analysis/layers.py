@@ -114,6 +114,26 @@ def fp8_layers(facts: Facts) -> tuple[Layers, ...]:
     return tuple(sorted(kinds, key=lambda layers: layers.count))
 
 
+FORWARD_IN_FP8 = ("FP8Linear", "FP8GroupedLinear", "FP8Experts", "FP8Expert", "FbgemmFp8Linear")
+"""Classes of transformers whose forward quantizes the activations and multiplies in FP8; the backward
+dequantises. Source: transformers 5.23, ``integrations/finegrained_fp8.py`` and ``fbgemm_fp8.py``."""
+
+
+def computes_forward_in_fp8(linear: Linear) -> bool:
+    """Whether a layer that stores FP8 weights multiplies in FP8 too, in the forward alone."""
+    if linear.use != "storage" or not linear.dtype.startswith("float8"):
+        return False
+    if linear.stack == "torchao":
+        return bool(recorded(linear, "features") and linear.features.get("activations_quantized"))
+    return linear.stack == "huggingface" and linear.kind.rpartition(".")[2] in FORWARD_IN_FP8
+
+
+def rehearses_quantization(linear: Linear) -> bool:
+    """Whether this is a layer of torchao's quantization-aware training, which rounds and multiplies in 16
+    bits."""
+    return recorded(linear, "kind") and linear.kind.startswith("torchao.quantization.qat.")
+
+
 FP8_MULTIPLE = 16
 """Elements that divide both sides of an FP8 weight. Source: torch ``_check_scaled_mm_sizes``, CUDA only."""
 
@@ -198,16 +218,34 @@ def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
     known = [each for each in linears if recorded(each, "flops_share_pct")]
     counted = {sum(rows) for each in facts.linears() if (rows := rows_seen(each, facts))}
     tokens = step_tokens(facts) or max(counted, default=0)
-    if counted <= {tokens}:
+    if counted <= {tokens} and not any(never_called(each, facts) for each in facts.linears()):
         return sum(each.flops_share_pct or 0.0 for each in known)
 
     def by_rows(linear: Linear) -> float:
+        if never_called(linear, facts):
+            return 0.0
         seen = () if linear.role == "experts" else rows_seen(linear, facts)
         return (linear.flops_share_pct or 0.0) * (sum(seen) or tokens)
 
     of_all = (each for each in facts.network.linears if recorded(each, "flops_share_pct"))
     total = sum(map(by_rows, of_all)) / 100.0
     return sum(map(by_rows, known)) / total if total else 0.0
+
+
+def never_called(linear: Linear, facts: Facts) -> bool:
+    """Whether a forward that called the other layers did not call this one: a branch that this batch does not
+    take.
+
+    A head, a layer of LoRA's and a projection of attention's may be multiplied without being called: fused
+    kernels read their weights.
+    """
+    timed, fake = recorded(facts, "trial.rows"), recorded(facts, "workload.rows")
+    counted = (facts.trial.rows if timed else {}) or (facts.workload.rows if fake else {})
+    if not counted or linear.name in counted:
+        return False
+    told = all(recorded(linear, each) for each in ("role", "adapter", "features"))
+    body = told and linear.role == "body" and linear.adapter is None
+    return body and not linear.features.get("functional")
 
 
 def shares_are_known(facts: Facts) -> bool:

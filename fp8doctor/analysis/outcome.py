@@ -118,6 +118,16 @@ def never_ran_in_script(facts: Facts) -> bool:
     return bool(fp8) and not any(recorded(linear, "engaged") and linear.engaged for linear in fp8)
 
 
+def outside_autocast(facts: Facts) -> bool:
+    """Whether the step was read and opens no FP8 autocast, and all FP8 layers are Transformer Engine's, which
+    compute in BF16 outside of one. Raises `Unrecorded` where it could not be read."""
+    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    return (
+        all(linear.stack == "transformer_engine" and linear.engaged is None for linear in fp8)
+        and facts.training.fp8_autocast is False
+    )
+
+
 def fp8_pays(facts: Facts) -> bool:
     """Whether a whole step in FP8 was timed on a GPU and is not slower than the best BF16 of its like."""
     if not recorded(facts, "trial.arms") or facts.trial.device == "cpu":

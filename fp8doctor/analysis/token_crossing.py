@@ -19,6 +19,11 @@ PAYS_FROM = 1.03
 """Speedup from which FP8 pays; below it is even. The convention of `fp8doctor.analysis.outcome.EVEN`."""
 
 
+MOST_GROWTH = 16
+"""Times its size that a batch is told to grow to; more asks for another training. A choice: the largest ratio
+of a batch of one to those that public recipes take."""
+
+
 class Crossing(msgspec.Struct, frozen=True):
     """Tokens of a micro-batch with which FP8 begins to pay."""
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 from fp8doctor.analysis.te_recipes import TE_RECIPES
 
 KEEP_IN_BF16 = "keep-in-bf16"
+COMPILE_LAYERS = "compile-layers"
 STAY_IN_BF16 = "stay-in-bf16"
 MORE_TOKENS = "more-tokens"
 CHECKPOINTING_OFF = "checkpointing-off"
@@ -64,7 +65,7 @@ class Traits(Struct, frozen=True):
 TREATMENTS = {
     COMPILE_BLOCKS: Traits("compilation", compiles=True),
     COMPILE_MODEL: Traits("compilation", compiles=True),
-    "compile-layers": Traits("compilation", compiles=True),
+    COMPILE_LAYERS: Traits("compilation", compiles=True),
     CUDA_GRAPHS: Traits("compilation", compiles=True, helps_bf16_too=True),
     **{recipe_change(recipe): Traits("recipe", recipe=recipe) for recipe in TORCHAO_RECIPES},
     "convert-tensorwise": Traits("convert", recipe="tensorwise", is_an_arm_already=True),

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, ratio, saved_ms, timed_on, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment
 from fp8doctor.analysis.layers import may_be_taken, would_be_converted
+from fp8doctor.analysis.names_in_python import names_in_python
 from fp8doctor.analysis.outcome import EVEN, is_noise
 from fp8doctor.analysis.treatment_table import traits
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.treatments import describe, names_in_python
+from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.arm_names import ArmName, keeps_users_compilation, recipe_of
 from fp8doctor.finding import Saving, Treatment

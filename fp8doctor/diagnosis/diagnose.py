@@ -12,6 +12,7 @@ from fp8doctor import registry
 from fp8doctor.analysis.ledger import ledger
 from fp8doctor.analysis.rates import rates
 from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
+from fp8doctor.diagnosis.impossible_fp8 import without_its_symptoms
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.next_step import next_step
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
@@ -37,6 +38,7 @@ def diagnose(
     catalogue = registry.select(registry.discover(checks), select, ignore)
     findings, outcomes = registry.run(catalogue, facts)
     findings, outcomes = with_measured_savings(facts, findings, outcomes)
+    findings, outcomes = without_its_symptoms(findings, outcomes)
     proposed = prescribe(findings, facts)
     broken = frozenset(each.code for each in findings if recorded(each, "breaks"))
     held = if_recorded(as_timed, proposed, facts, broken)

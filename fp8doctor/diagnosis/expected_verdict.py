@@ -7,9 +7,15 @@ from collections.abc import Iterable, Sequence
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import converted_nothing, fp8_was_asked_for, of_converter
-from fp8doctor.analysis.layers import flops_share_pct, layer_label, shares_are_known
+from fp8doctor.analysis.layers import (
+    computes_forward_in_fp8,
+    flops_share_pct,
+    layer_label,
+    rehearses_quantization,
+    shares_are_known,
+)
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
-from fp8doctor.analysis.outcome import never_ran_in_script, watched_job
+from fp8doctor.analysis.outcome import never_ran_in_script, outside_autocast, watched_job
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.finding import Finding
@@ -45,11 +51,24 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     if named := named_after_fp8(linears):
         return Verdict(status="not_measured", summary=_by_name(named, linears))
     stored = sum(linear.use == "storage" for linear in linears)
+    if stored and stored == sum(map(computes_forward_in_fp8, linears)):
+        return Verdict(
+            status="no_fp8",
+            summary=f"No FP8 training: {stored} of {len(linears)} Linears multiply in FP8 in the forward "
+            "alone.",
+        )
     if stored:
         return Verdict(
             status="no_fp8",
             summary=f"No FP8 training: {stored} of {len(linears)} Linears only store their weights in "
             "low precision.",
+        )
+    if rehearsing := [linear for linear in linears if rehearses_quantization(linear)]:
+        return Verdict(
+            status="no_fp8",
+            summary=f"No FP8 training: {len(rehearsing)} of {len(linears)} Linears "
+            f"({layer_label(rehearsing[0])}) rehearse quantization: they round as it will and multiply in 16 "
+            "bits.",
         )
     if asked:
         return Verdict(
@@ -112,6 +131,12 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
             basis="measured",
         )
     ran = _ran_in_script(facts)
+    if not ran and if_recorded(outside_autocast, facts):
+        return Verdict(
+            status="fp8_not_engaged",
+            summary=f"FP8 does not run: the training step opens no FP8 autocast around {len(in_fp8)} FP8 "
+            "layers.",
+        )
     expects = if_recorded(modelled_speedup, facts) if is_what_it_seems(findings) else None
     share = f" ({flops_share_pct(in_fp8, facts):.0f} % of the GEMM FLOPs)" if shares_are_known(facts) else ""
     setup = f"{len(in_fp8)} of {len(linears)} Linears{share}"

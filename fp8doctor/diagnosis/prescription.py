@@ -12,7 +12,7 @@ from fp8doctor.analysis.arms import arm, base_of, saved_ms, timed_on, too_large
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import bf16_saves, stays_in_bf16
-from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, ON_THIS_GPU, STAY_IN_BF16
+from fp8doctor.analysis.treatment_table import COMPILE_LAYERS, KEEP_IN_BF16, ON_THIS_GPU, STAY_IN_BF16
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.conversion import conversion
 from fp8doctor.diagnosis.document import Step
@@ -95,6 +95,8 @@ def as_timed(
         return tuple(step for step in steps if step.treatment.name in without_fp8 or not _changes_fp8(step))
     named = {step.treatment.name for step in steps}
     steps += [step for step in conversion(facts) if step.treatment.name not in named]
+    if not _was_timed(facts):
+        steps = _compiled_or_left_out({step.treatment.name: step for step in steps})
     others = [step for step in steps if step.treatment.name != STAY_IN_BF16]
     saved = stays_in_bf16(facts) or (bf16_saves(facts) if _whole_plan_was_timed(others, facts) else None)
     gives_up = [step for step in steps if step.treatment.name == STAY_IN_BF16]
@@ -114,6 +116,26 @@ def as_timed(
     elif _prescription_was_timed(facts) or any(map(_changes_fp8, others)):
         gives_up = []
     return (*others, *gives_up)
+
+
+def _compiled_or_left_out(planned: dict[str, Step]) -> list[Step]:
+    """Drop the step that only compiles FP8 layers which another leaves out of the conversion: that one mends
+    both, and saves what the larger of them does."""
+    compiles, leaves_out = planned.get(COMPILE_LAYERS), planned.get(KEEP_IN_BF16)
+    if compiles and leaves_out and _holds(leaves_out.treatment, compiles.treatment):
+        savings = [each.saving_ms for each in (compiles, leaves_out) if each.saving_ms]
+        planned[KEEP_IN_BF16] = msgspec.structs.replace(
+            leaves_out,
+            mends=(*leaves_out.mends, *compiles.mends),
+            saving_ms=max(savings, key=lambda saving: saving.middle, default=None),
+        )
+        del planned[COMPILE_LAYERS]
+    return list(planned.values())
+
+
+def _holds(treatment: Treatment, other: Treatment) -> bool:
+    """Whether a treatment changes all layers that another changes."""
+    return bool(other.layers) and {*treatment.layers}.issuperset(other.layers)
 
 
 def _changes_fp8(step: Step) -> bool:

@@ -7,12 +7,12 @@ carries them out.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
 from fp8doctor.analysis.accelerate_of_model import may_have_converted
+from fp8doctor.analysis.adapter_names import before_wrapping, kept_out
 from fp8doctor.analysis.arms import best_bf16
 from fp8doctor.analysis.compile_coverage import (
     cache_off,
@@ -24,6 +24,7 @@ from fp8doctor.analysis.compile_coverage import (
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
+from fp8doctor.analysis.names_in_python import names_in_python
 from fp8doctor.analysis.te_recipes import TE_RECIPES
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
@@ -40,9 +41,6 @@ from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
-
-IN_A_BLOCK = re.compile(r"(.*?\.)(\d+)((?:\..+)?)")
-"""Name of a layer: what stands before the number of its block, the number, and what stands behind."""
 
 MOST_LINES = 3
 """Lines for layers that are in 16 bits anyway. A choice of length."""
@@ -107,7 +105,7 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
     named = set(layers)
     linears = facts.linears() if facts else ()
     beside, note = _left_out_now([linear for linear in linears if linear.name not in named])
-    sets = names_in_python(layers) + beside
+    sets = names_in_python(before_wrapping(layers, linears)) + beside or ["set()"]
     lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
     return Treatment(
         name=KEEP_IN_BF16,
@@ -120,7 +118,8 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
 def _left_out_now(linears: Sequence[Linear]) -> tuple[list[str], str]:
     """Name the layers that no conversion took, in sets, where few lines hold them, else note that there are
     some."""
-    now = names_in_python([linear.name for linear in linears if may_be_taken(linear)])
+    taken = [linear.name for linear in linears if may_be_taken(linear)]
+    now = names_in_python(before_wrapping(taken, linears))
     return (now, "") if len(now) <= MOST_LINES else ([], "   # beside what your filter leaves out now")
 
 
@@ -140,7 +139,9 @@ def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:
         )
     sets, note = if_recorded(_left_out_now, linears) or ([], "")
     lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
-    if wanted := " and ".join(filter(None, (only, "name not in keep" if sets else ""))):
+    kept = kept_out(linears)
+    only = "" if only and only in kept and sets else only
+    if wanted := " and ".join(filter(None, (only, kept if sets else ""))):
         arguments.append(f"module_filter_fn=lambda layer, name: {wanted}")
     return "\n".join((*lines, f"convert_to_float8_training({', '.join(('model', *arguments))}){note}"))
 
@@ -149,7 +150,7 @@ def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
     """Return the lines that convert every Linear but these, as the FP8 layers are converted now; None where
     no few lines name them."""
     linears = facts.network.linears
-    sets = names_in_python(layers) or ["set()"]
+    sets = names_in_python(before_wrapping(layers, linears)) or ["set()"]
     if len(sets) > MOST_LINES:
         return None
     lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
@@ -164,7 +165,7 @@ def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts
         return "# build these as torch.nn.Linear, not as te.Linear"
     if any(linear.stack == "own" for linear in converted):
         return f"# build these as torch.nn.Linear, not as {layer_label(converted[0])}"
-    leave = "lambda layer, name: name not in keep"
+    leave = f"lambda layer, name: {kept_out(linears)}"
     if facts and may_have_converted(facts):
         return (
             'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs('
@@ -184,43 +185,6 @@ def _config(linears: Sequence[Linear]) -> str:
     if len(recipes) == 1 and len(stacks) == 1:
         return f'Float8LinearConfig.from_recipe_name("{recipes.pop()}")'
     return ""
-
-
-def names_in_python(names: Sequence[str]) -> list[str]:
-    """Sets that hold these names together: one for what repeated blocks share, one for the rest."""
-    found: dict[tuple[str, str], list[int]] = {}
-    alone = []
-    for name in names:
-        parts = IN_A_BLOCK.fullmatch(name)
-        if parts:
-            found.setdefault((parts[1], parts[3]), []).append(int(parts[2]))
-        else:
-            alone.append(name)
-    alike: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    for (blocks, layer), numbers in found.items():
-        alike.setdefault((blocks, tuple(sorted(numbers))), []).append(layer)
-    sets = []
-    for (blocks, (first, *more)), members in alike.items():
-        last = first + len(more)
-        if more == list(range(first + 1, last + 1)) and more:
-            span = f"range({last + 1})" if first == 0 else f"range({first}, {last + 1})"
-            sets.append(_comprehension(blocks, span, members))
-        else:
-            alone += [f"{blocks}{number}{layer}" for layer in members for number in (first, *more)]
-    return sets + ([f"{{{', '.join(map(_quoted, alone))}}}"] if alone else [])
-
-
-def _comprehension(blocks: str, span: str, layers: Sequence[str]) -> str:
-    """Return the names of these layers in every block of the span."""
-    if len(layers) == 1:
-        return f'{{f"{blocks}{{i}}{layers[0]}" for i in {span}}}'
-    dotted = "." if all(layers) else ""  # an empty name is the block itself
-    shown = ", ".join(_quoted(layer.removeprefix(dotted)) for layer in layers)
-    return f'{{f"{blocks}{{i}}{dotted}{{layer}}" for i in {span} for layer in ({shown})}}'
-
-
-def _quoted(name: str) -> str:
-    return f'"{name}"'
 
 
 def recipe(name: str, facts: Facts) -> Treatment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
@@ -10,7 +11,7 @@ from torch import nn
 from fp8doctor.examine.blocks import find_blocks
 from fp8doctor.examine.compile_marks import forward_of_torch
 from fp8doctor.examine.linears import PRETRAINED, describe, elements, find_layers, is_convolution
-from fp8doctor.examine.walk import Place, Tree, parameters, wrapped_child
+from fp8doctor.examine.walk import Place, Tree, adapters_of, parameters, wrapped_child
 from fp8doctor.facts import Network
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -49,13 +50,14 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
     for key, parameter in unique.items():
         dtypes[dtype_name(stored(parameter) if key in packed else parameter)] += counts[key]
     total = sum(counts.values())
+    tuned = {each for place in tree.places for each in adapters_of(place.module)}
     return Network(
         kind=class_name(type(tree.root.module)),
         forward_of_torch=forward_of_torch(tree.root.module),
         parameters=total,
         trainable_parameters=sum(counts[key] for key, each in unique.items() if each.requires_grad),
         adapter_parameters=sum(
-            counts[key] for key, aliases in names.items() if any(is_adapter(name) for name in aliases)
+            counts[key] for key, aliases in names.items() if any(is_adapter(name, tuned) for name in aliases)
         ),
         dtypes=dict(dtypes),
         devices=devices(tree, list(unique.values())),
@@ -84,9 +86,10 @@ def is_embedding(place: Place) -> bool:
     return place.kind.descends_from("torch.nn.", "Embedding", "EmbeddingBag")
 
 
-def is_adapter(name: str) -> bool:
-    """Whether a parameter belongs to LoRA's low-rank matrices, by its name (PEFT, torchtune)."""
-    return any(part.startswith("lora_") for part in name.split("."))
+def is_adapter(name: str, tuned: Collection[str] = ()) -> bool:
+    """Whether a parameter belongs to an adapter, by its name: LoRA's (PEFT, torchtune), or one of those that
+    the model's own tuners name."""
+    return any(part.startswith("lora_") or part in tuned for part in name.split("."))
 
 
 def find_config(tree: Tree) -> Any:

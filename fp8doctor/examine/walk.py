@@ -15,7 +15,7 @@ from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import Checkpointing, CompileMark
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import lineage
-from fp8doctor.stacks.looking import children_of, is_a, parameters_of, tensors_of
+from fp8doctor.stacks.looking import children_of, is_a, parameters_of, read_class, tensors_of
 
 WRAPPERS = {
     ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
@@ -221,6 +221,14 @@ class _Walk:
         return cover.compiled, cover.watched
 
 
+def adapters_of(module: nn.Module) -> tuple[str, ...]:
+    """Name what a tuner of PEFT puts beside the layer that it wraps: ``oft_R``, ``vera_lambda_b``, ..."""
+    if "base_layer" not in children_of(module):
+        return ()
+    named = read_class(type(module), "adapter_layer_names")
+    return named if is_a(named, tuple) else ()
+
+
 def below(place: Place, child_name: str, child: Kind, full_name: str, cover: Cover) -> Cover:
     """Find the cover of a child: blocks under a flagged model, LoRA's parts and expert lists change it."""
     module, adapter, experts = place.module, cover.adapter, cover.experts
@@ -231,7 +239,11 @@ def below(place: Place, child_name: str, child: Kind, full_name: str, cover: Cov
     if adapter != "adapter" and "base_layer" in beside:
         # Around expert weights PEFT nests its wrappers: the base of one holds the adapter of the next.
         adapter = (
-            "base" if child_name == "base_layer" else "adapter" if child_name.startswith("lora_") else adapter
+            "base"
+            if child_name == "base_layer"
+            else "adapter"
+            if child_name.startswith("lora_") or child_name in adapters_of(module)
+            else adapter
         )
     elif adapter is None and child_name in ("lora_a", "lora_b"):
         adapter = "adapter"

@@ -170,6 +170,9 @@ class Training(Record, frozen=True, kw_only=True):
     autocast_within: bool = NOT_RECORDED
     """Whether the training step or a forward of the user's own opens an autocast, which only a run could look
     into."""
+    fp8_autocast: bool | None = NOT_RECORDED
+    """Whether the step names an FP8 autocast: False when all that it runs was read and nothing does; None
+    without layers of Transformer Engine. Not recorded without a training step of the user's."""
     gradients_seen: bool = NOT_RECORDED
     """Whether a parameter holds a gradient, which proves that a training step ran."""
     optimizer_stepped: bool | None = NOT_RECORDED

@@ -115,11 +115,14 @@ def _bound(statements: Iterable[ast.stmt]) -> set[str]:
 
 def _holds_a_model(node: ast.AST, classes: set[str]) -> bool:
     """Whether this gives any name to an instance of one of the file's own classes, or of torch.nn's."""
-    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) or not isinstance(
-        node.value, ast.Call
-    ):
+    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
         return False
-    made = node.value.func
+    values = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else [node.value]
+    return any(_makes_a_model(value.func, classes) for value in values if isinstance(value, ast.Call))
+
+
+def _makes_a_model(made: ast.expr, classes: set[str]) -> bool:
+    """Whether this is one of the file's own classes, or of torch.nn's."""
     if isinstance(made, ast.Attribute):
         return ast.unparse(made.value) in ("nn", "torch.nn")
     return isinstance(made, ast.Name) and made.id in classes

@@ -76,6 +76,15 @@ def test_conditioning_in_bf16_is_not_missing(fact: str) -> None:
     assert flops_share_pct(facts.linears(), facts) == pytest.approx(100)
 
 
+def test_a_branch_that_never_runs_has_no_share() -> None:
+    facts = dit()
+    rows = {each.name: (TOKENS,) for each in facts.linears() if each.name.endswith(("up", "down"))}
+    facts = msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, rows=rows))
+    idle = [each for each in facts.linears() if each.name not in rows]
+    assert flops_share_pct(idle, facts) == 0
+    assert flops_share_pct(facts.linears(), facts) == pytest.approx(100)
+
+
 def test_the_trial_goes_before_fake_tensors() -> None:
     facts = counted(dit())
     layer = facts.linears()[0]

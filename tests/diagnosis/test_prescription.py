@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 
 import msgspec
+import pytest
 
 from fp8doctor.areas import Severity
 from fp8doctor.checks.shapes import gemms_too_small
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.prescription import prescribe
+from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, describe, keep_in_bf16
+from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.trial.explorations import SENSIBLE
 from tests.facts_of import DECODER_468M
@@ -44,6 +46,22 @@ def test_the_larger_saving_comes_first() -> None:
         "AAA001",
         "CCC001",
     ]
+
+
+@pytest.mark.parametrize(("left_out", "told"), [("up down", ["BBB001"]), ("down", ["AAA001", "BBB001"])])
+def test_no_layer_is_compiled_and_left_out(left_out: str, told: list[str]) -> None:
+    def of(finding: Finding, layers: str) -> Finding:
+        assert finding.treatment is not None
+        named = msgspec.structs.replace(finding.treatment, layers=tuple(layers.split()))
+        return msgspec.structs.replace(finding, treatment=named)
+
+    compiled = of(found("AAA001", saved_ms=5, treatment="compile-layers"), "up")
+    kept = of(found("BBB001", saved_ms=1, treatment=KEEP_IN_BF16), left_out)
+    steps = as_timed(prescribe((compiled, kept)), Facts())
+    assert [step.code for step in steps] == told
+    assert steps[0].saving_ms is not None
+    assert steps[0].saving_ms.high == 5, "what the layer loses, eager as it is, is saved by either"
+    assert {code for step in steps for code in step.mends} == {"AAA001", "BBB001"}
 
 
 def test_what_makes_fp8_impossible_comes_before_any_saving() -> None:
@@ -127,5 +145,7 @@ def test_giving_fp8_up_comes_last_whatever_it_saves() -> None:
 def test_nothing_of_fp8_is_mended_on_a_gpu_without_fp8() -> None:
     facts = msgspec.structs.replace(DECODER_468M, gpus=(), assumed_gpu="A100")
     document = diagnose(facts)
-    assert {"GPU001", "CMP001"} <= {each.code for each in document.findings}
+    assert {each.code for each in document.findings} == {"GPU001", "GPU005"}
+    told = next(each for each in document.outcomes if each.code == "CMP001")
+    assert (told.outcome, told.reason) == ("not_applicable", "no FP8 step runs on this GPU (GPU001)")
     assert [each.treatment.name for each in document.prescription] == ["bf16-on-this-gpu"]

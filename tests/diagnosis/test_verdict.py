@@ -24,6 +24,27 @@ from tests.facts_of import DECODER_468M
 from tests.test_recorded import RECORDED
 
 
+def test_quantization_aware_training_is_named() -> None:
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
+    from torchao.quantization.qat import QATConfig
+
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)).bfloat16()
+    quantize_(
+        model, QATConfig(Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()), step="prepare")
+    )
+    told = inspect_model(model, torch.ones(16, 32, dtype=torch.bfloat16), trial=False).verdict
+    assert told.status == "no_fp8"
+    assert "2 of 2 Linears (FakeQuantizedLinear) rehearse quantization" in told.summary
+
+
+def test_fp8_weights_that_multiply_in_the_forward_alone_are_told_so() -> None:
+    from transformers.integrations.finegrained_fp8 import FP8Linear
+
+    model = nn.Sequential(FP8Linear(128, 128, block_size=(128, 128)), nn.Linear(128, 128))
+    told = inspect_model(model, torch.ones(16, 128), trial=False).verdict
+    assert told.summary == "No FP8 training: 1 of 2 Linears multiply in FP8 in the forward alone."
+
+
 def test_the_founding_case() -> None:
     report = diagnose(Of(SLOW).facts())
     verdict = report.verdict

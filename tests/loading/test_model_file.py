@@ -644,3 +644,13 @@ def test_locating_runs_nothing(write: Write) -> None:
     write("raise SystemExit", "never.py")
     source = locate("never.py:net")
     assert (source.name, source.module, source.attribute) == ("never.py", None, "net")
+
+
+def test_layers_that_lightning_would_make_later_are_named_as_such(write: Write) -> None:
+    source = """
+        class Lit(torch.nn.Module):
+            def configure_model(self):
+                self.model = torch.nn.Linear(4, 4)
+        """
+    with pytest.raises(UserError, match=r"no parameters.*calls its configure_model\(\)"):
+        load(write(source + "\n        def build_model():\n            return Lit()\n"))

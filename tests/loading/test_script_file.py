@@ -55,6 +55,7 @@ SCRIPTS = {
 }
 
 MODEL_FILES = {
+    "two models of a GAN": NET + "maker, judge = Net(), Net()\n" + inside("main", LOOP) + GUARD,
     "a class": NET,
     "a class that is tried": NET + GUARD.replace("main()", "print(Net()(torch.ones(1, 16)))"),
     "a function and a loop": NET + inside("build_model", "return Net()") + inside("main", LOOP) + GUARD,

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from torchao.float8 import convert_to_float8_training
 
+from fp8doctor import inspect_model
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.facts import Environment, Facts, Gpu, Linear, Network, Target
 from tests.checks.environment.live import finding_of, outcome_of
@@ -141,6 +143,22 @@ def test_the_gpu_that_is_assumed_where_there_is_none(name: str | None, outcome: 
         assert finding is not None
         assert finding.severity == "error"
         assert finding.title == "A100 (8.0) has no FP8 tensor cores"
+
+
+def test_on_such_a_gpu_it_is_told_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How FP8 would have to be compiled, or shaped, is nothing to mend where it cannot run."""
+    model = convert_to_float8_training(torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)))
+    for name, told in (("A100", {"GPU001", "GPU005"}), ("H100", {"CMP001", "SHP002", "GPU005"})):
+        report = inspect_model(model, torch.ones(16, 32), trial=False, assume_gpu=name)
+        assert {each.code for each in report.findings if each.area != "memory"} == told
+    finding = finding_of("GPU001", of_an_a100(model))
+    assert finding is not None
+    assert finding.treatment is not None
+    assert finding.treatment.code == "# leave out the conversion to FP8", "no launcher asked for it"
+
+
+def of_an_a100(model: torch.nn.Module) -> Facts:
+    return inspect_model(model, torch.ones(16, 32), trial=False, assume_gpu="A100").facts
 
 
 def test_a_gpu_that_does_not_tell_its_capability_is_unknown() -> None:

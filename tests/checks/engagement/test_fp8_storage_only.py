@@ -45,7 +45,7 @@ def huggingface() -> nn.Module:
 def test_hugging_face_fp8_linear(look: Look) -> None:
     finding = fp8_storage_only(look(huggingface()))
     assert isinstance(finding, Finding)
-    assert finding.title == "14 of 15 Linears only store their weights in FP8"
+    assert finding.title == "14 of 15 Linears multiply in FP8 in the forward alone"
     assert finding.severity is None
     assert "its backward converts the weight back to BF16" in finding.explanation
     assert finding.evidence["classes"] == ("transformers.integrations.finegrained_fp8.FP8Linear",)
@@ -79,6 +79,7 @@ def test_torchao_weight_only_tensor(look: Look, monkeypatch: pytest.MonkeyPatch)
     finding = fp8_storage_only(look(model))
     assert isinstance(finding, Finding)
     assert finding.evidence["stored_linears"] == 2
+    assert finding.title == "2 of 2 Linears only store their weights in FP8"
     assert "dequantise the weight" in finding.explanation
 
 
@@ -111,6 +112,8 @@ def test_float8_parameter_outside_any_linear(look: Look) -> None:
     assert isinstance(finding, Finding)
     assert finding.evidence["stored_linears"] == 0
     assert finding.evidence["float8_parameters"] == 1
+    assert finding.title == "1 parameter is stored in FP8"
+    assert "whether a kernel of your own multiplies it in FP8 was not seen" in finding.explanation
     assert finding.treatment is not None
     assert "convert_to_float8_training(model)" in finding.treatment.code
     assert "AutoModel" not in finding.treatment.code, "this is no model of Hugging Face"

@@ -11,6 +11,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from fp8doctor.examine import examine
 from fp8doctor.facts import Arm, Facts, Target, Trial, Workload
 from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers.rows import seen_beside
 from tests.checks.environment.live import finding_of, outcome_of
@@ -72,6 +73,19 @@ def test_every_call_of_a_layer_counts_and_not_the_largest_alone() -> None:
     )
     assert finding is not None
     assert (finding.evidence["first"], finding.evidence["rows"]) == ("blocks.1", 4)
+
+
+def test_rows_that_a_router_decides_are_unknown_unless_they_are_padded() -> None:
+    """Experts take what ``torch.where`` gives them: a forward on fake tensors does not get past it."""
+    for padded, outcome in ((False, "unknown"), (True, "healthy")):
+        facts = counted(samples=16, padded=padded)
+        experts = tuple(
+            msgspec.structs.replace(each, role="experts", gemms=1) for each in facts.network.linears
+        )
+        network = msgspec.structs.replace(facts.network, linears=experts)
+        workload = msgspec.structs.replace(facts.workload, rows=NOT_RECORDED)
+        routed = msgspec.structs.replace(facts, network=network, workload=workload, trial=NOT_RECORDED)
+        assert outcome_of("SHP007", routed).outcome == outcome
 
 
 def test_rows_that_are_padded_or_whole_are_not_told() -> None:

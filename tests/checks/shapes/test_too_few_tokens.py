@@ -49,7 +49,10 @@ def test_one_short_sequence_is_too_little(look: Look) -> None:
     finding = finding_of("SHP003", with_batch(look(llama()), 1, 256, accumulate=32))
     assert finding is not None
     assert finding.severity == "warning"
-    assert finding.title == "256 tokens in a micro-batch are too few for FP8; from about 4,096 on it pays"
+    assert (
+        finding.title
+        == "256 tokens in a micro-batch are too few for the FP8 layers; from about 4,096 on they gain"
+    )
     assert finding.evidence["crossing_tokens"] == 4096
     assert "(modelled on H100)" in finding.explanation
     assert finding.treatment is not None
@@ -66,7 +69,6 @@ def test_one_short_sequence_is_too_little(look: Look) -> None:
         (256, 1, "a step", "grows to 16"),
         (256, 4, "in a micro-batch", "grows to 4"),
         (256, 24, "in a micro-batch", "shrinks to 0.67"),
-        (32, 1, "a step", "grows to 128"),
     ],
 )
 def test_a_global_batch_that_does_not_stay_is_told(
@@ -81,6 +83,16 @@ def test_a_global_batch_that_does_not_stay_is_told(
         == f"4,096 tokens in a micro-batch; the global batch {batch} times its size, which changes "
         "the training"
     )
+
+
+@pytest.mark.parametrize(("accumulate", "treatment"), [(1, "stay-in-bf16"), (128, "more-tokens")])
+def test_no_batch_is_told_to_grow_a_hundredfold(accumulate: int, treatment: str, look: Look) -> None:
+    """A step of 128 micro-batches has the samples; one of a single micro-batch is another training then."""
+    finding = finding_of("SHP003", with_batch(look(llama()), 1, 32, accumulate))
+    assert finding is not None
+    assert finding.evidence["crossing_tokens"] == 4096
+    assert finding.treatment is not None
+    assert finding.treatment.name == treatment
 
 
 def test_the_printed_batch_makes_it_silent(look: Look) -> None:

@@ -44,6 +44,23 @@ def test_widths_that_raise(look: Look) -> None:
     assert "collator" not in finding.treatment.code
 
 
+@pytest.mark.parametrize("outputs", [1, 2, 4, 10])
+def test_a_few_outputs_in_the_middle_are_left_out_and_not_padded(outputs: int, look: Look) -> None:
+    """SAM scores its masks by four numbers, in a Linear that ends no model."""
+
+    class Scored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.score, self.tail = mlp(), nn.Linear(256, outputs).bfloat16(), mlp()
+
+    finding = unaligned_dimensions(look(converted(Scored()), tokens=1024))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert finding.treatment.layers == ("score",)
+    skipped = convert_to_float8_training(Scored(), module_filter_fn=lambda layer, name: name != "score")
+    assert unaligned_dimensions(look(skipped, tokens=1024)) is None
+
+
 @pytest.mark.parametrize(
     ("length", "what", "lines"),
     [
