@@ -21,8 +21,8 @@ from fp8doctor.render.text import render
 RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
 
 MODEL_ERROR = 0.15
-"""How far the modelled speedup of these jobs may be off. Two jobs with adapters or frozen weights are further
-off and left out: tests/benchmarks/results/cost_model_h200.md."""
+"""How far the modelled speedup of these jobs may be off; `tests/test_cost.py` holds that of all recordings to
+it."""
 
 
 def examined(name: str) -> tuple[Facts, tuple[Finding, ...]]:

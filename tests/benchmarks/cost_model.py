@@ -5,8 +5,9 @@ Prints Markdown. Every row of measured/h200_steps.json: its time, and its ratio 
 job, as modelled by `fp8doctor.cost.step` and by ``torchao.testing.training.roofline_utils``. Tables 2.1 and
 2.2 have bounds (`BOUND`, right sign, nearer than torchao); the others are shown. Then the reports of timed
 models in FOLDER (default: tests/patients/recorded): what a user without a GPU would have been told of each
-(`fp8doctor.analysis.modelled_speedup`) beside what its trial measured, the time of each arm, and, where arms
-were profiled, its GEMMs and what runs between them. `CALIBRATED` names those that the constants come from.
+(`fp8doctor.analysis.modelled_speedup`) beside what its trial measured (bound: `TOLD_BOUND`), the time of each
+arm, and, where arms were profiled, its GEMMs and what runs between them. `CALIBRATED` names those that
+constants come from.
 
 torchao knows GEMMs and casts of Linears alone, no H200, and no difference between eager and compiled but
 fusion. It is given its H100 with the H200's bandwidth, and fusion for compiled arms. So its errors are given
@@ -561,7 +562,15 @@ def main() -> int:
         )
     )
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDED
-    print_told(list(told(folder)))
+    said = list(told(folder))
+    print_told(said)
+    missed += [
+        f"{row.patient}: told {percent(row.modelled / row.measured - 1)}"
+        for row in said
+        if row.modelled
+        and row.use in ("calibrated", "held out")
+        and abs(row.modelled / row.measured - 1) > TOLD_BOUND
+    ]
     print_arms(list(recorded_arms(folder)))
     print("\n## Mean error of a GEMM's time\n")
     lines = [
