@@ -53,7 +53,7 @@ NOT_KNOWN_WHERE = (
 )
 
 
-@check("CKP002", "recompute-not-fp8", area="checkpointing", severity="error")
+@check("CKP002", "recompute-not-fp8", area="checkpointing", severity="error", invalidates_model=True)
 def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     te = [
         linear

@@ -11,10 +11,11 @@ Transformer Engine's, delayed scaling knows its scales beforehand, current scali
 tensor once more, and block scaling casts and multiplies in blocks of 128. Which one wins depends on
 the shapes, so it is measured.
 
-Without a trial one thing is told, by the datasheet: a GeForce of the Blackwell generation
-multiplies block-scaled FP8 (MXFP8) at twice the rate of plain FP8. That is information, because
-neither torchao 0.18 nor Transformer Engine 2.20 trains in it there; a kernel that takes all block
-scales as 1 gives the same product as plain FP8.
+Without a trial two things are told, as information. With a batch of yours, that the cost model
+expects another of torchao's recipes to be faster, by more than the 15 % that it may be off. And by
+the datasheet, that a GeForce of the Blackwell generation multiplies block-scaled FP8 (MXFP8) at
+twice the rate of plain FP8: neither torchao 0.18 nor Transformer Engine 2.20 trains in it there; a
+kernel that takes all block scales as 1 gives the same product as plain FP8.
 
 What to do. Convert with the recipe that is faster, and watch the loss: `tensorwise` is the fastest
 and the least exact, `rowwise_with_gw_hp` the most exact. Transformer Engine is given its recipe by
@@ -38,14 +39,21 @@ from fp8doctor.analysis.arms import arm, base_of, ratio, saved_ms
 from fp8doctor.analysis.layer_gain import RECIPES
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.analysis.te_recipes import TE_RECIPES
+from fp8doctor.analysis.token_crossing import is_given
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, changes_recipe, recipe_after, recipe_change
 from fp8doctor.cost import modelled_gpu
+from fp8doctor.cost.step import modelled_step, with_recipe
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Saving
 from fp8doctor.registry import check
+
+TENSORWISE = "tensorwise"
+
+MODEL_ERROR = 0.15
+"""How far a modelled step may be off, as a share: tests/benchmarks/results/cost_model_h200.md."""
 
 
 @check(
@@ -55,7 +63,7 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     own = sorted({linear.recipe or "unknown" for linear in facts.network.linears if linear.use == "training"})
     if not own:
         return NotApplicable(reason="no layer is set up for FP8 training")
-    slow = None if recorded(facts, "trial.arms") else at_half_rate(own, facts)
+    slow = None if recorded(facts, "trial.arms") else at_half_rate(own, facts) or modelled(own, facts)
     if slow:
         return slow
     others = [
@@ -127,6 +135,28 @@ def at_half_rate(own: list[str], facts: Facts) -> Finding | None:
             "gpu": gpu.name,
             "fp8_tflops": gpu.fp8_tflops,
             "block_scaled_fp8_tflops": gpu.block_scaled_fp8_tflops,
+        },
+    )
+
+
+def modelled(own: list[str], facts: Facts) -> Finding | None:
+    """Tell that tensorwise is modelled as faster, by more than the model may be off."""
+    if not is_given(facts) or own not in (["rowwise"], ["rowwise_with_gw_hp"]):
+        return None
+    step, other = modelled_step(facts), modelled_step(with_recipe(facts, TENSORWISE))
+    if step is None or other is None or step.step_ms / other.step_ms - 1 <= MODEL_ERROR:
+        return None
+    return Finding(
+        severity="info",
+        title=f"The recipe {TENSORWISE} may be about {step.step_ms / other.step_ms:.2f}x as fast as {own[0]}",
+        explanation=f"The step would take {other.step_ms:,.1f} instead of {step.step_ms:,.1f} ms (modelled "
+        f"on {step.gpu}); nothing was timed. The recipes differ in exactness too: watch the loss.",
+        evidence={
+            "own_recipe": tuple(own),
+            "faster_recipe": TENSORWISE,
+            "modelled_step_ms": step.step_ms,
+            "modelled_faster_step_ms": other.step_ms,
+            "gpu": step.gpu,
         },
     )
 

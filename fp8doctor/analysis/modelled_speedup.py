@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled
+from fp8doctor.cost.step import (
+    OWN_FORWARD,
+    in_bf16,
+    modelled_step,
+    recomputed_by_te,
+    with_linears_compiled,
+)
 from fp8doctor.facts import Facts, recorded
 
 
@@ -51,3 +57,15 @@ def modelled_speedup(facts: Facts) -> ModelledSpeedup | None:
     if as_is is None or faster is None or best is None or not (as_is.step_ms and faster.step_ms):
         return None
     return ModelledSpeedup(best / as_is.step_ms, best / faster.step_ms, as_is.gpu)
+
+
+def unknown_part(facts: Facts) -> str:
+    """Say what of the FP8 layers has no numbers; empty where nothing of these is in the way."""
+    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    if any(linear.features.get(OWN_FORWARD) for linear in fp8 if recorded(linear, "features")):
+        return "It cannot be modelled: FP8 layers compute something else in a forward of their own."
+    if any(map(recomputed_by_te, fp8)) and modelled_step(facts) is None:
+        return (
+            "It cannot be modelled: what recomputing Transformer Engine's layers takes the host is not known."
+        )
+    return ""

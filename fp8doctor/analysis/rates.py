@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.cost import (
     GPUS,
     gemms,
@@ -51,8 +52,11 @@ class Rates(Record, frozen=True, kw_only=True):
     fp8_peak_tokens_per_s: float | None = None
 
 
-def rates(facts: Facts) -> Rates | None:
-    """Tell the rates of this job; None where the tokens of a step are unknown or nothing gives a time."""
+def rates(facts: Facts, *, as_it_seems: bool = True) -> Rates | None:
+    """Tell the rates of this job; None where the tokens of a step are unknown or nothing gives a time.
+
+    Where its FP8 layers are not ``as_it_seems``, no time is modelled of them.
+    """
     tokens = step_tokens(facts)
     if not tokens or not recorded(facts, "network.linears") or not _is_known(facts):
         return None
@@ -61,7 +65,7 @@ def rates(facts: Facts) -> Rates | None:
     basis: Basis = "measured" if times else "modelled"
     variants = tuple(
         Rate(name=name, step_ms=ms, tokens_per_s=each / ms * 1e3, basis=basis)
-        for name, ms in times or _modelled(facts)
+        for name, ms in times or _modelled(facts, as_it_seems)
     )
     gpu, flops = modelled_gpu(facts) or visible_amd(facts), if_recorded(gemm_flops, facts)
     of_gpu = gpu.name if gpu else ""
@@ -82,13 +86,13 @@ def _measured(facts: Facts) -> Iterator[tuple[str, float]]:
             yield arm.name, arm.step_ms
 
 
-def _modelled(facts: Facts) -> Iterator[tuple[str, float]]:
+def _modelled(facts: Facts, as_it_seems: bool) -> Iterator[tuple[str, float]]:
     plain = in_bf16(facts)
     variants = {
         ArmName.BF16.value: with_linears_compiled(plain, yes=False),
         ArmName.BF16_COMPILED.value: with_linears_compiled(plain, yes=True),
     }
-    if uses_fp8(facts):
+    if uses_fp8(facts) and as_it_seems and if_recorded(modelled_speedup, facts) is not None:
         variants[ArmName.AS_IS.value] = facts
         fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
         if all(linear.stack == "torchao" for linear in fp8):

@@ -48,7 +48,9 @@ OPTIMIZER_BYTES = 24.0
 RECOMPUTED = {"between": 1 / 3, "casts": 0.1}
 """Share that a checkpointed block runs a second time. Between Linears: assumed. Casts: checkpointing all 24
 blocks of a decoder of width 1024 costs 14.6 ms in FP8 and 21.5 in BF16, of which 9 are the GEMMs; backward,
-which casts again, shares the rest."""
+which casts again, shares the rest. Transformer Engine casts input and weight again, and no gradient: 4.48
+instead of 2.39 ms in blocks of width 4096 with 1,024 rows, where their share of all that is cast gives
+4.50."""
 
 
 KERNELS = 10
@@ -80,6 +82,10 @@ FUSED_QUERIES = (
 """Last part of the name of a Linear that every attention has once."""
 
 
+OWN_FORWARD = "own_forward"
+"""Feature of a layer that is FP8 by descent and computes what it wants."""
+
+
 class ModelledStep(Struct, frozen=True):
     """One step at full depth, with its parts."""
 
@@ -100,13 +106,14 @@ def modelled_step(
     if gpu is None or not recorded(facts, "network.linears"):
         return None
     families: dict[Family, float] = dict.fromkeys(
-        ("gemm_fp8", "gemm_16bit", "cast", "attention", "pointwise", "loss"), 0.0
+        ("gemm_fp8", "gemm_16bit", "gemm_fp32", "cast", "attention", "pointwise", "loss"), 0.0
     )
-    host = kernels = 0.0
+    host = kernels = recompute = 0.0
     how = uncompiled(facts)
     for linear in facts.network.linears:
         rows, calls = rows_of(linear, facts), calls_of(linear, facts)
-        parts = layer_ms(linear, rows, gpu, how) if rows else None
+        fp32 = multiplies_in_fp32(linear, facts)
+        parts = layer_ms(linear, rows, gpu, how, fp32=fp32) if rows else None
         if parts is None:
             return None
         for family, time in parts.items():
@@ -118,6 +125,8 @@ def modelled_step(
         if linear.use == "training":
             host += count * FP8_HOST_MS[mode]
             kernels += count * FP8_KERNELS[mode]
+        if recomputed_by_te(linear):
+            recompute += count * TE_RECOMPUTE_HOST_MS
     families["attention"] += attention_ms(facts, gpu)
     families["loss"] += loss_ms(facts, gpu, LOSS_BYTES[loss])
     accumulate = micro_batches(facts)
@@ -125,10 +134,15 @@ def modelled_step(
     families["optimizer"] = optimizer_ms(facts.network, gpu)
     busy = sum(families.values())
     host *= accumulate
-    return ModelledStep(families, busy, host, max(busy + GAP_MS * kernels * accumulate, host), gpu.name)
+    paced_by_gpu = busy + GAP_MS * kernels * accumulate
+    if recompute and host + recompute * accumulate > paced_by_gpu:
+        return None
+    return ModelledStep(families, busy, host, max(paced_by_gpu, host), gpu.name)
 
 
-def layer_ms(linear: Linear, rows: int, gpu: GpuSpec, eager_how: str) -> dict[Family, float] | None:
+def layer_ms(
+    linear: Linear, rows: int, gpu: GpuSpec, eager_how: str, *, fp32: bool = False
+) -> dict[Family, float] | None:
     """Model one call of a Linear and its surroundings; None when there are no numbers for it."""
     fp8 = linear.use == "training"
     recipe = recipe_on(linear, gpu) if fp8 else None
@@ -136,6 +150,7 @@ def layer_ms(linear: Linear, rows: int, gpu: GpuSpec, eager_how: str) -> dict[Fa
     if (
         linear.role == "experts"
         or features.get("emulate")
+        or features.get(OWN_FORWARD)
         or linear.use == "storage"
         or (linear.dtype == "float32" and linear.adapter != "adapter")
     ):
@@ -159,21 +174,43 @@ def layer_ms(linear: Linear, rows: int, gpu: GpuSpec, eager_how: str) -> dict[Fa
     )
     if forward is None or both is None:
         return None
-    again = recorded(linear, "checkpointed") and linear.checkpointed is not None
+    again = is_recomputed(linear)
     around = between_ms(linear, rows, gpu, eager_how if eager else "compiled")
+    if not eager and recorded(linear, "bias") and linear.bias:
+        around += memory_ms(BIAS_BYTES["fp8" if fp8 else "16bit"] * m * n, gpu)
     in_16bit = 0.0
     if fp8 and recipe == "rowwise_with_gw_hp" and trained:
         in_16bit = gemm_ms(k, aligned_tokens(m), n, gpu, fp8=False) or 0.0
     gemm = both - in_16bit + (forward if again else 0.0)
     count = gemms(linear)
+    if fp32:
+        gemm = max(gemm, memory_ms(FP32_ADAPTER_BYTES * m * (k + n), gpu))
     if again:
-        cast, around = cast * (1 + RECOMPUTED["casts"]), around * (1 + RECOMPUTED["between"])
+        casts = (m * k + k * n) / (m * k + k * n + m * n) if recomputed_by_te(linear) else RECOMPUTED["casts"]
+        cast, around = cast * (1 + casts), around * (1 + RECOMPUTED["between"])
     return {
         "gemm_fp8": count * gemm if fp8 else 0.0,
-        "gemm_16bit": count * (in_16bit if fp8 else gemm),
+        "gemm_16bit": count * (in_16bit if fp8 else 0.0 if fp32 else gemm),
+        "gemm_fp32": count * gemm if fp32 else 0.0,
         "cast": count * cast,
         "pointwise": count * around,
     }
+
+
+def multiplies_in_fp32(linear: Linear, facts: Facts) -> bool:
+    """Whether it is an adapter that PEFT left in fp32, under no autocast that is known of."""
+    autocast = recorded(facts, "training.autocast") and facts.training.autocast
+    return linear.adapter == "adapter" and linear.dtype == "float32" and linear.use == "none" and not autocast
+
+
+def is_recomputed(linear: Linear) -> bool:
+    """Whether the layer runs in a checkpointed region."""
+    return recorded(linear, "checkpointed") and linear.checkpointed is not None
+
+
+def recomputed_by_te(linear: Linear) -> bool:
+    """Whether it is an FP8 layer of Transformer Engine in one."""
+    return is_recomputed(linear) and linear.use == "training" and linear.stack == "transformer_engine"
 
 
 def mode_of(linear: Linear) -> str:
@@ -200,7 +237,7 @@ def attention_ms(facts: Facts, gpu: GpuSpec) -> float:
         if linear.adapter == "adapter" or last not in QUERIES + FUSED_QUERIES:
             continue
         width = linear.in_features if last in FUSED_QUERIES else linear.out_features
-        again = recorded(linear, "checkpointed") and linear.checkpointed is not None
+        again = is_recomputed(linear)
         rows = rows_of(linear, facts) or tokens
         longest = length * rows / tokens
         flops = (
@@ -296,12 +333,26 @@ def with_linears(facts: Facts, linears: tuple[Linear, ...]) -> Facts:
     return replace(facts, network=replace(facts.network, linears=linears))
 
 
-BETWEEN_BYTES = {"eager": 11.2, "eager transformers": 32.0, "compiled": 6.9}
+BIAS_BYTES = {"16bit": 7.8, "fp8": 24.4}
+"""Effective bytes per output element of a compiled Linear with a bias, beside the others: its gradient is
+a sum over all rows, for which the fused kernels in front of it compute their part again, and torchao adds it
+outside of the GEMM. 5.0 and 15.7 ms in a compiled ViT-L of 12608 rows (h200-vit_large); a decoder with GELU
+and without biases has nothing of it (h100-gpt_124m_whole)."""
+
+
+FP32_ADAPTER_BYTES = 29.5
+"""Effective bytes per input and output element of an adapter that multiplies in fp32, its three GEMMs
+together: 4.9 ms for 14 adapters of rank 16 with 8192 rows (h200-lora_fp32), without tensor cores and in tiles
+wider than their rank."""
+
+
+BETWEEN_BYTES = {"eager": 11.2, "eager transformers": 32.0, "eager adapter": 21.0, "compiled": 6.9}
 """Effective bytes per input and output element of the Linears beside it, forward and backward: kernel time of
 two decoders without GEMMs, attention, optimizer and loss, uncompiled 24.0 ms at width 1024 and 7.5 at 4096,
 compiled 12.9 at width 1024 and 19.1 in a Llama 8B. Uncompiled blocks of transformers compute norms and rotary
 embeddings in fp32, op by op: 8.5 and 16.2 ms more than compiled in Llamas of 4 layers of width 4096 and 8 of
-2048. One H200, torch 2.11, transformers 5.17, November 2026."""
+2048. Around their adapters stands neither: fitted to the uncompiled BF16 step of a Llama 8B with adapters of
+rank 8 and 32 (354 and 345 ms). One H200, torch 2.11, transformers 5.17, November 2026."""
 
 
 def between_ms(linear: Linear, rows: int, gpu: GpuSpec, how: str) -> float:
@@ -309,6 +360,8 @@ def between_ms(linear: Linear, rows: int, gpu: GpuSpec, how: str) -> float:
     if linear.role == "head":
         return 0.0
     wide = 2 if linear.dtype == "float32" else 1
+    if how == "eager transformers" and linear.adapter == "adapter":
+        how = "eager adapter"
     return wide * memory_ms(BETWEEN_BYTES[how] * rows * (linear.in_features + linear.out_features), gpu)
 
 
@@ -329,3 +382,9 @@ HOST_MS = {"eager": 0.39, "compiled": 0.23}
 FP8_HOST_MS = {"eager": 1.65, "compiled": 0.14, "transformer_engine": 0.39}
 """What an FP8 Linear adds to `HOST_MS`: (113.5 - 22.7) / 55 and (20.85 - 12.93) / 55 with torchao 0.18,
 uncompiled and compiled, (44.7 - 22.2) / 57 with Transformer Engine 2.20."""
+
+
+TE_RECOMPUTE_HOST_MS = 0.97
+"""What recomputing an FP8 layer of Transformer Engine adds on the host: (29.8 - 14.2) / 16, of one recording
+(h200-te_checkpointed_inside), more than its forward and backward take. One recording explains nothing, so
+that no step is modelled that this would set the pace of."""

@@ -12,6 +12,7 @@ from fp8doctor import registry
 from fp8doctor.analysis.ledger import ledger
 from fp8doctor.analysis.rates import rates
 from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
+from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
 from fp8doctor.diagnosis.impossible_fp8 import without_its_symptoms
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.next_step import next_step
@@ -54,7 +55,7 @@ def diagnose(
         next=next_step(prescription, told, facts),
         ledger=if_recorded(ledger, facts),
         ignored=dict(reasons),
-        rates=if_recorded(rates, facts),
+        rates=if_recorded(rates, facts, as_it_seems=is_what_it_seems(findings)),
         modelled_gpu=modelled_gpu_name(facts),
     )
 

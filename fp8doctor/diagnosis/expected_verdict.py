@@ -14,7 +14,7 @@ from fp8doctor.analysis.layers import (
     rehearses_quantization,
     shares_are_known,
 )
-from fp8doctor.analysis.modelled_speedup import modelled_speedup
+from fp8doctor.analysis.modelled_speedup import modelled_speedup, unknown_part
 from fp8doctor.analysis.outcome import never_ran_in_script, outside_autocast, watched_job
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
@@ -137,13 +137,15 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
             summary=f"FP8 does not run: the training step opens no FP8 autocast around {len(in_fp8)} FP8 "
             "layers.",
         )
-    expects = if_recorded(modelled_speedup, facts) if is_what_it_seems(findings) else None
+    seems = is_what_it_seems(findings)
+    expects = if_recorded(modelled_speedup, facts) if seems else None
+    told = expects.sentence if expects else if_recorded(unknown_part, facts) if seems else None
     share = f" ({flops_share_pct(in_fp8, facts):.0f} % of the GEMM FLOPs)" if shares_are_known(facts) else ""
     setup = f"{len(in_fp8)} of {len(linears)} Linears{share}"
     return Verdict(
         status="not_measured",
         summary=f"FP8 is set up in {setup}{f', and {ran}' if ran else ''}. Whether it is faster than BF16 "
-        f"was not measured.{f' {expects.sentence}' if expects else ''}",
+        f"was not measured.{f' {told}' if told else ''}",
         achievable_speedup=expects.best if expects else None,
         basis="modelled" if expects else None,
     )

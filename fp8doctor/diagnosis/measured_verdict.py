@@ -101,8 +101,8 @@ def _too_noisy(measured: MeasuredSpeed, rate: str) -> str:
 
 
 EVEN_WHEN_MODELLED = 0.15
-"""A modelled speedup within this of 1 is called even: those of seven timed jobs are at most so far off
-(`tests/analysis/test_modelled_speedup.py`)."""
+"""A modelled speedup within this of 1 is called even: those of 29 timed jobs are at most so far off
+(`tests/test_cost.py`)."""
 
 
 def _without_bf16(facts: Facts, as_is: Arm, can_be_modelled: bool) -> Verdict:

@@ -169,7 +169,7 @@ def float8(module: nn.Module, gaps: dict[str, str]) -> tuple[str | None, Feature
         "enable_fsdp_float8_all_gather": bool(config.enable_fsdp_float8_all_gather),
         "use_fast_accum": bool(config.gemm_config_output.use_fast_accum),
     }
-    return SIGNATURES.get(signature, "custom"), features
+    return SIGNATURES.get(signature, "custom"), features | own_forward(type(module))
 
 
 def cast_in_words(cast: Any) -> str:
@@ -188,6 +188,14 @@ def all_gather(weight: Tensor | None) -> Features:
         "float8_all_gather_weight": True,
         "precomputed_scale": read(local(weight), "_precomputed_scale") is not None,
     }
+
+
+def own_forward(kind: type) -> Features:
+    """Tell that a class descends from torchao's and has a forward that is not torchao's."""
+    forward = read_class(kind, "forward")
+    return (
+        {} if str(read(forward, "__module__", "torchao.")).startswith("torchao.") else {"own_forward": True}
+    )
 
 
 def recipe_of(module: nn.Module, name: str) -> str:

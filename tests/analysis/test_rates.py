@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.analysis.rates import rates
-from fp8doctor.diagnosis.diagnose import replay
-from fp8doctor.facts import Gpu, Trial
+from fp8doctor.diagnosis.diagnose import diagnose, replay
+from fp8doctor.facts import NOT_RECORDED, Gpu, Trial
 from fp8doctor.render.rates import rates_in_words
 
 RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
@@ -64,6 +64,15 @@ def test_without_fp8_no_variant_in_fp8_is_modelled() -> None:
     found = rates(replace(facts, trial=Trial(arms=())))
     assert found is not None
     assert {each.name for each in found.variants} == {"bf16", "bf16_compiled"}
+
+
+@pytest.mark.parametrize("name", ["te_checkpointed", "emulated", "llama_kv_cache"])
+def test_no_rate_is_modelled_of_fp8_that_is_not_what_it_seems(name: str) -> None:
+    """The verdict expects nothing of these either."""
+    facts = replay(RECORDED / f"h200-{name}.json").facts
+    found = diagnose(replace(facts, trial=NOT_RECORDED)).rates
+    assert found is not None
+    assert all(each.name.startswith("bf16") for each in found.variants)
 
 
 def test_an_a100_has_no_peak_in_fp8() -> None:

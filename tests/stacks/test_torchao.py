@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.float8.config import CastConfig, ScalingGranularity
+from torchao.float8.float8_linear import Float8Linear
 from torchao.quantization import (
     Float8DynamicActivationFloat8WeightConfig,
     Float8WeightOnlyConfig,
@@ -98,6 +99,25 @@ def test_subclass_of_torchtitan() -> None:
         "TitanLinear", (type(layer),), {"__module__": "torchtitan.components.quantization.float8"}
     )
     assert only(layer).kind == "torchao.float8.float8_linear.Float8Linear"
+
+
+class Turned(Float8Linear):
+    """Computes something else than torchao's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.flip(-1))
+
+
+class Named(Float8Linear):
+    """Computes what torchao's does."""
+
+
+@pytest.mark.parametrize(("kind", "own"), [(Turned, True), (Named, False), (Float8Linear, False)])
+def test_a_forward_of_the_users_own_is_told(kind: type[nn.Module], own: bool) -> None:
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))
+    model[0].__class__ = kind
+    (layer,) = network(model).linears
+    assert (layer.use, layer.features.get("own_forward", False)) == ("training", own)
 
 
 def test_without_configuration_the_recipe_is_a_gap() -> None:
