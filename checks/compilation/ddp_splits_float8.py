@@ -7,9 +7,9 @@ default).
 Why it matters. So that gradients are sent while the backward still runs, Dynamo splits a graph
 below DDP at the ends of the buckets. A Float8Linear of torchao up to 0.12 does not survive the
 split: the first step raises "BackendCompilerFailed: backend='compile_fn' raised: RuntimeError:
-val", and no message names FP8 or DDP. People then leave the compilation out, and FP8 is slower than
-BF16. Blocks that are compiled one by one are split as well, where they hold more than the first
-bucket, 1 MiB.
+val", or "AttributeError: 'bool' object has no attribute 'op'", and neither names FP8 or DDP. People
+then leave the compilation out, and FP8 is slower than BF16. Blocks that are compiled one by one are
+split as well, where they hold more than the first bucket, 1 MiB.
 
 What to do. Install torchao 0.13 or newer. Where that cannot be, switch the splitting off: the
 gradients are then sent at the end of each graph's backward, and overlap less.
@@ -20,9 +20,9 @@ gradients are then sent at the end of each graph's backward, and overlap less.
 
 The backend "eager" does not raise.
 
-Evidence: torchao 0.10 and 0.12 raised on a CPU with torch 2.8, a Llama and a stack of Linears;
-torchao 0.13 and 0.14 ran (`tests/versions/ddp_and_compile.md`). With torchao 0.18 and torch 2.11 a
-job of two H200s ran all its FP8 GEMMs.
+Evidence: on a CPU with torch 2.8 torchao 0.10 and 0.12 raised, 0.13 and 0.14 ran
+(`tests/versions/ddp_and_compile.md`). With torchao 0.18 and torch 2.11 a job of two H200s ran all
+its FP8 GEMMs.
 https://github.com/pytorch/ao/issues/2586
 https://github.com/pytorch/pytorch/issues/158936
 """
@@ -75,7 +75,7 @@ def ddp_splits_float8(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"DDP splits the graphs of {plural(len(split), 'FP8 Linear')}, and torchao {version} raises",
         explanation="The first step ends with \"BackendCompilerFailed: backend='compile_fn' raised: "
-        'RuntimeError: val", which names neither FP8 nor DDP.',
+        "RuntimeError: val\", or with an AttributeError of 'op', which name neither FP8 nor DDP.",
         breaks="step_raises",
         evidence={"torchao": str(version), "fp8_linears": len(split), "first": next(iter(split))},
         treatment=Treatment(

@@ -208,6 +208,8 @@ QUOTED = {
     "backend='compile_fn'": (
         "torch._dynamo.exc.BackendCompilerFailed: backend='compile_fn' raised:\nRuntimeError: val\n\nWhile "
         "executing %submod_1 : [num_users=2] = call_module[target=submod_1]",
+        "BackendCompilerFailed: backend='compile_fn' raised:\nAttributeError: 'bool' object has no attribute "
+        "'op'\n\nWhile executing %submod_0",
     ),
     "torch._dynamo hit config": (
         "W1122 torch._dynamo hit config.recompile_limit (8)\n   function: 'forward' (model.py:12)",

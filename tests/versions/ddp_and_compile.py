@@ -33,7 +33,14 @@ EXAMINED = ("0.12.0", "0.13.0")
 
 NEEDED = ("click", "jinja2", "msgspec", "nvidia-ml-py", "numpy", "packaging", "rich", "tabulate", "tqdm")
 
-CASES = ("around it", "around it, not split", "blocks", "around it, backend eager", "around it, 0.25 MiB")
+CASES = (
+    "around it",
+    "around it, no residuals",
+    "around it, not split",
+    "blocks",
+    "around it, backend eager",
+    "around it, 0.25 MiB",
+)
 
 TRAIN = """
 import sys
@@ -44,6 +51,8 @@ case = {case!r}
 torch._dynamo.config.optimize_ddp = case != "around it, not split"
 width = 64 if "MiB" in case else ddp_model.WIDTH
 model = ddp_model.decoder(width, emulate=True)
+if "residuals" in case:
+    model = torch.nn.Sequential(*(layer for block in model for layer in (block.norm, block.up, block.down)))
 backend = "eager" if "eager" in case else "aot_eager"
 if case == "blocks":
     for block in model:
