@@ -95,12 +95,13 @@ def _fp8_gemms_past_onednn() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_step_gains_by_chance() -> Iterator[None]:
-    """The clock by which a trial of this process times its steps ticks once a reading: all take as long."""
+    """The clock by which a trial of this process times its steps ticks once a reading: all take as long,
+    to the last bit, as a 1,024th of a second has no rounding."""
     from fp8doctor.trial.measure import timer
 
     ticks = itertools.count()
     with pytest.MonkeyPatch.context() as patch:
-        clock = SimpleNamespace(perf_counter=lambda: next(ticks) * 1e-3, monotonic=time.monotonic)
+        clock = SimpleNamespace(perf_counter=lambda: next(ticks) / 1024, monotonic=time.monotonic)
         patch.setattr(timer, "time", clock)
         yield
 
