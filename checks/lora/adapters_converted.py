@@ -25,13 +25,14 @@ https://arxiv.org/abs/2510.24061 (FALQON: FP8 loses on the small matrices of LoR
 
 from __future__ import annotations
 
+from fp8doctor.analysis.treatment_table import CONVERT_BASE_FIRST
 from fp8doctor.diagnosis.treatments import convert_again
 from fp8doctor.facts import Facts, Linear, Network, Use
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 OF_TRANSFORMER_ENGINE = Treatment(
-    name="convert-base-first",
+    name=CONVERT_BASE_FIRST,
     summary="replace the Linears of the base by Transformer Engine's before get_peft_model (peft >= 0.19)",
     code="base, optimizer = accelerator.prepare(base, optimizer)\nmodel = get_peft_model(base, config)",
 )
@@ -66,7 +67,7 @@ def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
 def treatment(stack: str, facts: Facts) -> Treatment | None:
     if stack == "torchao":
         return Treatment(
-            name="convert-base-first",
+            name=CONVERT_BASE_FIRST,
             summary="convert the base before get_peft_model, or keep the adapters out of the conversion",
             code=convert_again(facts, only='"lora_" not in name'),
         )

@@ -23,7 +23,7 @@ def _folded(names: Iterable[str], pattern: re.Pattern[str]) -> list[str]:
     alone = []
     for name in names:
         parts = pattern.fullmatch(name)
-        if parts:
+        if parts and (parts[1] or parts[3]):
             found.setdefault((parts[1], parts[3]), []).append(int(parts[2]))
         else:
             alone.append(name)

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from fp8doctor.analysis.te_recipes import TE_RECIPES
 
+CONVERT_BASE_FIRST = "convert-base-first"
 KEEP_IN_BF16 = "keep-in-bf16"
 COMPILE_LAYERS = "compile-layers"
 STAY_IN_BF16 = "stay-in-bf16"
@@ -98,7 +99,7 @@ BY_HAND = frozenset(
         "contiguous-position-bias",
         "conv1d-to-linear",
         "convert",
-        "convert-base-first",
+        CONVERT_BASE_FIRST,
         "convert-before-compile",
         "convert-before-lora",
         "convert-experts",

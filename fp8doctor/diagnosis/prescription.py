@@ -8,11 +8,18 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from fp8doctor import registry
+from fp8doctor.analysis.adapter_names import has_lora
 from fp8doctor.analysis.arms import arm, base_of, saved_ms, timed_on, too_large
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import bf16_saves, stays_in_bf16
-from fp8doctor.analysis.treatment_table import COMPILE_LAYERS, KEEP_IN_BF16, ON_THIS_GPU, STAY_IN_BF16
+from fp8doctor.analysis.treatment_table import (
+    COMPILE_LAYERS,
+    CONVERT_BASE_FIRST,
+    KEEP_IN_BF16,
+    ON_THIS_GPU,
+    STAY_IN_BF16,
+)
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.conversion import conversion
 from fp8doctor.diagnosis.document import Step
@@ -96,7 +103,7 @@ def as_timed(
     named = {step.treatment.name for step in steps}
     steps += [step for step in conversion(facts) if step.treatment.name not in named]
     if not _was_timed(facts):
-        steps = _compiled_or_left_out({step.treatment.name: step for step in steps})
+        steps = _by_the_filter({step.treatment.name: step for step in steps}, facts)
     others = [step for step in steps if step.treatment.name != STAY_IN_BF16]
     saved = stays_in_bf16(facts) or (bf16_saves(facts) if _whole_plan_was_timed(others, facts) else None)
     gives_up = [step for step in steps if step.treatment.name == STAY_IN_BF16]
@@ -118,19 +125,24 @@ def as_timed(
     return (*others, *gives_up)
 
 
-def _compiled_or_left_out(planned: dict[str, Step]) -> list[Step]:
-    """Drop the step that only compiles FP8 layers which another leaves out of the conversion: that one mends
-    both, and saves what the larger of them does."""
-    compiles, leaves_out = planned.get(COMPILE_LAYERS), planned.get(KEEP_IN_BF16)
-    if compiles and leaves_out and _holds(leaves_out.treatment, compiles.treatment):
-        savings = [each.saving_ms for each in (compiles, leaves_out) if each.saving_ms]
-        planned[KEEP_IN_BF16] = msgspec.structs.replace(
-            leaves_out,
-            mends=(*leaves_out.mends, *compiles.mends),
-            saving_ms=max(savings, key=lambda saving: saving.middle, default=None),
-        )
-        del planned[COMPILE_LAYERS]
-    return list(planned.values())
+def _by_the_filter(planned: dict[str, Step], facts: Facts) -> list[Step]:
+    """Drop the steps that the filter of another carries out: to compile FP8 layers that it leaves out, and to
+    leave LoRA's matrices out. That one mends them all, and saves what the largest of them does."""
+    filters = planned.get(KEEP_IN_BF16)
+    if filters is None:
+        return list(planned.values())
+    compiles, converts = planned.get(COMPILE_LAYERS), planned.get(CONVERT_BASE_FIRST)
+    held = [
+        *([compiles] if compiles and _holds(filters.treatment, compiles.treatment) else []),
+        *([converts] if converts and has_lora(facts.linears()) else []),
+    ]
+    savings = [each.saving_ms for each in (filters, *held) if each.saving_ms]
+    planned[KEEP_IN_BF16] = msgspec.structs.replace(
+        filters,
+        mends=(*filters.mends, *(code for each in held for code in each.mends)),
+        saving_ms=max(savings, key=lambda saving: saving.middle, default=None),
+    )
+    return [each for each in planned.values() if each not in held]
 
 
 def _holds(treatment: Treatment, other: Treatment) -> bool:

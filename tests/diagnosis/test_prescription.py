@@ -7,13 +7,15 @@ import copy
 import msgspec
 import pytest
 
+from fp8doctor.analysis.treatment_table import CONVERT_BASE_FIRST
 from fp8doctor.areas import Severity
+from fp8doctor.checks.lora import adapters_converted
 from fp8doctor.checks.shapes import gemms_too_small
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, describe, keep_in_bf16
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, Network
 from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.trial.explorations import SENSIBLE
 from tests.facts_of import DECODER_468M
@@ -62,6 +64,15 @@ def test_no_layer_is_compiled_and_left_out(left_out: str, told: list[str]) -> No
     assert steps[0].saving_ms is not None
     assert steps[0].saving_ms.high == 5, "what the layer loses, eager as it is, is saved by either"
     assert {code for step in steps for code in step.mends} == {"AAA001", "BBB001"}
+
+
+def test_a_filter_that_leaves_adapters_out_is_the_only_conversion() -> None:
+    kept = found("AAA001", treatment=KEEP_IN_BF16)
+    converted_first = found("BBB001", treatment=CONVERT_BASE_FIRST)
+    (step,) = as_timed(prescribe((kept, converted_first)), adapters_converted.SICK)
+    assert (step.treatment.name, step.mends) == (KEEP_IN_BF16, ("AAA001", "BBB001"))
+    without_adapters = Facts(network=Network(linears=()))
+    assert len(as_timed(prescribe((kept, converted_first)), without_adapters)) == 2
 
 
 def test_what_makes_fp8_impossible_comes_before_any_saving() -> None:
