@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -20,14 +23,8 @@ TEACHER = nn.Linear(32, 32)
 CONTEXT = contextlib.nullcontext()
 
 
-class Engine:
-    """Of some framework: what its step opens is not read."""
-
-    def __call__(self, model: Any, batch: Any) -> Any:
-        return model(batch).sum()
-
-
-ENGINE = Engine()
+ENGINE: Any = pytest.mark.slow
+"""Of some library, and can be called: what it opens is not read."""
 
 
 class Opening(nn.Module):
@@ -70,6 +67,18 @@ def in_some_context(model: Any, batch: Any) -> Any:
         return model(batch).sum()
 
 
+def enters(model: Any, batch: Any) -> Any:
+    stack = contextlib.ExitStack()
+    stack.enter_context(CONTEXT)
+    return model(batch).sum()
+
+
+def imports_another(model: Any, batch: Any) -> Any:
+    import no_such_module
+
+    return no_such_module.step(model, batch)
+
+
 def of(model: nn.Module, step: Callable[..., Any] | None, monkeypatch: pytest.MonkeyPatch) -> Report:
     te.install(monkeypatch)
     return inspect_model(model, torch.ones(16, 32), training_step=step, trial=False)
@@ -101,7 +110,7 @@ def test_so_is_a_forward_that_names_one(monkeypatch: pytest.MonkeyPatch) -> None
     assert outcome(report) == "not_applicable"
 
 
-@pytest.mark.parametrize("step", [None, through_an_engine, in_some_context])
+@pytest.mark.parametrize("step", [None, through_an_engine, in_some_context, enters, imports_another])
 def test_what_cannot_be_read_is_unknown(
     monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any] | None
 ) -> None:
@@ -112,3 +121,190 @@ def test_what_cannot_be_read_is_unknown(
 
 def test_a_model_without_such_layers_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of(nn.Linear(32, 32), plain, monkeypatch).facts.training.fp8_autocast is None
+
+
+class Runner:
+    """An object of the user's, whose methods open the autocast."""
+
+    def __call__(self, model: Any, batch: Any) -> Any:
+        return opens(model, batch)
+
+    def step(self, model: Any, batch: Any) -> Any:
+        return self.forward_step(model, batch)
+
+    def forward_step(self, model: Any, batch: Any) -> Any:
+        return opens(model, batch)
+
+    @staticmethod
+    def static(model: Any, batch: Any) -> Any:
+        return opens(model, batch)
+
+    @property
+    def held(self) -> Callable[..., Any]:
+        return opens
+
+
+class Layered(nn.Module):
+    """A forward that opens nothing by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = te.Linear(32, 32)
+        self.runner: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+class Derived(Opening):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+class WithLoss(Layered):
+    def loss(self, batch: Any) -> Any:
+        return opens(self.layer, batch)
+
+
+class Called(Layered):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        with te.autocast():
+            return super().__call__(x)
+
+
+class Static(Layered):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.run(self.layer, x)
+
+    run = staticmethod(opens)
+
+
+class Holding(Layered):
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = Runner()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.runner(self.layer, x)
+
+
+def hooked() -> nn.Module:
+    made = Layered()
+    made.register_forward_pre_hook(lambda module, given: te.autocast().__enter__())
+    return made
+
+
+def patched() -> nn.Module:
+    made = nn.Sequential(nn.Sequential(te.Linear(32, 32)), nn.Sequential(nn.ReLU()))
+    made[0].forward = lambda x: opens(made[0][0], x)  # type: ignore[method-assign]
+    return made
+
+
+@pytest.mark.parametrize("make", [Derived, Called, Static, Holding, hooked, patched])
+def test_so_is_a_model_that_opens_one_in_another_way(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module]
+) -> None:
+    report = of(make(), plain, monkeypatch)
+    assert report.facts.training.fp8_autocast is True
+    assert outcome(report) == "not_applicable"
+
+
+RUNNER = Runner()
+STEPS = {"train": opens}
+SPACE = types.SimpleNamespace(train=opens)
+
+
+def of_the_model(model: Any, batch: Any) -> Any:
+    return model.loss(batch)
+
+
+def of_an_object(model: Any, batch: Any) -> Any:
+    return RUNNER.step(model, batch)
+
+
+def of_a_class(model: Any, batch: Any) -> Any:
+    return Runner().step(model, batch)
+
+
+def of_a_static_method(model: Any, batch: Any) -> Any:
+    return Runner.static(model, batch)
+
+
+def of_a_property(model: Any, batch: Any) -> Any:
+    return RUNNER.held(model, batch)
+
+
+def of_a_table(model: Any, batch: Any) -> Any:
+    return STEPS["train"](model, batch)
+
+
+def of_a_namespace(model: Any, batch: Any) -> Any:
+    return SPACE.train(model, batch)
+
+
+def of_a_default(model: Any, batch: Any, run: Callable[..., Any] = opens) -> Any:
+    return run(model, batch)
+
+
+def of_a_cache(model: Any, batch: Any) -> Any:
+    return functools.cache(opens)(model, batch)
+
+
+def of_an_import(model: Any, batch: Any) -> Any:
+    from steps_of_mine import step
+
+    return step(model, batch)
+
+
+def of_a_closure() -> Callable[..., Any]:
+    runner = Runner()
+    return lambda model, batch: runner.step(model, batch)
+
+
+DECORATED = te.autocast()(plain)
+"""Its wrapper is contextlib's: what it opens is not read."""
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        of_the_model,
+        of_an_object,
+        of_a_class,
+        of_a_static_method,
+        of_a_property,
+        of_a_table,
+        of_a_namespace,
+        of_a_default,
+        of_a_cache,
+        of_an_import,
+        of_a_closure(),
+        RUNNER,
+        RUNNER.step,
+        functools.partial(opens),
+        functools.cache(opens),
+        DECORATED,
+    ],
+)
+def test_so_is_a_step_that_opens_one_in_another_way(
+    monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any]
+) -> None:
+    mine = types.ModuleType("steps_of_mine")
+    vars(mine)["step"] = opens
+    monkeypatch.setitem(sys.modules, mine.__name__, mine)
+    report = of(WithLoss(), step, monkeypatch)
+    assert outcome(report) == ("unknown" if step is DECORATED else "not_applicable")
+
+
+class PlainRunner:
+    """Of the user's, and opens nothing."""
+
+    def step(self, model: Any, batch: Any) -> Any:
+        return plain(model, batch)
+
+
+@pytest.mark.parametrize("step", [PlainRunner().step, functools.partial(plain), torch.compile(plain)])
+def test_one_that_opens_none_is_read_there_too(
+    monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any]
+) -> None:
+    assert of(Layered(), step, monkeypatch).facts.training.fp8_autocast is False
