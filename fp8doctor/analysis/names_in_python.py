@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 
-FIRST_NUMBER = re.compile(r"((?:.*?\.)?)(\d+)((?:\..+)?)")
-LAST_NUMBER = re.compile(r"((?:.*\.)?)(\d+)((?:\.[^\d].*?)?)")
+FIRST_NUMBER = re.compile(r"((?:.*?\.)?)(0|[1-9][0-9]*)((?:\..+)?)")
+LAST_NUMBER = re.compile(r"((?:.*\.)?)(0|[1-9][0-9]*)((?:\.[^\d].*?)?)")
 """Name of a layer: what stands before the number of its block, the number, and what stands behind. A model in
 stages has a second number: blocks are numbered within their stage."""
 
@@ -44,11 +45,17 @@ def _folded(names: Iterable[str], pattern: re.Pattern[str]) -> list[str]:
 def _comprehension(blocks: str, span: str, layers: Sequence[str]) -> str:
     """Return the names of these layers in every block of the span."""
     if len(layers) == 1:
-        return f'{{f"{blocks}{{i}}{layers[0]}" for i in {span}}}'
+        return f'{{f"{_within(blocks)}{{i}}{_within(layers[0])}" for i in {span}}}'
     dotted = "." if all(layers) else ""  # an empty name is the block itself
     shown = ", ".join(_quoted(layer.removeprefix(dotted)) for layer in layers)
-    return f'{{f"{blocks}{{i}}{dotted}{{layer}}" for i in {span} for layer in ({shown})}}'
+    return f'{{f"{_within(blocks)}{{i}}{dotted}{{layer}}" for i in {span} for layer in ({shown})}}'
 
 
 def _quoted(name: str) -> str:
-    return f'"{name}"'
+    """Write a name as a string; JSON's and Python's are written alike."""
+    return json.dumps(name, ensure_ascii=False)
+
+
+def _within(part: str) -> str:
+    """Write a part of a name in an f-string."""
+    return _quoted(part)[1:-1].replace("{", "{{").replace("}", "}}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from fp8doctor.analysis.names_in_python import names_in_python
 
@@ -43,3 +45,13 @@ def test_they_are_the_names_and_short(names: list[str], most: int) -> None:
     sets = names_in_python(names)
     assert set().union(*map(eval, sets)) == set(names)
     assert sum(map(len, sets)) <= most
+
+
+PARTS = st.sampled_from(["0", "1", "2", "10", "01", "007", "up", "1a", "a b", '"', "\\", "{", "}", "é", "\n"])
+
+
+@given(st.lists(st.lists(PARTS, min_size=1, max_size=4).map(".".join), unique=True, max_size=12))
+@example(["experts.00.up", "experts.01.up"])
+@example(['of{"user"}.0.up', 'of{"user"}.1.up'])
+def test_they_are_the_names_whatever_these_hold(names: list[str]) -> None:
+    assert set().union(*map(eval, names_in_python(names))) == set(names)
