@@ -30,6 +30,7 @@ https://github.com/pytorch/ao/issues/3111 https://github.com/NVIDIA/TransformerE
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from fp8doctor.analysis.alignment import multiple_of, tokens_divisor, unaligned
@@ -63,6 +64,7 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no FP8 layer in the model, and none asked for")
     raising = [linear for linear in fp8 if unaligned(linear)]
     skipped, channels = skipped_by_converters(facts), on_channels(facts.network)
+    hardly_counts = little_work(facts)
     tokens = facts.workload.tokens if facts.workload.batch_source == "given" else None
     of_tokens = (each for each in fp8 if tokens in (rows_seen(each, facts) or (tokens,)))
     tokens_multiple = max(map(tokens_divisor, of_tokens), default=1)
@@ -72,8 +74,10 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     offenders = raising + skipped
     classifiers = [linear for linear in raising if counts_classes(linear, facts.network)]
     across = [linear for linear in raising if not channels(linear)]
-    small = [each for each in raising if hardly_counts(each, facts) and each not in (*classifiers, *across)]
-    padded = [linear for linear in offenders if linear not in (*classifiers, *across, *small)]
+    kept = {each.name for each in (*classifiers, *across)}
+    small = [each for each in raising if hardly_counts(each) and each.name not in kept]
+    kept |= {each.name for each in small}
+    padded = [linear for linear in offenders if linear.name not in kept]
     causes, changes = [], [*widened(padded), *left_as_they_are(classifiers, across, small)]
     if raising:
         have = "has" if len(raising) == 1 else "have"
@@ -132,23 +136,31 @@ def pad_the_batch(workload: Workload, multiple: int) -> str:
 
 def skipped_by_converters(facts: Facts) -> list[Linear]:
     """List the Linears that only their sides keep in 16 bits; none where they hardly count."""
-    channels = on_channels(facts.network)
+    channels, hardly_counts = on_channels(facts.network), little_work(facts)
     skipped = [
         each
         for each in facts.network.linears
         if would_be_converted(each, rewritten=True, padded=True) and unaligned(each) and channels(each)
-        if not hardly_counts(each, facts)
+        if not hardly_counts(each)
     ]
     return skipped if flops_share_pct(skipped, facts) >= WORTH_MENTIONING_PCT else []
 
 
-def hardly_counts(linear: Linear, facts: Facts) -> bool:
-    """Whether no width of this layer is worth padding: it has fewer outputs or inputs than one multiple, such
-    as scores or coordinates, or next to no work in the step."""
-    sides = linear.in_features, linear.out_features
-    alike = [each for each in facts.network.linears if (each.in_features, each.out_features) == sides]
-    counted = all(recorded(each, "flops_share_pct") for each in alike)
-    return min(sides) < FP8_MULTIPLE or (counted and flops_share_pct(alike, facts) < WORTH_MENTIONING_PCT)
+def little_work(facts: Facts) -> Callable[[Linear], bool]:
+    """Return whether no width of a layer is worth padding: it has fewer outputs or inputs than one multiple,
+    such as scores or coordinates, or next to no work in the step."""
+    alike: dict[tuple[int, int], list[Linear]] = {}
+    for each in facts.network.linears:
+        alike.setdefault((each.in_features, each.out_features), []).append(each)
+
+    @functools.cache
+    def hardly_counts(sides: tuple[int, int]) -> bool:
+        counted = all(recorded(each, "flops_share_pct") for each in alike[sides])
+        return min(sides) < FP8_MULTIPLE or (
+            counted and flops_share_pct(alike[sides], facts) < WORTH_MENTIONING_PCT
+        )
+
+    return lambda linear: hardly_counts((linear.in_features, linear.out_features))
 
 
 def what_it_means(raising: list[Linear], offenders: list[Linear]) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
+import fp8doctor.checks.shapes.unaligned_dimensions as unaligned_dimensions_file
 from fp8doctor.analysis.alignment import tokens_divisor
 from fp8doctor.checks.shapes.unaligned_dimensions import (
     HEALTHY,
@@ -339,3 +340,18 @@ def test_both_at_once() -> None:
         finding.title
         == "1 of 1 FP8 layer has sides that raise on a GPU; 1003 tokens a step are not a multiple of 16"
     )
+
+
+def test_the_work_of_a_shape_is_summed_up_once(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mixture has thousands of layers of one shape; each sum goes over all of them."""
+    facts = look(converted(nn.Sequential(*(mlp(1000) for _ in range(8)))), tokens=1024)
+    sums: list[int] = []
+    counted = unaligned_dimensions_file.flops_share_pct
+
+    def counting(linears: list[Linear], facts: Facts) -> float:
+        sums.append(len(linears))
+        return counted(linears, facts)
+
+    monkeypatch.setattr(unaligned_dimensions_file, "flops_share_pct", counting)
+    assert isinstance(unaligned_dimensions(facts), Finding)
+    assert len(sums) <= 5
