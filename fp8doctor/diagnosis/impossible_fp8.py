@@ -29,7 +29,13 @@ def without_its_symptoms(
     }
     reason = f"no FP8 step runs on this GPU ({CAUSE})"
     return (
-        tuple(each for each in findings if each.code not in dropped),
+        tuple(
+            msgspec.structs.replace(
+                each, caused_by=tuple(code for code in each.caused_by if code not in dropped)
+            )
+            for each in findings
+            if each.code not in dropped
+        ),
         tuple(
             msgspec.structs.replace(each, outcome="not_applicable", reason=reason)
             if each.code in dropped

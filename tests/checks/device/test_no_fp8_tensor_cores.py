@@ -10,8 +10,10 @@ import torch
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model
+from fp8doctor.diagnosis.impossible_fp8 import without_its_symptoms
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.facts import Environment, Facts, Gpu, Linear, Network, Target
+from fp8doctor.finding import Finding
 from tests.checks.environment.live import finding_of, outcome_of
 from tests.stand_ins.nvml import GIB, Device, StandIn, a100, gpu, h100
 
@@ -155,6 +157,16 @@ def test_on_such_a_gpu_it_is_told_alone(monkeypatch: pytest.MonkeyPatch) -> None
     assert finding is not None
     assert finding.treatment is not None
     assert finding.treatment.code == "# leave out the conversion to FP8", "no launcher asked for it"
+
+
+def test_nothing_that_is_told_there_names_a_cause_that_is_not() -> None:
+    found = [
+        Finding(title="no FP8", explanation="", code="GPU001", breaks="step_raises"),
+        Finding(title="not compiled", explanation="", code="CMP001", caused_by=("GPU001",)),
+        Finding(title="frozen", explanation="", code="LORA004", caused_by=("CMP001", "GPU001")),
+    ]
+    left, _ = without_its_symptoms(found, ())
+    assert [(each.code, each.caused_by) for each in left] == [("GPU001", ()), ("LORA004", ("GPU001",))]
 
 
 def of_an_a100(model: torch.nn.Module) -> Facts:
