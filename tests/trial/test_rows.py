@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from fp8doctor.facts import Trial
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.depth import Cut
-from fp8doctor.trial.layers import rows, shapes
+from fp8doctor.trial.layers import fake_rows, rows, shapes
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.run import TrialRun
 from tests.trial.test_shapes import CPU, TOKENS, in_time, job
@@ -83,8 +83,8 @@ class Frames(nn.Module):
         return self.head(x[:, 0])
 
 
-def frames(blocks: int = 3) -> Job:
-    model = convert_to_float8_training(Frames(blocks).bfloat16())
+def frames(blocks: int = 3, kind: type[Frames] = Frames) -> Job:
+    model = convert_to_float8_training(kind(blocks).bfloat16())
     return replace(job(model), batch=torch.ones(16, 32, 32, dtype=torch.bfloat16))
 
 
@@ -310,3 +310,25 @@ def test_the_experts_of_one_weight_have_the_rows_that_the_router_gave_them() -> 
     for each in experts.values():
         assert len(each) in (1, 2, 3, 4)
         assert sum(each) == 48 * 2
+
+
+class Dropping(Frames):
+    """LayerDrop that leaves all blocks out of the first forward, and none of the next."""
+
+    forwards = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.forwards += 1
+        x = self.frames(x).view(x.shape[0], -1, 8, 32).mean(2)
+        for block in self.b:
+            x = x if self.forwards == 1 else block(x)
+        return self.head(x[:, 0])
+
+
+def of_fakes(of: Job) -> rows.Rows:
+    return fake_rows.with_rows(of, examine(of)).workload.rows
+
+
+@pytest.mark.parametrize("count", [lambda of: seen(of)[0], of_fakes], ids=["real", "fake"])
+def test_a_block_that_layerdrop_leaves_out_has_its_rows(count: Callable[[Job], rows.Rows]) -> None:
+    assert count(frames(3, Dropping)) == count(frames(3))

@@ -90,9 +90,14 @@ def seen(job: Job, lists: list[str], wanted: list[str]) -> rows.Rows:
     batch = fakes.of(job.batch)
     layers, _ = rows.found(original, plan, model, wanted)
     autocast = torch.autocast("cpu", dtype=job.autocast) if job.autocast else nullcontext()
-    with mode, rows.counted(layers.values()) as calls, torch.no_grad(), autocast:
-        job.training_step(model, batch) if job.training_step else call(model, batch)
-    return {name: tuple(calls[module]) for name, module in layers.items() if any(calls[module])}
+
+    def forward() -> rows.Rows:
+        with rows.counted(layers.values()) as calls:
+            job.training_step(model, batch) if job.training_step else call(model, batch)
+        return {name: tuple(calls[module]) for name, module in layers.items() if any(calls[module])}
+
+    with mode, torch.no_grad(), autocast:
+        return rows.with_every_block(forward, layers, lists)
 
 
 def _not_copied(model: nn.Module) -> list[torch.Tensor]:
