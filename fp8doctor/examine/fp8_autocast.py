@@ -21,7 +21,7 @@ from fp8doctor.examine.walk import Tree
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.code_names import names_in, owners
-from fp8doctor.stacks.lineage import home
+from fp8doctor.stacks.lineage import ancestor, home
 from fp8doctor.stacks.looking import children_of, is_a, is_module, read, read_class, state_of
 
 FACT = "training.fp8_autocast"
@@ -31,6 +31,8 @@ HARMLESS = frozenset(
     ("torch", "numpy", "einops", "fp8doctor", TRANSFORMER_ENGINE, "builtins", *sys.stdlib_module_names)
 )
 """Packages whose functions open none when they are called."""
+LIGHTNING = ("lightning.", "pytorch_lightning.")
+"""The two packages of Lightning, whose plugin ``TransformerEnginePrecision`` opens it around the step."""
 INSTALLED = frozenset(("site-packages", "dist-packages"))
 """Folders that libraries are installed in."""
 ENTERS = frozenset(("BEFORE_WITH", "SETUP_WITH", "LOAD_SPECIAL"))
@@ -62,6 +64,9 @@ def names_fp8_autocast(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
         return True
     if job.training_step is None:
         gaps[FACT] = "who trains this model, inside te.autocast or not, is told by no training_step"
+        return NOT_RECORDED
+    if any(ancestor(type(tree.root.module), each, ("LightningModule",)) for each in LIGHTNING):
+        gaps[FACT] = "a Trainer of Lightning opens te.autocast around the step where its precision says so"
         return NOT_RECORDED
     if reader.unread:
         gaps[FACT] = f"whether {reader.unread}, which the step uses, opens te.autocast cannot be read"

@@ -16,10 +16,12 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fp8doctor import inspect_model
 from fp8doctor.report import ReportFailed
 from fp8doctor.running import clock
 from fp8doctor.running.calls import ATTRIBUTE
 from tests.markdown import fenced
+from tests.stand_ins import transformer_engine
 
 lightning = pytest.importorskip("lightning.pytorch")
 
@@ -240,3 +242,18 @@ def test_nothing_is_watched_outside_of_a_fit(tmp_path: Path) -> None:
     trainer.test(model, DataLoader(TensorDataset(torch.randn(4, 16))), verbose=False)
     assert watching.report is None
     assert left_behind(model) == []
+
+
+def test_an_autocast_that_the_trainer_opens_around_the_step_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``TransformerEnginePrecision`` opens it; no step of the model file's names it."""
+    transformer_engine.install(monkeypatch)
+    model = Net()
+    model.inner = nn.Sequential(transformer_engine.Linear(16, 16))
+
+    def training_step(model: Any, batch: Any) -> Any:
+        return model.inner(batch).sum()
+
+    facts = inspect_model(model, torch.ones(16, 16), training_step=training_step, trial=False).facts
+    assert facts.gaps["training.fp8_autocast"].startswith("a Trainer of Lightning")
