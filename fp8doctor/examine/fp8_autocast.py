@@ -46,8 +46,8 @@ UNNAMED = frozenset(("forward", "__call__", "__enter__", "__iter__", "__next__",
 MAKERS = ("__init__", "__new__", "__post_init__")
 """Methods that run where a class is called."""
 DATA = frozenset((bool, int, float, complex, str, bytes))
-MOST = 5_000
-"""Things that are followed; more is unknown. A choice: files of models name some hundreds."""
+MOST = 3_000
+"""Functions that are read; with more it is unknown. A choice: files of models name some dozens."""
 
 
 def names_fp8_autocast(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
@@ -87,6 +87,8 @@ class _Reader:
         self._met: dict[int, Any] = {}
         """What was met by its id; kept, so that nothing else gets that id."""
         self._pending: list[Any] = []
+        self._functions: list[CodeType] = []
+        """What was read."""
         self._names: set[str] = set(UNNAMED)
         self._holders: list[Mapping[str, Any]] = []
         """Attributes of the classes, objects and Python modules that were met."""
@@ -111,9 +113,6 @@ class _Reader:
         """Have what may run where this is used read."""
         if value is None or type(value) in DATA or id(value) in self._met:
             return
-        if len(self._met) > MOST:
-            self._leave("so much code")
-            return
         self._met[id(value)] = value
         self._pending.append(value)
 
@@ -136,8 +135,10 @@ class _Reader:
         original = read(function, "_torchdynamo_orig_callable")
         for each in (original, read(function, "__wrapped__")):
             self.follow(each)
-        if original is None:
+        if original is None and len(self._functions) < MOST:
             self._read(function, function.__code__)
+        elif original is None:
+            self._leave(f"more than {MOST:,} functions")
 
     def _follow_layer(self, layer: nn.Module) -> None:
         """Follow the forward and the hooks of a module, its class where that is the user's, and all in it."""
@@ -187,7 +188,10 @@ class _Reader:
                 self._holders.append(vars(each))
 
     def _read(self, function: FunctionType, code: CodeType) -> None:
+        self._functions.append(code)
         bound, names = function.__globals__, set(names_in(code))
+        if "getattr" in names:
+            names |= set(texts(code))
         of_torch = {name for name in names if package(bound.get(name)) == "torch"}
         said = {name for name in names if "autocast" in name.lower() or "fp8" in name.lower()}
         if said - {"autocast"} or not of_torch.issuperset(owners("autocast", code)):
@@ -239,6 +243,15 @@ def imported(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from imported(constant)
+
+
+def texts(code: CodeType) -> Iterator[str]:
+    """Yield the names among the strings of a function, and of those inside it, for ``getattr`` to look up."""
+    for constant in code.co_consts:
+        if isinstance(constant, str) and constant.isidentifier():
+            yield constant
+        elif isinstance(constant, CodeType):
+            yield from texts(constant)
 
 
 def unknown_contexts(code: CodeType, of_torch: set[str]) -> list[str]:

@@ -256,6 +256,10 @@ def of_an_import(model: Any, batch: Any) -> Any:
     return step(model, batch)
 
 
+def of_a_text(model: Any, batch: Any) -> Any:
+    return getattr(model, "loss")(batch)  # noqa: B009
+
+
 def of_a_closure() -> Callable[..., Any]:
     runner = Runner()
     return lambda model, batch: runner.step(model, batch)
@@ -278,6 +282,7 @@ DECORATED = te.autocast()(plain)
         of_a_default,
         of_a_cache,
         of_an_import,
+        of_a_text,
         of_a_closure(),
         RUNNER,
         RUNNER.step,
