@@ -82,13 +82,14 @@ class _Script:
         at_once, as_main = _training(plain, functions), _training(under_guard, functions)
         found = at_once or as_main
         classes = {each.name for each in tree.body if isinstance(each, ast.ClassDef)}
+        derived = {each.name for each in tree.body if isinstance(each, ast.ClassDef) and each.bases}
         bound = _bound(plain) | functions.keys() | classes
         return cls(
             at_once=at_once is not None,
             guarded=as_main is not None,
             builds_a_model=not bound.isdisjoint(BUILDERS),
             holds_a_model=not bound.isdisjoint(MODELS)
-            or any(_holds_a_model(node, classes) for each in plain for node in _run_by(each)),
+            or any(_holds_a_model(node, derived) for each in plain for node in _run_by(each)),
             model=next((each for each in MODELS if each in bound), _last_module_class(tree)),
             line=found.lineno if found is not None else 0,
         )
@@ -114,7 +115,8 @@ def _bound(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def _holds_a_model(node: ast.AST, classes: set[str]) -> bool:
-    """Whether this gives any name to an instance of one of the file's own classes, or of torch.nn's."""
+    """Whether this gives any name to an instance of one of the file's own classes, which derive from
+    another, or of torch.nn's."""
     if not isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
         return False
     values = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else [node.value]

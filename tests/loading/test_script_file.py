@@ -52,6 +52,9 @@ SCRIPTS = {
     "a function of another file": "from lib import train\n" + inside("main", "train(args)") + GUARD,
     "a function imported in main": inside("main", "from lib import build_model\n" + LOOP) + GUARD,
     "epochs": inside("main", "while True:\n    " + LOOP.replace("\n", "\n    ").rstrip(" ")) + GUARD,
+    "settings in objects": "class Settings:\n    width = 8\n\n\nsettings, paths = Settings(), Settings()\n"
+    + inside("main", LOOP)
+    + GUARD,
 }
 
 MODEL_FILES = {
