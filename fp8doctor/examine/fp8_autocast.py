@@ -23,6 +23,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.stacks.code_names import names_in, owners
 from fp8doctor.stacks.lineage import ancestor, home
 from fp8doctor.stacks.looking import children_of, is_a, is_module, read, read_class, state_of
+from fp8doctor.stacks.transformer_engine import autocast_is_open
 
 FACT = "training.fp8_autocast"
 QUIET = ("torch.", "transformers.", f"{TRANSFORMER_ENGINE}.")
@@ -51,8 +52,8 @@ MOST = 3_000
 
 
 def names_fp8_autocast(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
-    """Whether the step names an FP8 autocast: False when all of it was read and nothing does, None without
-    layers of Transformer Engine, ``NOT_RECORDED`` where it cannot be read."""
+    """Whether the step names an FP8 autocast, or one is open now: False when all of it was read and nothing
+    does, None without layers of Transformer Engine, ``NOT_RECORDED`` where it cannot be read."""
     modules = [module for place in tree.places for module in (*place.wrappers, place.module)]
     if not any(home(type(each)).startswith(f"{TRANSFORMER_ENGINE}.") for each in modules):
         return None
@@ -60,7 +61,7 @@ def names_fp8_autocast(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
     for each in (*modules, job.training_step):
         reader.follow(each)
     reader.finish()
-    if reader.named or job.around is not nullcontext:
+    if reader.named or job.around is not nullcontext or autocast_is_open():
         return True
     if job.training_step is None:
         gaps[FACT] = "who trains this model, inside te.autocast or not, is told by no training_step"

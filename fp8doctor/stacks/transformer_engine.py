@@ -259,3 +259,19 @@ def autocast() -> Callable[..., AbstractContextManager[Any]]:
         raise NoTwin("transformer_engine.pytorch is not loaded, or has no autocast")
     context: Callable[..., AbstractContextManager[Any]] = found
     return context
+
+
+STATES = ("transformer_engine.pytorch.quantization", "transformer_engine.pytorch.fp8")
+"""Modules of the process-wide FP8 state: from 2.9 on, and before."""
+
+
+def state_manager() -> Any:
+    """``FP8GlobalStateManager`` as the process has loaded it, or None."""
+    managers = (getattr(sys.modules.get(name), "FP8GlobalStateManager", None) for name in STATES)
+    return next((each for each in managers if each is not None), None)
+
+
+def autocast_is_open() -> bool:
+    """Whether a module that is called now would run in FP8."""
+    manager = state_manager()
+    return manager is not None and bool(manager.is_fp8_enabled())

@@ -119,6 +119,14 @@ def test_what_cannot_be_read_is_unknown(
     assert outcome(report) == "unknown"
 
 
+def test_so_is_a_step_around_which_one_is_open_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = te.install(monkeypatch)
+    with library.autocast(recipe=te.Float8CurrentScaling()):
+        report = of(nn.Sequential(te.Linear(32, 32)), plain, monkeypatch)
+    assert report.facts.training.fp8_autocast is True
+    assert outcome(report) == "not_applicable"
+
+
 def test_a_model_without_such_layers_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of(nn.Linear(32, 32), plain, monkeypatch).facts.training.fp8_autocast is None
 

@@ -1,12 +1,11 @@
 """Transformer Engine's process-wide FP8 state, where it is loaded: read, put back, and kept from replicas.
 
-The one place that reads ``FP8GlobalStateManager``: class attributes up to 2.14, the dataclass
-``quantization_state`` from 2.15 on (sources at v1.0, v2.2 and main of November 2026); the module is
-``quantization`` from 2.9 on, ``fp8`` before. Leaving a ``te.autocast``, whatever its recipe, updates the
-scales of every module that ever registered in the global buffers for delayed scaling
-(``reduce_and_update_fp8_tensors``, the same in the source of August 2026), and so does the backward. So the
-user's own are out of reach while replicas run, and every replica that is timed has buffers of its own: the
-modules of one arm would be updated in the steps of all others.
+The one place that reads what ``FP8GlobalStateManager`` holds: class attributes up to 2.14, the dataclass
+``quantization_state`` from 2.15 on (sources at v1.0, v2.2 and main of November 2026). Leaving a
+``te.autocast``, whatever its recipe, updates the scales of every module that ever registered in the global
+buffers for delayed scaling (``reduce_and_update_fp8_tensors``, the same in the source of August 2026), and so
+does the backward. So the user's own are out of reach while replicas run, and every replica that is timed has
+buffers of its own: the modules of one arm would be updated in the steps of all others.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from fp8doctor.stacks.transformer_engine import autocast_with
-
-MODULES = ("transformer_engine.pytorch.quantization", "transformer_engine.pytorch.fp8")
+from fp8doctor.stacks.transformer_engine import autocast_is_open, autocast_with, state_manager
 
 BUFFERS = ("global_amax_buffer", "global_amax_history_buffer", "global_scale_buffer")
 """Dicts of lists of tensors, by autocast."""
@@ -69,15 +66,9 @@ def buffers_apart(own: Buffers | None = None) -> Iterator[None]:
             setattr(state, name, value)
 
 
-def autocast_is_open() -> bool:
-    """Whether a module that is called now would run in FP8."""
-    manager = _manager()
-    return manager is not None and bool(manager.is_fp8_enabled())
-
-
 def open_autocast() -> Callable[[], AbstractContextManager[object]]:
     """Return what opens the autocast that is open now once more; a context without effect where none is."""
-    return partial(autocast_with, _manager().get_fp8_recipe()) if autocast_is_open() else nullcontext
+    return partial(autocast_with, state_manager().get_fp8_recipe()) if autocast_is_open() else nullcontext
 
 
 ENTERS = ("autocast_enter", "fp8_autocast_enter")
@@ -91,7 +82,7 @@ def opened_with(recipe: Any) -> Callable[[], AbstractContextManager[None]]:
     The library's own test of a recipe is made of the one that is given. What stands in the place of the
     library's function is one and the same each time, so that a graph that calls it is compiled once.
     """
-    manager = _manager()
+    manager = state_manager()
     name = next((each for each in ENTERS if each in vars(manager or type)), None)
     if name is None:
         return nullcontext
@@ -118,14 +109,9 @@ def opened_with(recipe: Any) -> Callable[[], AbstractContextManager[None]]:
     return instead
 
 
-def _manager() -> Any:
-    managers = (getattr(sys.modules.get(name), "FP8GlobalStateManager", None) for name in MODULES)
-    return next((each for each in managers if each is not None), None)
-
-
 def _state() -> Any:
     """Find what holds the state: an instance, or the manager itself; None where the library is not loaded."""
-    manager = _manager()
+    manager = state_manager()
     return getattr(manager, "quantization_state", manager)
 
 

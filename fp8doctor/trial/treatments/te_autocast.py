@@ -9,8 +9,7 @@ from typing import Any
 
 from fp8doctor.analysis.treatment_table import TE_AUTOCAST
 from fp8doctor.stacks import NoTwin
-from fp8doctor.stacks.transformer_engine import STACK, autocast, recognise, within
-from fp8doctor.trial.state.transformer_engine_state import autocast_is_open
+from fp8doctor.stacks.transformer_engine import STACK, autocast, autocast_is_open, recognise, within
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
 from fp8doctor.trial.variant import Variant
 
