@@ -332,3 +332,27 @@ def of_fakes(of: Job) -> rows.Rows:
 @pytest.mark.parametrize("count", [lambda of: seen(of)[0], of_fakes], ids=["real", "fake"])
 def test_a_block_that_layerdrop_leaves_out_has_its_rows(count: Callable[[Job], rows.Rows]) -> None:
     assert count(frames(3, Dropping)) == count(frames(3))
+
+
+class Reading(Frames):
+    """Multiplies by the weight of a layer that it calls too, whose calls are counted."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(nn.functional.linear(x, self.frames.weight))
+
+
+class ReadingAlone(Frames):
+    """Multiplies by the weight of a layer that it never calls."""
+
+    def __init__(self, blocks: int = 3) -> None:
+        super().__init__(blocks)
+        self.read = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(nn.functional.linear(x, self.read.weight))
+
+
+@pytest.mark.parametrize("count", [lambda of: seen(of)[0], of_fakes], ids=["real", "fake"])
+def test_a_weight_that_is_read_has_its_rows(count: Callable[[Job], rows.Rows]) -> None:
+    assert count(frames(3, Reading)) == count(frames(3))
+    assert count(frames(3, ReadingAlone)) == {**count(frames(3)), "read": (16 * 32,)}

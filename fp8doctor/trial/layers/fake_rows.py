@@ -27,6 +27,7 @@ from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate, unwrapped
 from fp8doctor.trial.copies.step import call, tensors
 from fp8doctor.trial.layers import rows
+from fp8doctor.trial.layers.read_rows import ReadRows
 from fp8doctor.trial.treatments import strip_compile_marks, to_bf16
 
 LONGEST_S = 10.0
@@ -92,9 +93,10 @@ def seen(job: Job, lists: list[str], wanted: list[str]) -> rows.Rows:
     autocast = torch.autocast("cpu", dtype=job.autocast) if job.autocast else nullcontext()
 
     def forward() -> rows.Rows:
-        with rows.counted(layers.values()) as calls:
+        with rows.counted(layers.values()) as calls, ReadRows(layers.values()) as read:
             job.training_step(model, batch) if job.training_step else call(model, batch)
-        return {name: tuple(calls[module]) for name, module in layers.items() if any(calls[module])}
+        of_all = {name: tuple(calls[module] or read.of(module)) for name, module in layers.items()}
+        return {name: each for name, each in of_all.items() if any(each)}
 
     with mode, torch.no_grad(), autocast:
         return rows.with_every_block(forward, layers, lists)

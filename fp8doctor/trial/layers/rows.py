@@ -24,6 +24,7 @@ from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import OriginalTouched, unwrapped
 from fp8doctor.trial.copies.step import call, move, tensors
 from fp8doctor.trial.layers.expert_rows import ExpertRows
+from fp8doctor.trial.layers.read_rows import ReadRows
 from fp8doctor.trial.layers.shapes import of_interest
 from fp8doctor.trial.measure.cuts import cut_of
 from fp8doctor.trial.measure.device import still_there
@@ -95,9 +96,9 @@ def seen(job: Job, lists: Collection[str], wanted: Iterable[str], device: torch.
 
     def forward() -> Rows:
         experts = ExpertRows(weights.values())
-        with counted(layers.values()) as rows, experts:
+        with counted(layers.values()) as rows, experts, ReadRows(layers.values()) as read:
             job.training_step(model, batch) if job.training_step else call(model, batch)
-        of_all = {name: tuple(rows[module]) for name, module in layers.items()}
+        of_all = {name: tuple(rows[module] or read.of(module)) for name, module in layers.items()}
         of_all |= {name: tuple(experts.of(weight)) for name, weight in weights.items()}
         return {name: each for name, each in of_all.items() if any(each)}
 
