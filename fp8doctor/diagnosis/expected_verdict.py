@@ -152,6 +152,11 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
 
 
 def is_what_it_seems(findings: Iterable[Finding]) -> bool:
-    """Whether a model of the step is one of what runs: no disease that says otherwise was found."""
+    """Whether a model of the step is one of what runs: no disease that says otherwise was found, and none
+    with which nothing runs."""
     invalid = {check.code for check in registry.discover() if check.invalidates_model}
-    return not any(each.code in invalid and each.severity != "info" for each in findings)
+    return not any(
+        (each.code in invalid and each.severity != "info")
+        or (recorded(each, "breaks") and each.breaks == "step_raises")
+        for each in findings
+    )
