@@ -51,11 +51,12 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     if named := named_after_fp8(linears):
         return Verdict(status="not_measured", summary=_by_name(named, linears))
     stored = sum(linear.use == "storage" for linear in linears)
-    if stored and stored == sum(map(computes_forward_in_fp8, linears)):
+    if computing := sum(map(computes_forward_in_fp8, linears)):
+        others = f"; in {stored - computing} more only the weights are in low precision"
         return Verdict(
             status="no_fp8",
-            summary=f"No FP8 training: {stored} of {len(linears)} Linears multiply in FP8 in the forward "
-            "alone.",
+            summary=f"No FP8 training: {computing} of {len(linears)} Linears multiply in FP8 in the forward "
+            f"alone{others if stored > computing else ''}.",
         )
     if stored:
         return Verdict(
