@@ -707,3 +707,16 @@ def test_no_step_is_claimed_without_facts_or_fp8_tensor_cores() -> None:
     assert modelled_step(Facts(workload=Workload(tokens=64))) is None
     assert modelled_step(job(), gpu_spec("A100")) is None
     assert modelled_step(in_bf16(job()), gpu_spec("A100"))
+
+
+@pytest.mark.parametrize(("parameters", "claimed"), [(30_000_000, True), (1_000_000, False)])
+def test_no_step_is_claimed_of_a_model_of_convolutions(parameters: int, claimed: bool) -> None:
+    """Three Linears in a model of 100 million parameters, 16 million of them an embedding's."""
+    facts = job(parameters=parameters)
+    network = replace(facts.network, parameters=100_000_000, vocabulary=32_000, hidden_size=500)
+    assert (modelled_step(replace(facts, network=network)) is not None) is claimed
+
+
+def test_no_step_is_claimed_of_a_model_without_linears() -> None:
+    facts = job()
+    assert modelled_step(replace(facts, network=replace(facts.network, linears=()))) is None

@@ -18,7 +18,7 @@ gradients are then sent at the end of each graph's backward, and overlap less.
     torchao>=0.13.0                                   # after
     torch._dynamo.config.optimize_ddp = False         # or, before the first step
 
-The backend "eager" does not raise.
+The backend "eager" does not raise, and neither do frozen FP8 layers beside adapters, or MX layers.
 
 Evidence: on a CPU with torch 2.8 torchao 0.10 and 0.12 raised, 0.13 and 0.14 ran
 (`tests/versions/ddp_and_compile.md`). With torchao 0.18 and torch 2.11 a job of two H200s ran all
@@ -31,16 +31,18 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
-from fp8doctor.analysis.compile_coverage import is_below, needs_compile
+from fp8doctor.analysis.compile_coverage import is_below
 from fp8doctor.facts import (
     CompileMark,
     Distributed,
+    Dynamo,
     Facts,
     Linear,
     Network,
     Package,
     Software,
     Training,
+    Unrecorded,
     recorded,
 )
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -66,11 +68,19 @@ def ddp_splits_float8(facts: Facts) -> Finding | NotApplicable | None:
     distributed = facts.training.distributed
     if distributed is None or distributed.wrapper != "DDP":
         return NotApplicable(reason="no DistributedDataParallel around the model")
-    version = installed(facts)
+    dynamo = facts.training.dynamo
+    if dynamo.disabled or dynamo.stance == "force_eager":
+        return NotApplicable(reason="Dynamo is switched off (CMP002)")
     if recorded(facts, "observed.steps_ms") and facts.observed.steps_ms:
         return None  # it ran
-    split = {linear.name: linear for graph in graphs if mib(graph) > FIRST_BUCKET_MIB for linear in graph}
-    if version is None or version >= MENDED or not distributed.optimize_ddp or not split:
+    split = {
+        linear.name: linear
+        for graph in graphs
+        if mib(graph) > FIRST_BUCKET_MIB
+        for linear in graph
+        if linear.requires_grad and is_below_ddp(linear, distributed)
+    }
+    if not distributed.optimize_ddp or not split or (version := installed(facts)) >= MENDED:
         return None
     return Finding(
         title=f"DDP splits the graphs of {plural(len(split), 'FP8 Linear')}, and torchao {version} raises",
@@ -91,22 +101,37 @@ def in_graph(mark: CompileMark, network: Network) -> list[Linear]:
     return [
         linear
         for linear in network.linears
-        if mark.backend != EAGER and is_below(linear, mark) and needs_compile(linear)
+        if mark.backend != EAGER and is_below(linear, mark) and linear.compiled is not None
+        if linear.stack == "torchao" and linear.kind.endswith(".Float8Linear")
     ]
 
 
+def is_below_ddp(linear: Linear, distributed: Distributed) -> bool:
+    """Whether DDP is around this layer too."""
+    at = distributed.wrapper_at if recorded(distributed, "wrapper_at") else None
+    return not at or linear.name == at or linear.name.startswith(f"{at}.")
+
+
 def mib(linears: list[Linear]) -> float:
-    """Sum the weights, in MiB; training keeps them in 16 bits or in fp32."""
-    return sum(each.parameters * (4 if each.dtype == "float32" else 2) for each in linears) / 2**20
+    """Sum the weights that are trained, in MiB; training keeps them in 16 bits or in fp32. Frozen ones are in
+    no bucket."""
+    trained = (each for each in linears if each.requires_grad)
+    return sum(each.parameters * (4 if each.dtype == "float32" else 2) for each in trained) / 2**20
 
 
-def installed(facts: Facts) -> Version | None:
-    """Read torchao's version; None where it cannot be."""
+def installed(facts: Facts) -> Version:
+    """Read torchao's version. Raises `Unrecorded` for one that cannot be read, or that does not tell whether
+    a build holds what mended it."""
     package = facts.software.packages.get("torchao")
+    named = (package and package.version) or ""
     try:
-        return Version((package and package.version) or "")
+        version = Version(named)
     except InvalidVersion:
-        return None
+        raise Unrecorded(Package, "version", "the version of torchao cannot be read") from None
+    on_the_way = version.is_prerelease or "git" in (version.local or "")
+    if on_the_way and version.release == MENDED.release:
+        raise Unrecorded(Package, "version", f"whether torchao {version} holds what mended 0.13 is not known")
+    return version
 
 
 def _below_ddp(torchao: str) -> Facts:
@@ -118,12 +143,15 @@ def _below_ddp(torchao: str) -> Facts:
         weight_class=None,
         dtype="bfloat16",
         parameters=4096 * 4096,
+        requires_grad=True,
+        compiled="",
     )
     return Facts(
         software=Software(packages={"torchao": Package(version=torchao)}),
         network=Network(linears=(layer,)),
         training=Training(
             compile_marks=(CompileMark(name="", form="wrapped", backend="inductor"),),
+            dynamo=Dynamo(disabled=False, suppress_errors=False, stance="default"),
             distributed=Distributed(world_size=8, wrapper="DDP", optimize_ddp=True),
         ),
     )

@@ -151,10 +151,14 @@ def what_is_in_fp8(stored: list[Linear], facts: Facts) -> str:
     if not stored:
         count = plural(facts.network.float8_parameters, "parameter")
         return f"{count} {'is' if facts.network.float8_parameters == 1 else 'are'} stored in FP8"
-    count = f"{len(stored)} of {len(facts.network.linears)} Linears"
-    if all(map(computes_forward_in_fp8, stored)):
-        return f"{count} multiply in FP8 in the forward alone"
-    return f"{count} only store their weights in FP8"
+    linears, computing = len(facts.network.linears), sum(map(computes_forward_in_fp8, stored))
+    if not computing:
+        return f"{len(stored)} of {linears} Linears only store their weights in FP8"
+    others = f"; in {len(stored) - computing} more only the weights are in FP8"
+    return (
+        f"{computing} of {linears} Linears multiply in FP8 in the forward alone"
+        f"{others if len(stored) > computing else ''}"
+    )
 
 
 def lacks_backward(linear: Linear) -> bool:

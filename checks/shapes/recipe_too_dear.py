@@ -44,7 +44,7 @@ from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, changes_recipe, r
 from fp8doctor.cost import modelled_gpu
 from fp8doctor.cost.step import modelled_step, with_recipe
 from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
+from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Saving
@@ -63,7 +63,7 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     own = sorted({linear.recipe or "unknown" for linear in facts.network.linears if linear.use == "training"})
     if not own:
         return NotApplicable(reason="no layer is set up for FP8 training")
-    slow = None if recorded(facts, "trial.arms") else at_half_rate(own, facts) or modelled(own, facts)
+    slow = None if recorded(facts, "trial.arms") else untimed(own, facts)
     if slow:
         return slow
     others = [
@@ -117,6 +117,11 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
+def untimed(own: list[str], facts: Facts) -> Finding | None:
+    """Tell what is known without a trial."""
+    return at_half_rate(own, facts) or if_recorded(modelled, own, facts)
+
+
 def at_half_rate(own: list[str], facts: Facts) -> Finding | None:
     """Tell of plain FP8 on a GPU that multiplies block-scaled FP8 faster, by the datasheet."""
     gpu = modelled_gpu(facts)
@@ -140,8 +145,12 @@ def at_half_rate(own: list[str], facts: Facts) -> Finding | None:
 
 
 def modelled(own: list[str], facts: Facts) -> Finding | None:
-    """Tell that tensorwise is modelled as faster, by more than the model may be off."""
-    if not is_given(facts) or own not in (["rowwise"], ["rowwise_with_gw_hp"]):
+    """Tell that tensorwise is modelled as faster, by more than the model may be off.
+
+    Steps that were watched take what the model does not know of, too.
+    """
+    watched = recorded(facts, "observed.steps_ms") and facts.observed.steps_ms
+    if watched or not is_given(facts) or own not in (["rowwise"], ["rowwise_with_gw_hp"]):
         return None
     step, other = modelled_step(facts), modelled_step(with_recipe(facts, TENSORWISE))
     if step is None or other is None or step.step_ms / other.step_ms - 1 <= MODEL_ERROR:

@@ -10,6 +10,7 @@ from fp8doctor.cost.step import (
     modelled_step,
     recomputed_by_te,
     with_linears_compiled,
+    without_checkpointing,
 )
 from fp8doctor.facts import Facts, recorded
 
@@ -64,7 +65,8 @@ def unknown_part(facts: Facts) -> str:
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     if any(linear.features.get(OWN_FORWARD) for linear in fp8 if recorded(linear, "features")):
         return "It cannot be modelled: FP8 layers compute something else in a forward of their own."
-    if any(map(recomputed_by_te, fp8)) and modelled_step(facts) is None:
+    kept = modelled_step(without_checkpointing(facts))
+    if any(map(recomputed_by_te, fp8)) and kept is not None and modelled_step(facts) is None:
         return (
             "It cannot be modelled: what recomputing Transformer Engine's layers takes the host is not known."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
@@ -61,7 +62,7 @@ def rates(facts: Facts, *, as_it_seems: bool = True) -> Rates | None:
     if not tokens or not recorded(facts, "network.linears") or not _is_known(facts):
         return None
     each = tokens * micro_batches(facts)
-    times = list(_measured(facts))
+    times = list(_measured(facts)) or list(_watched(facts))
     basis: Basis = "measured" if times else "modelled"
     variants = tuple(
         Rate(name=name, step_ms=ms, tokens_per_s=each / ms * 1e3, basis=basis)
@@ -84,6 +85,13 @@ def _measured(facts: Facts) -> Iterator[tuple[str, float]]:
     for arm in facts.arms():
         if arm.tried and arm.step_ms and not is_of_first_window(arm.name):
             yield arm.name, arm.step_ms
+
+
+def _watched(facts: Facts) -> Iterator[tuple[str, float]]:
+    """The step of a script as it ran. Nothing is modelled beside it: the model knows neither what the ranks
+    send nor what waits for data."""
+    if recorded(facts, "observed.steps_ms") and facts.observed.steps_ms:
+        yield ArmName.AS_IS.value, median(facts.observed.steps_ms)
 
 
 def _modelled(facts: Facts, as_it_seems: bool) -> Iterator[tuple[str, float]]:

@@ -103,7 +103,7 @@ def modelled_step(
     """Model the step of this model on ``gpu``, or on the modelled one; None where facts or numbers are
     missing."""
     gpu = gpu or modelled_gpu(facts)
-    if gpu is None or not recorded(facts, "network.linears"):
+    if gpu is None or not recorded(facts, "network.linears") or not consists_of_linears(facts.network):
         return None
     families: dict[Family, float] = dict.fromkeys(
         ("gemm_fp8", "gemm_16bit", "gemm_fp32", "cast", "attention", "pointwise", "loss"), 0.0
@@ -138,6 +138,16 @@ def modelled_step(
     if recompute and host + recompute * accumulate > paced_by_gpu:
         return None
     return ModelledStep(families, busy, host, max(paced_by_gpu, host), gpu.name)
+
+
+def consists_of_linears(network: Network) -> bool:
+    """Whether its Linears and an embedding hold most of the parameters: there is no model of convolutions."""
+    if not all(recorded(each, "parameters") for each in (network, *network.linears)):
+        return bool(network.linears)
+    held = sum(each.parameters for each in network.linears)
+    if has_vocabulary(network) and recorded(network, "hidden_size"):
+        held += (network.vocabulary or 0) * (network.hidden_size or 0)
+    return bool(network.linears) and 2 * held >= network.parameters
 
 
 def layer_ms(

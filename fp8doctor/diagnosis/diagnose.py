@@ -11,6 +11,7 @@ import msgspec
 from fp8doctor import registry
 from fp8doctor.analysis.ledger import ledger
 from fp8doctor.analysis.rates import rates
+from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
 from fp8doctor.diagnosis.impossible_fp8 import without_its_symptoms
@@ -44,6 +45,7 @@ def diagnose(
     broken = frozenset(each.code for each in findings if recorded(each, "breaks"))
     held = if_recorded(as_timed, proposed, facts, broken)
     prescription, told = proposed if held is None else held, verdict(facts, findings)
+    as_it_seems = told.status not in GRAVE and is_what_it_seems(findings)
     return Document(
         tool=written_by or tool(),
         created_at=created_at or now(),
@@ -55,7 +57,7 @@ def diagnose(
         next=next_step(prescription, told, facts),
         ledger=if_recorded(ledger, facts),
         ignored=dict(reasons),
-        rates=if_recorded(rates, facts, as_it_seems=is_what_it_seems(findings)),
+        rates=if_recorded(rates, facts, as_it_seems=as_it_seems),
         modelled_gpu=modelled_gpu_name(facts),
     )
 

@@ -51,11 +51,12 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     if named := named_after_fp8(linears):
         return Verdict(status="not_measured", summary=_by_name(named, linears))
     stored = sum(linear.use == "storage" for linear in linears)
-    if stored and stored == sum(map(computes_forward_in_fp8, linears)):
+    if computing := sum(map(computes_forward_in_fp8, linears)):
+        others = f"; in {stored - computing} more only the weights are in low precision"
         return Verdict(
             status="no_fp8",
-            summary=f"No FP8 training: {stored} of {len(linears)} Linears multiply in FP8 in the forward "
-            "alone.",
+            summary=f"No FP8 training: {computing} of {len(linears)} Linears multiply in FP8 in the forward "
+            f"alone{others if stored > computing else ''}.",
         )
     if stored:
         return Verdict(
@@ -152,6 +153,11 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
 
 
 def is_what_it_seems(findings: Iterable[Finding]) -> bool:
-    """Whether a model of the step is one of what runs: no disease that says otherwise was found."""
+    """Whether a model of the step is one of what runs: no disease that says otherwise was found, and none
+    with which nothing runs."""
     invalid = {check.code for check in registry.discover() if check.invalidates_model}
-    return not any(each.code in invalid and each.severity != "info" for each in findings)
+    return not any(
+        (each.code in invalid and each.severity != "info")
+        or (recorded(each, "breaks") and each.breaks == "step_raises")
+        for each in findings
+    )

@@ -32,12 +32,14 @@ def examine_distributed(tree: Tree) -> Distributed | None:
     sharded = {
         place.name: shards for place, weight in fsdp2_weights(tree) if (shards := pieces(weight)) is not None
     }
+    kind, at = wrapper(tree) or (None, None)
     return Distributed(
         world_size=torch.distributed.get_world_size(),
         fsdp2_linears=tuple(sharded),
         shards=max(sharded.values(), default=None),
         backend=_backend(),
-        wrapper=wrapper(tree),
+        wrapper=kind,
+        wrapper_at=at,
         device=_device(tree),
         amax_ranks=_amax_ranks(tree),
         optimize_ddp=_optimize_ddp(),
@@ -52,15 +54,18 @@ def _backend() -> str | None:
         return None
 
 
-def wrapper(tree: Tree) -> Literal["DDP", "FSDP1", "FSDP2"] | None:
-    """Tell what keeps the weights of the processes together. ``replicate`` leaves no wrapper, and is DDP."""
+def wrapper(tree: Tree) -> tuple[Literal["DDP", "FSDP1", "FSDP2"], str] | None:
+    """Tell what keeps the weights of the processes together, and the name of the module that it is around.
+
+    ``replicate`` leaves no wrapper, and is DDP.
+    """
     for place in tree.places:
         for each in (*place.wrappers, place.module):
             for kind, name in WRAPPERS.items():
                 if any(class_name(base) == kind for base in type(each).__mro__):
-                    return name
+                    return name, place.name
         if is_fsdp2(place):
-            return "FSDP2"
+            return "FSDP2", place.name
     return None
 
 

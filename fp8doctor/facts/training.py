@@ -106,6 +106,8 @@ class Distributed(Record, frozen=True, kw_only=True):
     read."""
     wrapper: Literal["DDP", "FSDP1", "FSDP2"] | None = NOT_RECORDED
     """What keeps the processes' weights together, the outermost; None where none of these was found."""
+    wrapper_at: str | None = NOT_RECORDED
+    """Name of the module that it is around; the empty name is the whole model. None without one."""
     device: int | None = NOT_RECORDED
     """Number of the GPU, among those that the process sees, that holds the model's first parameter; None
     where none does."""

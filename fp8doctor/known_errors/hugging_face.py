@@ -25,7 +25,7 @@ HUGGING_FACE = (
         "'setup_fp8_mixed_precision_training' from 'unsloth'",
         pattern=r"(No module named|cannot import name|has no attribute|from unsloth\S* import).*"
         r"(\bunsloth\.fp8_training\b|\bsetup_fp8_mixed_precision_training\b)"
-        r"|(from|import) unsloth\.fp8_training\b",
+        r"|(from|import) unsloth\.fp8_training\b(?!.*unsloth[/\\]fp8_training\.py)",
         cause="No release of Unsloth has these names: they are a fork's. Installing Unsloth does not help.",
         lines="FastLanguageModel.from_pretrained(..., full_finetuning=True, float8_training=True)   "
         "# Unsloth 2026.10, not for LoRA",
@@ -46,7 +46,8 @@ HUGGING_FACE = (
     ),
     KnownError(
         says="The 'deepspeed>=0.9.3' distribution was not found and is required by this application.",
-        pattern=r"The 'deepspeed[^']{0,40}' distribution was not found and is required by this application",
+        pattern=r"The 'deepspeed\b(?!-)[^']{0,40}' distribution was not found and is required by this "
+        r"application",
         cause="TrainingArguments(deepspeed=...) names a configuration of DeepSpeed, which is not installed. "
         "No key of that configuration trains in FP8.",
         lines="pip install deepspeed",

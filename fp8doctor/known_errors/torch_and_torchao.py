@@ -180,7 +180,7 @@ TORCH_AND_TORCHAO = (
     KnownError(
         says="backend='compile_fn' raised: ...",
         pattern=r"backend='compile_fn' raised: "
-        r"(RuntimeError: val\b|AttributeError: 'bool' object has no attribute 'op')",
+        r"(RuntimeError: val( While executing|$)|AttributeError: 'bool' object has no attribute 'op')",
         cause="Dynamo splits the graph at the ends of DDP's buckets, and FP8 layers of torchao before 0.13 "
         "do not survive the split.",
         lines='pip install "torchao>=0.13.0"     # or torch._dynamo.config.optimize_ddp = False',

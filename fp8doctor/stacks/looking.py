@@ -137,7 +137,7 @@ def behind_compile(thing: Any) -> Module | None:
     """
     if ancestor(type(thing), "torch._dynamo.", ("OptimizedModule",)) is None:
         return None
-    return children_of(thing)["_orig_mod"]
+    return children_of(thing).get("_orig_mod")
 
 
 def modules_of(root: Module) -> Iterator[tuple[str, Module]]:

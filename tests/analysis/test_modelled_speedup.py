@@ -91,6 +91,12 @@ def test_what_the_host_takes_to_recompute_is_said_to_be_unknown() -> None:
     )
 
 
+def test_recomputing_is_not_blamed_where_the_step_cannot_be_modelled_without_it_either() -> None:
+    facts = load_report(RECORDED / "h200-te_checkpointed_inside.json").facts
+    unseen = msgspec.structs.replace(facts, workload=NOT_RECORDED, trial=NOT_RECORDED)
+    assert "cannot be modelled" not in diagnose(unseen).verdict.summary
+
+
 def test_a_recompute_that_leaves_fp8_is_not_modelled_as_fp8() -> None:
     facts, findings = examined("te_checkpointed")
     assert "CKP002" in {each.code for each in findings}

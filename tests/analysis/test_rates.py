@@ -13,6 +13,7 @@ from fp8doctor.facts import NOT_RECORDED, Gpu, Trial
 from fp8doctor.render.rates import rates_in_words
 
 RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
+WATCHED = Path(__file__).parents[1] / "running" / "recorded"
 
 
 def test_the_claims_of_a_454m_are_held_to_the_peak() -> None:
@@ -73,6 +74,40 @@ def test_no_rate_is_modelled_of_fp8_that_is_not_what_it_seems(name: str) -> None
     found = diagnose(replace(facts, trial=NOT_RECORDED)).rates
     assert found is not None
     assert all(each.name.startswith("bf16") for each in found.variants)
+
+
+def test_no_rate_is_modelled_of_a_step_that_raises() -> None:
+    report = replay(RECORDED.parents[1] / "versions" / "recorded" / "cpu-ddp-torchao-0.12.0.json")
+    assert report.verdict.status == "step_raises"
+    assert "modelled" not in report.verdict.summary
+    assert report.rates is not None
+    assert {each.name for each in report.rates.variants} == {"bf16", "bf16_compiled"}
+
+
+def test_no_rate_is_modelled_of_fp8_that_does_not_run_though_its_check_is_ignored() -> None:
+    facts = replace(replay(RECORDED / "h200-te_fused.json").facts, trial=NOT_RECORDED)
+    idle = tuple(replace(each, engaged=False) for each in facts.network.linears)
+    report = diagnose(replace(facts, network=replace(facts.network, linears=idle)), ignore=("MOD002",))
+    assert report.verdict.status == "fp8_not_engaged"
+    assert report.rates is not None
+    assert {each.name for each in report.rates.variants} == {"bf16", "bf16_compiled"}
+
+
+def test_the_rate_of_a_watched_script_is_that_of_its_own_steps() -> None:
+    """Its ranks wait for each other: 8.9 ms were modelled of the step that takes 64.4."""
+    report = replay(WATCHED / "h200x2-fsdp2_few_rows.json")
+    assert report.rates is not None
+    (own,) = report.rates.variants
+    assert (own.name, own.basis) == ("as_is", "measured")
+    assert own.step_ms == pytest.approx(64.4, abs=0.1)
+    assert report.facts.workload.tokens is not None
+    assert own.tokens_per_s == pytest.approx(1e3 * report.facts.workload.tokens / own.step_ms)
+
+
+def test_a_model_without_linears_has_no_rate() -> None:
+    facts = replay(RECORDED / "h200-decoder_454m.json").facts
+    frozen = replace(facts.network, linears=(), trainable_parameters=0)
+    assert rates(replace(facts, network=frozen, trial=Trial(arms=()))) is None
 
 
 def test_an_a100_has_no_peak_in_fp8() -> None:

@@ -45,6 +45,19 @@ def test_fp8_weights_that_multiply_in_the_forward_alone_are_told_so() -> None:
     assert told.summary == "No FP8 training: 1 of 2 Linears multiply in FP8 in the forward alone."
 
 
+def test_layers_that_multiply_in_the_forward_are_not_said_to_store_only() -> None:
+    from torchao.quantization import Float8WeightOnlyConfig, quantize_
+    from transformers.integrations.finegrained_fp8 import FP8Linear
+
+    stored = nn.Sequential(nn.Linear(128, 128))
+    quantize_(stored, Float8WeightOnlyConfig(set_inductor_config=False))
+    model = nn.Sequential(FP8Linear(128, 128, block_size=(128, 128)), stored, nn.Linear(128, 128))
+    report = inspect_model(model, torch.ones(16, 128), trial=False)
+    told = "1 of 3 Linears multiply in FP8 in the forward alone; in 1 more only the weights are in"
+    assert report.verdict.summary == f"No FP8 training: {told} low precision."
+    assert next(each.title for each in report.findings if each.code == "MOD003") == f"{told} FP8"
+
+
 def test_the_founding_case() -> None:
     report = diagnose(Of(SLOW).facts())
     verdict = report.verdict

@@ -49,6 +49,13 @@ def test_ddp_and_fsdp1(eight: None) -> None:
     assert distributed(torch.compile(nn.parallel.DistributedDataParallel(blocks()))).wrapper == "DDP"
     sharded = FullyShardedDataParallel(blocks(), device_id=torch.device("cpu"), use_orig_params=True)
     assert distributed(sharded).wrapper == "FSDP1"
+    assert distributed(sharded).wrapper_at == ""
+
+
+def test_ddp_around_a_part_of_the_model(eight: None) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.parallel.DistributedDataParallel(blocks())))
+    assert (distributed(model).wrapper, distributed(model).wrapper_at) == ("DDP", "1.0")
+    assert distributed(blocks()).wrapper_at is None
 
 
 def test_whether_dynamo_cuts_at_ddps_buckets(eight: None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fp8doctor.facts import CompileMark
+from fp8doctor.stacks.looking import behind_compile
 from tests.examine.models import Block, Stacked, training
 
 
@@ -41,6 +42,13 @@ def test_a_backend_of_the_users_own() -> None:
     assert training(torch.compile(Stacked(), backend=nothing)).compile_marks == (
         CompileMark(name="", form="wrapped", backend="nothing", compiles=True),
     )
+
+
+def test_a_wrapper_that_was_emptied_is_none() -> None:
+    emptied = torch.compile(Block())
+    assert behind_compile(emptied) is not None
+    del emptied._orig_mod
+    assert behind_compile(emptied) is None
 
 
 def test_a_disabled_forward_is_no_mark() -> None:

@@ -475,6 +475,20 @@ def test_text_that_only_looks_like_one_is_not_known(text: str) -> None:
     assert recognise(text) == ()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The 'deepspeed-kernels' distribution was not found and is required by this application.",
+        "backend='compile_fn' raised:\nRuntimeError: val is not a tensor",
+        "    from unsloth.fp8_training import FP8Trainer\n"
+        '  File "/fork/unsloth/fp8_training.py", line 3, in <module>\n'
+        "    import kernels_of_the_fork\nModuleNotFoundError: No module named 'kernels_of_the_fork'",
+    ],
+)
+def test_text_that_begins_like_one_is_not_known(text: str) -> None:
+    assert recognise(text) == ()
+
+
 def test_older_text_of_an_entry_is_known() -> None:
     old = "ValueError: Passing in a `FP8RecipeKwargs` object requires setting `mixed_precision='fp8'`."
     assert recognise(old) == (by_start(PASSING),)

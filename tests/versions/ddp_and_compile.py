@@ -40,6 +40,9 @@ CASES = (
     "blocks",
     "around it, backend eager",
     "around it, 0.25 MiB",
+    "around it, frozen beside adapters",
+    "around it, MX layers",
+    "around it, errors suppressed",
 )
 
 TRAIN = """
@@ -49,8 +52,13 @@ import torch
 import ddp_model
 case = {case!r}
 torch._dynamo.config.optimize_ddp = case != "around it, not split"
+torch._dynamo.config.suppress_errors = "suppressed" in case
 width = 64 if "MiB" in case else ddp_model.WIDTH
-model = ddp_model.decoder(width, emulate=True)
+model = ddp_model.mx_decoder(width) if "MX" in case else ddp_model.decoder(width, emulate=True)
+if "adapters" in case:
+    model.requires_grad_(False)
+    for block in model:
+        block.up, block.down = ddp_model.Lora(block.up), ddp_model.Lora(block.down)
 if "residuals" in case:
     model = torch.nn.Sequential(*(layer for block in model for layer in (block.norm, block.up, block.down)))
 backend = "eager" if "eager" in case else "aot_eager"

@@ -15,7 +15,8 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from fp8doctor import load_report
 from fp8doctor.checks.shapes.recipe_too_dear import recipe_too_dear
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts import NOT_RECORDED, Arm, Facts, Linear, Network, Trial
+from fp8doctor.facts import NOT_RECORDED, Arm, Facts, Linear, Network, Observation, Trial
+from fp8doctor.facts.unrecorded import Unrecorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from tests.checks.arms import failed, ran, timed
 from tests.checks.environment.live import finding_of
@@ -52,6 +53,21 @@ def test_without_a_trial_a_recipe_that_is_modelled_as_much_faster_is_told() -> N
     workload = msgspec.structs.replace(report.facts.workload, batch_source="made up")
     made_up = diagnose(msgspec.structs.replace(report.facts, workload=workload))
     assert "SHP005" not in {each.code for each in made_up.findings}
+
+
+def test_without_a_trial_nothing_is_modelled_beside_steps_that_were_watched() -> None:
+    timed_before = load_report(RECORDED / "h200-rowwise_narrow.json").facts
+    watched = Observation(steps_ms=(64.4,))
+    with pytest.raises(Unrecorded, match="trial"):
+        recipe_too_dear(msgspec.structs.replace(timed_before, trial=NOT_RECORDED, observed=watched))
+
+
+def test_without_a_trial_the_trial_is_missed_where_nothing_can_be_modelled() -> None:
+    facts = load_report(RECORDED / "h200-rowwise_narrow.json").facts
+    linears = tuple(msgspec.structs.replace(each, compiled=NOT_RECORDED) for each in facts.network.linears)
+    network = msgspec.structs.replace(facts.network, linears=linears)
+    with pytest.raises(Unrecorded, match="trial"):
+        recipe_too_dear(msgspec.structs.replace(facts, trial=NOT_RECORDED, network=network))
 
 
 def test_rowwise_on_narrow_layers(look: Look) -> None:
