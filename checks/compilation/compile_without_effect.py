@@ -255,7 +255,7 @@ def compiled_in_vain(facts: Facts) -> list[Linear]:
     lost: dict[str, Linear] = {}
     by_hand = {mark.name for mark in facts.training.compile_marks if mark not in idle_marks(facts)}
     for mark in idle_marks(facts):
-        below = [linear for linear in facts.network.linears if is_below(linear, mark)]
+        below = [linear for linear in facts.network.linears if is_below(linear, mark.name)]
         if not any(map(needs_compile, below)) and any(map(needs_compile, facts.network.linears)):
             continue
         left = [linear for linear in below if linear.compiled in {None, linear.name} - by_hand]
@@ -273,7 +273,7 @@ def compiled_in_vain(facts: Facts) -> list[Linear]:
 def in_torch_nn(facts: Facts, lost: list[Linear]) -> Cause:
     """Word marks on what has no forward, and in place on classes whose forward is torch.nn's, which the
     wrapper compiles."""
-    marks = tuple(mark for mark in idle_marks(facts) if any(is_below(linear, mark) for linear in lost))
+    marks = tuple(mark for mark in idle_marks(facts) if any(is_below(linear, mark.name) for linear in lost))
     module, more = (
         in_python(marks[0].name, facts.network),
         f" and {len(marks) - 1} more" if len(marks) > 1 else "",

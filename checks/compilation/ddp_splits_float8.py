@@ -101,15 +101,14 @@ def in_graph(mark: CompileMark, network: Network) -> list[Linear]:
     return [
         linear
         for linear in network.linears
-        if mark.backend != EAGER and is_below(linear, mark) and linear.compiled is not None
+        if mark.backend != EAGER and is_below(linear, mark.name) and linear.compiled is not None
         if linear.stack == "torchao" and linear.kind.endswith(".Float8Linear")
     ]
 
 
 def is_below_ddp(linear: Linear, distributed: Distributed) -> bool:
     """Whether DDP is around this layer too."""
-    at = distributed.wrapper_at if recorded(distributed, "wrapper_at") else None
-    return not at or linear.name == at or linear.name.startswith(f"{at}.")
+    return is_below(linear, distributed.wrapper_at or "" if recorded(distributed, "wrapper_at") else "")
 
 
 def mib(linears: list[Linear]) -> float:

@@ -58,7 +58,7 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     eager = [
         linear
         for linear in fp8
-        if linear.compiled is None and not any(is_below(linear, mark) for mark in idle)
+        if linear.compiled is None and not any(is_below(linear, mark.name) for mark in idle)
     ]
     if not eager:
         return None
@@ -101,10 +101,10 @@ def _treatment(facts: Facts, fp8: list[Linear], eager: list[Linear], idle: list[
     runs = [linear for linear in eager if not unaligned(linear)]
     if len(eager) < len(fp8) and all(makes_logits(linear, facts.network) for linear in runs):
         return keep_in_bf16([linear.name for linear in eager], facts)
-    return compile_treatment(
-        facts,
-        [linear for linear in fp8 if linear in runs or any(is_below(linear, mark) for mark in idle)] or eager,
-    )
+    uncovered = [
+        linear for linear in fp8 if linear in runs or any(is_below(linear, mark.name) for mark in idle)
+    ]
+    return compile_treatment(facts, uncovered or eager)
 
 
 def _decoder(compiled: str | None) -> Facts:

@@ -61,7 +61,7 @@ def only_linears_compiled(facts: Facts) -> Finding | NotApplicable | None:
     alone = [
         linear
         for linear in compiled
-        if is_alone(linear, regions) and not any(is_below(linear, mark) for mark in idle)
+        if is_alone(linear, regions) and not any(is_below(linear, mark.name) for mark in idle)
     ]
     inside = [linear for linear in alone if any(is_inside(linear, each) for each in facts.network.blocks)]
     few_beside = len(alone) - len(inside) <= BESIDE_AT_MOST

@@ -116,7 +116,7 @@ def without_autocast(fp8: list[Linear], facts: Facts) -> Finding:
         explanation="Outside of te.autocast these layers compute in BF16. Neither the training step nor a "
         "forward of the model names one; read from their code.",
         evidence={"idle_layers": len(fp8), "fp8_layers": len(fp8), "first": fp8[0].name},
-        treatment=describe("te-autocast", facts),
+        treatment=describe(TE_AUTOCAST, facts),
     )
 
 

@@ -30,6 +30,7 @@ https://github.com/meta-pytorch/torchtune/issues/2833
 from __future__ import annotations
 
 from fp8doctor.analysis.accelerate_of_model import may_have_converted
+from fp8doctor.analysis.compile_coverage import is_below
 from fp8doctor.analysis.layers import (
     NO_LINEAR,
     fits_fp8,
@@ -314,7 +315,7 @@ def is_behind_a_stop(linear: Linear, facts: Facts) -> bool:
 def is_wrapped(linear: Linear, training: Training) -> bool:
     """Whether a ``torch.compile`` wrapper stands in this layer's true name."""
     marks = [mark.name for mark in training.compile_marks if mark.form == "wrapped"]
-    return any(not name or linear.name == name or linear.name.startswith(f"{name}.") for name in marks)
+    return any(is_below(linear, name) for name in marks)
 
 
 def most_of_the_gemms(now: float, then: float, facts: Facts) -> tuple[float, float] | None:

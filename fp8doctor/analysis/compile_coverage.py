@@ -158,9 +158,9 @@ def idle_marks(facts: Facts) -> list[CompileMark]:
     ]
 
 
-def is_below(linear: Linear, mark: CompileMark) -> bool:
-    """Whether a layer is the module that is marked, or inside of it."""
-    return not mark.name or linear.name == mark.name or linear.name.startswith(f"{mark.name}.")
+def is_below(linear: Linear, module: str) -> bool:
+    """Whether a layer is the module of this name, or inside of it; the empty name is the whole model."""
+    return not module or linear.name == module or linear.name.startswith(f"{module}.")
 
 
 def is_inside(linear: Linear, blocks: Blocks) -> bool:

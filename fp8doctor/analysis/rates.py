@@ -7,6 +7,7 @@ from statistics import median
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
 from fp8doctor.cost import (
     GPUS,
     gemms,
@@ -117,7 +118,7 @@ def _parts_left_out(facts: Facts, best_bf16: Facts) -> dict[str, Facts]:
     variants, linears = {}, facts.network.linears
     if any(recorded(each, "checkpointed") and each.checkpointed is not None for each in linears):
         variants[ArmName.BF16_WITHOUT_CHECKPOINTING.value] = without_checkpointing(best_bf16)
-        variants["checkpointing-off"] = without_checkpointing(facts)
+        variants[CHECKPOINTING_OFF] = without_checkpointing(facts)
     if any(recorded(each, "adapter") and each.adapter == "adapter" for each in linears):
         variants[ArmName.WITHOUT_ADAPTERS.value] = without_adapters(facts)
     return variants

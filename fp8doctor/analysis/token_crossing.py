@@ -20,8 +20,7 @@ PAYS_FROM = 1.03
 
 
 MOST_GROWTH = 16
-"""Times its size that a batch is told to grow to; more asks for another training. A choice: the largest ratio
-of a batch of one to those that public recipes take."""
+"""Times its size that a batch is told to grow to; more asks for another training. A choice."""
 
 
 class Crossing(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.compile_coverage import has_loop, is_inside, needs_compile
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_MODEL, CUDA_GRAPHS
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_LAYERS, COMPILE_MODEL, CUDA_GRAPHS
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.facts import CompileMark, Facts, Linear, recorded
 from fp8doctor.stacks.looking import behind_compile
@@ -31,7 +31,7 @@ def compile_it(variant: Variant, context: TreatmentContext) -> Variant:
     return replace(variant, model=block_by_block(variant.model, context.facts, beside(context.facts)))
 
 
-@carries_out("compile-layers")
+@carries_out(COMPILE_LAYERS)
 def compile_layers(variant: Variant, context: TreatmentContext) -> Variant:
     """Compile the eager FP8 layers beside the blocks; what is compiled already stays as it is."""
     eager = {linear.name for linear in context.facts.network.linears if linear.compiled is None}
