@@ -48,7 +48,7 @@ from fp8doctor.cli.traces import trace as trace_
 from fp8doctor.cli.why import why
 from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.errors import UserError
-from fp8doctor.stages import BUDGET_S, WHOLE_BUDGET_S
+from fp8doctor.stages import BUDGET_S, LONG_BUDGET_S
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -226,7 +226,7 @@ def main() -> None:
         "--budget",
         type=float,
         default=None,
-        show_default=f"{BUDGET_S:g}; {WHOLE_BUDGET_S:g} for a model compiled as one graph",
+        show_default=f"{BUDGET_S:g}; {LONG_BUDGET_S:g} for a model of 7B parameters or compiled as one graph",
         metavar="SECONDS",
         callback=seconds,
         help="About how long the trial may take.",

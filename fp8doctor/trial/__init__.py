@@ -12,7 +12,7 @@ import torch
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts, Trial, recorded
 from fp8doctor.loading.job import Job
-from fp8doctor.stages import BUDGET_S, WHOLE_BUDGET_S, Stage
+from fp8doctor.stages import BUDGET_S, LARGE, LONG_BUDGET_S, Stage
 from fp8doctor.trial.arms import arms
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.depth import named_in
@@ -39,11 +39,13 @@ __all__ = [
 
 
 def budget_for(job: Job, facts: Facts, asked_s: float | None) -> Budget:
-    """Begin the budget that was asked for, or one by what the job compiles."""
+    """Begin the budget that was asked for, or one by the size of the model and what the job compiles."""
     if asked_s is not None:
         return Budget(asked_s)
     within = named_in(unwrapped(job.model), [blocks.name for blocks in facts.network.blocks])
-    return Budget(WHOLE_BUDGET_S if compiled_as_one(job, within) else BUDGET_S)
+    large = recorded(facts, "network.parameters") and facts.network.parameters >= LARGE
+    long = large or compiled_as_one(job, within)
+    return Budget(LONG_BUDGET_S if long else BUDGET_S)
 
 
 def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRun) -> Trial:

@@ -10,7 +10,8 @@ whether an optional arm still fits. The profile that proves a compared arm also 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -21,33 +22,27 @@ from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts import Trial
 from fp8doctor.facts.arm_names import (
     BASELINES,
-    BF16_BASELINES,
-    LEFT_OUT_FOR_TIME,
     ArmName,
     Reason,
-    is_conversion,
 )
 from fp8doctor.facts.no_number import NoNumber, without
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.stages import Stage
+from fp8doctor.trial.admission import (
+    costs_of,
+    enough_for_all_s,
+    is_essential,
+    is_needed,
+    latest_begin,
+    no_time_for,
+)
 from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
 from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.measure.ahead import Ahead
-from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
+from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.budget import (
-    AHEAD_SHARE,
-    ASKED_WITHIN,
-    ESSENTIAL_WITHIN,
-    UNASKED_WITHIN,
-    WITHIN,
-    Budget,
-    Cost,
-    expected,
-)
 from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
 from fp8doctor.trial.measure.pairs import time_in_pairs
 from fp8doctor.trial.measure.profile_step import Tracer
@@ -60,9 +55,6 @@ from fp8doctor.trial.variant import ArmPlan, explores
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
-
-NEEDED = (*BASELINES, ArmName.PRESCRIBED, ArmName.SELF_CHECK)
-"""Arms that a report cannot do without. The first conversion of a model without FP8 is needed too."""
 
 
 def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
@@ -134,11 +126,11 @@ def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
     bench.compile_ahead([each.plan for each in attempts if _is_compiled_ahead(each, bench)])
     _build(bench, attempts, run)
     run.ahead.end()
-    enough_s = _enough_s(attempts, budget)
+    enough_s = enough_for_all_s(attempts, run)
     run.begin(Stage.TIMING)
     samples = _samples(attempts, bench, run)
     timed = [attempt for attempt in attempts if attempt.no_number is None]
-    costs, explored = _costs(timed), [attempt.plan.name for attempt in timed if explores(attempt.plan)]
+    costs, explored = costs_of(timed), [attempt.plan.name for attempt in timed if explores(attempt.plan)]
     run.begin(Stage.PROFILING)
     tracer.explain(timed, samples)
     for attempt in timed:
@@ -155,11 +147,11 @@ def _samples(attempts: Sequence[Attempt], bench: Bench, run: TrialRun) -> Sample
     them all."""
     while True:
         timed = [attempt for attempt in attempts if attempt.no_number is None]
-        costs, explored = _costs(timed), [each.plan.name for each in timed if explores(each.plan)]
+        costs, explored = costs_of(timed), [each.plan.name for each in timed if explores(each.plan)]
         run.progress(f"timing {len(timed)} variants of the step", None)
         until, latest = run.budget.window_until(costs, explored), run.budget.window_latest(costs)
         try:
-            return bench.time(timed, until=until, latest=latest)
+            return bench.time(timed, until=until, latest=latest, soon=run.budget.window_soon())
         except Exception as error:
             failed = next((each for each in timed if each.plan.name == bench.at_work), None)
             if failed is None or failed.plan.name == ArmName.AS_IS:
@@ -206,30 +198,51 @@ def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: flo
 
 
 def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
-    """Make every arm that is not skipped and has time left; the step as it is always has."""
-    for number, attempt in enumerate(attempts, start=1):
-        if attempt.no_number is None and attempt.plan.name != ArmName.AS_IS:
-            attempt.no_number = (
-                _no_base_for(attempt.plan, attempts)
-                or _no_time_for(attempt.plan, attempts, run)
-                or _no_room_for(attempt.plan, attempts, bench, run)
-            )
-        if attempt.no_number is not None:
-            continue
-        if attempt.plan.name == ArmName.SELF_CHECK and not any(
-            each.plan.name == ArmName.BF16 and each.no_number is None for each in attempts
-        ):
-            attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK)
-        which = f"variant {number} of {len(attempts)}"
-        run.progress(f"building {variant_in_a_sentence(attempt.plan.name)}, {which}", attempt.plan.name)
-        essential = _essential(attempt.plan, attempts)
-        until = run.budget.build_until(_costs(attempts), essential=essential)
+    """Make every arm that is not skipped and has time left; the step as it is always has.
+
+    What a report can do without and others compile meanwhile is left to the end, and the first that they
+    have done comes first.
+    """
+    left: dict[str, Attempt] = {}
+    for attempt in attempts:
+        plan = attempt.plan
+        others = plan.name in run.ahead.under_way() and not is_needed(plan, costs_of(attempts))
+        if others or plan.base in left:
+            left[plan.name] = attempt
+        else:
+            _build_arm(attempt, bench, attempts, run)
+    while left:
+        free = {name: each for name, each in left.items() if each.plan.base not in left}
+        latest = max(latest_begin(each.plan, attempts, run) for each in free.values())
+        ended = run.ahead.wait_for_one(free, max(0.0, latest - time.monotonic()))
+        first = next((name for name in free if name in ended), next(iter(free)))
+        _build_arm(left.pop(first), bench, attempts, run)
+
+
+def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
+    """Make an arm, or note why it is not made."""
+    if attempt.no_number is None and attempt.plan.name != ArmName.AS_IS:
+        attempt.no_number = (
+            _no_base_for(attempt.plan, attempts)
+            or no_time_for(attempt.plan, attempts, run)
+            or _no_room_for(attempt.plan, attempts, bench, run)
+        )
+    if attempt.no_number is not None:
+        return
+    if attempt.plan.name == ArmName.SELF_CHECK and not any(
+        each.plan.name == ArmName.BF16 and each.no_number is None for each in attempts
+    ):
+        attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK)
+    built = sum(bool(each.ready or each.no_number) for each in attempts)
+    which = f"variant {built + 1} of {len(attempts)}"
+    run.progress(f"building {variant_in_a_sentence(attempt.plan.name)}, {which}", attempt.plan.name)
+    until = run.budget.build_until(costs_of(attempts), essential=is_essential(attempt.plan, attempts))
+    bench.build(attempt, until)
+    if attempt.why is Reason.OUT_OF_MEMORY and run.ahead.end():  # whose memory it may have been
+        attempt.no_number = None
         bench.build(attempt, until)
-        if attempt.why is Reason.OUT_OF_MEMORY and run.ahead.end():  # whose memory it may have been
-            attempt.no_number = None
-            bench.build(attempt, until)
-        if beyond := _beyond_gpu(attempt, attempts, bench, run):
-            bench.drop(attempt, beyond)
+    if beyond := _beyond_gpu(attempt, attempts, bench, run):
+        bench.drop(attempt, beyond)
 
 
 def _is_compiled_ahead(attempt: Attempt, bench: Bench) -> bool:
@@ -239,7 +252,7 @@ def _is_compiled_ahead(attempt: Attempt, bench: Bench) -> bool:
         return False
     if bench.as_one:
         return plan.compiled or plan.fp8 is True or plan.name == ArmName.AS_IS
-    return plan.fp8 is True and plan.name != ArmName.AS_IS
+    return plan.name not in BASELINES and (plan.compiled or plan.fp8 is True)
 
 
 def _no_base_for(plan: ArmPlan, attempts: Sequence[Attempt]) -> NoNumber | None:
@@ -249,25 +262,6 @@ def _no_base_for(plan: ArmPlan, attempts: Sequence[Attempt]) -> NoNumber | None:
         return None
     words = variant_in_a_sentence(base.plan.name)
     return NoNumber(base.no_number.why, f"it changes {words}, which has no time")
-
-
-def _no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> NoNumber | None:
-    """Tell why the arm may not be begun. The first BF16 may begin late; any other needs room for all that it
-    will take."""
-    budget = run.budget
-    spent_s, essential = budget.spent_s, _essential(plan, attempts)
-    if spent_s > (ESSENTIAL_WITHIN if essential else 1.0) * budget.seconds:
-        return budget.used_up
-    costs = _costs(attempts)
-    cost = _expected(plan, costs)
-    if essential or cost is None:
-        return None
-    if plan.name in run.ahead.done():
-        cost = replace(cost, build_s=AHEAD_SHARE * cost.build_s)
-    needed = plan.name in NEEDED or (is_conversion(plan.name) and not any(map(is_conversion, costs)))
-    within = WITHIN if needed else UNASKED_WITHIN if plan.explored else ASKED_WITHIN
-    fits = budget.fits(cost, plan.name, costs, spent_s, within=within)
-    return None if fits else budget.too_short(budget.takes_s(cost, plan.name, costs))
 
 
 def _no_room_for(plan: ArmPlan, attempts: Sequence[Attempt], bench: Bench, run: TrialRun) -> NoNumber | None:
@@ -288,52 +282,6 @@ def _once_alone(known: Callable[[], NoNumber | None], ahead: Ahead) -> NoNumber 
     """Tell what is known once nobody compiles ahead, whose memory it may have been."""
     found = known()
     return known() if found and ahead.end() else found
-
-
-def _essential(plan: ArmPlan, attempts: Sequence[Attempt]) -> bool:
-    """Whether the arm is one without which a trial says nothing: the step as it is, the first BF16, or BF16
-    compiled as the user compiles."""
-    first = not any(each.plan.name in BF16_BASELINES and each.ready for each in attempts)
-    own = plan.name in (ArmName.AS_IS, ArmName.BF16_AS_COMPILED)
-    return own or (plan.name in BF16_BASELINES and first)
-
-
-def _expected(plan: ArmPlan, costs: Mapping[str, Cost]) -> Cost | None:
-    return expected(costs, plan.base, name=plan.name, compiles=plan.compiled, fp8=bool(plan.fp8))
-
-
-def _costs(attempts: Sequence[Attempt]) -> dict[str, Cost]:
-    """Collect what the arms that were built have cost."""
-    return {
-        each.plan.name: Cost(
-            each.build_s,
-            tuple(ready.step_s for ready in each.ready),
-            any(_compiled(ready) for ready in each.ready),
-            bool(each.plan.fp8),
-            each.plan.by_block,
-        )
-        for each in attempts
-        if each.ready
-    }
-
-
-def _enough_s(attempts: Sequence[Attempt], budget: Budget) -> float | None:
-    """Return the budget in which nothing would be left out for time; None where nothing is, or where nobody
-    knows."""
-    spent_s, costs = budget.spent_s, _costs(attempts)
-    left: dict[str, Cost] = {}
-    for attempt in attempts:
-        if attempt.why in LEFT_OUT_FOR_TIME:
-            cost = _expected(attempt.plan, {**costs, **left})
-            if cost is None:
-                return None
-            left[attempt.plan.name] = replace(cost, build_s=max(cost.build_s, 2 * attempt.build_s))
-    explored = [each.plan.name for each in attempts if explores(each.plan)]
-    return budget.enough_s(costs, left, explored, spent_s) if left else None
-
-
-def _compiled(ready: Ready) -> bool:
-    return ready.compiled.graphs is not NOT_RECORDED and ready.compiled.graphs > 0
 
 
 def _without_times(run: TrialRun, no_number: NoNumber) -> Trial:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -45,6 +45,8 @@ class Helpers:
         self._waiting: list[Work] = []
         self._asked: frozenset[Work] = frozenset()
         self._at_work: set[Work] = set()
+        self._employed = 0
+        """Helpers that take work, or will once they have loaded the target."""
         self._took_s: dict[Work, float] = {}
         self._processes: list[subprocess.Popen[bytes]] = []
         with suppress(OSError):  # the system may give no further process
@@ -60,7 +62,7 @@ class Helpers:
 
         ``cuts`` tells by number how many blocks each list keeps; None is the smallest of all cuts.
         """
-        self._waiting, self._asked = list(work), frozenset(work)
+        self._waiting, self._asked, self._employed = list(work), frozenset(work), len(self._processes)
         for process in self._processes:
             threading.Thread(target=self._employ, args=(process, cuts), daemon=True).start()
         return bool(self._processes)
@@ -76,11 +78,26 @@ class Helpers:
             self._changed.wait_for(lambda: work not in self._at_work, patience_s)
             return self._took_s.get(work)
 
-    def done(self) -> frozenset[str]:
-        """Name the arms that are compiled at every cut that was asked for."""
+    def took_s(self, arm: str) -> float | None:
+        """Return the seconds that an arm took to compile ahead at every cut that was asked for; None where it
+        is not compiled at all of them."""
         with self._changed:
-            left = {arm for arm, _ in self._asked.difference(self._took_s)}
-            return frozenset(arm for arm, _ in self._asked) - left
+            took = [self._took_s.get(work) for work in self._asked if work[0] == arm]
+        known = [seconds for seconds in took if seconds is not None]
+        return sum(known) if known and len(known) == len(took) else None
+
+    def under_way(self) -> frozenset[str]:
+        """Name the arms that are compiled now, or will be."""
+        with self._changed:
+            waiting = self._waiting if self._employed else ()
+            return frozenset(arm for arm, _ in (*waiting, *self._at_work))
+
+    def wait_for_one(self, arms: Collection[str], timeout_s: float) -> frozenset[str]:
+        """Wait, so long at most, until nobody compiles one of these arms any more, and name those that nobody
+        does."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.under_way().issuperset(arms), timeout_s)
+            return frozenset(arms) - self.under_way()
 
     def end(self) -> bool:
         """End every helper with all that it started, and tell whether there was one."""
@@ -94,10 +111,15 @@ class Helpers:
         """Give a helper one work after the other, until none is left or it died."""
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(OSError), process.stdout, process.stdin:
-            alive = _answer(process, self._facts) == READY
-            while alive and (work := self._next()):
-                alive = self._finish(work, _answer(process, (work[0], cuts[work[1]])))
+        try:
+            with suppress(OSError), process.stdout, process.stdin:
+                alive = _answer(process, self._facts) == READY
+                while alive and (work := self._next()):
+                    alive = self._finish(work, _answer(process, (work[0], cuts[work[1]])))
+        finally:
+            with self._changed:
+                self._employed -= 1
+                self._changed.notify_all()
 
     def _next(self) -> Work | None:
         with self._changed:

@@ -31,7 +31,7 @@ from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.record import UnreadableDocument, decoder
 from fp8doctor.loading.script_file import refuse_script
 from fp8doctor.loading.target import compiled, locate
-from fp8doctor.stages import WHOLE_BUDGET_S, Doing
+from fp8doctor.stages import LONG_BUDGET_S, Doing
 from fp8doctor.worker.interpreter import checked_interpreter
 from fp8doctor.worker.messages import Begun, Done, Examined, Failure, Lost, Message, Mistake, Traced
 from fp8doctor.worker.printed import Printed
@@ -148,7 +148,7 @@ def _examined(
     loading = limit, option = load_timeout, "--load-timeout"
     timing = loading
     if request["trial"]:
-        budget_s = request["trial"]["budget_s"] or WHOLE_BUDGET_S
+        budget_s = request["trial"]["budget_s"] or LONG_BUDGET_S
         timing = TRIAL_LIMIT * budget_s + TRIAL_GRACE_S, "--budget"
     messages = decoder(Message)
     with _Child(request, printed) as child:

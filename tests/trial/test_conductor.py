@@ -32,7 +32,7 @@ from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.layers.numerics import NUMERICS
 from fp8doctor.trial.measure import bench, profile_step, timer
 from fp8doctor.trial.measure.attempt import Attempt
-from fp8doctor.trial.measure.budget import CLOSING_SHARE, WITHIN, Budget
+from fp8doctor.trial.measure.budget import CLOSING_SHARE, WINDOW_SHARE, WITHIN, Budget
 from fp8doctor.trial.measure.device import DeviceLost
 from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.profile_step import BREAKDOWN, Tracer
@@ -465,14 +465,15 @@ def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     ends, timed = [], bench.Bench.time
 
-    def noted(self: bench.Bench, attempts: Any, until: float, latest: float) -> Any:
-        ends.append((until - time.monotonic(), latest - time.monotonic()))
-        return timed(self, attempts, until, latest)
+    def noted(self: bench.Bench, attempts: Any, until: float, latest: float, soon: float) -> Any:
+        ends.append(tuple(each - time.monotonic() for each in (until, latest, soon)))
+        return timed(self, attempts, until, latest, soon)
 
     monkeypatch.setattr(bench.Bench, "time", noted)
     began = time.monotonic()
     run(job(blocks=3), AS_IS, explored("unasked", as_it_is, AS_IS))
-    ((until, latest),) = ends
+    ((until, latest, soon),) = ends
+    assert WINDOW_SHARE * 600 - 10 <= soon <= WINDOW_SHARE * 600
     assert 600 * (1 - CLOSING_SHARE) - 10 - (time.monotonic() - began) <= until < 600 * (1 - CLOSING_SHARE)
     assert WITHIN * 600 - CLOSING_SHARE * 600 - 10 - (time.monotonic() - began) <= latest <= WITHIN * 600
 

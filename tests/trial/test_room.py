@@ -17,6 +17,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.measure import bench, pairs
+from fp8doctor.trial.measure.ahead import Nobody
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
@@ -187,7 +188,7 @@ class StandInBench:
         attempt.ready.clear()
 
 
-class Ends:
+class Ends(Nobody):
     """Compiles ahead, and takes memory until it is ended."""
 
     ended = False
@@ -195,9 +196,6 @@ class Ends:
     def end(self) -> bool:
         first, self.ended = not self.ended, True
         return first
-
-    def done(self) -> frozenset[str]:
-        return frozenset()
 
 
 @pytest.mark.parametrize(("at_last", "built"), [(60.0, ["as_is"]), (120.0, ["as_is", "larger-batch"])])

@@ -65,6 +65,25 @@ def test_rounds_are_added_while_they_do_not_tell_what_is_asked(
     assert len(samples["A", 0]) == rounds
 
 
+@pytest.mark.parametrize(
+    ("decided_at", "rounds"), [(LEAST_ROUNDS, LEAST_ROUNDS), (LEAST_ROUNDS + 1, MOST_ROUNDS)]
+)
+def test_what_is_decided_takes_no_more_than_some_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, decided_at: int, rounds: int
+) -> None:
+    """It is asked once, and then only after many rounds more."""
+    noise = random.Random(1)
+    monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: noise.uniform(1, 2))
+    samples = interleave(
+        {("A", 0): lambda: None},
+        CPU,
+        until=time.monotonic() + 3600,
+        soon=0.0,
+        decided=lambda known: len(known["A", 0]) >= decided_at,
+    )
+    assert len(samples["A", 0]) == rounds
+
+
 def test_no_round_is_added_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: 10.0)
     samples = interleave({("A", 0): lambda: None}, CPU, until=0.0, decided=lambda known: False)

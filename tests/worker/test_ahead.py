@@ -81,7 +81,8 @@ def test_whoever_is_free_takes_the_next_work_and_tells_the_seconds(monkeypatch: 
     of = helpers(monkeypatch, EVERY, count=2)
     of.know(LARGE)
     assert of.begin(WORK, CUTS)
-    wait_for("both arms to be compiled", lambda: of.done() == {"a", "b"})
+    wait_for("both arms to be compiled", lambda: not of.under_way())
+    assert [of.took_s(arm) for arm in ("a", "b", "c")] == [4.0, 3.0, None]
     assert [of.take(each, None) for each in WORK] == [3.0, 1.0, 3.0]
     assert of.end()
     assert not of.end()
@@ -93,8 +94,25 @@ def test_an_arm_that_was_compiled_at_one_cut_only_is_not_done(monkeypatch: pytes
     of.begin(WORK, CUTS)
     (process,) = of._processes
     wait_for("its end", lambda: process.poll() is not None)
-    assert of.done() == frozenset()
+    assert [of.took_s(arm) for arm in ("a", "b")] == [None, None]
     assert [of.take(each, None) for each in WORK] == [None, 1.0, None]
+
+
+def test_the_first_that_is_compiled_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = helpers(monkeypatch, EVERY)
+    assert of.wait_for_one(["a"], 0.0) == {"a"}, "nobody was asked for it"
+    of.begin([("a", 0), ("b", 1)], CUTS)
+    assert of.wait_for_one(["a", "b"], 300.0) >= {"a"}
+    assert of.took_s("a") == 1.0
+    assert of.wait_for_one(["b"], 300.0) == {"b"}
+
+
+def test_what_nobody_has_done_by_then_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = helpers(monkeypatch, f"{LOADED}\nsys.stdin.readline(); import time; time.sleep(1e6)")
+    of.begin(WORK, CUTS)
+    assert of.wait_for_one(["a", "b"], 1e-2) == frozenset()
+    assert of.under_way() == {"a", "b"}
+    assert of.end()
 
 
 def test_what_is_being_compiled_is_waited_for_and_what_is_not_is_left_to_the_trial(
@@ -117,7 +135,8 @@ def test_one_that_dies_or_hangs_costs_nothing(monkeypatch: pytest.MonkeyPatch) -
         of.begin(WORK, CUTS)
         assert of.take(("a", 1), None) is None
         assert of.end()
-        assert of.done() == frozenset()
+        assert of.wait_for_one(["a", "b"], 300.0) == {"a", "b"}, "nobody is left to compile them"
+        assert of.took_s("a") is None
 
 
 def test_what_a_helper_started_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +262,7 @@ def test_a_helper_leaves_one_graph_of_several_blocks_in_the_caches_that_the_tria
     of.begin([("as_is", 0)], [cut])
     (process,) = of._processes
     wait_for("its end", lambda: process.poll() is not None)
-    assert of.done() == {"as_is"}
+    assert of.took_s("as_is")
     assert process.wait() == 0
     counters.clear()
     attempt = Attempt(ArmPlan("as_is", as_it_is))

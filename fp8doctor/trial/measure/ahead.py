@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from fp8doctor.facts import Facts
@@ -35,8 +35,16 @@ class Ahead(Protocol):
         What is being compiled is waited for, so long at most. None where it was not compiled.
         """
 
-    def done(self) -> frozenset[str]:
-        """Name the arms that are compiled at every cut that was asked for."""
+    def took_s(self, arm: str) -> float | None:
+        """Return the seconds that an arm took to compile ahead at every cut that was asked for; None where it
+        is not compiled at all of them."""
+
+    def under_way(self) -> frozenset[str]:
+        """Name the arms that are compiled now, or will be."""
+
+    def wait_for_one(self, arms: Collection[str], timeout_s: float) -> frozenset[str]:
+        """Wait, so long at most, until nobody compiles one of these arms any more, and name those that nobody
+        does."""
 
     def end(self) -> bool:
         """End all that is done beside the trial, and tell whether there was any."""
@@ -54,8 +62,14 @@ class Nobody:
     def take(self, work: Work, patience_s: float | None) -> float | None:
         return None
 
-    def done(self) -> frozenset[str]:
+    def took_s(self, arm: str) -> float | None:
+        return None
+
+    def under_way(self) -> frozenset[str]:
         return frozenset()
+
+    def wait_for_one(self, arms: Collection[str], timeout_s: float) -> frozenset[str]:
+        return frozenset(arms)
 
     def end(self) -> bool:
         return False

@@ -318,7 +318,9 @@ class Bench:
         on_cuda = self.device.type == "cuda"
         return torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0) if on_cuda else None
 
-    def time(self, attempts: Sequence[Attempt], until: float, latest: float = math.inf) -> Samples:
+    def time(
+        self, attempts: Sequence[Attempt], until: float, latest: float = math.inf, soon: float = math.inf
+    ) -> Samples:
         """Time the arms in turn: samples in ms by arm and cut."""
         ready = {
             (attempt.plan.name, number): each
@@ -334,6 +336,7 @@ class Bench:
                 self.device,
                 until,
                 self._look,
+                soon=soon,
                 latest=latest,
                 expected_ms=expected_ms,
                 decided=lambda samples: is_decided(samples, self.plan, plans),

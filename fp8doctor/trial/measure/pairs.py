@@ -67,7 +67,8 @@ def _pair(
     if again.no_number:
         return again, {}
     try:
-        pair = bench.time((beside, again), tracer.run.budget.end, latest)
+        budget = tracer.run.budget
+        pair = bench.time((beside, again), budget.end, latest, budget.window_soon())
     except Exception as error:
         _log.debug("timing %s in a pair raises", attempt.plan.name, exc_info=True)
         bench.drop(again, raised(error))

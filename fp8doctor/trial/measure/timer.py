@@ -77,6 +77,7 @@ def interleave(
     until: float,
     look: Callable[[], None] = lambda: None,
     *,
+    soon: float = math.inf,
     latest: float = math.inf,
     expected_ms: Mapping[tuple[str, int], float] | None = None,
     decided: Callable[[dict[tuple[str, int], list[float]]], bool] = lambda samples: True,
@@ -85,8 +86,8 @@ def interleave(
     until all are known sharply.
 
     `LEAST_ROUNDS` are taken whatever ``until`` says, as long as the next ends before ``latest``, and one in
-    any case. ``expected_ms`` says how long a step takes that was not visited yet. After `MOST_ROUNDS` they go
-    on only while ``decided`` says that the samples do not answer what is asked.
+    any case. ``expected_ms`` says how long a step takes that was not visited yet. After ``soon``, and after
+    `MOST_ROUNDS`, they go on only while ``decided`` says that the samples do not answer what is asked.
 
     A key is an arm and the number of a cut. Each round has an order of its own: a step that follows one that
     heats the GPU finds lower clocks, and that must not always be the same one. Longer visits, a deeper cut
@@ -105,7 +106,10 @@ def interleave(
             break
         if number >= LEAST_ROUNDS and (began + round_s > until or all(map(_sharp, samples.values()))):
             break
-        if number and number % MOST_ROUNDS == 0 and decided(samples):
+        asked = number and number % MOST_ROUNDS == 0
+        if number >= LEAST_ROUNDS and began + round_s > soon:
+            asked, soon = True, math.inf
+        if asked and decided(samples):
             break
         order = list(steps)
         shuffle(order)

@@ -1,0 +1,129 @@
+"""Whether an arm may still be begun: what it is expected to cost, held to what is left of the budget."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fp8doctor.facts.arm_names import (
+    BASELINES,
+    BF16_BASELINES,
+    LEFT_OUT_FOR_TIME,
+    ArmName,
+    is_conversion,
+)
+from fp8doctor.facts.no_number import NoNumber
+from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.trial.measure.attempt import Attempt, Ready
+from fp8doctor.trial.measure.budget import (
+    ASKED_WITHIN,
+    ESSENTIAL_WITHIN,
+    UNASKED_WITHIN,
+    WITHIN,
+    Cost,
+    ahead_of,
+    expected,
+)
+from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.variant import ArmPlan, explores
+
+NEEDED = (*BASELINES, ArmName.PRESCRIBED, ArmName.SELF_CHECK)
+"""Arms that a report cannot do without. The first conversion of a model without FP8 is needed too."""
+
+
+def no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> NoNumber | None:
+    """Tell why the arm may not be begun. The first BF16 may begin late; any other needs room for all that it
+    will take. What a report cannot do without is waited for where others compile it."""
+    budget, essential = run.budget, is_essential(plan, attempts)
+    if budget.spent_s > (ESSENTIAL_WITHIN if essential else 1.0) * budget.seconds:
+        return budget.used_up
+    costs = costs_of(attempts)
+    if essential or _expected(plan, costs, run) is None:
+        return None
+    short = _too_short_for(plan, costs, run)
+    if short and is_needed(plan, costs) and plan.name in run.ahead.under_way():
+        run.ahead.wait_for_one([plan.name], max(0.0, latest_begin(plan, attempts, run) - time.monotonic()))
+        short = _too_short_for(plan, costs, run)
+    return short
+
+
+def _too_short_for(plan: ArmPlan, costs: Mapping[str, Cost], run: TrialRun) -> NoNumber | None:
+    """Tell that the arm does not fit into the rest of the budget."""
+    cost = _expected(plan, costs, run)
+    assert cost is not None
+    if run.budget.fits(cost, plan.name, costs, run.budget.spent_s, within=_within(plan, costs)):
+        return None
+    return run.budget.too_short(run.budget.takes_s(cost, plan.name, costs))
+
+
+def latest_begin(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> float:
+    """Return the clock at which the arm would no longer fit if others had compiled it by then."""
+    costs = costs_of(attempts)
+    cost = _expected(plan, costs, run)
+    if cost is None:
+        return -math.inf
+    cost = ahead_of(cost, cost.build_s)
+    return run.budget.latest_begin(cost, plan.name, costs, within=_within(plan, costs))
+
+
+def _within(plan: ArmPlan, costs: Mapping[str, Cost]) -> float:
+    """Choose the budgets within which the arm has to fit."""
+    if is_needed(plan, costs):
+        return WITHIN
+    return UNASKED_WITHIN if plan.explored else ASKED_WITHIN
+
+
+def is_needed(plan: ArmPlan, costs: Mapping[str, Cost]) -> bool:
+    """Whether a report cannot do without the arm."""
+    return plan.name in NEEDED or (is_conversion(plan.name) and not any(map(is_conversion, costs)))
+
+
+def is_essential(plan: ArmPlan, attempts: Sequence[Attempt]) -> bool:
+    """Whether the arm is one without which a trial says nothing: the step as it is, the first BF16, or BF16
+    compiled as the user compiles."""
+    first = not any(each.plan.name in BF16_BASELINES and each.ready for each in attempts)
+    own = plan.name in (ArmName.AS_IS, ArmName.BF16_AS_COMPILED)
+    return own or (plan.name in BF16_BASELINES and first)
+
+
+def _expected(plan: ArmPlan, costs: Mapping[str, Cost], run: TrialRun) -> Cost | None:
+    """Estimate what the arm will cost: less where others have compiled it."""
+    cost = expected(costs, plan.base, name=plan.name, compiles=plan.compiled, fp8=bool(plan.fp8))
+    took_s = run.ahead.took_s(plan.name)
+    return cost if cost is None or took_s is None else ahead_of(cost, took_s)
+
+
+def costs_of(attempts: Sequence[Attempt]) -> dict[str, Cost]:
+    """Collect what the arms that were built have cost."""
+    return {
+        each.plan.name: Cost(
+            each.build_s,
+            tuple(ready.step_s for ready in each.ready),
+            any(_compiled(ready) for ready in each.ready),
+            bool(each.plan.fp8),
+            each.plan.by_block,
+        )
+        for each in attempts
+        if each.ready
+    }
+
+
+def enough_for_all_s(attempts: Sequence[Attempt], run: TrialRun) -> float | None:
+    """Return the budget in which nothing would be left out for time; None where nothing is, or where nobody
+    knows."""
+    spent_s, costs = run.budget.spent_s, costs_of(attempts)
+    left: dict[str, Cost] = {}
+    for attempt in attempts:
+        if attempt.why in LEFT_OUT_FOR_TIME:
+            cost = _expected(attempt.plan, {**costs, **left}, run)
+            if cost is None:
+                return None
+            left[attempt.plan.name] = replace(cost, build_s=max(cost.build_s, 2 * attempt.build_s))
+    explored = [each.plan.name for each in attempts if explores(each.plan)]
+    return run.budget.enough_s(costs, left, explored, spent_s) if left else None
+
+
+def _compiled(ready: Ready) -> bool:
+    return ready.compiled.graphs is not NOT_RECORDED and ready.compiled.graphs > 0
