@@ -138,7 +138,9 @@ def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
     attempts = [*references, single, both]
     run.progress("timing what gained, together", ArmName.COMBINATION)
     until = run.budget.end - run.budget.closing_s()
-    samples = tracer.bench.time(attempts, until, run.budget.window_latest({}), run.budget.window_soon())
+    samples = tracer.bench.time(
+        attempts, lambda _: until, run.budget.window_latest({}), run.budget.window_soon()
+    )
     if Window(tracer, attempts, samples).gain(both, single).median > 0:
         both.plan = replace(both.plan, name=ArmName.PRESCRIBED)
         tracer.prove(both)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import torch
@@ -37,12 +38,15 @@ from fp8doctor.trial.admission import (
     no_time_for,
 )
 from fp8doctor.trial.combining import Window, best_total
+from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
 from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.measure.ahead import Ahead
 from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.budget import Budget, Cost
+from fp8doctor.trial.measure.decided import gains
 from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
 from fp8doctor.trial.measure.pairs import time_in_pairs
 from fp8doctor.trial.measure.profile_step import Tracer
@@ -147,11 +151,12 @@ def _samples(attempts: Sequence[Attempt], bench: Bench, run: TrialRun) -> Sample
     them all."""
     while True:
         timed = [attempt for attempt in attempts if attempt.no_number is None]
-        costs, explored = costs_of(timed), [each.plan.name for each in timed if explores(each.plan)]
         run.progress(f"timing {len(timed)} variants of the step", None)
-        until, latest = run.budget.window_until(costs, explored), run.budget.window_latest(costs)
+        costs, plans = costs_of(timed), [each.plan for each in timed]
+        until = partial(_window_until, plan=bench.plan, plans=plans, costs=costs, budget=run.budget)
+        latest, soon = run.budget.window_latest(costs), run.budget.window_soon()
         try:
-            return bench.time(timed, until=until, latest=latest, soon=run.budget.window_soon())
+            return bench.time(timed, until, latest, soon)
         except Exception as error:
             failed = next((each for each in timed if each.plan.name == bench.at_work), None)
             if failed is None or failed.plan.name == ArmName.AS_IS:
@@ -159,6 +164,14 @@ def _samples(attempts: Sequence[Attempt], bench: Bench, run: TrialRun) -> Sample
             _log.debug("timing %s raises", failed.plan.name, exc_info=True)
             still_there(run.device, failed.plan.name)
             bench.drop(failed, raised(error))
+
+
+def _window_until(
+    samples: Samples, plan: Plan, plans: Sequence[ArmPlan], costs: Mapping[str, Cost], budget: Budget
+) -> float:
+    """Return the clock until which rounds are added, with time kept for what seems to gain so far."""
+    gaining = [name for name, gain in gains(samples, plan, plans).items() if gain.median > 1]
+    return budget.window_until(costs, gaining)
 
 
 def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: float | None) -> Trial:

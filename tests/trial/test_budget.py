@@ -209,7 +209,7 @@ def took(
     samples = timer.interleave(
         steps,
         CPU,
-        of_trial.window_until(costs, explored),
+        lambda samples: of_trial.window_until(costs, explored),
         soon=of_trial.window_soon(),
         latest=of_trial.window_latest(costs) if latest is None else of_trial.began + latest,
         expected_ms=steps,

@@ -28,11 +28,12 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
 from fp8doctor.trial.arms import chain, eager_bf16, on_model
 from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.layers.numerics import NUMERICS
 from fp8doctor.trial.measure import bench, profile_step, timer
 from fp8doctor.trial.measure.attempt import Attempt
-from fp8doctor.trial.measure.budget import CLOSING_SHARE, WINDOW_SHARE, WITHIN, Budget
+from fp8doctor.trial.measure.budget import CLOSING_SHARE, WINDOW_SHARE, WITHIN, Budget, Cost
 from fp8doctor.trial.measure.device import DeviceLost
 from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.profile_step import BREAKDOWN, Tracer
@@ -465,9 +466,10 @@ def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     ends, timed = [], bench.Bench.time
 
-    def noted(self: bench.Bench, attempts: Any, until: float, latest: float, soon: float) -> Any:
-        ends.append(tuple(each - time.monotonic() for each in (until, latest, soon)))
-        return timed(self, attempts, until, latest, soon)
+    def noted(self: bench.Bench, attempts: Any, until: Any, latest: float, soon: float) -> Any:
+        result = timed(self, attempts, until, latest, soon)
+        ends.append(tuple(each - time.monotonic() for each in (until(result), latest, soon)))
+        return result
 
     monkeypatch.setattr(bench.Bench, "time", noted)
     began = time.monotonic()
@@ -476,6 +478,22 @@ def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatc
     assert WINDOW_SHARE * 600 - 10 <= soon <= WINDOW_SHARE * 600
     assert 600 * (1 - CLOSING_SHARE) - 10 - (time.monotonic() - began) <= until < 600 * (1 - CLOSING_SHARE)
     assert WITHIN * 600 - CLOSING_SHARE * 600 - 10 - (time.monotonic() - began) <= latest <= WITHIN * 600
+
+
+def test_time_is_kept_for_what_gained_together_only_where_two_seem_to_gain() -> None:
+    budget = Budget(60.0, 0.0)
+    costs = {name: Cost(5.0, (0.1,)) for name in ("as_is", "a", "b")}
+    plans = [
+        ArmPlan("as_is", as_it_is, fp8=True),
+        *(ArmPlan(each, as_it_is, (each,), None, "as_is", explored=True) for each in "ab"),
+    ]
+
+    def until(a_ms: float, b_ms: float) -> float:
+        samples = {("as_is", 0): [100.0] * 5, ("a", 0): [a_ms] * 5, ("b", 0): [b_ms] * 5}
+        return conductor._window_until(samples, Plan((), (Cut({}),)), plans, costs, budget)
+
+    assert until(90.0, 110.0) == until(110.0, 110.0) == budget.window_until(costs, [])
+    assert until(90.0, 95.0) == budget.window_until(costs, ["a", "b"]) < until(90.0, 110.0)
 
 
 @pytest.mark.parametrize("window", ["first", "final"])

@@ -21,6 +21,15 @@ from fp8doctor.trial.variant import ArmPlan, as_it_is
 CPU = torch.device("cpu")
 
 
+def now(samples: object) -> float:
+    """No time is left for more rounds."""
+    return 0.0
+
+
+def an_hour(samples: object) -> float:
+    return time.monotonic() + 3600
+
+
 def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -28,7 +37,7 @@ def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample(
     monkeypatch.setattr(timer, "LEAST_ROUNDS", rounds_taken)
     order: list[str] = []
     samples = interleave(
-        {(name, 0): (lambda name=name: order.append(name)) for name in "ABC"}, CPU, until=0.0
+        {(name, 0): (lambda name=name: order.append(name)) for name in "ABC"}, CPU, until=now
     )
     assert {key: len(times) for key, times in samples.items()} == dict.fromkeys(
         [("A", 0), ("B", 0), ("C", 0)], rounds_taken
@@ -44,7 +53,7 @@ def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample(
 def test_rounds_end_at_the_most_even_with_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = random.Random(1)
     monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: noise.uniform(1, 2))
-    samples = interleave({("A", 0): lambda: None}, CPU, until=time.monotonic() + 3600)
+    samples = interleave({("A", 0): lambda: None}, CPU, until=an_hour)
     assert len(samples["A", 0]) == MOST_ROUNDS
 
 
@@ -59,7 +68,7 @@ def test_rounds_are_added_while_they_do_not_tell_what_is_asked(
     samples = interleave(
         {("A", 0): lambda: None},
         CPU,
-        until=time.monotonic() + 3600,
+        until=an_hour,
         decided=lambda known: len(known["A", 0]) >= decided_at,
     )
     assert len(samples["A", 0]) == rounds
@@ -77,7 +86,7 @@ def test_what_is_decided_takes_no_more_than_some_of_the_time(
     samples = interleave(
         {("A", 0): lambda: None},
         CPU,
-        until=time.monotonic() + 3600,
+        until=an_hour,
         soon=0.0,
         decided=lambda known: len(known["A", 0]) >= decided_at,
     )
@@ -86,7 +95,7 @@ def test_what_is_decided_takes_no_more_than_some_of_the_time(
 
 def test_no_round_is_added_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: 10.0)
-    samples = interleave({("A", 0): lambda: None}, CPU, until=0.0, decided=lambda known: False)
+    samples = interleave({("A", 0): lambda: None}, CPU, until=now, decided=lambda known: False)
     assert len(samples["A", 0]) == LEAST_ROUNDS
 
 
@@ -98,6 +107,9 @@ AS_IS, BF16, COMPILED, NO_FP8, CONVERTED = (
     ArmPlan(ArmName.AS_IS, as_it_is, fp8=False),
     ArmPlan(conversion_to("tensorwise"), as_it_is, fp8=True),
 )
+CHANGED = ArmPlan("compile-blocks", as_it_is, ("compile-blocks",), base=ArmName.AS_IS, explored=True)
+LLAMA_7B = {AS_IS: [293.7, 308.6, 310.6, 306.0, 331.8], COMPILED: [400.0] * 5}
+"""Transformer Engine's layers at full depth, as they were recorded beside another job of the host."""
 
 
 @pytest.mark.parametrize(
@@ -110,6 +122,9 @@ AS_IS, BF16, COMPILED, NO_FP8, CONVERTED = (
         ({NO_FP8: [20] * 5, COMPILED: [10] * 5, CONVERTED: [8, 11, 10, 12, 9]}, False),
         ({NO_FP8: [8, 11, 10, 12, 9], COMPILED: [10] * 5}, True),
         ({NO_FP8: [7] * 5, COMPILED: [10] * 5, CONVERTED: [8, 11, 10, 12, 9]}, True),
+        ({**LLAMA_7B, CHANGED: [329.9, 268.2, 278.3, 253.7, 298.9]}, False),
+        ({**LLAMA_7B, CHANGED: [270.0] * 5}, True),
+        ({**LLAMA_7B, CHANGED: [356.7, 303.7, 310.7, 300.3, 329.5]}, True),
     ],
     ids=[
         "faster than one",
@@ -119,6 +134,9 @@ AS_IS, BF16, COMPILED, NO_FP8, CONVERTED = (
         "a conversion",
         "no FP8 asked",
         "as it is counts",
+        "a change seems to gain",
+        "a change gains",
+        "a change gains nothing to speak of",
     ],
 )
 def test_what_is_asked_is_fp8_against_the_fastest_bf16(
@@ -130,7 +148,7 @@ def test_what_is_asked_is_fp8_against_the_fastest_bf16(
 
 def test_rounds_end_when_every_arm_is_known_sharply(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: 10.0)
-    samples = interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, until=time.monotonic() + 3600)
+    samples = interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, until=an_hour)
     assert len(samples["A", 0]) == LEAST_ROUNDS
 
 
@@ -142,10 +160,10 @@ def test_a_long_step_is_visited_for_fewer_steps(monkeypatch: pytest.MonkeyPatch)
         return {"short": 200.0, "long": 201.0}[step]
 
     monkeypatch.setattr(timer, "visit_ms", visit)
-    interleave({(name, 0): name for name in asked}, CPU, until=0.0)  # type: ignore[misc]
+    interleave({(name, 0): name for name in asked}, CPU, until=now)  # type: ignore[misc]
     assert asked == {"short": [3] * LEAST_ROUNDS, "long": [3, *[2] * (LEAST_ROUNDS - 1)]}
     asked["long"].clear()
-    interleave({("long", 0): "long"}, CPU, until=0.0, expected_ms={("long", 0): 240.0})  # type: ignore[dict-item]
+    interleave({("long", 0): "long"}, CPU, until=now, expected_ms={("long", 0): 240.0})  # type: ignore[dict-item]
     assert asked["long"] == [2] * LEAST_ROUNDS
 
 
@@ -170,12 +188,19 @@ def test_no_round_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyPat
         (0.0, 0.0, 1),
     ):
         now[0] = 0.0
-        assert len(interleave({("A", 0): lambda: None}, CPU, until, latest=latest)["A", 0]) == rounds
+        assert (
+            len(
+                interleave({("A", 0): lambda: None}, CPU, lambda samples, until=until: until, latest=latest)[
+                    "A", 0
+                ]
+            )
+            == rounds
+        )
 
 
 def test_the_gpu_is_looked_at_once_a_visit() -> None:
     looks: list[int] = []
-    interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, 0.0, lambda: looks.append(1))
+    interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, now, lambda: looks.append(1))
     assert len(looks) == 2 * LEAST_ROUNDS
 
 

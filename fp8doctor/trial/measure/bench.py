@@ -319,7 +319,7 @@ class Bench:
         return torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0) if on_cuda else None
 
     def time(
-        self, attempts: Sequence[Attempt], until: float, latest: float = math.inf, soon: float = math.inf
+        self, attempts: Sequence[Attempt], until: Callable[[Samples], float], latest: float, soon: float
     ) -> Samples:
         """Time the arms in turn: samples in ms by arm and cut."""
         ready = {
@@ -327,18 +327,16 @@ class Bench:
             for attempt in attempts
             for number, each in enumerate(attempt.ready)
         }
-        watched = {key: self._watched(key[0], each) for key, each in ready.items()}
-        expected_ms = {key: 1e3 * each.step_s for key, each in ready.items()}
         plans = [attempt.plan for attempt in attempts if attempt.ready]
         with self.host.window():
             return interleave(
-                watched,
+                {key: self._watched(key[0], each) for key, each in ready.items()},
                 self.device,
                 until,
                 self._look,
                 soon=soon,
                 latest=latest,
-                expected_ms=expected_ms,
+                expected_ms={key: 1e3 * each.step_s for key, each in ready.items()},
                 decided=lambda samples: is_decided(samples, self.plan, plans),
             )
 

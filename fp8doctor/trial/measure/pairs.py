@@ -68,7 +68,7 @@ def _pair(
         return again, {}
     try:
         budget = tracer.run.budget
-        pair = bench.time((beside, again), budget.end, latest, budget.window_soon())
+        pair = bench.time((beside, again), lambda _: budget.end, latest, budget.window_soon())
     except Exception as error:
         _log.debug("timing %s in a pair raises", attempt.plan.name, exc_info=True)
         bench.drop(again, raised(error))

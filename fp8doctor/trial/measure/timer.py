@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from fp8doctor.analysis.median_interval import interval
+from fp8doctor.trial.measure.attempt import Samples
 
 STEPS_PER_VISIT, FEWEST_STEPS = 3, 2
 """Of which the first is dropped. The fewer are for long steps."""
@@ -74,16 +75,16 @@ def visit_ms(
 def interleave(
     steps: Mapping[tuple[str, int], Callable[[], object]],
     device: torch.device,
-    until: float,
+    until: Callable[[Samples], float],
     look: Callable[[], None] = lambda: None,
     *,
     soon: float = math.inf,
     latest: float = math.inf,
     expected_ms: Mapping[tuple[str, int], float] | None = None,
-    decided: Callable[[dict[tuple[str, int], list[float]]], bool] = lambda samples: True,
-) -> dict[tuple[str, int], list[float]]:
-    """Visit every step once a round as long as the next round ends before ``until`` (``time.monotonic``), or
-    until all are known sharply.
+    decided: Callable[[Samples], bool] = lambda samples: True,
+) -> Samples:
+    """Visit every step once a round as long as the next round ends before ``until`` (``time.monotonic``), by
+    what the samples say so far, or until all are known sharply.
 
     `LEAST_ROUNDS` are taken whatever ``until`` says, as long as the next ends before ``latest``, and one in
     any case. ``expected_ms`` says how long a step takes that was not visited yet. After ``soon``, and after
@@ -96,7 +97,7 @@ def interleave(
 
     Returns the samples of each, in ms, one per round and all of one length.
     """
-    samples: dict[tuple[str, int], list[float]] = {key: [] for key in steps}
+    samples: Samples = {key: [] for key in steps}
     shuffle = random.Random(0).shuffle
     known_ms = dict(expected_ms or {})
     round_s = 0.0
@@ -104,10 +105,11 @@ def interleave(
         began = time.monotonic()
         if number and began + round_s > latest:
             break
-        if number >= LEAST_ROUNDS and (began + round_s > until or all(map(_sharp, samples.values()))):
+        enough = number >= LEAST_ROUNDS
+        if enough and (began + round_s > until(samples) or all(map(_sharp, samples.values()))):
             break
         asked = number and number % MOST_ROUNDS == 0
-        if number >= LEAST_ROUNDS and began + round_s > soon:
+        if enough and began + round_s > soon:
             asked, soon = True, math.inf
         if asked and decided(samples):
             break
