@@ -225,11 +225,23 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
         else:
             _build_arm(attempt, bench, attempts, run)
     while left:
-        free = {name: each for name, each in left.items() if each.plan.base not in left}
-        latest = max(latest_begin(each.plan, attempts, run) for each in free.values())
-        ended = run.ahead.wait_for_one(free, max(0.0, latest - time.monotonic()))
-        first = next((name for name in free if name in ended), next(iter(free)))
-        _build_arm(left.pop(first), bench, attempts, run)
+        free = [each.plan for each in left.values() if each.plan.base not in left]
+        _build_arm(left.pop(_first_of(free, attempts, run)), bench, attempts, run)
+
+
+def _first_of(plans: Sequence[ArmPlan], attempts: Sequence[Attempt], run: TrialRun) -> str:
+    """Choose the arm that is built next: what others have done, what they have not begun where the trial has
+    the time to compile it, or the first that they will have done."""
+    under_way, begun = run.ahead.under_way(), run.ahead.begun()
+    for plan in plans:
+        if plan.name not in under_way:
+            return plan.name
+    for plan in plans:
+        if plan.name not in begun and no_time_for(plan, attempts, run) is None:
+            return plan.name
+    latest = max(latest_begin(plan, attempts, run) for plan in plans)
+    ended = run.ahead.wait_for_one([plan.name for plan in plans], max(0.0, latest - time.monotonic()))
+    return next((plan.name for plan in plans if plan.name in ended), plans[0].name)
 
 
 def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:

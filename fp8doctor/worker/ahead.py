@@ -92,6 +92,11 @@ class Helpers:
             waiting = self._waiting if self._employed else ()
             return frozenset(arm for arm, _ in (*waiting, *self._at_work))
 
+    def begun(self) -> frozenset[str]:
+        """Name the arms that are compiled now."""
+        with self._changed:
+            return frozenset(arm for arm, _ in self._at_work)
+
     def wait_for_one(self, arms: Collection[str], timeout_s: float) -> frozenset[str]:
         """Wait, so long at most, until nobody compiles one of these arms any more, and name those that nobody
         does."""

@@ -134,11 +134,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+NOT_BEGUN_S = 1000.0
+
+
 class Others(Nobody):
-    """Compile arms on the clock: each takes so many seconds, from the first arm of the trial on."""
+    """Compile arms on the clock: each takes so many seconds, from the first arm of the trial on. What takes
+    longer than `NOT_BEGUN_S` is never begun."""
 
     def __init__(self, clock: Clock, arms_s: Mapping[str, float]) -> None:
         self._clock, self._arms_s, self._began = clock, arms_s, clock.now_s
+
+    def begun(self) -> frozenset[str]:
+        return frozenset(arm for arm in self.under_way() if self._arms_s[arm] < NOT_BEGUN_S)
 
     def under_way(self) -> frozenset[str]:
         return frozenset(arm for arm, seconds in self._arms_s.items() if self._until(seconds) > self._clock())
@@ -248,6 +255,7 @@ def test_what_was_recorded_keeps_the_budget(
         ("encoder_decoder", 60.0, {"prescribed": 28.0}, set()),
         ("llama_8b", 90.0, {"recipe-rowwise": 32.0, "recipe-rowwise-with-gw-hp": 19.0}, set()),
         ("llama_8b", 90.0, {}, {"recipe-rowwise-with-gw-hp"}),
+        ("llama_8b", 100.0, {"recipe-rowwise": 32.0, "recipe-rowwise-with-gw-hp": 2 * NOT_BEGUN_S}, set()),
     ],
 )
 def test_what_others_compile_meanwhile_is_asked_when_they_have_done_it(

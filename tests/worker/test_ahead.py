@@ -111,6 +111,7 @@ def test_what_nobody_has_done_by_then_is_waited_for_no_longer(monkeypatch: pytes
     of = helpers(monkeypatch, f"{LOADED}\nsys.stdin.readline(); import time; time.sleep(1e6)")
     of.begin(WORK, CUTS)
     assert of.wait_for_one(["a", "b"], 1e-2) == frozenset()
+    wait_for("its first work", lambda: of.begun() == {"a"})
     assert of.under_way() == {"a", "b"}
     assert of.end()
 

@@ -42,6 +42,9 @@ class Ahead(Protocol):
     def under_way(self) -> frozenset[str]:
         """Name the arms that are compiled now, or will be."""
 
+    def begun(self) -> frozenset[str]:
+        """Name the arms that are compiled now."""
+
     def wait_for_one(self, arms: Collection[str], timeout_s: float) -> frozenset[str]:
         """Wait, so long at most, until nobody compiles one of these arms any more, and name those that nobody
         does."""
@@ -66,6 +69,9 @@ class Nobody:
         return None
 
     def under_way(self) -> frozenset[str]:
+        return frozenset()
+
+    def begun(self) -> frozenset[str]:
         return frozenset()
 
     def wait_for_one(self, arms: Collection[str], timeout_s: float) -> frozenset[str]:
