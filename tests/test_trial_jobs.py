@@ -6,11 +6,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from fp8doctor import load_report
 from fp8doctor.render.answer import answer
@@ -72,6 +78,7 @@ def test_a_job_builds_small_and_trains_in_plain_pytorch(name: str) -> None:
     kinds = [type(module).__name__ for module in model.modules() if module._compiled_call_impl]
     assert len(kinds) >= 2
     assert "Float8Linear" not in {type(module).__name__ for module in model.modules()}
+    assert {type(weight) for weight in model.parameters()} == {torch.nn.Parameter}
 
 
 def folder_of_a_job(out: Path, times: dict[str, float]) -> Path:
@@ -133,6 +140,19 @@ def test_an_arm_is_made_by_hand_from_its_treatments(tmp_path: Path) -> None:
     }
 
 
+def test_an_arm_whose_base_is_no_answer_itself_has_the_changes_of_that_base_too() -> None:
+    report = json.loads(RECORDED.read_text())
+    arms = report["facts"]["trial"]["arms"]
+    prescribed = next(arm for arm in arms if arm["name"] == "prescribed")
+    arms.append(prescribed | {"name": "prescribed_first"})
+    recipe = {"name": "recipe-rowwise", "treatments": ["recipe-rowwise"]}
+    arms.append(prescribed | recipe | {"base": "prescribed_first"})
+    assert "prescribed_first" not in held_to_plain.arms_of(report)
+    assert held_to_plain.changes_of("recipe-rowwise", report) == ["compile-blocks", "recipe-rowwise"]
+    arms[-1]["base"] = "lost"
+    assert held_to_plain.changes_of("recipe-rowwise", report) is None
+
+
 def test_what_tells_the_sign_is_timed_first() -> None:
     report = json.loads(RECORDED.read_text())
     report["facts"]["trial"]["arms"].reverse()
@@ -140,13 +160,51 @@ def test_what_tells_the_sign_is_timed_first() -> None:
     assert first == ["as_is", *held_to_plain.BF16]
 
 
+@pytest.fixture
+def trial_jobs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(JOBS.parent)
+    return importlib.import_module("trial_jobs")
+
+
+LASTS = "import sys, time; sys.stdin.readline(); print('begun', flush=True); time.sleep(60)"
+ENDS = "import sys; sys.stdin.readline(); print('{\"step_ms\": 9.0}')"
+
+
+def test_plain_scripts_that_the_end_of_the_run_came_before_are_told_as_not_run(
+    tmp_path: Path, trial_jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plain(job: Any, variant: str, changes: Sequence[str]) -> Any:
+        script = LASTS if variant == "bf16" else ENDS
+        return job.started([sys.executable, "-c", script], f"plain-{variant}.log")
+
+    monkeypatch.setattr(trial_jobs.JobRun, "examine", lambda job, kind: None)
+    monkeypatch.setattr(trial_jobs.JobRun, "by_hand", lambda job: held_to_plain.BF16)
+    monkeypatch.setattr(trial_jobs.JobRun, "plain", plain)
+    arguments = Namespace(tiny=True, te=None, warm=False)
+    bench = trial_jobs.Bench(tmp_path, {"job": {}, "next": {}}, arguments, threading.Lock())
+    names: SimpleQueue[str] = SimpleQueue()
+    names.put("job")
+    names.put("next")
+    lane = threading.Thread(target=trial_jobs.worker, args=(bench, names, ""))
+    lane.start()
+    under_way = tmp_path / "job" / "plain-bf16.out"
+    while lane.is_alive() and not (under_way.exists() and "begun" in under_way.read_text()):
+        time.sleep(0.01)
+    bench.end()
+    lane.join()
+    assert not (tmp_path / "next").exists()
+    assert all(run.process.poll() is not None for run in bench.runs)
+    known, held = held_to_plain.read(tmp_path / "job" / "plain.json"), held_to_plain.Held()
+    for name in ("as_is", *held_to_plain.BF16):
+        held_to_plain.hold_arm(held, name, {"tried": True, "step_ms": 9.0}, known[name])
+    assert ["not run" in line for line in held.variants] == [False, True, True, True]
+
+
 @pytest.mark.parametrize(("given", "named"), [(None, ["0", "1"]), ("5,GPU-a", ["5", "GPU-a"]), ("3", ["3"])])
 def test_only_gpus_that_are_visible_are_used(
-    given: str | None, named: list[str], monkeypatch: pytest.MonkeyPatch
+    given: str | None, named: list[str], trial_jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if given:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    monkeypatch.syspath_prepend(JOBS.parent)
-    trial_jobs = importlib.import_module("trial_jobs")
     assert trial_jobs.visible(2) == named

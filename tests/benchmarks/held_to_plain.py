@@ -37,6 +37,9 @@ UNASKED = ("no_time_left", "not_expected_to_fit", "still_compiling")
 """Reasons of an arm that the budget left out; others say that it does not apply or cannot be timed."""
 
 NOT_AN_ANSWER = ("bf16_again",)
+NOT_RUN = "not run"
+"""What is said of a plain script that was wanted and that the end of the run came before."""
+
 KEEP = "keep-in-bf16"
 NAMED = ("torchao", "transformer_engine", "transformers")
 """Packages whose versions stand above the tables."""
@@ -55,23 +58,28 @@ class Held:
 
 def arms_of(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """List the arms by name, without what the trial only checks itself with."""
-    trial = report["facts"].get("trial") or {}
     return {
-        arm["name"]: arm
-        for arm in trial.get("arms", ())
-        if arm["name"] not in NOT_AN_ANSWER and not arm["name"].endswith("_first")
+        name: arm
+        for name, arm in every_arm(report).items()
+        if name not in NOT_AN_ANSWER and not name.endswith("_first")
     }
+
+
+def every_arm(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """List all arms by name: the base of an answer may be none itself."""
+    return {arm["name"]: arm for arm in (report["facts"].get("trial") or {}).get("arms", ())}
 
 
 def changes_of(name: str, report: Mapping[str, Any]) -> list[str] | None:
     """List what a user changes in the job by hand for this arm; None where nothing names it."""
-    arms = arms_of(report)
     if name == "as_is":
         return []
     if name in BF16:
         return [name]
-    arm = arms[name]
-    base = changes_of(arm["base"], report) if arm.get("base") in arms else []
+    arm = every_arm(report).get(name)
+    if arm is None:
+        return None
+    base = changes_of(arm["base"], report) if arm.get("base") else []
     own = [ALIKE[name]] if name in ALIKE else list(arm.get("treatments") or ())
     if base is None or not own:
         return None
@@ -162,7 +170,7 @@ def hold_arm(held: Held, label: str, arm: Mapping[str, Any] | None, known: Mappi
         held.variants.append(f"| {label} | – | {true} | | | | {why} |")
         return
     if known is None or "step_ms" not in known:
-        why = cell(known["error"]) if known else "no plain script"
+        why = cell(known.get("error", NOT_RUN)) if known else "no plain script"
         held.variants.append(f"| {label} | {arm['step_ms']:.1f} | – | | | | {why} |")
         return
     error, idle = arm["step_ms"] / known["step_ms"] - 1, idle_of(arm, known)

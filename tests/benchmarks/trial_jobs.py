@@ -59,6 +59,10 @@ LAST = 300
 """Characters of what a failed process said that are kept."""
 
 
+class Interrupted(Exception):
+    """The run ends before all of it was done: what was under way has no result."""
+
+
 @dataclass
 class Bench:
     """What all jobs of this run share."""
@@ -69,6 +73,14 @@ class Bench:
     lock: threading.Lock
     runs: list[Run] = field(default_factory=list)
     """All that were started."""
+    interrupted: threading.Event = field(default_factory=threading.Event)
+
+    def end(self) -> None:
+        """End all that still runs. No lane begins anything after it."""
+        self.interrupted.set()
+        for run in self.runs:
+            if run.process.poll() is None:
+                end(run.process)
 
     def write_table(self) -> list[str]:
         """Write the table of all that is known so far."""
@@ -195,15 +207,19 @@ class JobRun:
         """
         variants = held_to_plain.wanted(self.report(), self.by_hand())
         runs = {tuple(changes): self.plain(variant, changes) for variant, changes in variants.items()}
-        known: dict[tuple[str, ...], Any] = {}
+        known: dict[tuple[str, ...], Any] = {changes: {"changes": list(changes)} for changes in runs}
+        self.note_plain({name: known[tuple(of)] for name, of in variants.items()})
         for changes, run in runs.items():
             error = self.ended(run, self.plain_s)
-            known[changes] = {"error": error} if error else json.loads(run.last_line())
-            known[changes]["changes"] = list(changes)
-            timed = {name: known[tuple(of)] for name, of in variants.items() if tuple(of) in known}
-            (self.folder / "plain.json").write_text(json.dumps(timed, indent=1))
-            self.bench.write_table()
+            known[changes] |= {"error": error} if error else json.loads(run.last_line())
+            self.note_plain({name: known[tuple(of)] for name, of in variants.items()})
             print(f"{self.name}: {changes} {known[changes]}", flush=True)
+
+    def note_plain(self, times: Mapping[str, Any]) -> None:
+        """Keep the plain scripts by their arms, with those that are still to run, and write the table
+        anew."""
+        (self.folder / "plain.json").write_text(json.dumps(times, indent=1))
+        self.bench.write_table()
 
     @property
     def plain_s(self) -> float:
@@ -216,12 +232,17 @@ class JobRun:
         return self.started(command, f"plain-{variant}.log")
 
     def started(self, command: Sequence[str], log: str) -> Run:
+        if self.bench.interrupted.is_set():
+            raise Interrupted
         run = Run.started(command, self.environment, self.folder / log)
         self.bench.runs.append(run)
         return run
 
     def ended(self, run: Run, limit_s: float) -> str | None:
-        return run.ended((ON_CPU if self.bench.arguments.tiny else 1) * limit_s)
+        error = run.ended((ON_CPU if self.bench.arguments.tiny else 1) * limit_s)
+        if error and self.bench.interrupted.is_set():
+            raise Interrupted
+        return error
 
     def report(self) -> Any:
         """The report whose arms the plain scripts repeat."""
@@ -251,6 +272,8 @@ def worker(bench: Bench, names: queue.SimpleQueue[str], gpu: str) -> None:
         try:
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as caches:
                 JobRun(bench, name, gpu, Path(caches)).all()
+        except Interrupted:
+            return
         except (OSError, ValueError, KeyError) as error:
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
 
@@ -291,9 +314,7 @@ def main() -> int:
         for each in workers:
             each.join(timeout=LONGEST_S)
     finally:
-        for run in bench.runs:
-            if run.process.poll() is None:
-                end(run.process)
+        bench.end()
     missed = bench.write_table()
     print((bench.out / "table.md").read_text())
     return int(failed(bench) if arguments.tiny else bool(missed))

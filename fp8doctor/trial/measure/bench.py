@@ -32,7 +32,7 @@ from fp8doctor.trial.measure.evidence import compilations, compiled_so_far, exec
 from fp8doctor.trial.measure.finite import WatchedSteps
 from fp8doctor.trial.measure.health import Observer
 from fp8doctor.trial.measure.host import HostObserver
-from fp8doctor.trial.measure.memory import Turns, gradients_of, held
+from fp8doctor.trial.measure.memory import Turns, gradients_of, held, rounding
 from fp8doctor.trial.measure.overrun import Overrun, given_up
 from fp8doctor.trial.measure.room import exceeds, laid_out_gib, room_gib, taken_gib
 from fp8doctor.trial.measure.timer import interleave
@@ -71,7 +71,7 @@ class Bench:
         """
         self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
         self.interrupts, self._ahead, self._helped = interrupts, ahead or Nobody(), False
-        self._guard = Guard(job)
+        self._guard, self._rounding = Guard(job), rounding(device)
         if job.rebuild is None and not all(map(has_data, job.model.parameters())):
             raise NotReplicable("the model has no weights (meta device or fake tensors)")
         if not all(map(has_data, tensors(job.batch))):
@@ -290,7 +290,7 @@ class Bench:
             step_s = time.monotonic() - stepped
         holds, peak, turn = held(model, optimizer, gradients.found_gib, self.device), None, None
         if self.device.type == "cuda":
-            floor_gib = holds.static_gib + kept_gib - allocated / 2**30
+            floor_gib = holds.static_gib + self._rounding * holds.weights_gib + kept_gib - allocated / 2**30
             peak = floor_gib + torch.cuda.max_memory_allocated(self.device) / 2**30
             turn = turns.above(floor_gib)
         tried_again = None if retries is None else (self._alloc_retries() or 0) - retries

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.float8.float8_linear import Float8Linear
+from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
 
 TINY = os.environ.get("TRIAL_JOBS_TINY") == "1"
 """Whether the jobs are built small enough for a CPU."""
@@ -78,9 +79,16 @@ def in_bf16(model: nn.Module, only: Collection[str] | None = None) -> nn.Module:
             if isinstance(child, Float8Linear) and (only is None or full in only):
                 with torch.device("meta"):
                     linear = nn.Linear(child.in_features, child.out_features, bias=child.bias is not None)
-                linear.weight, linear.bias = child.weight, child.bias
+                linear.weight, linear.bias = without_wrapper(child.weight), child.bias
                 setattr(parent, name, linear)
     return model
+
+
+def without_wrapper(weight: nn.Parameter) -> nn.Parameter:
+    """Take off what the conversion wraps a weight in for FSDP2's all-gather: a layer that was never converted
+    has none, and every operation on it costs the host more."""
+    wrapped = isinstance(weight, WeightWithDynamicFloat8CastTensor)
+    return nn.Parameter(weight._tensor.detach()) if wrapped else weight
 
 
 def with_recipe(model: nn.Module, recipe: str) -> nn.Module:
