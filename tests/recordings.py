@@ -24,10 +24,12 @@ writes this page.
 Reports of training scripts that ran under `fp8doctor run` on real GPUs, saved with `--save`; never edited.
 Those of `h200x2` ran on two GPUs with NCCL under torchrun (`tests/running/ranks/record.py`).
 `te_loop_stopped` (`--stop`) and `eager_loop_timed_at_end` (`--trial`) are one plain loop with deterministic
-algorithms, in Transformer Engine and in eager torchao; `foreign_trl` is `trl.scripts.sft` as released; the
-others are `examples/`, with the arguments of `tests/benchmarks/examples_gpu.py`. Where a report holds no
-profile, a defect of that day kept torch from recording kernels. The verdict and the codes are what this
-version says of their facts; `python -m tests.recordings` writes this page.
+algorithms, in Transformer Engine and in eager torchao; `foreign_trl` is `trl.scripts.sft` as released;
+`unsloth_lora` and `unsloth_load_in_fp8` are patients that train as scripts; the others are `examples/`, with
+the arguments of `tests/benchmarks/examples_gpu.py`. Where a report holds no profile, a defect of that day
+kept torch from recording kernels. The two of Unsloth open an autocast that `run` took for none when they were
+recorded, because it could not watch their calls: LORA002 would be unknown now. The verdict and the codes are
+what this version says of their facts; `python -m tests.recordings` writes this page.
 
 """,
 }

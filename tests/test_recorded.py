@@ -50,17 +50,9 @@ def expected(recording: Path) -> dict[str, Any]:
 
 
 YET_TO_RECORD = {
-    "accelerate_te_wide",
-    "accelerate_torchao",
-    "accelerate_torchao_eager",
     "busy_neighbours",
     "checkpointed_of_need",
-    "te_frozen",
-    "te_llama_7b",
-    "te_lora",
-    "te_own_checkpoint",
     "te_tiny",
-    "wide_head",
 }
 """Patients that are younger than the last hour on a GPU."""
 

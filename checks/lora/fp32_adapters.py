@@ -10,7 +10,8 @@ fp32, and on one H200 a 1 B model with rank 16 took longer than its full fine-tu
 128.4 ms, compiled). Under BF16 autocast no fp32 matmul is left, only the copies: then this is
 information, and so it is on a model that a Trainer may still put under autocast, of adapters that
 were converted to FP8 themselves (LORA003), and on the meta device, where PEFT does not move
-adapters to the dtype of the base.
+adapters to the dtype of the base. Whether a script's loop opens an autocast shows in the calls of
+its model; where `run` may watch none, as under Unsloth, which compiles functions, it is unknown.
 
 What to do. Let the adapters have the dtype of the base, before the optimizer is made.
 

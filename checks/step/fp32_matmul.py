@@ -29,7 +29,7 @@ from fp8doctor.analysis.layers import in_words
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.analysis.step_difference import SHOWN_MS, profiled_on_gpu
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
-from fp8doctor.facts import Arm, Breakdown, Facts, Linear, ModuleTime, Network, Training, Trial
+from fp8doctor.facts import Arm, Breakdown, Facts, Linear, ModuleTime, Network, Training, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -90,8 +90,8 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def treatment(facts: Facts) -> Treatment:
-    """Propose autocast where there is none; under it, the place that leaves it."""
-    if facts.training.autocast is None:
+    """Propose autocast where none is known of; under it, the place that leaves it."""
+    if not recorded(facts, "training.autocast") or facts.training.autocast is None:
         code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)'
         return Treatment(
             name=AUTOCAST_BF16,

@@ -91,12 +91,18 @@ def fp8_totals(facts: Facts) -> list[Arm]:
 
 
 def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:
-    """Find the best BF16 with those changes of ``fp8`` that are none of FP8's own; None if it was not
-    timed."""
+    """Find the best BF16 with those changes of ``fp8`` that are none of FP8's own; None if it was not timed.
+
+    Where BF16 does not fit without checkpointing, it keeps it.
+    """
     shared = that_help_bf16_too(fp8.treatments if uses_fp8(facts) and recorded(fp8, "treatments") else ())
     if not shared:
         return best_bf16(facts)
-    return arm(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING) if shared == {CHECKPOINTING_OFF} else None
+    if shared != {CHECKPOINTING_OFF}:
+        return None
+    freed = [each for each in facts.trial.arms if each.name == ArmName.BF16_WITHOUT_CHECKPOINTING]
+    fits_not = any(not each.tried and why_of(each) is Reason.DOES_NOT_FIT for each in freed)
+    return best_bf16(facts) if fits_not else arm(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING)
 
 
 def uses_fp8(facts: Facts) -> bool:

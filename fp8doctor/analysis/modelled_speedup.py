@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from fp8doctor.cost import rows_of
+from fp8doctor.cost.recompute import may_be_recomputed_by_te, without_checkpointing
 from fp8doctor.cost.step import (
     OWN_FORWARD,
+    casts_too_many_rows,
     in_bf16,
     modelled_step,
-    recomputed_by_te,
     with_linears_compiled,
-    without_checkpointing,
 )
 from fp8doctor.facts import Facts, recorded
 
@@ -65,8 +66,15 @@ def unknown_part(facts: Facts) -> str:
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     if any(linear.features.get(OWN_FORWARD) for linear in fp8 if recorded(linear, "features")):
         return "It cannot be modelled: FP8 layers compute something else in a forward of their own."
+    rows = [(each, rows) for each in fp8 if (rows := rows_of(each, facts))]
+    if many := [rows for each, rows in rows if casts_too_many_rows(each, rows)]:
+        return (
+            f"It cannot be modelled: uncompiled casts of {max(many):,} rows are far from those that were "
+            "measured."
+        )
     kept = modelled_step(without_checkpointing(facts))
-    if any(map(recomputed_by_te, fp8)) and kept is not None and modelled_step(facts) is None:
+    recomputed = any(may_be_recomputed_by_te(each, facts) for each in fp8)
+    if recomputed and kept is not None and modelled_step(facts) is None:
         return (
             "It cannot be modelled: what recomputing Transformer Engine's layers takes the host is not known."
         )

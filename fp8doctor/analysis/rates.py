@@ -19,12 +19,12 @@ from fp8doctor.cost import (
     step_tokens,
     visible_amd,
 )
+from fp8doctor.cost.recompute import without_checkpointing
 from fp8doctor.cost.step import (
     in_bf16,
     modelled_step,
     with_linears_compiled,
     without_adapters,
-    without_checkpointing,
 )
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_of_first_window

@@ -30,6 +30,11 @@ EAGER_CAST_BYTES = CastBytes(62.0, 87.0)
 """Of one uncompiled torchao cast: 282.7 ms in a decoder of width 1024 (16384 tokens) and 589.1 in a Llama 8B
 (4096 tokens), where most of what is cast are weights, whose transposed copies read along the wrong axis."""
 
+MOST_ROWS_CAST_EAGERLY = 65_536
+"""Rows up to which these bytes are taken to hold: they were measured with up to 16,384, and four times that
+is a convention of this tool. With 1,048,576 rows of 256 features the transposed copy writes a mebibyte apart
+and takes 110 bytes per element by itself: 24.8 ms of casts where these give 15.4 (h200-cast_heavy_layer)."""
+
 COMPILED_CAST_BYTES = {
     "tensorwise": CastBytes(9.0, 17.0),
     "rowwise": CastBytes(25.0, 37.0),

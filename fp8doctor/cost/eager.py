@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from fp8doctor.cost.casts import COMPILED_CAST_BYTES, casts_ms
+from fp8doctor.cost.casts import COMPILED_CAST_BYTES, MOST_ROWS_CAST_EAGERLY, casts_ms
 from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of
 from fp8doctor.cost.linear import linear_cost
 from fp8doctor.cost.step import FP8_HOST_MS, HOST_MS, between_ms, uncompiled
@@ -40,7 +40,7 @@ def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
     for linear in eager:
         rows = rows_of(linear, facts)
         cost = linear_cost(linear, rows, gpu) if rows else None
-        if not rows or cost is None:
+        if not rows or rows > MOST_ROWS_CAST_EAGERLY or cost is None:
             return None
         count = gemms(linear) * calls_of(linear, facts)
         casts += count * casts_ms(rows, linear.in_features, linear.out_features, gpu, compiled=False)
@@ -54,7 +54,7 @@ def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
     """Model what compiling these layers and what stands between them saves of one step.
 
     The uncompiled casts keep the GPU busy, or, with few tokens, the host: the longer of the two counts. None
-    when the tokens or the GPU are unknown, or FP8 cannot run.
+    when the tokens or the GPU are unknown, the tokens are too many, or FP8 cannot run.
     """
     gpu = modelled_gpu(facts)
     if gpu is None or gpu.fp8_tflops is None:
@@ -63,7 +63,7 @@ def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
     busy = host = 0.0
     for linear in eager:
         rows = rows_of(linear, facts)
-        if not rows:
+        if not rows or rows > MOST_ROWS_CAST_EAGERLY:
             return None
         count = gemms(linear) * calls_of(linear, facts)
         shape = (rows, linear.in_features, linear.out_features)

@@ -15,9 +15,22 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.casts import COMPILED_CAST_BYTES, TE_CAST_BYTES, casts_ms, recipe_on
+from fp8doctor.cost.casts import (
+    COMPILED_CAST_BYTES,
+    MOST_ROWS_CAST_EAGERLY,
+    TE_CAST_BYTES,
+    casts_ms,
+    recipe_on,
+)
 from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of, rows_seen, step_tokens
 from fp8doctor.cost.gemm import aligned_tokens, gemm_ms, step_gemms_ms
+from fp8doctor.cost.recompute import (
+    RECOMPUTED,
+    TE_RECOMPUTE_HOST_MS,
+    is_recomputed,
+    may_be_recomputed_by_te,
+    recomputed_by_te,
+)
 from fp8doctor.facts import Facts, Family, Linear, Network, recorded
 from fp8doctor.gpus import GpuSpec, memory_ms, modelled_gpu
 
@@ -43,14 +56,6 @@ and fills; in 16 bits half of the first and 2."""
 
 OPTIMIZER_BYTES = 24.0
 """Bytes per trainable parameter of a fused AdamW step in 16 bits: 43.9 ms for 8.03 B. It moves 14."""
-
-
-RECOMPUTED = {"between": 1 / 3, "casts": 0.1}
-"""Share that a checkpointed block runs a second time. Between Linears: assumed. Casts: checkpointing all 24
-blocks of a decoder of width 1024 costs 14.6 ms in FP8 and 21.5 in BF16, of which 9 are the GEMMs; backward,
-which casts again, shares the rest. Transformer Engine casts input and weight again, and no gradient: 4.48
-instead of 2.39 ms in blocks of width 4096 with 1,024 rows, where their share of all that is cast gives
-4.50."""
 
 
 KERNELS = 10
@@ -125,7 +130,7 @@ def modelled_step(
         if linear.use == "training":
             host += count * FP8_HOST_MS[mode]
             kernels += count * FP8_KERNELS[mode]
-        if recomputed_by_te(linear):
+        if may_be_recomputed_by_te(linear, facts):
             recompute += count * TE_RECOMPUTE_HOST_MS
     families["attention"] += attention_ms(facts, gpu)
     families["loss"] += loss_ms(facts, gpu, LOSS_BYTES[loss])
@@ -162,6 +167,7 @@ def layer_ms(
         or features.get("emulate")
         or features.get(OWN_FORWARD)
         or linear.use == "storage"
+        or casts_too_many_rows(linear, rows)
         or (linear.dtype == "float32" and linear.adapter != "adapter")
     ):
         return None
@@ -207,20 +213,16 @@ def layer_ms(
     }
 
 
+def casts_too_many_rows(linear: Linear, rows: int) -> bool:
+    """Whether its uncompiled casts are far larger than those that were measured."""
+    eager = linear.compiled is None and linear.use == "training" and linear.stack == "torchao"
+    return eager and rows > MOST_ROWS_CAST_EAGERLY
+
+
 def multiplies_in_fp32(linear: Linear, facts: Facts) -> bool:
     """Whether it is an adapter that PEFT left in fp32, under no autocast that is known of."""
     autocast = recorded(facts, "training.autocast") and facts.training.autocast
     return linear.adapter == "adapter" and linear.dtype == "float32" and linear.use == "none" and not autocast
-
-
-def is_recomputed(linear: Linear) -> bool:
-    """Whether the layer runs in a checkpointed region."""
-    return recorded(linear, "checkpointed") and linear.checkpointed is not None
-
-
-def recomputed_by_te(linear: Linear) -> bool:
-    """Whether it is an FP8 layer of Transformer Engine in one."""
-    return is_recomputed(linear) and linear.use == "training" and linear.stack == "transformer_engine"
 
 
 def mode_of(linear: Linear) -> str:
@@ -302,11 +304,6 @@ def with_linears_compiled(facts: Facts, *, yes: bool) -> Facts:
     return with_linears(facts, tuple(linears))
 
 
-def without_checkpointing(facts: Facts) -> Facts:
-    """Keep every activation of the job."""
-    return with_linears(facts, tuple(replace(each, checkpointed=None) for each in facts.network.linears))
-
-
 def without_adapters(facts: Facts) -> Facts:
     """Leave the adapters of the job out."""
     return with_linears(facts, tuple(each for each in facts.network.linears if each.adapter != "adapter"))
@@ -361,8 +358,9 @@ BETWEEN_BYTES = {"eager": 11.2, "eager transformers": 32.0, "eager adapter": 21.
 two decoders without GEMMs, attention, optimizer and loss, uncompiled 24.0 ms at width 1024 and 7.5 at 4096,
 compiled 12.9 at width 1024 and 19.1 in a Llama 8B. Uncompiled blocks of transformers compute norms and rotary
 embeddings in fp32, op by op: 8.5 and 16.2 ms more than compiled in Llamas of 4 layers of width 4096 and 8 of
-2048. Around their adapters stands neither: fitted to the uncompiled BF16 step of a Llama 8B with adapters of
-rank 8 and 32 (354 and 345 ms). One H200, torch 2.11, transformers 5.17, November 2026."""
+2048. Around uncompiled adapters stands what PEFT computes, the same in any block: fitted to the BF16 step of
+a Llama 8B with adapters of rank 8 and 32 (354 and 345 ms). One H200, torch 2.11, transformers 5.17, November
+2026."""
 
 
 def between_ms(linear: Linear, rows: int, gpu: GpuSpec, how: str) -> float:
@@ -370,7 +368,7 @@ def between_ms(linear: Linear, rows: int, gpu: GpuSpec, how: str) -> float:
     if linear.role == "head":
         return 0.0
     wide = 2 if linear.dtype == "float32" else 1
-    if how == "eager transformers" and linear.adapter == "adapter":
+    if how != "compiled" and recorded(linear, "adapter") and linear.adapter == "adapter":
         how = "eager adapter"
     return wide * memory_ms(BETWEEN_BYTES[how] * rows * (linear.in_features + linear.out_features), gpu)
 
@@ -392,9 +390,3 @@ HOST_MS = {"eager": 0.39, "compiled": 0.23}
 FP8_HOST_MS = {"eager": 1.65, "compiled": 0.14, "transformer_engine": 0.39}
 """What an FP8 Linear adds to `HOST_MS`: (113.5 - 22.7) / 55 and (20.85 - 12.93) / 55 with torchao 0.18,
 uncompiled and compiled, (44.7 - 22.2) / 57 with Transformer Engine 2.20."""
-
-
-TE_RECOMPUTE_HOST_MS = 0.97
-"""What recomputing an FP8 layer of Transformer Engine adds on the host: (29.8 - 14.2) / 16, of one recording
-(h200-te_checkpointed_inside), more than its forward and backward take. One recording explains nothing, so
-that no step is modelled that this would set the pace of."""

@@ -49,7 +49,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
     )
     asked = True if any(each.active for each in tree.checkpointing) else None
     return Training(
-        autocast=autocast_dtype(job, forward, list(unique.values())),
+        autocast=autocast_dtype(job, forward, list(unique.values()), gaps),
         gradients_seen=any(each.grad is not None for each in unique.values()),
         compile_marks=tuple(tree.marks),
         compiled_elsewhere=tuple(job.compiled_elsewhere),
@@ -75,9 +75,9 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
     )
 
 
-def autocast_dtype(job: Job, forward: Any, found: list[nn.Parameter]) -> str | None:
+def autocast_dtype(job: Job, forward: Any, found: list[nn.Parameter], gaps: dict[str, str]) -> Any:
     """Read the autocast that the step runs under: the job's, the one around forward, or the one in force
-    here."""
+    here; ``NOT_RECORDED`` where no call of the step was seen."""
     if job.autocast is not None:
         return _name(job.autocast)
     around = next((dtype for link in chain(forward) if (dtype := _autocast_around(link)) is not None), None)
@@ -86,6 +86,9 @@ def autocast_dtype(job: Job, forward: Any, found: list[nn.Parameter]) -> str | N
     for device in sorted({each.device.type for each in found} & {"cpu", "cuda"}, reverse=True):
         if torch.is_autocast_enabled(device):
             return _name(torch.get_autocast_dtype(device))
+    if job.unseen:
+        gaps["training.autocast"] = job.unseen
+        return NOT_RECORDED
     return None
 
 

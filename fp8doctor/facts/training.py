@@ -168,7 +168,8 @@ class Training(Record, frozen=True, kw_only=True):
     """The state of training around the module tree."""
 
     autocast: str | None = NOT_RECORDED
-    """Dtype of the autocast the step runs under; None without autocast."""
+    """Dtype of the autocast the step runs under; None without autocast. Not recorded of a script no call of
+    whose model was seen."""
     autocast_within: bool = NOT_RECORDED
     """Whether the training step or a forward of the user's own opens an autocast, which only a run could look
     into."""

@@ -31,6 +31,9 @@ class Job:
     """``training_step(model, batch) -> loss``."""
     autocast: Any = None
     """``torch.dtype`` of the autocast the step runs under, or None."""
+    unseen: str = ""
+    """Why no call of a script's model was seen, so that nobody knows whether it stands in an autocast; empty
+    where one was, and where the parts of the step are given."""
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     """A context around every forward and loss, inside the autocast, such as ``te.autocast``."""
     trainer: Any = None

@@ -18,7 +18,7 @@ from fp8doctor.examine.accelerate import examine_accelerate
 from fp8doctor.examine.conversion import Watch
 from fp8doctor.examine.training import trainer_arguments
 from fp8doctor.examine.variables import variables_put_back
-from fp8doctor.facts import Facts, Observation, Target, Training, recorded
+from fp8doctor.facts import NOT_RECORDED, Facts, Observation, Target, Training, recorded
 from fp8doctor.loading.batch import Batch, describe
 from fp8doctor.loading.job import Job
 from fp8doctor.running.messages import Message, Progress
@@ -102,6 +102,10 @@ class Examination:
             autocast=autocast,
             accumulate=accumulate,
         )
+        if captured is None:
+            workload = msgspec.structs.replace(
+                workload, loss_source=NOT_RECORDED, autocast_source=NOT_RECORDED
+            )
         job = Job(
             model=model,
             target=self.target,
@@ -111,6 +115,7 @@ class Examination:
             optimizer=optimizer if owner.wrapper is None else owner.wrapper,
             other_optimizers=tuple(each for each in owner.optimizers if each is not optimizer),
             autocast=autocast,
+            unseen="" if captured is not None else NO_CALL,
             around=captured.around if captured is not None else nullcontext,
             trainer=owner.trainer,
             watched=self.watch,

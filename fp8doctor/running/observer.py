@@ -212,13 +212,13 @@ class Observer:
         found = owner_of(optimizer, self.living)
         self.share = found.share if found is not None else 0.0
         function = frames_compiled() > self.frames_before and found is not None and not found.compiled
-        modules = () if found is None or function else found.callable
         self.window = Window(
             self.settings.steps,
             main.steps,
-            modules,
+            () if found is None else found.callable,
             capture=not main.closure,
             keep=self.settings.budget_s is not None,
+            mark=not function,
         )
         self.window.begin()
 

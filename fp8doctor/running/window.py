@@ -61,21 +61,29 @@ class Window:
     """Times steps from `begin` to `end`. Outside of that nothing of it is in the script's way."""
 
     def __init__(
-        self, steps: int, warmup: int, modules: tuple[nn.Module, ...], *, capture: bool, keep: bool = False
+        self,
+        steps: int,
+        warmup: int,
+        modules: tuple[nn.Module, ...],
+        *,
+        capture: bool,
+        keep: bool = False,
+        mark: bool = True,
     ) -> None:
-        """``capture`` looks at the batch of one call, ``keep`` for a trial."""
+        """``capture`` looks at the batch of one call, ``keep`` for a trial. Without ``mark`` no call of the
+        modules is watched: they only tell the device."""
         self.steps, self.warmup = steps, warmup
         self.captured: Capture | None = None
         self._captures, self._keep = capture, keep
         parameter = next((each for module in modules for each in module.parameters()), None)
         self._clock = Clock(parameter.device if parameter is not None else None)
         self._calls, self._waits = (
-            Calls(modules, self._called),
+            Calls(modules if mark else (), self._called),
             LoaderWaits(self._clock.now, self._waited),
         )
         self._done: list[_Step] = []
         self._frames = frames_compiled()
-        self.marked = bool(modules)
+        self.marked = mark and bool(modules)
         """Whether calls of a model could be seen."""
 
     def begin(self) -> None:

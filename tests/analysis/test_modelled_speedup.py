@@ -17,6 +17,7 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Finding
 from fp8doctor.registry import discover, run
 from fp8doctor.render.text import render
+from tests.benchmarks import cost_model
 
 RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
 
@@ -81,14 +82,46 @@ def test_nothing_is_expected_of_what_is_not_what_it_seems(name: str) -> None:
     assert (verdict.basis, verdict.achievable_speedup) == (None, None)
 
 
+UNKNOWN_RECOMPUTE = (
+    "It cannot be modelled: what recomputing Transformer Engine's layers takes the host is not known."
+)
+
+
 def test_what_the_host_takes_to_recompute_is_said_to_be_unknown() -> None:
     """FP8 was 2.2 times as slow as BF16 here, and 1.2 times as fast was told."""
     facts = load_report(RECORDED / "h200-te_checkpointed_inside.json").facts
     verdict = diagnose(msgspec.structs.replace(facts, trial=NOT_RECORDED)).verdict
     assert (verdict.basis, verdict.achievable_speedup) == (None, None)
+    assert verdict.summary.endswith(UNKNOWN_RECOMPUTE)
+
+
+@pytest.mark.parametrize(("tokens", "told"), [(8192, True), (1024, False)])
+def test_what_a_forward_recomputes_itself_may_set_the_pace_too(tokens: int, told: bool) -> None:
+    """Which layers it recomputes is not known without a run, so that it may be all."""
+    facts = load_report(RECORDED / "h200-te_own_checkpoint.json").facts
+    workload = msgspec.structs.replace(facts.workload, tokens=tokens)
+    untimed = msgspec.structs.replace(facts, trial=NOT_RECORDED, workload=workload)
+    kept = msgspec.structs.replace(untimed.training, checkpointing=())
+    summary = diagnose(untimed).verdict.summary
+    assert (modelled_speedup(untimed) is not None) == told
+    assert (UNKNOWN_RECOMPUTE in summary) != told
+    assert modelled_speedup(msgspec.structs.replace(untimed, training=kept)) is not None
+
+
+def test_uncompiled_casts_of_more_rows_than_were_measured_are_said_to_be_unknown() -> None:
+    """FP8 was 1.78 times as slow as BF16 here, and 1.42 times was told."""
+    facts = load_report(RECORDED / "h200-cast_heavy_layer.json").facts
+    untimed = cost_model.without_trial(facts)
+    verdict = diagnose(untimed).verdict
+    assert (verdict.basis, verdict.achievable_speedup) == (None, None)
     assert verdict.summary.endswith(
-        "It cannot be modelled: what recomputing Transformer Engine's layers takes the host is not known."
+        "It cannot be modelled: uncompiled casts of 1,048,576 rows are far from those that were measured."
     )
+    network = msgspec.structs.replace(
+        facts.network,
+        linears=tuple(msgspec.structs.replace(each, compiled="") for each in facts.network.linears),
+    )
+    assert modelled_speedup(msgspec.structs.replace(untimed, network=network)) is not None
 
 
 def test_recomputing_is_not_blamed_where_the_step_cannot_be_modelled_without_it_either() -> None:

@@ -66,14 +66,6 @@ CALIBRATED = (
 )
 """Recorded patients of whose times some went into constants of `fp8doctor.cost`. The others are held out."""
 
-ROWS_UNKNOWN = ("cast_heavy_layer",)
-"""Patients one of whose layers has other rows than the batch has tokens, and was not counted in that day's
-trial: what is told of them is too far off. They are shown and not counted."""
-
-NOT_MODELLED = ("rotated",)
-"""Patients whose step the cost model does not know: layers with a forward of their own, which was not looked
-at on that day. They are shown and not counted."""
-
 
 @dataclass(frozen=True)
 class Row:
@@ -384,8 +376,7 @@ class Told:
 
 def use(patient: str) -> str:
     """What the patient is to the constants."""
-    known = {"calibrated": CALIBRATED, "rows unknown": ROWS_UNKNOWN, "not modelled": NOT_MODELLED}
-    return next((what for what, patients in known.items() if patient in patients), "held out")
+    return "calibrated" if patient in CALIBRATED else "held out"
 
 
 GEMMS = ("gemm_fp8", "gemm_16bit", "gemm_fp32")
@@ -451,6 +442,10 @@ def without_trial(facts: Facts) -> Facts:
     return replace(facts, trial=NOT_RECORDED, workload=workload)
 
 
+COMPILED_BY = {"compile-blocks", "compile-layers"}
+"""Treatments after which every Linear but the head is compiled."""
+
+
 def as_facts(facts: Facts, arm: Arm) -> Facts | None:
     """What the arm ran; None for arms whose change the facts cannot express."""
     if arm.name == "as_is":
@@ -463,13 +458,15 @@ def as_facts(facts: Facts, arm: Arm) -> Facts | None:
         "recipe-rowwise-with-gw-hp": "rowwise_with_gw_hp",
     }
     treatments = set(arm.treatments)
-    if arm.base == "prescribed" or "compile-blocks" in treatments:
-        facts = with_linears_compiled(facts, yes=True)
-    elif arm.base != "as_is" or not treatments:
+    for base in facts.trial.arms:
+        treatments |= set(base.treatments) if base.name == arm.base else set()
+    if not treatments or not treatments <= {*recipes, *COMPILED_BY}:
         return None
+    if treatments & COMPILED_BY:
+        facts = with_linears_compiled(facts, yes=True)
     for name in treatments & recipes.keys():
         facts = with_recipe(facts, recipes[name])
-    return facts if treatments <= {*recipes, "compile-blocks"} else None
+    return facts
 
 
 def sign(row: Row) -> str:
@@ -575,9 +572,7 @@ def main() -> int:
     missed += [
         f"{row.patient}: told {percent(row.modelled / row.measured - 1)}"
         for row in said
-        if row.modelled
-        and row.use in ("calibrated", "held out")
-        and abs(row.modelled / row.measured - 1) > TOLD_BOUND
+        if row.modelled and abs(row.modelled / row.measured - 1) > TOLD_BOUND
     ]
     print_arms(list(recorded_arms(folder)))
     print("\n## Mean error of a GEMM's time\n")

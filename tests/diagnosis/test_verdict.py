@@ -17,6 +17,7 @@ from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import is_decided, is_noise, swallows_effect
 from fp8doctor.cli.gate import Gate
 from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.outlook import outlook
 from fp8doctor.facts import Arm, Facts, Trial
 from fp8doctor.facts.arm_names import Reason
 from tests.diagnosis.trials import SLOW, Of, around, render, without_fp8
@@ -296,6 +297,10 @@ def test_what_helps_bf16_too_is_not_counted_for_fp8() -> None:
         in verdict.summary
     )
     assert verdict.achievable_speedup == pytest.approx(1.053, abs=0.002)
+    too_large = {**arms, "bf16_without_checkpointing": Reason.DOES_NOT_FIT}
+    report = diagnose(Of(too_large, treatments=("checkpointing-off",), bases={}).facts())
+    assert "With checkpointing-off: 93.2 ms, 1.28x of BF16." in report.verdict.summary
+    assert outlook(report).sentence.endswith(": 93.2 ms, 1.28x of the best BF16 (119.6 ms).")
     unknown = diagnose(Of(arms, treatments=("adapters-to-bf16", "compile-blocks"), bases={}).facts()).verdict
     assert "93.2 ms. BF16 would gain from adapters-to-bf16 too, which was not timed." in unknown.summary
     assert unknown.achievable_speedup is None

@@ -14,9 +14,11 @@ from torch.utils.checkpoint import checkpoint
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.facts import recorded
+from fp8doctor.running.examination import NO_CALL
 from fp8doctor.running.observer import Observer
 from tests.checks.engagement import accelerated
-from tests.examine.models import llama
+from tests.examine.models import llama, lora
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 from tests.stand_ins import transformer_engine as te
 
@@ -147,3 +149,37 @@ def test_a_recompute_outside_the_autocast(
         return loss
 
     assert found(Net(), step)["CKP002"] == "2 Transformer Engine layers not recomputed in FP8"
+
+
+def test_an_autocast_around_calls_that_were_not_seen_is_not_said_to_be_missing(
+    found: Callable[..., dict[str, str]], heard: Heard
+) -> None:
+    """As in tests/patients/gpu/unsloth_lora.py: Unsloth compiles functions, so that no call is watched."""
+    model = lora(llama().bfloat16())
+    tokens = torch.arange(16).reshape(1, 16)
+    call = torch.compile(lambda: model(input_ids=tokens, labels=tokens).loss, backend="eager")
+
+    def step(_: nn.Module) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss: torch.Tensor = call()
+        return loss
+
+    assert "LORA002" not in found(model, step)
+    facts = heard.facts
+    assert not recorded(facts, "training.autocast")
+    assert facts.gaps["training.autocast"] == NO_CALL
+    assert (recorded(facts, "workload.loss_source"), recorded(facts, "workload.autocast_source")) == (
+        False,
+        False,
+    )
+    (outcome,) = (each for each in diagnose(facts).outcomes if each.code == "LORA002")
+    assert (outcome.outcome, outcome.reason) == ("unknown", f"training.autocast: {NO_CALL}")
+
+
+def test_without_an_autocast_around_calls_that_were_seen_it_is_said_to_be_missing(
+    found: Callable[..., dict[str, str]],
+) -> None:
+    tokens = torch.arange(16).reshape(1, 16)
+    assert "LORA002" in found(
+        lora(llama().bfloat16()), lambda model: model(input_ids=tokens, labels=tokens).loss
+    )

@@ -32,6 +32,7 @@ from fp8doctor.facts import recorded
 from fp8doctor.render import text
 from fp8doctor.render.answer import answer
 from fp8doctor.running.calls import ATTRIBUTE
+from fp8doctor.running.clock import Clock
 from fp8doctor.running.living import Living
 from fp8doctor.running.messages import Stepped
 from fp8doctor.running.observer import IDLE_STEPS, Observer
@@ -485,9 +486,16 @@ def test_nothing_is_compiled_again(form: str, observer: Observer, heard: Heard) 
     assert facts.training.compile_marks
 
 
-def test_a_compiled_function_is_left_alone(observer: Observer, heard: Heard) -> None:
+def test_a_compiled_function_is_left_alone(
+    observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its model's GPU keeps the time all the same."""
     torch._dynamo.reset()
     model = Net()
+    devices: list[torch.device | None] = []
+    monkeypatch.setattr(
+        "fp8doctor.running.window.Clock", lambda device: devices.append(device) or Clock(device)
+    )
     call = torch.compile(lambda x: model(x) * 2, backend="eager")
     optimizer = train(model, 1, call=call)
     before = counters["frames"]["total"]
@@ -495,6 +503,7 @@ def test_a_compiled_function_is_left_alone(observer: Observer, heard: Heard) -> 
     assert counters["frames"]["total"] == before
     facts = heard.facts
     assert facts.observed.calls is None
+    assert devices == [torch.device("cpu")]
     assert facts.workload.note is not None
     assert "a function of the script is compiled" in facts.workload.note
 

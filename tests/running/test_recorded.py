@@ -8,9 +8,11 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from msgspec.structs import replace
 
 from fp8doctor import load_report
-from fp8doctor.facts import recorded
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.facts import NOT_RECORDED, recorded
 from tests import recordings
 from tests.render.every_format import hold_every_format
 
@@ -34,6 +36,8 @@ TOLD: dict[str, tuple[str, ...]] = {
     "h200-fsdp2_bf16_all_gather": (),
     "h200-fsdp2_no_precompute": (),
     "h200-foreign_trl": ("ENV001", "MOD001"),
+    "h200-unsloth_lora": ("LORA002",),
+    "h200-unsloth_load_in_fp8": ("LORA002", "MOD003"),
     "h200-trainer_fp8_ao": ("CMP001", "DST001", "MOD007", "MOD010", "STP001", "STP002"),
     "h200-trainer_fp8_te": (),
     "h200-trainer_overridden_ao": (),
@@ -54,6 +58,10 @@ TOLD: dict[str, tuple[str, ...]] = {
     "h200x2-fsdp2_without_precompute": ("DST002", "DST005", "STP001"),
 }
 """Codes of the warnings and errors, by recording; none of a job that is as it should be."""
+
+UNSEEN_AUTOCAST = ("h200-unsloth_lora", "h200-unsloth_load_in_fp8")
+"""Scripts that open an autocast around calls that could not be watched. `run` still took that for none when
+they were recorded, and LORA002 is what those facts say; now the autocast is not recorded."""
 
 INFOS = {
     "h200-fsdp2_bf16_all_gather": "DST001",
@@ -86,6 +94,14 @@ def test_a_recording_is_told_what_it_has_to_be(name: str) -> None:
 @pytest.mark.parametrize("name", TOLD)
 def test_a_recording_is_sound_in_every_format(name: str) -> None:
     hold_every_format(replayed(RECORDED / f"{name}.json"))
+
+
+@pytest.mark.parametrize("name", UNSEEN_AUTOCAST)
+def test_an_autocast_that_was_not_seen_is_not_missed(name: str) -> None:
+    facts = replayed(RECORDED / f"{name}.json").facts
+    unseen = replace(facts, training=replace(facts.training, autocast=NOT_RECORDED))
+    grave = {finding.code for finding in diagnose(unseen).findings if finding.severity != "info"}
+    assert grave == set(TOLD[name]) - {"LORA002"}
 
 
 PROFILED = [

@@ -126,6 +126,9 @@ AT_CUTS = built("as_is")
         (built("bf16", more_gib=5.0), 124.0, False),
         (built("bf16", more_gib=5.0), 119.0, True),  # both are of a job that runs elsewhere
         (built("without_adapters", more_gib=50.0), 121.0, True),  # prescribed by nobody
+        (built("bf16_without_checkpointing", more_gib=5.0), 139.0, True),
+        (built("bf16_without_checkpointing", more_gib=5.0), 138.0, False),  # FP8 would be compared with it
+        (built("bf16_without_checkpointing", more_gib=0.5), 100.0, True),
         (AT_CUTS, 119.0, True),
     ],
 )

@@ -23,6 +23,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
 from torchao.quantization import Float8WeightOnlyConfig, quantize_
 
 from fp8doctor.analysis.treatment_table import TREATMENTS
@@ -162,6 +163,68 @@ def test_another_recipe_is_read_back_from_every_layer(recipe: str, settings: dic
     }
     assert changed.blocks[1]._compiled_call_impl is not None  # type: ignore[union-attr, index]
     changed(torch.arange(32).reshape(2, 16)).sum().backward()
+
+
+class Rotated(Float8Linear):
+    """A user's own layer, in the manner of tests/patients/gpu/rotated.py."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features, features, bias=False, config=Float8LinearConfig())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned, weight = self.before(x) @ self.rotation, self.scale * self.weight @ self.rotation
+        return matmul_with_hp_or_float8_args.apply(turned, weight.t(), self.linear_mm_config, self.config)
+
+
+def rotated() -> nn.Module:
+    """One layer that has a buffer, a module, a Parameter and a number of its user's."""
+    model = float8(nn.Sequential(nn.Linear(32, 32, bias=False)).bfloat16())
+    layer = model[0]  # type: ignore[index]
+    layer.__class__ = Rotated
+    rotation = nn.init.orthogonal_(torch.empty(32, 32)).bfloat16()
+    layer.register_buffer("rotation", rotation, persistent=False)
+    layer.before, layer.scale = nn.Linear(32, 32).bfloat16(), 0.5
+    layer.register_parameter("shift", nn.Parameter(torch.zeros(32)))
+    return model
+
+
+def test_another_recipe_leaves_a_layer_of_the_users_own_what_its_user_gave_it() -> None:
+    model = rotated()
+    model[0].compile(backend="eager")  # type: ignore[index]
+    x = torch.randn(16, 32, dtype=torch.bfloat16)
+    before = model(x)
+    changed = applied("recipe-rowwise", model).model
+    assert type(changed[0]) is Rotated  # type: ignore[index]
+    assert list(in_fp8(changed).values()) == ["rowwise"]
+    assert list(in_fp8(model).values()) == ["tensorwise"]
+    assert same_parameters(model, changed)
+    assert [name for name, _ in changed.named_parameters()] == [name for name, _ in model.named_parameters()]
+    after = changed(x)
+    after.sum().backward()
+    assert not torch.equal(before, after), "its forward multiplies under the other recipe"
+    assert torch.allclose(before, after, atol=0.2)
+    back = applied("recipe-tensorwise", changed).model
+    assert torch.equal(before, back(x))
+
+
+def test_a_layer_under_another_recipe_shares_no_table_with_the_one_before() -> None:
+    model = replicate(rotated(), share=True)[0]
+    old = model[0]  # type: ignore[index]
+    context = TreatmentContext(facts(model), "recipe-rowwise")
+    (new,) = treatments()[context.name].function(Variant(model, None), context).model.children()
+    new.register_buffer("another", torch.zeros(1))
+    del new.before
+    assert "another" not in old._buffers
+    assert "before" in old._modules
+
+
+def test_a_forward_that_was_put_on_a_layer_runs_the_copy_of_it() -> None:
+    model = float8(nn.Sequential(nn.Linear(32, 32, bias=False)).bfloat16())
+    layer = model[0]  # type: ignore[index]
+    layer.forward = MethodType(lambda self, x: 2 * Float8Linear.forward(self, x), layer)
+    (new,) = applied("recipe-rowwise", model).model.children()
+    assert new.forward.__self__ is new
+    assert torch.allclose(new(torch.ones(16, 32).bfloat16()), model(torch.ones(16, 32).bfloat16()), atol=0.2)
 
 
 def test_no_other_recipe_without_a_float8_linear() -> None:

@@ -140,7 +140,7 @@ def beyond_gpu(
     if before is None or after is None:
         return None
     now, own = before.most_gib, after.most_gib
-    if attempt.plan.treatments:
+    if attempt.plan.treatments or attempt.plan.name == ArmName.BF16_WITHOUT_CHECKPOINTING:
         fits, of = (
             own <= max(USABLE * gpu_gib, ALIKE * now),
             f", of which a step may fill {percent(100 * USABLE)}",

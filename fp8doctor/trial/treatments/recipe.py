@@ -3,6 +3,7 @@ recipe."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +12,15 @@ from torch import nn
 from fp8doctor.analysis.treatment_table import TORCHAO_RECIPES, recipe_after, recipe_change
 from fp8doctor.stacks.lineage import ancestor
 from fp8doctor.stacks.torchao import plain_linear
+from fp8doctor.trial.copies.compiling import context_of
+from fp8doctor.trial.copies.replica import rebind
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out, swap
 from fp8doctor.trial.variant import Variant
 
 
 @carries_out(*map(recipe_change, TORCHAO_RECIPES))
 def another_recipe(variant: Variant, context: TreatmentContext) -> Variant:
-    """Make every Float8Linear anew over its own Parameters; padding and emulation stay as they were set."""
+    """Give every Float8Linear another configuration; padding and emulation stay as they were set."""
     config = config_of(recipe_after(context.name))
     found = 0
 
@@ -50,10 +53,22 @@ def config_of(recipe: str) -> Any:
 
 
 def with_recipe(module: Any, config: Any) -> nn.Module:
-    """Make the layer anew under ``config``.
+    """Copy the layer under ``config``: what torchao's constructor makes of that, and all else as it was.
 
-    The wrapper of the float8 all-gather is taken off, which knows tensorwise scaling only.
+    So a class of the user's own is not constructed, and keeps what its user gave it after the conversion. The
+    wrapper of the float8 all-gather is taken off, which knows tensorwise scaling only.
     """
+    from torchao.float8.float8_linear import Float8Linear  # type: ignore[import-untyped]
+
     config = replace(config, pad_inner_dim=module.config.pad_inner_dim, emulate=module.config.emulate)
-    new: nn.Module = type(module).from_float(plain_linear(module), config=config)
-    return new.train(module.training)
+    fresh = Float8Linear.from_float(plain_linear(module), config=config)
+    new: nn.Module = copy.copy(module)
+    for name, value in vars(fresh).items():
+        if name.startswith("_"):
+            vars(new)[name] = copy.copy(vars(module)[name])
+        elif name != "training":
+            vars(new)[name] = value
+    new.weight = fresh.weight
+    if (forward := vars(new).pop("forward", None)) is not None and context_of(forward) is None:
+        vars(new)["forward"] = rebind(forward, {id(module): new})
+    return new

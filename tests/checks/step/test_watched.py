@@ -12,7 +12,7 @@ from fp8doctor.checks.step.fp32_matmul import fp32_matmul
 from fp8doctor.checks.step.host_bound import host_bound
 from fp8doctor.checks.step.input_bound import input_bound
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts import Facts, Observation
+from fp8doctor.facts import NOT_RECORDED, Facts, Observation
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.step.profiled import breakdown
 from tests.facts_of import DECODER_468M
@@ -73,6 +73,15 @@ def test_gemms_in_fp32() -> None:
     finding = fp32_matmul(watched(gemm_fp8=40.0, gemm_fp32=30.0, pointwise=28.0))
     assert isinstance(finding, Finding)
     assert finding.title == "GEMMs in fp32 take 30.0 ms, 30 % of the step"
+
+
+def test_gemms_in_fp32_of_a_step_whose_autocast_nobody_saw() -> None:
+    facts = watched(gemm_fp8=40.0, gemm_fp32=30.0, pointwise=28.0)
+    unseen = replace(facts, training=replace(facts.training, autocast=NOT_RECORDED))
+    finding = fp32_matmul(unseen)
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert "torch.autocast" in finding.treatment.code
 
 
 def test_copies_from_the_host_come_first() -> None:

@@ -1,5 +1,5 @@
 """Llama layers of 8B widths that Accelerate converted to Transformer Engine, with the 8,192 tokens that FP8
-needs to pay."""
+needs to pay: it does, and keeps FP8 copies of the weights beside them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from accelerate import Accelerator
 from accelerate.utils import TERecipeKwargs
 from transformers import LlamaConfig, LlamaForCausalLM
 
-MUST: tuple[str, ...] = ()
+MUST = ("MEM001",)
 MUST_NOT = ("MOD001", "MOD002", "MOD007", "CMP001", "SHP001", "ENV001", "ENV003")
-HEALTHY = True
 
 
 def build_model(layers: int = 4) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -7,9 +7,8 @@ from te_autocast import Model, example_batch, loss, trained_once
 
 __all__ = ["build_model", "example_batch", "loss"]
 
-MUST: tuple[str, ...] = ()
+MUST = ("LORA004",)
 MUST_NOT = ("MOD001", "MOD002", "MOD007", "CMP001", "CKP002", "SHP001")
-HEALTHY = True
 
 
 def build_model() -> torch.nn.Module:

@@ -9,7 +9,7 @@ from accelerate.utils.transformer_engine import convert_model
 from transformer_engine.common.recipe import DelayedScaling
 from transformers import LlamaConfig, LlamaForCausalLM
 
-MUST: tuple[str, ...] = ()
+MUST = ("MEM001",)
 MUST_NOT = ("MOD001", "MOD002", "CMP001", "CMP002", "CKP002", "SHP001")
 
 
