@@ -3,7 +3,7 @@ as Markdown.
 
 The facts come from examine: the patients in their workers, recordings of GPUs, jobs of the tests on a CPU,
 and machines and layers of Transformer Engine that a stand-in answers for. Exits with 1 when a check was never
-seen sick or never seen healthy and `NOT_SEEN` does not say why.
+seen sick or never seen healthy.
 """
 
 from __future__ import annotations
@@ -28,14 +28,6 @@ RECORDED = tuple(Path(__file__).parent / of / "recorded" for of in ("patients", 
 
 NAMES_SHOWN = 4
 """Objects that are named in a cell; the rest is counted."""
-
-
-NOT_SEEN = {
-    ("CKP001", "healthy"): "the patient checkpointed_of_need is yet to record",
-    ("STP009", "sick"): "the patient busy_neighbours is yet to record",
-}
-"""Cells for which no facts of a real object are here yet, and what is missing. Their checks are tested in
-tests/checks, with numbers or libraries that are stood in for."""
 
 
 def on_file() -> Iterator[tuple[str, Facts]]:
@@ -115,12 +107,10 @@ def matrix() -> tuple[list[tuple[str, str, str]], bool]:
         rows.append(
             (
                 f"{check.code} {check.name}",
-                *(cell(names) if names else missing(check.code, state) for state, names in cells.items()),
+                *(cell(names) if names else "**missing**" for names in cells.values()),
             )
         )
-        complete = complete and all(
-            bool(names) != ((check.code, state) in NOT_SEEN) for state, names in cells.items()
-        )
+        complete = complete and all(cells.values())
     return rows, complete
 
 
@@ -136,11 +126,6 @@ def empty_on_file() -> set[tuple[str, str]]:
             if outcome.code in told and outcome.outcome == "not_applicable":
                 empty.discard((outcome.code, "healthy"))
     return empty
-
-
-def missing(code: str, state: str) -> str:
-    """What stands in an empty cell."""
-    return f"*{NOT_SEEN[code, state]}*" if (code, state) in NOT_SEEN else "**missing**"
 
 
 def cell(names: list[str]) -> str:

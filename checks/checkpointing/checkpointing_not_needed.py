@@ -24,7 +24,7 @@ https://docs.pytorch.org/docs/stable/checkpoint.html
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm_in_time, base_of, ratio
+from fp8doctor.analysis.arms import arm_in_time, base_of, ratio, too_large
 from fp8doctor.analysis.gpu_memory import USABLE
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
@@ -39,6 +39,8 @@ from fp8doctor.registry import check
 def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
     if all(each.active is False for each in facts.training.checkpointing):
         return NotApplicable(reason="no activation checkpointing")
+    if too_large(facts.trial, CHECKPOINTING_OFF):
+        return None
     without = arm_in_time(facts.trial, CHECKPOINTING_OFF)
     with_it = base_of(facts.trial, without) if without else None
     free = free_gib(facts.gpus)

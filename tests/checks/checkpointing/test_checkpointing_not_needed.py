@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torchao.float8 import convert_to_float8_training
 from transformers import TrainingArguments
 
+from fp8doctor import load_report
 from fp8doctor.checks.checkpointing.checkpointing_not_needed import checkpointing_not_needed
 from fp8doctor.facts import Facts, Gpu
 from fp8doctor.finding import Finding, NotApplicable
@@ -22,6 +24,7 @@ from tests.examine.models import Stacked, llama
 
 pytestmark = pytest.mark.slow
 
+RECORDED = Path(__file__).parents[2] / "patients" / "recorded"
 Look = Callable[..., Facts]
 H100 = Gpu(name="NVIDIA H100", memory_gib=79.6, memory_used_gib=0.4, visible=True, other_processes=0)
 
@@ -55,6 +58,11 @@ def test_a_step_that_fits_without_it(look: Look) -> None:
     assert finding.evidence["free_gib"] == 79.6
     assert finding.treatment is not None
     assert finding.treatment.name == "checkpointing-off"
+
+
+def test_a_step_that_is_known_not_to_fit_without_it_needs_it() -> None:
+    recorded_on_gpu = load_report(RECORDED / "h200-checkpointed_of_need.json").facts
+    assert checkpointing_not_needed(recorded_on_gpu) is None
 
 
 def test_the_printed_treatment_makes_it_silent(look: Look) -> None:
