@@ -45,7 +45,7 @@ def budget_for(job: Job, facts: Facts, asked_s: float | None) -> Budget:
     within = named_in(unwrapped(job.model), [blocks.name for blocks in facts.network.blocks])
     large = recorded(facts, "network.parameters") and facts.network.parameters >= LARGE
     long = large or compiled_as_one(job, within)
-    return Budget(LONG_BUDGET_S if long else BUDGET_S)
+    return Budget(LONG_BUDGET_S) if long else Budget(BUDGET_S, stretches=True)
 
 
 def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRun) -> Trial:

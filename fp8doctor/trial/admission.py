@@ -20,8 +20,9 @@ from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.budget import (
     ASKED_WITHIN,
     ESSENTIAL_WITHIN,
+    STRETCHED,
     UNASKED_WITHIN,
-    WITHIN,
+    Budget,
     Cost,
     ahead_of,
     expected,
@@ -36,10 +37,11 @@ NEEDED = (*BASELINES, ArmName.PRESCRIBED, ArmName.SELF_CHECK)
 def no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> NoNumber | None:
     """Tell why the arm may not be begun. The first BF16 may begin late; any other needs room for all that it
     will take. What a report cannot do without is waited for where others compile it."""
-    budget, essential = run.budget, is_essential(plan, attempts)
-    if budget.spent_s > (ESSENTIAL_WITHIN if essential else 1.0) * budget.seconds:
+    budget, essential, costs = run.budget, is_essential(plan, attempts), costs_of(attempts)
+    late = budget.stretches and is_needed(plan, costs)
+    within = ESSENTIAL_WITHIN if essential else STRETCHED if late else 1.0
+    if budget.spent_s > within * budget.seconds:
         return budget.used_up
-    costs = costs_of(attempts)
     if essential or _expected(plan, costs, run) is None:
         return None
     short = _too_short_for(plan, costs, run)
@@ -53,7 +55,7 @@ def _too_short_for(plan: ArmPlan, costs: Mapping[str, Cost], run: TrialRun) -> N
     """Tell that the arm does not fit into the rest of the budget."""
     cost = _expected(plan, costs, run)
     assert cost is not None
-    if run.budget.fits(cost, plan.name, costs, run.budget.spent_s, within=_within(plan, costs)):
+    if run.budget.fits(cost, plan.name, costs, run.budget.spent_s, within=_within(plan, costs, run.budget)):
         return None
     return run.budget.too_short(run.budget.takes_s(cost, plan.name, costs))
 
@@ -65,13 +67,13 @@ def latest_begin(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> f
     if cost is None:
         return -math.inf
     cost = ahead_of(cost, cost.build_s)
-    return run.budget.latest_begin(cost, plan.name, costs, within=_within(plan, costs))
+    return run.budget.latest_begin(cost, plan.name, costs, within=_within(plan, costs, run.budget))
 
 
-def _within(plan: ArmPlan, costs: Mapping[str, Cost]) -> float:
+def _within(plan: ArmPlan, costs: Mapping[str, Cost], budget: Budget) -> float:
     """Choose the budgets within which the arm has to fit."""
     if is_needed(plan, costs):
-        return WITHIN
+        return budget.needed_within
     return UNASKED_WITHIN if plan.explored else ASKED_WITHIN
 
 

@@ -77,7 +77,7 @@ def best_total(window: Window, against: NoNumber | None) -> Final | None:
     if both.no_number is None:
         window.tracer.run.progress("building what gained, together", ArmName.COMBINATION)
         bench = window.tracer.bench
-        bench.build(both, window.tracer.run.budget.build_until({}, essential=False))
+        bench.build(both, window.tracer.run.budget.build_until({}))
         if beyond := beyond_gpu(both, [as_is, both], bench.plan, gpu_gib(bench.device)):
             bench.drop(both, beyond)
     if both.no_number is None:

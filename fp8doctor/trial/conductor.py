@@ -261,7 +261,9 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
     built = sum(bool(each.ready or each.no_number) for each in attempts)
     which = f"variant {built + 1} of {len(attempts)}"
     run.progress(f"building {variant_in_a_sentence(attempt.plan.name)}, {which}", attempt.plan.name)
-    until = run.budget.build_until(costs_of(attempts), essential=is_essential(attempt.plan, attempts))
+    costs = costs_of(attempts)
+    essential, needed = is_essential(attempt.plan, attempts), is_needed(attempt.plan, costs)
+    until = run.budget.build_until(costs, essential=essential, needed=needed)
     bench.build(attempt, until)
     if attempt.why is Reason.OUT_OF_MEMORY and run.ahead.end():  # whose memory it may have been
         attempt.no_number = None

@@ -309,7 +309,9 @@ def test_a_large_model_and_one_graph_of_several_blocks_have_a_longer_budget() ->
     ):
         job = Job(model=model, target=Target(), workload=Workload())
         assert budget_for(job, examine(job), None).seconds == seconds
+        assert budget_for(job, examine(job), None).stretches is (seconds == BUDGET_S)
         assert budget_for(job, examine(job), 20.0).seconds == 20.0
+        assert not budget_for(job, examine(job), 20.0).stretches
 
 
 def test_one_graph_holds_the_blocks_of_a_step_that_is_compiled() -> None:

@@ -169,6 +169,8 @@ def took(
     budget_s: float = 60.0,
     latest: float | None = None,
     ahead_s: Mapping[str, float] | None = None,
+    *,
+    stretches: bool = False,
 ) -> tuple[dict[str, float], list[str], int]:
     """Seconds of every part, the arms that were timed, and the rounds. ``ahead_s`` is what others take to
     compile arms meanwhile."""
@@ -196,7 +198,7 @@ def took(
     attempts, bench, of_trial = (
         [Attempt(plan) for plan in plans],
         SimpleNamespace(build=build, device=CPU, frees_gib=lambda: 0.0, plan=Plan((), (Cut({}),))),
-        Budget(budget_s, clock()),
+        Budget(budget_s, clock(), stretches=stretches),
     )
     clock.now_s += before_s
     others = Others(clock, ahead_s or {})
@@ -271,6 +273,24 @@ def test_what_others_compile_meanwhile_is_asked_when_they_have_done_it(
     within = budget.WITHIN if name == "encoder_decoder" else budget.ASKED_WITHIN
     assert sum(parts.values()) <= within * budget_s, parts
     assert rounds >= timer.LEAST_ROUNDS
+
+
+@pytest.mark.parametrize(("stretches", "left_out"), [(False, {"prescribed"}), (True, set())])
+def test_what_a_report_cannot_do_without_stretches_a_budget_that_nobody_asked_for(
+    stretches: bool, left_out: set[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, timed, rounds = took("encoder_decoder", clock, monkeypatch, stretches=stretches)
+    assert set(TRIALS["encoder_decoder"][2]) - set(timed) == left_out
+    assert sum(parts.values()) <= (budget.STRETCHED if stretches else budget.WITHIN) * 60
+    assert rounds >= timer.LEAST_ROUNDS
+
+
+def test_nothing_else_stretches_it(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_8b, stretched = (
+        took("llama_8b", clock, monkeypatch, stretches=stretches) for stretches in (False, True)
+    )
+    assert stretched[1] == of_8b[1]
+    assert sum(stretched[0].values()) == pytest.approx(sum(of_8b[0].values()))
 
 
 def test_with_twice_the_budget_everything_is_timed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,6 +470,7 @@ def test_a_trial_that_knew_its_costs_would_keep_the_budget(
 
 def test_a_build_ends_in_time_for_the_window_and_what_follows() -> None:
     of = Budget(60.0, 1000.0)
-    assert of.build_until(COSTS, essential=False) == 1000 + 75 - of.after_builds_s(COSTS)
+    assert of.build_until(COSTS) == of.build_until(COSTS, needed=True) == 1000 + 75 - of.after_builds_s(COSTS)
+    assert replace(of, stretches=True).build_until({}, needed=True) == of.build_until({}, essential=True)
     assert of.build_until({}, essential=True) == 1000 + 120 - of.closing_s()
     assert Budget(0.0, 1000.0).build_until({}, essential=True) == 1060, "a step needs its time in any case"

@@ -57,7 +57,7 @@ def _pair(
     bench.let_go()
     beside, again = Attempt(reference.plan), Attempt(attempt.plan)
     for each in (beside, again):
-        bench.build(each, tracer.run.budget.build_until({}, essential=False))
+        bench.build(each, tracer.run.budget.build_until({}))
     if again.why is Reason.OUT_OF_MEMORY:
         sentence = f"the GPU's memory is too small for it, even beside {reference.plan.name} alone"
         again.no_number = NoNumber(Reason.DOES_NOT_FIT, sentence)
