@@ -58,36 +58,26 @@ def test_rounds_end_at_the_most_even_with_time_left(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("decided_at", "rounds"), [(LEAST_ROUNDS, MOST_ROUNDS), (MOST_ROUNDS + 1, 2 * MOST_ROUNDS), (999, 60)]
+    ("soon", "decided_at", "rounds"),
+    [
+        (math.inf, LEAST_ROUNDS, MOST_ROUNDS),
+        (math.inf, MOST_ROUNDS + 1, 2 * MOST_ROUNDS),
+        (math.inf, 999, 60),
+        (0.0, LEAST_ROUNDS, LEAST_ROUNDS),
+        (0.0, LEAST_ROUNDS + 1, MOST_ROUNDS),
+    ],
 )
 def test_rounds_are_added_while_they_do_not_tell_what_is_asked(
-    monkeypatch: pytest.MonkeyPatch, decided_at: int, rounds: int
+    monkeypatch: pytest.MonkeyPatch, soon: float, decided_at: int, rounds: int
 ) -> None:
+    """After ``soon`` it is asked once, and then only after many rounds more."""
     noise = random.Random(1)
     monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: noise.uniform(1, 2))
     samples = interleave(
         {("A", 0): lambda: None},
         CPU,
         until=an_hour,
-        decided=lambda known: len(known["A", 0]) >= decided_at,
-    )
-    assert len(samples["A", 0]) == rounds
-
-
-@pytest.mark.parametrize(
-    ("decided_at", "rounds"), [(LEAST_ROUNDS, LEAST_ROUNDS), (LEAST_ROUNDS + 1, MOST_ROUNDS)]
-)
-def test_what_is_decided_takes_no_more_than_some_of_the_time(
-    monkeypatch: pytest.MonkeyPatch, decided_at: int, rounds: int
-) -> None:
-    """It is asked once, and then only after many rounds more."""
-    noise = random.Random(1)
-    monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: noise.uniform(1, 2))
-    samples = interleave(
-        {("A", 0): lambda: None},
-        CPU,
-        until=an_hour,
-        soon=0.0,
+        soon=soon,
         decided=lambda known: len(known["A", 0]) >= decided_at,
     )
     assert len(samples["A", 0]) == rounds
