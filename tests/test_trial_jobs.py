@@ -229,6 +229,13 @@ def test_plain_scripts_that_the_end_of_the_run_came_before_are_told_as_not_run(
     assert ["not run" in line for line in held.variants] == [False, True, True, True]
 
 
+@pytest.mark.parametrize(
+    ("count", "split"), [(1, [{0, 1, 4, 5, 8}]), (2, [{0, 1}, {4, 5}]), (6, [{0, 1, 4, 5, 8}] * 6)]
+)
+def test_jobs_side_by_side_have_cores_of_their_own(count: int, split: list[set[int]]) -> None:
+    assert trial_jobs.shares([8, 0, 1, 5, 4], count) == split
+
+
 @pytest.mark.parametrize(("given", "named"), [(None, ["0", "1"]), ("5,GPU-a", ["5", "GPU-a"]), ("3", ["3"])])
 def test_only_gpus_that_are_visible_are_used(
     given: str | None, named: list[str], trial_jobs: ModuleType, monkeypatch: pytest.MonkeyPatch

@@ -3,9 +3,9 @@
 
 Each job of `jobs/` is examined by ``fp8doctor JOB --save`` with empty compile caches, with ``--warm`` once
 more with the caches kept; then `plain_step.py` times its variants in processes of their own that do not
-import fp8doctor. With ``--gpus N`` so many jobs run side by side, each on a GPU of its own. OUT/table.md is
-written anew after every run, and OUT/JOB holds the reports and the plain times; a run into the same OUT
-leaves other jobs there as they are. Exits with 1 when a bound of `held_to_plain.py` is missed. ``--tiny``
+import fp8doctor. With ``--gpus N`` so many jobs run side by side, each on a GPU and a share of the cores of
+its own. OUT/table.md is written anew after every run, and OUT/JOB holds the reports and the plain times; a
+run into the same OUT leaves other jobs there as they are. Exits with 1 when a bound of `held_to_plain.py` is missed. ``--tiny``
 tries the tool on a CPU, whose times are held to nothing: it exits with 1 when a job has no trial or a plain
 script fails. The GPUs are those that CUDA_VISIBLE_DEVICES names, where it is set.
 """
@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -262,8 +262,19 @@ def visible(count: int) -> list[str]:
     return given.split(",")[:count] if given else [str(number) for number in range(count)]
 
 
-def worker(bench: Bench, names: queue.SimpleQueue[str], gpu: str) -> None:
-    """Take job after job for one GPU."""
+def shares(cores: Iterable[int], count: int) -> list[set[int]]:
+    """Split the cores evenly, so that jobs side by side have cores of their own; all have all where there are
+    fewer."""
+    every = sorted(cores)
+    each = len(every) // count
+    return [
+        set(every[each * number : each * (number + 1)]) if each else set(every) for number in range(count)
+    ]
+
+
+def worker(bench: Bench, names: queue.SimpleQueue[str], gpu: str, cores: set[int]) -> None:
+    """Take job after job for one GPU, on these cores."""
+    os.sched_setaffinity(threading.get_native_id(), cores)  # what this thread starts inherits them
     while True:
         try:
             name = names.get_nowait()
@@ -304,9 +315,10 @@ def main() -> int:
     for name in arguments.names or sorted(known, key=lambda name: -bench.settings[name].get("COLD_S", 0)):
         names.put(name)
     bench.out.mkdir(parents=True, exist_ok=True)
+    gpus = visible(arguments.gpus)
     workers = [
-        threading.Thread(target=worker, args=(bench, names, gpu), daemon=True)
-        for gpu in visible(arguments.gpus)
+        threading.Thread(target=worker, args=(bench, names, gpu, cores), daemon=True)
+        for gpu, cores in zip(gpus, shares(os.sched_getaffinity(0), len(gpus)), strict=True)
     ]
     try:
         for each in workers:
