@@ -232,7 +232,9 @@ def test_plain_scripts_that_the_end_of_the_run_came_before_are_told_as_not_run(
 @pytest.mark.parametrize(
     ("count", "split"), [(1, [{0, 1, 4, 5, 8}]), (2, [{0, 1}, {4, 5}]), (6, [{0, 1, 4, 5, 8}] * 6)]
 )
-def test_jobs_side_by_side_have_cores_of_their_own(count: int, split: list[set[int]]) -> None:
+def test_jobs_side_by_side_have_cores_of_their_own(
+    count: int, split: list[set[int]], trial_jobs: ModuleType
+) -> None:
     assert trial_jobs.shares([8, 0, 1, 5, 4], count) == split
 
 

@@ -5,9 +5,9 @@ Each job of `jobs/` is examined by ``fp8doctor JOB --save`` with empty compile c
 more with the caches kept; then `plain_step.py` times its variants in processes of their own that do not
 import fp8doctor. With ``--gpus N`` so many jobs run side by side, each on a GPU and a share of the cores of
 its own. OUT/table.md is written anew after every run, and OUT/JOB holds the reports and the plain times; a
-run into the same OUT leaves other jobs there as they are. Exits with 1 when a bound of `held_to_plain.py` is missed. ``--tiny``
-tries the tool on a CPU, whose times are held to nothing: it exits with 1 when a job has no trial or a plain
-script fails. The GPUs are those that CUDA_VISIBLE_DEVICES names, where it is set.
+run into the same OUT leaves other jobs there as they are. Exits with 1 when a bound of `held_to_plain.py` is
+missed. ``--tiny`` tries the tool on a CPU, whose times are held to nothing: it exits with 1 when a job has no
+trial or a plain script fails. The GPUs are those that CUDA_VISIBLE_DEVICES names, where it is set.
 """
 
 from __future__ import annotations
