@@ -21,11 +21,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts import Trial
-from fp8doctor.facts.arm_names import (
-    BASELINES,
-    ArmName,
-    Reason,
-)
+from fp8doctor.facts.arm_names import BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.loading.job import Job
 from fp8doctor.stages import Stage
@@ -35,6 +31,7 @@ from fp8doctor.trial.admission import (
     is_essential,
     is_needed,
     latest_begin,
+    latest_by_others,
     no_time_for,
 )
 from fp8doctor.trial.combining import Window, best_total
@@ -59,6 +56,10 @@ from fp8doctor.trial.variant import ArmPlan, explores
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
+
+IN_TIME_S = 0.5
+"""Seconds before the last moment for the trial to compile an arm itself, at which others are waited for no
+longer. A choice."""
 
 
 def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
@@ -230,18 +231,30 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
 
 
 def _first_of(plans: Sequence[ArmPlan], attempts: Sequence[Attempt], run: TrialRun) -> str:
-    """Choose the arm that is built next: what others have done, what they have not begun where the trial has
-    the time to compile it, or the first that they will have done."""
+    """Choose the arm that is built next: what others have done, else what they have not begun, else the first
+    that they will have done.
+
+    Time is kept to compile the more important ones without them. What they take longer for is not waited for.
+    """
     under_way, begun = run.ahead.under_way(), run.ahead.begun()
     for plan in plans:
         if plan.name not in under_way:
             return plan.name
+    now = time.monotonic()
+    own: list[ArmPlan] = []
     for plan in plans:
-        if plan.name not in begun and no_time_for(plan, attempts, run) is None:
+        if latest_begin([*own, plan], attempts, run) >= now:
+            own.append(plan)
+    for plan in own:
+        if plan.name not in begun:
             return plan.name
-    latest = max(latest_begin(plan, attempts, run) for plan in plans)
-    ended = run.ahead.wait_for_one([plan.name for plan in plans], max(0.0, latest - time.monotonic()))
-    return next((plan.name for plan in plans if plan.name in ended), plans[0].name)
+    latest = (
+        latest_begin(own, attempts, run) - IN_TIME_S
+        if own
+        else max(latest_by_others(plan, attempts, run) for plan in plans)
+    )
+    ended = run.ahead.wait_for_one([plan.name for plan in plans], max(0.0, latest - now))
+    return next((plan.name for plan in plans if plan.name in ended), (own or plans)[0].name)
 
 
 def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:

@@ -251,10 +251,17 @@ def test_what_was_recorded_keeps_the_budget(
     [
         ("lora", 72.0, {"compile-blocks": 13.0}, set()),
         ("lora", 72.0, {"compile-blocks": 300.0}, {"compile-blocks"}),
+        ("lora", 80.0, {"compile-blocks": 300.0}, set()),
         ("llama_eager_attention", 60.0, {"prescribed": 9.0, "keep-in-bf16": 24.0}, set()),
         ("encoder_decoder", 60.0, {"prescribed": 28.0}, set()),
         ("llama_8b", 90.0, {"recipe-rowwise": 32.0, "recipe-rowwise-with-gw-hp": 19.0}, set()),
         ("llama_8b", 90.0, {}, {"recipe-rowwise-with-gw-hp"}),
+        (
+            "llama_8b",
+            85.0,
+            {"recipe-rowwise": 50.0, "recipe-rowwise-with-gw-hp": 2 * NOT_BEGUN_S},
+            {"recipe-rowwise-with-gw-hp"},
+        ),
         ("llama_8b", 110.0, {"recipe-rowwise": 32.0, "recipe-rowwise-with-gw-hp": 2 * NOT_BEGUN_S}, set()),
     ],
 )
