@@ -135,14 +135,15 @@ def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
     run.begin(Stage.TIMING)
     samples = _samples(attempts, bench, run)
     timed = [attempt for attempt in attempts if attempt.no_number is None]
-    costs, explored = costs_of(timed), [attempt.plan.name for attempt in timed if explores(attempt.plan)]
+    gaining = _gaining(samples, bench.plan, [each.plan for each in timed])
+    costs = costs_of(timed)
     run.begin(Stage.PROFILING)
     tracer.explain(timed, samples)
     for attempt in timed:
         if not attempt.no_number and not attempt.proof and attempt.plan.name != ArmName.SELF_CHECK:
             run.progress(f"checking what {variant_in_a_sentence(attempt.plan.name)} ran", attempt.plan.name)
             tracer.prove(attempt, explain=False)
-    late = None if budget.final_fits(costs, explored, budget.spent_s) else budget.used_up
+    late = None if budget.final_fits(costs, gaining, budget.spent_s) else budget.used_up
     against = run.skipped(ArmName.COMBINATION) or late
     return _with_optional_parts(Window(tracer, attempts, samples), against, enough_s)
 
@@ -171,8 +172,12 @@ def _window_until(
     samples: Samples, plan: Plan, plans: Sequence[ArmPlan], costs: Mapping[str, Cost], budget: Budget
 ) -> float:
     """Return the clock until which rounds are added, with time kept for what seems to gain so far."""
-    gaining = [name for name, gain in gains(samples, plan, plans).items() if gain.median > 1]
-    return budget.window_until(costs, gaining)
+    return budget.window_until(costs, _gaining(samples, plan, plans))
+
+
+def _gaining(samples: Samples, plan: Plan, plans: Sequence[ArmPlan]) -> list[str]:
+    """Name what seems to gain: no more than this is put together and timed once more."""
+    return [name for name, gain in gains(samples, plan, plans).items() if gain.median > 1]
 
 
 def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: float | None) -> Trial:

@@ -21,7 +21,7 @@ from fp8doctor.trial.measure.ahead import Nobody
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget, Cost, expected
 from fp8doctor.trial.measure.run import TrialRun
-from fp8doctor.trial.variant import ArmPlan, as_it_is
+from fp8doctor.trial.variant import ArmPlan, as_it_is, explores
 
 CPU = torch.device("cpu")
 
@@ -204,7 +204,7 @@ def took(
     timed = [attempt for attempt in attempts if attempt.no_number is None]
     costs, explored = (
         admission.costs_of(timed),
-        [each.plan.name for each in timed if conductor.explores(each.plan)],
+        [each.plan.name for each in timed if explores(each.plan)],
     )
     parts = {"before": before_s, "arms": of_trial.spent_s - before_s}
     steps: Any = {
