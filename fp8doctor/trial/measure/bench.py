@@ -71,7 +71,7 @@ class Bench:
         """
         self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
         self.interrupts, self._ahead, self._helped = interrupts, ahead or Nobody(), False
-        self._guard, self._rounding = Guard(job), rounding(device)
+        self._guard, self._rounding = Guard(job), rounding(job.model, device)
         if job.rebuild is None and not all(map(has_data, job.model.parameters())):
             raise NotReplicable("the model has no weights (meta device or fake tensors)")
         if not all(map(has_data, tensors(job.batch))):
