@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp8doctor.examine import examine
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.trial import admission, conductor
+from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.trial import admission, budget_for, conductor
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure import budget, timer
 from fp8doctor.trial.measure.ahead import Nobody
@@ -22,6 +25,7 @@ from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget, Cost, expected
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is, explores
+from tests.trial.test_conductor import job
 
 CPU = torch.device("cpu")
 
@@ -453,6 +457,23 @@ def test_a_trial_that_knew_its_costs_would_keep_the_budget(
         assert Budget(enough_s, 0.0).final_fits(
             again, list(again), took_s + Budget(enough_s, 0.0).after_builds_s(again) - 0.05 * enough_s
         )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "seconds"),
+    [(8_030_261_248, 120.0), (6_738_415_616, 120.0), (3_212_749_824, 60.0), (NOT_RECORDED, 60.0)],
+    ids=["Llama 3.1 8B", "Llama 2 7B", "Llama 3.2 3B", "not counted"],
+)
+def test_the_default_is_longer_for_what_is_called_7b(parameters: int, seconds: float) -> None:
+    of = job(blocks=3)
+    facts = examine(of)
+    facts = msgspec.structs.replace(
+        facts, network=msgspec.structs.replace(facts.network, parameters=parameters)
+    )
+    assert budget_for(of, facts, None).seconds == seconds
+    assert budget_for(of, facts, 30.0).seconds == 30.0
+    of.model.compile(backend="eager")
+    assert budget_for(of, facts, None).seconds == 120.0, "one graph of several blocks"
 
 
 def test_a_build_ends_in_time_for_the_window_and_what_follows() -> None:
