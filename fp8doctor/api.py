@@ -70,9 +70,9 @@ def inspect_model(
     dtype the step runs under, ``accumulate`` the micro-batches of a step. ``trial`` times copies of the model
     for about ``budget_s`` seconds (None: 60, and 120 for a model of 7B parameters or compiled as one graph) on
     ``device`` (None: the current CUDA device, and without one nothing is timed; ``cpu`` works and says
-    nothing about a GPU). ``layers`` looks at a copy with so many blocks of every list of repeated blocks instead, for a model
-    that is too large or too slow to time: the report is about that smaller model, and its name says so.
-    Without it the trial cuts by itself where that pays, and predicts the step of the whole. ``assume_gpu``
+    nothing about a GPU). ``layers`` looks at a copy with so many blocks of every list of repeated blocks
+    instead, for a model that is too large or too slow to time: the report is about that smaller model, and
+    its name says so. Without it the trial cuts by itself where that pays, and predicts the step of the whole. ``assume_gpu``
     names the GPU whose costs are modelled; ``select`` and ``ignore`` hold prefixes of codes. While a trial
     runs, a terminal or a notebook shows what it does, unless ``progress`` is False.
 
