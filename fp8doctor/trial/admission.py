@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from fp8doctor.facts.arm_names import (
@@ -44,10 +44,18 @@ def no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> No
         return None
     short = _too_short_for(plan, costs, run)
     if short and is_needed(plan, costs) and plan.name in run.ahead.under_way():
-        left_s = latest_by_others(plan, attempts, run) - time.monotonic()
-        run.ahead.wait_for_one([plan.name], max(0.0, left_s))
+        wait_for_one([plan.name], latest_by_others(plan, attempts, run), run)
         short = _too_short_for(plan, costs, run)
     return short
+
+
+def wait_for_one(arms: Collection[str], until: float, run: TrialRun) -> frozenset[str]:
+    """Wait until nobody compiles one of these arms any more, until this clock at the latest, and name those
+    that nobody does."""
+    left_s = max(0.0, until - time.monotonic())
+    if left_s:
+        run.progress("waiting for variants that are compiled beside the trial", None)
+    return run.ahead.wait_for_one(arms, left_s)
 
 
 def _too_short_for(plan: ArmPlan, costs: Mapping[str, Cost], run: TrialRun) -> NoNumber | None:

@@ -33,6 +33,7 @@ from fp8doctor.trial.admission import (
     latest_begin,
     latest_by_others,
     no_time_for,
+    wait_for_one,
 )
 from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.depth import Plan
@@ -258,7 +259,7 @@ def _first_of(plans: Sequence[ArmPlan], attempts: Sequence[Attempt], run: TrialR
         if own
         else max(latest_by_others(plan, attempts, run) for plan in plans)
     )
-    ended = run.ahead.wait_for_one([plan.name for plan in plans], max(0.0, latest - now))
+    ended = wait_for_one([plan.name for plan in plans], latest, run)
     return next((plan.name for plan in plans if plan.name in ended), (own or plans)[0].name)
 
 

@@ -284,6 +284,17 @@ def test_what_others_compile_meanwhile_is_asked_when_they_have_done_it(
     assert rounds >= timer.LEAST_ROUNDS
 
 
+def test_the_screen_says_what_is_waited_for(clock: Clock) -> None:
+    """The arm that was built last is not what takes the time."""
+    said: list[tuple[str, str | None]] = []
+    others = Others(clock, {"a": 9.0, "b": 20.0})
+    of = TrialRun(CPU, Budget(60.0, clock()), lambda *doing: said.append(doing), ahead=others)
+    assert admission.wait_for_one(["a", "b"], clock() + 30.0, of) == {"a"}
+    assert admission.wait_for_one(["b"], clock() - 1.0, of) == frozenset()
+    assert said == [("waiting for variants that are compiled beside the trial", None)]
+    assert clock() == 1009.0
+
+
 def test_with_twice_the_budget_everything_is_timed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     parts, timed, _ = took("llama_8b", clock, monkeypatch, budget_s=120)
     assert "recipe-rowwise" in timed
