@@ -200,6 +200,24 @@ def test_plain_scripts_that_the_end_of_the_run_came_before_are_told_as_not_run(
     assert ["not run" in line for line in held.variants] == [False, True, True, True]
 
 
+def test_what_is_started_while_the_run_ends_is_ended_too(
+    tmp_path: Path, trial_jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = trial_jobs.Bench(tmp_path, {"job": {}}, Namespace(tiny=True, te=None, warm=False), threading.Lock())
+    started = trial_jobs.Run.started
+
+    def late(*arguments: Any) -> Any:
+        bench.end()
+        return started(*arguments)
+
+    monkeypatch.setattr(trial_jobs.Run, "started", late)
+    job = trial_jobs.JobRun(bench, "job", "", tmp_path)
+    with pytest.raises(trial_jobs.Interrupted):
+        job.started([sys.executable, "-c", LASTS], "plain.log")
+    (run,) = bench.runs
+    assert run.process.poll() is not None
+
+
 @pytest.mark.parametrize(("given", "named"), [(None, ["0", "1"]), ("5,GPU-a", ["5", "GPU-a"]), ("3", ["3"])])
 def test_only_gpus_that_are_visible_are_used(
     given: str | None, named: list[str], trial_jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
