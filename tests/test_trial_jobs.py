@@ -203,7 +203,9 @@ def test_plain_scripts_that_the_end_of_the_run_came_before_are_told_as_not_run(
 def test_what_is_started_while_the_run_ends_is_ended_too(
     tmp_path: Path, trial_jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = trial_jobs.Bench(tmp_path, {"job": {}}, Namespace(tiny=True, te=None, warm=False), threading.Lock())
+    bench = trial_jobs.Bench(
+        tmp_path, {"job": {}}, Namespace(tiny=True, te=None, warm=False), threading.Lock()
+    )
     started = trial_jobs.Run.started
 
     def late(*arguments: Any) -> Any:

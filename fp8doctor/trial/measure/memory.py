@@ -139,6 +139,11 @@ def rounding(model: nn.Module, device: torch.device) -> float:
     return max(0.0, takes / holds - 1.0) if holds else 0.0
 
 
+def alloc_retries(device: torch.device) -> int | None:
+    """Count how often the allocator gave memory back to try again; None on a CPU."""
+    return torch.cuda.memory_stats(device).get("num_alloc_retries", 0) if device.type == "cuda" else None
+
+
 @contextmanager
 def gradients_of(
     model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
