@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 import threading
 import time
@@ -214,7 +215,7 @@ def test_plain_scripts_that_the_end_of_the_run_came_before_are_told_as_not_run(
     names: SimpleQueue[str] = SimpleQueue()
     names.put("job")
     names.put("next")
-    lane = threading.Thread(target=trial_jobs.worker, args=(bench, names, ""))
+    lane = threading.Thread(target=trial_jobs.worker, args=(bench, names, "", os.sched_getaffinity(0)))
     lane.start()
     under_way = tmp_path / "job" / "plain-bf16.out"
     while lane.is_alive() and not (under_way.exists() and "begun" in under_way.read_text()):
@@ -236,6 +237,26 @@ def test_jobs_side_by_side_have_cores_of_their_own(
     count: int, split: list[set[int]], trial_jobs: ModuleType
 ) -> None:
     assert trial_jobs.shares([8, 0, 1, 5, 4], count) == split
+
+
+def test_what_is_started_while_the_run_ends_is_ended_too(
+    tmp_path: Path, trial_jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = trial_jobs.Bench(
+        tmp_path, {"job": {}}, Namespace(tiny=True, te=None, warm=False), threading.Lock()
+    )
+    started = trial_jobs.Run.started
+
+    def late(*arguments: Any) -> Any:
+        bench.end()
+        return started(*arguments)
+
+    monkeypatch.setattr(trial_jobs.Run, "started", late)
+    job = trial_jobs.JobRun(bench, "job", "", tmp_path)
+    with pytest.raises(trial_jobs.Interrupted):
+        job.started([sys.executable, "-c", LASTS], "plain.log")
+    (run,) = bench.runs
+    assert run.process.poll() is not None
 
 
 @pytest.mark.parametrize(("given", "named"), [(None, ["0", "1"]), ("5,GPU-a", ["5", "GPU-a"]), ("3", ["3"])])

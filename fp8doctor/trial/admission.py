@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from fp8doctor.facts.arm_names import (
@@ -46,9 +46,18 @@ def no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> No
         return None
     short = _too_short_for(plan, costs, run)
     if short and is_needed(plan, costs) and plan.name in run.ahead.under_way():
-        run.ahead.wait_for_one([plan.name], max(0.0, latest_begin(plan, attempts, run) - time.monotonic()))
+        wait_for_one([plan.name], latest_by_others(plan, attempts, run), run)
         short = _too_short_for(plan, costs, run)
     return short
+
+
+def wait_for_one(arms: Collection[str], until: float, run: TrialRun) -> frozenset[str]:
+    """Wait until nobody compiles one of these arms any more, until this clock at the latest, and name those
+    that nobody does."""
+    left_s = max(0.0, until - time.monotonic())
+    if left_s:
+        run.progress("waiting for variants that are compiled beside the trial", None)
+    return run.ahead.wait_for_one(arms, left_s)
 
 
 def _too_short_for(plan: ArmPlan, costs: Mapping[str, Cost], run: TrialRun) -> NoNumber | None:
@@ -60,14 +69,28 @@ def _too_short_for(plan: ArmPlan, costs: Mapping[str, Cost], run: TrialRun) -> N
     return run.budget.too_short(run.budget.takes_s(cost, plan.name, costs))
 
 
-def latest_begin(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> float:
+def latest_begin(plans: Sequence[ArmPlan], attempts: Sequence[Attempt], run: TrialRun) -> float:
+    """Return the clock at which these arms would no longer fit if the trial built one after the other."""
+    costs = costs_of(attempts)
+    more: dict[str, Cost] = {}
+    for plan in plans:
+        cost = _expected(plan, {**costs, **more}, run)
+        if cost is None:
+            return -math.inf
+        more[plan.name] = cost
+    return run.budget.latest_begin(
+        more, costs, within=min(_within(plan, costs, run.budget) for plan in plans)
+    )
+
+
+def latest_by_others(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> float:
     """Return the clock at which the arm would no longer fit if others had compiled it by then."""
     costs = costs_of(attempts)
     cost = _expected(plan, costs, run)
     if cost is None:
         return -math.inf
-    cost = ahead_of(cost, cost.build_s)
-    return run.budget.latest_begin(cost, plan.name, costs, within=_within(plan, costs, run.budget))
+    more = {plan.name: ahead_of(cost, cost.build_s)}
+    return run.budget.latest_begin(more, costs, within=_within(plan, costs, run.budget))
 
 
 def _within(plan: ArmPlan, costs: Mapping[str, Cost], budget: Budget) -> float:

@@ -21,11 +21,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts import Trial
-from fp8doctor.facts.arm_names import (
-    BASELINES,
-    ArmName,
-    Reason,
-)
+from fp8doctor.facts.arm_names import BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.loading.job import Job
 from fp8doctor.stages import Stage
@@ -35,7 +31,9 @@ from fp8doctor.trial.admission import (
     is_essential,
     is_needed,
     latest_begin,
+    latest_by_others,
     no_time_for,
+    wait_for_one,
 )
 from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.depth import Plan
@@ -59,6 +57,10 @@ from fp8doctor.trial.variant import ArmPlan, explores
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
+
+IN_TIME_S = 0.5
+"""Seconds before the last moment for the trial to compile an arm itself, at which others are waited for no
+longer. A choice."""
 
 
 def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
@@ -134,14 +136,15 @@ def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
     run.begin(Stage.TIMING)
     samples = _samples(attempts, bench, run)
     timed = [attempt for attempt in attempts if attempt.no_number is None]
-    costs, explored = costs_of(timed), [attempt.plan.name for attempt in timed if explores(attempt.plan)]
+    gaining = _gaining(samples, bench.plan, [each.plan for each in timed])
+    costs = costs_of(timed)
     run.begin(Stage.PROFILING)
     tracer.explain(timed, samples)
     for attempt in timed:
         if not attempt.no_number and not attempt.proof and attempt.plan.name != ArmName.SELF_CHECK:
             run.progress(f"checking what {variant_in_a_sentence(attempt.plan.name)} ran", attempt.plan.name)
             tracer.prove(attempt, explain=False)
-    late = None if budget.final_fits(costs, explored, budget.spent_s) else budget.used_up
+    late = None if budget.final_fits(costs, gaining, budget.spent_s) else budget.used_up
     against = run.skipped(ArmName.COMBINATION) or late
     return _with_optional_parts(Window(tracer, attempts, samples), against, enough_s)
 
@@ -170,8 +173,12 @@ def _window_until(
     samples: Samples, plan: Plan, plans: Sequence[ArmPlan], costs: Mapping[str, Cost], budget: Budget
 ) -> float:
     """Return the clock until which rounds are added, with time kept for what seems to gain so far."""
-    gaining = [name for name, gain in gains(samples, plan, plans).items() if gain.median > 1]
-    return budget.window_until(costs, gaining)
+    return budget.window_until(costs, _gaining(samples, plan, plans))
+
+
+def _gaining(samples: Samples, plan: Plan, plans: Sequence[ArmPlan]) -> list[str]:
+    """Name what seems to gain: no more than this is put together and timed once more."""
+    return [name for name, gain in gains(samples, plan, plans).items() if gain.median > 1]
 
 
 def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: float | None) -> Trial:
@@ -230,18 +237,30 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
 
 
 def _first_of(plans: Sequence[ArmPlan], attempts: Sequence[Attempt], run: TrialRun) -> str:
-    """Choose the arm that is built next: what others have done, what they have not begun where the trial has
-    the time to compile it, or the first that they will have done."""
+    """Choose the arm that is built next: what others have done, else what they have not begun, else the first
+    that they will have done.
+
+    Time is kept to compile the more important ones without them. What they take longer for is not waited for.
+    """
     under_way, begun = run.ahead.under_way(), run.ahead.begun()
     for plan in plans:
         if plan.name not in under_way:
             return plan.name
+    now = time.monotonic()
+    own: list[ArmPlan] = []
     for plan in plans:
-        if plan.name not in begun and no_time_for(plan, attempts, run) is None:
+        if latest_begin([*own, plan], attempts, run) >= now:
+            own.append(plan)
+    for plan in own:
+        if plan.name not in begun:
             return plan.name
-    latest = max(latest_begin(plan, attempts, run) for plan in plans)
-    ended = run.ahead.wait_for_one([plan.name for plan in plans], max(0.0, latest - time.monotonic()))
-    return next((plan.name for plan in plans if plan.name in ended), plans[0].name)
+    latest = (
+        latest_begin(own, attempts, run) - IN_TIME_S
+        if own
+        else max(latest_by_others(plan, attempts, run) for plan in plans)
+    )
+    ended = wait_for_one([plan.name for plan in plans], latest, run)
+    return next((plan.name for plan in plans if plan.name in ended), (own or plans)[0].name)
 
 
 def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:

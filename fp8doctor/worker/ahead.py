@@ -26,7 +26,6 @@ HELPING = "helping"
 TOLD = ("target", "layers", "batch", "seq", "trial")
 """What a helper is told of the request of the process that it helps."""
 
-
 READY = b"ready\n"
 """What a helper tells when it has loaded the target. Then it tells the seconds of each work, or null."""
 
@@ -117,7 +116,7 @@ class Helpers:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            with suppress(OSError), process.stdout, process.stdin:
+            with suppress(OSError, ValueError), process.stdout, process.stdin:  # it died, or tells nonsense
                 alive = _answer(process, self._facts) == READY
                 while alive and (work := self._next()):
                     alive = self._finish(work, _answer(process, (work[0], cuts[work[1]])))

@@ -236,6 +236,9 @@ class JobRun:
             raise Interrupted
         run = Run.started(command, self.environment, self.folder / log)
         self.bench.runs.append(run)
+        if self.bench.interrupted.is_set():  # meanwhile: whoever set it may not have seen this one
+            end(run.process)
+            raise Interrupted
         return run
 
     def ended(self, run: Run, limit_s: float) -> str | None:

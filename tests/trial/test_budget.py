@@ -8,20 +8,24 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp8doctor.examine import examine
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.trial import admission, conductor
+from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.trial import admission, budget_for, conductor
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure import budget, timer
 from fp8doctor.trial.measure.ahead import Nobody
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget, Cost, expected
 from fp8doctor.trial.measure.run import TrialRun
-from fp8doctor.trial.variant import ArmPlan, as_it_is
+from fp8doctor.trial.variant import ArmPlan, as_it_is, explores
+from tests.trial.test_conductor import job
 
 CPU = torch.device("cpu")
 
@@ -206,7 +210,7 @@ def took(
     timed = [attempt for attempt in attempts if attempt.no_number is None]
     costs, explored = (
         admission.costs_of(timed),
-        [each.plan.name for each in timed if conductor.explores(each.plan)],
+        [each.plan.name for each in timed if explores(each.plan)],
     )
     parts = {"before": before_s, "arms": of_trial.spent_s - before_s}
     steps: Any = {
@@ -253,10 +257,17 @@ def test_what_was_recorded_keeps_the_budget(
     [
         ("lora", 72.0, {"compile-blocks": 13.0}, set()),
         ("lora", 72.0, {"compile-blocks": 300.0}, {"compile-blocks"}),
+        ("lora", 80.0, {"compile-blocks": 300.0}, set()),
         ("llama_eager_attention", 60.0, {"prescribed": 9.0, "keep-in-bf16": 24.0}, set()),
         ("encoder_decoder", 60.0, {"prescribed": 28.0}, set()),
         ("llama_8b", 90.0, {"recipe-rowwise": 32.0, "recipe-rowwise-with-gw-hp": 19.0}, set()),
         ("llama_8b", 90.0, {}, {"recipe-rowwise-with-gw-hp"}),
+        (
+            "llama_8b",
+            85.0,
+            {"recipe-rowwise": 50.0, "recipe-rowwise-with-gw-hp": 2 * NOT_BEGUN_S},
+            {"recipe-rowwise-with-gw-hp"},
+        ),
         ("llama_8b", 110.0, {"recipe-rowwise": 32.0, "recipe-rowwise-with-gw-hp": 2 * NOT_BEGUN_S}, set()),
     ],
 )
@@ -291,6 +302,17 @@ def test_nothing_else_stretches_it(clock: Clock, monkeypatch: pytest.MonkeyPatch
     )
     assert stretched[1] == of_8b[1]
     assert sum(stretched[0].values()) == pytest.approx(sum(of_8b[0].values()))
+
+
+def test_the_screen_says_what_is_waited_for(clock: Clock) -> None:
+    """The arm that was built last is not what takes the time."""
+    said: list[tuple[str, str | None]] = []
+    others = Others(clock, {"a": 9.0, "b": 20.0})
+    of = TrialRun(CPU, Budget(60.0, clock()), lambda *doing: said.append(doing), ahead=others)
+    assert admission.wait_for_one(["a", "b"], clock() + 30.0, of) == {"a"}
+    assert admission.wait_for_one(["b"], clock() - 1.0, of) == frozenset()
+    assert said == [("waiting for variants that are compiled beside the trial", None)]
+    assert clock() == 1009.0
 
 
 def test_with_twice_the_budget_everything_is_timed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,6 +488,23 @@ def test_a_trial_that_knew_its_costs_would_keep_the_budget(
         assert Budget(enough_s, 0.0).final_fits(
             again, list(again), took_s + Budget(enough_s, 0.0).after_builds_s(again) - 0.05 * enough_s
         )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "seconds"),
+    [(8_030_261_248, 120.0), (6_738_415_616, 120.0), (3_212_749_824, 60.0), (NOT_RECORDED, 60.0)],
+    ids=["Llama 3.1 8B", "Llama 2 7B", "Llama 3.2 3B", "not counted"],
+)
+def test_the_default_is_longer_for_what_is_called_7b(parameters: int, seconds: float) -> None:
+    of = job(blocks=3)
+    facts = examine(of)
+    facts = msgspec.structs.replace(
+        facts, network=msgspec.structs.replace(facts.network, parameters=parameters)
+    )
+    assert budget_for(of, facts, None).seconds == seconds
+    assert budget_for(of, facts, 30.0).seconds == 30.0
+    of.model.compile(backend="eager")
+    assert budget_for(of, facts, None).seconds == 120.0, "one graph of several blocks"
 
 
 def test_a_build_ends_in_time_for_the_window_and_what_follows() -> None:

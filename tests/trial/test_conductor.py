@@ -22,6 +22,7 @@ from torchao.float8 import convert_to_float8_training
 
 import fp8doctor.trial
 from fp8doctor import inspect_model
+from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.facts import Arm, Target, Trial, Workload, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
@@ -494,6 +495,27 @@ def test_time_is_kept_for_what_gained_together_only_where_two_seem_to_gain() -> 
 
     assert until(90.0, 110.0) == until(110.0, 110.0) == budget.window_until(costs, [])
     assert until(90.0, 95.0) == budget.window_until(costs, ["a", "b"]) < until(90.0, 110.0)
+
+
+def test_the_final_window_is_asked_for_the_time_that_was_kept_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What seemed to gain nothing may have compiled for long: it is not put together with anything."""
+    found = {name: Interval(median, median, median) for name, median in (("a", 1.2), ("b", 1.1), ("c", 0.9))}
+    kept: set[tuple[str, ...]] = set()
+    asked: set[tuple[str, ...]] = set()
+
+    def until(self: Budget, costs: Any, explored: Any) -> float:
+        kept.add(tuple(explored))
+        return 0.0
+
+    def fits(self: Budget, costs: Any, explored: Any, spent_s: float) -> bool:
+        asked.add(tuple(explored))
+        return False
+
+    monkeypatch.setattr(conductor, "gains", lambda *arguments: found)
+    monkeypatch.setattr(Budget, "window_until", until)
+    monkeypatch.setattr(Budget, "final_fits", fits)
+    run(job(blocks=3), AS_IS, *(explored(name, as_it_is, AS_IS) for name in "abc"))
+    assert kept == asked == {("a", "b")}
 
 
 @pytest.mark.parametrize("window", ["first", "final"])

@@ -364,10 +364,21 @@ class Counters:
 def test_what_the_allocator_rounds_up_is_read_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """43 of every 44 MiB are asked for where a weight is 11008 by 2048 in BF16."""
     stats = {"requested_bytes.all.current": 430, "allocated_bytes.all.current": 440}
-    for counted, share in ((stats, 1 / 43), ({}, 0.0)):
+    model = nn.Linear(8, 8)
+    monkeypatch.setattr("fp8doctor.trial.measure.memory.gib", lambda tensors, device: gib(tensors, CPU))
+    for counted, share in ((stats, 1 / 43), ({}, 0.0), ({**stats, "requested_bytes.all.current": 0}, 0.0)):
         monkeypatch.setattr(torch.cuda, "memory_stats", lambda device, counted=counted: counted)
-        assert rounding(OTHER) == pytest.approx(share)
-    assert rounding(CPU) == 0.0
+        assert rounding(model, OTHER) == pytest.approx(share)
+    assert rounding(model, CPU) == 0.0
+
+
+def test_what_is_rounded_up_of_other_tensors_says_nothing_of_the_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scalar on a GPU takes 512 bytes; the model is on the CPU, or its blocks are."""
+    stats = {"requested_bytes.all.current": 4, "allocated_bytes.all.current": 512}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
+    assert rounding(nn.Linear(8, 8), OTHER) == 0.0
 
 
 @pytest.mark.parametrize(("rounded", "more"), [(0.0, 0.0), (0.25, 0.5)])

@@ -115,6 +115,9 @@ LLAMA_7B = {AS_IS: [293.7, 308.6, 310.6, 306.0, 331.8], COMPILED: [400.0] * 5}
         ({**LLAMA_7B, CHANGED: [329.9, 268.2, 278.3, 253.7, 298.9]}, False),
         ({**LLAMA_7B, CHANGED: [270.0] * 5}, True),
         ({**LLAMA_7B, CHANGED: [356.7, 303.7, 310.7, 300.3, 329.5]}, True),
+        ({AS_IS: LLAMA_7B[AS_IS], CHANGED: [329.9, 268.2, 278.3, 253.7, 298.9]}, False),
+        ({AS_IS: LLAMA_7B[AS_IS], CHANGED: [270.0] * 5}, True),
+        ({BF16: [10] * 5, CHANGED: [8, 11, 10, 12, 9]}, True),
     ],
     ids=[
         "faster than one",
@@ -127,6 +130,9 @@ LLAMA_7B = {AS_IS: [293.7, 308.6, 310.6, 306.0, 331.8], COMPILED: [400.0] * 5}
         "a change seems to gain",
         "a change gains",
         "a change gains nothing to speak of",
+        "a change seems to gain without BF16",
+        "a change gains without BF16",
+        "a change without what it changes",
     ],
 )
 def test_what_is_asked_is_fp8_against_the_fastest_bf16(

@@ -140,6 +140,17 @@ def test_one_that_dies_or_hangs_costs_nothing(monkeypatch: pytest.MonkeyPatch) -
         assert of.took_s("a") is None
 
 
+def test_one_that_tells_nonsense_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    of = helpers(monkeypatch, f"{LOADED}\nfor line in sys.stdin: print('Aborted', flush=True)")
+    of.begin(WORK, CUTS)
+    wait_for("its end", lambda: not of.under_way())
+    assert [of.take(each, None) for each in WORK] == [None, None, None]
+    assert of.end()
+    assert not raised
+
+
 def test_what_a_helper_started_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of the compiler have workers of their own."""
     sleep = "import time; time.sleep(1e6)"

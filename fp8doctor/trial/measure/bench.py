@@ -32,7 +32,7 @@ from fp8doctor.trial.measure.evidence import compilations, compiled_so_far, exec
 from fp8doctor.trial.measure.finite import WatchedSteps
 from fp8doctor.trial.measure.health import Observer
 from fp8doctor.trial.measure.host import HostObserver
-from fp8doctor.trial.measure.memory import Turns, gradients_of, held, rounding
+from fp8doctor.trial.measure.memory import Turns, alloc_retries, gradients_of, held, rounding
 from fp8doctor.trial.measure.overrun import Overrun, given_up
 from fp8doctor.trial.measure.room import exceeds, laid_out_gib, room_gib, taken_gib
 from fp8doctor.trial.measure.timer import interleave
@@ -71,7 +71,7 @@ class Bench:
         """
         self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
         self.interrupts, self._ahead, self._helped = interrupts, ahead or Nobody(), False
-        self._guard, self._rounding = Guard(job), rounding(device)
+        self._guard, self._rounding = Guard(job), rounding(job.model, device)
         if job.rebuild is None and not all(map(has_data, job.model.parameters())):
             raise NotReplicable("the model has no weights (meta device or fake tensors)")
         if not all(map(has_data, tensors(job.batch))):
@@ -270,7 +270,7 @@ class Bench:
         optimizer: torch.optim.Optimizer,
         turns: Turns,
     ) -> Ready:
-        began, retries = time.monotonic(), self._alloc_retries()
+        began, retries = time.monotonic(), alloc_retries(self.device)
         watched = WatchedSteps(step, optimizer)
         with compilations(model) as compiled, gradients_of(model, optimizer, self.device) as gradients:
             for count in range(MOST_WARM_UP):
@@ -293,7 +293,7 @@ class Bench:
             floor_gib = holds.static_gib + self._rounding * holds.weights_gib + kept_gib - allocated / 2**30
             peak = floor_gib + torch.cuda.max_memory_allocated(self.device) / 2**30
             turn = turns.above(floor_gib)
-        tried_again = None if retries is None else (self._alloc_retries() or 0) - retries
+        tried_again = None if retries is None else (alloc_retries(self.device) or 0) - retries
         ready = Ready(
             watched.unwatched(),
             model,
@@ -313,10 +313,6 @@ class Bench:
         """Wait for the GPU."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-    def _alloc_retries(self) -> int | None:
-        on_cuda = self.device.type == "cuda"
-        return torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0) if on_cuda else None
 
     def time(
         self, attempts: Sequence[Attempt], until: Callable[[Samples], float], latest: float, soon: float

@@ -155,11 +155,12 @@ class Budget:
     ) -> bool:
         """Whether one more arm, beside those that were built, can be built and timed within so many
         budgets."""
-        return self.began + spent_s <= self.latest_begin(cost, name, costs, within=within)
+        return self.began + spent_s <= self.latest_begin({name: cost}, costs, within=within)
 
-    def latest_begin(self, cost: Cost, name: str, costs: Mapping[str, Cost], *, within: float) -> float:
-        """Return the clock until which one more arm can be begun to end within so many budgets."""
-        whole_s = cost.build_s + self.after_builds_s({**costs, name: cost})
+    def latest_begin(self, more: Mapping[str, Cost], costs: Mapping[str, Cost], *, within: float) -> float:
+        """Return the clock until which more arms can be begun, one after the other, to end within so many
+        budgets."""
+        whole_s = sum(cost.build_s for cost in more.values()) + self.after_builds_s({**costs, **more})
         return self.began + self.seconds * within - whole_s
 
     def after_builds_s(self, costs: Mapping[str, Cost]) -> float:

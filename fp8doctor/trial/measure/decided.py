@@ -18,8 +18,13 @@ def is_decided(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> bool:
     seems to gain does.
 
     FP8 is the step as it is, or the fastest conversion of a model without FP8. A window without both asks
-    nothing.
+    only what gains.
     """
+    gained = [gain for gain in gains(samples, plan, arms).values() if gain.median > 1 + outcome.EVEN]
+    return all(gain.low > 1 for gain in gained) and _tells_fp8_from_bf16(samples, plan, arms)
+
+
+def _tells_fp8_from_bf16(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> bool:
     times = _times(samples, plan, arms)
     in_fp8 = any(each.name == ArmName.AS_IS and each.fp8 for each in arms)
     totals = [times[name] for name in times if (name == ArmName.AS_IS if in_fp8 else is_conversion(name))]
@@ -27,8 +32,7 @@ def is_decided(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> bool:
     if not totals or not of_bf16:
         return True
     fp8, bf16 = min(totals, key=statistics.median), min(of_bf16, key=statistics.median)
-    gained = [gain for gain in gains(samples, plan, arms).values() if gain.median > 1 + outcome.EVEN]
-    return outcome.is_decided(_ratio(bf16, fp8)) and all(gain.low > 1 for gain in gained)
+    return outcome.is_decided(_ratio(bf16, fp8))
 
 
 def gains(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> dict[str, Interval]:

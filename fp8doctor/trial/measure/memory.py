@@ -127,12 +127,21 @@ class Gradients:
         self.found_gib = self.now_gib()
 
 
-def rounding(device: torch.device) -> float:
-    """Tell what the tensors of this process take of a GPU beyond what they hold, as a share of that; 0 on a
-    CPU, and where the allocator does not count it."""
-    counted = torch.cuda.memory_stats(device) if device.type == "cuda" else {}
+def rounding(model: nn.Module, device: torch.device) -> float:
+    """Tell what the weights of the user's model take of a GPU beyond what they hold, as a share of that: what
+    all tensors there do. 0 where not all weights are among them, as on a CPU: a single number alone takes 128
+    times what it holds. 0 too where the allocator does not count it."""
+    weights = list(model.parameters())
+    if device.type != "cuda" or gib(weights, device) < gib(weights, None):
+        return 0.0
+    counted = torch.cuda.memory_stats(device)
     holds, takes = (counted.get(f"{which}_bytes.all.current", 0) for which in ("requested", "allocated"))
     return max(0.0, takes / holds - 1.0) if holds else 0.0
+
+
+def alloc_retries(device: torch.device) -> int | None:
+    """Count how often the allocator gave memory back to try again; None on a CPU."""
+    return torch.cuda.memory_stats(device).get("num_alloc_retries", 0) if device.type == "cuda" else None
 
 
 @contextmanager
