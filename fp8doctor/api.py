@@ -68,14 +68,13 @@ def inspect_model(
     a tuple (positional arguments) or a tensor; a Trainer brings one of its own data. ``optimizer`` is an
     instance, or a callable that would build one; the latter is not called on your model. ``autocast`` is the
     dtype the step runs under, ``accumulate`` the micro-batches of a step. ``trial`` times copies of the model
-    for about ``budget_s`` seconds (None: 60, and 120 for a model of 7B parameters or
-    compiled as one graph) on ``device``
-    (None: the current CUDA device, and without one nothing is timed; ``cpu`` works and says nothing about a
-    GPU). ``layers`` looks at a copy with so many blocks of every list of repeated blocks instead, for a model
-    that is too large or too slow to time: the report is about that smaller model, and its name says so.
-    Without it the trial cuts by itself where that pays, and predicts the step of the whole. ``assume_gpu``
-    names the GPU whose costs are modelled; ``select`` and ``ignore`` hold prefixes of codes. While a trial
-    runs, a terminal or a notebook shows what it does, unless ``progress`` is False.
+    for about ``budget_s`` seconds (None: 60, and 120 for a model of 7B parameters or compiled as one graph)
+    on ``device`` (None: the current CUDA device, and without one nothing is timed; ``cpu`` works and says
+    nothing about a GPU). ``layers`` looks at a copy with so many blocks of every list of repeated blocks
+    instead, for a model that is too large or too slow to time: the report is about that smaller model, and
+    its name says so. Without it the trial cuts by itself where that pays, and predicts the step of the whole.
+    ``assume_gpu`` names the GPU whose costs are modelled; ``select`` and ``ignore`` hold prefixes of codes.
+    While a trial runs, a terminal or a notebook shows what it does, unless ``progress`` is False.
 
     Raises TypeError or ValueError in a sentence for what does not fit.
     """
