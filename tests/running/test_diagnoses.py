@@ -205,3 +205,18 @@ def test_an_autocast_within_a_closure_is_seen(
     assert heard.facts.training.autocast == (None if around is None else "bfloat16")
     (found,) = (each for each in diagnose(heard.facts).findings if each.code == "LORA002")
     assert found.severity == ("warning" if around is None else "info")
+
+
+def test_the_autocast_is_that_of_the_first_call_of_a_step(
+    found: Callable[..., dict[str, str]], heard: Heard
+) -> None:
+    """As the batch is: a second call may be of a penalty that stands outside of it."""
+    tokens = torch.arange(16).reshape(1, 16)
+
+    def step(model: nn.Module) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+        return loss + model(input_ids=tokens, labels=tokens).loss
+
+    found(lora(llama().bfloat16()), step)
+    assert heard.facts.training.autocast == "bfloat16"
